@@ -1,0 +1,50 @@
+# `make demo` and `make test` need nothing but Python 3.11 to 3.13: the first of them makes .venv, once.
+PYTHON  ?= python3
+WORKERS ?= 2
+VENV    := .venv
+BIN     := $(VENV)/bin
+READY   := $(VENV)/.installed
+PIP     := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint types unit bench lock clean
+
+help: ## list what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+install: $(READY) ## make .venv with everything the lock names (demo and test do it by themselves)
+
+demo: $(READY) ## train a small model across two clusters and an emulated 60 Mbit/s line
+	$(BIN)/python examples/demo.py
+
+test: lint types unit ## everything that has to pass: ruff, mypy, pytest
+
+lint: $(READY) ## ruff
+	$(BIN)/ruff check
+
+types: $(READY) ## mypy, strict
+	$(BIN)/mypy
+
+unit: $(READY) ## pytest; ARGS="-k plan" picks, WORKERS=4 widens
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+bench: $(READY) ## run every benchmark and rewrite its result
+	@set -e; for script in benchmarks/*/run.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+lock: $(READY) ## pin all dependencies anew, with hashes
+	$(PIP) install --quiet pip-tools
+	CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --upgrade --extra dev --output-file requirements-dev.lock \
+		--generate-hashes --allow-unsafe --strip-extras \
+		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options pyproject.toml
+
+clean: ## remove .venv, caches and what was built
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml setup.py requirements-dev.lock
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+		|| { echo "whale_nebula needs Python 3.11, 3.12 or 3.13: make PYTHON=python3.12 ..." >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --require-hashes -r requirements-dev.lock
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,1 @@
+"""The models that examples and benchmarks train; installed as `whale_nebula.models`."""

@@ -1,0 +1,67 @@
+"""What every test stands on: quiet logs, fixed seeds, and no process left behind."""
+
+import os
+
+# Before anything imports TensorFlow or gRPC: both read these once, when they load.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import contextlib
+import random
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import psutil
+import pytest
+
+Children = dict[psutil.Process, str]
+SEED = 20_260_101
+GRACE_SECONDS = 2.0
+PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds() -> None:
+    """Every test draws the same numbers, alone or in company. Loads no TensorFlow that the test does not."""
+    random.seed(SEED)
+    np.random.seed(SEED)
+    if (tensorflow := sys.modules.get("tensorflow")) is not None:
+        tensorflow.random.set_seed(SEED)
+    if (keras := sys.modules.get("keras")) is not None:
+        keras.utils.set_random_seed(SEED)
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_children() -> Iterator[None]:
+    """A test that leaves a process running fails; the process is stopped, so that one test is blamed."""
+    before = running_children()
+    yield
+    leaked = wait_until_gone(before)
+    for child in leaked:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    if leaked:
+        pytest.fail("left running by this test:\n  " + "\n  ".join(map(str, leaked.values())))
+
+
+def wait_until_gone(before: Children) -> Children:
+    """Children that are not in `before`, after those about to end have had a moment to do so."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    while True:
+        extra = {child: command for child, command in running_children().items() if child not in before}
+        if not extra or time.monotonic() > deadline:
+            return extra
+        time.sleep(0.02)
+
+
+def running_children() -> Children:
+    """Direct children that run, with their commands: no zombies, nor the helpers that Python itself keeps."""
+    found = {}
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            command = " ".join(child.cmdline())
+            if child.status() != psutil.STATUS_ZOMBIE and not any(name in command for name in PYTHONS_OWN):
+                found[child] = f"{child.pid}: {command}"
+    return found

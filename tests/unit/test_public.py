@@ -1,0 +1,98 @@
+"""The public face is a contract: names, signatures, docstrings, error codes. It changes by addition only."""
+
+import importlib
+import inspect
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import whale_nebula as nb
+from whale_nebula.errors import NebulaError
+
+PACKAGE = Path(__file__).resolve().parents[2] / "whale_nebula"
+
+COMPRESS = (
+    "(codec=None, *, svd=None, rank=None, topk=None, fp16=False, bf16=False, int8=False, int4=False,"
+    " backward='default', start_step=0, ramp=None, basis='shared', delta=None, mask=None, forward=None)"
+)
+SIGNATURES = {
+    "init": "(config=None, *, links=None, seed=None, ids=None)",
+    "shutdown": "()",
+    "here": "()",
+    "cluster": "(layout='all', *, name=None)",
+    "replica": "(count=None)",
+    "stage": "(*, cluster=None, name=None)",
+    "pipeline": "(micro_batch=1, *, schedule='eager-1f1b', in_flight=None, recompute=False, coupled='error')",
+    "split": "(count=None, *, axis=-1)",
+    "compress": COMPRESS,
+    "auto_parallel": "(**limits)",
+    "loss_weight": "(tensor)",
+    "plan": "(model_or_function, *example)",
+    "verify": "(model_or_function, *batch)",
+    "last_report": "()",
+}
+NAMES = {*SIGNATURES, "place", "function", "Plan", "Run", "Report", "Verification", "codec", "errors"}
+
+
+def library_modules() -> list[str]:
+    paths = sorted(PACKAGE.rglob("*.py"))
+    parts = (path.relative_to(PACKAGE.parent).with_suffix("").parts for path in paths)
+    return [".".join(part for part in each if part != "__init__") for each in parts if each[-1] != "__main__"]
+
+
+def subclasses(kind: type[NebulaError]) -> set[type[NebulaError]]:
+    return {kind}.union(*(subclasses(each) for each in kind.__subclasses__()))
+
+
+def every_error() -> list[type[NebulaError]]:
+    for name in library_modules():
+        importlib.import_module(name)
+    found = [each for each in subclasses(NebulaError) if each.__module__.startswith("whale_nebula")]
+    return sorted(found, key=lambda each: each.__name__)
+
+
+def bare(signature: inspect.Signature) -> str:
+    """Names, kinds and defaults; no annotations."""
+    parameters = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+
+
+def test_the_contract_is_there() -> None:
+    assert NAMES - set(nb.__all__) == set()
+
+
+def test_what_is_public_is_listed_once_and_in_dir() -> None:
+    assert [name for name, count in Counter(nb.__all__).items() if count > 1] == []
+    assert set(nb.__all__) <= set(dir(nb))
+
+
+@pytest.mark.parametrize("name", sorted(nb.__all__))
+def test_every_public_name_says_what_it_is(name: str) -> None:
+    thing = getattr(nb, name)
+    if not name.startswith("__"):
+        said = thing.__doc__ or ""
+        assert len(said.split()) >= 4, f"nb.{name} has no docstring"
+        assert not said.startswith(f"{name}("), f"nb.{name} has only the docstring that dataclasses make"
+
+
+@pytest.mark.parametrize(("name", "expected"), SIGNATURES.items())
+def test_signatures_are_those_of_the_contract(name: str, expected: str) -> None:
+    assert bare(inspect.signature(getattr(nb, name))) == expected
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = nb.no_such_thing
+
+
+def test_every_error_has_a_code_of_its_own() -> None:
+    codes = {each.__name__: each.code for each in every_error()}
+    assert {name: code for name, code in codes.items() if not re.fullmatch(r"NB-\d{3}", code)} == {}
+    count = Counter(codes.values())
+    assert {name: code for name, code in codes.items() if count[code] > 1} == {}
+
+
+def test_every_error_says_what_it_means() -> None:
+    assert [each.__name__ for each in every_error() if not each.__dict__.get("__doc__")] == []

@@ -1,0 +1,142 @@
+"""The frame's header: layout, rules, sizes."""
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
+from whale_nebula.wire.frame import (
+    CHUNK_BYTES, FRAME_CAP, HEADER_BYTES, Direction, Flag, Header, Kind, checksum, chunks, frame_count, frames, pack,
+    unpack, wire_bytes,
+)  # fmt: skip
+from whale_nebula.wire.tensor import dtype_code
+
+FLOAT32 = dtype_code("float32")
+GOOD = Header(
+    Kind.BOUNDARY, FLOAT32, (2, 3), source=1, destination=2, program=2**64 - 1, step=2**40, phase=3, micro_batch=-1,
+    slot=5, direction=Direction.BACKWARD, shard=6, codec=7, state=8, epoch=9, sequence=2**63, flags=Flag.LAST, offset=0,
+    length=24, whole=24,
+)  # fmt: skip
+
+
+def test_header_has_128_bytes_and_starts_with_the_magic() -> None:
+    packed = pack(GOOD, 0)
+    assert HEADER_BYTES == len(packed) == 128
+    assert packed[:6] == b"NBLA\x01\x01"
+
+
+def test_header_comes_back_with_its_payloads_checksum() -> None:
+    assert unpack(pack(GOOD, 0xDEADBEEF)) == (GOOD, 0xDEADBEEF)
+
+
+U16, U32, U64 = st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+
+
+@given(
+    kind=st.sampled_from([Kind.PART, Kind.SCALAR, Kind.RESULT, Kind.VALUE]), dims=st.lists(st.integers(0, 9), max_size=8),
+    source=U32, destination=U32, program=U64, step=U64, phase=U16, micro_batch=st.integers(-1, 2**31 - 1), slot=U32,
+    shard=U16, codec=U16, state=U32, epoch=U32, sequence=U64,
+)  # fmt: skip
+def test_any_header_within_its_fields_comes_back(dims: list[int], **fields: int) -> None:
+    whole = int(np.prod(dims)) * 4
+    first, chunk = next(iter(chunks(Header(dtype=FLOAT32, dims=tuple(dims), **fields), np.zeros(whole, np.uint8))))
+    assert unpack(pack(first, checksum(chunk))) == (first, checksum(chunk))
+
+
+@pytest.mark.parametrize("bit", range(HEADER_BYTES * 8))
+def test_every_flipped_bit_of_a_header_is_rejected(bit: int) -> None:
+    data = bytearray(pack(GOOD, 0))
+    data[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(RemoteProtocolError):
+        unpack(bytes(data))
+
+
+BROKEN = {
+    "kind": GOOD._replace(kind=99),
+    "no kind": GOOD._replace(kind=0),
+    "flags": GOOD._replace(flags=Flag.LAST | 4),
+    "sealed": GOOD._replace(flags=Flag.LAST | Flag.SEALED),
+    "boundary without direction": GOOD._replace(direction=Direction.NONE),
+    "scalar with direction": GOOD._replace(kind=Kind.SCALAR),
+    "direction": GOOD._replace(direction=3),
+    "micro-batch": GOOD._replace(micro_batch=-2),
+    "dtype": GOOD._replace(dtype=77),
+    "whole and dims": GOOD._replace(whole=28),
+    "rank": GOOD._replace(dims=(1, 1, 1, 1, 1, 1, 1, 2, 3)),
+    "short chunk": GOOD._replace(length=20, flags=0),
+    "long chunk": GOOD._replace(length=28),
+    "empty chunk": GOOD._replace(length=0, flags=0),
+    "offset between chunks": GOOD._replace(offset=4, length=20),
+    "offset beyond": GOOD._replace(offset=CHUNK_BYTES, length=0),
+    "last is not marked": GOOD._replace(flags=0),
+    "message of floats": GOOD._replace(kind=Kind.CONTROL, direction=Direction.NONE),
+}
+
+
+@pytest.mark.parametrize("header", BROKEN.values(), ids=BROKEN.keys())
+def test_what_breaks_a_rule_is_neither_sent_nor_taken(header: Header, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LocalProtocolError):
+        pack(header, 0)
+    if len(header.dims) <= 8:
+        monkeypatch.setattr("whale_nebula.wire.frame.find_fault", lambda header: None)
+        packed = pack(header, 0)
+        monkeypatch.undo()
+        with pytest.raises(RemoteProtocolError):
+            unpack(packed)
+
+
+def sealed_again(data: bytearray) -> bytes:
+    """A header with a right checksum, whatever else is wrong with it."""
+    return bytes(data[:-4]) + struct.pack("<I", checksum(np.frombuffer(bytes(data[:-4]), np.uint8)))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [(0, b"HTTP", "no frame of this protocol"), (4, b"\x02", "version 2"), (88 - 4, b"\x09", "rank 9"), (88 - 4, b"\x01", "rank 1")],
+    ids=["magic", "version", "rank above eight", "sizes beyond the rank"],
+)  # fmt: skip
+def test_headers_of_something_else_are_told_apart(place: int, value: bytes, words: str) -> None:
+    data = bytearray(pack(GOOD, 0))
+    data[place : place + len(value)] = value
+    with pytest.raises(RemoteProtocolError, match=words):
+        unpack(sealed_again(data))
+
+
+@pytest.mark.parametrize("field", ["step", "program", "phase", "slot", "micro_batch", "sequence"])
+def test_a_number_too_large_for_its_field_is_refused(field: str) -> None:
+    with pytest.raises(LocalProtocolError, match="does not fit"):
+        pack(GOOD._replace(**{field: 2**70}), 0)
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 5])
+def test_wire_bytes_is_what_the_frames_have(size: int) -> None:
+    header = Header(Kind.SCALAR, dtype_code("uint8"), (size,))
+    sent = list(frames(header, np.zeros(size, np.uint8)))
+    assert len(sent) == frame_count(size)
+    assert sum(len(head) + chunk.size for head, chunk in sent) == wire_bytes(size)
+
+
+def test_frames_are_numbered_and_only_the_last_is_marked() -> None:
+    size = 2 * CHUNK_BYTES + 7
+    header = Header(Kind.SCALAR, dtype_code("uint8"), (size,), sequence=10)
+    heads = [unpack(head)[0] for head, _ in frames(header, np.zeros(size, np.uint8))]
+    assert [head.sequence for head in heads] == [10, 11, 12]
+    assert [head.offset for head in heads] == [0, CHUNK_BYTES, 2 * CHUNK_BYTES]
+    assert [head.last for head in heads] == [False, False, True]
+    assert heads[-1].length == 7
+
+
+def test_a_message_is_one_frame_up_to_the_cap_and_no_more() -> None:
+    most = FRAME_CAP - HEADER_BYTES
+    header = Header(Kind.CONTROL, dtype_code("uint8"), (most,))
+    assert [len(head) + chunk.size for head, chunk in frames(header, np.zeros(most, np.uint8))] == [FRAME_CAP]
+    with pytest.raises(LocalProtocolError, match="cap"):
+        list(frames(header._replace(dims=(most + 1,)), np.zeros(most + 1, np.uint8)))
+
+
+def test_checksum_is_crc32c() -> None:
+    assert checksum(np.frombuffer(b"123456789", np.uint8)) == 0xE3069283
+    assert checksum(np.zeros(0, np.uint8)) == 0

@@ -1,0 +1,51 @@
+"""Control messages as JSON."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
+from whale_nebula.wire.frame import FRAME_CAP
+from whale_nebula.wire.message import decode_message, encode_message
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(), PLAIN, max_size=5), st.text())
+def test_any_plain_object_with_a_kind_comes_back(message: dict[str, object], kind: str) -> None:
+    message["kind"] = kind
+    assert decode_message(encode_message(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{}, {"kind": 3}, {"kind": "A", "x": object()}, {"kind": "A", "x": float("nan")}, {"kind": "A", "x": "y" * FRAME_CAP}],
+    ids=["no kind", "kind is a number", "object", "nan", "too long"],
+)  # fmt: skip
+def test_what_is_no_message_is_not_sent(message: dict[str, object]) -> None:
+    with pytest.raises(LocalProtocolError):
+        encode_message(message)
+
+
+BAD = [
+    b"", b"{", b"[]", b"3", b"{}", b'{"kind": 3}', b'{"kind": "A", "x": NaN}', b"\xff\xfe", b"[" * 100_000,
+    b'{"kind": "A", "x": ' + b"9" * 5000 + b"}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", BAD, ids=lambda data: repr(data[:12]))
+def test_what_is_no_message_is_the_other_sides_mistake(data: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_message(data)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_message_or_a_remote_protocol_error(data: bytes) -> None:
+    try:
+        assert "kind" in decode_message(data)
+    except RemoteProtocolError:
+        pass

@@ -1,0 +1,1 @@
+"""Train one TensorFlow model across clusters that share a slow line."""

@@ -1,0 +1,106 @@
+"""A finished trace becomes a Program: names and tensors turn into numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula import tf_private
+from whale_nebula.capture.mirror import in_order, mirror
+from whale_nebula.capture.roles import roles
+from whale_nebula.capture.tracing import LiveRequest, Tracing
+from whale_nebula.ir.graph import Graph
+from whale_nebula.ir.program import Arrival, Flow, GradientPart, Holder, Leaf, Program, Request, Stage, Variable
+from whale_nebula.ir.spec import Spec, Value
+from whale_nebula.passes.label import label
+
+
+def assemble(trace: Tracing, returned: Sequence[Any], leaf_names: Sequence[str], paths: Mapping[int, str]) -> Program:
+    """The Program of a trace; `paths` names variables by the id of their handle."""
+    operations = in_order(trace.graph.get_operations())
+    numbers = {op.name: index for index, op in enumerate(operations)}
+    graph = mirror(trace.graph, roles(trace))
+
+    def value(tensor: Any) -> Value:
+        return Value(numbers[tensor.op.name], tensor.value_index)
+
+    helpers = _forward_helpers(graph, {numbers[n] for live in trace.requests for n in live.backward})
+    requests = tuple(_request(number, live, numbers, value, helpers) for number, live in enumerate(trace.requests))
+    stages = tuple(trace.stages.values()) or (Stage("stage0", "local"),)
+    backward = frozenset(op for request in requests for op in request.backward)
+    fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
+    labels = label(graph, [stage.key for stage in stages], fixed=fixed, skip=backward)
+    return Program(
+        graph=graph,
+        leaves=_leaves(trace, leaf_names, value),
+        variables=_variables(trace, numbers, paths),
+        stages=stages,
+        requests=requests,
+        returns=tuple(value(peel(tensor)) for tensor in returned),
+        weights=tuple(value(tensor) for tensor in trace.weights),
+        share=value(trace.feeds["share"]) if "share" in trace.feeds else None,
+        grow=value(trace.feeds["grow"]) if "grow" in trace.feeds else None,
+        pipeline=trace.pipeline,
+        compressions=tuple(str(frame.options["codec"]) for frame in trace.compressions),
+        labels=labels,
+    )
+
+
+def peel(tensor: Any) -> Any:
+    """Without the Identity that TensorFlow puts on a returned tensor, which waits for every effect of the step."""
+    return tensor.op.inputs[0] if tensor.op.type == "Identity" else tensor
+
+
+def _forward_helpers(graph: Graph, backward: set[int]) -> set[int]:
+    """Ops made while differentiating that the forward reads: a loop's accumulators."""
+    found: set[int] = set()
+    for op in reversed(graph.ops):
+        if op.index not in backward or op.index in found:
+            found.update(value.op for value in op.inputs if value.op in backward)
+    return found
+
+
+def _request(
+    number: int, live: LiveRequest, numbers: Mapping[str, int], value: Callable[[Any], Value], helpers: set[int]
+) -> Request:
+    before = {numbers[name] for name in live.before if name in numbers}
+    inside = frozenset(numbers[name] for name in live.backward if name in numbers) - helpers
+    return Request(
+        index=number,
+        start=max(before, default=-1) + 1,
+        backward=inside,
+        targets=tuple(value(t) for t in live.targets),
+        sources=tuple(live.sources),
+        origins=tuple(-1 if t is None else numbers[t.op.name] for t in live.origins),
+        holders=tuple(Holder(n, tuple(value(t) for t in tensors)) for n, tensors in live.holders),
+        arrivals=tuple(Arrival(value(t), value(feed)) for t, feed in live.arrivals),
+        flows=tuple(Flow(stage, value(t), value(g)) for stage, t, g in live.flows),
+        parts=tuple(GradientPart(stage, n, tuple(value(t) for t in g)) for stage, n, g in live.parts),
+    )
+
+
+def _leaves(trace: Tracing, names: Sequence[str], value: Callable[[Any], Value]) -> tuple[Leaf, ...]:
+    leaves = zip(trace.leaves, names, trace.batched, strict=True)
+    return tuple(Leaf(value(t).op, name, _spec(t), batched) for t, name, batched in leaves)
+
+
+def _spec(tensor: Any) -> Spec:
+    return Spec(tensor.dtype.name, None if tensor.shape.rank is None else tuple(tensor.shape.as_list()))
+
+
+def _variables(trace: Tracing, numbers: Mapping[str, int], paths: Mapping[int, str]) -> tuple[Variable, ...]:
+    known = {id(v.handle): v for v in trace.graph.variables}
+    found: list[Variable] = []
+    used: dict[str, int] = {}
+    for external, internal in trace.graph.captures:
+        if internal.dtype != tf.resource or id(external) not in known:
+            continue
+        variable = known[id(external)]
+        spec = tf_private.resource_spec(internal) or (variable.dtype.name, tuple(variable.shape.as_list()))
+        path = paths.get(id(external)) or variable.name.split(":")[0]
+        used[path] = used.get(path, 0) + 1
+        unique = path if used[path] == 1 else f"{path}#{used[path]}"
+        found.append(Variable(numbers[internal.op.name], unique, Spec(*spec), bool(variable.trainable)))
+    return tuple(found)

@@ -1,0 +1,183 @@
+"""Gradients are built inside the trace, at the moment the user's tape is asked for them.
+
+From the last stage to the first, each stage's ops are differentiated with respect to its boundary inputs, its
+variables and the sources that lie in it; a boundary's gradient enters the stage before through a placeholder. The
+user's code gets placeholders of the true kind (none, dense, IndexedSlices) and goes on tracing its update.
+
+::
+
+    stage 0            stage 1            stage 2 (has the loss)
+    forward ──value──▶ forward ──value──▶ forward
+    backward ◀─feed─── backward ◀─feed─── backward
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula import tf_private
+from whale_nebula.capture.mirror import in_order, mirror
+from whale_nebula.capture.roles import roles
+from whale_nebula.capture.tracing import LiveRequest, Tracing
+from whale_nebula.capture.weigh import weigh
+from whale_nebula.passes.label import label
+
+Tensor = Any
+
+
+def differentiate(
+    trace: Tracing, tape: tf.GradientTape, targets: Sequence[Tensor], sources: Sequence[Tensor], seeds: Sequence[Any]
+) -> list[Any]:
+    """The gradients of `targets` for each of `sources`, as placeholders (or None) that the runtime fills."""
+    seeds = weigh(trace, targets, seeds)
+    operations = in_order(trace.graph.get_operations())
+    request = LiveRequest(
+        before=frozenset(op.name for op in operations), targets=list(targets), sources=[_name(s) for s in sources]
+    )
+    trace.labels = _labels(trace, operations)
+    with tf_private.tape_reopened(tape) as followed:
+        region = _Region(trace, operations, [_handle(s) for s in sources], followed, request)
+        region.reach()
+    request.origins = [s if getattr(s, "graph", None) is trace.graph else None for s in region.sources]
+    region.build(list(targets), list(seeds))
+    request.backward = frozenset(
+        op.name for op in trace.graph.get_operations() if op.name not in request.before
+    )
+    trace.requests.append(request)
+    return [_hold(trace, request, number, source) for number, source in enumerate(sources)]
+
+
+def _labels(trace: Tracing, operations: Sequence[Any]) -> dict[str, int]:
+    """Label the ops traced so far; what an earlier request was told stays."""
+    graph = mirror(trace.graph, roles(trace))
+    numbers = {op.name: index for index, op in enumerate(operations)}
+    fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
+    skip = frozenset(numbers[name] for r in trace.requests for name in r.backward)
+    found = label(graph, list(trace.stages), fixed=fixed, skip=skip)
+    names = [op.name for op in operations]
+    return {names[index]: stage for index, stage in found.items()}
+
+
+@dataclass
+class _Region:
+    """The part of the trace between targets and sources, stage by stage."""
+
+    trace: Tracing
+    operations: Sequence[Any]
+    sources: list[Tensor]
+    followed: Callable[[Tensor], bool]
+    request: LiveRequest
+    reached: set[Any] = field(default_factory=set)
+
+    def reach(self) -> None:
+        """Which tensors the tape followed from a source: only through these does a gradient flow."""
+        inner = {id(external): internal for external, internal in self.trace.graph.captures}
+        self.sources = [inner.get(id(source), source) for source in self.sources]
+        self.reached = {source.ref() for source in self.sources}
+        for op in self.operations:
+            if any(tensor.ref() in self.reached for tensor in op.inputs):
+                self.reached.update(t.ref() for t in op.outputs if self._flows(t))
+
+    def _flows(self, tensor: Tensor) -> bool:
+        return tensor.dtype in (tf.variant, tf.resource) or self.followed(tensor)
+
+    def build(self, targets: list[Tensor], seeds: list[Tensor]) -> None:
+        """Differentiate stage by stage, last to first."""
+        incoming: dict[Any, Tensor] = {}
+        for stage in reversed(range(max(1, len(self.trace.stages)))):
+            own = [(t, s) for t, s in zip(targets, seeds, strict=True) if self._stage(t) == stage]
+            own = [(t, s) for t, s in own if t.ref() in self.reached]
+            arrived = [(t, f) for ref, f in incoming.items() if self._stage(t := ref.deref()) == stage]
+            if own or arrived:
+                self._stage_backward(stage, own + arrived, incoming)
+
+    def _stage(self, tensor: Tensor) -> int:
+        return self._stage_or(tensor, 0)
+
+    def _stage_or(self, tensor: Tensor, default: int) -> int:
+        """Inputs, variables and constants have no stage: they are at home in whichever reads them."""
+        return self.trace.labels.get(tensor.op.name, default)
+
+    def _stage_backward(self, stage: int, ends: list[tuple[Tensor, Tensor]], incoming: dict[Any, Tensor]) -> None:
+        boundaries, stops, inside = self._walk(stage, [t for t, _ in ends])
+        flowing = [t for t in boundaries if t.ref() in self.reached and (t.dtype.is_floating or t.dtype.is_complex)]
+        wanted = [(n, s) for n, s in enumerate(self.sources) if s.ref() in inside and self._stage_or(s, stage) == stage]
+        found = tf_private.differentiate(
+            [t for t, _ in ends],
+            flowing + [s for _, s in wanted],
+            [s for _, s in ends],
+            [*boundaries, *stops],
+        )
+        for tensor, gradient in zip(flowing, found[: len(flowing)], strict=True):
+            if gradient is not None:
+                self._flow(stage, tensor, tf.convert_to_tensor(gradient), incoming)
+        for (number, _), gradient in zip(wanted, found[len(flowing) :], strict=True):
+            if gradient is not None:
+                self.request.parts.append((stage, number, _components(gradient)))
+
+    def _walk(self, stage: int, ends: list[Tensor]) -> tuple[list[Tensor], list[Tensor], set[Any]]:
+        """Go back from `ends` within a stage: its boundary inputs, where the tape stopped, and what lies inside."""
+        boundaries: dict[Any, Tensor] = {}
+        stops: dict[Any, Tensor] = {}
+        inside: set[Any] = {t.ref() for t in ends}
+        stack = list(ends)
+        seen: set[Any] = set()
+        while stack:
+            op = stack.pop().op
+            if op in seen:
+                continue
+            seen.add(op)
+            for tensor in op.inputs:
+                inside.add(tensor.ref())
+                if self._stage_or(tensor, stage) != stage:
+                    boundaries[tensor.ref()] = tensor
+                elif tensor.ref() in self.reached:
+                    stack.append(tensor)
+                else:
+                    stops[tensor.ref()] = tensor
+        return list(boundaries.values()), list(stops.values()), inside
+
+    def _flow(self, stage: int, boundary: Tensor, gradient: Tensor, incoming: dict[Any, Tensor]) -> None:
+        ref = boundary.ref()
+        if ref not in incoming:
+            incoming[ref] = _placeholder(boundary.dtype, boundary.shape, "nebula_arrival")
+            self.request.arrivals.append((boundary, incoming[ref]))
+        self.request.flows.append((stage, boundary, gradient))
+
+
+def _hold(trace: Tracing, request: LiveRequest, number: int, source: Any) -> Any:
+    """What the user's code gets: None, a dense placeholder, or IndexedSlices of two."""
+    parts = [values for _, n, values in request.parts if n == number]
+    if not parts:
+        return None
+    dtype, shape = tf.as_dtype(source.dtype), tf.TensorShape(source.shape)
+    if all(len(values) > 1 for values in parts):
+        values = _placeholder(dtype, tf.TensorShape([None]).concatenate(shape[1:]), "nebula_gradient_values")
+        indices = _placeholder(parts[0][1].dtype, [None], "nebula_gradient_indices")
+        request.holders.append((number, (values, indices)))
+        return tf.IndexedSlices(values, indices, tf.constant(shape.as_list(), tf.int64))
+    dense = _placeholder(dtype, shape, "nebula_gradient")
+    request.holders.append((number, (dense,)))
+    return dense
+
+
+def _components(gradient: Any) -> tuple[Any, ...]:
+    if isinstance(gradient, tf.IndexedSlices):
+        return gradient.values, gradient.indices
+    return (gradient,)
+
+
+def _placeholder(dtype: Any, shape: Any, name: str) -> Any:
+    return tf.compat.v1.placeholder(dtype, shape, name=name)
+
+
+def _handle(source: Any) -> Any:
+    return getattr(source, "handle", source)
+
+
+def _name(source: Any) -> str:
+    return str(getattr(source, "path", None) or getattr(source, "name", "tensor"))

@@ -1,0 +1,81 @@
+"""While one of our steps is traced, `tape.gradient` asks us. Everywhere else it is TensorFlow's own."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula import tf_private
+from whale_nebula.capture.differentiate import differentiate
+from whale_nebula.capture.tracing import Tracing, current
+
+_LOCK = threading.Lock()
+_open = 0
+_original = tf.GradientTape.gradient
+
+
+def gradient(
+    tape: tf.GradientTape,
+    target: Any,
+    sources: Any,
+    output_gradients: Any = None,
+    unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+) -> Any:
+    """Stands in for `tf.GradientTape.gradient` in the thread that traces, and passes through elsewhere."""
+    trace = current()
+    if trace is None or not _ours(trace, tape):
+        return _original(tape, target, sources, output_gradients, unconnected_gradients)
+    trace.busy = True
+    try:
+        return _request(trace, tape, target, sources, output_gradients, unconnected_gradients)
+    finally:
+        trace.busy = False
+
+
+def _ours(trace: Tracing, tape: tf.GradientTape) -> bool:
+    """Not ours: our own differentiation, a loop's body, a tape that another tape watches, a bad call."""
+    if trace.busy or tf.compat.v1.get_default_graph() is not trace.graph or not tf_private.tape_open(tape):
+        return False
+    tf_private.tape_stop(tape)
+    return not tf_private.tape_records()
+
+
+def _request(
+    trace: Tracing, tape: tf.GradientTape, target: Any, sources: Any, output_gradients: Any, unconnected: Any
+) -> Any:
+    targets = [tf.convert_to_tensor(t) for t in tf.nest.flatten(target) if t is not None]
+    flat = [_plain(source) for source in tf.nest.flatten(sources)]
+    seeds = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
+    found = differentiate(trace, tape, targets, flat, seeds)
+    if getattr(unconnected, "value", unconnected) == "zero":
+        found = [
+            tf.zeros(source.shape, source.dtype) if gradient is None else gradient
+            for gradient, source in zip(found, flat, strict=True)
+        ]
+    tf_private.tape_finish(tape)
+    return tf.nest.pack_sequence_as(sources, found)
+
+
+def _plain(source: Any) -> Any:
+    """A Keras variable stands for the tf.Variable inside it."""
+    return getattr(source, "value", source) if not isinstance(source, (tf.Tensor, tf.Variable)) else source
+
+
+@contextlib.contextmanager
+def intercepted() -> Iterator[None]:
+    """Put `gradient` in the place of TensorFlow's, and take it off again when the last trace ends."""
+    global _open
+    with _LOCK:
+        _open += 1
+        tf.GradientTape.gradient = gradient
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _open -= 1
+            if _open == 0:
+                tf.GradientTape.gradient = _original

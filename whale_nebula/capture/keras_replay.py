@@ -1,0 +1,87 @@
+"""While a step is traced, a functional model enters, node by node, the scopes that its nodes were built in.
+
+A scope that is open already (entered in a `call`, or around the model's call) has the last word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from whale_nebula import scopes, tf_private
+from whale_nebula.capture.keras_tags import Frames, frames_of
+from whale_nebula.capture.tracing import current
+
+_LOCK = threading.Lock()
+_LOCAL = threading.local()
+_open = 0
+_run = tf_private.KerasFunction._run_through_graph
+_operation_for = tf_private.KerasFunction._get_operation_for_node
+_call = tf_private.KerasSequential.call
+
+
+def _noting_node(function: Any, node: Any) -> Any:
+    """Keras asks this for each node just before it calls the node's operation."""
+    _LOCAL.frames = _frames(function, node)
+    return _operation_for(function, node)
+
+
+def _frames(function: Any, node: Any) -> Frames:
+    """A Sequential's layers carry their own scopes; elsewhere the nodes do."""
+    if getattr(_LOCAL, "sequential", None) is function:
+        return frames_of(node.operation)
+    return frames_of(node)
+
+
+def _run_scoped(function: Any, inputs: Any, operation_fn: Any = lambda op: op, call_fn: Any = None) -> Any:
+    if current() is None or call_fn is not None:
+        return _run(function, inputs, operation_fn, call_fn)
+
+    def scoped(operation: Any) -> Callable[..., Any]:
+        return _entering(operation_fn(operation), _LOCAL.frames)
+
+    return _run(function, inputs, scoped, None)
+
+
+def _entering(operation: Callable[..., Any], frames: Frames) -> Callable[..., Any]:
+    if not frames:
+        return operation
+
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        if scopes.stage_of(scopes.open_frames()) is not None:
+            return operation(*args, **kwargs)
+        with scopes.reenter(frames):
+            return operation(*args, **kwargs)
+
+    return entered
+
+
+def _call_sequential(model: Any, *args: Any, **kwargs: Any) -> Any:
+    before = getattr(_LOCAL, "sequential", None)
+    _LOCAL.sequential = model._functional
+    try:
+        return _call(model, *args, **kwargs)
+    finally:
+        _LOCAL.sequential = before
+
+
+@contextlib.contextmanager
+def replaying() -> Iterator[None]:
+    """Hook functional and Sequential models while a step is traced; taken off when the last trace ends."""
+    global _open
+    with _LOCK:
+        _open += 1
+        tf_private.KerasFunction._run_through_graph = _run_scoped
+        tf_private.KerasFunction._get_operation_for_node = _noting_node
+        tf_private.KerasSequential.call = _call_sequential
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _open -= 1
+            if _open == 0:
+                tf_private.KerasFunction._run_through_graph = _run
+                tf_private.KerasFunction._get_operation_for_node = _operation_for
+                tf_private.KerasSequential.call = _call

@@ -1,0 +1,143 @@
+"""A FuncGraph becomes an `ir.Graph`: the one place where traced ops are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula import tf_private
+from whale_nebula.ir.graph import Attribute, Graph, Op
+from whale_nebula.ir.spec import Spec, Value
+
+STAGE, COMPRESS = "_nebula_stage", "_nebula_compress"
+_SMALL = 64
+_BODIES = {"While": ("cond", "body"), "StatelessWhile": ("cond", "body"), "If": ("then_branch", "else_branch"),
+           "StatelessIf": ("then_branch", "else_branch"), "PartitionedCall": ("f",), "StatefulPartitionedCall": ("f",),
+           "Case": ("branches",), "StatelessCase": ("branches",)}  # fmt: skip
+
+
+def mirror(graph: Any, roles: Mapping[str, tuple[str, str]] | None = None) -> Graph:
+    """The ops of a graph as pure data; `roles` gives (role, name) for the ops that hold inputs and captures.
+
+    >>> import tensorflow as tf
+    >>> traced = tf.function(lambda x: x + 1.0).get_concrete_function(tf.TensorSpec([None], tf.float32))
+    >>> [op.type for op in mirror(traced.graph).ops]
+    ['Placeholder', 'Const', 'AddV2', 'Identity']
+    """
+    return _Mirror({}).graph(graph, roles or {})
+
+
+class _Mirror:
+    def __init__(self, functions: dict[str, Graph]) -> None:
+        self.functions = functions
+
+    def graph(self, graph: Any, roles: Mapping[str, tuple[str, str]]) -> Graph:
+        operations = in_order(graph.get_operations())
+        numbers = {op.name: index for index, op in enumerate(operations)}
+        ops = tuple(self._op(graph, op, index, numbers, roles) for index, op in enumerate(operations))
+        is_function = isinstance(graph, tf_private.FuncGraph)
+        arguments = tuple(numbers[t.op.name] for t in graph.inputs) if is_function else ()
+        returns = tuple(_value(t, numbers) for t in graph.outputs) if is_function else ()
+        return Graph(ops, self.functions, arguments, returns)
+
+    def _op(
+        self, graph: Any, op: Any, index: int, numbers: Mapping[str, int], roles: Mapping[str, tuple[str, str]]
+    ) -> Op:
+        attributes = {k: v for k, a in op.node_def.attr.items() if (v := _attribute(a)) is not None}
+        stage, compress = attributes.pop(STAGE, None), attributes.pop(COMPRESS, None)
+        role, name = roles.get(op.name, ("", op.name))
+        return Op(
+            index=index,
+            type=op.type,
+            inputs=tuple(_value(t, numbers) for t in op.inputs),
+            outputs=tuple(_spec(t) for t in op.outputs),
+            control=tuple(numbers[c.name] for c in op.control_inputs),
+            name=name,
+            role=role,
+            stage=stage if isinstance(stage, str) else None,
+            compress=compress if isinstance(compress, int) else None,
+            stateful=bool(op.op_def is not None and op.op_def.is_stateful),
+            attributes=attributes,
+            constant=_constant(op),
+            functions=self._bodies(graph, op),
+        )
+
+    def _bodies(self, graph: Any, op: Any) -> tuple[str, ...]:
+        names: list[str] = []
+        for attribute in _BODIES.get(op.type, ()):
+            value = op.node_def.attr[attribute]
+            found = [f.name for f in value.list.func] if value.HasField("list") else [value.func.name]
+            for name in found:
+                if name not in self.functions:
+                    self.functions[name] = Graph(())  # a recursive call must end
+                    self.functions[name] = self.graph(tf_private.function_graph(graph, name), {})
+                names.append(name)
+        return tuple(names)
+
+
+def in_order(operations: Sequence[Any]) -> list[Any]:
+    """Trace order, but never before an input: differentiating a loop gives the loop inputs that were traced later."""
+    ordered: dict[Any, None] = {}
+    for op in operations:
+        stack = [op]
+        while stack:
+            top = stack[-1]
+            late = [] if top in ordered else [t.op for t in top.inputs if t.op not in ordered]
+            if late:
+                stack.extend(reversed(late))
+            else:
+                ordered.setdefault(stack.pop())
+    return list(ordered)
+
+
+def _value(tensor: Any, numbers: Mapping[str, int]) -> Value:
+    return Value(numbers[tensor.op.name], tensor.value_index)
+
+
+def _spec(tensor: Any) -> Spec:
+    shape = tensor.shape
+    return Spec(tensor.dtype.name, None if shape.rank is None else tuple(shape.as_list()))
+
+
+def _constant(op: Any) -> tuple[int, ...] | None:
+    if op.type != "Const":
+        return None
+    tensor = op.outputs[0]
+    small = tensor.shape.num_elements() is not None and tensor.shape.num_elements() <= _SMALL
+    countable = tensor.dtype.is_integer or tensor.dtype.is_bool or tensor.shape.rank == 0
+    if not (small and countable) or tensor.dtype in (tf.string, tf.variant, tf.resource):
+        return None
+    return tuple(tf.make_ndarray(op.get_attr("value")).reshape(-1).tolist())
+
+
+def _attribute(attribute: Any) -> Attribute | None:
+    kind = attribute.WhichOneof("value")
+    if kind == "i" or kind == "f" or kind == "b":
+        plain: int | float | bool = getattr(attribute, kind)
+        return plain
+    if kind == "s":
+        text: str = attribute.s.decode("utf-8", "replace")
+        return text
+    if kind == "type":
+        return str(tf.as_dtype(attribute.type).name)
+    if kind == "shape":
+        return _shape(attribute.shape)
+    if kind == "list":
+        return _list(attribute.list)
+    return None
+
+
+def _shape(shape: Any) -> Attribute:
+    return "?" if shape.unknown_rank else tuple(axis.size for axis in shape.dim)
+
+
+def _list(values: Any) -> Attribute:
+    if values.s:
+        return tuple(item.decode("utf-8", "replace") for item in values.s)
+    if values.type:
+        return tuple(tf.as_dtype(item).name for item in values.type)
+    if values.shape:
+        return tuple(_shape(item) for item in values.shape)
+    return tuple(values.i) or tuple(values.f) or tuple(values.b)

@@ -1,0 +1,156 @@
+"""Trace a user's step once and make a Program of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula import tf_private
+from whale_nebula.capture import tracing
+from whale_nebula.capture.assemble import assemble
+from whale_nebula.capture.intercept import intercepted
+from whale_nebula.capture.keras_replay import replaying
+from whale_nebula.capture.tracing import Tracing
+from whale_nebula.errors import UnsupportedError
+from whale_nebula.ir.program import Program
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How a call's arguments lie: their structure, the tensors' names and specs, and the other values."""
+
+    structure: Any
+    names: tuple[str, ...]
+    specs: tuple[Any, ...]
+    batched: tuple[bool, ...]
+    plain: tuple[Any, ...]
+    key: Any
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A captured step: its Program, the traced graph, and how to pack its results."""
+
+    program: Program
+    graph: Any
+    structured_outputs: Any
+    variables: Mapping[str, Any]
+
+    def pack(self, tensors: Sequence[Any]) -> Any:
+        """The user's own structure around the results."""
+        found = iter(tensors)
+        return tf.nest.map_structure(
+            lambda leaf: next(found) if isinstance(leaf, tf.Tensor) else leaf, self.structured_outputs
+        )
+
+
+def signature(
+    arguments: Sequence[tuple[str, Any]], whole: frozenset[str] = frozenset()
+) -> tuple[Signature, list[Any]]:
+    """Lay out the arguments of a call; gives the signature and the tensors."""
+    names: list[str] = []
+    specs: list[Any] = []
+    batched: list[bool] = []
+    plain: list[Any] = []
+    tensors: list[Any] = []
+    marks: list[Any] = []
+    for name, argument in arguments:
+        marks.append(tf.nest.map_structure(lambda _: None, argument))
+        for path, leaf in _paths(name, argument):
+            tensor = _tensor(path, leaf)
+            plain.append(None if tensor is not None else leaf)
+            if tensor is None:
+                continue
+            split = tensor.shape.rank > 0 and name not in whole
+            shape = [None, *tensor.shape[1:]] if split else tensor.shape
+            names.append(path)
+            specs.append(tf.TensorSpec(shape, tensor.dtype))
+            batched.append(split)
+            tensors.append(tensor)
+    structure = [argument for _, argument in arguments]
+    key = (tuple(n for n, _ in arguments), tuple(specs), str(marks), tuple(map(_hashable, plain)))
+    return Signature(structure, tuple(names), tuple(specs), tuple(batched), tuple(plain), key), tensors
+
+
+def _paths(name: str, argument: Any) -> list[tuple[str, Any]]:
+    flat = tf.nest.flatten_with_tuple_paths(argument) if tf.nest.is_nested(argument) else [((), argument)]
+    return [("/".join([name, *map(str, path)]), leaf) for path, leaf in flat]
+
+
+def _tensor(path: str, leaf: Any) -> Any:
+    if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+        raise UnsupportedError(
+            f"input {path!r} is a {type(leaf).__name__}",
+            where=path,
+            why="ragged and sparse inputs are not split by rows yet",
+            mend="give a dense tensor: .to_tensor() or tf.sparse.to_dense(...)",
+        )
+    if isinstance(leaf, tf.Tensor):
+        return leaf
+    return tf.convert_to_tensor(leaf) if hasattr(leaf, "__array__") and not isinstance(leaf, tf.Variable) else None
+
+
+def _hashable(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, (int, float, str, bool, type(None))) else id(leaf)
+
+
+def bind(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Arguments with the names of a function's parameters."""
+    try:
+        bound = inspect.signature(fn).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return [*((f"argument_{n}", a) for n, a in enumerate(args)), *kwargs.items()]
+    return list(bound.arguments.items())
+
+
+def capture(
+    call: Callable[[Sequence[Any]], Any],
+    layout: Signature,
+    *,
+    paths: Callable[[], Mapping[int, str]] = dict,
+) -> Captured:
+    """Trace `call` (which takes the arguments in the structure of `layout`) under the scopes."""
+    tracing.install()
+    trace = Tracing(batched=list(layout.batched))
+
+    def body(*tensors: Any) -> Any:
+        trace.begin(tf.compat.v1.get_default_graph(), list(tensors))
+        return call(_filled(layout, tensors))
+
+    with tracing.tracing(trace), intercepted(), replaying():
+        traced = tf.function(body, autograph=False).get_concrete_function(*layout.specs)
+    graph = traced.graph
+    returned = [t for t in tf.nest.flatten(graph.structured_outputs) if isinstance(t, tf.Tensor)]
+    program = assemble(trace, returned, layout.names, paths())
+    return Captured(program, graph, graph.structured_outputs, _variables(graph, program))
+
+
+def _filled(layout: Signature, tensors: Sequence[Any]) -> list[Any]:
+    """The user's arguments with the trace's tensors in their places."""
+    found = iter(tensors)
+    plain = iter(layout.plain)
+
+    def fill(leaf: Any) -> Any:
+        kept = next(plain)
+        return kept if kept is not None or not _is_tensor(leaf) else next(found)
+
+    return [tf.nest.map_structure(fill, argument) for argument in layout.structure]
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, tf.Tensor) or (hasattr(leaf, "__array__") and not isinstance(leaf, tf.Variable))
+
+
+def _variables(graph: Any, program: Program) -> dict[str, Any]:
+    """The live variables of a program by their path."""
+    known = {id(v.handle): v for v in graph.variables}
+    inner = {internal.op.name: external for external, internal in graph.captures}
+    names = {variable.op: variable.path for variable in program.variables}
+    return {path: known[id(inner[program.graph.ops[op].name])] for op, path in names.items()}
+
+
+__all__ = ["Captured", "Signature", "bind", "capture", "signature", "tf_private"]

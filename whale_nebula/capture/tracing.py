@@ -1,0 +1,141 @@
+"""What is known while a step is being traced: its scopes, its gradient requests, and that it is being traced at all."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula import scopes, tf_private
+from whale_nebula.capture.mirror import COMPRESS, STAGE
+from whale_nebula.errors import BoundaryInBodyError
+from whale_nebula.ir.program import Pipeline, Stage
+from whale_nebula.scopes import Frame
+
+
+@dataclass
+class LiveRequest:
+    """A gradient request as the trace holds it: tensors, not yet numbers. See `ir.program.Request`."""
+
+    before: frozenset[str]
+    targets: list[Any]
+    sources: list[str]
+    origins: list[Any] = field(default_factory=list)
+    backward: frozenset[str] = frozenset()
+    holders: list[tuple[int, tuple[Any, ...]]] = field(default_factory=list)
+    arrivals: list[tuple[Any, Any]] = field(default_factory=list)
+    flows: list[tuple[int, Any, Any]] = field(default_factory=list)
+    parts: list[tuple[int, int, tuple[Any, ...]]] = field(default_factory=list)
+
+
+@dataclass
+class Tracing:
+    """One trace of one step. TensorFlow may trace twice (variables made on the way): `begin` forgets the first."""
+
+    graph: Any = None
+    whole: frozenset[str] = frozenset()
+    stages: dict[str, Stage] = field(default_factory=dict)
+    compressions: list[Frame] = field(default_factory=list)
+    pipeline: Pipeline = Pipeline()
+    requests: list[LiveRequest] = field(default_factory=list)
+    weights: list[Any] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    feeds: dict[str, Any] = field(default_factory=dict)
+    leaves: list[Any] = field(default_factory=list)
+    batched: list[bool] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    busy: bool = False
+
+    def begin(self, graph: Any, leaves: list[Any]) -> None:
+        """A trace starts in `graph`; what an earlier one left is dropped."""
+        fresh = Tracing(graph=graph, whole=self.whole, leaves=leaves, batched=self.batched)
+        self.__dict__.update(fresh.__dict__)
+
+    @property
+    def cut(self) -> bool:
+        """Whether the batch is cut into micro-batches."""
+        return self.pipeline.micro_batch > 1
+
+    def feed(self, name: str) -> Any:
+        """A float32 scalar that the runtime fills for each micro-batch: 'share' or 'grow'."""
+        if name not in self.feeds:
+            with self.graph.as_default(), tf.control_dependencies(None):
+                self.feeds[name] = tf.compat.v1.placeholder(tf.float32, [], name=f"nebula_{name}")
+        return self.feeds[name]
+
+    def stage_of(self, frame: Frame) -> str:
+        """The key of a stage's frame, noted in order of first entry."""
+        key, cluster = frame.key or "stage0", frame.cluster or "local"
+        self.stages.setdefault(key, Stage(key, cluster, str(frame.site)))
+        return key
+
+    def compression_of(self, frame: Frame) -> int:
+        """The number of a compress scope; entering the same one again gives the same number."""
+        if frame not in self.compressions:
+            self.compressions.append(frame)
+        return self.compressions.index(frame)
+
+
+_LOCAL = threading.local()
+
+
+def current() -> Tracing | None:
+    """The trace that runs in this thread, if one does."""
+    found: Tracing | None = getattr(_LOCAL, "tracing", None)
+    return found
+
+
+@contextlib.contextmanager
+def tracing(trace: Tracing) -> Iterator[Tracing]:
+    """Make `trace` the current one of this thread."""
+    before = current()
+    _LOCAL.tracing = trace
+    try:
+        yield trace
+    finally:
+        _LOCAL.tracing = before
+
+
+class _Stamper:
+    """Watches scopes: while a step is traced, a scope stamps the ops made inside it."""
+
+    @contextlib.contextmanager
+    def enter(self, frame: Frame) -> Iterator[None]:
+        trace = current()
+        if trace is None or trace.graph is None:
+            yield
+            return
+        frame.touched = True
+        with self._stamps(trace, frame):
+            yield
+
+    def _stamps(self, trace: Tracing, frame: Frame) -> contextlib.AbstractContextManager[None]:
+        if frame.kind == "pipeline":
+            trace.pipeline = replace(trace.pipeline, **dict(frame.options))
+        if frame.kind not in ("stage", "compress"):
+            return contextlib.nullcontext()
+        graph = tf.compat.v1.get_default_graph()
+        if graph is not trace.graph:
+            raise _in_body(frame)
+        if frame.kind == "stage":
+            return tf_private.stamped(graph, {STAGE: trace.stage_of(frame)})
+        return tf_private.stamped(graph, {COMPRESS: trace.compression_of(frame)})
+
+
+def _in_body(frame: Frame) -> BoundaryInBodyError:
+    return BoundaryInBodyError(
+        f"nb.{frame.kind} is entered inside a loop, a branch or a nested tf.function",
+        where=str(frame.site),
+        why="TensorFlow runs such a body as one op, so no boundary can lie inside it",
+        mend=f"enter nb.{frame.kind} around the loop, or call the inner function without @tf.function",
+    )
+
+
+def install() -> None:
+    """Let scopes stamp ops; called once."""
+    if not any(isinstance(watcher, _Stamper) for watcher in scopes.watchers):
+        scopes.add_watcher(_Stamper())

@@ -1,0 +1,378 @@
+"""All that can go wrong, as one tree: a class for each thing, named after its cause.
+
+* NebulaError                  NB-000
+  · NotYetError                NB-001  a feature that has a name but no engine yet
+  * ScopeError                 NB-100  how scopes are written
+    · NestingError             NB-101  a scope inside one that must not hold it
+    · StageOrderError          NB-102  a later stage feeds an earlier one
+    · StageIdentityError       NB-103  two stages that would be one, or one that would be two
+    · OptionError              NB-104  an option or a value that does not exist
+  * CaptureError               NB-200  a step that cannot be captured
+    · BatchAxisError           NB-201  inputs that cannot be split along one batch axis
+    · StaticBatchError         NB-202  a batch size that is baked into the model
+    · GradientError            NB-203  a gradient request that cannot be answered
+    · BoundaryInBodyError      NB-204  a scope inside a loop, a branch or a nested function
+    · BatchCoupledError        NB-205  rows of a batch that depend on each other, cut apart
+    · UnsupportedError         NB-206  a setting of TensorFlow or Keras that we cannot honour
+  * PlanError                  NB-210  a program that cannot be planned
+    · PlanMismatchError        NB-211  workers whose programs or plans differ
+    · PlacementError           NB-212  something that has no place, or two
+  * RunError                   NB-300  a run that cannot go on
+    · StageFailedError         NB-301  the user's model raised, in a stage
+    · RemoteFailureError       NB-302  another worker failed
+    · CollectiveReadError      NB-303  a value that lives elsewhere was read by one process alone
+    · InputMismatchError       NB-304  clusters that were fed different batches
+    · StateError               NB-305  a call at the wrong time
+    · VerificationError        NB-310  the plan and the uncut model do not agree
+  * TransportError             NB-400  what joins two workers
+    · LinkClosedError          NB-401  a link that is no more
+    · DeadlineError            NB-402  a wait that took too long
+    * WireError                NB-410  bytes on a link
+      · LocalProtocolError     NB-411  this side was about to break the protocol
+      · RemoteProtocolError    NB-412  the other side broke it
+  * ConfigError                NB-500  clusters.yaml, its dict, or the environment
+
+Every error says *what* happened, *where*, *why*, and how to *mend* it: the line to write instead. An error that
+is raised without a mend has that of its class. `NebulaWarning` (NB-900) is for what goes on anyway, and reads the same.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import ClassVar
+
+
+class _Told(Exception):
+    """What errors and warnings have in common: the four parts, and how they read.
+
+    A part that is not known is an empty text; a mend that is not given is that of the class.
+    """
+
+    code: ClassVar[str] = "NB-000"
+    usual_mend: ClassVar[str] = "report this with the script that shows it"
+
+    def __init__(
+        self, what: str, *, where: str | None = None, why: str | None = None, mend: str | None = None
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where or ""
+        self.why = why or ""
+        self.mend = mend or self.usual_mend
+
+    def __str__(self) -> str:
+        head = f"{self.code} {self.what}" + (f" ({self.where})" if self.where else "")
+        parts = [("why", self.why), ("mend", self.mend)]
+        return "\n".join([head, *(_indented(name, text) for name, text in parts if text)])
+
+
+def _indented(name: str, text: str) -> str:
+    rest = " " * len(f"  {name}: ")
+    return f"  {name}: " + textwrap.indent(text, rest).lstrip(" ")
+
+
+class NebulaError(_Told):
+    """Everything that this library raises on purpose.
+
+    >>> print(NebulaError("the line is cut", where="gpu->npu", why="8 s of silence", mend="try the cable"))
+    NB-000 the line is cut (gpu->npu)
+      why: 8 s of silence
+      mend: try the cable
+    """
+
+
+class NebulaWarning(_Told, UserWarning):
+    """Something that goes on, but probably not as it was meant."""
+
+    code = "NB-900"
+    usual_mend = "warnings.filterwarnings('ignore', category=nb.errors.NebulaWarning), if it was meant"
+
+
+class NotYetError(NebulaError):
+    """A feature that has its name and its place, but no engine yet; it never runs as something else.
+
+    >>> error = NotYetError("nb.split")
+    >>> error.feature, error.what
+    ('nb.split', 'nb.split is not built yet')
+    """
+
+    code = "NB-001"
+    usual_mend = "leave it out for now; the README's table says what works"
+
+    def __init__(
+        self, feature: str, *, where: str | None = None, why: str | None = None, mend: str | None = None
+    ) -> None:
+        super().__init__(f"{feature} is not built yet", where=where, why=why, mend=mend)
+        self.feature = feature
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.feature,), self.__dict__
+
+
+class ScopeError(NebulaError):
+    """How scopes are written."""
+
+    code = "NB-100"
+    usual_mend = "write 'with nb.stage(...):' around the layers of one stage"
+
+
+class NestingError(ScopeError):
+    """A scope inside one that must not hold it."""
+
+    code = "NB-101"
+    usual_mend = "nest scopes as cluster > replica > pipeline > stage > split, each at most once"
+
+
+class StageOrderError(ScopeError):
+    """A later stage feeds an earlier one."""
+
+    code = "NB-102"
+    usual_mend = "give the second part a name of its own: nb.stage(cluster=..., name=...)"
+
+
+class StageIdentityError(ScopeError):
+    """Two stages that would be one, or one that would be two."""
+
+    code = "NB-103"
+    usual_mend = "give each stage a name of its own: nb.stage(cluster=..., name=...)"
+
+
+class OptionError(ScopeError):
+    """An option that does not exist, or a value that it cannot have."""
+
+    code = "NB-104"
+    usual_mend = "help(nb.cluster), help(nb.pipeline) ... say what may be written"
+
+
+class CaptureError(NebulaError):
+    """A step that cannot be captured."""
+
+    code = "NB-200"
+    usual_mend = "run the step without scopes first: if that works, report this with the script"
+
+
+class BatchAxisError(CaptureError):
+    """Inputs that cannot be split along one batch axis."""
+
+    code = "NB-201"
+    usual_mend = "name what is no batch: @nb.function(whole=('table',)), or use micro_batch=1"
+
+
+class StaticBatchError(CaptureError):
+    """A batch size that is baked into the model."""
+
+    code = "NB-202"
+    usual_mend = "use tf.shape(x)[0] or -1 where the number of rows stands"
+
+
+class GradientError(CaptureError):
+    """A gradient request that cannot be answered."""
+
+    code = "NB-203"
+    usual_mend = "ask for gradients with tape.gradient(loss, variables) inside the step"
+
+
+class BoundaryInBodyError(CaptureError):
+    """A scope inside a loop, a branch or a nested function, where no boundary can lie."""
+
+    code = "NB-204"
+    usual_mend = "enter the scope around the loop, the branch or the nested tf.function"
+
+
+class BatchCoupledError(CaptureError):
+    """Rows of a batch that depend on each other and would be cut apart.
+
+    `op` and `line` say which operation couples them, `mends` holds each way out.
+
+    >>> error = BatchCoupledError("the loss couples the rows of a batch", op="loss/MatMul", line="train.py:7")
+    >>> error.where
+    'loss/MatMul, train.py:7'
+    """
+
+    code = "NB-205"
+    usual_mends: ClassVar[tuple[str, ...]] = (
+        "nb.pipeline(micro_batch=1)",
+        "nb.loss_weight(t), if the loss is a mean over t",
+        'nb.pipeline(..., coupled="allow"), which runs it micro-batch by micro-batch',
+    )
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        op: str = "",
+        line: str = "",
+        mends: tuple[str, ...] = (),
+        where: str | None = None,
+        why: str | None = None,
+        mend: str | None = None,
+    ) -> None:
+        self.op, self.line = op, line
+        self.mends = mends or ((mend,) if mend else self.usual_mends)
+        place = where or ", ".join(part for part in (op, line) if part)
+        super().__init__(what, where=place, why=why, mend="\nor ".join(self.mends))
+
+
+class UnsupportedError(CaptureError):
+    """A setting of TensorFlow or Keras that we cannot honour: refused, not ignored."""
+
+    code = "NB-206"
+    usual_mend = "leave that setting out, or take the scopes out"
+
+
+class PlanError(NebulaError):
+    """A program that cannot be planned."""
+
+    code = "NB-210"
+    usual_mend = "nb.plan(model, *example).to_text() shows how far it came"
+
+
+class PlanMismatchError(PlanError):
+    """Workers whose programs or plans differ; the message names the first difference."""
+
+    code = "NB-211"
+    usual_mend = "start the same script with the same versions and thread counts in every cluster"
+
+
+class PlacementError(PlanError):
+    """Something that has no place, or two."""
+
+    code = "NB-212"
+    usual_mend = "name a cluster for it: nb.stage(cluster=...)"
+
+
+class RunError(NebulaError):
+    """A run that cannot go on."""
+
+    code = "NB-300"
+    usual_mend = "start the run again"
+
+
+class StageFailedError(RunError):
+    """The user's model raised inside a stage.
+
+    `torn` says whether an update had begun: if not, variables, metrics and seeds are as before the step.
+
+    >>> error = StageFailedError("division by zero", stage="decoder", micro_batch=2)
+    >>> print(error)
+    NB-301 division by zero (stage 'decoder', phase 0, micro-batch 2)
+      why: nothing was updated: variables, metrics and seeds are as they were before the step
+      mend: mend what the stage raised, and run the step again
+    """
+
+    code = "NB-301"
+    usual_mend = "mend what the stage raised, and run the step again"
+    torn_mend = "mend what the stage raised, and start again from a checkpoint"
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        stage: str = "",
+        phase: int = 0,
+        micro_batch: int | None = None,
+        torn: bool = False,
+        where: str | None = None,
+        why: str | None = None,
+        mend: str | None = None,
+    ) -> None:
+        self.stage, self.phase, self.micro_batch, self.torn = stage, phase, micro_batch, torn
+        state = "the step is torn: some variables hold its update and others do not" if torn else _UNTOUCHED
+        super().__init__(
+            what,
+            where=where or _in_stage(stage, phase, micro_batch),
+            why=f"{why}; {state}" if why else state,
+            mend=mend or (self.torn_mend if torn else None),
+        )
+
+
+_UNTOUCHED = "nothing was updated: variables, metrics and seeds are as they were before the step"
+
+
+def _in_stage(stage: str, phase: int, micro_batch: int | None) -> str:
+    parts = [f"stage {stage!r}"] * bool(stage) + [f"phase {phase}"]
+    return ", ".join(parts + ([] if micro_batch is None else [f"micro-batch {micro_batch}"]))
+
+
+class RemoteFailureError(RunError):
+    """Another worker failed, and this one stopped with it."""
+
+    code = "NB-302"
+    usual_mend = "mend what failed there, and start all workers again"
+
+
+class CollectiveReadError(RunError):
+    """A value that lives in another cluster was read by one process alone."""
+
+    code = "NB-303"
+    usual_mend = "read it in every process: get_weights, save, evaluate and predict are collective calls"
+
+
+class InputMismatchError(RunError):
+    """Clusters that were fed different batches in the same step."""
+
+    code = "NB-304"
+    usual_mend = "seed the shuffle: fit(shuffle=False), or dataset.shuffle(n, seed=...)"
+
+
+class StateError(RunError):
+    """A call at the wrong time."""
+
+    code = "NB-305"
+    usual_mend = "nb.shutdown() ends a run and nb.init(...) opens one; neither while a step runs"
+
+
+class VerificationError(RunError):
+    """The plan and the uncut model do not agree."""
+
+    code = "NB-310"
+    usual_mend = "run nb.verify with micro_batch=1 and without nb.compress, to see which of them it is"
+
+
+class TransportError(NebulaError):
+    """What joins two workers."""
+
+    code = "NB-400"
+    usual_mend = "see that the other worker runs and that the network between them is up"
+
+
+class LinkClosedError(TransportError):
+    """A link that is no more."""
+
+    code = "NB-401"
+    usual_mend = "look at the output of the worker at the other end: it has ended"
+
+
+class DeadlineError(TransportError):
+    """A wait that took too long; every wait has a deadline and a name."""
+
+    code = "NB-402"
+    usual_mend = "look at what the other side is doing, or allow more time: 'patience' in the config"
+
+
+class WireError(TransportError):
+    """Bytes on a link. Whose fault it is, is a type: see the two below."""
+
+    code = "NB-410"
+    usual_mend = "run the same version of this library in every cluster"
+
+
+class LocalProtocolError(WireError):
+    """Our side was about to break the protocol."""
+
+    code = "NB-411"
+    usual_mend = "report this: no script should be able to bring it about"
+
+
+class RemoteProtocolError(WireError):
+    """The other side broke the protocol: another version, a broken line, or an attack."""
+
+    code = "NB-412"
+    usual_mend = "run the same version of this library in every cluster, and look at the line between them"
+
+
+class ConfigError(NebulaError):
+    """A mistake in clusters.yaml, its dict, or the environment."""
+
+    code = "NB-500"
+    usual_mend = "compare with the README's example of clusters.yaml"

@@ -1,0 +1,70 @@
+"""The user's batch as the runtime sees it: whole, and cut into micro-batches by rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.errors import BatchAxisError
+from whale_nebula.feed.sizes import sizes
+from whale_nebula.ir.program import Leaf
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step's inputs: whole, cut into micro-batches, and each one's share of the rows."""
+
+    whole: Sequence[Any]
+    slices: Sequence[Sequence[Any]]
+    shares: Sequence[Any]
+    grows: Sequence[Any]
+    rows: Sequence[int] = ()
+
+
+def rows_of(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> int:
+    """The number of rows of a batch; every leaf that is split must have as many."""
+    found = [(leaf, int(t.shape[0])) for leaf, t in zip(leaves, tensors, strict=True) if leaf.batched]
+    if not found:
+        return 1
+    first, rows = found[0]
+    for leaf, other in found:
+        if other != rows:
+            raise BatchAxisError(
+                f"input {leaf.name!r} has {other} rows, and {first.name!r} has {rows}",
+                where=leaf.name,
+                why="with micro-batches every input of rank 1 or more is split along its first axis",
+                mend=f"if {leaf.name!r} is not a batch, say so: @nb.function(whole=({leaf.name!r},))",
+            )
+    return rows
+
+
+def cut(leaves: Sequence[Leaf], tensors: Sequence[Any], counts: Sequence[int]) -> Batch:
+    """Cut a batch into micro-batches of `counts` rows; works on tensors of a step and inside a trace."""
+    rows = sum(counts)
+    slices = [_slices(leaf, tensor, counts) for leaf, tensor in zip(leaves, tensors, strict=True)]
+    return Batch(
+        whole=tensors,
+        slices=[list(column) for column in zip(*slices, strict=True)] if slices else [[] for _ in counts],
+        shares=[tf.constant(count / rows if rows else 1.0, tf.float32) for count in counts],
+        grows=[tf.constant(rows / count if count else 1.0, tf.float32) for count in counts],
+        rows=tuple(counts),
+    )
+
+
+def _slices(leaf: Leaf, tensor: Any, counts: Sequence[int]) -> list[Any]:
+    if not leaf.batched or len(counts) == 1:
+        return [tensor] * len(counts)
+    return list(tf.split(tensor, list(counts)))
+
+
+def micro_batches(leaves: Sequence[Leaf], tensors: Sequence[Any], count: int) -> list[int]:
+    """The rows of each micro-batch of a step."""
+    return sizes(rows_of(leaves, tensors), count) if count > 1 else [_plain_rows(leaves, tensors)]
+
+
+def _plain_rows(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> int:
+    found = [int(t.shape[0]) for leaf, t in zip(leaves, tensors, strict=True) if leaf.batched]
+    return found[0] if found else 1

@@ -1,0 +1,117 @@
+"""Where it is computed: the program cut into fragments, each with a stage, a worker and what crosses between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from whale_nebula.ir.program import Program
+from whale_nebula.ir.spec import Value
+
+
+@dataclass(frozen=True)
+class VirtualDevice:
+    """A place for one replica or shard of one stage, before it is mapped to a worker."""
+
+    stage: int
+    replica: int = 0
+    shard: int = 0
+    worker: str = ""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A piece of the traced graph that runs as one function: what it is fed, which ops, what it gives.
+
+    `kind` is one of whole, prologue, forward, backward, fused, update; `round` numbers the pieces of an update
+    that wait for scalars of other workers.
+    """
+
+    kind: str
+    phase: int
+    stage: int | None
+    worker: str
+    round: int
+    ops: tuple[int, ...]
+    feeds: tuple[Value, ...]
+    fetches: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A tensor that crosses from one stage to others; `backward` says whether its gradient crosses back."""
+
+    slot: int
+    value: Value
+    phase: int
+    source: int
+    destinations: tuple[int, ...]
+    backward: bool
+    codec: str = "none"
+    layout: str = "rows"
+
+
+@dataclass(frozen=True)
+class StagePhase:
+    """What one stage runs in one phase, micro-batch by micro-batch."""
+
+    stage: int
+    phase: int
+    forward: Fragment | None
+    backward: Fragment | None
+    fused: bool
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A value that an update (or a result) needs on other workers than the one that makes it."""
+
+    value: Value
+    phase: int
+    source: str
+    destinations: tuple[str, ...]
+    round: int
+    result: bool = False
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One process with one device of a cluster, and the stages that it runs."""
+
+    name: str
+    cluster: str
+    stages: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """One phase: the stages' pieces and, by worker, what runs once."""
+
+    index: int
+    requests: tuple[int, ...]
+    stages: tuple[StagePhase, ...]
+    prologue: Mapping[str, Fragment]
+    updates: Mapping[str, tuple[Fragment, ...]]
+    crossings: tuple[Crossing, ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A program mapped to workers: everything the runtime needs, as data.
+
+    `merges` says for a forward value that leaves the micro-batches how they become one; `held` which workers keep
+    a variable; `whole` the fragment that computes batch-wide values from inputs alone.
+    """
+
+    program: Program
+    workers: tuple[Worker, ...]
+    devices: tuple[VirtualDevice, ...]
+    phases: tuple[PhasePlan, ...]
+    boundaries: tuple[Boundary, ...]
+    merges: Mapping[Value, str]
+    held: Mapping[str, tuple[str, ...]]
+    whole: Mapping[str, Fragment]
+    returns: Mapping[Value, str]
+    forward_written: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    coupled: Mapping[int, str] = field(default_factory=dict)

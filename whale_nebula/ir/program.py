@@ -1,0 +1,158 @@
+"""What is computed: one step of the user's script, captured, with nothing said yet about where it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from whale_nebula.ir.graph import Graph
+from whale_nebula.ir.spec import Spec, Value
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One tensor of the user's batch; `op` holds it in the graph."""
+
+    op: int
+    name: str
+    spec: Spec
+    batched: bool = True
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable that the step touches, named by its path in the model, never by its stage."""
+
+    op: int
+    path: str
+    spec: Spec
+    trainable: bool = True
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the model that one cluster runs. Its place in `Program.stages` is its order."""
+
+    key: str
+    cluster: str
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What the user's code got for the gradient of one source: a dense tensor, or values and indices."""
+
+    source: int
+    values: tuple[Value, ...]
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the gradient is an IndexedSlices."""
+        return len(self.values) > 1
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The gradient of a boundary comes into the backward through the placeholder `feed`."""
+
+    boundary: Value
+    feed: Value
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The backward of `stage` makes this share of the gradient of a boundary."""
+
+    stage: int
+    boundary: Value
+    gradient: Value
+
+
+@dataclass(frozen=True)
+class GradientPart:
+    """The backward of `stage` makes this share of the gradient of the request's source number `source`."""
+
+    stage: int
+    source: int
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call of `tape.gradient`, already differentiated.
+
+    `start` is the first op traced after it was asked; `origins` are the ops that hold its sources (-1: not in the
+    trace).
+    """
+
+    index: int
+    start: int
+    backward: frozenset[int]
+    targets: tuple[Value, ...]
+    sources: tuple[str, ...]
+    origins: tuple[int, ...]
+    holders: tuple[Holder, ...]
+    arrivals: tuple[Arrival, ...] = ()
+    flows: tuple[Flow, ...] = ()
+    parts: tuple[GradientPart, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How a step is cut along its batch."""
+
+    micro_batch: int = 1
+    schedule: str = "eager-1f1b"
+    in_flight: int | None = None
+    recompute: bool = False
+    coupled: str = "error"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A captured step: the graph with its gradients inside, and what the capture knows about it.
+
+    `labels` says for an op which stage (its number) runs it; `weights` are what `nb.loss_weight` was given;
+    `compressions` are the codecs by the number that `Op.compress` holds.
+    """
+
+    graph: Graph
+    leaves: tuple[Leaf, ...] = ()
+    variables: tuple[Variable, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    requests: tuple[Request, ...] = ()
+    returns: tuple[Value, ...] = ()
+    weights: tuple[Value, ...] = ()
+    share: Value | None = None
+    grow: Value | None = None
+    pipeline: Pipeline = Pipeline()
+    compressions: tuple[str, ...] = ()
+    labels: dict[int, int] = field(default_factory=dict)
+
+    @cached_property
+    def _request_of(self) -> dict[int, int]:
+        return {op: request.index for request in self.requests for op in request.backward}
+
+    def request_of(self, op: int) -> int | None:
+        """The request whose backward an op belongs to, or None for an op of the user's own."""
+        return self._request_of.get(op)
+
+    @cached_property
+    def holders(self) -> dict[int, tuple[int, Holder]]:
+        """Op index of a gradient's placeholder to (request, holder)."""
+        return {v.op: (r.index, h) for r in self.requests for h in r.holders for v in h.values}
+
+    @cached_property
+    def arrivals(self) -> dict[int, tuple[int, Arrival]]:
+        """Op index of a boundary gradient's placeholder to (request, arrival)."""
+        return {a.feed.op: (r.index, a) for r in self.requests for a in r.arrivals}
+
+    @cached_property
+    def leaf_ops(self) -> dict[int, int]:
+        """Op index to the number of the leaf that it holds."""
+        return {leaf.op: number for number, leaf in enumerate(self.leaves)}
+
+    @cached_property
+    def variable_ops(self) -> dict[int, Variable]:
+        """Op index to the variable whose handle it holds."""
+        return {variable.op: variable for variable in self.variables}

@@ -1,0 +1,77 @@
+"""The worker's side of the launcher: who am I, and where are the others?"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from whale_nebula.errors import ConfigError
+from whale_nebula.launch.identity import VARIABLE, Identity
+
+EXIT_ORPHANED = 71
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """What the launcher has given to this process: its place in the run and a connected socket to every peer."""
+
+    worker: str
+    cluster: str
+    peers: Mapping[str, str]  # worker -> cluster
+    sockets: Mapping[str, socket.socket]
+    run_id: str
+    seed: int | None
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """All workers of the run, this one too, sorted."""
+        return tuple(sorted((self.worker, *self.peers)))
+
+
+@functools.cache
+def attach() -> Attachment | None:
+    """This process as the launcher sees it, or None where no launcher started it. It is the same for every call.
+
+    From the first call on the process ends itself when its launcher is gone, so that no worker outlives its run.
+
+    >>> attach() is None
+    True
+    """
+    text = os.environ.get(VARIABLE)
+    if text is None:
+        return None
+    identity = Identity.from_json(text)
+    if os.getppid() != identity.launcher:
+        raise ConfigError(
+            f"this process is not the worker '{identity.worker}' that {VARIABLE} speaks of",
+            why="that worker, or its launcher, has ended, or this process was started by the worker",
+            mend=f"start processes of your own without {VARIABLE} in their environment",
+        )
+    sockets = {name: _adopt(peer.fd) for name, peer in identity.peers.items()}
+    os.set_inheritable(identity.leash, False)
+    threading.Thread(target=_end_with_launcher, args=(identity.leash,), name="nebula-leash", daemon=True).start()
+    return Attachment(
+        worker=identity.worker,
+        cluster=identity.cluster,
+        peers={name: peer.cluster for name, peer in identity.peers.items()},
+        sockets=sockets,
+        run_id=identity.run_id,
+        seed=identity.seed,
+    )
+
+
+def _adopt(fd: int) -> socket.socket:
+    """The socket behind a descriptor, kept from processes that this one starts: they would hide our end from peers."""
+    os.set_inheritable(fd, False)
+    return socket.socket(fileno=fd)
+
+
+def _end_with_launcher(leash: int) -> None:
+    """Nothing is ever written to the leash: a read returns when the launcher's end is closed, by whatever death."""
+    while os.read(leash, 1):
+        pass
+    os._exit(EXIT_ORPHANED)

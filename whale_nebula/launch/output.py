@@ -1,0 +1,44 @@
+"""What one worker writes, collected line by line while it runs."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable
+from typing import IO
+
+_REST_SECONDS = 2.0
+
+
+class Output:
+    """Two threads that read a process's standard output and standard error until they end."""
+
+    def __init__(
+        self, worker: str, process: subprocess.Popen[bytes], echo: Callable[[str, str, str], None] | None
+    ) -> None:
+        self._worker = worker
+        self._echo = echo
+        self._lines: dict[str, list[str]] = {"out": [], "err": []}
+        streams = {"out": process.stdout, "err": process.stderr}
+        self._threads = [
+            threading.Thread(target=self._pump, args=(name, stream), name=f"nebula-{name}-{worker}", daemon=True)
+            for name, stream in streams.items()
+            if stream is not None
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> tuple[str, str]:
+        """Standard output and standard error. The process has ended; a stream that something it started still
+        holds open is waited for only briefly."""
+        for thread in self._threads:
+            thread.join(_REST_SECONDS)
+        return "".join(self._lines["out"]), "".join(self._lines["err"])
+
+    def _pump(self, name: str, stream: IO[bytes]) -> None:
+        with stream:
+            for line in stream:
+                text = line.decode(errors="replace")
+                self._lines[name].append(text)
+                if self._echo is not None:
+                    self._echo(self._worker, name, text)

@@ -1,0 +1,1 @@
+"""From a Program to a Plan in small steps: each takes valid data and gives valid data."""

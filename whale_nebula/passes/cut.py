@@ -1,0 +1,273 @@
+"""Cut the program into fragments: each is what some results need, back to what other fragments give.
+
+Fragments are drafted from the last part of a step to the first, so that when one is walked, everything that later
+ones ask of it is known. A value that a fragment may not compute itself is fed to it and asked of its home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from whale_nebula.ir.graph import CAPTURE, INPUT, Op
+from whale_nebula.ir.plan import Fragment
+from whale_nebula.ir.program import Program
+from whale_nebula.ir.spec import Value
+from whale_nebula.passes.effects import is_read, resources
+from whale_nebula.passes.homes import Homes
+from whale_nebula.passes.parts import FORWARD, PROLOGUE, UPDATE, Parts
+
+Key = tuple[str, int, int, int]
+"""kind, phase, stage (or worker number), round."""
+
+
+@dataclass
+class Draft:
+    """A fragment in the making: ordered sets as dicts."""
+
+    key: Key
+    ops: dict[int, None] = field(default_factory=dict)
+    feeds: dict[Value, None] = field(default_factory=dict)
+    fetches: dict[Value, None] = field(default_factory=dict)
+    roots: dict[int, None] = field(default_factory=dict)
+
+
+@dataclass
+class Cutter:
+    """Holds the drafts while they are made. `wholes` are batch-wide values of inputs alone (micro-batches > 1)."""
+
+    program: Program
+    parts: Parts
+    homes: Homes
+    wholes: frozenset[Value] = frozenset()
+    drafts: dict[Key, Draft] = field(default_factory=dict)
+    crossings: dict[tuple[Value, int, int], int] = field(default_factory=dict)
+    demanded: dict[Value, set[int]] = field(default_factory=dict)
+
+    def run(self) -> dict[Key, Draft]:
+        """Draft everything, last part first."""
+        workers = range(self.homes.workers)
+        for phase in reversed(range(self.parts.phases)):
+            for worker in workers:
+                self._update(phase, worker)
+            for kind in ("backward", "forward"):
+                for stage in reversed(range(len(self.program.stages))):
+                    self._staged(kind, phase, stage)
+            for worker in workers:
+                self._prologue(phase, worker)
+        for worker in workers:
+            if ("whole", 0, worker, 0) in self.drafts:
+                self._walk(self.drafts["whole", 0, worker, 0])
+        return {key: draft for key, draft in self.drafts.items() if draft.ops or draft.fetches}
+
+    def draft(self, key: Key) -> Draft:
+        """The draft of a key, made on first use."""
+        return self.drafts.setdefault(key, Draft(key))
+
+    def ask(self, key: Key, value: Value) -> None:
+        """Ask a fragment for a value."""
+        self.draft(key).fetches[value] = None
+
+    # ------------------------------------------------------------------ what each fragment starts from
+    def _effects(self, part: int) -> list[Op]:
+        graph = self.program.graph
+        return [graph.ops[e] for e in sorted(self.parts.effects) if self.parts.part[e] == part]
+
+    def _update(self, phase: int, worker: int) -> None:
+        effects = [op for op in self._effects(3 * phase + UPDATE) if worker in self.homes.of_effect(op)]
+        last = self.homes.rounds(phase, worker)
+        for op in effects:
+            self.draft(("update", phase, worker, last)).roots[op.index] = None
+        if phase == self.parts.phases - 1:
+            self._results(worker)
+        for number in reversed(range(last + 1)):
+            if ("update", phase, worker, number) in self.drafts:
+                self._walk(self.drafts["update", phase, worker, number])
+
+    def _results(self, worker: int) -> None:
+        """Every worker gives the user the same results."""
+        draft = self.draft(("update", self.parts.phases - 1, worker, self.homes.rounds(self.parts.phases - 1, worker)))
+        for value in self.program.returns:
+            op = self.program.graph.ops[value.op]
+            if op.role == INPUT:
+                continue
+            home = None if op.role or op.type == "Const" else self._in_update(draft, op, value)
+            if home is None or home[0] != "forward":
+                self.ask(home or draft.key, value)
+            else:
+                self.ask(home, value)
+                self.demanded.setdefault(value, set()).add(worker)
+
+    def _staged(self, kind: str, phase: int, stage: int) -> None:
+        draft = self.draft((kind, phase, stage, 0))
+        if kind == "forward":
+            for op in self._effects(3 * phase + FORWARD):
+                if self._label(op.index) == stage:
+                    draft.roots[op.index] = None
+        else:
+            for value in self._gradients(phase, stage):
+                draft.fetches[value] = None
+        self._walk(draft)
+
+    def _gradients(self, phase: int, stage: int) -> Iterable[Value]:
+        for request in self.program.requests:
+            if self.parts.phase_of[request.index] == phase:
+                yield from (flow.gradient for flow in request.flows if flow.stage == stage)
+                yield from (v for part in request.parts if part.stage == stage for v in part.values)
+
+    def _prologue(self, phase: int, worker: int) -> None:
+        for op in self._effects(3 * phase + PROLOGUE):
+            if worker in self.homes.of_effect(op):
+                self.draft(("prologue", phase, worker, 0)).roots[op.index] = None
+        if ("prologue", phase, worker, 0) in self.drafts:
+            self._walk(self.drafts["prologue", phase, worker, 0])
+
+    # ------------------------------------------------------------------ the walk
+    def _walk(self, draft: Draft) -> None:
+        draft.ops.update(draft.roots)
+        pending = [v for op in draft.roots for v in self.program.graph.ops[op].inputs]
+        pending += list(draft.fetches)
+        seen: set[Value] = set()
+        while pending:
+            value = pending.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if self._include(draft, value):
+                if value.op not in draft.ops:
+                    draft.ops[value.op] = None
+                    pending.extend(self.program.graph.ops[value.op].inputs)
+
+    def _include(self, draft: Draft, value: Value) -> bool:
+        """Whether the draft computes a value itself; if not, it is fed, and asked of its home."""
+        op = self.program.graph.ops[value.op]
+        if op.role == CAPTURE:
+            return False
+        if op.type == "Const" and op.role == "":
+            return True
+        if op.role:
+            draft.feeds[value] = None
+            return False
+        kind = draft.key[0]
+        home = {
+            "update": self._in_update,
+            "prologue": self._in_prologue,
+            "whole": self._in_whole,
+            "forward": self._in_forward,
+            "backward": self._in_backward,
+        }[kind](draft, op, value)
+        if home is None:
+            return True
+        draft.feeds[value] = None
+        if home != draft.key:
+            self.ask(home, value)
+        return False
+
+    def _in_whole(self, draft: Draft, op: Op, value: Value) -> Key | None:
+        return None
+
+    def _in_forward(self, draft: Draft, op: Op, value: Value) -> Key | None:
+        _, phase, stage, _ = draft.key
+        worker = self.homes.worker_of(stage)
+        if value in self.wholes:
+            return ("whole", 0, worker, 0)
+        return self._forward_home(op, phase, stage, worker)
+
+    def _forward_home(self, op: Op, phase: int, stage: int, worker: int) -> Key | None:
+        """Where a value of the forward is made, or None: right here."""
+        label = self._label(op.index, stage)
+        if op.index in self.parts.pure:
+            return None if op.stage is None or label == stage else ("forward", phase, label, 0)
+        part = self._time(op, 3 * phase + FORWARD)
+        if part % 3 == UPDATE:
+            return ("update", part // 3, worker, self.homes.rounds(part // 3, worker))
+        if part % 3 == PROLOGUE and part > 0 and self._pinned(op, 3 * phase + FORWARD):
+            return ("prologue", part // 3, worker, 0)
+        home = phase if part % 3 == PROLOGUE else part // 3
+        return None if (home, label) == (phase, stage) else ("forward", home, label, 0)
+
+    def _time(self, op: Op, at: int) -> int:
+        """The part a value is computed in when `at` asks for it: as late as it may be."""
+        own = self.parts.part.get(op.index, 0)
+        if op.index in self.parts.batch or op.index in self.parts.effects or own % 3 == UPDATE:
+            return own
+        return min(at, self.parts.latest.get(op.index, at))
+
+    def _pinned(self, op: Op, at: int) -> bool:
+        return self.parts.latest.get(op.index, at) < at
+
+    def _in_backward(self, draft: Draft, op: Op, value: Value) -> Key | None:
+        _, phase, stage, _ = draft.key
+        request = self.program.request_of(op.index)
+        if request is not None:
+            return None
+        if value in self.wholes:
+            return ("whole", 0, self.homes.worker_of(stage), 0)
+        if self._again(op, phase, stage):
+            return None
+        home = self._forward_home(op, phase, stage, self.homes.worker_of(stage))
+        return home or ("forward", phase, stage, 0)
+
+    def _again(self, op: Op, phase: int, stage: int) -> bool:
+        """What a backward computes anew instead of keeping it: reads of variables; with recompute, all it can."""
+        if is_read(op) and op.type == "ReadVariableOp":
+            return self.parts.forward_written.isdisjoint(resources(op, self.program.graph)) and (
+                self.parts.part.get(op.index, 0) // 3 in (0, phase) and not self._pinned(op, 3 * phase + FORWARD)
+            )
+        if not self.program.pipeline.recompute or op.stateful or op.index in self.parts.effects:
+            return False
+        return self._forward_home(op, phase, stage, self.homes.worker_of(stage)) is None
+
+    def _in_prologue(self, draft: Draft, op: Op, value: Value) -> Key | None:
+        _, phase, worker, _ = draft.key
+        part = self.parts.part.get(op.index, 0)
+        if part % 3 == UPDATE:
+            return ("update", part // 3, worker, self.homes.rounds(part // 3, worker))
+        return None
+
+    def _in_update(self, draft: Draft, op: Op, value: Value) -> Key | None:
+        _, phase, worker, number = draft.key
+        at = 3 * phase + UPDATE
+        if op.index in self.parts.pure:
+            return None
+        part = self._time(op, at)
+        if part % 3 == FORWARD:
+            return self._merged(op, value, part, phase, worker)
+        if part < at and part % 3 == UPDATE:
+            return ("update", part // 3, worker, self.homes.rounds(part // 3, worker))
+        if part < at and self._pinned(op, at):
+            return ("prologue", part // 3, worker, 0)
+        if worker not in self.homes.of(op.index):
+            return self._cross(value, phase, worker)
+        made = self.homes.round_of(op.index, worker)
+        return None if made == number or self._cheap(op) else ("update", phase, worker, made)
+
+    def _cheap(self, op: Op) -> bool:
+        """Reads are made anew in each round: nothing is written before the last."""
+        return is_read(op) or not op.inputs
+
+    def _merged(self, op: Op, value: Value, part: int, phase: int, worker: int) -> Key:
+        """A forward value that an update reads: asked of its stage, and sent on if that is another worker's."""
+        stage = self._label(op.index)
+        home = self.homes.worker_of(stage)
+        self.demanded.setdefault(value, set()).add(worker)
+        if home != worker:
+            self.crossings[value, home, worker] = phase
+        return ("forward", part // 3, stage, 0)
+
+    def _cross(self, value: Value, phase: int, worker: int) -> Key:
+        home = min(self.homes.of(value.op))
+        self.crossings[value, home, worker] = phase
+        number = self.homes.round_of(value.op, home)
+        return ("update", phase, home, number)
+
+    def _label(self, op: int, default: int = 0) -> int:
+        return self.program.labels.get(op, default)
+
+
+def finish(draft: Draft, worker: str) -> Fragment:
+    """The fragment of a draft, its ops in trace order."""
+    kind, phase, stage, number = draft.key
+    own = stage if kind in ("forward", "backward") else None
+    fetches = tuple(draft.fetches)
+    return Fragment(kind, phase, own, worker, number, tuple(sorted(draft.ops)), tuple(draft.feeds), fetches)

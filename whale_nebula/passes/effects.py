@@ -1,0 +1,41 @@
+"""Which ops do something that lasts: write a variable, print, call Python."""
+
+from __future__ import annotations
+
+from whale_nebula.ir.graph import CAPTURE, Graph, Op
+
+_HARMLESS = frozenset({
+    "Placeholder", "Const", "VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp",
+    "VariableShape", "RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial",
+    "RandomShuffle", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2", "_ReadVariablesOp",
+    "LookupTableFindV2", "LookupTableSizeV2", "EmptyTensorList", "TensorListReserve",
+})  # fmt: skip
+
+_RANDOM = ("StatelessRandom", "StatelessTruncated", "StatelessMultinomial", "StatelessParameterized", "StatelessShuffle",
+           "StatelessSample")  # fmt: skip
+
+
+def is_effect(op: Op, graph: Graph) -> bool:
+    """Whether an op changes something outside the step's values; a loop does if its body does."""
+    if op.functions:
+        return any(is_effect(inner, graph) for name in op.functions for inner in graph.functions[name].ops)
+    return op.stateful and op.type not in _HARMLESS
+
+
+def is_random(op: Op) -> bool:
+    """Whether an op draws numbers from a seed that it is given."""
+    return op.type.startswith(_RANDOM)
+
+
+def resources(op: Op, graph: Graph) -> tuple[int, ...]:
+    """The captured handles that an op touches."""
+    return tuple(
+        value.op
+        for value in op.inputs
+        if graph.ops[value.op].role == CAPTURE and graph.spec(value).dtype == "resource"
+    )
+
+
+def is_read(op: Op) -> bool:
+    """Whether an op reads a variable and does nothing else."""
+    return op.type in ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")

@@ -1,0 +1,157 @@
+"""Which workers can compute what an update needs, and in how many rounds of exchanged scalars.
+
+A variable lives with the workers whose stages touch it; a variable that no stage touches (an optimizer's counter, a
+metric's sum) lives everywhere, unless what is written into it is at home in fewer places (an optimizer's slot). A
+value lives where all its inputs do; where nothing holds them all (a global norm), scalars cross and it is computed
+everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from whale_nebula.ir.graph import CAPTURE, HOLDER, Op
+from whale_nebula.ir.program import Program
+from whale_nebula.ir.spec import Value
+from whale_nebula.passes.effects import is_read, resources
+from whale_nebula.passes.parts import FORWARD, UPDATE, Parts
+
+SMALL = 4096
+"""Bytes up to which a forward's value may go to every worker: metrics are made of such."""
+
+Where = frozenset[int]
+
+
+@dataclass
+class Homes:
+    """Answers where ops, effects and variables live; `stage_workers[s]` is the worker of stage s."""
+
+    program: Program
+    parts: Parts
+    stage_workers: Sequence[int]
+    variables: dict[int, Where] = field(default_factory=dict)
+    _of: dict[int, Where] = field(default_factory=dict)
+    _round: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.everywhere: Where = frozenset(range(self.workers))
+        self.common = self._stage_variables()
+        while self._spread():
+            pass
+        self._rounds()
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return max(self.stage_workers, default=0) + 1
+
+    def worker_of(self, stage: int) -> int:
+        """The worker that runs a stage."""
+        return self.stage_workers[stage]
+
+    def of(self, op: int) -> Where:
+        """The workers that can compute an op of an update by themselves."""
+        return self._of.get(op, self.everywhere)
+
+    def of_effect(self, op: Op) -> Where:
+        """The workers that must run an effect: all that hold what it writes; without a variable, just one."""
+        handles = resources(op, self.program.graph)
+        if not handles:
+            return frozenset({min(self._meet(op))})
+        found = self.everywhere
+        for handle in handles:
+            found &= self.variables.get(handle, self.everywhere)
+        return found or self.variables[handles[0]]
+
+    def rounds(self, phase: int, worker: int) -> int:
+        """The number of the last round of a phase's update."""
+        return self._last.get((phase, worker), 0)
+
+    def round_of(self, op: int, worker: int) -> int:
+        """The round in which a worker computes an op of an update."""
+        return self._round.get((op, worker), 0)
+
+    def _stage_variables(self) -> set[int]:
+        """Variables touched by a stage live with it; the others are the common ones."""
+        graph, backward = self.program.graph, self.program.request_of
+        found: dict[int, set[int]] = {}
+        for op in graph.ops:
+            if op.index in self.parts.effects and op.stage is None:
+                continue
+            if op.stage is None and op.index not in self.parts.leading or backward(op.index) is not None:
+                continue
+            label = self.program.labels.get(op.index)
+            for handle in resources(op, graph) if label is not None else ():
+                found.setdefault(handle, set()).add(self.stage_workers[label or 0])
+        self.variables = {handle: frozenset(where) for handle, where in found.items()}
+        every = {op.index for op in graph.ops if op.role == CAPTURE}
+        common = every - self.variables.keys()
+        self.variables.update(dict.fromkeys(common, self.everywhere))
+        return common
+
+    def _spread(self) -> bool:
+        """Find the homes of ops, then narrow common variables to the homes of what is written into them."""
+        for op in self.program.graph.ops:
+            self._of[op.index] = self._home(op)
+        changed = False
+        for index in self.parts.effects:
+            op = self.program.graph.ops[index]
+            for handle in self.common.intersection(resources(op, self.program.graph)):
+                narrow = self.variables[handle] & self._meet(op)
+                if narrow and narrow != self.variables[handle]:
+                    self.variables[handle], changed = narrow, True
+        return changed
+
+    def _home(self, op: Op) -> Where:
+        if op.role == HOLDER:
+            return self._holder(op)
+        if op.role == CAPTURE:
+            return self.variables[op.index]
+        if op.index in self.parts.pure or not op.inputs:
+            return self.everywhere
+        if self.parts.part.get(op.index, 0) % 3 == FORWARD:
+            return self._forward(op)
+        if is_read(op):
+            return self.variables.get(op.inputs[0].op, self.everywhere)
+        return self._meet(op)
+
+    def _holder(self, op: Op) -> Where:
+        request, holder = self.program.holders[op.index]
+        origin = self.program.requests[request].origins[holder.source]
+        parts = self.program.requests[request].parts
+        stages = {self.stage_workers[part.stage] for part in parts if part.source == holder.source}
+        return self.variables.get(origin, frozenset(stages))
+
+    def _forward(self, op: Op) -> Where:
+        small = all(spec.shape is not None and None not in spec.shape and spec.nbytes() <= SMALL for spec in op.outputs)
+        stage = self.program.labels.get(op.index, 0)
+        return self.everywhere if small else frozenset({self.stage_workers[stage]})
+
+    def _meet(self, op: Op) -> Where:
+        """Where all inputs are at home; everywhere if that is nowhere, for then scalars cross."""
+        found = self.everywhere
+        for value in op.inputs:
+            if self.program.graph.spec(value).dtype != "resource":
+                found &= self._of.get(value.op, self.everywhere)
+        return found or self.everywhere
+
+    def _rounds(self) -> None:
+        self._last: dict[tuple[int, int], int] = {}
+        for op in self.program.graph.ops:
+            part = self.parts.part.get(op.index, 0)
+            if part % 3 != UPDATE:
+                continue
+            for worker in self.of(op.index):
+                number = max((self._ready(value, part, worker) for value in op.inputs), default=0)
+                self._round[op.index, worker] = number
+                phase = part // 3
+                self._last[phase, worker] = max(self._last.get((phase, worker), 0), number)
+
+    def _ready(self, value: Value, part: int, worker: int) -> int:
+        if self.parts.part.get(value.op, 0) != part:
+            return 0
+        home = self.of(value.op)
+        if worker in home:
+            return self._round.get((value.op, worker), 0)
+        return self._round.get((value.op, min(home)), 0) + 1

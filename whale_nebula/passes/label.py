@@ -1,0 +1,111 @@
+"""Which stage runs each op: scopes stamp most of them, this pass finds a place for the rest.
+
+An op between two stages may run anywhere from the latest of its inputs to the earliest of its readers; it goes where
+the fewest bytes cross. What is fed by variables alone goes to their owner, so that an L2 penalty crosses as one
+number and not as a matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
+from whale_nebula.ir.spec import Value
+
+_NOWHERE = frozenset({INPUT, CAPTURE, HOLDER, FEED})
+
+
+def label(
+    graph: Graph, stages: Sequence[str], *, fixed: Mapping[int, int] | None = None, skip: frozenset[int] = frozenset()
+) -> dict[int, int]:
+    """The stage number of every op of the forward; inputs, captures, constants and `skip` ops have none.
+
+    `fixed` holds what an earlier call said about the first ops of the same trace: it stays.
+    """
+    if not stages:
+        return {}
+    return _Labelling(graph, {key: number for number, key in enumerate(stages)}, dict(fixed or {}), skip).run()
+
+
+@dataclass
+class _Labelling:
+    graph: Graph
+    numbers: Mapping[str, int]
+    labels: dict[int, int]
+    skip: frozenset[int]
+
+    def run(self) -> dict[int, int]:
+        free = [op for op in self.graph.ops if not self._settled(op)]
+        owners = self._owners()
+        earliest = self._earliest(free, owners)
+        for op in reversed(free):
+            self._settle(op, earliest)
+        return self.labels
+
+    def _settled(self, op: Op) -> bool:
+        """Stamped and fixed ops are settled; ops without a place need no label."""
+        if op.index in self.skip or op.role in _NOWHERE or op.type == "Const" or op.index in self.labels:
+            return True
+        if op.stage is None or op.stage not in self.numbers:
+            return False
+        self.labels[op.index] = self.numbers[op.stage]
+        return True
+
+    def _owners(self) -> dict[int, int]:
+        """A captured variable belongs to the first stage that touches it."""
+        owners: dict[int, int] = {}
+        for op in self.graph.ops:
+            stage = self.labels.get(op.index)
+            if stage is None:
+                continue
+            for value in op.inputs:
+                if self.graph.ops[value.op].role == CAPTURE:
+                    owners[value.op] = min(owners.get(value.op, stage), stage)
+        return owners
+
+    def _earliest(self, free: Sequence[Op], owners: Mapping[int, int]) -> dict[int, int]:
+        """The latest stage among an op's inputs; ops of the user's inputs alone have none."""
+        found: dict[int, int] = {}
+        for op in free:
+            stages = [s for v in op.inputs if (s := self._place(v.op, found, owners)) is not None]
+            if stages:
+                found[op.index] = max(stages)
+        return found
+
+    def _place(self, op: int, found: Mapping[int, int], owners: Mapping[int, int]) -> int | None:
+        if op in owners:
+            return owners[op]
+        return self.labels.get(op, found.get(op))
+
+    def _settle(self, op: Op, earliest: Mapping[int, int]) -> None:
+        """Readers are settled first (ops come last to first), so the latest possible stage is known."""
+        readers = [
+            s for v in op.values for c in self.graph.consumers(v) if (s := self.labels.get(c.index)) is not None
+        ]
+        latest = min(readers) if readers else len(self.numbers) - 1
+        first = earliest.get(op.index)
+        if first is None:
+            self.labels[op.index] = latest
+        elif first >= latest or not readers:
+            self.labels[op.index] = first
+        else:
+            late = self._late_is_cheaper(op, first, latest, earliest)
+            self.labels[op.index] = latest if late else first
+
+    def _late_is_cheaper(self, op: Op, first: int, latest: int, earliest: Mapping[int, int]) -> bool:
+        """Compare what would cross: the op's inputs if it runs late, its outputs if it runs early."""
+        inputs = sum(
+            self.graph.spec(value).nbytes()
+            for value in set(op.inputs)
+            if self._would_cross(value, op, latest, earliest)
+        )
+        outputs = sum(self.graph.spec(value).nbytes() for value in op.values if self.graph.consumers(value))
+        return inputs <= outputs
+
+    def _would_cross(self, value: Value, op: Op, latest: int, earliest: Mapping[int, int]) -> bool:
+        source = self.labels.get(value.op, earliest.get(value.op))
+        if source is None or source >= latest:
+            return False
+        others = (c.index for c in self.graph.consumers(value) if c.index != op.index)
+        return all(self.labels.get(other, -1) != latest for other in others)

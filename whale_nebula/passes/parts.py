@@ -1,0 +1,208 @@
+"""When each op runs: before the micro-batches, for each of them, or once after them; and in which phase.
+
+A phase has a *prologue*, a *forward* and an *update*; their numbers are 3p, 3p+1 and 3p+2. The rules, each from a
+trap that a real training step set:
+
+* what descends from a gradient is update;
+* an effect that ignores the batch (a counter, a weight decay) runs once: in the update, or in the prologue where the
+  forward reads what it wrote;
+* a seed advances with each micro-batch: it belongs to the forward;
+* a metric's write waits for the update, unless the forward needs it: so a failing forward leaves metrics alone;
+* a forward op that depends on an update belongs to the next phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Op
+from whale_nebula.ir.program import Program
+from whale_nebula.passes.effects import is_effect, is_random, is_read, resources
+
+PROLOGUE, FORWARD, UPDATE = 0, 1, 2
+_HOLDS = frozenset({INPUT, CAPTURE, HOLDER, FEED})
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the pass found. `part` numbers ops that have a time of their own; others run wherever they are read."""
+
+    part: Mapping[int, int]
+    phase_of: tuple[int, ...]
+    phases: int
+    effects: frozenset[int]
+    pure: frozenset[int]
+    batch: frozenset[int]
+    seeds: frozenset[int]
+    latest: Mapping[int, int]
+    forward_written: frozenset[int]
+    leading: frozenset[int]
+
+    def phase(self, op: int) -> int:
+        """The phase an op runs in."""
+        return self.part.get(op, 0) // 3
+
+
+def split_parts(program: Program, once: frozenset[int] = frozenset()) -> Parts:
+    """Give every op of the user's own its part; `once` are ops that must wait for merged values."""
+    return _Splitter(program, once).run()
+
+
+@dataclass
+class _Splitter:
+    program: Program
+    once: frozenset[int]
+    part: dict[int, int] = field(default_factory=dict)
+    level: dict[int, int] = field(default_factory=dict)
+    phase_of: list[int] = field(default_factory=list)
+
+    def run(self) -> Parts:
+        program, graph = self.program, self.program.graph
+        self.backward = {op for request in program.requests for op in request.backward}
+        self.own = [op for op in graph.ops if op.index not in self.backward and op.role not in _HOLDS]
+        self.batch = graph.descend(program.leaf_ops, skip=self._elsewhere)
+        self.held = graph.descend(program.holders, skip=self._elsewhere)
+        self.effects = {op.index for op in self.own if is_effect(op, graph)}
+        self.seeds = self._seed_variables()
+        self.targets = graph.ascend(v.op for request in program.requests for v in request.targets)
+        self.leading = self._leading()
+        self.pure = self._pure()
+        self._levels()
+        for op in self.own:
+            self._place(op)
+        return self._found()
+
+    def _elsewhere(self, op: int) -> bool:
+        return op in self.backward
+
+    def _seed_variables(self) -> set[int]:
+        """A variable whose value seeds a random op of the step."""
+        graph = self.program.graph
+        above = graph.ascend(op.index for op in self.own if is_random(op))
+        return {handle for op in above if is_read(graph.ops[op]) for handle in resources(graph.ops[op], graph)}
+
+    def _is_seed_write(self, op: Op) -> bool:
+        return not self.seeds.isdisjoint(resources(op, self.program.graph))
+
+    def _leading(self) -> set[int]:
+        """Ops that something of the forward depends on: a stage's op or a target of a gradient."""
+        found: set[int] = set()
+        for op in reversed(self.own):
+            base = op.index in self.targets or (op.stage is not None and op.index not in self.effects)
+            if base or op.index in found:
+                found.update(value.op for value in op.inputs)
+                found.update(op.control)
+        return found
+
+    def _pure(self) -> set[int]:
+        """Ops of the user's inputs alone: they can be computed at any time, from the whole batch."""
+        found: set[int] = set(self.program.leaf_ops)
+        consts = {op.index for op in self.own if op.type == "Const"}
+        for op in self.own:
+            if op.inputs and not op.stateful and all(v.op in found or v.op in consts for v in op.inputs):
+                found.add(op.index)
+        return found & self.batch
+
+    def _levels(self) -> None:
+        """The last phase whose update an op depends on, by data or by order; requests get their phase on the way."""
+        waiting = list(self.program.requests)
+        for op in self.own:
+            while waiting and op.index >= waiting[0].start:
+                self._enter(waiting.pop(0).index)
+            before = [self._level(v.op) for v in op.inputs] + [self._level(c) for c in op.control]
+            level = max(before, default=-1)
+            late = op.index in self.effects and op.index not in self.batch and not self._is_seed_write(op)
+            self.level[op.index] = max(level, self.phase_of[-1]) if late and self.phase_of else level
+        for request in waiting:
+            self._enter(request.index)
+
+    def _level(self, op: int) -> int:
+        if op in self.program.holders:
+            request, _ = self.program.holders[op]
+            return self.phase_of[request]
+        return self.level.get(op, -1)
+
+    def _enter(self, request: int) -> None:
+        targets = self.program.requests[request].targets
+        above = self.program.graph.ascend(v.op for v in targets)
+        self.phase_of.append(1 + max((self._level(op) for op in above), default=-1))
+
+    def _place(self, op: Op) -> None:
+        early = self._early(op)
+        if op.index in self.effects:
+            self.part[op.index] = self._effect(op, early)
+        elif op.index in self.held or op.index in self.once:
+            self.part[op.index] = _next(early, UPDATE)
+        elif op.index in self.batch and op.index not in self.pure:
+            forward = op.index in self.leading or op.index in self.targets or op.stage is not None
+            self.part[op.index] = early if early % 3 == UPDATE and not forward else _next(early, FORWARD)
+        elif early:
+            self.part[op.index] = early
+
+    def _early(self, op: Op) -> int:
+        found = [self._time(value.op) for value in op.inputs]
+        if op.index in self.effects or is_read(op) or op.functions:
+            found += [self.part[c] for c in op.control if c in self.effects and c in self.part]
+        return max(found, default=0)
+
+    def _time(self, op: int) -> int:
+        if op in self.program.holders:
+            return 3 * self.phase_of[self.program.holders[op][0]] + UPDATE
+        return self.part.get(op, 0)
+
+    def _effect(self, op: Op, early: int) -> int:
+        last = self._last_phase(op)
+        update = _next(max(early, 3 * max(last, 0) + UPDATE), UPDATE)
+        leads = op.index in self.leading
+        writes = bool(resources(op, self.program.graph))
+        if op.index in self.held:
+            return _next(early, UPDATE)
+        if self._is_seed_write(op):
+            return _next(early, FORWARD)
+        if op.index in self.batch:
+            cut = self.program.pipeline.micro_batch > 1
+            stays = leads or not writes or (cut and op.index not in self.once)
+            return _next(early, FORWARD) if stays else update
+        if last >= 0 or not leads:
+            return update
+        return _next(early, PROLOGUE)
+
+    def _last_phase(self, op: Op) -> int:
+        """The phase of the last request before an op, or -1."""
+        asked = [self.phase_of[r.index] for r in self.program.requests if r.start <= op.index]
+        return max(asked, default=-1)
+
+    def _found(self) -> Parts:
+        graph = self.program.graph
+        times = [self.part.get(op, 0) for op in self.part]
+        phases = max([t // 3 for t in times] + [p for p in self.phase_of] + [0]) + 1
+        forward = {e for e in self.effects if self.part[e] % 3 != UPDATE}
+        return Parts(
+            part=dict(self.part),
+            phase_of=tuple(self.phase_of),
+            phases=phases,
+            effects=frozenset(self.effects),
+            pure=frozenset(self.pure),
+            batch=frozenset(self.batch),
+            seeds=frozenset(self.seeds),
+            latest=self._latest(),
+            leading=frozenset(self.leading | self.targets),
+            forward_written=frozenset(h for e in forward for h in resources(graph.ops[e], graph)),
+        )
+
+    def _latest(self) -> dict[int, int]:
+        """A read must not run after a write that followed it in the trace."""
+        found: dict[int, int] = {}
+        for op in self.own:
+            if op.index not in self.effects:
+                continue
+            for before in op.control:
+                if is_read(self.program.graph.ops[before]):
+                    found[before] = min(found.get(before, self.part[op.index]), self.part[op.index])
+        return found
+
+
+def _next(early: int, kind: int) -> int:
+    """The first part of a kind that is not before `early`."""
+    return early + (kind - early) % 3

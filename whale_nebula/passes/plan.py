@@ -1,0 +1,170 @@
+"""A program and a list of workers become a Cut: fragments, boundaries, merges. The passes in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from whale_nebula.ir.plan import Boundary, Crossing, Cut, Fragment, PhasePlan, StagePhase, VirtualDevice, Worker
+from whale_nebula.ir.program import Program
+from whale_nebula.ir.spec import Value
+from whale_nebula.passes.batch import BatchFolds, fold_batch
+from whale_nebula.passes.cut import Cutter, Draft, Key, finish
+from whale_nebula.passes.homes import Homes
+from whale_nebula.passes.order import check_order
+from whale_nebula.passes.parts import Parts, split_parts
+
+
+def cut_program(program: Program, workers: Sequence[Worker], where: Callable[[int], str] = lambda op: "") -> Cut:
+    """Map a program to workers. `where` tells the user's line that made an op."""
+    folds = fold_batch(program, where)
+    parts = split_parts(program, folds.once)
+    check_order(program.graph, program.labels, program.stages, phase_of=parts.phase, where=where)
+    numbers = {stage: number for number, worker in enumerate(workers) for stage in worker.stages}
+    homes = Homes(program, parts, [numbers[stage] for stage in range(len(program.stages))])
+    cutter = Cutter(program, parts, homes, folds.wholes)
+    return _Builder(program, parts, homes, cutter.run(), cutter, tuple(workers), folds).build()
+
+
+@dataclass
+class _Builder:
+    program: Program
+    parts: Parts
+    homes: Homes
+    drafts: Mapping[Key, Draft]
+    cutter: Cutter
+    workers: tuple[Worker, ...]
+    folds: BatchFolds
+    fused: set[tuple[int, int]] = field(default_factory=set)
+
+    def build(self) -> Cut:
+        self.outside = self._outside()
+        phases = tuple(self._phase(phase) for phase in range(self.parts.phases))
+        names = [worker.name for worker in self.workers]
+        variables = self.program.variable_ops
+        return Cut(
+            program=self.program,
+            workers=self.workers,
+            devices=tuple(VirtualDevice(s, worker=w.name) for w in self.workers for s in w.stages),
+            phases=phases,
+            boundaries=self._boundaries(),
+            merges={value: self.folds.merge(value) for value in self.cutter.demanded},
+            held={v.path: tuple(names[w] for w in sorted(self.homes.variables[op])) for op, v in variables.items()},
+            whole={names[k[2]]: finish(d, names[k[2]]) for k, d in self.drafts.items() if k[0] == "whole"},
+            forward_written=tuple(
+                sorted(variables[op].path for op in self.parts.forward_written if op in variables)
+            ),
+            notes=self.folds.notes,
+        )
+
+    def _outside(self) -> Mapping[Value, set[tuple[str, int, int]]]:
+        """For each value, the fragments that are fed with it: (kind, phase, stage or worker)."""
+        found: dict[Value, set[tuple[str, int, int]]] = {}
+        for key, draft in self.drafts.items():
+            for value in draft.feeds:
+                found.setdefault(value, set()).add(key[:3])
+        return found
+
+    def _phase(self, phase: int) -> PhasePlan:
+        stages = [self._stage(phase, stage) for stage in range(len(self.program.stages))]
+        return PhasePlan(
+            index=phase,
+            requests=tuple(r for r, p in enumerate(self.parts.phase_of) if p == phase),
+            stages=tuple(stage for stage in stages if stage is not None),
+            prologue=self._once("prologue", phase),
+            updates=self._updates(phase),
+            crossings=self._crossings(phase),
+        )
+
+    def _stage(self, phase: int, stage: int) -> StagePhase | None:
+        forward = self.drafts.get(("forward", phase, stage, 0))
+        backward = self.drafts.get(("backward", phase, stage, 0))
+        if forward is None and backward is None:
+            return None
+        if backward is not None and not any(v.op in self.program.arrivals for v in backward.feeds):
+            return StagePhase(stage, phase, self._fuse(forward or Draft(backward.key), backward), None, True)
+        worker = self._worker_name(stage)
+        return StagePhase(
+            stage, phase, finish(forward, worker) if forward else None, finish(backward, worker) if backward else None,
+            False,
+        )  # fmt: skip
+
+    def _fuse(self, forward: Draft, backward: Draft) -> Fragment:
+        """No gradient comes in from outside: forward and backward are one function, and nothing is kept between."""
+        kind, phase, stage, number = backward.key
+        merged = Draft(("fused", phase, stage, number), ops={**forward.ops, **backward.ops})
+        merged.feeds = {v: None for v in [*forward.feeds, *backward.feeds] if v.op not in merged.ops}
+        merged.fetches = {v: None for v in forward.fetches if self._leaves(v, phase, stage)} | backward.fetches
+        fragment = finish(merged, self._worker_name(stage))
+        return Fragment("fused", phase, stage, *_rest(fragment))
+
+    def _leaves(self, value: Value, phase: int, stage: int) -> bool:
+        """Whether a value of a stage is read by anything but the stage's own backward in the same phase."""
+        own = {("backward", phase, stage)}
+        return bool(self.outside.get(value, set()) - own) or value in self.cutter.demanded
+
+    def _worker_name(self, stage: int) -> str:
+        return self.workers[self.homes.worker_of(stage)].name
+
+    def _once(self, kind: str, phase: int) -> dict[str, Fragment]:
+        found = {key: draft for key, draft in self.drafts.items() if key[:2] == (kind, phase)}
+        return {self.workers[key[2]].name: finish(draft, self.workers[key[2]].name) for key, draft in found.items()}
+
+    def _updates(self, phase: int) -> dict[str, tuple[Fragment, ...]]:
+        found: dict[str, list[Fragment]] = {}
+        for key in sorted(self.drafts):
+            if key[:2] == ("update", phase):
+                name = self.workers[key[2]].name
+                found.setdefault(name, []).append(finish(self.drafts[key], name))
+        return {name: tuple(fragments) for name, fragments in found.items()}
+
+    def _crossings(self, phase: int) -> tuple[Crossing, ...]:
+        """Values that one worker's update or result needs of another's."""
+        found: dict[tuple[Value, int], list[str]] = {}
+        for (value, source, destination), at in self.cutter.crossings.items():
+            if at == phase:
+                found.setdefault((value, source), []).append(self.workers[destination].name)
+        return tuple(
+            Crossing(value, phase, self.workers[source].name, tuple(sorted(to)), self._round(value, source))
+            for (value, source), to in sorted(found.items())
+        )
+
+    def _round(self, value: Value, source: int) -> int:
+        """The round after which a value can be sent; -1: before the first."""
+        forward = value in self.cutter.demanded
+        return -1 if forward else self.homes.round_of(value.op, source)
+
+    def _boundaries(self) -> tuple[Boundary, ...]:
+        made = {
+            value: key for key, draft in self.drafts.items() if key[0] == "forward" for value in draft.fetches
+        }
+        returning = {a.boundary for r in self.program.requests for a in r.arrivals}
+        found: list[Boundary] = []
+        for value, (_, phase, source, _) in sorted(made.items()):
+            readers = {k[2] for k in self.outside.get(value, ()) if k[0] in ("forward", "backward")} - {source}
+            if readers:
+                found.append(
+                    Boundary(
+                        slot=len(found), value=value, phase=phase, source=source, destinations=tuple(sorted(readers)),
+                        backward=value in returning, codec=self._codec(value, readers),
+                        layout=self.folds.layout(value),
+                    )
+                )  # fmt: skip
+        return tuple(found)
+
+    def _codec(self, value: Value, readers: set[int]) -> str:
+        """The codec of the innermost compress scope around the producer, else around the first consumer."""
+        graph, codecs = self.program.graph, self.program.compressions
+        if not graph.spec(value).floating:
+            return "none"
+        made = graph.ops[value.op].compress
+        if made is not None:
+            return codecs[made]
+        for op in graph.consumers(value):
+            if op.compress is not None and self.program.labels.get(op.index) in readers:
+                return codecs[op.compress]
+        return "none"
+
+
+def _rest(fragment: Fragment) -> tuple[str, int, tuple[int, ...], tuple[Value, ...], tuple[Value, ...]]:
+    return fragment.worker, fragment.round, fragment.ops, fragment.feeds, fragment.fetches

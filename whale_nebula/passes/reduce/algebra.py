@@ -1,0 +1,197 @@
+"""Sums, means and counts under +, × and ÷, and tensors with rows that are put side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+
+from whale_nebula.passes.reduce.registry import Site
+from whale_nebula.passes.reduce.state import (
+    COUNT,
+    COUPLED,
+    INVERSE,
+    MEAN,
+    OWN,
+    RAGGED,
+    ROWS,
+    SHAPE,
+    SUM,
+    UNKNOWN,
+    WHOLE,
+    Fold,
+    count,
+    times,
+    whole,
+)
+
+Rest = Callable[[Site, Sequence[Fold]], Fold]
+"""What an op does to values without rows."""
+
+_PRODUCTS = {
+    frozenset({COUNT, MEAN}): SUM,
+    frozenset({COUNT, INVERSE}): WHOLE,
+    frozenset({INVERSE, SUM}): MEAN,
+}
+_INVERTED = {WHOLE: WHOLE, COUNT: INVERSE, INVERSE: COUNT}
+
+
+def nonlinear(site: Site, folds: Sequence[Fold]) -> Fold:
+    """Neither sums nor means survive."""
+    return site.nonlinear(folds)
+
+
+def added(site: Site, folds: Sequence[Fold]) -> Fold:
+    """Sums with sums, means with means and wholes; nothing else keeps its state under +."""
+    kinds = {fold.kind for fold in folds if not fold.zero}
+    if not kinds:
+        return whole()
+    if kinds == {COUNT}:
+        known = [fold.per for fold in folds if fold.kind == COUNT]
+        return count(UNKNOWN if UNKNOWN in known else sum(known))
+    if kinds <= {SUM, COUNT}:
+        return Fold(SUM)
+    if kinds <= {MEAN, WHOLE}:
+        return Fold(MEAN if MEAN in kinds else WHOLE)
+    if kinds == {INVERSE}:
+        return Fold(INVERSE)
+    return site.nonlinear(folds)
+
+
+def multiplied(site: Site, folds: Sequence[Fold]) -> Fold:
+    """Linear in each factor: one factor that is no whole gives its state to the product."""
+    return reduce(lambda left, right: _product(site, left, right), folds)
+
+
+def _product(site: Site, left: Fold, right: Fold) -> Fold:
+    if left.kind == WHOLE and right.kind == WHOLE:
+        return whole()
+    if WHOLE in (left.kind, right.kind):
+        other, factor = (left, right) if right.kind == WHOLE else (right, left)
+        scale = factor.literal[0] if factor.literal is not None and len(factor.literal) == 1 else UNKNOWN
+        per = other.per * scale if isinstance(scale, int) and scale > 0 else UNKNOWN
+        return site.nonlinear([other]) if other.kind == SHAPE else other.bare._replace(per=per)
+    kind = _PRODUCTS.get(frozenset({left.kind, right.kind}))
+    return site.nonlinear([left, right]) if kind is None else Fold(kind)
+
+
+def divided(site: Site, folds: Sequence[Fold]) -> Fold:
+    """A quotient is a product with the divisor's inverse."""
+    above, below = folds
+    kind = _INVERTED.get(below.kind)
+    return site.nonlinear(folds) if kind is None else _product(site, above.bare, Fold(kind, per=UNKNOWN))
+
+
+def structured(site: Site, folds: Sequence[Fold]) -> Fold:
+    """Entries are moved, left out or repeated, the first operand's, as wholes say: its state stays."""
+    if all(fold.kind == WHOLE for fold in folds[1:]) and folds[0].kind != SHAPE:
+        return folds[0].bare
+    return site.nonlinear(folds)
+
+
+def broadcast(site: Site, places: Sequence[int], rest: Rest) -> Fold:
+    """Operands aligned from the right, as numpy does."""
+    folds = [site.folds[place] for place in places]
+    if not any(fold.kind == ROWS for fold in folds):
+        return rest(site, folds)
+    wrong = mixed(site, folds)
+    if wrong is not None:
+        return wrong
+    ranks = [site.rank(place) for place in places]
+    if any(rank is None for rank in ranks):
+        return _unranked(site, folds, ranks)
+    widest = max(rank for rank in ranks if rank is not None)
+    shifts = [widest - rank for rank in ranks if rank is not None]
+    return side_by_side(site, [(place, shift) for place, shift in zip(places, shifts, strict=True)])
+
+
+def mixed(site: Site, folds: Sequence[Fold]) -> Fold | None:
+    """Coupled, if rows meet anything that is folded over their own micro-batch only."""
+    other = next((fold for fold in folds if fold.kind not in (ROWS, WHOLE)), None)
+    if other is None:
+        return None
+    if other.kind == COUPLED:
+        return other.bare
+    return site.coupled(f"single rows are mixed with a {other.kind} over the batch")
+
+
+def side_by_side(site: Site, aligned: Sequence[tuple[int, int]]) -> Fold:
+    """Operands (input number, axes that it lacks on the left), rows among them, wholes else."""
+    found: Fold | None = None
+    for place, shift in aligned:
+        fold = site.folds[place]
+        if fold.kind == ROWS:
+            moved = fold._replace(axis=fold.axis + shift).bare
+            both = moved if found is None else matched(site, found, moved)
+            if both.kind == COUPLED:
+                return both
+            found = both
+    if found is None:
+        return whole()
+    for place, shift in aligned:
+        if site.folds[place].kind == WHOLE and not flat(site, place, found.axis - shift):
+            return site.coupled("a tensor that is no part of the batch lies along the batch axis")
+    return found
+
+
+def flat(site: Site, place: int, axis: int) -> bool:
+    """Whether a whole has one entry, or none, where the rows lie."""
+    return axis < 0 or site.size(place, axis) == 1
+
+
+def matched(site: Site, left: Fold, right: Fold) -> Fold:
+    """Two tensors with rows, entry by entry: the same row must meet itself."""
+    if left.axis != right.axis:
+        return site.coupled("every row meets every other row: the batch lies along two axes")
+    if left.order != right.order or (RAGGED in (left.per, right.per) and left.per != right.per):
+        return site.coupled("the rows of two tensors do not lie in the same order")
+    per = left.per if left.per == right.per else max(left.per, right.per)
+    return left._replace(per=per, position=max(left.position, right.position))
+
+
+def _unranked(site: Site, folds: Sequence[Fold], ranks: Sequence[int | None]) -> Fold:
+    """Without ranks only scalars, or one tensor alone, can be placed."""
+    wide = [fold for fold, rank in zip(folds, ranks, strict=True) if rank != 0]
+    if len(wide) == 1:
+        return wide[0].bare
+    return site.coupled("the number of axes is not known, so neither is where the rows meet")
+
+
+def own_order(site: Site) -> tuple[int, ...]:
+    """An order of rows that equals no other op's."""
+    return (OWN, site.owner, site.op.index)
+
+
+def joined(site: Site, left: Fold, right: Fold) -> Fold:
+    """The state of a value that may come from either side: a branch, or a turn of a loop."""
+    inputs = left.inputs and right.inputs
+    return _join(site, left, right)._replace(inputs=inputs)
+
+
+def _join(site: Site, left: Fold, right: Fold) -> Fold:
+    left, right = left._replace(inputs=False), right._replace(inputs=False)
+    if left == right or right.kind == "empty":
+        return left
+    if left.kind == "empty":
+        return right
+    for fold in (left, right):
+        if fold.kind == COUPLED:
+            return fold.bare
+    if left.parts is not None and right.parts is not None and len(left.parts) == len(right.parts):
+        pairs = zip(left.parts, right.parts, strict=True)
+        parts = tuple(_join(site, one, other) for one, other in pairs)
+        return left.bare._replace(kind=left.kind if left.kind == right.kind else SHAPE, parts=parts)
+    if ROWS in (left.kind, right.kind):
+        return _join_rows(site, left.bare, right.bare)
+    return added(site, [left, right])
+
+
+def _join_rows(site: Site, left: Fold, right: Fold) -> Fold:
+    if left.kind != right.kind:
+        return site.coupled(f"a value is {left.kind} in one case and {right.kind} in another")
+    both = matched(site, left, right)
+    return both if left.per == right.per or both.kind == COUPLED else both._replace(per=UNKNOWN)
+
+
+def entries(fold: Fold, size: int | None) -> int:
+    """Entries a row after an axis of this size was merged in."""
+    return times(fold.per, UNKNOWN if size is None else size)

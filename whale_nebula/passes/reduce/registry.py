@@ -1,0 +1,161 @@
+"""Rules by op type, and what a rule sees: one op, the states of what it reads, and what is known of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeVar
+
+from whale_nebula.ir.graph import Attribute, Graph, Op
+from whale_nebula.ir.spec import Spec
+from whale_nebula.passes.reduce.state import AFTER, COUPLED, EMPTY, WHOLE, Fold, whole
+
+Result = Fold | tuple[Fold, ...]
+
+
+class Caller(Protocol):
+    """Who can say what a function's body makes of its arguments."""
+
+    def call(self, graph: Graph, name: str, folds: tuple[Fold, ...], owner: int) -> tuple[Fold, ...]:
+        """The states of the results of the body `name`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One op where a rule is applied. `owner` is the op of the user's graph that this one is a part of."""
+
+    graph: Graph
+    op: Op
+    folds: tuple[Fold, ...]
+    caller: Caller
+    owner: int
+
+    def spec(self, place: int) -> Spec:
+        """Element type and shape of an input."""
+        return self.graph.spec(self.op.inputs[place])
+
+    def rank(self, place: int) -> int | None:
+        """Number of axes of an input."""
+        return self.spec(place).rank
+
+    def size(self, place: int, axis: int) -> int | None:
+        """Static size of an input along an axis."""
+        shape = self.spec(place).shape
+        return None if shape is None or not -len(shape) <= axis < len(shape) else shape[axis]
+
+    def attribute(self, name: str, default: Attribute) -> Attribute:
+        """An attribute of the op."""
+        return self.op.attributes.get(name, default)
+
+    def number(self, name: str, default: int) -> int:
+        """An integer attribute of the op."""
+        value = self.op.attributes.get(name, default)
+        return value if isinstance(value, int) else default
+
+    def flag(self, name: str) -> bool:
+        """A boolean attribute of the op."""
+        return bool(self.op.attributes.get(name, False))
+
+    def ints(self, place: int) -> tuple[int, ...] | None:
+        """The numbers of an input, where they are known."""
+        literal = self.folds[place].literal
+        return None if literal is None else tuple(int(number) for number in literal)
+
+    def int(self, place: int) -> int | None:
+        """The one number of an input, where it is known."""
+        numbers = self.ints(place)
+        return numbers[0] if numbers is not None and len(numbers) == 1 else None
+
+    def parts(self, place: int) -> tuple[Fold, ...] | None:
+        """The states of a vector's entries, where they can be told apart."""
+        fold = self.folds[place]
+        if fold.parts is not None:
+            return fold.parts
+        if fold.kind != WHOLE or self.rank(place) != 1:
+            return None
+        if fold.literal is not None:
+            return tuple(whole(number) for number in fold.literal)
+        length = self.size(place, 0)
+        return None if length is None else (whole(),) * length
+
+    def coupled(self, reason: str) -> Fold:
+        """What a row gets here depends on other rows."""
+        return Fold(COUPLED, blame=self.owner, reason=self._inside(reason))
+
+    def after(self, reason: str) -> Fold:
+        """Right only when computed once from merged values."""
+        return Fold(AFTER, blame=self.owner, reason=self._inside(reason))
+
+    def _inside(self, reason: str) -> str:
+        return reason if self.owner == self.op.index else f"{reason} (at {self.op.type} {self.op.name!r} in its body)"
+
+    def nonlinear(self, folds: Iterable[Fold]) -> Fold:
+        """A function that keeps neither sums nor means, of values without rows."""
+        folds = tuple(folds)
+        for fold in folds:
+            if fold.kind == COUPLED or fold.kind == AFTER:
+                return fold.bare
+        names = sorted({fold.kind for fold in folds} - {WHOLE})
+        if not names:
+            return whole()
+        return self.after(f"{self.op.type} of a {' and a '.join(names)} over the batch is none of these itself")
+
+
+class Entry(NamedTuple):
+    """A rule and when it is asked.
+
+    `literal`: also where all inputs are whole, because it knows their numbers. `raw`: also where an input is coupled.
+    `positions`: also for numbers of rows.
+    """
+
+    apply: Callable[[Site], Result]
+    literal: bool
+    raw: bool
+    positions: bool
+
+
+RULES: dict[str, Entry] = {}
+_F = TypeVar("_F", bound=Callable[[Site], Result])
+
+
+def rule(*types: str, literal: bool = False, raw: bool = False, positions: bool = False) -> Callable[[_F], _F]:
+    """Register the transfer function of op types."""
+
+    def register(apply: _F) -> _F:
+        for name in types:
+            if name in RULES:
+                raise ValueError(f"op type {name} has two rules")
+            RULES[name] = Entry(apply, literal, raw, positions)
+        return apply
+
+    return register
+
+
+def transfer(site: Site) -> tuple[Fold, ...]:
+    """The states of an op's outputs."""
+    if not site.op.outputs:
+        return ()
+    result = _result(site)
+    found = result if isinstance(result, tuple) and not isinstance(result, Fold) else None
+    folds = found if found is not None else (result,) * len(site.op.outputs)  # type: ignore[assignment]
+    inputs = not site.op.stateful and all(fold.inputs for fold in site.folds)
+    return tuple(fold._replace(inputs=inputs) for fold in folds)
+
+
+def _result(site: Site) -> Result:
+    entry = RULES.get(site.op.type)
+    if all(fold.kind == WHOLE for fold in site.folds) and not (entry is not None and entry.literal):
+        return whole()
+    if entry is None:
+        bad = next((fold for fold in site.folds if fold.kind == COUPLED), None)
+        return bad.bare if bad is not None else site.coupled(f"no rule for op type {site.op.type}")
+    if entry.raw:
+        return entry.apply(site)
+    for fold in site.folds:
+        if fold.kind == COUPLED:
+            return fold.bare
+        if fold.position and not entry.positions:
+            return site.coupled("numbers of rows (a range over the batch) are others in a micro-batch")
+        if fold.kind == EMPTY and not site.op.type.startswith("TensorList"):
+            return site.coupled("a list is read before anything is in it")
+    return entry.apply(site)

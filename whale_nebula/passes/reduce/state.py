@@ -1,0 +1,121 @@
+"""How one value of a step was folded along the batch: the states that the rules of this pass compute with."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+WHOLE = "whole"
+"""The same in every micro-batch."""
+ROWS = "rows"
+"""A micro-batch holds its own slice of the whole's value."""
+COUNT = "count"
+"""A number proportional to the rows; the whole's is the sum over the micro-batches."""
+INVERSE = "inverse"
+"""A number inversely proportional to the rows."""
+SHAPE = "shape"
+"""A vector whose parts are counts and wholes."""
+SUM = "sum"
+"""The whole's value is the sum over the micro-batches."""
+MEAN = "mean"
+"""The whole's value is the mean over the micro-batches, weighted by their rows."""
+EMPTY = "empty"
+"""A list that holds nothing yet."""
+AFTER = "after"
+"""Right only when computed once, from merged values."""
+COUPLED = "coupled"
+"""What a row gets depends on the other rows."""
+
+RAGGED = -1
+"""`per` where each row has its own number of entries."""
+UNKNOWN = 0
+"""`per` where the number of entries a row is not known, only that it is the same for each."""
+
+UNDER, OWN = -1, -2
+"""First number of an `order`: the batch lies under other axes that were merged with it; an order like no other."""
+
+Number = int | float
+
+
+class Fold(NamedTuple):
+    """The state of a value.
+
+    `axis` is where the rows lie; `per` the entries that one row has there (of a count: the number a row). `order`
+    is empty where the rows lie one after the other, so that the micro-batches' values only need to be put behind
+    each other. `position` marks numbers of rows: 1 as they are, 2 reckoned with. `inputs` says that the value comes
+    from the user's inputs alone. `literal` are the known numbers of a whole, `parts` the states along the last
+    axis. `blame` and `reason` say of after and coupled which op made it so, and why.
+
+    >>> str(Fold(ROWS, axis=1)), str(Fold(SUM, inputs=True))
+    ('rows(1)', 'sum of inputs')
+    """
+
+    kind: str
+    axis: int = 0
+    per: int = 1
+    order: tuple[int, ...] = ()
+    position: int = 0
+    inputs: bool = False
+    literal: tuple[Number, ...] | None = None
+    parts: tuple[Fold, ...] | None = None
+    blame: int = -1
+    reason: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether micro-batches can be merged to the whole's value."""
+        return self.kind not in (AFTER, COUPLED)
+
+    @property
+    def zero(self) -> bool:
+        """Whether this is known to be nothing but zeros."""
+        return self.literal is not None and not any(self.literal)
+
+    @property
+    def bare(self) -> Fold:
+        """The state without what is known of its numbers."""
+        return self._replace(literal=None, parts=None)
+
+    def __str__(self) -> str:
+        if self.kind == SHAPE and self.parts is not None:
+            name = f"shape({', '.join(part.kind for part in self.parts)})"
+        elif self.kind == ROWS:
+            words = {1: "positions", 2: "positions"}
+            name = f"{words.get(self.position, self.kind)}({self.axis})"
+            name += " ragged" * (self.per == RAGGED) + " interleaved" * bool(self.order)
+        else:
+            name = self.kind
+        return name + " of inputs" * (self.inputs and self.kind not in (WHOLE, EMPTY))
+
+
+def whole(*literal: Number) -> Fold:
+    """The same in every micro-batch; with numbers, these."""
+    return Fold(WHOLE, literal=literal or None)
+
+
+def rows(axis: int, per: int = 1, order: tuple[int, ...] = ()) -> Fold:
+    """The batch lies along `axis`."""
+    return Fold(ROWS, axis=axis, per=per, order=order)
+
+
+def count(per: int = 1) -> Fold:
+    """`per` times the number of rows."""
+    return Fold(COUNT, per=per)
+
+
+def vector(parts: tuple[Fold, ...]) -> Fold:
+    """The state of a vector with these parts."""
+    kinds = {part.kind for part in parts}
+    if kinds <= {WHOLE}:
+        numbers = [part.literal[0] for part in parts if part.literal is not None]
+        return Fold(WHOLE, literal=tuple(numbers)) if len(numbers) == len(parts) else Fold(WHOLE, parts=parts)
+    if len(kinds) == 1:
+        return parts[0].bare._replace(parts=parts)
+    bad = next((part for part in parts if not part.good), None)
+    if bad is not None:
+        return bad._replace(parts=parts)
+    return Fold(SHAPE, parts=parts)
+
+
+def times(left: int, right: int) -> int:
+    """Multiply two numbers of entries a row."""
+    return RAGGED if RAGGED in (left, right) else left * right

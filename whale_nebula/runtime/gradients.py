@@ -1,0 +1,84 @@
+"""Gradients are added in micro-batch order within a stage and in stage order over stages, whatever the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.ir.graph import CAPTURE
+from whale_nebula.ir.program import GradientPart, Program
+from whale_nebula.ir.spec import Value
+
+PartKey = tuple[int, int, int]
+"""request, source, stage."""
+
+
+@dataclass
+class Sums:
+    """The gradients of one stage, added up over micro-batches."""
+
+    program: Program
+    dense: dict[PartKey, Any] = field(default_factory=dict)
+    listed: dict[PartKey, list[tuple[Any, ...]]] = field(default_factory=dict)
+
+    def add(self, request: int, part: GradientPart, tensors: Sequence[Any]) -> None:
+        """Take in what one micro-batch gave."""
+        key = (request, part.source, part.stage)
+        if len(tensors) > 1 or self._by_rows(request, part.source):
+            self.listed.setdefault(key, []).append(tuple(tensors))
+        elif key in self.dense:
+            self.dense[key] = self.dense[key] + tensors[0]
+        else:
+            self.dense[key] = tensors[0]
+
+    def _by_rows(self, request: int, source: int) -> bool:
+        """The gradient of an input or of an activation has a row for each of the batch's."""
+        origin = self.program.requests[request].origins[source]
+        return origin >= 0 and self.program.graph.ops[origin].role != CAPTURE
+
+    def parts(self) -> dict[PartKey, tuple[Any, ...]]:
+        """The sums: one tensor, or values and indices."""
+        found: dict[PartKey, tuple[Any, ...]] = {key: (tensor,) for key, tensor in self.dense.items()}
+        for key, pieces in self.listed.items():
+            found[key] = pieces[0] if len(pieces) == 1 else tuple(tf.concat(c, 0) for c in zip(*pieces, strict=True))
+        return found
+
+
+def total(program: Program, parts: dict[PartKey, tuple[Any, ...]]) -> dict[Value, Any]:
+    """The tensors for every gradient placeholder, from the parts of all stages."""
+    found: dict[Value, Any] = {}
+    for request in program.requests:
+        for holder in request.holders:
+            own = [parts[key] for key in sorted(parts) if key[:2] == (request.index, holder.source)]
+            if own:
+                shape = _shape(program, request.origins[holder.source])
+                found.update(zip(holder.values, _sum(own, holder.sparse, shape), strict=True))
+    return found
+
+
+def _sum(parts: Sequence[tuple[Any, ...]], sparse: bool, shape: Sequence[int] | None) -> tuple[Any, ...]:
+    if len(parts) == 1 and (len(parts[0]) > 1) == sparse:
+        return parts[0]
+    if sparse:
+        return tuple(tf.concat(columns, 0) for columns in zip(*parts, strict=True))
+    dense = [part[0] if len(part) == 1 else _dense(part, shape) for part in parts]
+    return (_added(dense),)
+
+
+def _added(tensors: Iterable[Any]) -> Any:
+    first, *rest = tensors
+    for tensor in rest:
+        first = first + tensor
+    return first
+
+
+def _dense(part: tuple[Any, ...], shape: Sequence[int] | None) -> Any:
+    return tf.convert_to_tensor(tf.IndexedSlices(part[0], part[1], tf.constant(shape, tf.int64)))
+
+
+def _shape(program: Program, origin: int) -> Sequence[int] | None:
+    variable = program.variable_ops.get(origin)
+    return None if variable is None else [axis or 0 for axis in variable.spec.shape or ()]

@@ -1,0 +1,108 @@
+"""What a worker runs once a step: the whole-batch values, prologues, updates in rounds, and the results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from whale_nebula.feed.batch import Batch
+from whale_nebula.ir.plan import Crossing, PhasePlan
+from whale_nebula.ir.spec import Value
+from whale_nebula.runtime.compiled import Compiled, Feed, Piece
+from whale_nebula.runtime.gradients import PartKey, total
+from whale_nebula.runtime.merge import merge
+from whale_nebula.runtime.stage_run import StageRun
+
+
+class Peers(Protocol):
+    """The other workers, as an update sees them."""
+
+    def send(self, crossing: Crossing, tensor: Any) -> None:
+        """Send a value to every worker that needs it."""
+        ...
+
+    def receive(self, crossing: Crossing) -> Any:
+        """Wait for a value."""
+        ...
+
+    def parts(self, phase: PhasePlan, own: dict[PartKey, tuple[Any, ...]]) -> dict[PartKey, tuple[Any, ...]]:
+        """Exchange the gradient parts of variables that live on several workers."""
+        ...
+
+
+@dataclass
+class OnceRun:
+    """The once-a-step part of a worker."""
+
+    compiled: Compiled
+    batch: Batch
+    once: dict[Value, Any]
+    peers: Peers | None = None
+
+    def whole(self) -> None:
+        """Compute batch-wide values of the inputs."""
+        if self.compiled.whole is not None:
+            self._run(self.compiled.whole, {})
+
+    def prologue(self, phase: PhasePlan) -> None:
+        """Run what comes before the micro-batches."""
+        piece = self.compiled.prologue(phase)
+        if piece is not None:
+            self._run(piece, {})
+
+    def update(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
+        """Merge what the stages kept, exchange what others need, and run the update, round by round."""
+        self._merge(runs)
+        gradients = self.gradients(phase, runs)
+        self._send(phase, -1)
+        for number, piece in enumerate(self.compiled.updates(phase)):
+            self._receive(phase, number - 1)
+            self._run(piece, gradients)
+            self._send(phase, number)
+
+    def gradients(self, phase: PhasePlan, runs: Sequence[StageRun]) -> dict[Value, Any]:
+        """Every gradient placeholder's tensor."""
+        parts: dict[PartKey, tuple[Any, ...]] = {}
+        for run in runs:
+            parts |= run.sums.parts()
+        if self.peers is not None:
+            parts = self.peers.parts(phase, parts)
+        return total(self.compiled.cut.program, parts)
+
+    def _merge(self, runs: Sequence[StageRun]) -> None:
+        merges = self.compiled.cut.merges
+        for run in runs:
+            for value, by_number in run.kept.items():
+                pieces = [by_number[number] for number in sorted(by_number)]
+                self.once[value] = merge(merges[value], pieces, self.batch.shares)
+            run.kept.clear()
+
+    def _send(self, phase: PhasePlan, number: int) -> None:
+        for crossing in phase.crossings:
+            if self.peers and crossing.round == number and crossing.source == self.compiled.worker:
+                self.peers.send(crossing, self.once[crossing.value])
+
+    def _receive(self, phase: PhasePlan, number: int) -> None:
+        for crossing in phase.crossings:
+            if self.peers and crossing.round == number and self.compiled.worker in crossing.destinations:
+                self.once[crossing.value] = self.peers.receive(crossing)
+
+    def _run(self, piece: Piece, gradients: Mapping[Value, Any]) -> None:
+        tensors = [self._take(feed, gradients) for feed in piece.feeds]
+        self.once.update(zip(piece.fetches, piece.function(tensors), strict=True))
+
+    def _take(self, feed: Feed, gradients: Mapping[Value, Any]) -> Any:
+        if feed.kind == "leaf":
+            return self.batch.whole[feed.what]
+        if feed.kind == "holder":
+            return gradients[feed.what]
+        return self.once[feed.what]
+
+    def results(self) -> list[Any]:
+        """What the user's step returns, tensor by tensor."""
+        program = self.compiled.cut.program
+        return [
+            self.batch.whole[program.leaf_ops[value.op]] if value.op in program.leaf_ops else self.once[value]
+            for value in program.returns
+        ]

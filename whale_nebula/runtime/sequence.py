@@ -1,0 +1,70 @@
+"""All stages here and links free: the whole step is one TensorFlow function, stage after stage.
+
+Micro-batches follow one another, each forward and then backward, so that no more than one is alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.feed.batch import Batch, cut
+from whale_nebula.ir.spec import Value
+from whale_nebula.runtime.compiled import Compiled
+from whale_nebula.runtime.gradients import Sums
+from whale_nebula.runtime.once_run import OnceRun
+from whale_nebula.runtime.stage_run import StageRun
+
+
+@dataclass
+class Shelf:
+    """An exchange within one trace: a dict."""
+
+    held: dict[tuple[Value, int], Any] = field(default_factory=dict)
+
+    def put(self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any) -> None:
+        """Lay a value down."""
+        self.held[value, micro_batch] = tensor
+
+    def get(self, value: Value, micro_batch: int, stage: int) -> Any:
+        """Take a value up."""
+        return self.held[value, micro_batch]
+
+
+def run_in_sequence(compiled: Compiled, batch: Batch) -> list[Any]:
+    """Run a step; gives its results."""
+    program = compiled.cut.program
+    once: dict[Value, Any] = {}
+    shelf = Shelf()
+    runs = [StageRun(compiled, s, batch, shelf, once, Sums(program)) for s in range(len(program.stages))]
+    worker = OnceRun(compiled, batch, once)
+    worker.whole()
+    for phase in compiled.cut.phases:
+        worker.prologue(phase)
+        for micro_batch in range(len(batch.slices)):
+            for run in runs:
+                run.forward(phase, micro_batch)
+            for run in reversed(runs):
+                run.backward(phase, micro_batch)
+        worker.update(phase, runs)
+    return worker.results()
+
+
+def one_function(compiled: Compiled, counts: Sequence[int]) -> Any:
+    """A step of micro-batches of `counts` rows as one concrete function of the leaves."""
+    leaves = compiled.cut.program.leaves
+
+    def step(*tensors: Any) -> list[Any]:
+        return run_in_sequence(compiled, cut(leaves, tensors, counts))
+
+    signature = [tf.TensorSpec(_given(leaf.spec.shape, leaf.batched, counts), leaf.spec.dtype) for leaf in leaves]
+    return tf.function(step, input_signature=signature, autograph=False).get_concrete_function()
+
+
+def _given(shape: tuple[int | None, ...] | None, batched: bool, counts: Sequence[int]) -> Any:
+    if shape is None or not batched or len(counts) == 1:
+        return shape
+    return (sum(counts), *shape[1:])

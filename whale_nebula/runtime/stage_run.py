@@ -1,0 +1,122 @@
+"""One stage in one step: it takes what its functions need, runs them, and hands on what others need.
+
+The same code runs inside a traced function (all stages in one process, links free) and as an actor (a thread a
+stage); they differ in the `Exchange` that takes values from one stage to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from whale_nebula.feed.batch import Batch
+from whale_nebula.ir.plan import PhasePlan
+from whale_nebula.ir.program import GradientPart
+from whale_nebula.ir.spec import Value
+from whale_nebula.runtime.compiled import Compiled, Feed, Piece
+from whale_nebula.runtime.gradients import Sums
+
+
+class Exchange(Protocol):
+    """Takes values between the stages of a step."""
+
+    def put(self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any) -> None:
+        """Give a value to other stages."""
+        ...
+
+    def get(self, value: Value, micro_batch: int, stage: int) -> Any:
+        """Take a value that another stage gave; waits for it."""
+        ...
+
+
+@dataclass
+class StageRun:
+    """The state of a stage within a step. `kept` is what the update will ask of the micro-batches."""
+
+    compiled: Compiled
+    stage: int
+    batch: Batch
+    exchange: Exchange
+    once: dict[Value, Any]
+    sums: Sums
+    local: dict[int, dict[Value, Any]] = field(default_factory=dict)
+    kept: dict[Value, dict[int, Any]] = field(default_factory=dict)
+
+    def forward(self, phase: PhasePlan, micro_batch: int) -> None:
+        """Run the forward of a micro-batch (with its backward, where they are one function)."""
+        pieces = self.compiled.stage(phase, self.stage)
+        if pieces is not None and pieces.forward is not None:
+            self._run(phase, pieces.forward, micro_batch)
+            if pieces.backward is None:
+                self._forget(phase, micro_batch)
+
+    def backward(self, phase: PhasePlan, micro_batch: int) -> None:
+        """Run the backward of a micro-batch and free what it kept."""
+        pieces = self.compiled.stage(phase, self.stage)
+        if pieces is not None and pieces.backward is not None:
+            self._run(phase, pieces.backward, micro_batch)
+        self._forget(phase, micro_batch)
+
+    def _run(self, phase: PhasePlan, piece: Piece, micro_batch: int) -> None:
+        tensors = [self._take(feed, micro_batch) for feed in piece.feeds]
+        results = piece.function(tensors)
+        del tensors
+        self._hand_on(phase, piece, micro_batch, dict(zip(piece.fetches, results, strict=True)))
+
+    def _take(self, feed: Feed, micro_batch: int) -> Any:
+        kind, what = feed
+        if kind == "local":
+            return self.local[micro_batch][what]
+        if kind == "boundary":
+            return self._boundary(what, micro_batch)
+        if kind == "leaf":
+            return self.batch.slices[micro_batch][what]
+        if kind == "once":
+            return self.once[what]
+        if kind == "arrival":
+            return self._arrival(what, micro_batch)
+        return (self.batch.shares if kind == "share" else self.batch.grows)[micro_batch]
+
+    def _boundary(self, value: Value, micro_batch: int) -> Any:
+        local = self.local.setdefault(micro_batch, {})
+        if value not in local:
+            local[value] = self.exchange.get(value, micro_batch, self.stage)
+        return local[value]
+
+    def _arrival(self, feed: Value, micro_batch: int) -> Any:
+        """A boundary's gradient: the shares of all stages that read it, added in stage order."""
+        first, *rest = [self.exchange.get(g, micro_batch, self.stage) for _, g in self.compiled.flows[feed]]
+        for share in rest:
+            first = first + share
+        return first
+
+    def _hand_on(self, phase: PhasePlan, piece: Piece, micro_batch: int, results: dict[Value, Any]) -> None:
+        local = self.local.setdefault(micro_batch, {})
+        for value, tensor in results.items():
+            boundary = self.compiled.boundaries.get(value)
+            target = self.compiled.flow_targets.get(value)
+            if boundary is not None:
+                self.exchange.put(value, micro_batch, self.stage, boundary.destinations, tensor)
+            elif target is not None:
+                self.exchange.put(value, micro_batch, self.stage, (target,), tensor)
+            if value in self.compiled.cut.merges:
+                self.kept.setdefault(value, {})[micro_batch] = tensor
+            if target is None:
+                local[value] = tensor
+        for request, part in self._parts(phase, piece):
+            self.sums.add(request, part, [results[value] for value in part.values])
+            for value in part.values:
+                local.pop(value, None)
+
+    def _parts(self, phase: PhasePlan, piece: Piece) -> list[tuple[int, GradientPart]]:
+        if piece.fragment.kind == "forward":
+            return []
+        requests = [self.compiled.cut.program.requests[number] for number in phase.requests]
+        return [(r.index, part) for r in requests for part in r.parts if part.stage == self.stage]
+
+    def _forget(self, phase: PhasePlan, micro_batch: int) -> None:
+        """Drop what no later phase asks for."""
+        later = self.compiled.needed_after(phase, self.stage)
+        local = self.local.get(micro_batch, {})
+        self.local[micro_batch] = {value: tensor for value, tensor in local.items() if value in later}

@@ -1,0 +1,39 @@
+"""In which order the stages run their micro-batches, how long that takes, and how it looks.
+
+Pure Python: nothing here knows tensors, and everything can be tried without a cluster.
+"""
+
+from whale_nebula.schedule.drawing import draw, picture
+from whale_nebula.schedule.instructions import Backward, Forward, Fused, Instruction, from_text, to_text
+from whale_nebula.schedule.limits import Pace
+from whale_nebula.schedule.lines import Hop, Line, Work, pace, timed, uniform
+from whale_nebula.schedule.schedules import DEFAULT, SCHEDULES, Schedule, limits, schedule
+from whale_nebula.schedule.simulate import run_lists, simulate
+from whale_nebula.schedule.timeline import Span, Timeline
+
+__all__ = [
+    "DEFAULT",
+    "SCHEDULES",
+    "Backward",
+    "Forward",
+    "Fused",
+    "Hop",
+    "Instruction",
+    "Line",
+    "Pace",
+    "Schedule",
+    "Span",
+    "Timeline",
+    "Work",
+    "draw",
+    "from_text",
+    "limits",
+    "pace",
+    "picture",
+    "run_lists",
+    "schedule",
+    "simulate",
+    "timed",
+    "to_text",
+    "uniform",
+]

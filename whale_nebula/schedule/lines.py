@@ -1,0 +1,133 @@
+"""What the simulator is told: the work of each stage, and what crosses between two of them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from whale_nebula.schedule.limits import Pace
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Seconds that a stage computes for one micro-batch; `backward` is None where the stage has no backward.
+
+    `overhead` is the fixed cost of a micro-batch (calling the functions, encoding); it is paid with the forward.
+
+    >>> Work(1.0, 2.0, overhead=0.5).seconds
+    3.5
+    """
+
+    forward: float
+    backward: float | None = None
+    overhead: float = 0.0
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether the stage has a backward at all."""
+        return self.backward is not None
+
+    def of(self, what: str) -> float:
+        """Seconds of the forward ("F") or of the backward ("B")."""
+        return self.forward + self.overhead if what == "F" else self.backward or 0.0
+
+    @property
+    def seconds(self) -> float:
+        """All that one micro-batch costs."""
+        return self.of("F") + self.of("B")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One direction of a link: a message holds it for bytes / rate, and arrives `delay` seconds after it left.
+
+    Hops that share a link name the same line; their messages then take turns.
+
+    >>> Line("gpu->npu", rate=7.5e6, delay=0.02).seconds(75_000)
+    0.01
+    """
+
+    name: str
+    rate: float = math.inf
+    delay: float = 0.0
+
+    def seconds(self, size: float) -> float:
+        """How long a message of `size` bytes holds the line."""
+        return size / self.rate
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """What crosses from one stage to another for each micro-batch, in bytes, and on which lines.
+
+    Without lines both stages are in one cluster and nothing takes time. `backward` is None where no gradient
+    crosses back.
+    """
+
+    there: Line | None = None
+    back: Line | None = None
+    forward: float = 0.0
+    backward: float | None = 0.0
+
+    @property
+    def round_trip(self) -> float:
+        """Seconds that a message there and its gradient back take on lines that are free."""
+        return _alone(self.there, self.forward) + _alone(self.back, self.backward or 0.0)
+
+
+def _alone(line: Line | None, size: float) -> float:
+    return 0.0 if line is None else line.seconds(size) + line.delay
+
+
+Hops = Mapping[tuple[int, int], Hop]
+
+
+def timed(name: str, back: str, *, seconds: float = 0.0, delay: float = 0.0) -> Hop:
+    """A hop given by the seconds that a message holds the line, alike in both directions.
+
+    >>> timed("0->1", "1->0", seconds=1.5, delay=0.25).round_trip
+    3.5
+    """
+    return Hop(Line(name, 1.0, delay), Line(back, 1.0, delay), seconds, seconds)
+
+
+def uniform(stages: int, *, seconds: float = 0.0, delay: float = 0.0) -> dict[tuple[int, int], Hop]:
+    """A chain of stages, each in a cluster of its own, with a line of its own to the next.
+
+    >>> sorted(uniform(3, seconds=1.0))
+    [(0, 1), (1, 2)]
+    """
+    return {
+        (s, s + 1): timed(f"{s}->{s + 1}", f"{s + 1}->{s}", seconds=seconds, delay=delay) for s in range(stages - 1)
+    }
+
+
+def pace(works: Sequence[Work], hops: Hops) -> Pace:
+    """What stages and hops come to for one micro-batch, as `limits` wants to know it.
+
+    >>> pace([Work(1.0, 2.0)] * 3, uniform(3, seconds=1.0))
+    Pace(compute=3.0, trips=(2.0, 2.0), held=1.0)
+    """
+    away = _away(len(works), hops)
+    trips = tuple(max(here - next_, 0.0) for here, next_ in pairwise(away))
+    return Pace(max(work.seconds for work in works), trips, _busiest(hops))
+
+
+def _away(stages: int, hops: Hops) -> list[float]:
+    """Seconds on lines from each stage to the last one and back: the longest way where there are several."""
+    away = [0.0] * stages
+    for source, destination in sorted(hops, reverse=True):
+        away[source] = max(away[source], hops[source, destination].round_trip + away[destination])
+    return away
+
+
+def _busiest(hops: Hops) -> float:
+    held: defaultdict[str, float] = defaultdict(float)
+    for hop in hops.values():
+        for line, size in ((hop.there, hop.forward), (hop.back, hop.backward)):
+            if line is not None and size is not None:
+                held[line.name] += line.seconds(size)
+    return max(held.values(), default=0.0)

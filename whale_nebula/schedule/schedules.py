@@ -1,0 +1,103 @@
+"""The schedules by name, and what a name means for all stages of a phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from whale_nebula.errors import OptionError
+from whale_nebula.schedule.generators import eager_one_f_one_b, gpipe, one_f_one_b
+from whale_nebula.schedule.instructions import Instruction
+from whale_nebula.schedule.limits import (
+    Pace,
+    check_count,
+    descending,
+    eager_limit,
+    gpipe_limit,
+    one_f_one_b_limit,
+)
+from whale_nebula.suggest import did_you_mean
+
+
+class Generator(Protocol):
+    """Makes the list of one stage for one phase."""
+
+    def __call__(
+        self,
+        stage: int,
+        stages: int,
+        micro_batches: int,
+        in_flight: int | None = None,
+        *,
+        backward: bool = True,
+        fused: bool | None = None,
+        phase: int = 0,
+    ) -> Iterator[Instruction]: ...
+
+
+class Limit(Protocol):
+    """Says how many micro-batches one stage may have in flight."""
+
+    def __call__(self, stage: int, stages: int, micro_batches: int, pace: Pace | None = None) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A name, the generator of its lists, and the limit that is its own."""
+
+    name: str
+    generate: Generator
+    limit: Limit
+
+
+SCHEDULES = {
+    made.name: made
+    for made in (
+        Schedule("gpipe", gpipe, gpipe_limit),
+        Schedule("1f1b", one_f_one_b, one_f_one_b_limit),
+        Schedule("eager-1f1b", eager_one_f_one_b, eager_limit),
+    )
+}
+DEFAULT = "eager-1f1b"
+
+
+def schedule(name: str) -> Schedule:
+    """Find a schedule by its name, or say what was meant.
+
+    >>> schedule("1f1b").generate.__name__
+    'one_f_one_b'
+    """
+    found = SCHEDULES.get(name)
+    if found is None:
+        raise OptionError(f"no schedule is called {name!r}", mend=did_you_mean(name, SCHEDULES))
+    return found
+
+
+def limits(
+    name: str,
+    stages: int,
+    micro_batches: int,
+    *,
+    pace: Pace | None = None,
+    in_flight: int | Sequence[int] | None = None,
+) -> tuple[int, ...]:
+    """The limits of all stages, of which none is above that of a stage before it (see `descending`).
+
+    `pace` is what was measured. `in_flight` is the user's own word, for all stages or for each, and replaces what the
+    schedule would say.
+
+    >>> limits("1f1b", 3, 8), limits("1f1b", 3, 8, in_flight=5), limits("gpipe", 3, 8, in_flight=[4, 6, 1])
+    ((3, 2, 1), (5, 5, 5), (4, 4, 1))
+    """
+    own = schedule(name).limit
+    check_count("micro_batch", micro_batches)
+    if in_flight is not None:
+        return tuple(descending(_chosen(in_flight, stages, micro_batches)))
+    return tuple(descending(own(stage, stages, micro_batches, pace) for stage in range(stages)))
+
+
+def _chosen(in_flight: int | Sequence[int], stages: int, micro_batches: int) -> Iterator[int]:
+    for limit in [in_flight] * stages if isinstance(in_flight, int) else in_flight:
+        check_count("in_flight", limit)
+        yield min(limit, micro_batches)

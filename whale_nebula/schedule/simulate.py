@@ -1,0 +1,185 @@
+"""How long a step takes: stages run their lists, messages queue for lines, and a clock says when.
+
+A stage runs its instructions in order, each when what it needs has arrived. A line carries one message at a time,
+in the order in which they were handed over; both directions of a link are lines of their own.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+from whale_nebula.errors import OptionError
+from whale_nebula.schedule.instructions import Instruction
+from whale_nebula.schedule.lines import Hops, Line, Work, pace
+from whale_nebula.schedule.schedules import DEFAULT, limits, schedule
+from whale_nebula.schedule.timeline import Span, Timeline
+
+Event = Callable[[float], None]
+
+
+def simulate(
+    works: Sequence[Work],
+    hops: Hops,
+    micro_batches: int,
+    *,
+    name: str = DEFAULT,
+    in_flight: int | Sequence[int] | None = None,
+    blocking: bool = False,
+    fused: bool = True,
+) -> Timeline:
+    """Time one phase of a step: `works` by stage, `hops` by (source, destination), both for one micro-batch.
+
+    `blocking` lets a stage stand still until what it sent has arrived; with `fused=False` the last stage runs its
+    forward and its backward apart. Both are how systems without our runtime behave, for comparison.
+
+    >>> from whale_nebula.schedule.lines import uniform
+    >>> works = [Work(1.0, 2.0)] * 2
+    >>> simulate(works, uniform(2, seconds=3.0), 16).seconds
+    57.0
+    >>> simulate(works, uniform(2, seconds=3.0), 16, name="1f1b").seconds
+    99.0
+    """
+    stages = len(works)
+    chosen = limits(name, stages, micro_batches, pace=pace(works, hops), in_flight=in_flight)
+    generate = schedule(name).generate
+    lists = [
+        tuple(generate(s, stages, micro_batches, limit, backward=work.has_backward, fused=None if fused else False))
+        for s, (work, limit) in enumerate(zip(works, chosen, strict=True))
+    ]
+    return run_lists(lists, works, hops, blocking=blocking)
+
+
+def run_lists(
+    lists: Sequence[Sequence[Instruction]], works: Sequence[Work], hops: Hops, *, blocking: bool = False
+) -> Timeline:
+    """Time instruction lists as they are, whoever made them.
+
+    >>> from whale_nebula.schedule.instructions import from_text
+    >>> run_lists([from_text("F0 F1 B0 B1")], [Work(1.0, 2.0)], {}).seconds
+    6.0
+    """
+    return _Run(lists, works, hops, blocking).finish()
+
+
+class _Run:
+    """The state of one simulation: a heap of what happens when, and what has arrived so far."""
+
+    def __init__(
+        self, lists: Sequence[Sequence[Instruction]], works: Sequence[Work], hops: Hops, blocking: bool
+    ) -> None:
+        self.lists = lists
+        self.works = works
+        self.sends = _sends(works, hops)
+        self.needed = Counter((m.stage, m.what) for messages in self.sends.values() for m in messages)
+        self.blocking = blocking
+        self.next = [0] * len(lists)
+        self.holds = [0] * len(lists)  # what keeps a stage from its next instruction
+        self.arrived: Counter[tuple[int, str, int]] = Counter()
+        self.free_at: defaultdict[str, float] = defaultdict(float)
+        self.spans: list[Span] = []
+        self.events: list[tuple[float, int, Event]] = []
+        self.order = count()
+
+    def finish(self) -> Timeline:
+        """Let everything happen."""
+        for stage in range(len(self.lists)):
+            self.advance(stage, 0.0)
+        while self.events:
+            now, _, event = heapq.heappop(self.events)
+            event(now)
+        if stuck := [s for s, instructions in enumerate(self.lists) if self.next[s] < len(instructions)]:
+            raise _deadlock(stuck, [self.lists[s][self.next[s]] for s in stuck])
+        return Timeline(len(self.lists), tuple(sorted(self.spans, key=lambda span: span.start)))
+
+    def at(self, when: float, event: Event) -> None:
+        """Remember what happens later; ties happen in the order in which they were foreseen."""
+        heapq.heappush(self.events, (when, next(self.order), event))
+
+    def advance(self, stage: int, now: float) -> None:
+        """Start the next instruction of a stage, if the stage is free and all inputs are there."""
+        if self.holds[stage] or self.next[stage] == len(self.lists[stage]):
+            return
+        instruction = self.lists[stage][self.next[stage]]
+        if not self.ready(stage, instruction):
+            return
+        self.next[stage] += 1
+        self.holds[stage] += 1
+        self.at(self.compute(stage, instruction, now), partial(self.done, stage, instruction))
+
+    def ready(self, stage: int, instruction: Instruction) -> bool:
+        """Whether everything that an instruction reads has arrived."""
+        return all(
+            self.arrived[stage, what, instruction.micro_batch] == self.needed[stage, what]
+            for what in instruction.letters
+        )
+
+    def compute(self, stage: int, instruction: Instruction, now: float) -> float:
+        """Book the spans of an instruction and say when it ends."""
+        for what in instruction.letters:
+            start, now = now, now + self.works[stage].of(what)
+            self.spans.append(Span(stage, what, instruction.micro_batch, start, now))
+        return now
+
+    def done(self, stage: int, instruction: Instruction, now: float) -> None:
+        """Send what an instruction made, and go on."""
+        for what in instruction.letters:
+            for message in self.sends[stage, what]:
+                self.send(stage, message, instruction.micro_batch, now)
+        self.release(stage, now)
+
+    def send(self, stage: int, message: _Message, micro_batch: int, now: float) -> None:
+        """Hand a message to its line, which may still be held by earlier ones."""
+        if message.line is None:
+            self.arrive(message, micro_batch, now)
+            return
+        start = max(now, self.free_at[message.line.name])
+        end = start + message.line.seconds(message.size)
+        self.free_at[message.line.name] = end
+        self.spans.append(Span(message.line.name, message.what, micro_batch, start, end))
+        self.at(end + message.line.delay, partial(self.arrive, message, micro_batch))
+        if self.blocking:
+            self.holds[stage] += 1
+            self.at(end + message.line.delay, partial(self.release, stage))
+
+    def arrive(self, message: _Message, micro_batch: int, now: float) -> None:
+        """Note a message and wake the stage that may wait for it."""
+        self.arrived[message.stage, message.what, micro_batch] += 1
+        self.advance(message.stage, now)
+
+    def release(self, stage: int, now: float) -> None:
+        """Take one hold off a stage."""
+        self.holds[stage] -= 1
+        self.advance(stage, now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """What a stage sends after each forward or backward: to which stage, over which line, how much."""
+
+    stage: int
+    what: str
+    line: Line | None
+    size: float
+
+
+def _sends(works: Sequence[Work], hops: Hops) -> Mapping[tuple[int, str], list[_Message]]:
+    sends: defaultdict[tuple[int, str], list[_Message]] = defaultdict(list)
+    for (source, destination), hop in sorted(hops.items()):
+        sends[source, "F"].append(_Message(destination, "F", hop.there, hop.forward))
+        if hop.backward is not None and works[source].has_backward and works[destination].has_backward:
+            sends[destination, "B"].append(_Message(source, "B", hop.back, hop.backward))
+    return sends
+
+
+def _deadlock(stuck: Sequence[int], instructions: Sequence[Instruction]) -> OptionError:
+    waits = ", ".join(f"stage {s} at {instruction}" for s, instruction in zip(stuck, instructions, strict=True))
+    return OptionError(
+        f"the lists of instructions wait for each other: {waits}",
+        why="a stage runs its list in order, and may not hold more micro-batches than the stage before it",
+        mend="take the lists of one schedule, with the limits that `limits` gives",
+    )

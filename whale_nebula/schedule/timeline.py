@@ -1,0 +1,60 @@
+"""What happened when: the spans of one step, simulated or measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From `start` to `end`, stage number `place` (or the line of that name) was busy with one micro-batch.
+
+    `what` is "F" for forward (or a message of activations) and "B" for backward (or a message of gradients).
+    """
+
+    place: int | str
+    what: str
+    micro_batch: int
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The spans of one step, in the order in which they began."""
+
+    stages: int
+    spans: tuple[Span, ...]
+
+    @property
+    def seconds(self) -> float:
+        """When the last stage stopped computing."""
+        return max((span.end for span in self.spans if isinstance(span.place, int)), default=0.0)
+
+    def of(self, place: int | str) -> tuple[Span, ...]:
+        """The spans of one stage or one line."""
+        return tuple(span for span in self.spans if span.place == place)
+
+    def busy(self, place: int | str) -> float:
+        """Seconds that a stage computed, or that a line was held."""
+        return sum(span.seconds for span in self.of(place))
+
+    def wait(self, stage: int) -> float:
+        """Seconds of the step in which a stage did not compute."""
+        return self.seconds - self.busy(stage)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines that were used, in the order of their first use."""
+        return tuple(dict.fromkeys(span.place for span in self.spans if isinstance(span.place, str)))
+
+    @property
+    def bubble(self) -> float:
+        """The share of the step in which even the busiest stage did not compute."""
+        total = self.seconds
+        return 1.0 - max(map(self.busy, range(self.stages))) / total if total else 0.0

@@ -1,0 +1,45 @@
+"""Did you mean ...?"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def closest(word: object, known: Iterable[str]) -> str | None:
+    """The known word that `word` was probably meant to be, or None.
+
+    >>> closest("micro_batchs", ["micro_batch", "schedule"]), closest("x", ["schedule"])
+    ('micro_batch', None)
+    """
+    spelled = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(str(word).lower(), list(spelled), n=1, cutoff=0.6)
+    return spelled[found[0]] if found else None
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """A mend for a word that is not known: the one that was meant, or all there are.
+
+    >>> did_you_mean("1f1B", ["gpipe", "1f1b"])
+    "did you mean '1f1b'?"
+    >>> did_you_mean("x", ["gpipe", "1f1b"])
+    "choose one of 'gpipe', '1f1b'"
+    >>> did_you_mean("x", [])
+    'leave it out: nothing is known here'
+    """
+    names = list(known)
+    meant = closest(word, names)
+    if meant is not None:
+        return f"did you mean {meant!r}?"
+    if not names:
+        return "leave it out: nothing is known here"
+    return f"choose one of {listed(names)}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as a message says them.
+
+    >>> listed(["gpu", "npu"])
+    "'gpu', 'npu'"
+    """
+    return ", ".join(repr(name) for name in names)

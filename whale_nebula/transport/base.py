@@ -1,0 +1,80 @@
+"""What the ends of all links do alike: receive from a mailbox, check keys, say why nothing comes any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from whale_nebula.errors import LinkClosedError, LocalProtocolError, NebulaError, RemoteFailureError
+from whale_nebula.transport.mailbox import Mailbox
+from whale_nebula.transport.protocol import Key, LinkTotals, Payload
+from whale_nebula.transport.tally import Tally
+
+BYE = "BYE"
+FAIL = "FAIL"
+
+
+class LinkEnd:
+    """The receiving half of a link end, over a mailbox, and the checks of the sending half."""
+
+    def __init__(self, inbox: Mailbox) -> None:
+        self.here = inbox.here
+        self.there = inbox.there
+        self._inbox = inbox
+        self._tally = Tally()
+
+    def receive(self, key: Key, deadline: float) -> Payload:
+        """Wait for the tensor with this key. Keys may be asked for in any order, each once."""
+        self._check(key, self.there, self.here)
+        return self._inbox.take(key, deadline)
+
+    def take(self, kind: str, deadline: float) -> dict[str, Any]:
+        """Wait for the next control message of this kind."""
+        return self._inbox.take_message(kind, deadline)
+
+    def totals(self) -> LinkTotals:
+        """What was sent over this end so far."""
+        return self._tally.totals()
+
+    def _check(self, key: Key, source: str, destination: str) -> None:
+        if (key.source, key.destination) != (source, destination):
+            raise LocalProtocolError(f"{key} does not belong on the way from {source} to {destination}")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.here} - {self.there}>"
+
+
+def refuse_reserved(message: Mapping[str, Any]) -> None:
+    """Keep the messages that links say themselves for the methods that say them."""
+    if message.get("kind") in (BYE, FAIL):
+        raise LocalProtocolError(f"{message['kind']} is not posted", mend="call fail(reason) or close()")
+
+
+def closed_by(there: str) -> NebulaError:
+    """The other worker has ended the link in order."""
+    return LinkClosedError(
+        f"worker '{there}' has closed its link", why="its script has ended, or it left the run before this one"
+    )
+
+
+def closed_here(here: str, there: str) -> NebulaError:
+    """This worker itself has closed the link."""
+    return LinkClosedError(f"worker '{here}' has closed its link to '{there}'", mend="send and receive before close()")
+
+
+def lost(there: str, why: str) -> NebulaError:
+    """The other worker went without a word."""
+    return LinkClosedError(
+        f"worker '{there}' is gone", why=why, mend=f"look at the output of '{there}': its process has ended"
+    )
+
+
+def failed(there: str, reason: object) -> NebulaError:
+    """The other worker has said that it failed, and why."""
+    told = {part: str(text) for part, text in reason.items() if text} if isinstance(reason, Mapping) else {}
+    return RemoteFailureError(
+        f"worker '{there}' failed: {told.get('what', 'it did not say how')}",
+        where=told.get("where"),
+        why=told.get("why"),
+        mend=told.get("mend"),
+    )

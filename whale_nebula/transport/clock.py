@@ -1,0 +1,31 @@
+"""The time that links wait by: a value, so that tests bring their own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol
+
+_LONGEST_WAIT = 3600.0
+
+
+class Clock(Protocol):
+    """Tells the time and waits for a condition."""
+
+    def now(self) -> float:
+        """Seconds from some fixed moment; it never goes back."""
+
+    def wait(self, condition: threading.Condition, seconds: float) -> None:
+        """Wait until the (held) condition is notified, at most so long."""
+
+
+class MonotonicClock:
+    """The clock of this machine."""
+
+    def now(self) -> float:
+        """Seconds since the machine started, or thereabouts."""
+        return time.monotonic()
+
+    def wait(self, condition: threading.Condition, seconds: float) -> None:
+        """Wait for the condition, at most so long; waking early is allowed."""
+        condition.wait(min(max(seconds, 0.0), _LONGEST_WAIT))

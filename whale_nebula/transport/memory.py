@@ -1,0 +1,142 @@
+"""Links inside one process, over lines that behave like real ones: full duplex, serialised, delayed.
+
+A tensor travels by reference. What a real line would do to it is only computed: when its last byte leaves (after
+everything that was sent before it over the same line), and when that arrives. The receiver waits until then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from whale_nebula.errors import LocalProtocolError
+from whale_nebula.transport.base import BYE, FAIL, LinkEnd, closed_by, closed_here, failed, refuse_reserved
+from whale_nebula.transport.clock import Clock, MonotonicClock
+from whale_nebula.transport.mailbox import Mailbox
+from whale_nebula.transport.protocol import Key, Payload
+from whale_nebula.wire.message import decode_message, encode_message
+from whale_nebula.wire.tensor import dtype_code
+
+
+class LineSpec(Protocol):
+    """A line as the config gives it: bits per second, or None for any number, and seconds of delay."""
+
+    @property
+    def rate(self) -> float | None:
+        """Bits per second; None or 0 is as fast as memory."""
+
+    @property
+    def delay(self) -> float:
+        """Seconds from the last byte's leaving to its arrival."""
+
+
+class EmulatedLine:
+    """One direction of a line between two clusters; all workers of these clusters share it."""
+
+    def __init__(self, rate: float | None, delay: float, clock: Clock) -> None:
+        self._seconds_per_byte = 8.0 / rate if rate else 0.0
+        self._delay = delay
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def occupy(self, size: int, *, overtakes: bool = False) -> float:
+        """Put so many bytes on the line; gives when the last of them arrives."""
+        with self._lock:
+            now = self._clock.now()
+            start = now if overtakes else max(now, self._free_at)
+            left = start + size * self._seconds_per_byte
+            self._free_at = max(left, self._free_at)
+            return left + self._delay
+
+
+class MemoryLink(LinkEnd):
+    """One worker's end of a link inside this process."""
+
+    def __init__(self, inbox: Mailbox, outbox: Mailbox, line: EmulatedLine) -> None:
+        super().__init__(inbox)
+        self._outbox = outbox
+        self._line = line
+
+    def send(self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None) -> None:
+        """Hand a tensor over; never blocks. `size` is for objects that have no `nbytes`."""
+        self._check(key, self.here, self.there)
+        self._inbox.check_open()
+        total = self._tally.tensor(_checked_size(array, size), raw_bytes)
+        self._outbox.put(key, array, self._line.occupy(total))
+
+    def post(self, message: Mapping[str, Any]) -> None:
+        """Hand over a control message; the other side gets a copy, as over any link."""
+        refuse_reserved(message)
+        self._inbox.check_open()
+        data = encode_message(message)
+        self._outbox.put_message(decode_message(data), self._line.occupy(self._tally.message(len(data))))
+
+    def fail(self, reason: Mapping[str, Any]) -> None:
+        """Tell the other worker that this one failed and why."""
+        data = encode_message({"kind": FAIL, "reason": dict(reason)})
+        due = self._line.occupy(self._tally.message(len(data)), overtakes=True)
+        told = decode_message(data)["reason"]
+        self._outbox.end(lambda: failed(self.here, told), due=due, at_once=True)
+
+    def close(self) -> None:
+        """End in order: what was sent before still arrives. Closing twice does nothing."""
+        if self._inbox.close(lambda: closed_here(self.here, self.there)):
+            due = self._line.occupy(self._tally.message(len(encode_message({"kind": BYE}))))
+            self._outbox.end(lambda: closed_by(self.here), due=due)
+
+
+class MemoryNetwork:
+    """All links of one process. `lines` gives the line between two clusters, for both directions; others are free.
+
+    >>> network = MemoryNetwork()
+    >>> here = network.link("gpu/0", "npu/0", "gpu", "npu")
+    >>> there = network.link("npu/0", "gpu/0", "npu", "gpu")
+    >>> here.post({"kind": "HELLO", "run": "r1"})
+    >>> there.take("HELLO", deadline=1.0)
+    {'kind': 'HELLO', 'run': 'r1'}
+    """
+
+    def __init__(
+        self, lines: Mapping[tuple[str, str], LineSpec] | None = None, *, clock: Clock | None = None
+    ) -> None:
+        self._specs = dict(lines or {})
+        self._clock = clock or MonotonicClock()
+        self._lock = threading.Lock()
+        self._lines: dict[tuple[str, str], EmulatedLine] = {}
+        self._mailboxes: dict[tuple[str, str], Mailbox] = {}
+
+    def link(self, source: str, destination: str, source_cluster: str, destination_cluster: str) -> MemoryLink:
+        """The end that worker `source` holds of its link to worker `destination`."""
+        if source == destination:
+            raise LocalProtocolError(f"worker '{source}' needs no link to itself")
+        with self._lock:
+            inbox = self._mailbox(here=source, there=destination)
+            outbox = self._mailbox(here=destination, there=source)
+            return MemoryLink(inbox, outbox, self._line(source_cluster, destination_cluster))
+
+    def _mailbox(self, here: str, there: str) -> Mailbox:
+        if (here, there) not in self._mailboxes:
+            self._mailboxes[here, there] = Mailbox(here, there, clock=self._clock)
+        return self._mailboxes[here, there]
+
+    def _line(self, source: str, destination: str) -> EmulatedLine:
+        """One object for each ordered pair of clusters: the two directions do not disturb each other."""
+        if (source, destination) not in self._lines:
+            spec = self._specs.get((source, destination)) or self._specs.get((destination, source))
+            free = spec is None or source == destination
+            rate, delay = (None, 0.0) if free or spec is None else (spec.rate, spec.delay)
+            self._lines[source, destination] = EmulatedLine(rate, delay, self._clock)
+        return self._lines[source, destination]
+
+
+def _checked_size(array: Payload, size: int | None) -> int:
+    """The payload's bytes, after refusing what a real link would refuse."""
+    dtype = getattr(array, "dtype", None)
+    if dtype is not None:
+        dtype_code(str(getattr(dtype, "name", dtype)))
+    size = getattr(array, "nbytes", None) if size is None else size
+    if size is None:
+        raise LocalProtocolError(f"a {type(array).__name__} does not say its size", mend="give size=")
+    return int(size)

@@ -1,0 +1,116 @@
+"""What waits to be written to a socket: in order, within a budget of bytes, with a lane for what is urgent."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import NamedTuple
+
+from whale_nebula.errors import DeadlineError
+from whale_nebula.wire.frame import HEADER_BYTES, Header, Kind, wire_bytes
+from whale_nebula.wire.tensor import Bytes
+
+
+class Parcel(NamedTuple):
+    """A tensor or message on its way out."""
+
+    header: Header
+    payload: Bytes
+
+    @property
+    def size(self) -> int:
+        """Its bytes on the wire."""
+        one_frame = self.header.kind == Kind.CONTROL
+        return self.payload.size + HEADER_BYTES if one_frame else wire_bytes(self.payload.size)
+
+
+class Outbox:
+    """A queue between the threads that send and the one that writes.
+
+    `put` blocks while more than `budget` bytes wait (one parcel is always let in); `finish` lets the writer drain
+    what is there and then ends it; `stop` ends it at once and frees who is blocked.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.written = 0
+        self._budget = budget
+        self._changed = threading.Condition()
+        self._waiting: deque[Parcel] = deque()
+        self._urgent: deque[Parcel] = deque()
+        self._bytes = 0
+        self._finishing = False
+        self._stopped = False
+
+    def put(self, parcel: Parcel, deadline: float, there: str) -> bool:
+        """Queue a parcel; False if nothing is written any more."""
+        size = parcel.size
+        limit = time.monotonic() + deadline
+        with self._changed:
+            while not self._over and self._bytes and self._bytes + size > self._budget:
+                left = limit - time.monotonic()
+                if left <= 0:
+                    raise self._full(deadline, there)
+                self._changed.wait(min(left, 3600.0))
+            if self._over:
+                return False
+            self._waiting.append(parcel)
+            self._bytes += size
+            self._changed.notify_all()
+            return True
+
+    def put_urgent(self, parcel: Parcel) -> None:
+        """Queue a parcel before all others, whatever the budget."""
+        with self._changed:
+            self._urgent.append(parcel)
+            self._bytes += parcel.size
+            self._changed.notify_all()
+
+    def get(self) -> Parcel | None:
+        """The next parcel for the writer, once there is one; None when there will be no more."""
+        with self._changed:
+            while not (self._stopped or self._urgent or self._waiting or self._finishing):
+                self._changed.wait()
+            if self._stopped:
+                return None
+            if self._urgent:
+                return self._urgent.popleft()
+            return self._waiting.popleft() if self._waiting else None
+
+    def get_urgent(self) -> Parcel | None:
+        """An urgent parcel if there is one: asked between the chunks of a tensor."""
+        with self._changed:
+            return self._urgent.popleft() if self._urgent else None
+
+    def done(self, size: int) -> None:
+        """So many bytes of the budget have left."""
+        with self._changed:
+            self.written += size
+            self._bytes -= size
+            self._changed.notify_all()
+
+    def finish(self, farewell: Parcel | None = None) -> None:
+        """Take nothing more but the farewell, and end once all that is queued has left."""
+        with self._changed:
+            if farewell is not None and not self._over:
+                self._waiting.append(farewell)
+                self._bytes += farewell.size
+            self._finishing = True
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Drop everything and end now."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    @property
+    def _over(self) -> bool:
+        return self._stopped or self._finishing
+
+    def _full(self, deadline: float, there: str) -> DeadlineError:
+        return DeadlineError(
+            f"waited {deadline:g} s to send to worker '{there}'",
+            why=f"{self._bytes} bytes wait for the line and none has left it for long, or it is too slow",
+            mend="look at the line, or allow more time: 'patience' in the config",
+        )

@@ -1,0 +1,115 @@
+"""What the runtime needs of a transport: tensors by key, control messages by kind, totals, an orderly end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+KeyKind: TypeAlias = Literal["forward", "backward", "part", "scalar", "result", "control"]
+
+# A numpy array; over a memory link also any object, an eager tensor for one, which then travels by reference.
+Payload: TypeAlias = Any
+
+_NOUNS = {
+    "forward": "boundary",
+    "backward": "gradient of boundary",
+    "part": "part of tied gradient",
+    "scalar": "scalar",
+    "result": "result",
+    "control": "control value",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Which tensor of a run this is. `slot` is its number in the plan; `micro_batch` is -1 where there is none.
+
+    `part` is a gradient part of a variable that two stages hold.
+
+    >>> print(Key("backward", 7, step=3, phase=0, micro_batch=1, slot=2, source="npu/0", destination="gpu/0"))
+    gradient of boundary 2 (step 3, phase 0, micro-batch 1) from npu/0 to gpu/0
+    """
+
+    kind: KeyKind
+    program: int
+    step: int
+    phase: int
+    micro_batch: int
+    slot: int
+    source: str
+    destination: str
+
+    def __str__(self) -> str:
+        micro_batch = f", micro-batch {self.micro_batch}" if self.micro_batch >= 0 else ""
+        place = f"step {self.step}, phase {self.phase}{micro_batch}"
+        return f"{_NOUNS[self.kind]} {self.slot} ({place}) from {self.source} to {self.destination}"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTotals:
+    """What one worker has handed to one link so far.
+
+    `payload_bytes` are the tensors as they were sent, `bytes` everything (frame headers and control messages too),
+    `raw_bytes` the same tensors in their own element type, before any codec.
+
+    >>> LinkTotals(10, 20, 40, 1) - LinkTotals(4, 6, 8, 1)
+    LinkTotals(payload_bytes=6, bytes=14, raw_bytes=32, frames=0)
+    """
+
+    payload_bytes: int = 0
+    bytes: int = 0
+    raw_bytes: int = 0
+    frames: int = 0
+
+    def __add__(self, other: LinkTotals) -> LinkTotals:
+        return LinkTotals(
+            self.payload_bytes + other.payload_bytes,
+            self.bytes + other.bytes,
+            self.raw_bytes + other.raw_bytes,
+            self.frames + other.frames,
+        )
+
+    def __sub__(self, other: LinkTotals) -> LinkTotals:
+        return self + LinkTotals(-other.payload_bytes, -other.bytes, -other.raw_bytes, -other.frames)
+
+
+class Link(Protocol):
+    """One worker's end of the link to one other worker. Every method may be called from any thread.
+
+    Deadlines are seconds from now. What a wait raises: `DeadlineError` when they pass, `LinkClosedError` when the
+    other worker is gone, `RemoteFailureError` when it has said that it failed.
+    """
+
+    @property
+    def here(self) -> str:
+        """The worker that holds this end."""
+
+    @property
+    def there(self) -> str:
+        """The worker at the other end."""
+
+    def send(self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None) -> None:
+        """Hand a tensor over. It never waits for the line, at most until earlier tensors have left a full buffer.
+
+        The array must not be written to afterwards. `raw_bytes` is its size before a codec, `size` its size where
+        the object itself has no `nbytes`.
+        """
+
+    def receive(self, key: Key, deadline: float) -> Payload:
+        """Wait for the tensor with this key. Keys may be asked for in any order, each once."""
+
+    def post(self, message: Mapping[str, Any]) -> None:
+        """Hand over a control message: a JSON object with a `kind` (HELLO, AGREE ...)."""
+
+    def take(self, kind: str, deadline: float) -> dict[str, Any]:
+        """Wait for the next control message of this kind."""
+
+    def totals(self) -> LinkTotals:
+        """What was sent over this end so far."""
+
+    def fail(self, reason: Mapping[str, Any]) -> None:
+        """Tell the other worker that this one failed and why; it overtakes tensors that still wait for the line."""
+
+    def close(self) -> None:
+        """End in order: what was sent before still arrives. Closing twice does nothing."""

@@ -1,0 +1,19 @@
+"""What goes over a link, as bytes: frames in and out, and nothing that reads or writes a socket."""
+
+from whale_nebula.wire.decoder import Bound, FrameDecoder, MessageArrived, TensorArrived
+from whale_nebula.wire.frame import CHUNK_BYTES, FRAME_CAP, HEADER_BYTES, Direction, Flag, Header, Kind, wire_bytes
+
+__all__ = [
+    "CHUNK_BYTES",
+    "FRAME_CAP",
+    "HEADER_BYTES",
+    "Bound",
+    "Direction",
+    "Flag",
+    "FrameDecoder",
+    "Header",
+    "Kind",
+    "MessageArrived",
+    "TensorArrived",
+    "wire_bytes",
+]

@@ -1,0 +1,66 @@
+"""Element types as they are numbered on the wire, and arrays as the bytes that travel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from whale_nebula.errors import LocalProtocolError
+
+Bytes = npt.NDArray[np.uint8]
+
+# The position is the number on the wire: this list only ever grows at its end.
+_TYPES: tuple[np.dtype[Any], ...] = tuple(
+    np.dtype(each)
+    for each in (
+        np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64,
+        np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64, np.complex128,
+    )
+)  # fmt: skip
+_CODES = {each.name: code for code, each in enumerate(_TYPES, start=1)}
+
+DTYPE_NAMES = tuple(_CODES)
+
+
+def dtype_code(name: str) -> int:
+    """The number of an element type on the wire; what has none (strings, variants) is refused by name.
+
+    >>> dtype_code("bool"), dtype_code("bfloat16")
+    (1, 11)
+    """
+    code = _CODES.get(name)
+    if code is None:
+        raise LocalProtocolError(
+            f"a tensor of dtype '{name}' cannot cross a link",
+            why=f"frames carry numbers and bools only: {', '.join(DTYPE_NAMES)}",
+            mend="keep strings and other objects inside one stage, and let their integer ids cross",
+        )
+    return code
+
+
+def dtype_of(code: int) -> np.dtype[Any] | None:
+    """The element type with this number, or None where no type has it.
+
+    >>> dtype_of(12), dtype_of(99)
+    (dtype('float32'), None)
+    """
+    return _TYPES[code - 1] if 1 <= code <= len(_TYPES) else None
+
+
+def array_bytes(array: npt.NDArray[Any]) -> Bytes:
+    """The elements of an array in row order, little end first, as one row of bytes: a view wherever it can be.
+
+    >>> array_bytes(np.array([1, 2], "int16")).tolist()
+    [1, 0, 2, 0]
+    """
+    dtype_code(array.dtype.name)
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return np.ascontiguousarray(little).reshape(-1).view(np.uint8)
+
+
+def array_from(data: Bytes, code: int, dims: tuple[int, ...]) -> npt.NDArray[Any]:
+    """The array whose bytes these are, without a copy. The caller has checked that their number is right."""
+    return data.view(_TYPES[code - 1]).reshape(dims)
