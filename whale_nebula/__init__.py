@@ -1,1 +1,119 @@
-"""Train one TensorFlow model across clusters that share a slow line."""
+"""Train one TensorFlow model across clusters that share a slow line.
+
+Add a few scopes to a script that works; it then trains across clusters, and gives the same model:
+
+    import whale_nebula as nb
+
+    with nb.cluster():
+        with nb.stage(cluster="gpu"):
+            hidden = encoder(inputs)
+        with nb.stage(cluster="npu"):
+            logits = decoder(hidden)
+
+All public names are here, each loaded when it is first used: importing this package loads no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from whale_nebula import codec as codec
+    from whale_nebula import errors as errors
+    from whale_nebula.scopes import auto_parallel, cluster, compress, pipeline, place, replica, split, stage
+
+__version__ = "0.1.0.dev0"
+
+# public name -> the module that holds it
+_HOMES = {
+    "init": "run",
+    "shutdown": "run",
+    "here": "run",
+    "Run": "run",
+    "Here": "run",
+    "cluster": "scopes",
+    "replica": "scopes",
+    "pipeline": "scopes",
+    "stage": "scopes",
+    "split": "scopes",
+    "compress": "scopes",
+    "auto_parallel": "scopes",
+    "place": "scopes",
+    "function": "function",
+    "loss_weight": "capture",
+    "plan": "planning",
+    "Plan": "planning",
+    "verify": "verify",
+    "Verification": "verify",
+    "last_report": "report",
+    "Report": "report",
+}
+_MODULES = ("codec", "errors")
+
+__all__ = [
+    "Here",
+    "Plan",
+    "Report",
+    "Run",
+    "Verification",
+    "__version__",
+    "auto_parallel",
+    "cluster",
+    "codec",
+    "compress",
+    "errors",
+    "function",
+    "here",
+    "init",
+    "last_report",
+    "loss_weight",
+    "pipeline",
+    "place",
+    "plan",
+    "replica",
+    "shutdown",
+    "split",
+    "stage",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _HOMES:
+        raise AttributeError(_unknown(name), name=name, obj=sys.modules[__name__])
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _unknown(name: str) -> str:
+    from whale_nebula.suggest import did_you_mean
+
+    return f"module 'whale_nebula' has no attribute {name!r}: {did_you_mean(name, __all__)}"
+
+
+class _Face(ModuleType):
+    """The package itself, where `nb.function` and `nb.verify` stay functions.
+
+    Python binds a submodule to its package when it is imported, by whomever: that would hide a public name that
+    is also a module's name.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _HOMES and isinstance(value, ModuleType):
+            value = getattr(value, name, value)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Face
+
+# Keras's one inert wrapper goes on here: whale_nebula.capture.keras_hook.install()

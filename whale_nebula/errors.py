@@ -32,8 +32,8 @@
       · RemoteProtocolError    NB-412  the other side broke it
   * ConfigError                NB-500  clusters.yaml, its dict, or the environment
 
-Every error says *what* happened, *where*, *why*, and how to *mend* it: the line to write instead. An error that
-is raised without a mend has that of its class. `NebulaWarning` (NB-900) is for what goes on anyway, and reads the same.
+Every error says *what* happened, *where*, *why*, and how to *mend* it: the line to write instead. One that is
+raised without a mend has that of its class. `NebulaWarning` (NB-900) is for what goes on anyway.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class StageFailedError(RunError):
         super().__init__(
             what,
             where=where or _in_stage(stage, phase, micro_batch),
-            why=f"{why}; {state}" if why else state,
+            why=why or state,
             mend=mend or (self.torn_mend if torn else None),
         )
 

@@ -24,7 +24,7 @@ from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager import tape as tape_lib
 from tensorflow.python.framework import func_graph as func_graph_lib
 from tensorflow.python.ops import gradients_util, handle_data_util
-from tensorflow.python.util import tf_stack
+from tensorflow.python.util import nest, tf_stack
 
 __all__ = [
     "KerasFunction",
@@ -153,3 +153,8 @@ def autographed(function: Callable[..., Any]) -> Callable[..., Any]:
     context = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED, options=None)
     converted: Callable[..., Any] = autograph.tf_convert(function, context, user_requested=True)
     return converted
+
+
+def leaf_paths(structure: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """The leaves of a nested structure, each with its path, in the order of tf.nest.flatten."""
+    return list(nest.flatten_with_tuple_paths(structure)) if nest.is_nested(structure) else [((), structure)]

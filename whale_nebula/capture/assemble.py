@@ -43,9 +43,16 @@ def assemble(trace: Tracing, returned: Sequence[Any], leaf_names: Sequence[str],
         share=value(trace.feeds["share"]) if "share" in trace.feeds else None,
         grow=value(trace.feeds["grow"]) if "grow" in trace.feeds else None,
         pipeline=trace.pipeline,
-        compressions=tuple(str(frame.options["codec"]) for frame in trace.compressions),
+        compressions=tuple(_codecs(frame.options) for frame in trace.compressions),
         labels=labels,
     )
+
+
+def _codecs(options: Mapping[str, Any]) -> tuple[str, str]:
+    """The codecs of a compress scope, forward and backward, as text."""
+    forward, backward = options.get("codec"), options.get("backward")
+    plain = backward is None or backward == "default"
+    return str(forward or "none"), "none" if plain else str(backward)
 
 
 def peel(tensor: Any) -> Any:

@@ -77,8 +77,7 @@ def signature(
 
 
 def _paths(name: str, argument: Any) -> list[tuple[str, Any]]:
-    flat = tf.nest.flatten_with_tuple_paths(argument) if tf.nest.is_nested(argument) else [((), argument)]
-    return [("/".join([name, *map(str, path)]), leaf) for path, leaf in flat]
+    return [("/".join([name, *map(str, path)]), leaf) for path, leaf in tf_private.leaf_paths(argument)]
 
 
 def _tensor(path: str, leaf: Any) -> Any:
@@ -100,11 +99,7 @@ def _hashable(leaf: Any) -> Any:
 
 def bind(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Arguments with the names of a function's parameters."""
-    try:
-        bound = inspect.signature(fn).bind(*args, **kwargs)
-    except (TypeError, ValueError):
-        return [*((f"argument_{n}", a) for n, a in enumerate(args)), *kwargs.items()]
-    return list(bound.arguments.items())
+    return list(inspect.signature(fn).bind(*args, **kwargs).arguments.items())
 
 
 def capture(
@@ -119,7 +114,7 @@ def capture(
 
     def body(*tensors: Any) -> Any:
         trace.begin(tf.compat.v1.get_default_graph(), list(tensors))
-        return call(_filled(layout, tensors))
+        return call(filled(layout, tensors))
 
     with tracing.tracing(trace), intercepted(), replaying():
         traced = tf.function(body, autograph=False).get_concrete_function(*layout.specs)
@@ -129,7 +124,7 @@ def capture(
     return Captured(program, graph, graph.structured_outputs, _variables(graph, program))
 
 
-def _filled(layout: Signature, tensors: Sequence[Any]) -> list[Any]:
+def filled(layout: Signature, tensors: Sequence[Any]) -> list[Any]:
     """The user's arguments with the trace's tensors in their places."""
     found = iter(tensors)
     plain = iter(layout.plain)
@@ -151,6 +146,3 @@ def _variables(graph: Any, program: Program) -> dict[str, Any]:
     inner = {internal.op.name: external for external, internal in graph.captures}
     names = {variable.op: variable.path for variable in program.variables}
     return {path: known[id(inner[program.graph.ops[op].name])] for op, path in names.items()}
-
-
-__all__ = ["Captured", "Signature", "bind", "capture", "signature", "tf_private"]

@@ -48,6 +48,7 @@ class Boundary:
     destinations: tuple[int, ...]
     backward: bool
     codec: str = "none"
+    backward_codec: str = "none"
     layout: str = "rows"
 
 
@@ -111,7 +112,6 @@ class Cut:
     merges: Mapping[Value, str]
     held: Mapping[str, tuple[str, ...]]
     whole: Mapping[str, Fragment]
-    returns: Mapping[Value, str]
     forward_written: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     coupled: Mapping[int, str] = field(default_factory=dict)

@@ -113,7 +113,7 @@ class Program:
     """A captured step: the graph with its gradients inside, and what the capture knows about it.
 
     `labels` says for an op which stage (its number) runs it; `weights` are what `nb.loss_weight` was given;
-    `compressions` are the codecs by the number that `Op.compress` holds.
+    `compressions` are (forward, backward) codecs by the number that `Op.compress` holds.
     """
 
     graph: Graph
@@ -126,7 +126,7 @@ class Program:
     share: Value | None = None
     grow: Value | None = None
     pipeline: Pipeline = Pipeline()
-    compressions: tuple[str, ...] = ()
+    compressions: tuple[tuple[str, str], ...] = ()
     labels: dict[int, int] = field(default_factory=dict)
 
     @cached_property

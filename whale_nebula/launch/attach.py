@@ -17,7 +17,7 @@ EXIT_ORPHANED = 71
 
 @dataclass(frozen=True)
 class Attachment:
-    """What the launcher has given to this process: its place in the run and a connected socket to every peer."""
+    """What the launcher has given to this process: its place in the run and a socket to every peer."""
 
     worker: str
     cluster: str
@@ -34,9 +34,9 @@ class Attachment:
 
 @functools.cache
 def attach() -> Attachment | None:
-    """This process as the launcher sees it, or None where no launcher started it. It is the same for every call.
+    """What the launcher has told this process, or None where no launcher started it; the same at every call.
 
-    From the first call on the process ends itself when its launcher is gone, so that no worker outlives its run.
+    From the first call on the process ends itself when its launcher is gone: no worker outlives its run.
 
     >>> attach() is None
     True
@@ -53,7 +53,9 @@ def attach() -> Attachment | None:
         )
     sockets = {name: _adopt(peer.fd) for name, peer in identity.peers.items()}
     os.set_inheritable(identity.leash, False)
-    threading.Thread(target=_end_with_launcher, args=(identity.leash,), name="nebula-leash", daemon=True).start()
+    threading.Thread(
+        target=_end_with_launcher, args=(identity.leash,), name="nebula-leash", daemon=True
+    ).start()
     return Attachment(
         worker=identity.worker,
         cluster=identity.cluster,
@@ -65,13 +67,13 @@ def attach() -> Attachment | None:
 
 
 def _adopt(fd: int) -> socket.socket:
-    """The socket behind a descriptor, kept from processes that this one starts: they would hide our end from peers."""
+    """The socket behind a descriptor. No process that this one starts gets it: it would outlive us there."""
     os.set_inheritable(fd, False)
     return socket.socket(fileno=fd)
 
 
 def _end_with_launcher(leash: int) -> None:
-    """Nothing is ever written to the leash: a read returns when the launcher's end is closed, by whatever death."""
+    """Nothing is ever written to the leash: a read returns when the launcher is gone, by whatever death."""
     while os.read(leash, 1):
         pass
     os._exit(EXIT_ORPHANED)

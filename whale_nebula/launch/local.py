@@ -53,11 +53,12 @@ class Result:
         return {name: outcome.code for name, outcome in self.outcomes.items()}
 
     def check(self) -> Result:
-        """This result, if every worker ended well; otherwise the error that says which did not."""
+        """Give this result if every worker ended well; otherwise raise the error that says which did not."""
         if self.culprit is not None:
             outcome = self.outcomes[self.culprit]
             raise RemoteFailureError(
-                f"worker '{outcome.worker}' ended with exit code {outcome.code}", why=outcome.err[-2000:] or None
+                f"worker '{outcome.worker}' ended with exit code {outcome.code}",
+                why=outcome.err[-2000:] or None,
             )
         if self.late:
             raise DeadlineError("the workers did not end in time", where=", ".join(self.outcomes))
@@ -67,13 +68,17 @@ class Result:
 class Job:
     """The running workers. As a context manager it leaves none behind."""
 
-    def __init__(self, processes: Mapping[str, subprocess.Popen[bytes]], leash: int, echo: Echo | None) -> None:
+    def __init__(
+        self, processes: Mapping[str, subprocess.Popen[bytes]], leash: int, echo: Echo | None
+    ) -> None:
         self._processes = dict(processes)
         self._leash: int | None = leash
         self._outputs = {name: Output(name, process, echo) for name, process in processes.items()}
         self._ended: queue.Queue[str] = queue.Queue()
         for name, process in processes.items():
-            threading.Thread(target=self._watch, args=(name, process), name=f"nebula-watch-{name}", daemon=True).start()
+            threading.Thread(
+                target=self._watch, args=(name, process), name=f"nebula-watch-{name}", daemon=True
+            ).start()
 
     @property
     def pids(self) -> dict[str, int]:
@@ -107,7 +112,7 @@ class Job:
         return Result({name: self._outcome(name) for name in self._processes}, culprit, late)
 
     def kill(self, *, gently: bool = False) -> None:
-        """End every worker that still runs, and what it started: with SIGTERM first if `gently`, then with SIGKILL."""
+        """End every worker that still runs, and what it started: with SIGKILL, if `gently` after SIGTERM."""
         if gently:
             self._signal_all(signal.SIGTERM)
             self._await_all(_TERM_SECONDS)
@@ -136,7 +141,9 @@ class Job:
     def _outcome(self, name: str) -> Outcome:
         process, output = self._processes[name], self._outputs[name]
         out, err = output.close()
-        return Outcome(name, process.returncode if process.returncode is not None else -signal.SIGKILL, out, err)
+        return Outcome(
+            name, process.returncode if process.returncode is not None else -signal.SIGKILL, out, err
+        )
 
     def __enter__(self) -> Job:
         return self
@@ -159,16 +166,16 @@ def spawn(
     cwd: str | Path | None = None,
     echo: Echo | None = None,
 ) -> Job:
-    """Start one process per worker of the same script; `workers` gives the cluster of each by its name.
+    r"""Start one process per worker of the same script; `workers` gives the cluster of each by its name.
 
-    `argv` is what follows `python` on a command line: a script and its arguments, or `-c` and code. Each process
-    finds out by `attach()` who it is. `env` is added to this process's environment. `echo` gets every line of
-    output as it comes.
+    `argv` is what follows `python` on a command line: a script and its arguments, or `-c` and code. Each
+    process finds out by `attach()` who it is. `env` is added to this process's environment. `echo` gets
+    every line of output as it comes.
 
     >>> with spawn(["-c", "print('hello')"], {"gpu/0": "gpu", "npu/0": "npu"}) as job:
     ...     result = job.wait(deadline=60)
     >>> result.outcomes["npu/0"].out
-    'hello\\n'
+    'hello\n'
     """
     if not workers:
         raise ConfigError("a job needs at least one worker", mend='workers={"gpu/0": "gpu", "npu/0": "npu"}')
@@ -193,7 +200,7 @@ def spawn(
 def _start(
     argv: Sequence[str], identity: Identity, env: Mapping[str, str] | None, cwd: str | Path | None
 ) -> subprocess.Popen[bytes]:
-    """A new process (never a fork of this one's memory) in a group of its own, so that it can be killed whole."""
+    """A new process, no fork of this one's memory, in a group of its own, so that it can be killed whole."""
     return subprocess.Popen(
         [sys.executable, *argv],
         env={**os.environ, **(env or {}), VARIABLE: identity.to_json()},
@@ -208,7 +215,7 @@ def _start(
 
 @contextlib.contextmanager
 def _connected(workers: Mapping[str, str]) -> Iterator[dict[str, dict[str, socket.socket]]]:
-    """A socket pair between every two workers: worker -> peer -> its end. Closed here once all have inherited."""
+    """A socket pair between every two workers (worker -> peer -> end), closed here once all have theirs."""
     ends: dict[str, dict[str, socket.socket]] = {worker: {} for worker in workers}
     with contextlib.ExitStack() as stack:
         for one, other in itertools.combinations(workers, 2):

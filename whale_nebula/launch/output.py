@@ -21,7 +21,9 @@ class Output:
         self._lines: dict[str, list[str]] = {"out": [], "err": []}
         streams = {"out": process.stdout, "err": process.stderr}
         self._threads = [
-            threading.Thread(target=self._pump, args=(name, stream), name=f"nebula-{name}-{worker}", daemon=True)
+            threading.Thread(
+                target=self._pump, args=(name, stream), name=f"nebula-{name}-{worker}", daemon=True
+            )
             for name, stream in streams.items()
             if stream is not None
         ]
@@ -30,7 +32,8 @@ class Output:
 
     def close(self) -> tuple[str, str]:
         """Standard output and standard error. The process has ended; a stream that something it started still
-        holds open is waited for only briefly."""
+        holds open is waited for only briefly.
+        """
         for thread in self._threads:
             thread.join(_REST_SECONDS)
         return "".join(self._lines["out"]), "".join(self._lines["err"])

@@ -54,7 +54,7 @@ class _Builder:
             forward_written=tuple(
                 sorted(variables[op].path for op in self.parts.forward_written if op in variables)
             ),
-            notes=self.folds.notes,
+            notes=tuple(self.folds.notes),
         )
 
     def _outside(self) -> Mapping[Value, set[tuple[str, int, int]]]:
@@ -146,23 +146,24 @@ class _Builder:
                 found.append(
                     Boundary(
                         slot=len(found), value=value, phase=phase, source=source, destinations=tuple(sorted(readers)),
-                        backward=value in returning, codec=self._codec(value, readers),
+                        backward=value in returning, codec=self._codec(value, readers, 0),
+                        backward_codec=self._codec(value, readers, 1),
                         layout=self.folds.layout(value),
                     )
                 )  # fmt: skip
         return tuple(found)
 
-    def _codec(self, value: Value, readers: set[int]) -> str:
+    def _codec(self, value: Value, readers: set[int], direction: int) -> str:
         """The codec of the innermost compress scope around the producer, else around the first consumer."""
         graph, codecs = self.program.graph, self.program.compressions
         if not graph.spec(value).floating:
             return "none"
         made = graph.ops[value.op].compress
         if made is not None:
-            return codecs[made]
+            return codecs[made][direction]
         for op in graph.consumers(value):
             if op.compress is not None and self.program.labels.get(op.index) in readers:
-                return codecs[op.compress]
+                return codecs[op.compress][direction]
         return "none"
 
 

@@ -5,6 +5,7 @@ Micro-batches follow one another, each forward and then backward, so that no mor
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.feed.batch import Batch, cut
+from whale_nebula.ir.plan import PhasePlan
 from whale_nebula.ir.spec import Value
 from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.gradients import Sums
+from whale_nebula.runtime.guard import Guard
 from whale_nebula.runtime.once_run import OnceRun
 from whale_nebula.runtime.stage_run import StageRun
 
@@ -34,8 +37,8 @@ class Shelf:
         return self.held[value, micro_batch]
 
 
-def run_in_sequence(compiled: Compiled, batch: Batch) -> list[Any]:
-    """Run a step; gives its results."""
+def run_in_sequence(compiled: Compiled, batch: Batch, guard: Guard | None = None) -> list[Any]:
+    """Run a step; gives its results. With a `guard`, name what fails, and stop before the first update."""
     program = compiled.cut.program
     once: dict[Value, Any] = {}
     shelf = Shelf()
@@ -46,11 +49,24 @@ def run_in_sequence(compiled: Compiled, batch: Batch) -> list[Any]:
         worker.prologue(phase)
         for micro_batch in range(len(batch.slices)):
             for run in runs:
-                run.forward(phase, micro_batch)
+                with _named(guard, run, phase, micro_batch, "forward"):
+                    run.forward(phase, micro_batch)
             for run in reversed(runs):
-                run.backward(phase, micro_batch)
+                with _named(guard, run, phase, micro_batch, "backward"):
+                    run.backward(phase, micro_batch)
+        if guard is not None:
+            return []
         worker.update(phase, runs)
     return worker.results()
+
+
+def _named(
+    guard: Guard | None, run: StageRun, phase: PhasePlan, micro_batch: int, what: str
+) -> contextlib.AbstractContextManager[None]:
+    if guard is None:
+        return contextlib.nullcontext()
+    key = run.compiled.cut.program.stages[run.stage].key
+    return guard.piece(key, phase.index, micro_batch, what)
 
 
 def one_function(compiled: Compiled, counts: Sequence[int]) -> Any:

@@ -6,6 +6,7 @@ stage); they differ in the `Exchange` that takes values from one stage to anothe
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from whale_nebula.feed.batch import Batch
 from whale_nebula.ir.plan import PhasePlan
 from whale_nebula.ir.program import GradientPart
 from whale_nebula.ir.spec import Value
+from whale_nebula.runtime.clock import StageClock
 from whale_nebula.runtime.compiled import Compiled, Feed, Piece
 from whale_nebula.runtime.gradients import Sums
 
@@ -40,6 +42,7 @@ class StageRun:
     exchange: Exchange
     once: dict[Value, Any]
     sums: Sums
+    clock: StageClock | None = None
     local: dict[int, dict[Value, Any]] = field(default_factory=dict)
     kept: dict[Value, dict[int, Any]] = field(default_factory=dict)
 
@@ -59,8 +62,10 @@ class StageRun:
         self._forget(phase, micro_batch)
 
     def _run(self, phase: PhasePlan, piece: Piece, micro_batch: int) -> None:
-        tensors = [self._take(feed, micro_batch) for feed in piece.feeds]
-        results = piece.function(tensors)
+        with _timed(self.clock and self.clock.waits()):
+            tensors = [self._take(feed, micro_batch) for feed in piece.feeds]
+        with _timed(self.clock and self.clock.computing(f"{piece.fragment.kind} {micro_batch}")):
+            results = piece.function(tensors)
         del tensors
         self._hand_on(phase, piece, micro_batch, dict(zip(piece.fetches, results, strict=True)))
 
@@ -120,3 +125,7 @@ class StageRun:
         later = self.compiled.needed_after(phase, self.stage)
         local = self.local.get(micro_batch, {})
         self.local[micro_batch] = {value: tensor for value, tensor in local.items() if value in later}
+
+
+def _timed(clock: contextlib.AbstractContextManager[None] | None) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if clock is None else clock

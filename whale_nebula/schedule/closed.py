@@ -1,8 +1,8 @@
 """Closed forms: what a step takes where all stages are alike, and how many micro-batches are best.
 
-p stages, m micro-batches; a micro-batch computes c seconds in a stage (forward and backward); a message holds the
-line for x seconds in each direction and then travels for λ: t_c = x + λ. The simulator says the same without
-asking for equal stages; these say why.
+p stages, m micro-batches; a micro-batch computes c seconds in a stage (forward and backward); a message holds
+the line for x seconds in each direction and then travels for λ: t_c = x + λ. The simulator says the same
+without asking for equal stages; these say why.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def free_link_bubble(stages: int, micro_batches: int) -> float:
 
 
 def blocking_seconds(stages: int, micro_batches: int, compute: float, transfer: float) -> float:
-    """T = (p − 1)·(c + 2·m·t_c) + m·c: GPipe with sends that block, last stage not fused; for p > 2 an upper bound.
+    """T = (p − 1)·(c + 2·m·t_c) + m·c: GPipe with sends that block and nothing fused.
+
+    Exact for p = 2, an upper bound for p > 2.
 
     >>> blocking_seconds(2, 8, 3.0, 1.5)
     51.0
@@ -59,11 +61,14 @@ def one_f_one_b_seconds(micro_batches: int, compute: float, transfer: float) -> 
     return micro_batches * (compute + transfer) + compute
 
 
-def eager_seconds(stages: int, micro_batches: int, compute: float, seconds: float, delay: float = 0.0) -> float:
+def eager_seconds(
+    stages: int, micro_batches: int, compute: float, seconds: float, delay: float = 0.0
+) -> float:
     """Eager-1F1B: T = (m − 1)·max(c, x) + (p − 1)·(c + 2·t_c) + c, the line's latency paid once.
 
-    Exact for x < c and for two stages. No schedule can be faster; where the line is the slower part and p > 2, lists
-    that run in order lose up to one x more at each stage between the first and the last.
+    Nothing can be faster. It is exact on two stages, and where the line has a quarter to spare (x ≤ ¾·c);
+    else each stage between the first and the last may cost up to one max(c, x) more, once, because lists run
+    in order.
 
     >>> eager_seconds(2, 16, 3.0, 3.0)
     57.0
@@ -88,8 +93,8 @@ def best_blocking(stages: int, batch_compute: float, overhead: float, delay: flo
 def best_eager(stages: int, batch_compute: float, overhead: float, batch_seconds: float) -> float:
     """The best m for `eager_seconds` with the batch fixed, where one direction carries it in X = V/β seconds.
 
-    Bound by compute it is √((p − 1)·(C + 2·X) / o). Bound by the line (C/m + o < X/m) more is always better, up to
-    m = (X − C)/o, where compute takes over; so the larger of the two.
+    Bound by compute it is √((p − 1)·(C + 2·X) / o). Bound by the line (C/m + o < X/m) more is always better,
+    up to m = (X − C)/o, where compute takes over; so the larger of the two.
 
     >>> round(best_eager(2, 4.0, 0.003, 4.0), 1)
     63.2

@@ -16,13 +16,17 @@ _ROUNDING = 1e-9
 
 
 def draw(timeline: Timeline, *, width: int = 100, lines: bool = False) -> str:
-    """Draw a timeline: "F0-" is a forward, "B0==" a backward, dots are waiting; `lines` adds a row for each line.
+    """Draw a timeline: "F0-" is a forward, "B0==" a backward, dots are waiting; `lines` adds a row a line.
 
-    It is at most `width` columns wide. Where that is too narrow for names, a block begins with the micro-batch as one
-    digit (10 is "a"): "0-" is a forward, "0=" a backward.
+    It is at most `width` columns wide. Where that is too narrow for names, a block begins with the
+    micro-batch as one digit (10 is "a"): "0-" is a forward, "0=" a backward.
 
     >>> timeline = simulate([Work(1.0, 2.0)] * 2, uniform(2, seconds=1.0), 2)
     >>> print(draw(timeline, lines=True))
+    stage 0 |F0-F1-............B0====...B1====|
+    stage 1 |......F0-B0====F1-B1====.........|
+    0->1    |...F0-F1-........................|
+    1->0    |...............B0=......B1=......|
     """
     places: list[int | str] = [*range(timeline.stages), *(timeline.lines if lines else ())]
     names = [f"stage {place}" if isinstance(place, int) else place for place in places]
@@ -46,6 +50,8 @@ def picture(
     """Draw a schedule where a forward takes 1, a backward 2, and a message holds the line for `seconds`.
 
     >>> print(picture("1f1b", stages=2, micro_batches=3))
+    stage 0 |F0-F1-......B0====F2-B1====...B2====|
+    stage 1 |...F0-B0====F1-B1====F2-B2====......|
     """
     works = [Work(1.0, 2.0)] * stages
     hops = uniform(stages, seconds=seconds, delay=delay)
@@ -53,7 +59,7 @@ def picture(
 
 
 def _scale(spans: Sequence[Span], columns: int) -> float:
-    """Columns a second: whole columns for the shortest span, one more than the longest name, if the page is wide."""
+    """Columns a second: whole columns for the shortest span, up to its name and one more."""
     if not spans:
         return 1.0
     shortest = min(span.seconds for span in spans)

@@ -1,7 +1,7 @@
 """The schedules: for one stage, in which order its micro-batches go forward and backward.
 
-All three run a forward wherever the limit of micro-batches in flight allows it, else a backward; they differ in the
-limit alone. A generator knows no times, no links and no tensors.
+All three run a forward wherever the limit of micro-batches in flight allows it, else a backward; they differ
+in the limit alone. A generator knows no times, no links and no tensors.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ def gpipe(
     fused: bool | None = None,
     phase: int = 0,
 ) -> Iterator[Instruction]:
-    """All forwards, then all backwards; every activation of the batch is held.
+    """All forwards, then all backwards; the activations of the whole batch are held (but by the last stage).
 
     >>> from whale_nebula.schedule.drawing import picture
     >>> print(picture("gpipe", stages=3, micro_batches=4))
+    stage 0 |F0-F1-F2-F3-.........B0====...B1====...B2====...B3====|
+    stage 1 |...F0-F1-F2-F3-B0====...B1====...B2====...B3====......|
+    stage 2 |......F0-B0====F1-B1====F2-B2====F3-B3====............|
     """
     limit = gpipe_limit(stage, stages, micro_batches) if in_flight is None else in_flight
     return _instructions(stage, stages, micro_batches, limit, backward, fused, phase)
@@ -45,10 +48,15 @@ def one_f_one_b(
 
     >>> from whale_nebula.schedule.drawing import picture
     >>> print(picture("1f1b", stages=3, micro_batches=4))
+    stage 0 |F0-F1-F2-............B0====F3-B1====...B2====...B3====|
+    stage 1 |...F0-F1-......B0====F2-B1====F3-B2====...B3====......|
+    stage 2 |......F0-B0====F1-B1====F2-B2====F3-B3====............|
 
     Over a slow line the first stage waits for gradients:
 
     >>> print(picture("1f1b", stages=2, micro_batches=5, seconds=2.0))
+    stage 0 |F0-F1-..................B0====F2-B1====F3-............B2====F4-B3====...............B4====|
+    stage 1 |.........F0-B0====F1-B1====............F2-B2====F3-B3====............F4-B4====............|
     """
     limit = one_f_one_b_limit(stage, stages, micro_batches) if in_flight is None else in_flight
     return _instructions(stage, stages, micro_batches, limit, backward, fused, phase)
@@ -68,6 +76,8 @@ def eager_one_f_one_b(
 
     >>> from whale_nebula.schedule.drawing import picture
     >>> print(picture("eager-1f1b", stages=2, micro_batches=5, seconds=2.0))
+    stage 0 |F0-F1-F2-F3-............B0====F4-B1====...B2====...B3====...B4====|
+    stage 1 |.........F0-B0====F1-B1====F2-B2====F3-B3====F4-B4====............|
     """
     limit = eager_limit(stage, stages, micro_batches) if in_flight is None else in_flight
     return _instructions(stage, stages, micro_batches, limit, backward, fused, phase)

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 
 from whale_nebula.errors import OptionError
 
-_ROUNDING = 1e-9  # (0.2 + 2·0.3)/0.2 is 4.000000000000001 in floats: that must not cost one more micro-batch
+_ROUNDING = 1e-9  # (0.1 + 0.2)/0.1 is 3.0000000000000004 in floats: that must not cost a micro-batch
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
     """What was measured (or is promised) of one micro-batch; eager-1F1B sets its limits by it.
 
-    `compute`: seconds in the slowest stage, forward and backward. `trips`: for each stage but the last, the seconds
-    that its messages spend on the way to the next stage and back. `held`: seconds that the busiest line is held.
+    `compute`: seconds in the slowest stage, forward and backward. `trips`: for each stage but the last, the
+    seconds that its messages spend on the way to the next stage and back. `held`: seconds that the busiest
+    line is held.
     """
 
     compute: float
@@ -33,7 +34,7 @@ class Pace:
         return max(self.compute, self.held)
 
     def covers(self, trip: float) -> int:
-        """How many micro-batches leave while one is computed by the next stage and its gradient comes back."""
+        """How many micro-batches leave while one is computed a stage further and its gradient comes back."""
         return max(1, math.ceil((self.compute + trip) / self.period - _ROUNDING))
 
 
@@ -58,9 +59,10 @@ def one_f_one_b_limit(stage: int, stages: int, micro_batches: int, pace: Pace | 
 def eager_limit(stage: int, stages: int, micro_batches: int, pace: Pace | None = None) -> int:
     """One, and for each hop from here to the last stage as many as its way there and back covers.
 
-    With all hops alike and lines faster than the stages: w = p − s + (p − 1 − s)·⌈2·t_c / c⌉. It is rounded up hop by
-    hop, not once for all of them: each stage runs its list in order, so each needs a whole micro-batch more. Before
-    anything is measured, a hop there and back is taken to fit into one c, which makes 2·(p − s) − 1.
+    With all hops alike and lines faster than the stages: w = p − s + (p − 1 − s)·⌈2·t_c / c⌉. It is rounded
+    up hop by hop, not once for all of them: each stage runs its list in order, so each needs a whole
+    micro-batch more. Before anything is measured, a hop there and back is taken to fit into one c, which
+    makes 2·(p − s) − 1.
 
     >>> pace = Pace(compute=3.0, trips=(12.0, 12.0, 12.0))
     >>> [eager_limit(stage, 4, 20, pace) for stage in range(4)]
@@ -78,9 +80,9 @@ def eager_limit(stage: int, stages: int, micro_batches: int, pace: Pace | None =
 def descending(values: Iterable[int]) -> Iterator[int]:
     """Let no stage have more in flight than a stage before it.
 
-    It could not use more: what it waits for is still held back there. And a list that counts on more would wait for
-    ever. With descending limits w no list can: order forwards by (m, stage) and backwards by (m + w − ½, −stage), and
-    every instruction comes after all it needs, in its own list and in the others'.
+    It could not use more: what it waits for is still held back there. And a list that counts on more would
+    wait for ever. With descending limits w no list can: order forwards by (m, stage) and backwards by (m + w
+    − ½, −stage), and every instruction comes after all it needs, in its own list and in the others'.
 
     >>> list(descending([3, 5, 2]))
     [3, 3, 2]
@@ -92,10 +94,10 @@ def descending(values: Iterable[int]) -> Iterator[int]:
 
 
 def check_count(option: str, value: int) -> None:
-    """Refuse a count below one."""
-    if value < 1:
+    """Refuse what is not a whole number, or is below one."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise OptionError(
-            f"{option}={value} is not a count of micro-batches",
+            f"{option}={value!r} is not a count of micro-batches",
             why="at least one micro-batch has to be on its way for anything to run",
             mend=f"{option}=1, or more",
         )

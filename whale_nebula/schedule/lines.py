@@ -15,7 +15,8 @@ from whale_nebula.schedule.limits import Pace
 class Work:
     """Seconds that a stage computes for one micro-batch; `backward` is None where the stage has no backward.
 
-    `overhead` is the fixed cost of a micro-batch (calling the functions, encoding); it is paid with the forward.
+    `overhead` is the fixed cost of a micro-batch (calling the functions, encoding); it is paid with the
+    forward.
 
     >>> Work(1.0, 2.0, overhead=0.5).seconds
     3.5
@@ -42,7 +43,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One direction of a link: a message holds it for bytes / rate, and arrives `delay` seconds after it left.
+    """One direction of a link: a message holds it for bytes / rate and arrives `delay` seconds after that.
 
     Hops that share a link name the same line; their messages then take turns.
 
@@ -101,7 +102,8 @@ def uniform(stages: int, *, seconds: float = 0.0, delay: float = 0.0) -> dict[tu
     [(0, 1), (1, 2)]
     """
     return {
-        (s, s + 1): timed(f"{s}->{s + 1}", f"{s + 1}->{s}", seconds=seconds, delay=delay) for s in range(stages - 1)
+        (s, s + 1): timed(f"{s}->{s + 1}", f"{s + 1}->{s}", seconds=seconds, delay=delay)
+        for s in range(stages - 1)
     }
 
 

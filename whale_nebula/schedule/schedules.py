@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,13 +33,17 @@ class Generator(Protocol):
         backward: bool = True,
         fused: bool | None = None,
         phase: int = 0,
-    ) -> Iterator[Instruction]: ...
+    ) -> Iterator[Instruction]:
+        """Take what `gpipe` takes, and make a list."""
+        ...
 
 
 class Limit(Protocol):
     """Says how many micro-batches one stage may have in flight."""
 
-    def __call__(self, stage: int, stages: int, micro_batches: int, pace: Pace | None = None) -> int: ...
+    def __call__(self, stage: int, stages: int, micro_batches: int, pace: Pace | None = None) -> int:
+        """Take what `eager_limit` takes, and say how many."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ SCHEDULES = {
 }
 DEFAULT = "eager-1f1b"
 
+Chosen = int | list[int] | tuple[int, ...]  # in_flight, as the user gives it
+
 
 def schedule(name: str) -> Schedule:
     """Find a schedule by its name, or say what was meant.
@@ -80,12 +86,12 @@ def limits(
     micro_batches: int,
     *,
     pace: Pace | None = None,
-    in_flight: int | Sequence[int] | None = None,
+    in_flight: Chosen | None = None,
 ) -> tuple[int, ...]:
     """The limits of all stages, of which none is above that of a stage before it (see `descending`).
 
-    `pace` is what was measured. `in_flight` is the user's own word, for all stages or for each, and replaces what the
-    schedule would say.
+    `pace` is what was measured. `in_flight` is the user's own word, for all stages or for each, and replaces
+    what the schedule would say.
 
     >>> limits("1f1b", 3, 8), limits("1f1b", 3, 8, in_flight=5), limits("gpipe", 3, 8, in_flight=[4, 6, 1])
     ((3, 2, 1), (5, 5, 5), (4, 4, 1))
@@ -97,7 +103,14 @@ def limits(
     return tuple(descending(own(stage, stages, micro_batches, pace) for stage in range(stages)))
 
 
-def _chosen(in_flight: int | Sequence[int], stages: int, micro_batches: int) -> Iterator[int]:
-    for limit in [in_flight] * stages if isinstance(in_flight, int) else in_flight:
+def _chosen(in_flight: Chosen, stages: int, micro_batches: int) -> Iterator[int]:
+    chosen = in_flight if isinstance(in_flight, list | tuple) else [in_flight] * stages
+    if len(chosen) != stages:
+        raise OptionError(
+            f"in_flight has {len(chosen)} limits for {stages} stages",
+            why="each stage has one limit of its own, or all have the same",
+            mend=f"give one number, or {stages}",
+        )
+    for limit in chosen:
         check_count("in_flight", limit)
         yield min(limit, micro_batches)

@@ -1,7 +1,7 @@
 """How long a step takes: stages run their lists, messages queue for lines, and a clock says when.
 
-A stage runs its instructions in order, each when what it needs has arrived. A line carries one message at a time,
-in the order in which they were handed over; both directions of a link are lines of their own.
+A stage runs its instructions in order, each when what it needs has arrived. A line carries one message at a
+time, in the order in which they were handed over; both directions of a link are lines of their own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import count
 from whale_nebula.errors import OptionError
 from whale_nebula.schedule.instructions import Instruction
 from whale_nebula.schedule.lines import Hops, Line, Work, pace
-from whale_nebula.schedule.schedules import DEFAULT, limits, schedule
+from whale_nebula.schedule.schedules import DEFAULT, Chosen, limits, schedule
 from whale_nebula.schedule.timeline import Span, Timeline
 
 Event = Callable[[float], None]
@@ -28,14 +28,14 @@ def simulate(
     micro_batches: int,
     *,
     name: str = DEFAULT,
-    in_flight: int | Sequence[int] | None = None,
+    in_flight: Chosen | None = None,
     blocking: bool = False,
     fused: bool = True,
 ) -> Timeline:
     """Time one phase of a step: `works` by stage, `hops` by (source, destination), both for one micro-batch.
 
-    `blocking` lets a stage stand still until what it sent has arrived; with `fused=False` the last stage runs its
-    forward and its backward apart. Both are how systems without our runtime behave, for comparison.
+    `blocking` lets a stage stand still until what it sent has arrived; with `fused=False` the last stage runs
+    its forward and its backward apart. Both are how systems without our runtime behave, for comparison.
 
     >>> from whale_nebula.schedule.lines import uniform
     >>> works = [Work(1.0, 2.0)] * 2
@@ -47,9 +47,10 @@ def simulate(
     stages = len(works)
     chosen = limits(name, stages, micro_batches, pace=pace(works, hops), in_flight=in_flight)
     generate = schedule(name).generate
+    whole = None if fused else False
     lists = [
-        tuple(generate(s, stages, micro_batches, limit, backward=work.has_backward, fused=None if fused else False))
-        for s, (work, limit) in enumerate(zip(works, chosen, strict=True))
+        tuple(generate(stage, stages, micro_batches, limit, backward=work.has_backward, fused=whole))
+        for stage, (work, limit) in enumerate(zip(works, chosen, strict=True))
     ]
     return run_lists(lists, works, hops, blocking=blocking)
 
@@ -177,7 +178,8 @@ def _sends(works: Sequence[Work], hops: Hops) -> Mapping[tuple[int, str], list[_
 
 
 def _deadlock(stuck: Sequence[int], instructions: Sequence[Instruction]) -> OptionError:
-    waits = ", ".join(f"stage {s} at {instruction}" for s, instruction in zip(stuck, instructions, strict=True))
+    pairs = zip(stuck, instructions, strict=True)
+    waits = ", ".join(f"stage {stage} at {instruction}" for stage, instruction in pairs)
     return OptionError(
         f"the lists of instructions wait for each other: {waits}",
         why="a stage runs its list in order, and may not hold more micro-batches than the stage before it",

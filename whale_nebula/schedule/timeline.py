@@ -46,7 +46,7 @@ class Timeline:
 
     def wait(self, stage: int) -> float:
         """Seconds of the step in which a stage did not compute."""
-        return self.seconds - self.busy(stage)
+        return max(self.seconds - self.busy(stage), 0.0)
 
     @property
     def lines(self) -> tuple[str, ...]:

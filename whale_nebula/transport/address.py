@@ -35,7 +35,9 @@ class Roster:
     def number(self, worker: str) -> int:
         """The number of a worker."""
         if worker not in self._numbers:
-            raise LocalProtocolError(f"no worker '{worker}' in this run", why=f"its workers are {self.workers}")
+            raise LocalProtocolError(
+                f"no worker '{worker}' in this run", why=f"its workers are {self.workers}"
+            )
         return self._numbers[worker]
 
     def header(self, key: Key) -> Header:
@@ -56,7 +58,9 @@ class Roster:
     def key(self, header: Header) -> Key:
         """The key that this header carries."""
         if max(header.source, header.destination) >= len(self.workers):
-            raise RemoteProtocolError(f"a frame from worker {header.source} to {header.destination}, which do not exist")
+            raise RemoteProtocolError(
+                f"a frame from worker {header.source} to {header.destination}, which do not exist"
+            )
         return Key(
             _KEYS[header.kind, header.direction],
             header.program,

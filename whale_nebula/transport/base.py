@@ -53,13 +53,16 @@ def refuse_reserved(message: Mapping[str, Any]) -> None:
 def closed_by(there: str) -> NebulaError:
     """The other worker has ended the link in order."""
     return LinkClosedError(
-        f"worker '{there}' has closed its link", why="its script has ended, or it left the run before this one"
+        f"worker '{there}' has closed its link",
+        why="its script has ended, or it left the run before this one",
     )
 
 
 def closed_here(here: str, there: str) -> NebulaError:
-    """This worker itself has closed the link."""
-    return LinkClosedError(f"worker '{here}' has closed its link to '{there}'", mend="send and receive before close()")
+    """The link was closed by this worker itself."""
+    return LinkClosedError(
+        f"worker '{here}' has closed its link to '{there}'", mend="send and receive before close()"
+    )
 
 
 def lost(there: str, why: str) -> NebulaError:

@@ -32,12 +32,18 @@ class _End(NamedTuple):
 class Mailbox:
     """Tensors by key and messages by kind, from one worker to another, in whatever order they are asked for.
 
-    Every key comes once, and none comes late: a second copy, or a tensor of a step before the newest one that was
-    taken (of the same program), is a protocol error of the class `fault`, unless somebody waits for it.
+    Every key comes once, and none comes late: a second copy, or a tensor of a step before the newest one
+    that was taken (of the same program), is a protocol error of the class `fault`, unless somebody waits
+    for it.
     """
 
     def __init__(
-        self, here: str, there: str, *, fault: type[WireError] = LocalProtocolError, clock: Clock | None = None
+        self,
+        here: str,
+        there: str,
+        *,
+        fault: type[WireError] = LocalProtocolError,
+        clock: Clock | None = None,
     ) -> None:
         self.here = here
         self.there = there
@@ -47,7 +53,9 @@ class Mailbox:
         self._tensors: dict[Key, _Item[Payload]] = {}
         self._messages: defaultdict[str, deque[_Item[dict[str, Any]]]] = defaultdict(deque)
         self._newest: dict[int, int] = {}  # program -> newest step of which something was taken
-        self._taken: defaultdict[int, set[Key]] = defaultdict(set)  # program -> keys taken since that step began
+        self._taken: defaultdict[int, set[Key]] = defaultdict(
+            set
+        )  # program -> keys taken since that step began
         self._awaited: set[Key] = set()
         self._end: _End | None = None
         self._closed = False
@@ -66,8 +74,9 @@ class Mailbox:
             self._changed.notify_all()
 
     def end(self, error: Callable[[], NebulaError], *, due: float = 0.0, at_once: bool = False) -> None:
-        """Nothing more will come: whoever waits, now or later, gets this error. The first end stays, but a failure
-        (`at_once`) replaces a mere close."""
+        """Nothing more will come: whoever waits, now or later, gets this error. The first end stays, but a
+        failure (`at_once`) replaces a mere close.
+        """
         with self._changed:
             if self._end is None or (at_once and not self._end.at_once):
                 self._end = _End(due, error, at_once)
@@ -123,7 +132,11 @@ class Mailbox:
                 self._raise_end(now)
             if now >= limit:
                 raise self._late(awaited, deadline)
-            times = [limit, item.due if item else limit, self._end.due if self._end and self._end.due > now else limit]
+            times = [
+                limit,
+                item.due if item else limit,
+                self._end.due if self._end and self._end.due > now else limit,
+            ]
             self._clock.wait(self._changed, min(times) - now)
 
     def _raise_end(self, now: float) -> None:
@@ -143,7 +156,9 @@ class Mailbox:
             raise self._fault(f"{key} came twice", why="every tensor is sent once")
         newest = self._newest.get(key.program, key.step)
         if key.step < newest and key not in self._awaited:
-            raise self._fault(f"{key} came late", why=f"'{self.here}' is at step {newest} and nobody waits for it")
+            raise self._fault(
+                f"{key} came late", why=f"'{self.here}' is at step {newest} and nobody waits for it"
+            )
 
     def _remember(self, key: Key) -> None:
         if key.step > self._newest.get(key.program, -1):

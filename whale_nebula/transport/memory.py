@@ -1,7 +1,8 @@
 """Links inside one process, over lines that behave like real ones: full duplex, serialised, delayed.
 
-A tensor travels by reference. What a real line would do to it is only computed: when its last byte leaves (after
-everything that was sent before it over the same line), and when that arrives. The receiver waits until then.
+A tensor travels by reference. What a real line would do to it is only computed: when its last byte leaves
+(after everything that was sent before it over the same line), and when that arrives. The receiver waits
+until then.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class MemoryLink(LinkEnd):
         self._outbox = outbox
         self._line = line
 
-    def send(self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None) -> None:
+    def send(
+        self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None
+    ) -> None:
         """Hand a tensor over; never blocks. `size` is for objects that have no `nbytes`."""
         self._check(key, self.here, self.there)
         self._inbox.check_open()
@@ -88,7 +91,7 @@ class MemoryLink(LinkEnd):
 
 
 class MemoryNetwork:
-    """All links of one process. `lines` gives the line between two clusters, for both directions; others are free.
+    """All links of one process; `lines` gives the line between two clusters, each way. Others are free.
 
     >>> network = MemoryNetwork()
     >>> here = network.link("gpu/0", "npu/0", "gpu", "npu")
@@ -107,7 +110,9 @@ class MemoryNetwork:
         self._lines: dict[tuple[str, str], EmulatedLine] = {}
         self._mailboxes: dict[tuple[str, str], Mailbox] = {}
 
-    def link(self, source: str, destination: str, source_cluster: str, destination_cluster: str) -> MemoryLink:
+    def link(
+        self, source: str, destination: str, source_cluster: str, destination_cluster: str
+    ) -> MemoryLink:
         """The end that worker `source` holds of its link to worker `destination`."""
         if source == destination:
             raise LocalProtocolError(f"worker '{source}' needs no link to itself")

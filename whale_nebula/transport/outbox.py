@@ -1,4 +1,4 @@
-"""What waits to be written to a socket: in order, within a budget of bytes, with a lane for what is urgent."""
+"""What waits to be written to a socket: in order, within a budget of bytes, what is urgent first."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Parcel(NamedTuple):
 class Outbox:
     """A queue between the threads that send and the one that writes.
 
-    `put` blocks while more than `budget` bytes wait (one parcel is always let in); `finish` lets the writer drain
-    what is there and then ends it; `stop` ends it at once and frees who is blocked.
+    `put` blocks while more than `budget` bytes wait (one parcel is always let in); `finish` lets the writer
+    drain what is there and then ends it; `stop` ends it at once and frees who is blocked.
     """
 
     def __init__(self, budget: int) -> None:
@@ -59,12 +59,15 @@ class Outbox:
             self._changed.notify_all()
             return True
 
-    def put_urgent(self, parcel: Parcel) -> None:
-        """Queue a parcel before all others, whatever the budget."""
+    def put_urgent(self, parcel: Parcel) -> bool:
+        """Queue a parcel before all others, whatever the budget; False if nothing is written any more."""
         with self._changed:
+            if self._stopped:
+                return False
             self._urgent.append(parcel)
             self._bytes += parcel.size
             self._changed.notify_all()
+            return True
 
     def get(self) -> Parcel | None:
         """The next parcel for the writer, once there is one; None when there will be no more."""
@@ -89,14 +92,16 @@ class Outbox:
             self._bytes -= size
             self._changed.notify_all()
 
-    def finish(self, farewell: Parcel | None = None) -> None:
-        """Take nothing more but the farewell, and end once all that is queued has left."""
+    def finish(self, farewell: Parcel | None = None) -> bool:
+        """Take no more than the farewell, and end once all that is queued has left; False if it was over."""
         with self._changed:
-            if farewell is not None and not self._over:
+            over = self._over
+            if farewell is not None and not over:
                 self._waiting.append(farewell)
                 self._bytes += farewell.size
             self._finishing = True
             self._changed.notify_all()
+            return not over
 
     def stop(self) -> None:
         """Drop everything and end now."""

@@ -23,7 +23,7 @@ _NOUNS = {
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Which tensor of a run this is. `slot` is its number in the plan; `micro_batch` is -1 where there is none.
+    """Which tensor of a run it is: `slot` is its number in the plan, `micro_batch` -1 where there is none.
 
     `part` is a gradient part of a variable that two stages hold.
 
@@ -50,8 +50,8 @@ class Key:
 class LinkTotals:
     """What one worker has handed to one link so far.
 
-    `payload_bytes` are the tensors as they were sent, `bytes` everything (frame headers and control messages too),
-    `raw_bytes` the same tensors in their own element type, before any codec.
+    `payload_bytes` are the tensors as they were sent, `bytes` everything (frame headers and control
+    messages too), `raw_bytes` the same tensors in their own element type, before any codec.
 
     >>> LinkTotals(10, 20, 40, 1) - LinkTotals(4, 6, 8, 1)
     LinkTotals(payload_bytes=6, bytes=14, raw_bytes=32, frames=0)
@@ -77,8 +77,8 @@ class LinkTotals:
 class Link(Protocol):
     """One worker's end of the link to one other worker. Every method may be called from any thread.
 
-    Deadlines are seconds from now. What a wait raises: `DeadlineError` when they pass, `LinkClosedError` when the
-    other worker is gone, `RemoteFailureError` when it has said that it failed.
+    Deadlines are seconds from now. What a wait raises: `DeadlineError` when they pass, `LinkClosedError`
+    when the other worker is gone, `RemoteFailureError` when it has said that it failed.
     """
 
     @property
@@ -89,11 +89,13 @@ class Link(Protocol):
     def there(self) -> str:
         """The worker at the other end."""
 
-    def send(self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None) -> None:
-        """Hand a tensor over. It never waits for the line, at most until earlier tensors have left a full buffer.
+    def send(
+        self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None
+    ) -> None:
+        """Hand a tensor over. It does not wait for the line, at most for room in a full buffer.
 
-        The array must not be written to afterwards. `raw_bytes` is its size before a codec, `size` its size where
-        the object itself has no `nbytes`.
+        The array must not be written to afterwards. `raw_bytes` is its size before a codec, `size` its size
+        where the object itself has no `nbytes`.
         """
 
     def receive(self, key: Key, deadline: float) -> Payload:
@@ -109,7 +111,7 @@ class Link(Protocol):
         """What was sent over this end so far."""
 
     def fail(self, reason: Mapping[str, Any]) -> None:
-        """Tell the other worker that this one failed and why; it overtakes tensors that still wait for the line."""
+        """Tell the other worker that this one failed and why; it overtakes tensors that wait for the line."""
 
     def close(self) -> None:
         """End in order: what was sent before still arrives. Closing twice does nothing."""

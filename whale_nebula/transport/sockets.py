@@ -1,7 +1,7 @@
 """A link over a connected stream socket between two processes: one thread reads it, one writes it.
 
-The reader puts the bytes of a tensor straight into the array that will be handed out; the writer sends the chunks
-of an array from where they lie. So an array must not be changed once it was sent.
+The reader puts the bytes of a tensor straight into the array that will be handed out; the writer sends the
+chunks of an array from where they lie. So an array must not be changed once it was sent.
 """
 
 from __future__ import annotations
@@ -18,12 +18,19 @@ import numpy as np
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.transport.address import Roster
 from whale_nebula.transport.base import (
-    BYE, FAIL, LinkEnd, closed_by, closed_here, failed, lost, refuse_reserved,
-)  # fmt: skip
+    BYE,
+    FAIL,
+    LinkEnd,
+    closed_by,
+    closed_here,
+    failed,
+    lost,
+    refuse_reserved,
+)
 from whale_nebula.transport.mailbox import Mailbox
 from whale_nebula.transport.outbox import Outbox, Parcel
 from whale_nebula.transport.protocol import Key, Payload
-from whale_nebula.wire.decoder import Bound, Event, FrameDecoder, MessageArrived
+from whale_nebula.wire.decoder import Bound, FrameDecoder, MessageArrived
 from whale_nebula.wire.frame import HEADER_BYTES, Header, Kind, checksum, chunks, pack
 from whale_nebula.wire.message import encode_message
 from whale_nebula.wire.tensor import array_bytes, dtype_code
@@ -33,6 +40,7 @@ PATIENCE_SECONDS = 120.0
 GRACE_SECONDS = 5.0
 _KERNEL_BUFFER = 4 << 20
 _SCRATCH_BYTES = 1 << 16
+_UINT8 = dtype_code("uint8")
 
 ExpectKey: TypeAlias = Callable[[Key], Bound | None]
 
@@ -40,8 +48,9 @@ ExpectKey: TypeAlias = Callable[[Key], Bound | None]
 class SocketLink(LinkEnd):
     """One worker's end of a link to a worker in another process.
 
-    `workers` are all workers of the run. `expect` says what the plan allows for a key (None: nobody expects it);
-    `budget` how many bytes may wait for the line before `send` blocks, and `patience` for how long it then may.
+    `workers` are all workers of the run. `expect` says what the plan allows for a key (None: nobody expects
+    it); `budget` how many bytes may wait for the line before `send` blocks, and `patience` for how long it
+    then may.
     """
 
     def __init__(
@@ -72,7 +81,9 @@ class SocketLink(LinkEnd):
         self._reader.start()
         self._writer.start()
 
-    def send(self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None) -> None:
+    def send(
+        self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None
+    ) -> None:
         """Queue a tensor for the writer. `size` is not needed here: the array has one."""
         self._check(key, self.here, self.there)
         array = np.asarray(array)
@@ -90,14 +101,14 @@ class SocketLink(LinkEnd):
     def fail(self, reason: Mapping[str, Any]) -> None:
         """Tell the other worker that this one failed and why, before everything that is queued."""
         parcel = self._parcel({"kind": FAIL, "reason": dict(reason)})
-        self._outbox.put_urgent(parcel)
-        self._tally.message(parcel.payload.size)
+        if self._outbox.put_urgent(parcel):
+            self._tally.message(parcel.payload.size)
 
     def close(self) -> None:
         """Send what is queued and a farewell, wait for the other side's, and end both threads."""
         if not self._inbox.close(lambda: closed_here(self.here, self.there)):
             return
-        self._outbox.finish(self._farewell)
+        self._say_farewell()
         self._drain()
         self._reader.join(self._grace)
         self._outbox.stop()
@@ -114,17 +125,23 @@ class SocketLink(LinkEnd):
             before = self._outbox.written
             self._writer.join(self._grace)
 
+    def _say_farewell(self) -> None:
+        if self._outbox.finish(self._farewell):
+            self._tally.message(self._farewell.payload.size)
+
     def _put(self, parcel: Parcel) -> None:
         self._inbox.check_open()
-        pack(next(iter(chunks(parcel.header, parcel.payload)))[0], 0)  # its faults belong to the caller, not the writer
+        pack(
+            next(iter(chunks(parcel.header, parcel.payload)))[0], 0
+        )  # its faults belong to the caller, not the writer
         if not self._outbox.put(parcel, self._patience, self.there):
             self._inbox.check_open()
 
     def _parcel(self, message: Mapping[str, Any]) -> Parcel:
         payload = np.frombuffer(encode_message(message), np.uint8)
         there, here = self._ends
-        dtype = dtype_code("uint8")
-        return Parcel(Header(Kind.CONTROL, dtype, (payload.size,), source=here, destination=there), payload)
+        header = Header(Kind.CONTROL, source=here, destination=there, dtype=_UINT8, dims=(payload.size,))
+        return Parcel(header, payload)
 
     # The writer.
 
@@ -180,7 +197,7 @@ class SocketLink(LinkEnd):
     def _hear(self, message: dict[str, Any]) -> None:
         if message["kind"] == BYE:
             self._inbox.end(partial(closed_by, self.there))
-            self._outbox.finish(self._farewell)
+            self._say_farewell()
         elif message["kind"] == FAIL:
             self._inbox.end(partial(failed, self.there, message.get("reason")), at_once=True)
         else:
@@ -189,7 +206,7 @@ class SocketLink(LinkEnd):
     def _refuse(self, error: RemoteProtocolError) -> None:
         """The stream cannot be understood from here on: say so to both sides, and let the rest run out."""
         self._inbox.end(lambda: error.with_traceback(None), at_once=True)
-        self.fail({"what": f"it could not understand what '{self.here}' sent", "why": str(error)})
+        self.fail({"what": f"it could not understand what '{self.there}' sent", "why": error.what})
         self._outbox.finish()
         scratch = bytearray(_SCRATCH_BYTES)
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Counts what goes out over a link. Memory links and sockets count with this, and so arrive at equal numbers."""
+"""Counts what goes out over a link: memory links and sockets alike, so that their numbers are equal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,16 @@
 """What goes over a link, as bytes: frames in and out, and nothing that reads or writes a socket."""
 
 from whale_nebula.wire.decoder import Bound, FrameDecoder, MessageArrived, TensorArrived
-from whale_nebula.wire.frame import CHUNK_BYTES, FRAME_CAP, HEADER_BYTES, Direction, Flag, Header, Kind, wire_bytes
+from whale_nebula.wire.frame import (
+    CHUNK_BYTES,
+    FRAME_CAP,
+    HEADER_BYTES,
+    Direction,
+    Flag,
+    Header,
+    Kind,
+    wire_bytes,
+)
 
 __all__ = [
     "CHUNK_BYTES",

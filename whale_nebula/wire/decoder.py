@@ -25,10 +25,13 @@ class Bound(NamedTuple):
     def admits(self, dtype: str, dims: tuple[int, ...]) -> bool:
         """Whether such a tensor keeps within the bound.
 
-        >>> Bound("float32", (8, 64)).admits("float32", (3, 64)), Bound("float32", (8,)).admits("float32", (9,))
+        >>> bound = Bound("float32", (8, 64))
+        >>> bound.admits("float32", (3, 64)), bound.admits("float32", (9, 64))
         (True, False)
         """
-        fits = len(dims) == len(self.most) and all(size <= most for size, most in zip(dims, self.most, strict=True))
+        fits = len(dims) == len(self.most) and all(
+            size <= most for size, most in zip(dims, self.most, strict=True)
+        )
         return fits and dtype == self.dtype
 
 
@@ -51,15 +54,16 @@ Expect: TypeAlias = Callable[[Header], Bound | None]
 
 
 class FrameDecoder:
-    """Turns a stream of bytes into tensors and messages; anything wrong raises `RemoteProtocolError`, for good.
+    """Turns a stream of bytes into tensors and messages; anything wrong raises `RemoteProtocolError`.
 
-    `expect` is asked before anything is allocated: it gives for a header what the plan allows there, or raises
-    `RemoteProtocolError` for a tensor that nobody expects, or gives None: then, as without `expect`, a tensor may
-    have up to `limit` bytes. Frames are numbered from `first` on without a gap. Control messages may come between
-    the chunks of a tensor, other tensors may not.
+    `expect` is asked before anything is allocated. It gives for a header what the plan allows, raises
+    `RemoteProtocolError` for a tensor that nobody expects, or gives None: then, as without `expect`, a tensor
+    may have up to `limit` bytes. Frames are numbered from `first` on without a gap. Control messages may come
+    between the chunks of a tensor, other tensors may not.
 
-    `receive` takes bytes as they come. Who reads a socket saves a copy with `room`, which says where the next bytes
-    belong (inside the tensor being received, as a rule), and `filled`, which says how many were put there.
+    `receive` takes bytes as they come. Who reads a socket saves a copy with `room`, which says where the
+    next bytes belong (inside the tensor being received, as a rule), and `filled`, which says how many were
+    put there.
     """
 
     def __init__(self, expect: Expect | None = None, *, limit: int = WHOLE_LIMIT, first: int = 0) -> None:
@@ -91,7 +95,7 @@ class FrameDecoder:
         """Where the next bytes of the stream belong; never empty."""
         if self._error:
             raise self._error
-        return memoryview(self._target)[self._filled :]
+        return self._target.data[self._filled :]
 
     def filled(self, count: int) -> list[Event]:
         """Say that the first `count` bytes of `room` were put there; give what is now complete."""
@@ -149,7 +153,9 @@ class FrameDecoder:
             wanted = f"{bound.dtype}, at most {list(bound.most)}"
             raise RemoteProtocolError(f"{name}{list(header.dims)} came where the plan expects {wanted}")
         if header.whole > self._limit:
-            raise RemoteProtocolError(f"a tensor of {header.whole} bytes is above this link's limit of {self._limit}")
+            raise RemoteProtocolError(
+                f"a tensor of {header.whole} bytes is above this link's limit of {self._limit}"
+            )
         try:
             return np.empty(header.whole, np.uint8)
         except MemoryError:

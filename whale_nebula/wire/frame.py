@@ -1,8 +1,8 @@
 """The frame: a header of fixed size and up to one chunk of a tensor, or one control message.
 
-A tensor travels as frames of `CHUNK_BYTES` each but the last, which may be shorter; an empty tensor is one frame
-without payload. A control message (JSON) is one frame. The header describes the tensor as it is sent: after a
-codec, `dtype` and `dims` are those of what the codec made. Numbers are little-endian.
+A tensor travels as frames of `CHUNK_BYTES` each but the last, which may be shorter; an empty tensor is one
+frame without payload. A control message (JSON) is one frame. The header describes the tensor as it is sent:
+after a codec, `dtype` and `dims` are those of what the codec made. Numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ CHUNK_BYTES = 1 << 20
 FRAME_CAP = 8 << 20
 MAX_RANK = 8
 
-# magic, version, kind, flags, epoch, crc of payload | sequence, program, step | source, destination | phase, shard,
-# slot | micro-batch, length | offset, whole | codec, direction, dtype, rank, 3 unused | state | dims | crc of header
-_LAYOUT = struct.Struct("<4sBBHII QQQ II HHI iI QQ HBBB3x I 8I I")
+# Magic and version, the fields of `Header` in its order (before the dims, of which there are always eight,
+# stands the rank), then the checksum of the payload and, last, that of all bytes before it.
+_LAYOUT = struct.Struct("<4sB BHI QQQ II HHI iI QQ HBBI B3x 8I II")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _LAYOUT.size
 
@@ -52,35 +52,40 @@ class Direction(IntEnum):
 
 
 class Flag(IntFlag):
-    """Bits of a frame: `SEALED` is kept for payloads that only the two workers can read, `LAST` ends a tensor."""
+    """Bits of a frame: `LAST` ends a tensor, `SEALED` is kept for payloads that only the workers can read."""
 
     SEALED = 1
     LAST = 2
+
+
+_KNOWN_FLAGS = int(
+    Flag.SEALED | Flag.LAST
+)  # as a number: the complement of an IntFlag leaves unknown bits out
 
 
 class Header(NamedTuple):
     """The fields of a frame's header. Workers are numbers here: their places in the sorted list of names."""
 
     kind: int
-    dtype: int = 0
-    dims: tuple[int, ...] = ()
-    source: int = 0
-    destination: int = 0
-    program: int = 0
-    step: int = 0
-    phase: int = 0
-    micro_batch: int = -1
-    slot: int = 0
-    direction: int = Direction.NONE
-    shard: int = 0
-    codec: int = 0
-    state: int = 0
+    flags: int = 0
     epoch: int = 0
     sequence: int = 0
-    flags: int = 0
-    offset: int = 0
+    program: int = 0
+    step: int = 0
+    source: int = 0
+    destination: int = 0
+    phase: int = 0
+    shard: int = 0
+    slot: int = 0
+    micro_batch: int = -1
     length: int = 0
+    offset: int = 0
     whole: int = 0
+    codec: int = 0
+    direction: int = Direction.NONE
+    dtype: int = 0
+    state: int = 0
+    dims: tuple[int, ...] = ()
 
     @property
     def last(self) -> bool:
@@ -126,45 +131,38 @@ def pack(header: Header, payload_crc: int) -> bytes:
     """The bytes of one header, with both checksums. A header that breaks a rule is the caller's mistake."""
     if fault := find_fault(header):
         raise LocalProtocolError(f"this frame must not be sent: {fault}")
-    h, dims = header, header.dims + (0,) * (MAX_RANK - len(header.dims))
+    dims = header.dims + (0,) * (MAX_RANK - len(header.dims))
     try:
-        packed = _LAYOUT.pack(
-            MAGIC, VERSION, h.kind, h.flags, h.epoch, payload_crc, h.sequence, h.program, h.step,
-            h.source, h.destination, h.phase, h.shard, h.slot, h.micro_batch, h.length, h.offset, h.whole,
-            h.codec, h.direction, h.dtype, len(h.dims), h.state, *dims, 0,
-        )  # fmt: skip
+        packed = _LAYOUT.pack(MAGIC, VERSION, *header[:-1], len(header.dims), *dims, payload_crc, 0)
     except struct.error as error:
-        raise LocalProtocolError(f"a number does not fit its field of the frame: {error}", where=str(h)) from None
+        raise LocalProtocolError(
+            f"a number does not fit its field of the frame: {error}", where=str(header)
+        ) from None
     body = packed[: -_CRC.size]
     return body + _CRC.pack(google_crc32c.value(body))
 
 
 def unpack(data: bytes) -> tuple[Header, int]:
     """The header in these bytes, checked in every field, and the checksum that its payload must have."""
-    magic, version, kind, flags, epoch, payload_crc, *rest = _LAYOUT.unpack(data)
+    magic, version, *fields, payload_crc, header_crc = _LAYOUT.unpack(data)
     if magic != MAGIC or version != VERSION:
         raise RemoteProtocolError(
             f"no frame of this protocol: it starts with {magic!r}, version {version}",
             why=f"frames start with {MAGIC!r}, version {VERSION}",
             mend="install the same release of whale_nebula in every cluster",
         )
-    if rest[-1] != google_crc32c.value(data[: -_CRC.size]):
+    if header_crc != google_crc32c.value(data[: -_CRC.size]):
         raise RemoteProtocolError("the checksum of a frame's header is wrong")
-    header = _header(kind, flags, epoch, rest)
-    if fault := find_fault(header):
+    *plain, rank = fields[:-MAX_RANK]
+    dims = fields[-MAX_RANK:]
+    header = Header._make((*plain, tuple(dims[:rank])))
+    if (
+        fault := f"rank {rank} with sizes {dims}"
+        if rank > MAX_RANK or any(dims[rank:])
+        else find_fault(header)
+    ):
         raise RemoteProtocolError(f"a frame breaks the protocol: {fault}")
     return header, payload_crc
-
-
-def _header(kind: int, flags: int, epoch: int, rest: list[int]) -> Header:
-    (sequence, program, step, source, destination, phase, shard, slot, micro_batch, length, offset, whole) = rest[:12]
-    codec, direction, dtype, rank, state, *dims = rest[12:-1]
-    if rank > MAX_RANK or any(dims[rank:]):
-        raise RemoteProtocolError(f"a frame breaks the protocol: rank {rank} with sizes {dims}")
-    return Header(
-        kind, dtype, tuple(dims[:rank]), source, destination, program, step, phase, micro_batch, slot, direction,
-        shard, codec, state, epoch, sequence, flags, offset, length, whole,
-    )  # fmt: skip
 
 
 def checksum(chunk: Bytes) -> int:
@@ -184,7 +182,7 @@ def find_fault(header: Header) -> str | None:
 def _fault_of_kind(header: Header) -> str | None:
     if header.kind not in Kind._value2member_map_:
         return f"kind {header.kind} is unknown"
-    if header.flags & ~(Flag.SEALED | Flag.LAST):
+    if header.flags & ~_KNOWN_FLAGS:
         return f"flags {header.flags:#x} are unknown"
     if header.flags & Flag.SEALED:
         return "the frame is sealed, and this link has no key"

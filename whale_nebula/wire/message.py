@@ -23,7 +23,9 @@ def encode_message(message: Mapping[str, Any]) -> bytes:
     except (TypeError, ValueError, RecursionError) as error:
         raise LocalProtocolError(f"control message {message['kind']!r} is not plain JSON: {error}") from None
     if len(data) > FRAME_CAP - HEADER_BYTES:
-        raise LocalProtocolError(f"control message {message['kind']!r} has {len(data)} bytes, above a frame's cap")
+        raise LocalProtocolError(
+            f"control message {message['kind']!r} has {len(data)} bytes, above a frame's cap"
+        )
     return data
 
 

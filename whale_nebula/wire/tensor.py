@@ -16,10 +16,23 @@ Bytes = npt.NDArray[np.uint8]
 _TYPES: tuple[np.dtype[Any], ...] = tuple(
     np.dtype(each)
     for each in (
-        np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64,
-        np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64, np.complex128,
+        np.bool_,
+        np.int8,
+        np.uint8,
+        np.int16,
+        np.uint16,
+        np.int32,
+        np.uint32,
+        np.int64,
+        np.uint64,
+        np.float16,
+        ml_dtypes.bfloat16,
+        np.float32,
+        np.float64,
+        np.complex64,
+        np.complex128,
     )
-)  # fmt: skip
+)
 _CODES = {each.name: code for code, each in enumerate(_TYPES, start=1)}
 
 DTYPE_NAMES = tuple(_CODES)
@@ -51,7 +64,7 @@ def dtype_of(code: int) -> np.dtype[Any] | None:
 
 
 def array_bytes(array: npt.NDArray[Any]) -> Bytes:
-    """The elements of an array in row order, little end first, as one row of bytes: a view wherever it can be.
+    """The elements of an array in row order, little end first, as one row of bytes: a view where it can be.
 
     >>> array_bytes(np.array([1, 2], "int16")).tolist()
     [1, 0, 2, 0]

@@ -1,5 +1,6 @@
 """The decoder: any bytes, in one piece or one at a time, parse or raise RemoteProtocolError."""
 
+import itertools
 import tracemalloc
 from collections.abc import Iterator
 
@@ -19,13 +20,16 @@ UINT8 = dtype_code("uint8")
 
 
 def stream(array: np.ndarray, **fields: int) -> bytes:
-    header = Header(Kind.SCALAR, dtype_code(array.dtype.name), array.shape)._replace(**fields)
+    header = Header(Kind.SCALAR, dtype=dtype_code(array.dtype.name), dims=array.shape)._replace(**fields)
     return b"".join(head + chunk.tobytes() for head, chunk in frames(header, array_bytes(array)))
 
 
 def message_stream(message: dict[str, object], sequence: int = 0) -> bytes:
     data = np.frombuffer(encode_message(message), np.uint8)
-    return b"".join(h + c.tobytes() for h, c in frames(Header(Kind.CONTROL, UINT8, data.shape, sequence=sequence), data))
+    return b"".join(
+        h + c.tobytes()
+        for h, c in frames(Header(Kind.CONTROL, dtype=UINT8, dims=data.shape, sequence=sequence), data)
+    )
 
 
 def tensors() -> st.SearchStrategy[np.ndarray]:
@@ -44,7 +48,7 @@ def tensors() -> st.SearchStrategy[np.ndarray]:
 
 def pieces(data: bytes, cuts: list[int]) -> Iterator[bytes]:
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
-    return (data[a:b] for a, b in zip(places, places[1:], strict=False))
+    return (data[a:b] for a, b in itertools.pairwise(places))
 
 
 def arrays(events: list[Event]) -> list[np.ndarray]:
@@ -80,9 +84,16 @@ def test_room_lies_inside_the_tensor_so_that_nothing_is_copied() -> None:
 
 def test_a_message_may_come_between_the_chunks_of_a_tensor() -> None:
     array = np.zeros(CHUNK_BYTES + 8, np.uint8)
-    (head, chunk), (_, rest) = frames(Header(Kind.SCALAR, UINT8, array.shape), array)
+    (head, chunk), (_, rest) = frames(Header(Kind.SCALAR, dtype=UINT8, dims=array.shape), array)
     last = Header(
-        Kind.SCALAR, UINT8, array.shape, sequence=2, flags=Flag.LAST, offset=CHUNK_BYTES, length=8, whole=array.size
+        Kind.SCALAR,
+        dtype=UINT8,
+        dims=array.shape,
+        sequence=2,
+        flags=Flag.LAST,
+        offset=CHUNK_BYTES,
+        length=8,
+        whole=array.size,
     )
     decoder = FrameDecoder()
     events = decoder.receive(head + chunk.tobytes() + message_stream({"kind": "FAIL"}, sequence=1))
@@ -92,12 +103,13 @@ def test_a_message_may_come_between_the_chunks_of_a_tensor() -> None:
     assert event.array.shape == array.shape
 
 
-@pytest.mark.parametrize("bit", range(0, (HEADER_BYTES + 4) * 8))
-def test_every_flipped_bit_of_a_small_frame_is_rejected(bit: int) -> None:
-    data = bytearray(stream(np.array(1.5, np.float32)))
-    data[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(RemoteProtocolError):
-        FrameDecoder().receive(bytes(data))
+def test_every_flipped_bit_of_a_small_frame_is_rejected() -> None:
+    good = stream(np.array(1.5, np.float32))
+    for bit in range(len(good) * 8):
+        data = bytearray(good)
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(RemoteProtocolError):
+            FrameDecoder().receive(data)
 
 
 @settings(max_examples=30)
@@ -139,7 +151,7 @@ def hostile(draw: st.DrawFn) -> bytes:
 
 
 @given(hostile())
-def test_any_bytes_parse_or_raise_remote_protocol_error_alike_in_one_piece_and_one_at_a_time(data: bytes) -> None:
+def test_any_bytes_parse_or_raise_alike_in_one_piece_and_one_at_a_time(data: bytes) -> None:
     whole, broke = outcome(FrameDecoder(), iter([data]))
     single, broke_too = outcome(FrameDecoder(), (data[i : i + 1] for i in range(len(data))))
     assert broke == broke_too
@@ -147,15 +159,25 @@ def test_any_bytes_parse_or_raise_remote_protocol_error_alike_in_one_piece_and_o
 
 
 HEADER_FIELDS = {
-    "kind": st.integers(0, 9), "dtype": st.integers(0, 20), "flags": st.integers(0, 7), "direction": st.integers(0, 4),
-    "dims": st.lists(st.integers(0, 2**32 - 1), max_size=8).map(tuple), "sequence": st.integers(0, 2),
-    "offset": st.integers(0, 2**64 - 1), "length": st.integers(0, 2**32 - 1), "whole": st.integers(0, 2**64 - 1),
-}  # fmt: skip
+    "kind": st.integers(0, 9),
+    "dtype": st.integers(0, 20),
+    "flags": st.integers(0, 7),
+    "direction": st.integers(0, 4),
+    "dims": st.lists(st.integers(0, 2**32 - 1), max_size=8).map(tuple),
+    "sequence": st.integers(0, 2),
+    "offset": st.integers(0, 2**64 - 1),
+    "length": st.integers(0, 2**32 - 1),
+    "whole": st.integers(0, 2**64 - 1),
+}
 
 
 @given(st.fixed_dictionaries({}, optional=HEADER_FIELDS), st.binary(max_size=64))
-def test_headers_with_right_checksums_and_any_fields_parse_or_raise(fields: dict[str, int], payload: bytes) -> None:
-    header = Header(Kind.SCALAR, UINT8, (4,), flags=Flag.LAST, length=4, whole=4)._replace(**fields)
+def test_headers_with_right_checksums_and_any_fields_parse_or_raise(
+    fields: dict[str, int], payload: bytes
+) -> None:
+    header = Header(Kind.SCALAR, dtype=UINT8, dims=(4,), flags=Flag.LAST, length=4, whole=4)._replace(
+        **fields
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("whale_nebula.wire.frame.find_fault", lambda header: None)
         head = pack(header, 0)
@@ -163,7 +185,7 @@ def test_headers_with_right_checksums_and_any_fields_parse_or_raise(fields: dict
 
 
 def test_what_was_announced_too_large_is_never_allocated() -> None:
-    header = Header(Kind.SCALAR, UINT8, (2**40 // 2**10, 2**10), whole=2**40, length=CHUNK_BYTES)
+    header = Header(Kind.SCALAR, dtype=UINT8, dims=(2**40 // 2**10, 2**10), whole=2**40, length=CHUNK_BYTES)
     tracemalloc.start()
     try:
         with pytest.raises(RemoteProtocolError, match="above this link's limit"):
@@ -226,7 +248,7 @@ def test_the_same_frame_twice_is_refused() -> None:
 @pytest.mark.parametrize("change", [{"step": 1}, {"slot": 3}, {"offset": 2 * CHUNK_BYTES}], ids=str)
 def test_chunks_of_two_tensors_are_not_mixed(change: dict[str, int]) -> None:
     whole = 4 * CHUNK_BYTES
-    header = Header(Kind.SCALAR, UINT8, (whole,), length=CHUNK_BYTES, whole=whole)
+    header = Header(Kind.SCALAR, dtype=UINT8, dims=(whole,), length=CHUNK_BYTES, whole=whole)
     second = header._replace(sequence=1, offset=CHUNK_BYTES)._replace(**change)
     chunk = np.zeros(CHUNK_BYTES, np.uint8)
     decoder = FrameDecoder()
@@ -236,7 +258,7 @@ def test_chunks_of_two_tensors_are_not_mixed(change: dict[str, int]) -> None:
 
 
 def test_a_bool_that_is_neither_is_refused() -> None:
-    header = Header(Kind.SCALAR, dtype_code("bool"), (2,))
+    header = Header(Kind.SCALAR, dtype=dtype_code("bool"), dims=(2,))
     data = b"".join(head + chunk.tobytes() for head, chunk in frames(header, np.array([1, 2], np.uint8)))
     with pytest.raises(RemoteProtocolError, match="neither 0 nor 1"):
         FrameDecoder().receive(data)

@@ -9,17 +9,46 @@ from hypothesis import strategies as st
 
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
 from whale_nebula.wire.frame import (
-    CHUNK_BYTES, FRAME_CAP, HEADER_BYTES, Direction, Flag, Header, Kind, checksum, chunks, frame_count, frames, pack,
-    unpack, wire_bytes,
-)  # fmt: skip
+    CHUNK_BYTES,
+    FRAME_CAP,
+    HEADER_BYTES,
+    Direction,
+    Flag,
+    Header,
+    Kind,
+    checksum,
+    chunks,
+    frame_count,
+    frames,
+    pack,
+    unpack,
+    wire_bytes,
+)
 from whale_nebula.wire.tensor import dtype_code
 
 FLOAT32 = dtype_code("float32")
 GOOD = Header(
-    Kind.BOUNDARY, FLOAT32, (2, 3), source=1, destination=2, program=2**64 - 1, step=2**40, phase=3, micro_batch=-1,
-    slot=5, direction=Direction.BACKWARD, shard=6, codec=7, state=8, epoch=9, sequence=2**63, flags=Flag.LAST, offset=0,
-    length=24, whole=24,
-)  # fmt: skip
+    Kind.BOUNDARY,
+    dtype=FLOAT32,
+    dims=(2, 3),
+    source=1,
+    destination=2,
+    program=2**64 - 1,
+    step=2**40,
+    phase=3,
+    micro_batch=-1,
+    slot=5,
+    direction=Direction.BACKWARD,
+    shard=6,
+    codec=7,
+    state=8,
+    epoch=9,
+    sequence=2**63,
+    flags=Flag.LAST,
+    offset=0,
+    length=24,
+    whole=24,
+)
 
 
 def test_header_has_128_bytes_and_starts_with_the_magic() -> None:
@@ -36,22 +65,36 @@ U16, U32, U64 = st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), st.integer
 
 
 @given(
-    kind=st.sampled_from([Kind.PART, Kind.SCALAR, Kind.RESULT, Kind.VALUE]), dims=st.lists(st.integers(0, 9), max_size=8),
-    source=U32, destination=U32, program=U64, step=U64, phase=U16, micro_batch=st.integers(-1, 2**31 - 1), slot=U32,
-    shard=U16, codec=U16, state=U32, epoch=U32, sequence=U64,
-)  # fmt: skip
+    kind=st.sampled_from([Kind.PART, Kind.SCALAR, Kind.RESULT, Kind.VALUE]),
+    dims=st.lists(st.integers(0, 9), max_size=8),
+    source=U32,
+    destination=U32,
+    program=U64,
+    step=U64,
+    phase=U16,
+    micro_batch=st.integers(-1, 2**31 - 1),
+    slot=U32,
+    shard=U16,
+    codec=U16,
+    state=U32,
+    epoch=U32,
+    sequence=U64,
+)
 def test_any_header_within_its_fields_comes_back(dims: list[int], **fields: int) -> None:
     whole = int(np.prod(dims)) * 4
-    first, chunk = next(iter(chunks(Header(dtype=FLOAT32, dims=tuple(dims), **fields), np.zeros(whole, np.uint8))))
+    first, chunk = next(
+        iter(chunks(Header(dtype=FLOAT32, dims=tuple(dims), **fields), np.zeros(whole, np.uint8)))
+    )
     assert unpack(pack(first, checksum(chunk))) == (first, checksum(chunk))
 
 
-@pytest.mark.parametrize("bit", range(HEADER_BYTES * 8))
-def test_every_flipped_bit_of_a_header_is_rejected(bit: int) -> None:
-    data = bytearray(pack(GOOD, 0))
-    data[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(RemoteProtocolError):
-        unpack(bytes(data))
+def test_every_flipped_bit_of_a_header_is_rejected() -> None:
+    good = pack(GOOD, 0)
+    for bit in range(HEADER_BYTES * 8):
+        data = bytearray(good)
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(RemoteProtocolError):
+            unpack(bytes(data))
 
 
 BROKEN = {
@@ -77,7 +120,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("header", BROKEN.values(), ids=BROKEN.keys())
-def test_what_breaks_a_rule_is_neither_sent_nor_taken(header: Header, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_breaks_a_rule_is_neither_sent_nor_taken(
+    header: Header, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(LocalProtocolError):
         pack(header, 0)
     if len(header.dims) <= 8:
@@ -95,9 +140,14 @@ def sealed_again(data: bytearray) -> bytes:
 
 @pytest.mark.parametrize(
     ("place", "value", "words"),
-    [(0, b"HTTP", "no frame of this protocol"), (4, b"\x02", "version 2"), (88 - 4, b"\x09", "rank 9"), (88 - 4, b"\x01", "rank 1")],
+    [
+        (0, b"HTTP", "no frame of this protocol"),
+        (4, b"\x02", "version 2"),
+        (84, b"\x09", "rank 9"),
+        (84, b"\x01", "rank 1"),
+    ],
     ids=["magic", "version", "rank above eight", "sizes beyond the rank"],
-)  # fmt: skip
+)
 def test_headers_of_something_else_are_told_apart(place: int, value: bytes, words: str) -> None:
     data = bytearray(pack(GOOD, 0))
     data[place : place + len(value)] = value
@@ -113,7 +163,7 @@ def test_a_number_too_large_for_its_field_is_refused(field: str) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 5])
 def test_wire_bytes_is_what_the_frames_have(size: int) -> None:
-    header = Header(Kind.SCALAR, dtype_code("uint8"), (size,))
+    header = Header(Kind.SCALAR, dtype=dtype_code("uint8"), dims=(size,))
     sent = list(frames(header, np.zeros(size, np.uint8)))
     assert len(sent) == frame_count(size)
     assert sum(len(head) + chunk.size for head, chunk in sent) == wire_bytes(size)
@@ -121,7 +171,7 @@ def test_wire_bytes_is_what_the_frames_have(size: int) -> None:
 
 def test_frames_are_numbered_and_only_the_last_is_marked() -> None:
     size = 2 * CHUNK_BYTES + 7
-    header = Header(Kind.SCALAR, dtype_code("uint8"), (size,), sequence=10)
+    header = Header(Kind.SCALAR, dtype=dtype_code("uint8"), dims=(size,), sequence=10)
     heads = [unpack(head)[0] for head, _ in frames(header, np.zeros(size, np.uint8))]
     assert [head.sequence for head in heads] == [10, 11, 12]
     assert [head.offset for head in heads] == [0, CHUNK_BYTES, 2 * CHUNK_BYTES]
@@ -131,7 +181,7 @@ def test_frames_are_numbered_and_only_the_last_is_marked() -> None:
 
 def test_a_message_is_one_frame_up_to_the_cap_and_no_more() -> None:
     most = FRAME_CAP - HEADER_BYTES
-    header = Header(Kind.CONTROL, dtype_code("uint8"), (most,))
+    header = Header(Kind.CONTROL, dtype=dtype_code("uint8"), dims=(most,))
     assert [len(head) + chunk.size for head, chunk in frames(header, np.zeros(most, np.uint8))] == [FRAME_CAP]
     with pytest.raises(LocalProtocolError, match="cap"):
         list(frames(header._replace(dims=(most + 1,)), np.zeros(most + 1, np.uint8)))

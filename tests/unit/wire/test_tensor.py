@@ -12,7 +12,11 @@ SHAPES = [(), (0,), (3, 0, 2), (5,), (2, 3), (1, 2, 1, 2, 1, 2, 1, 2)]
 
 def some(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     size = int(np.prod(shape))
-    return (np.arange(size) % 2 if dtype == "bool" else np.arange(size)).reshape(shape).astype(dtype_of(dtype_code(dtype)))
+    return (
+        (np.arange(size) % 2 if dtype == "bool" else np.arange(size))
+        .reshape(shape)
+        .astype(dtype_of(dtype_code(dtype)))
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -30,9 +34,22 @@ def test_every_type_and_shape_comes_back_bit_for_bit(dtype: str, shape: tuple[in
 
 def test_numbers_of_types_never_change() -> None:
     assert {name: dtype_code(name) for name in DTYPE_NAMES} == {
-        "bool": 1, "int8": 2, "uint8": 3, "int16": 4, "uint16": 5, "int32": 6, "uint32": 7, "int64": 8, "uint64": 9,
-        "float16": 10, "bfloat16": 11, "float32": 12, "float64": 13, "complex64": 14, "complex128": 15,
-    }  # fmt: skip
+        "bool": 1,
+        "int8": 2,
+        "uint8": 3,
+        "int16": 4,
+        "uint16": 5,
+        "int32": 6,
+        "uint32": 7,
+        "int64": 8,
+        "uint64": 9,
+        "float16": 10,
+        "bfloat16": 11,
+        "float32": 12,
+        "float64": 13,
+        "complex64": 14,
+        "complex128": 15,
+    }
 
 
 @pytest.mark.parametrize("code", [0, 16, 255])
@@ -40,7 +57,9 @@ def test_other_numbers_have_no_type(code: int) -> None:
     assert dtype_of(code) is None
 
 
-@pytest.mark.parametrize("array", [np.array(["a"]), np.array([b"a"]), np.array([object()])], ids=["str", "bytes", "object"])
+@pytest.mark.parametrize(
+    "array", [np.array(["a"]), np.array([b"a"]), np.array([object()])], ids=["str", "bytes", "object"]
+)
 def test_what_is_no_number_is_refused_by_name(array: np.ndarray) -> None:
     with pytest.raises(LocalProtocolError, match=array.dtype.name):
         array_bytes(array)

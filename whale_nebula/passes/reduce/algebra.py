@@ -9,6 +9,7 @@ from whale_nebula.passes.reduce.registry import Site
 from whale_nebula.passes.reduce.state import (
     COUNT,
     COUPLED,
+    EMPTY,
     INVERSE,
     MEAN,
     OWN,
@@ -67,9 +68,10 @@ def _product(site: Site, left: Fold, right: Fold) -> Fold:
         return whole()
     if WHOLE in (left.kind, right.kind):
         other, factor = (left, right) if right.kind == WHOLE else (right, left)
+        if other.kind != COUNT:
+            return site.nonlinear([other]) if other.kind == SHAPE else other.bare
         scale = factor.literal[0] if factor.literal is not None and len(factor.literal) == 1 else UNKNOWN
-        per = other.per * scale if isinstance(scale, int) and scale > 0 else UNKNOWN
-        return site.nonlinear([other]) if other.kind == SHAPE else other.bare._replace(per=per)
+        return count(other.per * scale if isinstance(scale, int) and scale > 0 else UNKNOWN)
     kind = _PRODUCTS.get(frozenset({left.kind, right.kind}))
     return site.nonlinear([left, right]) if kind is None else Fold(kind)
 
@@ -169,9 +171,9 @@ def joined(site: Site, left: Fold, right: Fold) -> Fold:
 
 def _join(site: Site, left: Fold, right: Fold) -> Fold:
     left, right = left._replace(inputs=False), right._replace(inputs=False)
-    if left == right or right.kind == "empty":
+    if left == right or right.kind == EMPTY:
         return left
-    if left.kind == "empty":
+    if left.kind == EMPTY:
         return right
     for fold in (left, right):
         if fold.kind == COUPLED:
@@ -182,6 +184,8 @@ def _join(site: Site, left: Fold, right: Fold) -> Fold:
         return left.bare._replace(kind=left.kind if left.kind == right.kind else SHAPE, parts=parts)
     if ROWS in (left.kind, right.kind):
         return _join_rows(site, left.bare, right.bare)
+    if left.kind == right.kind == COUNT:
+        return count(UNKNOWN)
     return added(site, [left, right])
 
 

@@ -61,7 +61,7 @@ class Site:
         literal = self.folds[place].literal
         return None if literal is None else tuple(int(number) for number in literal)
 
-    def int(self, place: int) -> int | None:
+    def known(self, place: int) -> int | None:
         """The one number of an input, where it is known."""
         numbers = self.ints(place)
         return numbers[0] if numbers is not None and len(numbers) == 1 else None
@@ -87,7 +87,11 @@ class Site:
         return Fold(AFTER, blame=self.owner, reason=self._inside(reason))
 
     def _inside(self, reason: str) -> str:
-        return reason if self.owner == self.op.index else f"{reason} (at {self.op.type} {self.op.name!r} in its body)"
+        return (
+            reason
+            if self.owner == self.op.index
+            else f"{reason} (at {self.op.type} {self.op.name!r} in its body)"
+        )
 
     def nonlinear(self, folds: Iterable[Fold]) -> Fold:
         """A function that keeps neither sums nor means, of values without rows."""
@@ -98,7 +102,9 @@ class Site:
         names = sorted({fold.kind for fold in folds} - {WHOLE})
         if not names:
             return whole()
-        return self.after(f"{self.op.type} of a {' and a '.join(names)} over the batch is none of these itself")
+        return self.after(
+            f"{self.op.type} of a {' and a '.join(names)} over the batch is none of these itself"
+        )
 
 
 class Entry(NamedTuple):
@@ -118,7 +124,9 @@ RULES: dict[str, Entry] = {}
 _F = TypeVar("_F", bound=Callable[[Site], Result])
 
 
-def rule(*types: str, literal: bool = False, raw: bool = False, positions: bool = False) -> Callable[[_F], _F]:
+def rule(
+    *types: str, literal: bool = False, raw: bool = False, positions: bool = False
+) -> Callable[[_F], _F]:
     """Register the transfer function of op types."""
 
     def register(apply: _F) -> _F:
@@ -136,8 +144,7 @@ def transfer(site: Site) -> tuple[Fold, ...]:
     if not site.op.outputs:
         return ()
     result = _result(site)
-    found = result if isinstance(result, tuple) and not isinstance(result, Fold) else None
-    folds = found if found is not None else (result,) * len(site.op.outputs)  # type: ignore[assignment]
+    folds = (result,) * len(site.op.outputs) if isinstance(result, Fold) else result
     inputs = not site.op.stateful and all(fold.inputs for fold in site.folds)
     return tuple(fold._replace(inputs=inputs) for fold in folds)
 

@@ -1,0 +1,392 @@
+"""The models that a plan must carry, each written once and built with or without scopes.
+
+Every entry gives a `Trial`: what it takes to run some steps and look at losses, gradients and weights. `Cut` says how
+it is cut; `Cut(0)` leaves the scope lines away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import whale_nebula as nb
+
+layers = keras.layers
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Number of stages (0: no scopes at all), micro-batches and schedule."""
+
+    stages: int
+    micro_batches: int = 1
+    schedule: str = "eager-1f1b"
+    clusters: bool = True
+
+    @contextlib.contextmanager
+    def program(self) -> Iterator[None]:
+        """Around the whole of a step or a functional model."""
+        if not self.stages:
+            yield
+            return
+        with nb.cluster(), nb.pipeline(self.micro_batches, schedule=self.schedule):
+            yield
+
+    def at(self, third: int) -> contextlib.AbstractContextManager[Any]:
+        """Around the first, second or third part of a model."""
+        if not self.stages:
+            return contextlib.nullcontext()
+        stage = {1: (0, 0, 0), 2: (0, 1, 1), 3: (0, 1, 2)}[self.stages][third]
+        return nb.stage(cluster=f"c{stage}") if self.clusters else nb.stage(name=f"s{stage}")
+
+
+@dataclass
+class Outcome:
+    """What a trial left."""
+
+    losses: list[float] = field(default_factory=list)
+    history: dict[str, list[float]] = field(default_factory=dict)
+    gradients: list[np.ndarray] = field(default_factory=list)
+    weights: list[np.ndarray] = field(default_factory=list)
+    outputs: list[np.ndarray] = field(default_factory=list)
+    stages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model of the zoo."""
+
+    run: Callable[[Cut], Outcome]
+    stages: tuple[int, ...] = (1, 2, 3)
+    rate: float = 1e-2
+    steps: int = 10
+
+
+class Recording(keras.optimizers.Adam):
+    """Adam that keeps the gradients of its first step."""
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        if not hasattr(self, "first"):
+            self.first = [tf.Variable(tf.zeros(v.shape), trainable=False) for v in variables]
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        if trainable_variables is not None:
+            with tf.init_scope():
+                self.build(trainable_variables)
+        for gradient, kept in zip(grads, self.first, strict=False):
+            if gradient is not None:
+                fresh = tf.cast(tf.equal(self.iterations.value, 0), tf.float32)
+                kept.assign(tf.convert_to_tensor(gradient) * fresh + kept * (1.0 - fresh))
+        return super().apply(grads, trainable_variables)
+
+
+def optimizer(rate: float = 1e-2, **options: Any) -> Recording:
+    """The optimizer of the zoo: eps is large enough that noise in a zero gradient stays noise."""
+    return Recording(rate, epsilon=1e-3, **options)
+
+
+def data(rows: int, *shape: int, seed: int = 0) -> np.ndarray:
+    """Normal numbers, the same each time."""
+    return np.random.default_rng(seed).standard_normal((rows, *shape)).astype("float32")
+
+
+def fit(model: Any, cut: Cut, *args: Any, epochs: int = 2, batch_size: int = 16, **kwargs: Any) -> Outcome:
+    """Run `fit` and collect what it left."""
+    history = model.fit(*args, epochs=epochs, batch_size=batch_size, shuffle=False, verbose=0, **kwargs).history
+    found = Outcome(history=history, losses=list(history["loss"]))
+    found.gradients = [np.array(v) for v in getattr(model.optimizer, "first", ())]
+    found.weights = [np.array(v) for v in model.trainable_variables]
+    if cut.stages:
+        found.stages = tuple(nb.last_report().stages)
+    return found
+
+
+def functional(cut: Cut) -> Outcome:
+    """Skip connection over a stage, sample weights, AdamW with global-norm clipping, metrics, a ragged last batch."""
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((8,), name="features")
+    with cut.program():
+        with cut.at(0):
+            first = layers.Dense(16, activation="gelu")(inputs)
+        with cut.at(1):
+            second = layers.LayerNormalization()(layers.Dense(16, activation="tanh")(first))
+        with cut.at(2):
+            outputs = layers.Dense(3)(layers.Add()([first, second]))
+    model = keras.Model(inputs, outputs)
+    model.compile(
+        optimizer(weight_decay=0.01, global_clipnorm=0.5), "mse", metrics=["mae"], weighted_metrics=["mse"]
+    )
+    x, y = data(73, 8), data(73, 3, seed=1)
+    weights = np.random.default_rng(2).random(73).astype("float32")
+    return fit(model, cut, x, y, sample_weight=weights)
+
+
+class Reader(keras.Model):
+    """Attention, a GRU and a tied embedding."""
+
+    def __init__(self, cut: Cut) -> None:
+        super().__init__()
+        self.cut = cut
+        self.embedding = layers.Embedding(50, 16, mask_zero=True)
+        self.attention = layers.MultiHeadAttention(2, 8)
+        self.norm = layers.LayerNormalization()
+        self.gru = layers.GRU(16, return_sequences=True)
+
+    def call(self, tokens: Any) -> Any:
+        with self.cut.program():
+            with self.cut.at(0):
+                hidden = self.embedding(tokens)
+            with self.cut.at(1):
+                hidden = self.norm(hidden + self.attention(hidden, hidden))
+            with self.cut.at(2):
+                hidden = self.gru(hidden)
+                return tf.matmul(hidden, self.embedding.embeddings, transpose_b=True)
+
+
+def subclassed(cut: Cut) -> Outcome:
+    """Built lazily: its first act is `fit`."""
+    keras.utils.set_random_seed(4)
+    model = Reader(cut)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer(), loss, metrics=["accuracy"])
+    tokens = np.random.default_rng(5).integers(0, 50, (40, 6))
+    return fit(model, cut, tokens, np.roll(tokens, 1, axis=1), batch_size=8)
+
+
+def sequential(cut: Cut) -> Outcome:
+    """Layers added one by one, an input first, so that Keras rebuilds at every `add`."""
+    keras.utils.set_random_seed(6)
+    model = keras.Sequential([keras.Input((8, 8, 1))])
+    with cut.program():
+        with cut.at(0):
+            model.add(layers.Conv2D(4, 3, activation="relu"))
+        with cut.at(1):
+            model.add(layers.Flatten())
+            model.add(layers.Dense(16, activation="relu", kernel_regularizer="l2"))
+        with cut.at(2):
+            model.add(layers.Dense(5, activation="softmax"))
+    model.compile(optimizer(), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return fit(model, cut, data(44, 8, 8, 1), np.random.default_rng(7).integers(0, 5, 44))
+
+
+def _loop(step: Any, batches: Any, variables: Any, cut: Cut) -> Outcome:
+    found = Outcome()
+    for number, batch in enumerate(batches):
+        loss, gradients = step(*batch)
+        found.losses.append(float(loss))
+        if number == 0:
+            found.gradients = [np.array(tf.convert_to_tensor(g)) for g in gradients if g is not None]
+    found.weights = [np.array(v) for v in variables]
+    if cut.stages:
+        found.stages = tuple(nb.last_report().stages)
+    return found
+
+
+def _function(cut: Cut) -> Any:
+    return nb.function if cut.stages else tf.function
+
+
+def token_loop(cut: Cut) -> Outcome:
+    """A custom loop whose loss is divided by a sum of token weights, with a batch that does not divide."""
+    keras.utils.set_random_seed(8)
+    parts = [layers.Dense(12, activation="gelu"), layers.Dense(12, activation="gelu"), layers.Dense(7)]
+    for part, width in zip(parts, (6, 12, 12), strict=True):
+        part.build((None, 5, width))
+    chosen = keras.optimizers.SGD(0.1, momentum=0.9)
+    variables = [v for part in parts for v in part.trainable_variables]
+    chosen.build(variables)
+
+    @_function(cut)
+    def step(x: Any, y: Any, weights: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            hidden = x
+            for third, part in enumerate(parts):
+                with cut.at(third):
+                    hidden = part(hidden)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, hidden)
+            loss = tf.reduce_sum(losses * weights) / tf.reduce_sum(weights)
+        gradients = tape.gradient(loss, variables)
+        chosen.apply_gradients(zip(gradients, variables, strict=True))
+        return loss, gradients
+
+    random = np.random.default_rng(9)
+    batches = [
+        (data(10, 5, 6, seed=n), random.integers(0, 7, (10, 5)), random.random((10, 5)).astype("float32"))
+        for n in range(10)
+    ]
+    return _loop(step, batches, variables, cut)
+
+
+@tf.custom_gradient
+def _squashed(x: Any) -> Any:
+    """A custom gradient that closes over a tensor of the trace."""
+    y = tf.tanh(x)
+    return y, lambda d: d * (1.0 - y * y)
+
+
+def control_flow(cut: Cut) -> Outcome:
+    """cond, while and a custom gradient on bare variables."""
+    random = np.random.default_rng(10)
+    variables = [tf.Variable(random.standard_normal((4, 4)).astype("float32") * 0.5, name=f"w{n}") for n in range(3)]
+
+    @_function(cut)
+    def step(x: Any, y: Any, sign: Any) -> Any:
+        first, second, third = variables
+        with tf.GradientTape() as tape, cut.program():
+            with cut.at(0):
+                hidden = _squashed(x @ first)
+            with cut.at(1):
+                hidden = tf.while_loop(
+                    lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(h @ second) + h), [tf.constant(0), hidden]
+                )[1]
+            with cut.at(2):
+                hidden = tf.cond(sign > 0.0, lambda: hidden @ third, lambda: tf.sin(hidden) @ third)
+            loss = tf.reduce_mean(tf.square(hidden - y))
+        gradients = tape.gradient(loss, variables)
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss, gradients
+
+    batches = [(data(7, 4, seed=n), data(7, 4, seed=20 + n), np.float32((-1) ** n)) for n in range(10)]
+    return _loop(step, batches, variables, cut)
+
+
+class Adversaries(keras.Model):
+    """Keras's own example: one step, two tapes, the second after the first one's update."""
+
+    def __init__(self, cut: Cut) -> None:
+        super().__init__()
+        self.cut = cut
+        self.generator = keras.Sequential([keras.Input((4,)), layers.Dense(16, activation="relu"), layers.Dense(6)])
+        self.body = keras.Sequential([keras.Input((6,)), layers.Dense(16, activation="relu")])
+        self.head = keras.Sequential([keras.Input((16,)), layers.Dense(1)])
+        self.d_loss, self.g_loss = keras.metrics.Mean(name="d_loss"), keras.metrics.Mean(name="g_loss")
+
+    def compile(self, d_optimizer: Any, g_optimizer: Any, loss_fn: Any) -> None:
+        super().compile()
+        self.d_optimizer, self.g_optimizer, self.loss_fn = d_optimizer, g_optimizer, loss_fn
+
+    @property
+    def metrics(self) -> Any:
+        return [self.d_loss, self.g_loss]
+
+    def judge(self, images: Any) -> Any:
+        with self.cut.at(1):
+            hidden = self.body(images)
+        with self.cut.at(2):
+            return self.head(hidden)
+
+    def train_step(self, batch: Any) -> Any:
+        (real, noise, again), _ = batch
+        rows = tf.shape(real)[0]
+        judges = self.body.trainable_weights + self.head.trainable_weights
+        with self.cut.program():
+            with self.cut.at(0):
+                fake = self.generator(noise)
+                images = tf.concat([fake, real], axis=0)
+                labels = tf.concat([tf.ones((rows, 1)), tf.zeros((rows, 1))], axis=0)
+            with tf.GradientTape() as tape:
+                d_loss = self.loss_fn(labels, self.judge(images))
+            gradients = tape.gradient(d_loss, judges)
+            self.d_optimizer.apply_gradients(zip(gradients, judges, strict=True))
+            with tf.GradientTape() as tape:
+                with self.cut.at(0):
+                    fake = self.generator(again)
+                g_loss = self.loss_fn(tf.zeros((rows, 1)), self.judge(fake))
+            weights = self.generator.trainable_weights
+            self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, weights), weights, strict=True))
+        self.d_loss.update_state(d_loss)
+        self.g_loss.update_state(g_loss)
+        return {"d_loss": self.d_loss.result(), "g_loss": self.g_loss.result()}
+
+    def call(self, batch: Any) -> Any:
+        return self.judge(self.generator(batch[1]))
+
+
+def gan(cut: Cut) -> Outcome:
+    """Two phases: the generator's forward reads what the discriminator's update wrote."""
+    keras.utils.set_random_seed(11)
+    model = Adversaries(cut)
+    model.compile(optimizer(), optimizer(), keras.losses.BinaryCrossentropy(from_logits=True))
+    x = (data(36, 6), data(36, 4, seed=1), data(36, 4, seed=2))
+    history = model.fit(x, np.zeros(36), epochs=2, batch_size=8, shuffle=False, verbose=0).history
+    found = Outcome(history=history, losses=[*history["d_loss"], *history["g_loss"]])
+    found.gradients = [np.array(v) for o in (model.d_optimizer, model.g_optimizer) for v in o.first]
+    found.weights = [np.array(v) for v in model.trainable_variables]
+    if cut.stages:
+        found.stages = tuple(nb.last_report().stages)
+    return found
+
+
+def frozen(cut: Cut) -> Outcome:
+    """A frozen first part and a variable that the loss does not touch: gradients that are None."""
+    keras.utils.set_random_seed(12)
+    parts = [layers.Dense(8, activation="relu"), layers.Dense(8, activation="relu"), layers.Dense(2)]
+    for part, width in zip(parts, (5, 8, 8), strict=True):
+        part.build((None, width))
+    unused = tf.Variable([1.0, 2.0])
+    variables = [*parts[1].trainable_variables, *parts[2].trainable_variables, unused]
+
+    @_function(cut)
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            hidden = x
+            for third, part in enumerate(parts):
+                with cut.at(third):
+                    hidden = part(hidden)
+            loss = tf.reduce_mean(tf.square(hidden - y))
+        gradients = tape.gradient(loss, variables)
+        if gradients[-1] is not None:
+            raise AssertionError("the unused variable got a gradient")
+        for variable, gradient in zip(variables, gradients, strict=True):
+            if gradient is not None:
+                variable.assign_sub(0.1 * gradient)
+        return loss, gradients
+
+    batches = [(data(9, 5, seed=n), data(9, 2, seed=30 + n)) for n in range(10)]
+    return _loop(step, batches, [v for part in parts for v in part.variables], cut)
+
+
+def inference(cut: Cut) -> Outcome:
+    """A function without any gradient; its rows come back in their order."""
+    keras.utils.set_random_seed(13)
+    parts = [layers.Dense(8, activation="relu"), layers.Dense(8, activation="relu"), layers.Dense(3)]
+    for part, width in zip(parts, (5, 8, 8), strict=True):
+        part.build((None, width))
+
+    @_function(cut)
+    def predict(x: Any) -> Any:
+        with cut.program():
+            hidden = x
+            for third, part in enumerate(parts):
+                with cut.at(third):
+                    hidden = part(hidden)
+            return tf.nn.softmax(hidden), tf.reduce_mean(hidden)
+
+    found = Outcome()
+    for number in range(3):
+        probabilities, mean = predict(data(7, 5, seed=number))
+        found.outputs.append(np.array(probabilities))
+        found.losses.append(float(mean))
+    if cut.stages:
+        found.stages = tuple(nb.last_report().stages)
+    return found
+
+
+ZOO = {
+    "functional": Trial(functional),
+    "subclassed": Trial(subclassed),
+    "sequential": Trial(sequential),
+    "token_loop": Trial(token_loop, rate=0.1),
+    "control_flow": Trial(control_flow, rate=0.1),
+    "gan": Trial(gan, rate=1e-2),
+    "frozen": Trial(frozen, rate=0.1),
+    "inference": Trial(inference),
+}

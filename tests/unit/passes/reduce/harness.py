@@ -1,0 +1,147 @@
+"""Real functions, folded and then run: every value of the trace is checked against what its fold promises.
+
+A function is traced with an unknown batch size, mirrored and folded. Then it runs once on the whole batch and once
+for each micro-batch (fed with the values that must come from the whole batch, its grown operands multiplied), and
+each number in the graph that was said to be whole, rows, count, sum or mean must be just that.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula import tf_private
+from whale_nebula.capture.mirror import mirror
+from whale_nebula.ir.graph import CAPTURE, FEED, INPUT, Graph
+from whale_nebula.ir.spec import Value
+from whale_nebula.passes.reduce import Fold, Folding, fold
+
+Arrays = Sequence[np.ndarray]
+CUTS = ((2, 2, 1), (1, 1, 3))
+_NUMBERS = {"float16", "float32", "float64", "int32", "int64", "bool", "uint8", "uint32"}
+_RANDOM = ("Random", "Multinomial", "Dropout")
+
+
+@dataclass
+class Traced:
+    """A function's trace, its mirror, and how it was folded."""
+
+    wrapped: Any
+    graph: Graph
+    folding: Folding
+    outputs: list[Fold]
+    targets: list[Fold]
+    shares: dict[str, Any]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{op.index} {op.type} {' | '.join(str(self.folding.of(v)) for v in op.values)}" for op in self.graph.ops)
+
+
+def trace(function: Callable[..., Any], arrays: Arrays, *, target: int | None = None, whole: Sequence[int] = ()) -> Traced:
+    """Trace, mirror and fold; with a target (number of an output) also grow."""
+    specs = [
+        tf.TensorSpec(a.shape if i in whole else [None, *a.shape[1:]], a.dtype, f"in{i}") for i, a in enumerate(arrays)
+    ]
+    wrapped = tf.compat.v1.wrap_function(function, specs)
+    places = {i: 0 for i, array in enumerate(arrays) if i not in whole and array.ndim}
+    shares: dict[str, Any] = {}
+    graph, folding, values = _folded(wrapped, len(arrays), places, target, shares)
+    if folding.grows:
+        _grow(wrapped.graph, folding, shares)
+        graph, folding, values = _folded(wrapped, len(arrays), places, target, shares)
+    chosen = [folding.of(value) for value in values]
+    return Traced(wrapped, graph, folding, chosen, [] if target is None else [chosen[target]], shares)
+
+
+def _folded(
+    wrapped: Any, count: int, places: dict[int, int], target: int | None, shares: dict[str, Any]
+) -> tuple[Graph, Folding, list[Value]]:
+    inputs = wrapped.graph.inputs
+    roles = {t.op.name: (INPUT if i < count else CAPTURE, t.op.name) for i, t in enumerate(inputs)}
+    roles |= {tensor.op.name: (FEED, name) for name, tensor in shares.items()}
+    graph = mirror(wrapped.graph, roles)
+    numbers = {op.name: op.index for op in graph.ops}
+    values = [Value(numbers[t.op.name], t.value_index) for t in _outputs(wrapped)]
+    batched = {numbers[inputs[i].op.name]: axis for i, axis in places.items()}
+    return graph, fold(graph, batched, targets=[] if target is None else [values[target]]), values
+
+
+def _outputs(wrapped: Any) -> list[Any]:
+    return [t for t in tf.nest.flatten(wrapped.graph.structured_outputs) if isinstance(t, tf.Tensor)]
+
+
+def _grow(graph: Any, folding: Folding, shares: dict[str, Any]) -> None:
+    operations = graph.get_operations()
+    with graph.as_default():
+        shares["grow"] = tf.compat.v1.placeholder(tf.float32, [], "nebula_grow")
+        for consumer, position, value in folding.grows:
+            tensor = operations[value.op].outputs[value.out]
+            grown = tf.multiply(tensor, tf.cast(shares["grow"], tensor.dtype))
+            tf_private.set_input(operations[consumer], position, grown)
+
+
+def check(traced: Traced, arrays: Arrays, *, whole: Sequence[int] = (), tolerance: float = 2e-5) -> int:
+    """Run the trace whole and cut; the number of values that kept what was promised of them."""
+    operations = traced.wrapped.graph.get_operations()
+    drawn = traced.graph.descend(op.index for op in traced.graph.ops if any(word in op.type for word in _RANDOM))
+    promised = {
+        Value(i, out): traced.folding.of(Value(i, out))
+        for i, op in enumerate(operations)
+        if i not in drawn and op.type != "Placeholder"
+        for out, tensor in enumerate(op.outputs)
+        if tensor.dtype.name in _NUMBERS and traced.folding.of(Value(i, out)).good
+    }
+    rows = next(len(a) for i, a in enumerate(arrays) if i not in whole and a.ndim)
+    once = list(traced.folding.wholes)
+    expected = _run(traced, arrays, [*promised, *once], {}, 1.0)
+    fed = dict(zip(once, expected[len(promised) :], strict=True))
+    for cut in CUTS:
+        pieces = []
+        for start, size in zip(np.cumsum((0, *cut[:-1])), cut, strict=True):
+            part = [a if i in whole or not a.ndim else a[start : start + size] for i, a in enumerate(arrays)]
+            pieces.append(_run(traced, part, list(promised), fed, rows / size))
+        for number, (value, said) in enumerate(promised.items()):
+            got = [piece[number] for piece in pieces]
+            _compare(traced, value, said, expected[number], got, cut, tolerance)
+    return len(promised)
+
+
+def _run(traced: Traced, arrays: Arrays, fetches: list[Value], fed: dict[Value, Any], grow: float) -> list[np.ndarray]:
+    operations = traced.wrapped.graph.get_operations()
+    feeds = list(zip(traced.wrapped.graph.inputs, arrays, strict=False))
+    feeds += [(operations[v.op].outputs[v.out], a) for v, a in fed.items()]
+    feeds += [(tensor, np.float32(grow)) for tensor in traced.shares.values()]
+    wanted = [operations[v.op].outputs[v.out] for v in fetches]
+    pruned = traced.wrapped.prune([tensor for tensor, _ in feeds], wanted)
+    return [np.asarray(result) for result in pruned(*[tf.constant(array) for _, array in feeds])]
+
+
+def _compare(
+    traced: Traced, value: Value, said: Fold, expected: np.ndarray, got: list[np.ndarray], cut: tuple[int, ...], tolerance: float
+) -> None:
+    kind = said.kind
+    if kind == "whole":
+        merged: Any = got[0]
+        for other in got[1:]:
+            _near(traced, value, said, got[0], other, tolerance)
+    elif kind == "rows":
+        if said.order or said.position:
+            return
+        merged = np.concatenate(got, said.axis)
+    elif kind in ("sum", "count"):
+        merged = sum(part.astype("float64") for part in got)
+    elif kind == "mean":
+        merged = sum(part.astype("float64") * size for part, size in zip(got, cut, strict=True)) / sum(cut)
+    else:
+        return
+    _near(traced, value, said, expected, merged, tolerance)
+
+
+def _near(traced: Traced, value: Value, said: Fold, expected: np.ndarray, merged: np.ndarray, tolerance: float) -> None:
+    op = traced.graph.ops[value.op]
+    what = f"{value} = {op.type} {op.name!r} is said to be {said}\n{traced}"
+    assert expected.shape == merged.shape, f"{expected.shape} != {merged.shape}: {what}"
+    scale = np.max(np.abs(expected.astype("float64")), initial=0.0) + 1e-3
+    np.testing.assert_allclose(merged.astype("float64"), expected.astype("float64"), rtol=tolerance, atol=tolerance * scale, err_msg=what)

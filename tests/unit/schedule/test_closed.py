@@ -1,0 +1,196 @@
+"""The simulator and the closed forms say the same, and both say what the research table says."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whale_nebula.schedule import Timeline, Work, closed, simulate, uniform
+
+Shape = tuple[int, int, float, float, float, float]  # p, m, t_f, t_b, x, λ
+
+
+def run(shape: Shape, name: str = "eager-1f1b", *, blocking: bool = False, fused: bool = True) -> Timeline:
+    stages, micro_batches, forward, backward, seconds, delay = shape
+    works = [Work(forward, backward)] * stages
+    hops = uniform(stages, seconds=seconds, delay=delay)
+    return simulate(works, hops, micro_batches, name=name, blocking=blocking, fused=fused)
+
+
+def shapes(stages: tuple[int, int], load: tuple[float, float]) -> st.SearchStrategy[Shape]:
+    """Uniform stages; `load` is the range of x/c."""
+
+    def shape(p: int, m: int, c: float, split: float, part: float, delay: float) -> Shape:
+        return p, m, c * split, c * (1 - split), c * part, delay * c
+
+    return st.builds(
+        shape,
+        st.integers(*stages),
+        st.integers(1, 40),
+        st.floats(0.1, 10.0),
+        st.floats(0.05, 0.95),
+        st.floats(*load),
+        st.floats(0.0, 4.0),
+    )
+
+
+def eager(shape: Shape) -> float:
+    stages, micro_batches, forward, backward, seconds, delay = shape
+    return closed.eager_seconds(stages, micro_batches, forward + backward, seconds, delay)
+
+
+CASES = pytest.mark.parametrize(
+    ("shape", "formula", "blocking", "ordinary", "eager_"),
+    [
+        ((2, 8, 1.0, 2.0, 1.5, 0.0), ".529", ".407", ".385", ".200"),
+        ((2, 16, 1.0, 2.0, 0.0, 6.0), ".802", ".686", ".673", ".238"),
+        ((2, 16, 1.0, 2.0, 3.0, 0.0), ".673", ".529", ".515", ".158"),
+        ((2, 16, 1.0, 2.0, 6.0, 0.0), ".802", ".686", ".680", ".556"),
+        ((4, 16, 1.0, 2.0, 1.5, 0.0), ".761", ".562", ".515", ".273"),
+    ],
+)
+
+
+def digits(bubble: float) -> str:
+    return f"{bubble:.3f}"[1:]
+
+
+@CASES
+def test_the_table(shape: Shape, formula: str, blocking: str, ordinary: str, eager_: str) -> None:
+    """The bubble is 1 − m·c/T, of formula (2) and of three simulated schedules."""
+    stages, micro_batches, forward, backward, seconds, delay = shape
+    total = closed.blocking_seconds(stages, micro_batches, forward + backward, seconds + delay)
+    assert digits(closed.bubble(total, micro_batches, forward + backward)) == formula
+    assert digits(run(shape, "1f1b", blocking=True).bubble) == blocking
+    assert digits(run(shape, "1f1b").bubble) == ordinary
+    assert digits(run(shape).bubble) == eager_
+
+
+def test_what_the_benchmark_is_to_reach() -> None:
+    """p 2, link time as long as compute: 1.74 × as fast as 1F1B at m 16, 1.55 × at m 8."""
+    for micro_batches, ratio in ((16, "1.74"), (8, "1.55")):
+        shape = (2, micro_batches, 1.0, 2.0, 3.0, 0.0)
+        assert f"{run(shape, '1f1b').seconds / run(shape).seconds:.2f}" == ratio
+
+
+def test_formula_two_over_estimates_from_three_stages_on() -> None:
+    bubble = run((4, 16, 1.0, 2.0, 1.5, 0.0), "gpipe", blocking=True, fused=False).bubble
+    assert digits(bubble) == ".568"
+
+
+@settings(max_examples=150, deadline=None)
+@given(shapes((1, 6), (0.0, 0.0)), st.sampled_from(["gpipe", "1f1b"]), st.booleans())
+def test_gpipe_and_one_f_one_b_over_free_links(shape: Shape, name: str, fused: bool) -> None:
+    stages, micro_batches, forward, backward, _, _ = shape
+    free = (stages, micro_batches, forward, backward, 0.0, 0.0)
+    timeline = run(free, name, fused=fused)
+    total = closed.free_link_seconds(stages, micro_batches, forward + backward)
+    assert timeline.seconds == pytest.approx(total, rel=1e-9)
+    assert timeline.bubble == pytest.approx(closed.free_link_bubble(stages, micro_batches), abs=1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(shapes((2, 2), (0.0, 3.0)))
+def test_blocking_gpipe_on_two_stages(shape: Shape) -> None:
+    _, micro_batches, forward, backward, seconds, delay = shape
+    total = closed.blocking_seconds(2, micro_batches, forward + backward, seconds + delay)
+    assert run(shape, "gpipe", blocking=True, fused=False).seconds == pytest.approx(total, rel=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(shapes((3, 6), (0.0, 3.0)))
+def test_blocking_gpipe_on_more_stages_is_no_slower_than_the_formula(shape: Shape) -> None:
+    stages, micro_batches, forward, backward, seconds, delay = shape
+    total = closed.blocking_seconds(stages, micro_batches, forward + backward, seconds + delay)
+    assert run(shape, "gpipe", blocking=True, fused=False).seconds <= total * (1 + 1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(shapes((2, 2), (0.0, 1.0)))
+def test_one_f_one_b_on_two_stages(shape: Shape) -> None:
+    _, micro_batches, forward, backward, seconds, delay = shape
+    total = closed.one_f_one_b_seconds(micro_batches, forward + backward, seconds + delay)
+    assert run(shape, "1f1b").seconds == pytest.approx(total, rel=1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(shapes((1, 2), (0.0, 4.0)))
+def test_eager_on_two_stages(shape: Shape) -> None:
+    assert run(shape).seconds == pytest.approx(eager(shape), rel=1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(shapes((3, 6), (0.0, 0.75)))
+def test_eager_on_more_stages_with_a_line_that_has_time_to_spare(shape: Shape) -> None:
+    assert run(shape).seconds == pytest.approx(eager(shape), rel=1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(shapes((3, 6), (0.75, 4.0)))
+def test_eager_on_more_stages_with_a_busy_line_loses_a_period_a_stage_at_most(shape: Shape) -> None:
+    stages, _, forward, backward, seconds, _ = shape
+    lost = (stages - 2) * max(forward + backward, seconds)
+    assert eager(shape) * (1 - 1e-9) <= run(shape).seconds <= (eager(shape) + lost) * (1 + 1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(shapes((2, 5), (0.0, 2.0)))
+def test_nothing_is_faster_than_eager_can_be(shape: Shape) -> None:
+    for name in ("gpipe", "1f1b", "eager-1f1b"):
+        assert run(shape, name).seconds >= eager(shape) * (1 - 1e-9)
+
+
+def test_rounding_once_for_all_hops_would_be_too_few() -> None:
+    """Why `eager_limit` rounds up at each hop: w = p − s + ⌈2·t_c·(p − 1 − s)/c⌉ alone loses a fifth here."""
+    shape = (3, 48, 1.0, 2.0, 0.5, 0.0)
+    once = [3 - s + math.ceil(2 * 0.5 * (2 - s) / 3.0) for s in range(3)]
+    slower = simulate([Work(1.0, 2.0)] * 3, uniform(3, seconds=0.5), 48, in_flight=once)
+    assert run(shape).seconds == eager(shape)
+    assert slower.seconds > 1.1 * eager(shape)
+
+
+def brute(total: dict[int, float]) -> int:
+    return min(total, key=lambda m: (total[m], m))
+
+
+BATCHES = pytest.mark.parametrize(
+    ("stages", "compute", "overhead", "delay", "line"),
+    [
+        (2, 4.0, 0.003, 0.030, 4.0),
+        (2, 4.0, 0.003, 0.030, 0.4),
+        (4, 4.0, 0.003, 0.030, 1.0),
+        (3, 10.0, 0.020, 0.001, 8.0),
+        (2, 1.0, 0.010, 0.100, 3.0),  # bound by the line until m = 200
+        (2, 0.5, 0.010, 0.005, 0.0),
+    ],
+)
+
+
+@BATCHES
+def test_the_best_m_by_brute_force(
+    stages: int, compute: float, overhead: float, delay: float, line: float
+) -> None:
+    """`line` is V/β: seconds that the whole batch holds one direction."""
+    blocking, fast = {}, {}
+    for m in range(1, 2000):
+        c, x = compute / m + overhead, line / m
+        blocking[m] = closed.blocking_seconds(stages, m, c, x + delay)
+        fast[m] = closed.eager_seconds(stages, m, c, x, delay)
+    assert abs(brute(blocking) - closed.best_blocking(stages, compute, overhead, delay)) < 1
+    assert abs(brute(fast) - closed.best_eager(stages, compute, overhead, line)) < 1
+
+
+def test_the_example_of_the_best_m() -> None:
+    """C 4 s, o 3 ms, λ 30 ms, 30 MB over 60 Mbit/s: m 8 and 13.0 s blocking, m 63 and 4.44 s eager."""
+    line = 30e6 / (60e6 / 8)
+    assert f"{closed.best_blocking(2, 4.0, 0.003, 0.03):.1f}" == "8.0"
+    assert f"{closed.best_eager(2, 4.0, 0.003, line):.1f}" == "63.2"
+
+    def timed(m: int, name: str, blocking: bool) -> float:
+        works = [Work(1.0 / m, 3.0 / m, overhead=0.003)] * 2
+        hops = uniform(2, seconds=line / m, delay=0.03)
+        return simulate(works, hops, m, name=name, blocking=blocking, fused=not blocking).seconds
+
+    assert f"{timed(8, 'gpipe', True):.1f}" == "13.0"
+    assert f"{timed(63, 'eager-1f1b', False):.2f}" == "4.44"

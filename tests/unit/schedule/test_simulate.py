@@ -1,0 +1,239 @@
+"""The simulator: small cases by hand, and what holds whatever the speeds."""
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whale_nebula.errors import OptionError
+from whale_nebula.schedule import (
+    SCHEDULES,
+    Hop,
+    Line,
+    Timeline,
+    Work,
+    from_text,
+    run_lists,
+    schedule,
+    simulate,
+    timed,
+    uniform,
+)
+
+Hops = dict[tuple[int, int], Hop]
+EVEN = Work(1.0, 2.0)
+
+
+def spans(timeline: Timeline, place: int | str) -> list[tuple[str, int, float, float]]:
+    return [(s.what, s.micro_batch, s.start, s.end) for s in timeline.of(place)]
+
+
+def test_two_stages_and_a_slow_line_by_hand() -> None:
+    timeline = simulate([EVEN, EVEN], uniform(2, seconds=2.0, delay=0.5), 2, name="1f1b")
+    assert spans(timeline, 0) == [
+        ("F", 0, 0.0, 1.0),
+        ("F", 1, 1.0, 2.0),
+        ("B", 0, 9.0, 11.0),
+        ("B", 1, 12.0, 14.0),
+    ]
+    assert spans(timeline, "0->1") == [("F", 0, 1.0, 3.0), ("F", 1, 3.0, 5.0)]
+    assert spans(timeline, 1) == [
+        ("F", 0, 3.5, 4.5),
+        ("B", 0, 4.5, 6.5),
+        ("F", 1, 6.5, 7.5),
+        ("B", 1, 7.5, 9.5),
+    ]
+    assert spans(timeline, "1->0") == [("B", 0, 6.5, 8.5), ("B", 1, 9.5, 11.5)]
+    assert timeline.seconds == 14.0
+    assert (timeline.busy(0), timeline.wait(0), timeline.busy("0->1")) == (6.0, 8.0, 4.0)
+    assert timeline.bubble == pytest.approx(8 / 14)
+    assert timeline.lines == ("0->1", "1->0")
+
+
+def test_a_line_is_full_duplex() -> None:
+    """Both directions carry a message at the same time."""
+    timeline = simulate([EVEN, EVEN], uniform(2, seconds=3.0), 8)
+    there, back = timeline.of("0->1"), timeline.of("1->0")
+    assert any(a.start < b.end and b.start < a.end for a in there for b in back)
+
+
+def test_a_line_carries_one_message_at_a_time() -> None:
+    timeline = simulate([EVEN] * 3, uniform(3, seconds=4.0), 6)
+    for line in timeline.lines:
+        held = timeline.of(line)
+        assert all(a.end <= b.start for a, b in pairwise(held))
+
+
+def test_delay_holds_no_line() -> None:
+    timeline = simulate([Work(0.0), Work(0.0)], uniform(2, seconds=1.0, delay=100.0), 5)
+    assert timeline.seconds == 105.0
+
+
+def test_hops_that_share_a_line_take_turns() -> None:
+    shared: Hops = {
+        (0, 1): timed("a->b", "b->a", seconds=2.0),
+        (0, 2): timed("a->b", "b->a", seconds=2.0),
+    }
+    apart: Hops = {(0, 1): timed("a->b", "b->a", seconds=2.0), (0, 2): timed("a->c", "c->a", seconds=2.0)}
+    works = [Work(1.0)] * 3
+    assert simulate(works, shared, 1).seconds == 6.0
+    assert simulate(works, apart, 1).seconds == 4.0
+
+
+def test_a_way_back_may_share_the_line_of_another_way_there() -> None:
+    hops: Hops = {(0, 1): timed("a->b", "b->a", seconds=3.0), (1, 2): timed("b->a", "a->b", seconds=3.0)}
+    timeline = simulate([EVEN] * 3, hops, 4)
+    assert {span.what for span in timeline.of("b->a")} == {"F", "B"}
+    held = timeline.of("b->a")
+    assert all(a.end <= b.start for a, b in pairwise(held))
+    assert timeline.busy("b->a") == 24.0
+
+
+def test_stages_in_one_cluster_hand_over_at_once() -> None:
+    timeline = simulate([EVEN] * 2, {(0, 1): Hop(forward=1e9, backward=1e9)}, 4)
+    assert timeline.seconds == (4 + 1) * 3.0
+    assert timeline.lines == ()
+
+
+def test_bytes_and_rates_of_each_direction() -> None:
+    hop = Hop(Line("a->b", 100.0, 1.0), Line("b->a", 50.0, 2.0), forward=400.0, backward=50.0)
+    timeline = simulate([EVEN, EVEN], {(0, 1): hop}, 1)
+    assert timeline.seconds == 1.0 + (4.0 + 1.0) + 3.0 + (1.0 + 2.0) + 2.0
+
+
+def test_a_skip_connection_is_waited_for() -> None:
+    works = [EVEN] * 3
+    skip: Hops = {**uniform(3), (0, 2): timed("0->2", "2->0", seconds=0.5, delay=10.0)}
+    assert simulate(works, uniform(3), 1).seconds == 9.0
+    assert simulate(works, skip, 1).seconds == 1.0 + 10.5 + 3.0 + 10.5 + 2.0
+
+
+def test_overhead_is_paid_once_a_micro_batch() -> None:
+    assert simulate([Work(1.0, 2.0, overhead=0.5)], {}, 8).seconds == 28.0
+
+
+def test_inference_has_forwards_only() -> None:
+    timeline = simulate([Work(1.0), Work(2.0), Work(1.0)], uniform(3, seconds=0.5), 4)
+    assert {span.what for span in timeline.spans} == {"F"}
+    assert timeline.seconds == 1.0 + 0.5 + 4 * 2.0 + 0.5 + 1.0
+
+
+def test_no_gradient_crosses_to_a_frozen_stage() -> None:
+    timeline = simulate([Work(1.0), EVEN, EVEN], uniform(3, seconds=0.5), 3)
+    assert "1->0" not in timeline.lines
+    assert "2->1" in timeline.lines
+    assert {span.what for span in timeline.of(0)} == {"F"}
+
+
+def test_no_gradient_crosses_a_hop_that_has_none() -> None:
+    """Integers cross: both stages have a backward, and neither waits for the other's."""
+    hop = Hop(Line("a->b", 1.0), Line("b->a", 1.0), forward=1.0, backward=None)
+    timeline = simulate([EVEN, EVEN], {(0, 1): hop}, 2, name="gpipe")
+    assert timeline.lines == ("a->b",)
+    assert spans(timeline, 0)[2:] == [("B", 0, 2.0, 4.0), ("B", 1, 4.0, 6.0)]
+
+
+def test_a_last_stage_without_a_backward_holds_nobody_up() -> None:
+    timeline = simulate([EVEN, Work(1.0)], uniform(2, seconds=1.0), 3)
+    assert timeline.lines == ("0->1",)
+    assert timeline.seconds == 9.0
+
+
+def test_blocking_lets_the_sender_stand_still() -> None:
+    timeline = simulate([EVEN, EVEN], uniform(2, seconds=2.0, delay=1.0), 2, name="gpipe", blocking=True)
+    assert [span.start for span in timeline.of(0)][:2] == [0.0, 4.0]
+
+
+def test_lists_that_wait_for_each_other_are_named() -> None:
+    lists = [from_text("F0 B0 F1 B1"), from_text("F0 F1 B0 B1"), from_text("FB0 FB1")]
+    with pytest.raises(OptionError, match="stage 0 at B0, stage 1 at F1, stage 2 at FB1"):
+        run_lists(lists, [EVEN] * 3, uniform(3))
+
+
+def test_limits_that_rise_wait_for_ever_and_so_are_never_given() -> None:
+    """What `descending` is for: the same limits as lists of their own, and through `simulate`."""
+    generate = schedule("1f1b").generate
+    rising = [generate(stage, 3, 4, limit) for stage, limit in enumerate((1, 2, 1))]
+    with pytest.raises(OptionError, match="wait for each other"):
+        run_lists([tuple(made) for made in rising], [EVEN] * 3, uniform(3))
+    assert simulate([EVEN] * 3, uniform(3), 4, in_flight=[1, 2, 1]).seconds == 4 * 9.0
+
+
+def test_nothing_to_time() -> None:
+    timeline = run_lists([(), ()], [EVEN, EVEN], {})
+    assert (timeline.seconds, timeline.bubble, timeline.lines) == (0.0, 0.0, ())
+
+
+def seconds() -> st.SearchStrategy[float]:
+    return st.floats(0.0, 5.0, allow_subnormal=False)
+
+
+def works(stages: int) -> st.SearchStrategy[list[Work]]:
+    backward = st.none() | seconds()
+    return st.lists(st.builds(Work, seconds(), backward, seconds()), min_size=stages, max_size=stages)
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> tuple[list[Work], Hops]:
+    """Stages of random speed, some without a backward; a chain with skips; some hops inside, some shared."""
+    stages = draw(st.integers(1, 5))
+    pairs = [(a, b) for a in range(stages) for b in range(a + 1, stages) if b == a + 1 or draw(st.booleans())]
+    return draw(works(stages)), {pair: draw(hop()) for pair in pairs}
+
+
+def hop() -> st.SearchStrategy[Hop]:
+    line = st.none() | st.builds(Line, st.sampled_from("abc"), st.just(1.0), seconds())
+    return st.builds(Hop, line, line, seconds(), st.none() | seconds())
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    pipelines(),
+    st.integers(1, 12),
+    st.sampled_from(sorted(SCHEDULES)),
+    st.none() | st.integers(1, 9) | st.lists(st.integers(1, 9), min_size=5, max_size=5),
+    st.booleans(),
+    st.booleans(),
+)
+def test_whatever_the_speeds_everything_runs_once_and_nothing_waits_for_ever(
+    pipeline: tuple[list[Work], Hops],
+    micro_batches: int,
+    name: str,
+    in_flight: int | list[int] | None,
+    blocking: bool,
+    fused: bool,
+) -> None:
+    stages, hops = pipeline
+    chosen = in_flight[: len(stages)] if isinstance(in_flight, list) else in_flight
+    timeline = simulate(
+        stages, hops, micro_batches, name=name, in_flight=chosen, blocking=blocking, fused=fused
+    )
+    for stage, work in enumerate(stages):
+        ran = timeline.of(stage)
+        expected = {(what, m) for what in ("FB" if work.has_backward else "F") for m in range(micro_batches)}
+        assert sorted((span.what, span.micro_batch) for span in ran) == sorted(expected)
+        assert all(a.end <= b.start + 1e-9 for a, b in pairwise(ran))
+        assert math.isclose(timeline.busy(stage), micro_batches * work.seconds, abs_tol=1e-6)
+        assert timeline.seconds >= micro_batches * work.seconds - 1e-6
+
+
+@settings(max_examples=100, deadline=None)
+@given(pipelines(), st.integers(1, 12), st.sampled_from(sorted(SCHEDULES)))
+def test_a_stage_starts_after_what_it_reads(
+    pipeline: tuple[list[Work], Hops], micro_batches: int, name: str
+) -> None:
+    stages, hops = pipeline
+    timeline = simulate(stages, hops, micro_batches, name=name)
+    at = {(span.place, span.what, span.micro_batch): span for span in timeline.spans}
+    for (source, destination), hop_ in hops.items():
+        for m in range(micro_batches):
+            there = hop_.there.seconds(hop_.forward) + hop_.there.delay if hop_.there else 0.0
+            assert at[destination, "F", m].start >= at[source, "F", m].end + there - 1e-9
+            if hop_.backward is None or not (
+                stages[source].has_backward and stages[destination].has_backward
+            ):
+                continue
+            back = hop_.back.seconds(hop_.backward) + hop_.back.delay if hop_.back else 0.0
+            assert at[source, "B", m].start >= at[destination, "B", m].end + back - 1e-9

@@ -1,0 +1,232 @@
+"""The mailbox: by key in any order, each once, none late, and an end that everybody hears of."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from whale_nebula.errors import (
+    DeadlineError,
+    LinkClosedError,
+    LocalProtocolError,
+    RemoteFailureError,
+    RemoteProtocolError,
+)
+from whale_nebula.transport.mailbox import Mailbox
+from whale_nebula.transport.protocol import Key
+
+
+class FakeClock:
+    """Time that passes only by waiting."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def now(self) -> float:
+        return self.time
+
+    def wait(self, condition: threading.Condition, seconds: float) -> None:
+        assert seconds > 0
+        self.time += seconds
+
+
+def key(slot: int = 0, step: int = 0, program: int = 1) -> Key:
+    return Key("forward", program, step, 0, -1, slot, "npu/0", "gpu/0")
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def mailbox(clock: FakeClock) -> Mailbox:
+    return Mailbox("gpu/0", "npu/0", clock=clock)
+
+
+def test_tensors_are_taken_in_any_order(mailbox: Mailbox, clock: FakeClock) -> None:
+    for slot in range(3):
+        mailbox.put(key(slot), f"tensor {slot}")
+    assert [mailbox.take(key(slot), 1.0) for slot in (2, 0, 1)] == ["tensor 2", "tensor 0", "tensor 1"]
+    assert clock.now() == 100.0
+
+
+def test_messages_are_taken_in_order_by_kind(mailbox: Mailbox) -> None:
+    for number, kind in enumerate(["A", "B", "A"]):
+        mailbox.put_message({"kind": kind, "number": number})
+    assert mailbox.take_message("B", 1.0)["number"] == 1
+    assert [mailbox.take_message("A", 1.0)["number"] for _ in range(2)] == [0, 2]
+
+
+def test_what_is_on_its_way_is_waited_for(mailbox: Mailbox, clock: FakeClock) -> None:
+    mailbox.put(key(), "tensor", due=103.5)
+    assert mailbox.take(key(), 10.0) == "tensor"
+    assert clock.now() == 103.5
+
+
+def test_a_deadline_names_who_what_and_how_long(mailbox: Mailbox, clock: FakeClock) -> None:
+    with pytest.raises(DeadlineError) as caught:
+        mailbox.take(key(slot=7, step=3), 2.5)
+    assert clock.now() == 102.5
+    assert "'gpu/0' waited 2.5 s for worker 'npu/0'" in str(caught.value)
+    assert "boundary 7 (step 3, phase 0) from npu/0 to gpu/0" in str(caught.value)
+
+
+def test_what_arrives_after_the_deadline_is_late_but_not_lost(mailbox: Mailbox, clock: FakeClock) -> None:
+    mailbox.put(key(), "tensor", due=105.0)
+    with pytest.raises(DeadlineError):
+        mailbox.take(key(), 2.0)
+    assert clock.now() == 102.0
+    assert mailbox.take(key(), 10.0) == "tensor"
+
+
+def test_a_message_has_a_deadline_too(mailbox: Mailbox) -> None:
+    with pytest.raises(DeadlineError, match="message AGREE from npu/0"):
+        mailbox.take_message("AGREE", 1.0)
+
+
+def test_the_same_key_twice_is_an_error_taken_or_not(mailbox: Mailbox) -> None:
+    mailbox.put(key(), 1)
+    with pytest.raises(LocalProtocolError, match="came twice"):
+        mailbox.put(key(), 2)
+    assert mailbox.take(key(), 1.0) == 1
+    with pytest.raises(LocalProtocolError, match="came twice"):
+        mailbox.put(key(), 3)
+    with pytest.raises(LocalProtocolError, match="received already"):
+        mailbox.take(key(), 1.0)
+
+
+def test_whose_fault_it_is_is_a_type() -> None:
+    mailbox = Mailbox("gpu/0", "npu/0", fault=RemoteProtocolError)
+    mailbox.put(key(), 1)
+    with pytest.raises(RemoteProtocolError):
+        mailbox.put(key(), 1)
+
+
+def test_a_key_of_an_older_step_is_an_error_but_one_of_a_newer_step_is_not(mailbox: Mailbox) -> None:
+    mailbox.put(key(0, step=5), "five")
+    mailbox.put(key(0, step=4), "four, before anything of five was taken")
+    mailbox.put(key(0, step=6), "six")
+    mailbox.take(key(0, step=5), 1.0)
+    with pytest.raises(LocalProtocolError, match="came late"):
+        mailbox.put(key(1, step=4), "four")
+    mailbox.put(key(0, step=4, program=2), "another program counts for itself")
+    assert mailbox.take(key(0, step=4), 1.0).startswith("four")
+    assert mailbox.take(key(0, step=6), 1.0) == "six"
+
+
+def test_a_key_of_an_older_step_may_come_while_somebody_waits_for_it() -> None:
+    mailbox = Mailbox("gpu/0", "npu/0")
+    mailbox.put(key(0, step=5), "five")
+    mailbox.take(key(0, step=5), 1.0)
+    results = waiting(lambda: mailbox.take(key(9, step=4), 10.0))
+    while key(9, step=4) not in mailbox._awaited:
+        pass
+    mailbox.put(key(9, step=4), "late, but wanted")
+    assert results() == ["late, but wanted"]
+
+
+def test_the_keys_that_were_taken_are_remembered_for_one_step_only(mailbox: Mailbox) -> None:
+    for step in range(50):
+        mailbox.put(key(step=step), step)
+        mailbox.take(key(step=step), 1.0)
+    assert mailbox._taken[1] == {key(step=49)}
+    assert not mailbox._tensors
+
+
+def test_after_the_end_what_has_arrived_is_still_given_out(mailbox: Mailbox) -> None:
+    mailbox.put(key(0), "there")
+    mailbox.end(lambda: LinkClosedError("gone"))
+    assert mailbox.take(key(0), 1.0) == "there"
+    for attempt in (
+        lambda: mailbox.take(key(1), 1.0),
+        lambda: mailbox.take_message("A", 1.0),
+        mailbox.check_open,
+    ):
+        with pytest.raises(LinkClosedError, match="gone"):
+            attempt()
+
+
+def test_what_is_on_its_way_when_the_end_is_due_still_comes(mailbox: Mailbox, clock: FakeClock) -> None:
+    mailbox.put(key(), "there", due=101.0)
+    mailbox.end(lambda: LinkClosedError("gone"), due=101.5)
+    assert mailbox.take(key(), 5.0) == "there"
+    with pytest.raises(LinkClosedError):
+        mailbox.take(key(1), 5.0)
+    assert clock.now() == 101.5
+
+
+def test_a_failure_comes_before_everything_else_and_replaces_a_close(mailbox: Mailbox) -> None:
+    mailbox.put(key(), "there")
+    mailbox.end(lambda: LinkClosedError("gone"))
+    mailbox.end(lambda: RemoteFailureError("failed"), at_once=True)
+    mailbox.end(lambda: LinkClosedError("gone again"), at_once=True)
+    with pytest.raises(RemoteFailureError, match="failed"):
+        mailbox.take(key(), 1.0)
+
+
+def test_a_failure_that_is_on_its_way_is_heard_when_it_arrives(mailbox: Mailbox, clock: FakeClock) -> None:
+    mailbox.end(lambda: RemoteFailureError("failed"), due=102.0, at_once=True)
+    mailbox.check_open()
+    mailbox.put(key(), "sooner", due=101.0)
+    assert mailbox.take(key(), 5.0) == "sooner"
+    mailbox.put(key(1), "later", due=103.0)
+    with pytest.raises(RemoteFailureError):
+        mailbox.take(key(1), 5.0)
+    assert clock.now() == 102.0
+
+
+def test_closing_ends_it_for_its_owner_once(mailbox: Mailbox) -> None:
+    mailbox.put(key(), "there")
+    assert mailbox.close(lambda: LinkClosedError("closed here"))
+    assert not mailbox.close(lambda: LinkClosedError("closed twice"))
+    with pytest.raises(LinkClosedError, match="closed here"):
+        mailbox.take(key(), 1.0)
+
+
+def test_a_failure_that_was_heard_stays_the_reason_after_closing(mailbox: Mailbox) -> None:
+    mailbox.end(lambda: RemoteFailureError("failed"), at_once=True)
+    mailbox.close(lambda: LinkClosedError("closed here"))
+    with pytest.raises(RemoteFailureError):
+        mailbox.check_open()
+
+
+def waiting(*attempts: Callable[[], object]) -> Callable[[], list[object]]:
+    """Start each attempt in a thread; the call of what this gives waits for what they return or raise."""
+    results: dict[int, object] = {}
+
+    def run(number: int, attempt: Callable[[], object]) -> None:
+        try:
+            results[number] = attempt()
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=each) for each in enumerate(attempts)]
+    for thread in threads:
+        thread.start()
+
+    def join() -> list[object]:
+        for thread in threads:
+            thread.join(20.0)
+            assert not thread.is_alive()
+        return [results[number] for number in range(len(attempts))]
+
+    return join
+
+
+def test_several_threads_wait_for_different_keys() -> None:
+    mailbox = Mailbox("gpu/0", "npu/0")
+    slots = range(8)
+    results = waiting(*(lambda slot=slot: mailbox.take(key(slot), 10.0) for slot in slots))
+    for slot in reversed(slots):
+        mailbox.put(key(slot), slot * 10)
+    assert results() == [slot * 10 for slot in slots]
+
+
+def test_the_end_wakes_everybody_with_an_error_of_his_own() -> None:
+    mailbox = Mailbox("gpu/0", "npu/0")
+    results = waiting(*(lambda slot=slot: mailbox.take(key(slot), 10.0) for slot in range(4)))
+    mailbox.end(lambda: LinkClosedError("gone"))
+    errors = results()
+    assert all(isinstance(error, LinkClosedError) for error in errors)
+    assert len({id(error) for error in errors}) == 4

@@ -1,0 +1,91 @@
+"""With which weight each gradient starts, so that the sum over micro-batches is the whole batch's gradient.
+
+With one micro-batch the weight is one. With several, a target that is a sum over the batch keeps it, a mean gets the
+micro-batch's share of the rows, and what neither is, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula import tf_private
+from whale_nebula.capture.mirror import in_order, mirror
+from whale_nebula.capture.places import place_of
+from whale_nebula.capture.roles import roles
+from whale_nebula.capture.tracing import Tracing
+from whale_nebula.errors import BatchCoupledError
+from whale_nebula.ir.graph import Graph
+from whale_nebula.ir.spec import Value
+from whale_nebula.passes.reduce import Folding, fold, verdict
+
+Tensor = Any
+
+
+def weigh(trace: Tracing, targets: Sequence[Tensor], seeds: Sequence[Any]) -> list[Tensor]:
+    """The tensors that the targets' gradients start from."""
+    ones = [_ones(target) if seed is None else seed for target, seed in zip(targets, seeds, strict=True)]
+    if not trace.cut:
+        return ones
+    if trace.weights:
+        return [seed * tf.cast(trace.feed("share"), seed.dtype) for seed in ones]
+    kinds = _kinds(trace, targets)
+    return [
+        seed * tf.cast(trace.feed("share"), seed.dtype) if kind in ("mean", "whole") else seed
+        for seed, kind in zip(ones, kinds, strict=True)
+    ]
+
+
+def _ones(target: Tensor) -> Tensor:
+    return tf.ones_like(target)
+
+
+def _kinds(trace: Tracing, targets: Sequence[Tensor]) -> list[str]:
+    """How each target folds the batch, after growing what must be counted over the whole of it."""
+    folding, graph, operations = _fold(trace, targets)
+    if folding.grows:
+        _grow(trace, folding, operations)
+        folding, graph, operations = _fold(trace, targets)
+    where = places(operations)
+    numbers = {op.name: index for index, op in enumerate(operations)}
+    kinds: list[str] = []
+    for target in targets:
+        state = folding.of(Value(numbers[target.op.name], target.value_index))
+        refusal = verdict(state, graph, where=where)
+        if refusal is not None:
+            _refuse(trace, refusal)
+        kinds.append("mean" if refusal is not None else state.kind)
+    return kinds
+
+
+def _refuse(trace: Tracing, refusal: BatchCoupledError) -> None:
+    """Raise, unless the user allowed it: then say so in the report."""
+    if trace.pipeline.coupled != "allow":
+        raise refusal
+    trace.notes.append(refusal.what)
+
+
+def _fold(trace: Tracing, targets: Sequence[Tensor]) -> tuple[Folding, Graph, list[Any]]:
+    operations = in_order(trace.graph.get_operations())
+    numbers = {op.name: index for index, op in enumerate(operations)}
+    graph = mirror(trace.graph, roles(trace))
+    batched = {numbers[t.op.name]: 0 for t, split in zip(trace.leaves, trace.batched, strict=True) if split}
+    backward = {numbers[name] for request in trace.requests for name in request.backward}
+    wanted = [Value(numbers[t.op.name], t.value_index) for t in targets]
+    return fold(graph, batched, targets=wanted, skip=backward.__contains__), graph, operations
+
+
+def _grow(trace: Tracing, folding: Folding, operations: Sequence[Any]) -> None:
+    """Let the readers of a micro-batch's count or sum read it scaled up to the whole batch."""
+    for consumer, position, value in folding.grows:
+        tensor = operations[value.op].outputs[value.out]
+        with tf.control_dependencies(None):
+            grown = tensor * tf.cast(trace.feed("grow"), tensor.dtype)
+        tf_private.set_input(operations[consumer], position, grown)
+
+
+def places(operations: Sequence[Any]) -> Callable[[int], str]:
+    """Op number to the user's line that made it."""
+    return lambda number: place_of(operations[number])

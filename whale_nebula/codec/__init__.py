@@ -1,0 +1,31 @@
+"""How a boundary's tensor is made small: codecs as plain data, combined by `>>`.
+
+>>> import whale_nebula as nb
+>>> str(nb.codec.SVD(0.6) >> nb.codec.FP16())
+'svd(0.6) >> fp16'
+
+At most one *structure* (SVD, Rank, TopK: fewer numbers), then one *precision* (FP16, BF16, INT8, INT4: fewer
+bits in each). Only FP16 and BF16 have an engine so far, see `is_built`.
+"""
+
+from whale_nebula.codec.flags import from_flags
+from whale_nebula.codec.objects import BF16, FP16, INT4, INT8, SVD, Chain, Codec, Rank, TopK
+from whale_nebula.codec.registry import CODECS, is_built, require_built
+from whale_nebula.codec.text import parse
+
+__all__ = [
+    "BF16",
+    "CODECS",
+    "FP16",
+    "INT4",
+    "INT8",
+    "SVD",
+    "Chain",
+    "Codec",
+    "Rank",
+    "TopK",
+    "from_flags",
+    "is_built",
+    "parse",
+    "require_built",
+]

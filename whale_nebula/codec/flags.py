@@ -1,0 +1,64 @@
+"""The flags of `nb.compress` are sugar: they build one codec."""
+
+from __future__ import annotations
+
+from whale_nebula.codec.objects import BASES, BF16, FP16, INT4, INT8, SVD, Codec, Rank, TopK
+from whale_nebula.errors import OptionError
+from whale_nebula.suggest import did_you_mean
+
+
+def from_flags(
+    *,
+    svd: float | None = None,
+    rank: int | None = None,
+    topk: float | None = None,
+    fp16: bool = False,
+    bf16: bool = False,
+    int8: bool = False,
+    int4: bool = False,
+    basis: str = "shared",
+) -> Codec | None:
+    """The codec that flags of `nb.compress` stand for, or None where none is set.
+
+    >>> str(from_flags(svd=0.6, fp16=True))
+    'svd(0.6) >> fp16'
+    """
+    _check_basis(basis, rank)
+    made = {
+        "svd": None if svd is None else SVD(svd),
+        "rank": None if rank is None else Rank(rank, basis),
+        "topk": None if topk is None else TopK(topk),
+    }
+    bits = {FP16(): fp16, BF16(): bf16, INT8(): int8, INT4(): int4}
+    structure = _one("structure", {flag: codec for flag, codec in made.items() if codec is not None})
+    precision = _one("precision", {codec.name: codec for codec, flag in bits.items() if _is_set(codec, flag)})
+    if structure is None or precision is None:
+        return structure or precision
+    return structure >> precision
+
+
+def _one(layer: str, found: dict[str, Codec]) -> Codec | None:
+    if len(found) > 1:
+        raise OptionError(
+            f"{' and '.join(found)} exclude each other",
+            why=f"a boundary has at most one {layer}",
+            mend=f"keep one of them: {next(iter(found))}=...",
+        )
+    return next(iter(found.values()), None)
+
+
+def _is_set(codec: Codec, flag: object) -> bool:
+    if not isinstance(flag, bool):
+        raise OptionError(f"{codec.name}={flag!r} is neither True nor False", mend=f"{codec.name}=True")
+    return flag
+
+
+def _check_basis(basis: str, rank: int | None) -> None:
+    if basis not in BASES:
+        raise OptionError(f"no basis is called {basis!r}", mend=did_you_mean(basis, BASES))
+    if basis != "shared" and rank is None:
+        raise OptionError(
+            f"basis={basis!r} without a rank",
+            why="a basis is what rank= projects on",
+            mend=f"rank=96, basis={basis!r}",
+        )

@@ -1,0 +1,187 @@
+"""Axes that are moved, added, dropped, merged and split: where the batch axis goes."""
+
+from __future__ import annotations
+
+from math import prod
+
+from whale_nebula.passes.reduce.algebra import own_order, structured
+from whale_nebula.passes.reduce.registry import Result, Site, rule
+from whale_nebula.passes.reduce.state import COUNT, RAGGED, ROWS, UNDER, UNKNOWN, WHOLE, Fold, times, vector
+
+Sizes = tuple[int | None, ...]
+
+
+@rule("Transpose", "ConjugateTranspose", positions=True)
+def transpose(site: Site) -> Result:
+    """The batch axis moves with the others."""
+    data, order = site.folds[0], site.ints(1)
+    if data.kind != ROWS:
+        return structured(site, site.folds)
+    rank = site.rank(0)
+    if order is None or rank is None:
+        return site.coupled("the order of a transposition is not known")
+    return data._replace(axis=[axis % rank for axis in order].index(data.axis)).bare
+
+
+@rule("ExpandDims", literal=True, positions=True)
+def expand(site: Site) -> Result:
+    """One more axis of size one."""
+    data, axis, rank = site.folds[0], site.known(1), site.rank(0)
+    if rank == 0:
+        return vector((data,))
+    if data.kind != ROWS:
+        return structured(site, site.folds)
+    if axis is None or rank is None:
+        return site.coupled("the place of a new axis is not known")
+    new = axis % (rank + 1)
+    return data._replace(axis=data.axis + (new <= data.axis), parts=(data.bare,) if new == rank else None)
+
+
+@rule("Squeeze", literal=True, positions=True)
+def squeeze(site: Site) -> Result:
+    """Axes of size one go; the batch axis must not."""
+    data, sizes = site.folds[0], site.spec(0).shape
+    lane = site.parts(0)
+    if lane is not None and len(lane) == 1:
+        return lane[0]
+    if data.kind != ROWS:
+        return structured(site, site.folds)
+    named = site.attribute("squeeze_dims", ())
+    if sizes is None or (not named and None in sizes[: data.axis] + sizes[data.axis + 1 :]):
+        return site.coupled("which axes are dropped depends on sizes")
+    axes = {a % len(sizes) for a in named if isinstance(a, int)} if isinstance(named, tuple) else set()
+    gone = axes or {axis for axis, size in enumerate(sizes) if size == 1}
+    if data.axis in gone or not named:
+        return site.coupled("the batch axis may be dropped: name the axes to squeeze")
+    return data._replace(axis=data.axis - sum(axis < data.axis for axis in gone)).bare
+
+
+@rule("Reshape", literal=True, positions=True)
+def reshape(site: Site) -> Result:
+    """The batch axis may be merged with axes behind it, and split from them again."""
+    data, target = site.folds
+    lane = site.parts(0) if site.rank(0) == 1 else (data,) if site.rank(0) == 0 else None
+    if lane is not None and data.kind != ROWS:
+        rank = site.op.outputs[0].rank
+        if rank == 1 or (rank == 0 and len(lane) == 1):
+            return vector(lane) if rank else lane[0]
+    if data.kind != ROWS:
+        return structured(site, site.folds)
+    if site.parts(1) is None and target.kind != WHOLE:
+        return site.coupled("the shape that rows are given depends on the batch")
+    return _reshaped(site, data)
+
+
+def _reshaped(site: Site, data: Fold) -> Fold:
+    before, after = site.spec(0).shape, _sizes(site)
+    if before is None or after is None:
+        return site.coupled("rows are given a shape with an unknown number of axes")
+    place = _batch_place(site, after)
+    if isinstance(place, Fold):
+        return place
+    head, tail = before[: data.axis], before[data.axis + 1 :]
+    new_head, new_tail = after[:place], after[place + 1 :]
+    part = (site.parts(1) or (None,) * len(after))[place]
+    per = part.per if part is not None and part.kind == COUNT else _per(site, data, tail, new_tail)
+    if isinstance(per, Fold):
+        return per
+    if data.order and data.order[0] == UNDER:
+        return _from_under(site, data, place, per, (tail, new_tail))
+    if data.order or data.per == RAGGED:
+        return _kept(site, data, place, (head, new_head), (tail, new_tail))
+    if _same(head, new_head) or (data.per == per > 0 and _same(tail, new_tail)):
+        return data._replace(axis=place, per=per).bare
+    if not new_head and _known(head) != 1:
+        inner = (
+            times(data.per, _known(tail) if not new_tail else 1)
+            if _same(tail, new_tail) or not new_tail
+            else 0
+        )
+        order = (UNDER, inner) if inner > 0 else own_order(site)
+        return data._replace(axis=0, per=UNKNOWN, order=order).bare
+    return site.coupled("a reshape puts the batch under other axes than before")
+
+
+def _sizes(site: Site) -> Sizes | None:
+    """The sizes asked for; None is a size that is not known, and the batch."""
+    static, parts = site.op.outputs[0].shape, site.parts(1)
+    if parts is None:
+        return static
+    known = static if static is not None else (None,) * len(parts)
+    literal = (part.literal[0] if part.literal is not None else None for part in parts)
+    return tuple(
+        size if size is not None else int(n) if n is not None and n >= 0 else None
+        for size, n in zip(known, literal, strict=True)
+    )
+
+
+def _batch_place(site: Site, after: Sizes) -> int | Fold:
+    """Where the batch lies in the new shape: at the count, or else at the -1."""
+    parts = site.parts(1)
+    if parts is None:
+        places = [axis for axis, size in enumerate(after) if size is None]
+        return places[0] if len(places) == 1 else site.coupled("where a reshape puts the batch is not known")
+    if any(part.kind not in (COUNT, WHOLE) for part in parts):
+        return site.coupled("the shape that rows are given depends on the batch")
+    counts = [axis for axis, part in enumerate(parts) if part.kind == COUNT]
+    free = [axis for axis, part in enumerate(parts) if part.literal == (-1,) and after[axis] is None]
+    found = counts or free
+    if len(found) == 1:
+        return found[0]
+    return site.coupled(
+        "rows are given a fixed shape" if not found else "a reshape makes two axes of the batch"
+    )
+
+
+def _per(site: Site, data: Fold, tail: Sizes, new_tail: Sizes) -> int | Fold:
+    """Entries a row along an axis of size -1: what the axes behind it leave over."""
+    if data.order or data.per == RAGGED:
+        return data.per
+    old, new = _left_over(tail, new_tail)
+    has, needs = (prod(size for size in sizes if size is not None) for sizes in (old, new))
+    base = max(data.per, 1)
+    if (base * has) % max(needs, 1) or new.count(None) > old.count(None):
+        return site.coupled(
+            "a reshape may put several rows together: give the batch axis its size, -1 to another"
+        )
+    return UNKNOWN if None in old or data.per == UNKNOWN else data.per * has // max(needs, 1)
+
+
+def _left_over(old: Sizes, new: Sizes) -> tuple[Sizes, Sizes]:
+    """Both without the sizes that they share at the end."""
+    while old and new and old[-1] == new[-1]:
+        old, new = old[:-1], new[:-1]
+    return old, new
+
+
+def _from_under(site: Site, data: Fold, place: int, per: int, tails: tuple[Sizes, Sizes]) -> Fold:
+    """Rows that were merged under other axes come out again, where the sizes prove it."""
+    inner, more = data.order[1], _known(tails[0])
+    if place > 0 and per == inner and _same(*tails):
+        return data._replace(axis=place, per=inner, order=()).bare
+    if place == 0 and _same(*tails):
+        return data.bare
+    if place == 0 and not tails[1] and more != UNKNOWN:
+        return data._replace(order=(UNDER, inner * more)).bare
+    return site.coupled("a reshape puts the batch under other axes than before")
+
+
+def _kept(site: Site, data: Fold, place: int, heads: tuple[Sizes, Sizes], tails: tuple[Sizes, Sizes]) -> Fold:
+    """Interleaved and ragged rows may get other axes behind them, no more."""
+    if _same(*heads) and _known(tails[0]) == _known(tails[1]) != 0:
+        return data._replace(axis=place).bare
+    if _same(*heads) and _same(*tails):
+        return data._replace(axis=place).bare
+    return site.coupled("rows that do not lie one after the other are given another shape")
+
+
+def _same(old: Sizes, new: Sizes) -> bool:
+    """Whether as many entries lie along both, for sure; a size that is not known equals one in its own place."""
+    left, right = _left_over(old, new)
+    if None in left or None in right:
+        return False
+    return prod(size for size in left if size is not None) == prod(size for size in right if size is not None)
+
+
+def _known(sizes: Sizes) -> int:
+    return UNKNOWN if None in sizes else prod(size for size in sizes if size is not None)

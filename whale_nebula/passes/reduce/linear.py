@@ -1,0 +1,116 @@
+"""Products of tensors: the batch axis stays if it is free, and leaves a sum if it is contracted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whale_nebula.passes.reduce.algebra import added, mixed, multiplied
+from whale_nebula.passes.reduce.registry import Result, Site, rule
+from whale_nebula.passes.reduce.state import ROWS, SUM, WHOLE, Fold
+
+Labels = Sequence[str]
+
+
+def contraction(site: Site, labels: Sequence[Labels], out: Labels) -> Fold:
+    """An einsum of the first inputs, each axis by its label."""
+    folds = site.folds[: len(labels)]
+    if not any(fold.kind == ROWS for fold in folds):
+        return multiplied(site, folds)
+    wrong = mixed(site, folds)
+    if wrong is not None:
+        return wrong
+    held = [(fold, names[fold.axis]) for fold, names in zip(folds, labels, strict=True) if fold.kind == ROWS]
+    first, batch = held[0]
+    if any(label != batch for _, label in held):
+        return site.coupled(
+            "every row meets every other row: the batch lies along two axes (in-batch negatives)"
+        )
+    if any(fold.order != first.order or fold.per != first.per for fold, _ in held):
+        return site.coupled("the rows of two tensors do not lie in the same order")
+    for place, names in enumerate(labels):
+        if folds[place].kind == WHOLE and batch in names and site.size(place, list(names).index(batch)) != 1:
+            return site.coupled("a tensor that is no part of the batch lies along the batch axis")
+    return first._replace(axis=list(out).index(batch)).bare if batch in out else Fold(SUM)
+
+
+@rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "SparseMatMul")
+def matmul(site: Site) -> Result:
+    """`[..., m, k] × [..., k, n]`, either transposed."""
+    ranks = site.rank(0), site.rank(1)
+    if ranks[0] is None or ranks[1] is None:
+        if any(fold.kind == ROWS for fold in site.folds):
+            return site.coupled("a product of rows with an unknown number of axes")
+        return multiplied(site, site.folds)
+    left = _matrix(site, "mk", ranks[0], ("transpose_a", "adj_x"))
+    right = _matrix(site, "kn", ranks[1], ("transpose_b", "adj_y"))
+    outer = max(left[:-2], right[:-2], key=len)
+    return contraction(site, (left, right), [*outer, "m", "n"])
+
+
+def _matrix(site: Site, names: str, rank: int, flags: tuple[str, str]) -> list[str]:
+    turned = any(site.flag(flag) for flag in flags)
+    return [*(str(axis) for axis in range(rank, 2, -1)), *(names[::-1] if turned else names)]
+
+
+@rule("Einsum")
+def einsum(site: Site) -> Result:
+    """The equation says which axes are free."""
+    equation = str(site.attribute("equation", "")).replace(" ", "")
+    terms, arrow, out = equation.partition("->")
+    ranks = [site.rank(place) for place in range(len(site.folds))]
+    inputs = [_labels(term, rank) for term, rank in zip(terms.split(","), ranks, strict=False)]
+    if not arrow or len(inputs) != len(ranks) or any(labels is None for labels in inputs):
+        return (
+            site.coupled("an einsum that cannot be read")
+            if ROWS in {f.kind for f in site.folds}
+            else _plain(site)
+        )
+    known = [labels for labels in inputs if labels is not None]
+    dots = max((labels for labels in known), key=lambda labels: sum(label.isdigit() for label in labels))
+    ellipsis = [label for label in dots if label.isdigit()]
+    result = [*out.partition("...")[0], *(ellipsis if "..." in out else []), *out.partition("...")[2]]
+    if any(len(set(labels)) < len(labels) for labels in known) and ROWS in {fold.kind for fold in site.folds}:
+        return site.coupled("an einsum that takes a diagonal")
+    return contraction(site, known, result)
+
+
+def _plain(site: Site) -> Fold:
+    return multiplied(site, site.folds)
+
+
+def _labels(term: str, rank: int | None) -> list[str] | None:
+    head, dots, tail = term.partition("...")
+    if not dots:
+        return list(head) if rank is None or rank == len(head) else None
+    if rank is None or rank < len(head) + len(tail):
+        return None
+    return [*head, *(str(axis) for axis in range(rank - len(head) - len(tail), 0, -1)), *tail]
+
+
+@rule(
+    "Conv2D", "Conv3D", "Conv", "DepthwiseConv2dNative", "Conv2DBackpropInput", "Conv3DBackpropInputV2",
+)  # fmt: skip
+def convolution(site: Site) -> Result:
+    """Samples along axis 0, filters that belong to no sample; the transposed kind gets a shape first."""
+    turned = "Backprop" in site.op.type
+    data = site.folds[2 if turned else 0]
+    others = (site.folds[1],)
+    if data.kind != ROWS:
+        return multiplied(site, (data, *others))
+    if data.axis != 0 or any(fold.kind != WHOLE for fold in others):
+        return site.coupled(f"{site.op.type} along the batch axis, or with filters made of the batch")
+    return data.bare
+
+
+@rule("BiasAdd", "BiasAddV1")
+def bias(site: Site) -> Result:
+    """A vector that is added along the last axis, or the second with channels first."""
+    data, vector = site.folds
+    rank = site.rank(0)
+    first = site.attribute("data_format", "NHWC") == "NCHW"
+    channel = 1 if first else None if rank is None else rank - 1
+    if data.kind == ROWS and vector.kind == WHOLE:
+        return data.bare if data.axis != channel else site.coupled("a bias lies along the batch axis")
+    if ROWS in (data.kind, vector.kind):
+        return mixed(site, site.folds) or site.coupled("a bias is made of single rows")
+    return added(site, site.folds)

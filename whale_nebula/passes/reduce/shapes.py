@@ -1,0 +1,159 @@
+"""What tensors say of their shapes: vectors of counts and wholes, followed entry by entry."""
+
+from __future__ import annotations
+
+from whale_nebula.passes.reduce.algebra import added, matched, mixed
+from whale_nebula.passes.reduce.registry import Result, Site, rule
+from whale_nebula.passes.reduce.state import (
+    COUNT,
+    COUPLED,
+    RAGGED,
+    ROWS,
+    SUM,
+    UNKNOWN,
+    WHOLE,
+    Fold,
+    count,
+    vector,
+    whole,
+)
+
+
+@rule("Shape", "ShapeN", literal=True, positions=True)
+def shape(site: Site) -> Result:
+    """The batch axis is a count, the rest is the same everywhere."""
+    return tuple(_shape(site, place) for place in range(len(site.folds)))
+
+
+def _shape(site: Site, place: int) -> Fold:
+    fold, sizes = site.folds[place], site.spec(place).shape
+    if fold.kind not in (ROWS, WHOLE) and (sizes is None or None in sizes) and not fold.good:
+        return site.nonlinear([fold])
+    if sizes is None:
+        return (
+            site.coupled("the shape of rows with an unknown number of axes") if fold.kind == ROWS else whole()
+        )
+    parts = [whole() if size is None else whole(size) for size in sizes]
+    if fold.kind == ROWS:
+        parts[fold.axis] = long(fold)
+    return vector(tuple(parts))
+
+
+def long(fold: Fold) -> Fold:
+    """How many entries lie along the batch axis."""
+    if fold.per == RAGGED:
+        return Fold(SUM)
+    return count(fold.per if not fold.order or fold.order[0] >= 0 else UNKNOWN)
+
+
+@rule("Size", literal=True, positions=True)
+def size(site: Site) -> Result:
+    """As many entries as rows have."""
+    fold, sizes = site.folds[0], site.spec(0).shape
+    if fold.kind != ROWS:
+        return whole() if fold.good else site.nonlinear([fold])
+    number = long(fold)
+    for axis, each in enumerate(sizes or (None,)):
+        if number.kind == COUNT and axis != fold.axis:
+            number = count(UNKNOWN if each is None else number.per * each)
+    return number
+
+
+@rule("Rank", literal=True, positions=True)
+def rank(site: Site) -> Result:
+    """The same everywhere."""
+    axes = site.rank(0)
+    return whole() if axes is None else whole(axes)
+
+
+@rule("Pack", literal=True, positions=True)
+def pack(site: Site) -> Result:
+    """Numbers become a vector; tensors get one more axis."""
+    ranks = {site.rank(place) for place in range(len(site.folds))}
+    if ranks == {0}:
+        return vector(site.folds)
+    if not any(fold.kind == ROWS for fold in site.folds):
+        return added(site, site.folds)
+    found = _alike(site, range(len(site.folds)))
+    own = site.rank(0)
+    if found.kind == COUPLED or own is None:
+        return (
+            found
+            if found.kind == COUPLED
+            else site.coupled("rows with an unknown number of axes are stacked")
+        )
+    axis = site.number("axis", 0) % (own + 1)
+    moved = found._replace(axis=found.axis + (axis <= found.axis))
+    return moved._replace(parts=tuple(fold.bare for fold in site.folds)) if axis == own else moved
+
+
+def _alike(site: Site, places: range) -> Fold:
+    """Tensors of one shape, rows all of them."""
+    folds = [site.folds[place] for place in places]
+    wrong = mixed(site, folds)
+    if wrong is not None:
+        return wrong
+    if any(fold.kind == WHOLE for fold in folds):
+        return site.coupled("rows are put beside a tensor that is no part of the batch")
+    found = folds[0].bare
+    for fold in folds[1:]:
+        if found.kind != COUPLED:
+            found = matched(site, found, fold.bare)
+    return found
+
+
+@rule("ConcatV2", "Concat", literal=True, positions=True)
+def concat(site: Site) -> Result:
+    """Along another axis rows stay rows; along the batch axis they are interleaved."""
+    first = site.op.type == "Concat"
+    places = range(1, len(site.folds)) if first else range(len(site.folds) - 1)
+    folds = [site.folds[place] for place in places]
+    if not any(fold.kind == ROWS for fold in folds):
+        lanes = [site.parts(place) for place in places]
+        known = [part for lane in lanes if lane is not None for part in lane]
+        return added(site, folds) if None in lanes else vector(tuple(known))
+    found = _alike(site, places)
+    along, own = site.known(0 if first else len(site.folds) - 1), site.rank(places[0])
+    if found.kind == COUPLED or along is None or own is None:
+        return found if found.kind == COUPLED else site.coupled("the axis of a concatenation is not known")
+    if along % own == found.axis:
+        return _behind(site, folds)
+    return found._replace(parts=_columns(site, places)) if along % own == own - 1 else found
+
+
+def _behind(site: Site, folds: list[Fold]) -> Fold:
+    if any(fold.order or fold.per <= 0 for fold in folds):
+        return site.coupled("rows in several orders are put behind each other")
+    pers = tuple(fold.per for fold in folds)
+    return folds[0].bare._replace(per=sum(pers), order=pers) if len(pers) > 1 else folds[0].bare
+
+
+def _columns(site: Site, places: range) -> tuple[Fold, ...] | None:
+    found: list[Fold] = []
+    for place in places:
+        fold = site.folds[place]
+        if fold.parts is None and site.size(place, -1) != 1:
+            return None
+        found.extend(fold.parts or (fold.bare,))
+    return tuple(found)
+
+
+@rule("BroadcastArgs", "BroadcastDynamicShape", literal=True)
+def broadcast_shape(site: Site) -> Result:
+    """The shape that two shapes broadcast to."""
+    left, right = site.parts(0), site.parts(1)
+    if left is None or right is None:
+        return site.nonlinear(site.folds)
+    longer, shorter = (left, right) if len(left) >= len(right) else (right, left)
+    padded = (whole(1),) * (len(longer) - len(shorter)) + shorter
+    return vector(tuple(_wider(site, one, other) for one, other in zip(longer, padded, strict=True)))
+
+
+def _wider(site: Site, one: Fold, other: Fold) -> Fold:
+    if one == other or other.literal == (1,):
+        return one
+    if one.literal == (1,):
+        return other
+    if one.kind == other.kind == WHOLE:
+        return one if one.literal is not None else other
+    return one if one.kind == other.kind == COUNT else site.nonlinear([one, other])

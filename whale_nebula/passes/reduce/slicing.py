@@ -1,0 +1,175 @@
+"""Parts of tensors: the batch axis must stay as long as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from whale_nebula.passes.reduce.algebra import structured
+from whale_nebula.passes.reduce.registry import Result, Site, rule
+from whale_nebula.passes.reduce.state import COUNT, ROWS, WHOLE, Fold, vector
+
+_CUT = "the batch axis is sliced: which rows are taken depends on the other rows"
+
+
+class _Axis(NamedTuple):
+    """What a strided slice does with one axis of its input; `place` is its place in begin, end and strides."""
+
+    place: int
+    added: bool = False
+    dropped: bool = False
+    full: bool = False
+
+
+@rule("StridedSlice", literal=True, positions=True)
+def strided(site: Site) -> Result:
+    """`x[begin:end:stride, ...]` with its masks."""
+    data = site.folds[0]
+    if data.kind != ROWS:
+        lane = site.parts(0)
+        taken = None if lane is None else _taken(site, lane)
+        return structured(site, site.folds) if taken is None else taken
+    axes = _axes(site)
+    if axes is None:
+        return site.coupled("what a slice takes of rows is not known")
+    if any(part.kind not in (WHOLE, COUNT) for place in (1, 2, 3) for part in site.parts(place) or ()):
+        return site.coupled("what a slice takes of rows depends on the batch")
+    return _of_rows(site, data, axes)
+
+
+def _of_rows(site: Site, data: Fold, axes: Sequence[_Axis]) -> Fold:
+    kept, seen = 0, 0
+    for axis in axes:
+        if axis.added:
+            kept += 1
+            continue
+        if seen == data.axis:
+            whole_axis = not axis.dropped and (axis.full or _everything(site, data, axis.place))
+            return data._replace(axis=kept).bare if whole_axis else site.coupled(_CUT)
+        if not axis.dropped and not axis.full and _counted(site, axis.place):
+            return site.coupled("rows are cut to a length that grows with the batch")
+        kept, seen = kept + (not axis.dropped), seen + 1
+    return data._replace(axis=kept + data.axis - seen).bare
+
+
+def _counted(site: Site, place: int) -> bool:
+    lanes = [site.parts(which) for which in (1, 2)]
+    return any(lane is not None and lane[place].kind == COUNT for lane in lanes)
+
+
+def _everything(site: Site, data: Fold, place: int) -> bool:
+    """From the first entry, or the mask, to as many as there are, one after the other."""
+    begins, ends, strides = site.parts(1), site.parts(2), site.ints(3)
+    if begins is None or ends is None or strides is None or strides[place] != 1:
+        return False
+    begin = bool(site.number("begin_mask", 0) >> place & 1) or begins[place].literal == (0,)
+    all_of_them = ends[place].kind == COUNT and ends[place].per == data.per > 0 and not data.order
+    return begin and (bool(site.number("end_mask", 0) >> place & 1) or all_of_them)
+
+
+def _axes(site: Site) -> list[_Axis] | None:
+    """What happens to each axis of the input, new axes between them; the axes after the last are left alone."""
+    begins, rank = site.parts(1), site.rank(0)
+    if begins is None:
+        return None
+    masks = {name: site.number(f"{name}_mask", 0) for name in ("ellipsis", "new_axis", "shrink_axis")}
+    found: list[_Axis] = []
+    for place in range(len(begins)):
+        bit = 1 << place
+        if masks["ellipsis"] & bit:
+            later = range(place + 1, len(begins))
+            used = sum(not axis.added for axis in found) + sum(not masks["new_axis"] >> p & 1 for p in later)
+            if rank is None:
+                return None
+            found += [_Axis(place, full=True)] * (rank - used)
+        elif masks["new_axis"] & bit:
+            found.append(_Axis(place, added=True))
+        else:
+            found.append(_Axis(place, dropped=bool(masks["shrink_axis"] & bit)))
+    return found
+
+
+def _taken(site: Site, lane: tuple[Fold, ...]) -> Fold | None:
+    """Entries of a vector that is followed entry by entry."""
+    begin, end, stride = site.known(1), site.known(2), site.known(3)
+    if begin is None or stride is None or site.number("new_axis_mask", 0) or site.number("ellipsis_mask", 0):
+        return None
+    if site.number("shrink_axis_mask", 0):
+        return lane[begin] if -len(lane) <= begin < len(lane) else None
+    first = None if site.number("begin_mask", 0) else begin
+    if end is None and not site.number("end_mask", 0):
+        return None
+    return vector(lane[slice(first, None if site.number("end_mask", 0) else end, stride)])
+
+
+@rule("Slice", literal=True)
+def plain(site: Site) -> Result:
+    """`begin` and `size`, one each an axis."""
+    data, begins, sizes = site.folds[0], site.parts(1), site.parts(2)
+    if data.kind != ROWS:
+        lane, begin, size = site.parts(0), site.known(1), site.known(2)
+        if lane is None or begin is None or size is None:
+            return structured(site, site.folds)
+        return vector(lane[begin : begin + size if size >= 0 else None])
+    if begins is None or sizes is None or any(part.kind not in (WHOLE, COUNT) for part in (*begins, *sizes)):
+        return site.coupled("what a slice takes of rows is not known")
+    size_of = sizes[data.axis]
+    all_of_them = size_of.kind == COUNT and size_of.per == data.per > 0 and not data.order
+    if begins[data.axis].literal == (0,) and (size_of.literal == (-1,) or all_of_them):
+        others = [part for axis, part in enumerate(sizes) if axis != data.axis]
+        if all(part.kind == WHOLE for part in others):
+            return data.bare
+    return site.coupled(_CUT)
+
+
+@rule("Split", literal=True)
+def split(site: Site) -> Result:
+    """Equal parts along an axis."""
+    return _split(site, data=1, axis=site.known(0))
+
+
+@rule("SplitV", literal=True)
+def split_by_sizes(site: Site) -> Result:
+    """Parts of given sizes along an axis."""
+    return _split(site, data=0, axis=site.known(2))
+
+
+def _split(site: Site, data: int, axis: int | None) -> Result:
+    fold, rank, pieces = site.folds[data], site.rank(data), len(site.op.outputs)
+    if fold.kind != ROWS:
+        lane = site.parts(data)
+        if lane is not None and site.op.type == "Split" and len(lane) % pieces == 0:
+            step = len(lane) // pieces
+            return tuple(vector(lane[at * step : (at + 1) * step]) for at in range(pieces))
+        return structured(site, [fold, *(other for place, other in enumerate(site.folds) if place != data)])
+    if axis is None or rank is None:
+        return site.coupled("the axis of a split is not known")
+    if axis % rank != fold.axis:
+        return fold.bare
+    if pieces == 1:
+        return fold.bare
+    if (
+        site.op.type == "Split"
+        and len(fold.order) == pieces
+        and fold.order[0] > 0
+        and len(set(fold.order)) == 1
+    ):
+        return fold._replace(per=fold.order[0], order=()).bare
+    return site.coupled(_CUT)
+
+
+@rule("Unpack", literal=True, positions=True)
+def unpack(site: Site) -> Result:
+    """One tensor for each entry of an axis."""
+    data, rank = site.folds[0], site.rank(0)
+    lane = site.parts(0)
+    if lane is not None and len(lane) == len(site.op.outputs):
+        return lane
+    if data.kind != ROWS:
+        return structured(site, site.folds)
+    if rank is None:
+        return site.coupled("rows with an unknown number of axes are taken apart")
+    axis = site.number("axis", 0) % rank
+    return (
+        site.coupled(_CUT) if axis == data.axis else data._replace(axis=data.axis - (axis < data.axis)).bare
+    )

@@ -1,0 +1,116 @@
+"""A step run by actors: a thread for each stage works through its instructions, and links overlap with computing.
+
+A task starts when its inputs are there; how far a stage runs ahead is its in-flight limit, which follows the
+measured pace.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+from whale_nebula.feed.batch import Batch
+from whale_nebula.ir.plan import PhasePlan
+from whale_nebula.ir.spec import Value
+from whale_nebula.runtime.clock import StageClock
+from whale_nebula.runtime.compiled import Compiled
+from whale_nebula.runtime.gradients import Sums
+from whale_nebula.runtime.guard import Guard
+from whale_nebula.runtime.once_run import OnceRun, Peers
+from whale_nebula.runtime.post import Post
+from whale_nebula.runtime.stage_run import StageRun
+from whale_nebula.schedule.instructions import Backward, Instruction
+from whale_nebula.schedule.limits import Pace
+from whale_nebula.schedule.schedules import limits, schedule
+
+
+@dataclass
+class ActorStep:
+    """What stays from step to step: the threads, and the pace that was measured."""
+
+    compiled: Compiled
+    pool: ThreadPoolExecutor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pool = ThreadPoolExecutor(max(1, len(self.compiled.stages)), thread_name_prefix="nebula-stage")
+
+    def run(
+        self,
+        batch: Batch,
+        post: Callable[[PhasePlan], Post],
+        clocks: Mapping[int, StageClock],
+        guard: Guard,
+        pace: Pace | None = None,
+        peers: Peers | None = None,
+    ) -> list[Any]:
+        """Run one step; gives its results."""
+        program = self.compiled.cut.program
+        once: dict[Value, Any] = {}
+        worker = OnceRun(self.compiled, batch, once, peers)
+        runs = {s: StageRun(self.compiled, s, batch, _NoExchange(), once, Sums(program), clocks[s]) for s in clocks}
+        worker.whole()
+        for phase in self.compiled.cut.phases:
+            worker.prologue(phase)
+            self._micro_batches(phase, runs, post(phase), guard, pace)
+            worker.update(phase, list(runs.values()))
+        return worker.results()
+
+    def _micro_batches(
+        self, phase: PhasePlan, runs: Mapping[int, StageRun], post: Post, guard: Guard, pace: Pace | None
+    ) -> None:
+        futures: list[Future[None]] = []
+        for stage, run in runs.items():
+            run.exchange = post
+            futures.append(self.pool.submit(self._work, phase, run, self._list(phase, stage, run, pace), guard, post))
+        wait(futures)
+        failed = [error for future in futures if (error := future.exception()) is not None]
+        if failed:
+            raise min(failed, key=lambda error: getattr(error, "nebula_when", float("inf")))
+
+    def _list(self, phase: PhasePlan, stage: int, run: StageRun, pace: Pace | None) -> Sequence[Instruction]:
+        plan = next((s for s in phase.stages if s.stage == stage), None)
+        if plan is None:
+            return ()
+        pipeline = self.compiled.cut.program.pipeline
+        stages, count = len(self.compiled.cut.program.stages), len(run.batch.slices)
+        chosen = limits(pipeline.schedule, stages, count, pace=pace, in_flight=pipeline.in_flight)
+        backward = plan.backward is not None or plan.fused
+        generate = schedule(pipeline.schedule).generate
+        return list(
+            generate(stage, stages, count, chosen[stage], backward=backward, fused=plan.fused, phase=phase.index)
+        )
+
+    def _work(
+        self, phase: PhasePlan, run: StageRun, instructions: Sequence[Instruction], guard: Guard, post: Post
+    ) -> None:
+        key = self.compiled.cut.program.stages[run.stage].key
+        try:
+            for instruction in instructions:
+                back = isinstance(instruction, Backward)
+                with guard.piece(key, phase.index, instruction.micro_batch, "backward" if back else "forward"):
+                    (run.backward if back else run.forward)(phase, instruction.micro_batch)
+        except BaseException as failure:
+            if not hasattr(failure, "nebula_when"):
+                failure.nebula_when = time.monotonic()  # type: ignore[attr-defined]
+            post.abort(failure)
+            for link in post.links.values():
+                link.fail({"what": str(failure)})
+            raise
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+class _NoExchange:
+    """Before the first phase nothing is exchanged."""
+
+    def put(self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any) -> None:
+        """Nothing to give to."""
+
+    def get(self, value: Value, micro_batch: int, stage: int) -> Any:
+        """Nothing to take from."""
+        return None

@@ -1,0 +1,149 @@
+"""Values between stages that run side by side: on a shelf within a host, over a link between hosts.
+
+A host is what shares memory for free: in one process a cluster, in several a worker. A value that several stages of
+a host read crosses once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, cast
+
+import tensorflow as tf
+
+from whale_nebula.ir.plan import Cut
+from whale_nebula.ir.spec import Value
+from whale_nebula.runtime.casts import decode, encode
+from whale_nebula.transport.protocol import Key, KeyKind, Link
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A value that may cross: its number, who makes it, who reads it, and how it is encoded."""
+
+    kind: str
+    number: int
+    source: int
+    readers: tuple[int, ...]
+    codec: str
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Every value of a plan that goes from one stage to another."""
+
+    cut: Cut
+
+    @cached_property
+    def by_value(self) -> Mapping[Value, Slot]:
+        """Boundaries forward, and their gradients' shares backward."""
+        found: dict[Value, Slot] = {}
+        spec = self.cut.program.graph.spec
+        codecs: dict[Value, str] = {}
+        for b in self.cut.boundaries:
+            dtype = tf.as_dtype(spec(b.value).dtype)
+            found[b.value] = Slot("forward", b.slot, b.source, b.destinations, b.codec, dtype)
+            codecs[b.value] = b.backward_codec
+        flows = [flow for request in self.cut.program.requests for flow in request.flows]
+        for number, flow in enumerate(flows):
+            target = self.cut.program.labels.get(flow.boundary.op, 0)
+            dtype = tf.as_dtype(spec(flow.gradient).dtype)
+            codec = codecs.get(flow.boundary, "none")
+            found[flow.gradient] = Slot("backward", number, flow.stage, (target,), codec, dtype)
+        return found
+
+
+@dataclass
+class Post:
+    """The exchange of one step, shared by the stages of a process."""
+
+    slots: Slots
+    hosts: Sequence[str]
+    links: Mapping[tuple[str, str], Link]
+    program: int
+    step: int
+    phase: int
+    patience: float
+    here: Callable[[str], bool] = lambda host: True
+    _shelf: dict[tuple[str, Value, int], Any] = field(default_factory=dict)
+    _left: dict[tuple[str, Value, int], int] = field(default_factory=dict)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _failed: BaseException | None = None
+
+    def put(self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any) -> None:
+        """Give a value to other stages: once to each host."""
+        slot = self.slots.by_value[value]
+        home = self.hosts[source]
+        encoded = None
+        for host in dict.fromkeys(self.hosts[d] for d in destinations):
+            if host == home:
+                self._lay(host, value, micro_batch, tensor)
+                continue
+            if encoded is None:
+                encoded = encode(slot.codec, tensor)
+            self._send(slot, home, host, micro_batch, encoded, _size(tensor))
+
+    def _send(self, slot: Slot, home: str, host: str, micro_batch: int, tensor: Any, raw: int) -> None:
+        link = self.links[home, host]
+        payload = tensor if self.here(host) else tensor.numpy()
+        link.send(self._key(slot, micro_batch, home, host), payload, raw_bytes=raw, size=_size(tensor))
+
+    def get(self, value: Value, micro_batch: int, stage: int) -> Any:
+        """Take a value; the first stage of a host to ask for it waits at the link for all."""
+        slot = self.slots.by_value[value]
+        host, home = self.hosts[stage], self.hosts[slot.source]
+        if host != home and self._first(host, value, micro_batch):
+            received = self.links[host, home].receive(self._key(slot, micro_batch, home, host), self.patience)
+            self._lay(host, value, micro_batch, decode(tf.convert_to_tensor(received), slot.dtype))
+        return self._take(host, value, micro_batch)
+
+    def _key(self, slot: Slot, micro_batch: int, home: str, host: str) -> Key:
+        kind = cast(KeyKind, slot.kind)
+        return Key(kind, self.program, self.step, self.phase, micro_batch, slot.number, home, host)
+
+    def _readers(self, host: str, value: Value) -> int:
+        slot = self.slots.by_value[value]
+        return sum(self.hosts[stage] == host for stage in slot.readers if stage != slot.source)
+
+    def _first(self, host: str, value: Value, micro_batch: int) -> bool:
+        key = (host, value, micro_batch)
+        with self._changed:
+            if key in self._left:
+                return False
+            self._left[key] = self._readers(host, value)
+            return True
+
+    def _lay(self, host: str, value: Value, micro_batch: int, tensor: Any) -> None:
+        key = (host, value, micro_batch)
+        with self._changed:
+            self._left.setdefault(key, self._readers(host, value))
+            self._shelf[key] = tensor
+            self._changed.notify_all()
+
+    def _take(self, host: str, value: Value, micro_batch: int) -> Any:
+        key = (host, value, micro_batch)
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._shelf or self._failed is not None)
+            if self._failed is not None:
+                raise self._failed
+            self._left[key] -= 1
+            return self._shelf[key] if self._left[key] else self._shelf.pop(key)
+
+    def abort(self, failure: BaseException) -> None:
+        """A stage failed: whoever waits on the shelf stops waiting."""
+        with self._changed:
+            self._failed = self._failed or failure
+            self._changed.notify_all()
+
+    @property
+    def leftover(self) -> int:
+        """Values that nobody took; 0 after a step."""
+        return len(self._shelf)
+
+
+def _size(tensor: Any) -> int:
+    return int(tf.size(tensor)) * tensor.dtype.size

@@ -1,0 +1,62 @@
+"""The scopes: how they are written, how they nest, and the stack of those that are open.
+
+`public` holds what a user writes. The rest is for capture: `open_frames`, `add_watcher`, `reenter` and so on.
+"""
+
+from whale_nebula.scopes.frames import (
+    Block,
+    Frame,
+    Watcher,
+    add_watcher,
+    cluster_block_of,
+    compress_of,
+    numbering,
+    open_frames,
+    pipeline_of,
+    reenter,
+    stage_of,
+    watchers,
+)
+from whale_nebula.scopes.identity import deal_to
+from whale_nebula.scopes.parsing import Tree, parsing
+from whale_nebula.scopes.public import (
+    auto_parallel,
+    cluster,
+    compress,
+    pipeline,
+    place,
+    replica,
+    split,
+    stage,
+)
+from whale_nebula.scopes.scope import Scope
+from whale_nebula.scopes.site import Site, calling_site
+
+__all__ = [
+    "Block",
+    "Frame",
+    "Scope",
+    "Site",
+    "Tree",
+    "Watcher",
+    "add_watcher",
+    "auto_parallel",
+    "calling_site",
+    "cluster",
+    "cluster_block_of",
+    "compress",
+    "compress_of",
+    "deal_to",
+    "numbering",
+    "open_frames",
+    "parsing",
+    "pipeline",
+    "pipeline_of",
+    "place",
+    "reenter",
+    "replica",
+    "split",
+    "stage",
+    "stage_of",
+    "watchers",
+]

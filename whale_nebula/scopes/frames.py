@@ -1,0 +1,154 @@
+"""The scopes that are open: frames on one stack, and who watches them.
+
+A frame is one entry of a scope. Capture watches frames to stamp ops; a functional Keras model keeps those in
+which it was built and opens the same ones again (`reenter`) when it is traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from whale_nebula.scopes.site import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A stage that a block has seen: its cluster, and where it was entered first."""
+
+    cluster: str
+    site: Site
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """What one run of a `cluster` block remembers of the stages in it: how many were entered, and which.
+
+    What stands in no block at all (`open`) may belong to several programs: there only the number counts.
+    """
+
+    open: bool = False
+    entries: int = 0
+    stages: dict[str, Known] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class Frame:
+    """One entry of a scope; two frames are equal only if they are the same one.
+
+    `touched` is set by watchers as soon as the scope really caught something: an op, a Keras layer.
+    """
+
+    kind: str
+    options: Mapping[str, object]
+    site: Site
+    key: str | None = None
+    cluster: str | None = None
+    block: Block | None = None
+    touched: bool = False
+
+
+class Watcher(Protocol):
+    """Is told of every scope that opens."""
+
+    def enter(self, frame: Frame) -> contextlib.AbstractContextManager[None]:
+        """A context that is open as long as the scope is."""
+
+
+class Recorder(Protocol):
+    """Takes down what is written, instead of running it; see `parsing`."""
+
+    def scope(self, frame: Frame, around: Sequence[Frame], missing: str | None) -> None:
+        """A scope was entered inside `around`; `missing` names what has no engine yet."""
+
+    def statement(self, text: str, around: Sequence[Frame], missing: str | None) -> None:
+        """Something that is no scope was called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """All that the one ContextVar holds.
+
+    The first `replayed` frames were not entered here but opened again by `reenter`. `block` counts the stages
+    that stand in no block of their own.
+    """
+
+    frames: tuple[Frame, ...] = ()
+    replayed: int = 0
+    block: Block = field(default_factory=lambda: Block(open=True))
+    recorder: Recorder | None = None
+
+
+_STACK: ContextVar[Stack] = ContextVar("whale_nebula_scopes", default=Stack())  # noqa: B039 - one for all contexts
+watchers: list[Watcher] = []
+
+
+def add_watcher(watcher: Watcher) -> None:
+    """Tell `watcher` of every scope from now on."""
+    watchers.append(watcher)
+
+
+def current_stack() -> Stack:
+    """The stack of this context."""
+    return _STACK.get()
+
+
+def open_frames() -> tuple[Frame, ...]:
+    """The frames of the scopes that are open, from the outermost to the innermost."""
+    return _STACK.get().frames
+
+
+@contextlib.contextmanager
+def standing(stack: Stack) -> Iterator[None]:
+    """Let `stack` be the stack; watchers are told of the frames in it that were not open before."""
+    before = _STACK.get()
+    fresh = [frame for frame in stack.frames if frame not in before.frames]
+    _STACK.set(stack)
+    try:
+        with contextlib.ExitStack() as opened:
+            for frame in fresh:
+                for watcher in tuple(watchers):
+                    opened.enter_context(watcher.enter(frame))
+            yield
+    finally:
+        _STACK.set(before)
+
+
+def reenter(frames: Sequence[Frame]) -> contextlib.AbstractContextManager[None]:
+    """Open exactly these frames, as they are: not checked, not counted, not numbered again.
+
+    A scope that is entered inside, in a layer's `call`, beats them: see `grammar.settle`.
+    """
+    return standing(replace(_STACK.get(), frames=tuple(frames), replayed=len(frames)))
+
+
+def numbering() -> contextlib.AbstractContextManager[None]:
+    """Count stages that stand in no block from `stage0` on, as a `cluster` block counts those inside it."""
+    return standing(replace(_STACK.get(), block=Block()))
+
+
+def stage_of(frames: Sequence[Frame]) -> Frame | None:
+    """The stage among these frames."""
+    return _innermost("stage", frames)
+
+
+def compress_of(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost `compress` among these frames."""
+    return _innermost("compress", frames)
+
+
+def pipeline_of(frames: Sequence[Frame]) -> Frame | None:
+    """The pipeline among these frames."""
+    return _innermost("pipeline", frames)
+
+
+def cluster_block_of(frames: Sequence[Frame]) -> Frame | None:
+    """The `cluster` block among these frames."""
+    return _innermost("cluster", frames)
+
+
+def _innermost(kind: str, frames: Sequence[Frame]) -> Frame | None:
+    return next((frame for frame in reversed(frames) if frame.kind == kind), None)

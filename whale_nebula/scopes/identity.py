@@ -1,0 +1,106 @@
+"""Which stage an entry of `nb.stage` belongs to, and on which cluster that runs.
+
+The key of a stage is its name, else its cluster, else `stage<n>` for the n-th entry in its block. Entering
+the same key again continues that stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whale_nebula.errors import StageIdentityError
+from whale_nebula.scopes.frames import Block, Frame, Known, Stack, cluster_block_of
+from whale_nebula.scopes.site import Site
+from whale_nebula.suggest import did_you_mean
+
+LOCAL = "local"
+_dealt: tuple[str, ...] = ()
+
+
+def deal_to(clusters: Sequence[str]) -> None:
+    """Deal stages that name no cluster to these in order; the run calls it with the config's clusters."""
+    global _dealt
+    _dealt = tuple(clusters)
+
+
+def identify(name: str | None, cluster: str | None, site: Site, stack: Stack) -> tuple[str, str]:
+    """(key, cluster) of a stage that is entered on this stack; its block takes note."""
+    block = _block(stack)
+    number = block.entries
+    key = name or cluster or _numbered(number, site, stack)
+    around = cluster_block_of(stack.frames)
+    known = block.stages.get(key)
+    if name is None and cluster is None and known is not None:
+        raise _taken(key, site, known)
+    home = cluster or (known.cluster if known is not None else _dealt_to(number, around))
+    _check_same(key, home, site, known)
+    _check_layout(home, site, around)
+    block.entries += 1
+    if not block.open:
+        block.stages.setdefault(key, Known(home, site))
+    return key, home
+
+
+def release(stack: Stack) -> None:
+    """Give back the number of a stage that caught nothing and stood in no block: it was only passed by."""
+    block = _block(stack)
+    if block.open:
+        block.entries -= 1
+
+
+def _block(stack: Stack) -> Block:
+    """The block of the outermost scope that has one; else the one that the whole stack stands in."""
+    return next((frame.block for frame in stack.frames if frame.block is not None), stack.block)
+
+
+def _numbered(number: int, site: Site, stack: Stack) -> str:
+    if stack.replayed:
+        raise StageIdentityError(
+            "nb.stage() has neither a name nor a cluster, inside a layer that was built under scopes",
+            where=str(site),
+            why="its number would depend on how often the model was traced",
+            mend='nb.stage(name="...")',
+        )
+    return f"stage{number}"
+
+
+def _dealt_to(number: int, around: Frame | None) -> str:
+    if around is not None and around.cluster is not None:
+        return around.cluster
+    layout = _layout(around) or _dealt
+    return layout[number % len(layout)] if layout else LOCAL
+
+
+def _layout(around: Frame | None) -> tuple[str, ...]:
+    layout = around.options.get("layout") if around is not None else None
+    return layout if isinstance(layout, tuple) else ()
+
+
+def _check_same(key: str, cluster: str, site: Site, known: Known | None) -> None:
+    if known is not None and known.cluster != cluster:
+        raise StageIdentityError(
+            f"stage {key!r} is on cluster {cluster!r} at {site}, and on {known.cluster!r} at {known.site}",
+            where=str(site),
+            why="entering a stage again continues it, and a stage runs on one cluster",
+            mend=f"give the second a name of its own: nb.stage(cluster={cluster!r}, name={key + '_2'!r})",
+        )
+
+
+def _check_layout(cluster: str, site: Site, around: Frame | None) -> None:
+    layout = _layout(around)
+    if around is not None and layout and cluster not in layout:
+        raise StageIdentityError(
+            f"nb.stage at {site} is on cluster {cluster!r}, which nb.cluster at {around.site} leaves out",
+            where=str(site),
+            why=f"its layout is {list(layout)}",
+            mend=did_you_mean(cluster, layout),
+        )
+
+
+def _taken(key: str, site: Site, known: Known) -> StageIdentityError:
+    return StageIdentityError(
+        f"nb.stage() at {site} would be called {key!r}, as the stage at {known.site} is",
+        where=str(site),
+        why="a stage with neither a name nor a cluster is called after its number in the block",
+        mend='give it a name: nb.stage(name="...")',
+    )

@@ -1,0 +1,95 @@
+"""Scopes written down as a tree, instead of run: for tests, and to see what a script says."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from whale_nebula.scopes.frames import Frame, Stack, standing
+
+
+@dataclass
+class Node:
+    """One line of the tree and what stands inside it."""
+
+    text: str
+    inside: list[Node] = field(default_factory=list)
+
+    def lines(self, indent: str = "") -> Iterator[str]:
+        """The line and, further in, those inside."""
+        yield indent + self.text
+        for node in self.inside:
+            yield from node.lines(indent + "  ")
+
+
+@dataclass
+class Tree:
+    """All scopes that were entered, in the order in which they were; `str` draws them."""
+
+    roots: list[Node] = field(default_factory=list)
+    _nodes: dict[Frame, Node] = field(default_factory=dict, repr=False)
+
+    def scope(self, frame: Frame, around: Sequence[Frame], missing: str | None) -> None:
+        """Take down a scope."""
+        frame.touched = True
+        self._nodes[frame] = node = Node(_line(described(frame), missing))
+        self._place(around).append(node)
+
+    def statement(self, text: str, around: Sequence[Frame], missing: str | None) -> None:
+        """Take down a call that is no scope."""
+        self._place(around).append(Node(_line(text, missing)))
+
+    def _place(self, around: Sequence[Frame]) -> list[Node]:
+        known = [self._nodes[frame] for frame in around if frame in self._nodes]
+        return known[-1].inside if known else self.roots
+
+    def __str__(self) -> str:
+        return "".join(f"{line}\n" for root in self.roots for line in root.lines())
+
+
+@contextlib.contextmanager
+def parsing() -> Iterator[Tree]:
+    """Take scopes down instead of asking for their engines.
+
+    >>> import whale_nebula as nb
+    >>> with parsing() as tree:
+    ...     with nb.cluster(), nb.split():
+    ...         pass
+    >>> print(tree, end="")
+    cluster
+      split  [not yet: nb.split]
+    """
+    tree = Tree()
+    with standing(Stack(recorder=tree)):
+        yield tree
+
+
+def described(frame: Frame) -> str:
+    """A scope in one line: a stage by its key and cluster, others by the options that are not as usual.
+
+    >>> from whale_nebula.scopes.site import Site
+    >>> described(Frame("pipeline", {"micro_batch": 4, "in_flight": None}, Site("train.py", 3)))
+    'pipeline micro_batch=4'
+    """
+    if frame.kind == "stage":
+        return f"stage {frame.key} on {frame.cluster}"
+    usual = _usual(frame.kind)
+    shown = [f"{name}={_written(value)}" for name, value in frame.options.items() if value != usual.get(name)]
+    return " ".join([frame.kind, *shown])
+
+
+def _usual(kind: str) -> Mapping[str, object]:
+    from whale_nebula.scopes import public  # it imports this module
+
+    parameters = inspect.signature(getattr(public, kind)).parameters
+    return {name: parameter.default for name, parameter in parameters.items()}
+
+
+def _written(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _line(text: str, missing: str | None) -> str:
+    return f"{text}  [not yet: {missing}]" if missing else text

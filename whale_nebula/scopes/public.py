@@ -1,0 +1,179 @@
+"""The scopes that a user writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from whale_nebula.schedule.schedules import DEFAULT, SCHEDULES
+from whale_nebula.scopes import compressing, values
+from whale_nebula.scopes.frames import Frame, current_stack
+from whale_nebula.scopes.scope import Missing, Scope
+from whale_nebula.scopes.site import calling_site
+from whale_nebula.scopes.words import checked
+
+Opens = AbstractContextManager[Frame]
+Codecs = Any  # "auto", a codec, or its text form
+
+
+@checked
+def cluster(layout: str | Iterable[str] = "all", *, name: str | None = None) -> Opens:
+    """Open a program: what is inside runs on these clusters.
+
+    `layout` is "all" or names of clusters; `name` is the cluster of stages inside that name none.
+
+    >>> import whale_nebula as nb
+    >>> with nb.cluster(["gpu", "npu"]):
+    ...     with nb.stage() as stage:
+    ...         pass
+    >>> stage.key, stage.cluster
+    ('stage0', 'gpu')
+    """
+    layout = values.layout(layout)
+    if name is not None:
+        values.name("name", name)
+        if layout != "all":
+            values.choice("name", name, layout)
+    return Scope("cluster", {"layout": layout, "name": name})
+
+
+@checked
+def replica(count: int | None = None) -> Opens:
+    """Copy what is inside; each copy takes its share of the batch. So far there is one.
+
+    >>> import whale_nebula as nb
+    >>> with nb.cluster(), nb.replica() as frame:
+    ...     frame.kind
+    'replica'
+    """
+    number = None if count is None else values.count("count", count)
+    missing = Missing(f"nb.replica({number})", mend="nb.replica()") if (number or 1) > 1 else None
+    return Scope("replica", {"count": number}, missing)
+
+
+@checked
+def stage(*, cluster: str | None = None, name: str | None = None) -> Opens:
+    """A part of the model that one cluster runs.
+
+    Its identity is its `name`, else its `cluster`; entering the same one again continues it. With neither it
+    is `stage<n>`, the n-th entry in its `nb.cluster` block.
+
+    >>> import whale_nebula as nb
+    >>> with nb.cluster(), nb.stage(cluster="gpu") as stage:
+    ...     stage.key
+    'gpu'
+    """
+    for option, value in (("cluster", cluster), ("name", name)):
+        if value is not None:
+            values.name(option, value)
+    return Scope("stage", {"cluster": cluster, "name": name})
+
+
+@checked
+def pipeline(
+    micro_batch: int = 1,
+    *,
+    schedule: str = DEFAULT,
+    in_flight: int | None = None,
+    recompute: bool = False,
+    coupled: str = "error",
+) -> Opens:
+    """Cut each batch into `micro_batch` pieces, so that the stages inside work at the same time.
+
+    `schedule` is "gpipe", "1f1b" or "eager-1f1b"; `in_flight` limits the micro-batches that a stage holds;
+    `recompute` saves memory by computing a stage's forward again; `coupled="allow"` lets the rows of a batch
+    depend on each other within a micro-batch.
+
+    >>> import whale_nebula as nb
+    >>> with nb.cluster(), nb.pipeline(4, schedule="gpipe") as frame:
+    ...     frame.options["micro_batch"]
+    4
+    """
+    options = {
+        "micro_batch": values.count("micro_batch", micro_batch),
+        "schedule": values.choice("schedule", schedule, SCHEDULES),
+        "in_flight": None if in_flight is None else values.count("in_flight", in_flight),
+        "recompute": values.truth("recompute", recompute),
+        "coupled": values.choice("coupled", coupled, ("error", "allow")),
+    }
+    return Scope("pipeline", options)
+
+
+@checked
+def split(count: int | None = None, *, axis: int = -1) -> Opens:
+    """Shard the operators inside over workers. It has no engine yet: entering it raises `NotYetError`."""
+    options = {
+        "count": None if count is None else values.count("count", count),
+        "axis": values.integer("axis", axis),
+    }
+    return Scope("split", options, Missing("nb.split", mend="leave nb.split out: the operators run whole"))
+
+
+@checked
+def compress(
+    codec: Codecs = None,
+    *,
+    svd: float | None = None,
+    rank: int | None = None,
+    topk: float | None = None,
+    fp16: bool = False,
+    bf16: bool = False,
+    int8: bool = False,
+    int4: bool = False,
+    backward: Codecs = "default",
+    start_step: int = 0,
+    ramp: Any = None,
+    basis: str = "shared",
+    delta: str | None = None,
+    mask: Any = None,
+    forward: Codecs = None,
+) -> Opens:
+    """Make the boundaries inside small while they cross. So far with `fp16` or `bf16`.
+
+    Flags are sugar for one codec: at most one structure (svd, rank, topk), then at most one precision (fp16,
+    bf16, int8, int4). `codec` is that codec itself, or "auto", and excludes flags.
+
+    >>> import whale_nebula as nb
+    >>> with nb.cluster(), nb.compress(fp16=True) as frame:
+    ...     frame.options["codec"]
+    FP16()
+    """
+    flags = {"svd": svd, "rank": rank, "topk": topk, "basis": basis}
+    flags |= {"fp16": fp16, "bf16": bf16, "int8": int8, "int4": int4}
+    others = {"start_step": start_step, "ramp": ramp, "delta": delta, "mask": mask, "forward": forward}
+    options = compressing.checked_options(flags, codec, backward, **others)
+    return Scope("compress", options, compressing.missing_of(options))
+
+
+@checked
+def auto_parallel(**limits: Any) -> None:
+    """Let the planner find the stages; one line, no scopes. It has no engine yet: raises `NotYetError`."""
+    words = [f"{name}={value}" for name, value in limits.items()]
+    missing = Missing("nb.auto_parallel", mend="mark the stages: with nb.cluster(): with nb.stage(): ...")
+    _statement(" ".join(["auto_parallel", *words]), missing)
+
+
+@checked
+def place(model: Any, mapping: Mapping[str, str]) -> None:
+    """Give a model's layers to clusters by regex of their paths. It has no engine yet: raises `NotYetError`.
+
+    `nb.place(model, {"encoder/.*": "gpu", "decoder/.*": "npu"})`
+    """
+    if not isinstance(mapping, Mapping):
+        raise values.refuse(
+            f"the places of a model are a dict, not {mapping!r}",
+            why="it maps layer paths (regex) to clusters",
+            mend='nb.place(model, {"encoder/.*": "gpu", "decoder/.*": "npu"})',
+        )
+    words = [f"{pattern}={home}" for pattern, home in mapping.items()]
+    mend = "build the model's parts inside 'with nb.stage(cluster=...):'"
+    _statement(" ".join(["place", *words]), Missing("nb.place", mend=mend))
+
+
+def _statement(text: str, missing: Missing) -> None:
+    """A call that is no scope and has no engine yet."""
+    stack = current_stack()
+    if stack.recorder is None:
+        raise missing.error(calling_site())
+    stack.recorder.statement(text, stack.frames, missing.feature)

@@ -1,0 +1,83 @@
+"""The values of a scope's options, each checked where it is written."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable
+
+from whale_nebula.errors import OptionError
+from whale_nebula.scopes.site import calling_site
+from whale_nebula.suggest import did_you_mean
+
+_NAME = re.compile(r"\w([\w./-]*\w)?")
+
+
+def refuse(what: str, *, mend: str, why: str | None = None) -> OptionError:
+    """An error about what the user's line says."""
+    return OptionError(what, where=str(calling_site()), why=why, mend=mend)
+
+
+def integer(option: str, value: object) -> int:
+    """A whole number, numpy's too, but no truth value."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise refuse(f"{option}={value!r} is no whole number", mend=f"{option}=2") from None
+
+
+def count(option: str, value: object) -> int:
+    """A whole number of at least one."""
+    number = integer(option, value)
+    if number < 1:
+        raise refuse(f"{option}={value!r} is not a count", why="there is at least one", mend=f"{option}=1")
+    return number
+
+
+def truth(option: str, value: object) -> bool:
+    """True or False and nothing else."""
+    if not isinstance(value, bool):
+        raise refuse(f"{option}={value!r} is neither True nor False", mend=f"{option}=True")
+    return value
+
+
+def choice(option: str, value: object, known: Iterable[str]) -> str:
+    """One of the words that are known."""
+    names = list(known)
+    if not isinstance(value, str) or value not in names:
+        raise refuse(f"{option}={value!r} is not known", mend=did_you_mean(value, names))
+    return value
+
+
+def name(option: str, value: object) -> str:
+    """A name that reports and plans can be keyed by."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise refuse(
+            f"{option}={value!r} is no name",
+            why="a name is letters, digits and '_', with '.', '/' or '-' between them",
+            mend=f'{option}="encoder"',
+        )
+    return value
+
+
+def layout(value: object) -> str | tuple[str, ...]:
+    """"all", or names of clusters in order (sorted, where they come as a set); {"all"} is "all".
+
+    >>> layout({"all"}), layout(["gpu", "npu"]), layout({"npu", "gpu"})
+    ('all', ('gpu', 'npu'), ('gpu', 'npu'))
+    """
+    if value == "all" or value in ({"all"}, ["all"], ("all",)):
+        return "all"
+    if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
+        raise refuse(
+            f"layout={value!r} is neither 'all' nor a list of clusters", mend=f"nb.cluster([{value!r}])"
+        )
+    names = [name("layout", each) for each in value]
+    names = sorted(names) if isinstance(value, set | frozenset) else names
+    if not names or len(set(names)) < len(names) or "all" in names:
+        raise refuse(
+            f"layout={value!r} is no list of clusters", why="it names each cluster once", mend='layout="all"'
+        )
+    return tuple(names)
