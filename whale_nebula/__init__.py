@@ -20,6 +20,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from whale_nebula.late import Bootstrap, wrap_keras
+
 if TYPE_CHECKING:
     from whale_nebula import codec as codec
     from whale_nebula import errors as errors
@@ -86,7 +88,10 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(_unknown(name), name=name, obj=sys.modules[__name__])
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+    if _HOMES[name] == "scopes" and not any(isinstance(watcher, Bootstrap) for watcher in home.watchers):
+        home.add_watcher(Bootstrap())
+    value = getattr(home, name)
     globals()[name] = value
     return value
 
@@ -104,8 +109,8 @@ def _unknown(name: str) -> str:
 class _Face(ModuleType):
     """The package itself, where `nb.function` and `nb.verify` stay functions.
 
-    Python binds a submodule to its package when it is imported, by whomever: that would hide a public name that
-    is also a module's name.
+    Python binds a submodule to its package when it is imported, by whomever: that would hide a public name
+    that is also a module's name.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -116,4 +121,4 @@ class _Face(ModuleType):
 
 sys.modules[__name__].__class__ = _Face
 
-# Keras's one inert wrapper goes on here: whale_nebula.capture.keras_hook.install()
+wrap_keras()

@@ -1,61 +1,41 @@
-"""The one wrapper that importing puts on: where Keras makes its train, test and predict functions, ask first.
+"""Where Keras makes its train, test and predict functions, it asks here first.
 
-It must be there early, because a subclassed model whose first act is `fit` enters our scopes inside Keras's own
-trace, too late to cut anything. A model without scopes falls through to Keras untouched.
+It must ask early, because a subclassed model whose first act is `fit` enters our scopes inside Keras's own trace, too
+late to cut anything. A model without scopes falls through to Keras untouched. The wrapper itself is in `late`.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
+from whale_nebula import scopes, tf_private
 from whale_nebula.capture import keras_tags, tracing
 from whale_nebula.capture.keras_tags import bears_scopes
 
-_KINDS = ("train", "test", "predict")
-_LOCK = threading.Lock()
-_originals: dict[str, Callable[..., Any]] = {}
+Original = Callable[..., Any]
 
 
-def install() -> None:
-    """Put the wrapper on; calling it again does nothing."""
-    with _LOCK:
-        if _originals:
-            return
-        tracing.install()
-        keras_tags.install()
-        for kind in _KINDS:
-            name = f"make_{kind}_function"
-            _originals[kind] = getattr(tf_private.TensorFlowTrainer, name)
-            setattr(tf_private.TensorFlowTrainer, name, _wrapped(kind))
+def install() -> list[scopes.Watcher]:
+    """Let scopes stamp what is traced and tag what Keras builds; gives the watchers that were not there before."""
+    return [*tracing.install(), *keras_tags.install()]
 
 
-def uninstall() -> None:
-    """Take it off: Keras is again what it was."""
-    with _LOCK:
-        for kind, original in _originals.items():
-            setattr(tf_private.TensorFlowTrainer, f"make_{kind}_function", original)
-        _originals.clear()
-
-
-def _wrapped(kind: str) -> Callable[..., Any]:
-    def make(model: Any, force: bool = False) -> Any:
-        attribute = f"{kind}_function"
-        if getattr(model, attribute) is not None and not force:
-            return getattr(model, attribute)
-        if bears_scopes(model):
-            setattr(model, attribute, _stepper(model, kind))
-        elif _may_bear(model):
-            setattr(model, attribute, _Probe(model, kind))
-        else:
-            _originals[kind](model, force)
+def make_function(kind: str, original: Original, model: Any, force: bool) -> Any:
+    """What `make_train_function` and its like do for this model."""
+    install()
+    attribute = f"{kind}_function"
+    if getattr(model, attribute) is not None and not force:
         return getattr(model, attribute)
-
-    return make
+    if bears_scopes(model):
+        setattr(model, attribute, _stepper(model, kind))
+    elif _may_bear(model):
+        setattr(model, attribute, _Probe(model, kind, original))
+    else:
+        original(model, force)
+    return getattr(model, attribute)
 
 
 def _may_bear(model: Any) -> bool:
@@ -72,8 +52,8 @@ def _stepper(model: Any, kind: str) -> Callable[[Any], Any]:
 class _Probe:
     """Stands for a subclassed model's function until its first batch shows whether it bears scopes."""
 
-    def __init__(self, model: Any, kind: str) -> None:
-        self._model, self._kind = model, kind
+    def __init__(self, model: Any, kind: str, original: Original) -> None:
+        self._model, self._kind, self._original = model, kind, original
         self._function: Callable[[Any], Any] | None = None
 
     def __call__(self, iterator: Any) -> Any:
@@ -88,7 +68,7 @@ class _Probe:
             function: Callable[[Any], Any] = _stepper(self._model, self._kind)
         else:
             setattr(self._model, f"{self._kind}_function", None)
-            _originals[self._kind](self._model, True)
+            self._original(self._model, True)
             function = getattr(self._model, f"{self._kind}_function")
         setattr(self._model, f"{self._kind}_function", function)
         return function

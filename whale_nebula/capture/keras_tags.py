@@ -83,7 +83,9 @@ def _bears(layer: Any) -> bool:
     return any(frames_of(node) for node in nodes)
 
 
-def install() -> None:
-    """Let scopes tag what Keras builds; called once."""
-    if not any(isinstance(watcher, _Tagger) for watcher in scopes.watchers):
-        scopes.add_watcher(_Tagger())
+def install() -> list[scopes.Watcher]:
+    """Watch scopes, once; gives the watcher if it was not there before."""
+    if any(isinstance(watcher, _Tagger) for watcher in scopes.watchers):
+        return []
+    scopes.add_watcher(_Tagger())
+    return scopes.watchers[-1:]

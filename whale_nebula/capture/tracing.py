@@ -135,7 +135,9 @@ def _in_body(frame: Frame) -> BoundaryInBodyError:
     )
 
 
-def install() -> None:
-    """Let scopes stamp ops; called once."""
-    if not any(isinstance(watcher, _Stamper) for watcher in scopes.watchers):
-        scopes.add_watcher(_Stamper())
+def install() -> list[scopes.Watcher]:
+    """Watch scopes, once; gives the watcher if it was not there before."""
+    if any(isinstance(watcher, _Stamper) for watcher in scopes.watchers):
+        return []
+    scopes.add_watcher(_Stamper())
+    return scopes.watchers[-1:]

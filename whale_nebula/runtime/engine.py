@@ -1,27 +1,34 @@
-"""What runs a captured step: the user's own function where nothing is cut, one function where all is local."""
+"""What runs a captured step: the user's own function where nothing is cut, one function where all is local and free,
+and actors where links take time."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import tensorflow as tf
 
-from whale_nebula.capture.places import place_of
 from whale_nebula.capture.mirror import in_order
-from whale_nebula.capture.step import Captured, Signature
+from whale_nebula.capture.places import place_of
+from whale_nebula.capture.step import Captured, Signature, filled
 from whale_nebula.ir.plan import Cut, Worker
 from whale_nebula.passes.plan import cut_program
+from whale_nebula.report.report import Report, StageReport, publish
+from whale_nebula.run import Run, current_run
 from whale_nebula.runtime.compiled import Compiled
+from whale_nebula.runtime.emulated import EmulatedStep
 from whale_nebula.runtime.fragment_function import Workshop
 from whale_nebula.runtime.local_step import LocalStep
+from whale_nebula.runtime.outcome import StepOutcome
 
 
 class Runner(Protocol):
-    """Runs a step on the tensors of its leaves; gives the tensors it returns."""
+    """Runs a step on the tensors of its leaves."""
 
-    def run(self, tensors: Sequence[Any]) -> list[Any]:
+    def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step."""
         ...
 
@@ -34,10 +41,26 @@ class Engine:
     captured: Captured
     cut: Cut
     runner: Runner
+    steps: int = 0
 
     def run(self, tensors: Sequence[Any]) -> Any:
-        """Run one step and pack its results as the user's code returns them."""
-        return self.captured.pack(self.runner.run(tensors))
+        """Run one step, report on it, and pack its results as the user's code returns them."""
+        outcome = self.runner.run(tensors)
+        self.steps += 1
+        publish(
+            Report(
+                program=self.name,
+                step=self.steps,
+                step_seconds=outcome.seconds,
+                micro_batches=len(outcome.counts),
+                stages=outcome.stages,
+                links=outcome.links,
+                spans=outcome.spans,
+                predicted_seconds=outcome.predicted,
+                notes=self.cut.notes,
+            )
+        )
+        return self.captured.pack(outcome.tensors)
 
 
 @dataclass
@@ -45,28 +68,57 @@ class Uncut:
     """One stage, one micro-batch: the user's own function."""
 
     function: Any
+    stage: str
 
-    def run(self, tensors: Sequence[Any]) -> list[Any]:
+    def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run it."""
-        found = tf.nest.flatten(self.function(*tensors))
-        return [leaf for leaf in found if isinstance(leaf, tf.Tensor)]
+        start = time.perf_counter()
+        found = [leaf for leaf in tf.nest.flatten(self.function(*tensors)) if isinstance(leaf, tf.Tensor)]
+        return StepOutcome(found, time.perf_counter() - start, (1,), {self.stage: StageReport()})
 
 
 def engine(captured: Captured, call: Callable[[Sequence[Any]], Any], layout: Signature, name: str) -> Engine:
     """Plan a captured step and choose what runs it."""
+    run = current_run()
     program = captured.program
+    run.meet([stage.cluster for stage in program.stages])
+    run.programs += 1
     operations = in_order(captured.graph.get_operations())
-    workers = [Worker("local/0", "local", tuple(range(len(program.stages))))]
-    cut = cut_program(program, workers, lambda number: place_of(operations[number]))
+    cut = cut_program(program, place_workers(captured, run), lambda number: place_of(operations[number]))
+    return Engine(name, captured, cut, _runner(captured, cut, run, call, layout))
+
+
+def place_workers(captured: Captured, run: Run) -> list[Worker]:
+    """All stages on one worker in one process; else each on the first worker of its cluster."""
+    stages = captured.program.stages
+    if run.alone:
+        return [Worker("local/0", "local", tuple(range(len(stages))))]
+    first = {cluster: worker for worker, cluster in reversed(run.workers.items())}
+    return [
+        Worker(worker, cluster, tuple(s for s, stage in enumerate(stages) if first[stage.cluster] == worker))
+        for worker, cluster in run.workers.items()
+    ]
+
+
+def _runner(
+    captured: Captured, cut: Cut, run: Run, call: Callable[[Sequence[Any]], Any], layout: Signature
+) -> Runner:
+    program = captured.program
     if len(program.stages) == 1 and program.pipeline.micro_batch == 1:
-        return Engine(name, captured, cut, Uncut(plain_function(call, layout)))
+        return Uncut(plain_function(call, layout), program.stages[0].key)
     compiled = Compiled(cut, "local/0", Workshop(captured.graph))
-    return Engine(name, captured, cut, LocalStep(compiled, captured.variables))
+    if any(_slow(run, a.cluster, b.cluster) for a, b in pairwise(program.stages)):
+        return EmulatedStep(compiled, captured.variables, run.links, run.programs)
+    return LocalStep(compiled, captured.variables)
+
+
+def _slow(run: Run, a: str, b: str) -> bool:
+    line = run.links.between(a, b)
+    return bool(line.rate or line.delay)
 
 
 def plain_function(call: Callable[[Sequence[Any]], Any], layout: Signature) -> Any:
     """The user's step as a plain tf.function: the oracle of every other way to run it."""
-    from whale_nebula.capture.step import filled
 
     def body(*tensors: Any) -> Any:
         return call(filled(layout, tensors))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,9 +11,12 @@ import tensorflow as tf
 
 from whale_nebula import tf_private
 from whale_nebula.feed.batch import cut, micro_batches
+from whale_nebula.report.report import LinkReport, StageReport
 from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.guard import Guard
+from whale_nebula.runtime.outcome import StepOutcome
 from whale_nebula.runtime.sequence import one_function, run_in_sequence
+from whale_nebula.runtime.sizes import link_reports
 
 
 @dataclass
@@ -21,10 +25,11 @@ class LocalStep:
 
     compiled: Compiled
     variables: Mapping[str, Any]
+    _counted: dict[tuple[int, ...], Mapping[str, LinkReport]] = field(default_factory=dict)
     _functions: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
-    def run(self, tensors: Sequence[Any]) -> list[Any]:
-        """Run one step; gives its results in the order of the program's returns."""
+    def run(self, tensors: Sequence[Any]) -> StepOutcome:
+        """Run one step."""
         program = self.compiled.cut.program
         counts = tuple(micro_batches(program.leaves, tensors, program.pipeline.micro_batch))
         key = counts if len(counts) > 1 else (0,)
@@ -32,12 +37,26 @@ class LocalStep:
             self._functions[key] = one_function(self.compiled, counts)
         function = self._functions[key]
         guard = Guard(self.variables, self.compiled.cut.forward_written)
+        start = time.perf_counter()
         try:
-            return tf_private.call_flat(function, tensors, function.captured_inputs)
+            results = tf_private.call_flat(function, tensors, function.captured_inputs)
+            return StepOutcome(
+                results, time.perf_counter() - start, counts, self._stages(), self._links(counts)
+            )
         except tf.errors.OpError as failure:
             guard.restore()
             self._locate(tensors, counts, guard)
             raise guard.torn(failure) from failure
+
+    def _stages(self) -> dict[str, StageReport]:
+        return {stage.key: StageReport() for stage in self.compiled.cut.program.stages}
+
+    def _links(self, counts: tuple[int, ...]) -> Mapping[str, LinkReport]:
+        """Free links carry what others would: counted, once for each way the batch is cut."""
+        if counts not in self._counted:
+            hosts = [stage.cluster for stage in self.compiled.cut.program.stages]
+            self._counted[counts] = link_reports(self.compiled.cut, hosts, counts)
+        return self._counted[counts]
 
     def _locate(self, tensors: Sequence[Any], counts: Sequence[int], guard: Guard) -> None:
         """Run the failed step again, piece by piece and without its update: the piece that fails has a name."""

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from whale_nebula.scopes.site import Site
 
@@ -43,7 +43,7 @@ class Frame:
     """
 
     kind: str
-    options: Mapping[str, object]
+    options: Mapping[str, Any]
     site: Site
     key: str | None = None
     cluster: str | None = None

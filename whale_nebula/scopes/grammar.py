@@ -67,7 +67,7 @@ def _violation(kind: str, site: Site, outer: Frame) -> NestingError:
         why = f"from the outside to the inside it is {' > '.join(LEVELS)}"
         mend = _swapped(kind, outer.kind)
     return NestingError(
-        f"nb.{kind} at {site} stands inside nb.{outer.kind} at {outer.site}",
+        f"nb.{kind} stands inside nb.{outer.kind} at {outer.site}",
         where=str(site),
         why=why,
         mend=mend,

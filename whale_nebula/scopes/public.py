@@ -24,11 +24,16 @@ def cluster(layout: str | Iterable[str] = "all", *, name: str | None = None) -> 
     `layout` is "all" or names of clusters; `name` is the cluster of stages inside that name none.
 
     >>> import whale_nebula as nb
-    >>> with nb.cluster(["gpu", "npu"]):
-    ...     with nb.stage() as stage:
+    >>> from whale_nebula.scopes import parsing
+    >>> with parsing() as tree, nb.cluster(["gpu", "npu"]):
+    ...     with nb.stage():
     ...         pass
-    >>> stage.key, stage.cluster
-    ('stage0', 'gpu')
+    ...     with nb.stage(name="decoder"):
+    ...         pass
+    >>> print(tree, end="")
+    cluster layout=gpu,npu
+      stage stage0 on gpu
+      stage decoder on npu
     """
     layout = values.layout(layout)
     if name is not None:
@@ -60,9 +65,16 @@ def stage(*, cluster: str | None = None, name: str | None = None) -> Opens:
     is `stage<n>`, the n-th entry in its `nb.cluster` block.
 
     >>> import whale_nebula as nb
-    >>> with nb.cluster(), nb.stage(cluster="gpu") as stage:
-    ...     stage.key
-    'gpu'
+    >>> from whale_nebula.scopes import parsing
+    >>> with parsing() as tree, nb.cluster():
+    ...     with nb.stage(cluster="gpu"):
+    ...         pass
+    ...     with nb.stage(cluster="npu", name="decoder"):
+    ...         pass
+    >>> print(tree, end="")
+    cluster
+      stage gpu on gpu
+      stage decoder on npu
     """
     for option, value in (("cluster", cluster), ("name", name)):
         if value is not None:

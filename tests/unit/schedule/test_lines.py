@@ -57,6 +57,8 @@ def test_pace_takes_the_longest_way_over_skips() -> None:
 def test_pace_where_a_stage_feeds_only_one_further_on() -> None:
     hops = {(0, 2): timed("a->c", "c->a", seconds=1.0), (1, 2): timed("b->c", "c->b", seconds=1.0)}
     assert pace([Work(1.0, 2.0)] * 3, hops).trips == (0.0, 2.0)
+    slower = {**hops, (1, 2): timed("b->c", "c->b", seconds=5.0)}
+    assert pace([Work(1.0, 2.0)] * 3, slower).trips == (0.0, 10.0)
 
 
 def test_one_stage_has_no_trips() -> None:

@@ -33,7 +33,7 @@ from whale_nebula.passes.reduce import (
     shapes,
     slicing,
 )
-from whale_nebula.passes.reduce.interpret import Folding, Grow, fold
+from whale_nebula.passes.reduce.interpret import Edge, Folding, fold
 from whale_nebula.passes.reduce.state import Fold
 from whale_nebula.passes.reduce.verdict import merge_rule, verdict
 
@@ -42,4 +42,4 @@ FAMILIES = (
 )  # fmt: skip
 """The modules that hold the rules: importing them registers these."""
 
-__all__ = ["FAMILIES", "Fold", "Folding", "Grow", "fold", "merge_rule", "verdict"]
+__all__ = ["FAMILIES", "Edge", "Fold", "Folding", "fold", "merge_rule", "verdict"]

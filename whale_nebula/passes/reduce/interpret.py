@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -33,8 +33,8 @@ _ONCE = frozenset({SUM, MEAN, INVERSE, AFTER, COUPLED})
 _BADNESS = {AFTER: 1, COUPLED: 2}
 
 
-class Grow(NamedTuple):
-    """Where capture must multiply by rows / rows_m: before input number `position` of op `consumer`."""
+class Edge(NamedTuple):
+    """Where one op reads one value."""
 
     consumer: int
     position: int
@@ -45,16 +45,22 @@ class Grow(NamedTuple):
 class Folding:
     """How each value was folded, and what must be done for it to be so.
 
-    `wholes` are to be evaluated once on the whole batch and fed; `grows` are to be multiplied where they are read.
+    At `feeds` an op must read the value as it is for the whole batch; at `grows` the value times rows / rows_m.
+    Only there: what else reads the same value (a counter, a metric) reads it micro-batch by micro-batch.
     """
 
     folds: Mapping[Value, Fold]
-    wholes: tuple[Value, ...] = ()
-    grows: tuple[Grow, ...] = ()
+    feeds: tuple[Edge, ...] = ()
+    grows: tuple[Edge, ...] = ()
 
     def of(self, value: Value) -> Fold:
         """The state of a value; one of an op that was left out is the same everywhere."""
         return self.folds.get(value, whole())
+
+    @property
+    def wholes(self) -> tuple[Value, ...]:
+        """What must be evaluated once, on the whole batch; it comes from the user's inputs alone."""
+        return tuple(sorted({edge.value for edge in self.feeds}))
 
 
 def fold(
@@ -79,31 +85,15 @@ def fold(
     'mean of inputs'
     """
     closure = graph.ascend({value.op for value in targets})
-    fed: frozenset[Value] = frozenset()
-    while True:
-        run = _Run(graph, batched, closure, skip, fed)
-        run.interpret()
-        if run.fed == fed:
-            used = tuple(sorted(value for value in fed if value in run.natural))
-            return Folding(run.folds, used, tuple(run.grows))
-        fed = run.fed
+    run = _Run(graph, batched, closure, closure | _kept(graph, skip), skip)
+    run.interpret()
+    return Folding(run.folds, tuple(run.feeds), tuple(run.grows))
 
 
-def in_order(graph: Graph, skip: Callable[[int], bool]) -> Iterator[Op]:
-    """The ops in trace order, but what an op reads always before it: something may have been put in later."""
-    done: set[int] = set()
-    for root in graph.ops:
-        stack = [] if skip(root.index) else [root]
-        while stack:
-            op = stack[-1]
-            late = [v.op for v in op.inputs if v.op > op.index and v.op not in done and not skip(v.op)]
-            if late:
-                stack.extend(graph.ops[index] for index in late)
-                continue
-            stack.pop()
-            if op.index not in done:
-                done.add(op.index)
-                yield op
+def _kept(graph: Graph, skip: Callable[[int], bool]) -> set[int]:
+    """The ops whose results are read at the end, and not only written into variables."""
+    read = {value for op in graph.ops if not skip(op.index) for value in op.inputs}
+    return graph.ascend(op.index for op in graph.ops if not skip(op.index) and any(v not in read for v in op.values))
 
 
 class Bodies:
@@ -135,27 +125,24 @@ class Bodies:
 
 @dataclass
 class _Run:
-    """One walk over the ops, with these values fed from the whole batch."""
+    """One walk over the ops. `closure` is what is differentiated, `kept` what may be fed from the whole batch."""
 
     graph: Graph
     batched: Mapping[int, int]
     closure: set[int]
+    kept: set[int]
     skip: Callable[[int], bool]
-    fed: frozenset[Value]
     folds: dict[Value, Fold] = field(default_factory=dict)
-    natural: set[Value] = field(default_factory=set)
-    grows: list[Grow] = field(default_factory=list)
+    feeds: list[Edge] = field(default_factory=list)
+    grows: list[Edge] = field(default_factory=list)
     bodies: Bodies = field(default_factory=Bodies)
 
     def interpret(self) -> None:
-        for op in in_order(self.graph, self.skip):
-            held = op.role in _HELD or op.index in self.batched or op.type == "Placeholder"
-            outcome = self._held(op) if held else self._made(op)
-            for value, found in zip(op.values, outcome, strict=True):
-                if value in self.fed and found.kind != WHOLE:
-                    self.natural.add(value)
-                    found = whole()._replace(inputs=True)
-                self.folds[value] = found
+        for op in self.graph.ops:
+            if not self.skip(op.index):
+                held = op.role in _HELD or op.index in self.batched or op.type == "Placeholder"
+                outcome = self._held(op) if held else self._made(op)
+                self.folds.update(zip(op.values, outcome, strict=True))
 
     def _held(self, op: Op) -> tuple[Fold, ...]:
         """Inputs, captures, and what the runtime feeds."""
@@ -170,62 +157,53 @@ class _Run:
     def _made(self, op: Op) -> tuple[Fold, ...]:
         if op.type == "Const":
             return (_constant(op)._replace(inputs=True),)
-        folds = tuple(self.folds.get(value, whole()) for value in op.inputs)
+        folds = tuple(whole() if self.skip(value.op) else self.folds[value] for value in op.inputs)
         site = Site(self.graph, op, folds, self.bodies, op.index)
-        outcome = transfer(site)
-        return outcome if _badness(outcome) == 0 else self._mended(site, outcome)
+        return self._mended(site, transfer(site))
 
     def _mended(self, site: Site, outcome: tuple[Fold, ...]) -> tuple[Fold, ...]:
-        """Feed what comes from inputs alone; else, in what is differentiated, grow sums and counts."""
-        own = all(fold.inputs for fold in site.folds)
-        if own and not any(fold.kind == ROWS for fold in site.folds):
+        """Feed what comes from inputs alone and meets anything else; in what is differentiated, grow sums and counts."""
+        if not outcome or site.op.index not in self.kept:
             return outcome
-        places = [place for place, fold in enumerate(site.folds) if self._feedable(site, place, fold)]
-        site, outcome = self._try(
-            site, outcome, places, lambda fold: whole()._replace(inputs=True), self._feed
-        )
+        own = all(fold.inputs for fold in site.folds)
+        if own and (_badness(outcome) == 0 or not any(fold.kind == ROWS for fold in site.folds)):
+            return outcome
+        feeds = [place for place, fold in enumerate(site.folds) if _feedable(site, place, fold)]
+        site, outcome = _tried(site, outcome, feeds, lambda _: whole()._replace(inputs=True), self.feeds, eager=True)
         if own or site.op.index not in self.closure:
             return outcome
         for kinds in ({COUNT}, {SUM}, {COUNT, SUM}):
-            places = [
-                place for place, fold in enumerate(site.folds) if self._growable(site, place, fold, kinds)
-            ]
-            site, outcome = self._try(site, outcome, places, _grown, self._grow)
+            grows = [place for place, fold in enumerate(site.folds) if _growable(site, place, fold, kinds)]
+            site, outcome = _tried(site, outcome, grows, _grown, self.grows)
         return outcome
 
-    def _try(
-        self,
-        site: Site,
-        outcome: tuple[Fold, ...],
-        places: Sequence[int],
-        mend: Callable[[Fold], Fold],
-        record: Callable[[Site, int], None],
-    ) -> tuple[Site, tuple[Fold, ...]]:
-        """Apply the rule again with some inputs mended; keep that, and record it, only where it is better."""
-        if not places or _badness(outcome) == 0:
-            return site, outcome
-        folds = tuple(mend(fold) if place in places else fold for place, fold in enumerate(site.folds))
-        mended = replace(site, folds=folds)
-        better = transfer(mended)
-        if _badness(better) >= _badness(outcome):
-            return site, outcome
-        for place in places:
-            record(site, place)
-        return mended, better
 
-    def _feedable(self, site: Site, place: int, fold: Fold) -> bool:
-        number = fold.kind == COUNT and site.spec(place).floating
-        return fold.inputs and (fold.kind in _ONCE or number) and fold.kind != SHAPE
+def _tried(
+    site: Site,
+    outcome: tuple[Fold, ...],
+    places: Sequence[int],
+    mend: Callable[[Fold], Fold],
+    edges: list[Edge],
+    eager: bool = False,
+) -> tuple[Site, tuple[Fold, ...]]:
+    """Apply the rule again with some inputs mended; keep that, and note the edges, only where it is better."""
+    if not places or (_badness(outcome) == 0 and not eager):
+        return site, outcome
+    folds = tuple(mend(fold) if place in places else fold for place, fold in enumerate(site.folds))
+    mended = replace(site, folds=folds)
+    better = transfer(mended)
+    if _badness(better) > 0 and _badness(better) >= _badness(outcome):
+        return site, outcome
+    edges.extend(Edge(site.op.index, place, site.op.inputs[place]) for place in places)
+    return mended, better
 
-    def _growable(self, site: Site, place: int, fold: Fold, kinds: set[str]) -> bool:
-        return fold.kind in kinds and site.spec(place).floating
 
-    def _feed(self, site: Site, place: int) -> None:
-        self.fed = self.fed | {site.op.inputs[place]}
-        self.folds[site.op.inputs[place]] = whole()._replace(inputs=True)
+def _feedable(site: Site, place: int, fold: Fold) -> bool:
+    return fold.inputs and (fold.kind in _ONCE or (fold.kind == COUNT and site.spec(place).floating))
 
-    def _grow(self, site: Site, place: int) -> None:
-        self.grows.append(Grow(site.op.index, place, site.op.inputs[place]))
+
+def _growable(site: Site, place: int, fold: Fold, kinds: set[str]) -> bool:
+    return fold.kind in kinds and site.spec(place).floating
 
 
 def _constant(op: Op) -> Fold:

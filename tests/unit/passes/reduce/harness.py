@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula import tf_private
-from whale_nebula.capture.mirror import mirror
+from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.ir.graph import CAPTURE, FEED, INPUT, Graph
 from whale_nebula.ir.spec import Value
 from whale_nebula.passes.reduce import Fold, Folding, fold
@@ -32,8 +32,8 @@ class Traced:
     graph: Graph
     folding: Folding
     outputs: list[Fold]
-    targets: list[Fold]
-    shares: dict[str, Any]
+    placeholders: dict[str, Any]
+    first: Folding
 
     def __str__(self) -> str:
         return "\n".join(f"{op.index} {op.type} {' | '.join(str(self.folding.of(v)) for v in op.values)}" for op in self.graph.ops)
@@ -46,21 +46,22 @@ def trace(function: Callable[..., Any], arrays: Arrays, *, target: int | None = 
     ]
     wrapped = tf.compat.v1.wrap_function(function, specs)
     places = {i: 0 for i, array in enumerate(arrays) if i not in whole and array.ndim}
-    shares: dict[str, Any] = {}
-    graph, folding, values = _folded(wrapped, len(arrays), places, target, shares)
-    if folding.grows:
-        _grow(wrapped.graph, folding, shares)
-        graph, folding, values = _folded(wrapped, len(arrays), places, target, shares)
+    placeholders: dict[str, Any] = {}
+    graph, folding, values = _folded(wrapped, len(arrays), places, target, placeholders)
+    first = folding
+    if folding.grows or folding.feeds:
+        _insert(wrapped.graph, graph, folding, placeholders)
+        graph, folding, values = _folded(wrapped, len(arrays), places, target, placeholders)
     chosen = [folding.of(value) for value in values]
-    return Traced(wrapped, graph, folding, chosen, [] if target is None else [chosen[target]], shares)
+    return Traced(wrapped, graph, folding, chosen, placeholders, first)
 
 
 def _folded(
-    wrapped: Any, count: int, places: dict[int, int], target: int | None, shares: dict[str, Any]
+    wrapped: Any, count: int, places: dict[int, int], target: int | None, placeholders: dict[str, Any]
 ) -> tuple[Graph, Folding, list[Value]]:
     inputs = wrapped.graph.inputs
     roles = {t.op.name: (INPUT if i < count else CAPTURE, t.op.name) for i, t in enumerate(inputs)}
-    roles |= {tensor.op.name: (FEED, name) for name, tensor in shares.items()}
+    roles |= {tensor.op.name: (FEED, name) for name, tensor in placeholders.items()}
     graph = mirror(wrapped.graph, roles)
     numbers = {op.name: op.index for op in graph.ops}
     values = [Value(numbers[t.op.name], t.value_index) for t in _outputs(wrapped)]
@@ -72,19 +73,26 @@ def _outputs(wrapped: Any) -> list[Any]:
     return [t for t in tf.nest.flatten(wrapped.graph.structured_outputs) if isinstance(t, tf.Tensor)]
 
 
-def _grow(graph: Any, folding: Folding, shares: dict[str, Any]) -> None:
-    operations = graph.get_operations()
+def _insert(graph: Any, mirrored: Graph, folding: Folding, placeholders: dict[str, Any]) -> None:
+    """What capture does: each edge that is to be fed or grown reads something of ours."""
+    operations = in_order(graph.get_operations())
     with graph.as_default():
-        shares["grow"] = tf.compat.v1.placeholder(tf.float32, [], "nebula_grow")
-        for consumer, position, value in folding.grows:
+        for consumer, position, value in folding.feeds:
             tensor = operations[value.op].outputs[value.out]
-            grown = tf.multiply(tensor, tf.cast(shares["grow"], tensor.dtype))
+            if tensor.name not in placeholders:
+                placeholders[tensor.name] = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, "nebula_whole")
+            tf_private.set_input(operations[consumer], position, placeholders[tensor.name])
+        for consumer, position, value in folding.grows:
+            if "grow" not in placeholders:
+                placeholders["grow"] = tf.compat.v1.placeholder(tf.float32, [], "nebula_grow")
+            tensor = operations[value.op].outputs[value.out]
+            grown = tf.multiply(tensor, tf.cast(placeholders["grow"], tensor.dtype))
             tf_private.set_input(operations[consumer], position, grown)
 
 
 def check(traced: Traced, arrays: Arrays, *, whole: Sequence[int] = (), tolerance: float = 2e-5) -> int:
     """Run the trace whole and cut; the number of values that kept what was promised of them."""
-    operations = traced.wrapped.graph.get_operations()
+    operations = in_order(traced.wrapped.graph.get_operations())
     drawn = traced.graph.descend(op.index for op in traced.graph.ops if any(word in op.type for word in _RANDOM))
     promised = {
         Value(i, out): traced.folding.of(Value(i, out))
@@ -94,28 +102,29 @@ def check(traced: Traced, arrays: Arrays, *, whole: Sequence[int] = (), toleranc
         if tensor.dtype.name in _NUMBERS and traced.folding.of(Value(i, out)).good
     }
     rows = next(len(a) for i, a in enumerate(arrays) if i not in whole and a.ndim)
-    once = list(traced.folding.wholes)
-    expected = _run(traced, arrays, [*promised, *once], {}, 1.0)
-    fed = dict(zip(once, expected[len(promised) :], strict=True))
+    once: dict[str, Any] = {}
+    for name in traced.placeholders:
+        once[name] = 1.0 if name == "grow" else _run(traced, arrays, [name], once)[0]
+    names = [f"{operations[v.op].name}:{v.out}" for v in promised]
+    expected = _run(traced, arrays, names, once)
     for cut in CUTS:
-        pieces = []
+        got_all = []
         for start, size in zip(np.cumsum((0, *cut[:-1])), cut, strict=True):
             part = [a if i in whole or not a.ndim else a[start : start + size] for i, a in enumerate(arrays)]
-            pieces.append(_run(traced, part, list(promised), fed, rows / size))
+            got_all.append(_run(traced, part, names, once | {"grow": rows / size}))
         for number, (value, said) in enumerate(promised.items()):
-            got = [piece[number] for piece in pieces]
+            got = [piece[number] for piece in got_all]
             _compare(traced, value, said, expected[number], got, cut, tolerance)
     return len(promised)
 
 
-def _run(traced: Traced, arrays: Arrays, fetches: list[Value], fed: dict[Value, Any], grow: float) -> list[np.ndarray]:
-    operations = traced.wrapped.graph.get_operations()
-    feeds = list(zip(traced.wrapped.graph.inputs, arrays, strict=False))
-    feeds += [(operations[v.op].outputs[v.out], a) for v, a in fed.items()]
-    feeds += [(tensor, np.float32(grow)) for tensor in traced.shares.values()]
-    wanted = [operations[v.op].outputs[v.out] for v in fetches]
-    pruned = traced.wrapped.prune([tensor for tensor, _ in feeds], wanted)
-    return [np.asarray(result) for result in pruned(*[tf.constant(array) for _, array in feeds])]
+def _run(traced: Traced, arrays: Arrays, names: list[str], fed: dict[str, Any]) -> list[np.ndarray]:
+    """Values by name, with the placeholders that are filled already."""
+    graph = traced.wrapped.graph
+    feeds = list(zip(graph.inputs, arrays, strict=False))
+    feeds += [(tensor, fed[name]) for name, tensor in traced.placeholders.items() if name in fed]
+    pruned = traced.wrapped.prune([tensor for tensor, _ in feeds], [graph.get_tensor_by_name(name) for name in names])
+    return [np.asarray(each) for each in pruned(*[tf.constant(array, tensor.dtype) for tensor, array in feeds])]
 
 
 def _compare(

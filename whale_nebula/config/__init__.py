@@ -1,0 +1,24 @@
+"""clusters.yaml, or the same as a dict: which clusters there are and what joins them.
+
+>>> link = {"between": ["gpu", "npu"], "rate": "60mbit", "delay": "20ms"}
+>>> config = load({"clusters": {"gpu": {}, "npu": {}}, "links": [link]})
+>>> list(config.clusters), str(config.links.between("npu", "gpu"))
+(['gpu', 'npu'], '60mbit, 20ms')
+"""
+
+from whale_nebula.config.links import FREE, Line, Links, parse_links
+from whale_nebula.config.load import load
+from whale_nebula.config.schema import Cluster, Config, InputSpec, Security, WorkerSpec
+
+__all__ = [
+    "FREE",
+    "Cluster",
+    "Config",
+    "InputSpec",
+    "Line",
+    "Links",
+    "Security",
+    "WorkerSpec",
+    "load",
+    "parse_links",
+]

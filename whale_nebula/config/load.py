@@ -1,0 +1,148 @@
+"""A config is read: every key and value is checked, and a complaint names its place."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from whale_nebula.config import quantities
+from whale_nebula.config.addresses import address
+from whale_nebula.config.document import read
+from whale_nebula.config.links import Line, Links
+from whale_nebula.config.place import Place
+from whale_nebula.config.schema import PATIENCE_SECONDS, Cluster, Config, InputSpec, Security, WorkerSpec
+from whale_nebula.errors import NotYetError
+from whale_nebula.suggest import did_you_mean
+
+DTYPES = (
+    "bfloat16", "bool", "complex64", "complex128", "float16", "float32", "float64", "int8", "int16", "int32",
+    "int64", "string", "uint8", "uint16", "uint32", "uint64",
+)  # fmt: skip
+_SEEDS = 2**63 - 1
+_NAME = re.compile(r"\w([\w./-]*\w)?")  # as in a scope
+
+
+def load(source: str | os.PathLike[str] | Mapping[str, Any] | Config | None) -> Config:
+    """The config in a file or a dict; none at all is one in which nothing is said.
+
+    >>> load({"clutsers": {}})
+    Traceback (most recent call last):
+    ...
+    whale_nebula.errors.ConfigError: NB-500 no key is called 'clutsers' here (clutsers)
+      mend: did you mean 'clusters'?
+    """
+    if isinstance(source, Config):
+        return source
+    if isinstance(source, str | os.PathLike):
+        return _config(read(Path(source).expanduser()))
+    return _config(Place(dict(source) if isinstance(source, Mapping) else source))
+
+
+def _config(place: Place) -> Config:
+    root = place.table(field.name for field in fields(Config))
+    clusters = {name: _cluster(name, each) for name, each in root.key("clusters").named().items()}
+    return Config(
+        run=root.key("run").given(Place.text, None),
+        clusters=clusters,
+        links=_links(root.key("links"), clusters),
+        security=_security(root.key("security")),
+        inputs={name: _input(each) for name, each in root.key("inputs").named().items()},
+        results=_kept(root.key("results"), "owner"),
+        weights=_kept(root.key("weights"), "own"),
+        patience=root.key("patience").given(_patience, PATIENCE_SECONDS),
+        seed=root.key("seed").given(_seed, None),
+    )
+
+
+def _cluster(name: str, place: Place) -> Cluster:
+    if not _NAME.fullmatch(name):
+        raise place.wrong(f"{name!r} is no name of a cluster", mend="clusters: {gpu: {}}")
+    table = place.table(("workers", "gateway"))
+    workers = tuple(_worker(each) for each in table.key("workers").items())
+    return Cluster(name, workers, gateway=table.key("gateway").given(address, None))
+
+
+def _worker(place: Place) -> WorkerSpec:
+    if isinstance(place.value, str):
+        return WorkerSpec(address(place))
+    table = place.table(("address", "device", "speed"))
+    return WorkerSpec(
+        address=address(table.key("address")),
+        device=table.key("device").given(Place.text, None),
+        speed=table.key("speed").given(_speed, 1.0),
+    )
+
+
+def _links(place: Place, clusters: Mapping[str, Cluster]) -> Links:
+    pairs: dict[tuple[str, str], Line] = {}
+    for each in place.items():
+        table = each.table(("between", "rate", "delay", "loss"))
+        a, b = _ends(table.key("between"), clusters)
+        if (a, b) in pairs or (b, a) in pairs:
+            raise each.wrong(f"{a!r} and {b!r} are joined twice", mend="leave one of the two links out")
+        pairs[a, b] = Line(
+            rate=table.key("rate").given(quantities.rate, None),
+            delay=table.key("delay").given(quantities.seconds, 0.0),
+            loss=table.key("loss").given(quantities.share, 0.0),
+        )
+    return Links(None, pairs)
+
+
+def _ends(place: Place, clusters: Mapping[str, Cluster]) -> tuple[str, str]:
+    names = [each.text() for each in place.items()]
+    if len(names) != 2 or names[0] == names[1]:
+        raise place.wrong(f"{place.value!r} is no pair of clusters", mend="between: [gpu, npu]")
+    for name in names:
+        if clusters and name not in clusters:
+            raise place.wrong(f"no cluster is called {name!r}", mend=did_you_mean(name, clusters))
+    return names[0], names[1]
+
+
+def _security(place: Place) -> Security:
+    table = place.table(field.name for field in fields(Security))
+    files = {name: table.key(name).given(Place.text, None) for name in ("ca", "cert", "key")}
+    return Security(**files, insecure=table.key("insecure").given(Place.truth, False))
+
+
+def _input(place: Place) -> InputSpec:
+    table = place.table(("shape", "dtype"))
+    if table.key("shape").value is None:
+        raise place.wrong("an input without a shape", mend=f"{place.path}: {{shape: [null, 64]}}")
+    shape = tuple(axis.given(_size, None) for axis in table.key("shape").items())
+    return InputSpec(shape, table.key("dtype").given(_dtype, "float32"))
+
+
+def _kept(place: Place, later: str) -> str:
+    """`everywhere`, or a word that has no engine yet."""
+    word = place.given(lambda given: given.choice(("everywhere", later)), "everywhere")
+    if word == later:
+        mend = f"{place.path}: everywhere"
+        raise NotYetError(f"{place.path}: {later}", where=place.source or "config", mend=mend)
+    return word
+
+
+def _patience(place: Place) -> float:
+    found = quantities.seconds(place)
+    if not found:
+        raise place.wrong("a patience of nothing", why="every wait would end at once", mend="patience: 120s")
+    return found
+
+
+def _dtype(place: Place) -> str:
+    return place.choice(DTYPES)
+
+
+def _size(place: Place) -> int:
+    return int(place.number(least=0, whole=True))
+
+
+def _seed(place: Place) -> int:
+    return int(place.number(least=0, most=_SEEDS, whole=True))
+
+
+def _speed(place: Place) -> float:
+    return float(place.number(least=1e-6))

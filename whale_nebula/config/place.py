@@ -1,0 +1,93 @@
+"""A value of the config and where it stands, so that every complaint can name its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from whale_nebula.errors import ConfigError
+from whale_nebula.suggest import did_you_mean
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A value with the path of keys that leads to it, "clusters.gpu.workers[0]", and the file's name."""
+
+    value: Any
+    path: str = ""
+    source: str = ""
+
+    def wrong(self, what: str, *, mend: str, why: str | None = None) -> ConfigError:
+        """An error about this value."""
+        where = ": ".join(part for part in (self.source, self.path) if part)
+        return ConfigError(what, where=where, why=why, mend=mend)
+
+    def key(self, name: str) -> Place:
+        """What stands under a key; its value is None where there is no such key."""
+        path = f"{self.path}.{name}" if self.path else name
+        return Place(self.value.get(name), path, self.source)
+
+    def table(self, known: Iterable[str] | None = None) -> Place:
+        """The place itself, if it holds a mapping of words, all known; nothing at all is an empty one."""
+        if self.value is None:
+            return Place({}, self.path, self.source)
+        if not isinstance(self.value, dict):
+            raise self.wrong(f"{self.value!r} is no mapping", mend=f"{self.path or 'config'}: {{key: value}}")
+        names = None if known is None else list(known)
+        for key in self.value:
+            if not isinstance(key, str):
+                raise self.wrong(f"the key {key!r} is no word", mend=f'write it in quotes: "{key}"')
+            if names is not None and key not in names:
+                raise self.key(key).wrong(f"no key is called {key!r} here", mend=did_you_mean(key, names))
+        return self
+
+    def named(self) -> dict[str, Place]:
+        """The places in a table whose keys are free names."""
+        table = self.table()
+        return {name: table.key(name) for name in table.value}
+
+    def given(self, read: Callable[[Place], T], otherwise: T) -> T:
+        """What `read` makes of the value, if there is one."""
+        return otherwise if self.value is None else read(self)
+
+    def items(self) -> Iterator[Place]:
+        """The places in a list; nothing at all is an empty one."""
+        if self.value is not None and not isinstance(self.value, list | tuple):
+            raise self.wrong(f"{self.value!r} is no list", mend=f"{self.path}: [{self.value!r}]")
+        for number, each in enumerate(self.value or ()):
+            yield Place(each, f"{self.path}[{number}]", self.source)
+
+    def text(self) -> str:
+        """A word or a line of text."""
+        if not isinstance(self.value, str) or not self.value:
+            raise self.wrong(f"{self.value!r} is no text", mend=f'{self._key}: "..."')
+        return self.value
+
+    def truth(self) -> bool:
+        """True or False."""
+        if not isinstance(self.value, bool):
+            raise self.wrong(f"{self.value!r} is neither true nor false", mend=f"{self._key}: true")
+        return self.value
+
+    def choice(self, known: Iterable[str]) -> str:
+        """One of the words that are known."""
+        names = list(known)
+        if self.value not in names:
+            raise self.wrong(f"{self.value!r} is not known here", mend=did_you_mean(self.value, names))
+        return str(self.value)
+
+    def number(self, *, least: float, most: float = float("inf"), whole: bool = False) -> Any:
+        """A number between two others."""
+        kinds = int if whole else int | float
+        right = isinstance(self.value, kinds) and not isinstance(self.value, bool)
+        if not right or not least <= self.value <= most:
+            what = f"{self.value!r} is no {'whole ' * whole}number from {least:g} to {most:g}"
+            raise self.wrong(what, mend=f"{self._key}: 1")
+        return self.value
+
+    @property
+    def _key(self) -> str:
+        return self.path.rpartition(".")[2] or "config"

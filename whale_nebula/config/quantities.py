@@ -1,0 +1,96 @@
+"""Rates and times as people write them: "60mbit", "20ms"."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from whale_nebula.config.place import Place
+
+_NUMBER = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-zµ%/]*)\s*")
+_RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+_TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def kind(word: str) -> str | None:
+    """What a word is by its unit: "rate", "delay" or "loss".
+
+    >>> kind("60mbit"), kind("20ms"), kind("1%"), kind("20")
+    ('rate', 'delay', 'loss', None)
+    """
+    match = _NUMBER.fullmatch(word)
+    unit = match[2].lower().removesuffix("/s") if match else ""
+    for name, units in (("rate", _RATES), ("delay", _TIMES), ("loss", {"%": 0.01})):
+        if unit in units:
+            return name
+    return None
+
+
+def rate(place: Place) -> float:
+    """Bits a second.
+
+    >>> rate(Place("60mbit")), rate(Place("1.5 Gbit/s"))
+    (60000000.0, 1500000000.0)
+    """
+    found = _quantity(place, _RATES, suffix="/s")
+    if not found:
+        raise place.wrong(
+            f"{place.value!r} is no rate",
+            why="a rate is a number above zero and a unit: kbit, mbit or gbit (a second)",
+            mend=_meant(place, _RATES, "rate: 60mbit"),
+        )
+    return found
+
+
+def seconds(place: Place) -> float:
+    """A time.
+
+    >>> seconds(Place("20ms")), seconds(Place("1.5s")), seconds(Place(0))
+    (0.02, 1.5, 0.0)
+    """
+    found = 0.0 if _is_zero(place.value) else _quantity(place, _TIMES)
+    if found is None:
+        raise place.wrong(
+            f"{place.value!r} is no time",
+            why="a time is a number and a unit: us, ms, s, min or h",
+            mend=_meant(place, _TIMES, f"{place.path.rpartition('.')[2] or 'delay'}: 20ms"),
+        )
+    return found
+
+
+def share(place: Place) -> float:
+    """A share below one: 0.01 or "1%".
+
+    >>> share(Place(0)), share(Place("1%"))
+    (0.0, 0.01)
+    """
+    value = place.value
+    found = _quantity(place, {"%": 0.01}) if isinstance(value, str) else value
+    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found < 1:
+        raise place.wrong(f"{value!r} is no share", why="it is from 0 to below 1", mend='loss: 0.01 or "1%"')
+    return float(found)
+
+
+def _quantity(place: Place, units: dict[str, float], suffix: str = "") -> float | None:
+    match = _NUMBER.fullmatch(place.value) if isinstance(place.value, str) else None
+    factor = units.get(match[2].lower().removesuffix(suffix)) if match else None
+    if match is None or factor is None:
+        return None
+    return _exact(match[1], factor)
+
+
+def _exact(number: str, factor: float) -> float:
+    """The product, without the rounding of 20 · 0.001."""
+    return float(number) * factor if factor >= 1 else float(number) / round(1 / factor)
+
+
+def _meant(place: Place, units: dict[str, float], example: str) -> str:
+    """What a number without a unit probably meant."""
+    value = place.value
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
+        return f"say in what: {', '.join(f'{value:g}{unit}' for unit in list(units)[:4])} ..."
+    return example
+
+
+def _is_zero(value: object) -> bool:
+    return (isinstance(value, int | float) and not isinstance(value, bool) and value == 0) or value == "0"

@@ -1,0 +1,65 @@
+"""What a config says, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from whale_nebula.config.links import Links
+
+PATIENCE_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One process of a cluster: where it listens, its device, and its speed beside that of the others."""
+
+    address: str
+    device: str | None = None
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A site: its workers, and the gateway through which others reach them."""
+
+    name: str
+    workers: tuple[WorkerSpec, ...] = ()
+    gateway: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """Files of the certificates; `insecure` turns TLS off, and every start says so."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    insecure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """An input that this cluster may leave out of its dataset: its shape (None: unknown) and element type."""
+
+    shape: tuple[int | None, ...]
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Config:
+    """All of clusters.yaml; each part has a value that means nothing special.
+
+    >>> Config().patience
+    120.0
+    """
+
+    run: str | None = None
+    clusters: Mapping[str, Cluster] = field(default_factory=dict)
+    links: Links = field(default_factory=Links)
+    security: Security = field(default_factory=Security)
+    inputs: Mapping[str, InputSpec] = field(default_factory=dict)
+    results: str = "everywhere"
+    weights: str = "everywhere"
+    patience: float = PATIENCE_SECONDS
+    seed: int | None = None

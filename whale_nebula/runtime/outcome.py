@@ -1,0 +1,22 @@
+"""What running a step gives, beside its results: what the report is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from whale_nebula.report.report import LinkReport, Span, StageReport
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """The tensors that the step returns, and what was measured on the way."""
+
+    tensors: Sequence[Any]
+    seconds: float
+    counts: Sequence[int]
+    stages: Mapping[str, StageReport] = field(default_factory=dict)
+    links: Mapping[str, LinkReport] = field(default_factory=dict)
+    spans: tuple[Span, ...] = ()
+    predicted: float | None = None
