@@ -41,6 +41,8 @@ from __future__ import annotations
 import textwrap
 from typing import ClassVar
 
+_MEND = "\n  mend: "
+
 
 class _Told(Exception):
     """What errors and warnings have in common: the four parts, and how they read.
@@ -50,6 +52,8 @@ class _Told(Exception):
 
     code: ClassVar[str] = "NB-000"
     usual_mend: ClassVar[str] = "report this with the script that shows it"
+    # Keras makes an error that leaves a layer anew, from its first argument alone, unless it bears this mark.
+    _keras_call_info_injected: ClassVar[bool] = True
 
     def __init__(
         self, what: str, *, where: str | None = None, why: str | None = None, mend: str | None = None
@@ -58,9 +62,11 @@ class _Told(Exception):
         self.what = what
         self.where = where or ""
         self.why = why or ""
-        self.mend = mend or self.usual_mend
+        self.mend = what.partition(_MEND)[2] or mend or self.usual_mend
 
     def __str__(self) -> str:
+        if _MEND in self.what:  # Keras made it anew from our text, while it inferred a layer's output
+            return self.what
         head = f"{self.code} {self.what}" + (f" ({self.where})" if self.where else "")
         parts = [("why", self.why), ("mend", self.mend)]
         return "\n".join([head, *(_indented(name, text) for name, text in parts if text)])
@@ -102,7 +108,8 @@ class NotYetError(NebulaError):
     def __init__(
         self, feature: str, *, where: str | None = None, why: str | None = None, mend: str | None = None
     ) -> None:
-        super().__init__(f"{feature} is not built yet", where=where, why=why, mend=mend)
+        what = feature if _MEND in feature else f"{feature} is not built yet"
+        super().__init__(what, where=where, why=why, mend=mend)
         self.feature = feature
 
     def __reduce__(self) -> tuple[object, ...]:

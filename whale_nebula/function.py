@@ -10,7 +10,7 @@ from typing import Any
 from whale_nebula import tf_private
 from whale_nebula.capture.step import bind
 from whale_nebula.errors import OptionError
-from whale_nebula.runtime.step import Step
+from whale_nebula.runtime.step import Arguments, Step, Unpack
 
 
 class NebulaFunction:
@@ -22,11 +22,15 @@ class NebulaFunction:
         self._step = Step(tf_private.autographed(fn), name=fn.__name__, whole=frozenset(whole))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = bind(self._fn, args, kwargs)
-        return self._step.run(arguments, functools.partial(_call, self._fn, [name for name, _ in arguments]))
+        return self._step.run(*self.arguments(*args, **kwargs))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
+
+    def arguments(self, *args: Any, **kwargs: Any) -> tuple[Arguments, Unpack]:
+        """The arguments of a call by their names, and what turns their values into a call again."""
+        found = bind(self._fn, args, kwargs)
+        return found, functools.partial(_call, self._fn, [name for name, _ in found])
 
     @property
     def step(self) -> Step:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,9 @@ class _Mirror:
     ) -> Op:
         attributes = {k: v for k, a in op.node_def.attr.items() if (v := _attribute(a)) is not None}
         stage, compress = attributes.pop(STAGE, None), attributes.pop(COMPRESS, None)
+        constant = _constant(op)
+        if op.type == "Const" and constant is None:
+            attributes["content"] = _content(op)
         role, name = roles.get(op.name, ("", op.name))
         return Op(
             index=index,
@@ -60,7 +64,7 @@ class _Mirror:
             compress=compress if isinstance(compress, int) else None,
             stateful=bool(op.op_def is not None and op.op_def.is_stateful),
             attributes=attributes,
-            constant=_constant(op),
+            constant=constant,
             functions=self._bodies(graph, op),
         )
 
@@ -110,6 +114,12 @@ def _constant(op: Any) -> tuple[int, ...] | None:
     if not (small and countable) or tensor.dtype in (tf.string, tf.variant, tf.resource):
         return None
     return tuple(tf.make_ndarray(op.get_attr("value")).reshape(-1).tolist())
+
+
+def _content(op: Any) -> str:
+    """What tells two constants apart that are too large, or not of a kind, to be kept."""
+    tensor = op.node_def.attr["value"].tensor
+    return hashlib.sha256(tensor.SerializeToString(deterministic=True)).hexdigest()[:16]
 
 
 def _attribute(attribute: Any) -> Attribute | None:

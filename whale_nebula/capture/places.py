@@ -20,12 +20,12 @@ def place_of(op: Any) -> str:
 def _innermost(frames: Iterable[tuple[str, int]]) -> str:
     found = ""
     for file, line in frames:
-        if not _foreign(file):
+        if not foreign(file):
             found = f"{file}:{line}"
     return found
 
 
-def _foreign(file: str) -> bool:
+def foreign(file: str) -> bool:
     """Whether a file belongs to a library and not to the user."""
     libraries = (_OURS, *(path for path in sys.path if path.endswith(("site-packages", "dist-packages"))))
     return file.startswith("<") or file.startswith(libraries) or f"{os.sep}lib{os.sep}python" in file

@@ -14,8 +14,8 @@ from whale_nebula.config.place import Place
 class Line:
     """One direction of a link: bits a second (None: as fast as memory), seconds of delay, share that is lost.
 
-    >>> print(Line(60e6, 0.02))
-    60mbit, 20ms
+    >>> str(Line(60e6, 0.02)), str(Line())
+    ('60mbit, 20ms', 'free')
     """
 
     rate: float | None = None
@@ -23,8 +23,10 @@ class Line:
     loss: float = 0.0
 
     def __str__(self) -> str:
-        rate = "free" if self.rate is None else f"{self.rate / 1e6:g}mbit"
-        return f"{rate}, {self.delay * 1e3:g}ms" + (f", {self.loss:.3g} lost" if self.loss else "")
+        parts = [] if self.rate is None else [f"{self.rate / 1e6:.12g}mbit"]
+        parts += [f"{self.delay * 1e3:.9g}ms"] * bool(self.delay)
+        parts += [f"{self.loss * 100:.6g}%"] * bool(self.loss)
+        return ", ".join(parts) or "free"
 
 
 FREE = Line()
@@ -68,6 +70,8 @@ def line(place: Place) -> Line:
     """A line from "60mbit,20ms" (rate, delay and loss in any order), or a Line as it is."""
     if isinstance(place.value, Line):
         return place.value
+    if place.value == "free":
+        return FREE
     if not isinstance(place.value, str):
         raise place.wrong(f"{place.value!r} is no line", mend='"60mbit,20ms"')
     found: dict[str, float] = {}

@@ -16,7 +16,7 @@ _TOKEN = re.compile(
     (?P<text>"(?:[^"\\]|\\.)*")
     | (?P<value>%\d+(?::\d+)?)
     | (?P<spec>\w+\[(?:\*|(?:\?|\d+)(?:,(?:\?|\d+))*)?\](?!\())
-    | (?P<number>-?(?:inf|nan)\b|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)
+    | (?P<number>-(?:inf|nan)\b|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)
     | (?P<word>[A-Za-z_][\w./:-]*)
     | (?P<mark>[=(){}\[\],@^])
     )""",
@@ -158,7 +158,7 @@ class _Scanner:
         held = head in _ROLES and self.kind in ("word", "text")
         role, name = (head, self.word()) if held else ("", "")
         functions = self._functions()
-        inputs = self.values("(", ")") if self.token == "(" else ()
+        inputs = self.values("(", ")") if self.token == "(" else ()  # noqa: S105
         attributes = self._attributes()
         constant = attributes.pop("value", None) if head == "Const" else None
         op = Op(

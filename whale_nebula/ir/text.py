@@ -1,6 +1,6 @@
 """A graph as text and back: what the golden tests of every pass are written in.
 
-One op a line: its number, what it is, what it reads, its attributes, its outputs, and what capture knows of it.
+One op a line: its number, what it is, what it reads, its attributes, its outputs, what capture knows.
 
     arguments %0
     %0 = input x float32[?,4]
@@ -14,8 +14,8 @@ One op a line: its number, what it is, what it reads, its attributes, its output
       ...
       return %2
 
-Only a Const has a constant; it is written as the attribute `value`. Blank lines and lines that start with # are for
-the reader. Numbers may have gaps in a text written by hand: the ops are then numbered anew.
+Only a Const has a constant; it is written as the attribute `value`. Blank lines and lines that start with #
+are for the reader. Numbers may have gaps in a text written by hand: the ops are then numbered anew.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def to_text(graph: Graph, *, names: bool = True) -> str:
 
     >>> from whale_nebula.ir.spec import Spec, Value
     >>> x = Op(0, "Placeholder", outputs=(Spec("float32", (None,)),), name="x", role=INPUT)
-    >>> y = Op(1, "Neg", inputs=(Value(0),), outputs=(Spec("float32", (None,)),), name="model/neg", stage="gpu")
+    >>> y = Op(1, "Neg", inputs=(Value(0),), outputs=(Spec("float32", (None,)),), name="neg", stage="gpu")
     >>> print(to_text(Graph((x, y), returns=(Value(1),)), names=False), end="")
     %0 = input x float32[?]
     %1 = Neg(%0) float32[?] @gpu
@@ -46,9 +46,9 @@ def to_text(graph: Graph, *, names: bool = True) -> str:
 
 
 def from_text(text: str) -> Graph:
-    """The graph that a text describes.
+    r"""The graph that a text describes.
 
-    >>> graph = from_text("%0 = input x float32[?,4]\\n%7 = Neg(%0) float32[?,4] @gpu")
+    >>> graph = from_text("%0 = input x float32[?,4]\n%7 = Neg(%0) float32[?,4] @gpu")
     >>> graph.ops[1].inputs, graph.ops[1].stage, len(graph)
     ((Value(op=0, out=0),), 'gpu', 2)
     """

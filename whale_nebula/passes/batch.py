@@ -62,7 +62,10 @@ class BatchFolds:
 
 
 def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
-    """Classify the forward's values where the batch is cut; with one micro-batch nothing needs to be known."""
+    """Classify the forward's values where the batch is cut; with one micro-batch nothing needs to be known.
+
+    What is asserted is asserted of each micro-batch.
+    """
     if program.pipeline.micro_batch < 2:
         return BatchFolds(program)
     backward = {op for request in program.requests for op in request.backward}
@@ -74,7 +77,8 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     )
     found = BatchFolds(program, folding, frozenset(), frozenset(folding.wholes), where)
     own = [op for op in program.graph.ops if op.index not in backward]
-    found.once = frozenset(op.index for op in own if _waits(op, program, folding))
+    checked = program.graph.ascend(op.index for op in own if op.type == "Assert")
+    found.once = frozenset(op.index for op in own if op.index not in checked and _waits(op, program, folding))
     _check_effects(own, found)
     return found
 
@@ -93,7 +97,8 @@ def _given(op: Op, folding: Folding) -> list[Fold]:
 def _check_effects(own: list[Op], found: BatchFolds) -> None:
     """A variable written with a coupled value would be written once a micro-batch: refused, unless allowed."""
     for op in own:
-        if found.folding is None or op.index in found.once or not is_effect(op, found.program.graph):
+        writes = is_effect(op, found.program.graph) and resources(op, found.program.graph)
+        if found.folding is None or op.index in found.once or not writes:
             continue
         for state in _given(op, found.folding):
             refusal = verdict(state, found.program.graph, where=found.where, what="what the step writes")

@@ -7,7 +7,7 @@ measured pace.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +40,7 @@ class ActorStep:
     def run(
         self,
         batch: Batch,
-        post: Callable[[PhasePlan], Post],
+        post: Post,
         clocks: Mapping[int, StageClock],
         guard: Guard,
         pace: Pace | None = None,
@@ -50,11 +50,11 @@ class ActorStep:
         program = self.compiled.cut.program
         once: dict[Value, Any] = {}
         worker = OnceRun(self.compiled, batch, once, peers)
-        runs = {s: StageRun(self.compiled, s, batch, _NoExchange(), once, Sums(program), clocks[s]) for s in clocks}
+        runs = {s: StageRun(self.compiled, s, batch, post, once, Sums(program), clocks[s]) for s in clocks}
         worker.whole()
         for phase in self.compiled.cut.phases:
             worker.prologue(phase)
-            self._micro_batches(phase, runs, post(phase), guard, pace)
+            self._micro_batches(phase, runs, post, guard, pace)
             worker.update(phase, list(runs.values()))
         return worker.results()
 
@@ -63,7 +63,6 @@ class ActorStep:
     ) -> None:
         futures: list[Future[None]] = []
         for stage, run in runs.items():
-            run.exchange = post
             futures.append(self.pool.submit(self._work, phase, run, self._list(phase, stage, run, pace), guard, post))
         wait(futures)
         failed = [error for future in futures if (error := future.exception()) is not None]
@@ -104,13 +103,3 @@ class ActorStep:
         """Let the threads go."""
         self.pool.shutdown(wait=False, cancel_futures=True)
 
-
-class _NoExchange:
-    """Before the first phase nothing is exchanged."""
-
-    def put(self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any) -> None:
-        """Nothing to give to."""
-
-    def get(self, value: Value, micro_batch: int, stage: int) -> Any:
-        """Nothing to take from."""
-        return None

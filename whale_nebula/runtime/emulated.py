@@ -10,7 +10,6 @@ from typing import Any
 
 from whale_nebula.config import Links
 from whale_nebula.feed.batch import Batch, cut, micro_batches
-from whale_nebula.ir.plan import PhasePlan
 from whale_nebula.report.report import LinkReport
 from whale_nebula.runtime.actors import ActorStep
 from whale_nebula.runtime.clock import StageClock
@@ -73,9 +72,7 @@ class EmulatedStep:
         )
 
     def _results(self, batch: Batch, clocks: Mapping[int, StageClock], guard: Guard) -> list[Any]:
-        def post(phase: PhasePlan) -> Post:
-            return Post(self.slots, self.hosts, self.links, self.program, self.steps, phase.index, PATIENCE)
-
+        post = Post(self.slots, self.hosts, self.links, self.program, self.steps, PATIENCE)
         pace = self.measured.pace(batch.rows[0])
         try:
             return self.actors.run(batch, post, clocks, guard, pace)

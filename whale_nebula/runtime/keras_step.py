@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.errors import UnsupportedError
-from whale_nebula.runtime.step import Step
+from whale_nebula.runtime.step import Arguments, Step, Unpack
 
 _INPUTS = ("x", "y", "sample_weight")
 
@@ -17,15 +17,29 @@ _INPUTS = ("x", "y", "sample_weight")
 def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
     """What Keras calls with its iterator, one step at a time."""
     _check(model)
-    step = Step(getattr(model, f"{kind}_step"), name=f"{model.name}.{kind}_step", paths=lambda: _paths(model))
+    step = _step(model, kind)
 
     def run(data: Any) -> Any:
-        named = _named(_without_optionals(data))
-        return step.run(list(named.items()), partial(_restored, tuple(named)))
+        return step.run(*_arguments(data))
 
     if kind == "predict":
         return lambda data: run(data[0] if isinstance(data, list) else data)
     return lambda iterator: run(next(iter(iterator)))
+
+
+def keras_step(model: Any, kind: str, data: Any) -> tuple[Step, Arguments, Unpack]:
+    """A model's step and how a batch is given to it: for planning and verification."""
+    _check(model)
+    return _step(model, kind), *_arguments(data)
+
+
+def _step(model: Any, kind: str) -> Step:
+    return Step(getattr(model, f"{kind}_step"), name=f"{model.name}.{kind}_step", paths=lambda: _paths(model))
+
+
+def _arguments(data: Any) -> tuple[Arguments, Unpack]:
+    named = _named(_without_optionals(data))
+    return list(named.items()), partial(_restored, tuple(named))
 
 
 def _named(data: Any) -> dict[str, Any]:

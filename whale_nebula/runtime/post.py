@@ -26,6 +26,7 @@ class Slot:
 
     kind: str
     number: int
+    phase: int
     source: int
     readers: tuple[int, ...]
     codec: str
@@ -46,14 +47,15 @@ class Slots:
         codecs: dict[Value, str] = {}
         for b in self.cut.boundaries:
             dtype = tf.as_dtype(spec(b.value).dtype)
-            found[b.value] = Slot("forward", b.slot, b.source, b.destinations, b.codec, dtype)
+            found[b.value] = Slot("forward", b.slot, b.phase, b.source, b.destinations, b.codec, dtype)
             codecs[b.value] = b.backward_codec
-        flows = [flow for request in self.cut.program.requests for flow in request.flows]
-        for number, flow in enumerate(flows):
+        phases = {request: phase.index for phase in self.cut.phases for request in phase.requests}
+        flows = [(phases[r.index], flow) for r in self.cut.program.requests for flow in r.flows]
+        for number, (phase, flow) in enumerate(flows):
             target = self.cut.program.labels.get(flow.boundary.op, 0)
             dtype = tf.as_dtype(spec(flow.gradient).dtype)
             codec = codecs.get(flow.boundary, "none")
-            found[flow.gradient] = Slot("backward", number, flow.stage, (target,), codec, dtype)
+            found[flow.gradient] = Slot("backward", number, phase, flow.stage, (target,), codec, dtype)
         return found
 
 
@@ -66,7 +68,6 @@ class Post:
     links: Mapping[tuple[str, str], Link]
     program: int
     step: int
-    phase: int
     patience: float
     here: Callable[[str], bool] = lambda host: True
     _shelf: dict[tuple[str, Value, int], Any] = field(default_factory=dict)
@@ -103,7 +104,7 @@ class Post:
 
     def _key(self, slot: Slot, micro_batch: int, home: str, host: str) -> Key:
         kind = cast(KeyKind, slot.kind)
-        return Key(kind, self.program, self.step, self.phase, micro_batch, slot.number, home, host)
+        return Key(kind, self.program, self.step, slot.phase, micro_batch, slot.number, home, host)
 
     def _readers(self, host: str, value: Value) -> int:
         slot = self.slots.by_value[value]

@@ -63,7 +63,7 @@ def name(option: str, value: object) -> str:
 
 
 def layout(value: object) -> str | tuple[str, ...]:
-    """"all", or names of clusters in order (sorted, where they come as a set); {"all"} is "all".
+    """Names of clusters in order (sorted, where they come as a set), or "all"; {"all"} is "all".
 
     >>> layout({"all"}), layout(["gpu", "npu"]), layout({"npu", "gpu"})
     ('all', ('gpu', 'npu'), ('gpu', 'npu'))

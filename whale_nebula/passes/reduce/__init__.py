@@ -1,7 +1,9 @@
-"""How is the batch axis folded? Which values of a step can be had from micro-batches, and how they are merged.
+"""How is the batch axis folded? Which values of a step can be had from micro-batches, and how they are
+merged.
 
-An abstract interpretation of the traced graph: each value gets a state (`state.Fold`), each op type has a rule that
-makes the states of its outputs from those of its inputs. What no rule knows couples the rows: nothing is guessed.
+An abstract interpretation of the traced graph: each value gets a state (`state.Fold`), each op type has a
+rule that makes the states of its outputs from those of its inputs. What no rule knows couples the rows:
+nothing is guessed.
 
 >>> from whale_nebula.ir.spec import Value
 >>> from whale_nebula.ir.text import from_text
@@ -33,7 +35,8 @@ from whale_nebula.passes.reduce import (
     shapes,
     slicing,
 )
-from whale_nebula.passes.reduce.interpret import Edge, Folding, fold
+from whale_nebula.passes.reduce.interpret import Folding, fold
+from whale_nebula.passes.reduce.mends import Edge
 from whale_nebula.passes.reduce.state import Fold
 from whale_nebula.passes.reduce.verdict import merge_rule, verdict
 

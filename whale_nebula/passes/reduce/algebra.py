@@ -13,15 +13,15 @@ from whale_nebula.passes.reduce.state import (
     INVERSE,
     MEAN,
     OWN,
-    RAGGED,
     ROWS,
     SHAPE,
+    STRANGE,
     SUM,
     UNKNOWN,
     WHOLE,
     Fold,
     count,
-    times,
+    vector,
     whole,
 )
 
@@ -81,6 +81,13 @@ def divided(site: Site, folds: Sequence[Fold]) -> Fold:
     above, below = folds
     kind = _INVERTED.get(below.kind)
     return site.nonlinear(folds) if kind is None else _product(site, above.bare, Fold(kind, per=UNKNOWN))
+
+
+def packed(site: Site, parts: tuple[Fold, ...]) -> Fold:
+    """A vector of numbers."""
+    if {part.kind for part in parts} <= {WHOLE, COUNT}:
+        return vector(parts)
+    return added(site, parts)._replace(parts=parts)
 
 
 def structured(site: Site, folds: Sequence[Fold]) -> Fold:
@@ -144,10 +151,13 @@ def matched(site: Site, left: Fold, right: Fold) -> Fold:
     """Two tensors with rows, entry by entry: the same row must meet itself."""
     if left.axis != right.axis:
         return site.coupled("every row meets every other row: the batch lies along two axes")
-    if left.order != right.order or (RAGGED in (left.per, right.per) and left.per != right.per):
+    if left.order != right.order or left.ragged != right.ragged:
         return site.coupled("the rows of two tensors do not lie in the same order")
     per = left.per if left.per == right.per else max(left.per, right.per)
-    return left._replace(per=per, position=max(left.position, right.position))
+    position = left.position or right.position
+    if left.position and right.position and left.position != right.position:
+        position = STRANGE
+    return left._replace(per=per, position=position, offset=left.offset or right.offset)
 
 
 def _unranked(site: Site, folds: Sequence[Fold], ranks: Sequence[int | None]) -> Fold:
@@ -194,8 +204,3 @@ def _join_rows(site: Site, left: Fold, right: Fold) -> Fold:
         return site.coupled(f"a value is {left.kind} in one case and {right.kind} in another")
     both = matched(site, left, right)
     return both if left.per == right.per or both.kind == COUPLED else both._replace(per=UNKNOWN)
-
-
-def entries(fold: Fold, size: int | None) -> int:
-    """Entries a row after an axis of this size was merged in."""
-    return times(fold.per, UNKNOWN if size is None else size)

@@ -5,31 +5,38 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 
-from whale_nebula.passes.reduce.algebra import Rest, added, broadcast, divided, joined, multiplied, nonlinear
+from whale_nebula.passes.reduce.algebra import (
+    Rest,
+    added,
+    broadcast,
+    divided,
+    joined,
+    multiplied,
+    nonlinear,
+    packed,
+)
 from whale_nebula.passes.reduce.registry import Result, Site, rule
-from whale_nebula.passes.reduce.state import COUNT, ROWS, WHOLE, Fold, Number, count, vector, whole
+from whale_nebula.passes.reduce.state import COUNT, ROWS, STRANGE, WHOLE, Fold, Number, count, whole
 
-_UNARY = (
-    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BesselI0e", "BesselI1e", "Bitcast", "Bucketize", "Ceil",
-    "ComplexAbs", "Cos", "Cosh", "DecodeRaw", "Digamma", "Elu", "Erf", "Erfc", "Erfinv", "Exp", "Expm1", "Floor",
-    "Inv", "Invert", "IsFinite", "IsInf", "IsNan", "LeakyRelu", "Lgamma", "Log", "Log1p", "LogicalNot", "Ndtri",
-    "Reciprocal", "Relu", "Relu6", "Rint", "Round", "Rsqrt", "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus",
-    "Softsign", "Sqrt", "Square", "StringLength", "StringLower", "StringStrip", "StringToHashBucketFast",
-    "StringToNumber", "StringUpper", "AsString", "Tan", "Tanh",
-)  # fmt: skip
-_BINARY = (
-    "ApproximateEqual", "Atan2", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Complex", "Equal", "Greater",
-    "GreaterEqual", "LeftShift", "Less", "LessEqual", "LogicalAnd", "LogicalOr", "Mod", "NextAfter", "NotEqual",
-    "Polygamma", "Pow", "RightShift", "SquaredDifference", "TruncateDiv", "TruncateMod", "Xdivy", "Xlog1py", "Xlogy",
-    "Zeta", "Igamma", "Igammac",
-)  # fmt: skip
+_UNARY = """
+    Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Bitcast Bucketize Ceil ComplexAbs Cos Cosh
+    DecodeRaw Digamma Elu Erf Erfc Erfinv Exp Expm1 Floor Inv Invert IsFinite IsInf IsNan LeakyRelu
+    Lgamma Log Log1p LogicalNot Ndtri Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh
+    Softplus Softsign Sqrt Square StringLength StringLower StringStrip StringToHashBucketFast
+    StringToNumber StringUpper AsString Tan Tanh
+"""
+_BINARY = """
+    ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex Equal Greater GreaterEqual LeftShift
+    Less LessEqual LogicalAnd LogicalOr Mod NextAfter NotEqual Polygamma Pow RightShift SquaredDifference
+    TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta Igamma Igammac
+"""
 _NUMBERS: Mapping[str, Callable[..., Number]] = {
     "Add": operator.add, "AddV2": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Maximum": max,
     "Minimum": min, "Neg": operator.neg, "FloorDiv": operator.floordiv, "FloorMod": operator.mod,
 }  # fmt: skip
 
 
-@rule(*_UNARY, *_BINARY, "Betainc", "ClipByValue", "FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxArgs")
+@rule(_UNARY, _BINARY, "Betainc", "ClipByValue", "FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxArgs")
 def any_function(site: Site) -> Result:
     """A function of entries that is not linear."""
     return broadcast(site, range(len(site.folds)), nonlinear)
@@ -43,14 +50,14 @@ def whole_numbers(site: Site) -> Result:
 
 @rule("Add", "AddV2", "AddN", "AccumulateNV2", literal=True, positions=True)
 def addition(site: Site) -> Result:
-    """Positions stay positions, though no longer pure ones."""
-    return _reckoned(_lifted(site, added))
+    """Added to positions, anything that is no position is an offset."""
+    return _offset(site, _lifted(site, added))
 
 
 @rule("Sub", literal=True, positions=True)
 def subtraction(site: Site) -> Result:
     """As addition, apart from counts."""
-    return _reckoned(_lifted(site, _difference))
+    return _offset(site, _lifted(site, _difference))
 
 
 def _difference(site: Site, folds: Sequence[Fold]) -> Fold:
@@ -62,8 +69,15 @@ def _difference(site: Site, folds: Sequence[Fold]) -> Fold:
 
 @rule("Mul", "MulNoNan", literal=True, positions=True)
 def multiplication(site: Site) -> Result:
-    """Linear in each factor."""
-    return _reckoned(_lifted(site, multiplied))
+    """Linear in each factor; positions may be multiplied by a number that is the same everywhere."""
+    found = _lifted(site, multiplied)
+    if not found.position:
+        return found
+    by = [site.known(place) for place, fold in enumerate(site.folds) if not fold.position]
+    known = len(by) == 1 and site.folds[0].kind != site.folds[1].kind
+    return found._replace(
+        position=found.position * by[0] if known and by[0] and found.position > 0 else STRANGE
+    )
 
 
 @rule("RealDiv", "Div", "DivNoNan", "FloorDiv", literal=True)
@@ -98,10 +112,13 @@ def cast(site: Site) -> Result:
     return site.nonlinear([fold])
 
 
-@rule(
-    "Identity", "StopGradient", "PreventGradient", "CheckNumerics", "CheckNumericsV2", "EnsureShape", "Snapshot",
-    "PlaceholderWithDefault", "OptimizationBarrier", "DebugIdentityV2", literal=True, raw=True, positions=True,
-)  # fmt: skip
+_SAME = """
+    Identity StopGradient PreventGradient CheckNumerics CheckNumericsV2 EnsureShape Snapshot
+    PlaceholderWithDefault OptimizationBarrier DebugIdentityV2
+"""
+
+
+@rule(_SAME, literal=True, raw=True, positions=True)
 def same(site: Site) -> Result:
     """What goes in comes out."""
     return site.folds[0]
@@ -143,7 +160,7 @@ def _lifted(site: Site, rest: Rest) -> Fold:
     length = max(len(lane) for lane in lanes)
     columns = [[lane[at if len(lane) > 1 else 0] for lane in lanes] for at in range(length)]
     found = tuple(_reckon(site, column, rest) for column in columns)
-    return found[0] if all(site.rank(place) == 0 for place in range(len(lanes))) else vector(found)
+    return found[0] if all(site.rank(place) == 0 for place in range(len(lanes))) else packed(site, found)
 
 
 def _lanes(site: Site) -> list[tuple[Fold, ...]] | None:
@@ -169,5 +186,8 @@ def _reckon(site: Site, folds: Sequence[Fold], rest: Rest) -> Fold:
     return whole(work(*known))
 
 
-def _reckoned(fold: Fold) -> Fold:
-    return fold._replace(position=2) if fold.position else fold
+def _offset(site: Site, found: Fold) -> Fold:
+    marked = [fold for fold in site.folds if fold.position]
+    if not found.position or len(marked) == len(site.folds) == 1:
+        return found
+    return found._replace(offset=True) if len(marked) == 1 else found._replace(position=STRANGE)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from whale_nebula.passes.reduce.algebra import matched, mixed, structured
+from whale_nebula.passes.reduce.algebra import matched, mixed, packed, structured
 from whale_nebula.passes.reduce.registry import Result, Site, rule
-from whale_nebula.passes.reduce.state import COUNT, RAGGED, ROWS, SHAPE, SUM, WHOLE, Fold, vector
+from whale_nebula.passes.reduce.state import COUNT, ROWS, SHAPE, STRANGE, SUM, UNKNOWN, WHOLE, Fold
 
 _ACROSS = "rows are picked by number out of the batch"
 
@@ -44,7 +44,7 @@ def _gathered(site: Site, table: Fold, numbers: Fold, axis: int, together: int) 
             return site.coupled(_ACROSS)
         return table._replace(axis=table.axis + (rank - 1 - together if table.axis > axis else 0)).bare
     if table.axis < together and table.axis == numbers.axis:
-        return matched(site, table, numbers._replace(position=0)).bare
+        return matched(site, table, numbers._replace(position=0, offset=False)).bare
     if table.axis == axis and numbers.position and not together:
         return _own_rows(site, table, numbers, axis + numbers.axis)
     return site.coupled(_ACROSS)
@@ -52,9 +52,12 @@ def _gathered(site: Site, table: Fold, numbers: Fold, axis: int, together: int) 
 
 def _own_rows(site: Site, table: Fold, numbers: Fold, axis: int) -> Fold:
     """Rows picked by the numbers that they have in their own micro-batch."""
-    if table.order or table.per == RAGGED or (table.per == 1 and numbers.position > 1):
+    entry_by_entry = numbers.position == 1 and not numbers.offset and numbers.per == table.per
+    block_by_block = numbers.per == 1 and numbers.position == table.per > 1
+    unknown_blocks = numbers.per == 1 and numbers.position == STRANGE and table.per == UNKNOWN
+    if table.order or table.ragged or not (entry_by_entry or block_by_block or unknown_blocks):
         return site.coupled(_ACROSS)
-    return table._replace(axis=axis, per=numbers.per).bare
+    return table._replace(axis=axis, per=numbers.per, ragged=numbers.ragged).bare
 
 
 def _of_vector(site: Site) -> Fold:
@@ -65,7 +68,7 @@ def _of_vector(site: Site) -> Fold:
         and all(-len(lane) <= number < len(lane) for number in numbers)
     ):
         picked = tuple(lane[number] for number in numbers)
-        return picked[0] if site.rank(1) == 0 else vector(picked)
+        return picked[0] if site.rank(1) == 0 else packed(site, picked)
     if site.folds[0].kind in (SHAPE, COUNT):
         return site.nonlinear(site.folds)
     return structured(site, site.folds[:2])
@@ -120,9 +123,8 @@ def where(site: Site) -> Result:
         return site.nonlinear(site.folds)
     if mask.axis != 0 or mask.order or rank is None:
         return site.coupled("a mask whose rows do not lie one after the other is listed")
-    found = Fold(ROWS, axis=0, per=RAGGED, position=1 if mask.per == 1 and rank == 1 else 2)
-    own = found._replace(position=1 if mask.per == 1 else 2)
-    return found._replace(parts=(own, *(own._replace(position=0),) * (rank - 1)))
+    own = Fold(ROWS, per=mask.per, ragged=True, position=1)
+    return own._replace(parts=(own, *(own._replace(position=0),) * (rank - 1)))
 
 
 @rule("ScatterNd", "TensorScatterAdd")

@@ -1,24 +1,17 @@
-"""The pass itself: every op's rule in trace order, and the two mends where a rule alone would couple the rows."""
+"""The pass itself: every op's rule, in trace order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
 from whale_nebula.ir.spec import Value
+from whale_nebula.passes.reduce.mends import Edge, badness, feed, grow
 from whale_nebula.passes.reduce.registry import Site, transfer
 from whale_nebula.passes.reduce.state import (
-    AFTER,
-    COUNT,
-    COUPLED,
     INVERSE,
-    MEAN,
     ROWS,
-    SHAPE,
-    SUM,
-    WHOLE,
     Fold,
     count,
     rows,
@@ -27,26 +20,19 @@ from whale_nebula.passes.reduce.state import (
 
 GROW, SHARE = "grow", "share"
 """Names of the feeds rows / rows_m and rows_m / rows."""
+ONCE = "whole"
+"""How the names begin of feeds with values of the whole batch."""
 
 _HELD = frozenset({INPUT, CAPTURE, HOLDER, FEED})
-_ONCE = frozenset({SUM, MEAN, INVERSE, AFTER, COUPLED})
-_BADNESS = {AFTER: 1, COUPLED: 2}
-
-
-class Edge(NamedTuple):
-    """Where one op reads one value."""
-
-    consumer: int
-    position: int
-    value: Value
 
 
 @dataclass(frozen=True)
 class Folding:
     """How each value was folded, and what must be done for it to be so.
 
-    At `feeds` an op must read the value as it is for the whole batch; at `grows` the value times rows / rows_m.
-    Only there: what else reads the same value (a counter, a metric) reads it micro-batch by micro-batch.
+    At `feeds` an op must read the value as it is for the whole batch; at `grows` the value times rows /
+    rows_m. Only there: what else reads the same value (a counter, a metric) reads it micro-batch by
+    micro-batch.
     """
 
     folds: Mapping[Value, Fold]
@@ -72,8 +58,9 @@ def fold(
 ) -> Folding:
     """How the batch axis is folded into each value of a step that is cut into micro-batches.
 
-    `batched` says for the ops that hold inputs where the batch lies; the others are the same in every micro-batch.
-    `targets` are what is differentiated: there, and only there, a value may be grown. `skip` leaves ops out.
+    `batched` says for the ops that hold inputs where the batch lies; the others are the same in every
+    micro-batch. `targets` are what is differentiated: there, and only there, a value may be grown. `skip`
+    leaves ops out.
 
     >>> from whale_nebula.ir.text import from_text
     >>> graph = from_text('''
@@ -93,7 +80,9 @@ def fold(
 def _kept(graph: Graph, skip: Callable[[int], bool]) -> set[int]:
     """The ops whose results are read at the end, and not only written into variables."""
     read = {value for op in graph.ops if not skip(op.index) for value in op.inputs}
-    return graph.ascend(op.index for op in graph.ops if not skip(op.index) and any(v not in read for v in op.values))
+    return graph.ascend(
+        op.index for op in graph.ops if not skip(op.index) and any(v not in read for v in op.values)
+    )
 
 
 class Bodies:
@@ -125,7 +114,9 @@ class Bodies:
 
 @dataclass
 class _Run:
-    """One walk over the ops. `closure` is what is differentiated, `kept` what may be fed from the whole batch."""
+    """One walk over the ops. `closure` is what is differentiated, `kept` what may be fed from the whole
+    batch.
+    """
 
     graph: Graph
     batched: Mapping[int, int]
@@ -151,7 +142,9 @@ class _Run:
             found = rows(self.batched[op.index])
         elif op.role == FEED and op.name in (GROW, SHARE):
             found = Fold(INVERSE) if op.name == GROW else count(0)
-        inputs = op.role == INPUT or op.index in self.batched
+        inputs = (
+            op.role == INPUT or op.index in self.batched or (op.role == FEED and op.name.startswith(ONCE))
+        )
         return (found._replace(inputs=inputs),) * len(op.outputs)
 
     def _made(self, op: Op) -> tuple[Fold, ...]:
@@ -162,57 +155,18 @@ class _Run:
         return self._mended(site, transfer(site))
 
     def _mended(self, site: Site, outcome: tuple[Fold, ...]) -> tuple[Fold, ...]:
-        """Feed what comes from inputs alone and meets anything else; in what is differentiated, grow sums and counts."""
-        if not outcome or site.op.index not in self.kept:
-            return outcome
+        """Feed what comes from inputs alone and meets anything else; in what is differentiated, grow sums and
+        counts.
+        """
         own = all(fold.inputs for fold in site.folds)
-        if own and (_badness(outcome) == 0 or not any(fold.kind == ROWS for fold in site.folds)):
+        only_mixed = own or site.op.index not in self.kept
+        if only_mixed and (badness(outcome) == 0 or not any(fold.kind == ROWS for fold in site.folds)):
             return outcome
-        feeds = [place for place, fold in enumerate(site.folds) if _feedable(site, place, fold)]
-        site, outcome = _tried(site, outcome, feeds, lambda _: whole()._replace(inputs=True), self.feeds, eager=True)
+        site, outcome = feed(site, outcome, self.feeds)
         if own or site.op.index not in self.closure:
             return outcome
-        for kinds in ({COUNT}, {SUM}, {COUNT, SUM}):
-            grows = [place for place, fold in enumerate(site.folds) if _growable(site, place, fold, kinds)]
-            site, outcome = _tried(site, outcome, grows, _grown, self.grows)
-        return outcome
-
-
-def _tried(
-    site: Site,
-    outcome: tuple[Fold, ...],
-    places: Sequence[int],
-    mend: Callable[[Fold], Fold],
-    edges: list[Edge],
-    eager: bool = False,
-) -> tuple[Site, tuple[Fold, ...]]:
-    """Apply the rule again with some inputs mended; keep that, and note the edges, only where it is better."""
-    if not places or (_badness(outcome) == 0 and not eager):
-        return site, outcome
-    folds = tuple(mend(fold) if place in places else fold for place, fold in enumerate(site.folds))
-    mended = replace(site, folds=folds)
-    better = transfer(mended)
-    if _badness(better) > 0 and _badness(better) >= _badness(outcome):
-        return site, outcome
-    edges.extend(Edge(site.op.index, place, site.op.inputs[place]) for place in places)
-    return mended, better
-
-
-def _feedable(site: Site, place: int, fold: Fold) -> bool:
-    return fold.inputs and (fold.kind in _ONCE or (fold.kind == COUNT and site.spec(place).floating))
-
-
-def _growable(site: Site, place: int, fold: Fold, kinds: set[str]) -> bool:
-    return fold.kind in kinds and site.spec(place).floating
+        return grow(site, outcome, self.grows)
 
 
 def _constant(op: Op) -> Fold:
     return whole(*op.constant) if op.constant else whole()
-
-
-def _grown(fold: Fold) -> Fold:
-    return whole() if fold.kind == COUNT else Fold(MEAN)
-
-
-def _badness(outcome: Sequence[Fold]) -> int:
-    return max((_BADNESS.get(fold.kind, 0) for fold in outcome), default=0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-from whale_nebula.passes.reduce.algebra import own_order, structured
+from whale_nebula.passes.reduce.algebra import own_order, packed, structured
 from whale_nebula.passes.reduce.registry import Result, Site, rule
-from whale_nebula.passes.reduce.state import COUNT, RAGGED, ROWS, UNDER, UNKNOWN, WHOLE, Fold, times, vector
+from whale_nebula.passes.reduce.state import COUNT, ROWS, UNDER, UNKNOWN, WHOLE, Fold
 
 Sizes = tuple[int | None, ...]
 
@@ -28,7 +28,7 @@ def expand(site: Site) -> Result:
     """One more axis of size one."""
     data, axis, rank = site.folds[0], site.known(1), site.rank(0)
     if rank == 0:
-        return vector((data,))
+        return packed(site, (data,))
     if data.kind != ROWS:
         return structured(site, site.folds)
     if axis is None or rank is None:
@@ -64,7 +64,7 @@ def reshape(site: Site) -> Result:
     if lane is not None and data.kind != ROWS:
         rank = site.op.outputs[0].rank
         if rank == 1 or (rank == 0 and len(lane) == 1):
-            return vector(lane) if rank else lane[0]
+            return packed(site, lane) if rank else lane[0]
     if data.kind != ROWS:
         return structured(site, site.folds)
     if site.parts(1) is None and target.kind != WHOLE:
@@ -82,20 +82,19 @@ def _reshaped(site: Site, data: Fold) -> Fold:
     head, tail = before[: data.axis], before[data.axis + 1 :]
     new_head, new_tail = after[:place], after[place + 1 :]
     part = (site.parts(1) or (None,) * len(after))[place]
-    per = part.per if part is not None and part.kind == COUNT else _per(site, data, tail, new_tail)
+    counted = part is not None and part.kind == COUNT
+    per = part.per if part is not None and counted else _per(site, data, tail, new_tail)
     if isinstance(per, Fold):
         return per
     if data.order and data.order[0] == UNDER:
         return _from_under(site, data, place, per, (tail, new_tail))
-    if data.order or data.per == RAGGED:
+    if data.order or data.ragged:
         return _kept(site, data, place, (head, new_head), (tail, new_tail))
-    if _same(head, new_head) or (data.per == per > 0 and _same(tail, new_tail)):
+    if _same(head, new_head) or (counted and data.per == per > 0 and _same(tail, new_tail)):
         return data._replace(axis=place, per=per).bare
     if not new_head and _known(head) != 1:
         inner = (
-            times(data.per, _known(tail) if not new_tail else 1)
-            if _same(tail, new_tail) or not new_tail
-            else 0
+            data.per * (_known(tail) if not new_tail else 1) if _same(tail, new_tail) or not new_tail else 0
         )
         order = (UNDER, inner) if inner > 0 else own_order(site)
         return data._replace(axis=0, per=UNKNOWN, order=order).bare
@@ -135,7 +134,7 @@ def _batch_place(site: Site, after: Sizes) -> int | Fold:
 
 def _per(site: Site, data: Fold, tail: Sizes, new_tail: Sizes) -> int | Fold:
     """Entries a row along an axis of size -1: what the axes behind it leave over."""
-    if data.order or data.per == RAGGED:
+    if data.order or data.ragged:
         return data.per
     old, new = _left_over(tail, new_tail)
     has, needs = (prod(size for size in sizes if size is not None) for sizes in (old, new))
@@ -176,7 +175,9 @@ def _kept(site: Site, data: Fold, place: int, heads: tuple[Sizes, Sizes], tails:
 
 
 def _same(old: Sizes, new: Sizes) -> bool:
-    """Whether as many entries lie along both, for sure; a size that is not known equals one in its own place."""
+    """Whether as many entries lie along both, for sure; a size that is not known equals one in its own
+    place.
+    """
     left, right = _left_over(old, new)
     if None in left or None in right:
         return False

@@ -92,12 +92,10 @@ def _labels(term: str, rank: int | None) -> list[str] | None:
 )  # fmt: skip
 def convolution(site: Site) -> Result:
     """Samples along axis 0, filters that belong to no sample; the transposed kind gets a shape first."""
-    turned = "Backprop" in site.op.type
-    data = site.folds[2 if turned else 0]
-    others = (site.folds[1],)
-    if data.kind != ROWS:
-        return multiplied(site, (data, *others))
-    if data.axis != 0 or any(fold.kind != WHOLE for fold in others):
+    data, filters = site.folds[2 if "Backprop" in site.op.type else 0], site.folds[1]
+    if ROWS not in (data.kind, filters.kind):
+        return multiplied(site, (data, filters))
+    if data.kind != ROWS or data.axis != 0 or filters.kind != WHOLE:
         return site.coupled(f"{site.op.type} along the batch axis, or with filters made of the batch")
     return data.bare
 

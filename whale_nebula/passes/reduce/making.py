@@ -9,23 +9,21 @@ from whale_nebula.passes.reduce.registry import Result, Site, rule
 from whale_nebula.passes.reduce.state import (
     COUNT,
     COUPLED,
-    RAGGED,
     ROWS,
     SHAPE,
     UNKNOWN,
     WHOLE,
     Fold,
     rows,
-    times,
     whole,
 )
 
-_RANDOM = (
-    "RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "ParameterizedTruncatedNormal",
-    "StatelessRandomUniform", "StatelessRandomNormal", "StatelessTruncatedNormal", "StatelessRandomUniformInt",
-    "StatelessRandomUniformFullInt", "StatelessRandomUniformV2", "StatelessRandomNormalV2",
-    "StatelessTruncatedNormalV2", "StatelessRandomUniformIntV2", "StatelessRandomUniformFullIntV2",
-)  # fmt: skip
+_RANDOM = """
+    RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt ParameterizedTruncatedNormal
+    StatelessRandomUniform StatelessRandomNormal StatelessTruncatedNormal StatelessRandomUniformInt
+    StatelessRandomUniformFullInt StatelessRandomUniformV2 StatelessRandomNormalV2
+    StatelessTruncatedNormalV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2
+"""
 
 
 @rule("Fill", "Empty")
@@ -38,7 +36,7 @@ def fill(site: Site) -> Result:
     return structured(site, (value, made)) if made.kind == WHOLE else made
 
 
-@rule(*_RANDOM)
+@rule(_RANDOM)
 def random(site: Site) -> Result:
     """Each micro-batch draws its own."""
     made = _made(site, 0)
@@ -106,7 +104,7 @@ def tile(site: Site) -> Result:
             else site.coupled("rows are filled with a fold")
         )
     size = site.size(0, made.axis)
-    return made._replace(per=UNKNOWN if size is None else times(made.per, size))
+    return made._replace(per=UNKNOWN if size is None else made.per * size)
 
 
 def _tiled_rows(site: Site, data: Fold, times_each: Sequence[Fold] | None) -> Fold:
@@ -126,7 +124,7 @@ def like(site: Site) -> Result:
     """Only the shape matters."""
     data = site.folds[0]
     if data.kind == ROWS:
-        return data._replace(position=0).bare
+        return data._replace(position=0, offset=False).bare
     return whole(0) if site.op.type == "ZerosLike" and site.op.outputs[0].scalar else whole()
 
 
@@ -140,7 +138,7 @@ def numbered(site: Site) -> Result:
         found = range(*(int(number) for number in numbers)) if few else ()
         return whole(*found) if 0 < len(found) <= 64 else whole()
     if start.literal == (0,) and step.literal == (1,) and stop.kind == COUNT:
-        return rows(0, stop.per)._replace(position=1 if stop.per == 1 else 2)
+        return rows(0, stop.per)._replace(position=1)
     if stop.kind in (COUNT, SHAPE):
         return site.coupled("a range over the batch that does not number its rows one by one")
     return site.nonlinear(site.folds)
@@ -180,5 +178,5 @@ def reverse_each(site: Site) -> Result:
     along, over = site.number("batch_dim", 0), site.number("seq_dim", 0)
     if data.kind != ROWS or data.axis == over or (lengths.kind == ROWS) != (data.axis == along):
         return site.coupled("the batch is reversed, or by lengths that are not one a row")
-    in_order = lengths.kind == WHOLE or (lengths.order == data.order and data.per != RAGGED)
+    in_order = lengths.kind == WHOLE or (lengths.order == data.order and not data.ragged)
     return data.bare if in_order else site.coupled("rows and their lengths lie in other orders")

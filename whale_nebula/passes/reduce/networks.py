@@ -1,4 +1,6 @@
-"""What networks are made of: ops that leave the leading axis alone, and those that work on the innermost axes."""
+"""What networks are made of: ops that leave the leading axis alone, and those that work on the innermost
+axes.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +8,27 @@ from whale_nebula.passes.reduce.algebra import mixed
 from whale_nebula.passes.reduce.registry import Result, Site, rule
 from whale_nebula.passes.reduce.state import ROWS, WHOLE, Fold, whole
 
-_LEADING = (
-    "AvgPool", "AvgPool3D", "MaxPool", "MaxPoolV2", "MaxPool3D", "MaxPoolWithArgmax", "LRN", "Dilation2D",
-    "ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea", "ScaleAndTranslate", "SpaceToDepth",
-    "DepthToSpace", "ExtractImagePatches", "FractionalAvgPool", "FractionalMaxPool",
-)  # fmt: skip
-_INNER = {
-    "Softmax": 1, "LogSoftmax": 1, "TopKV2": 1, "TopK": 1, "FFT": 1, "IFFT": 1, "RFFT": 1, "IRFFT": 1, "FFT2D": 2,
-    "IFFT2D": 2, "RFFT2D": 2, "IRFFT2D": 2, "MatrixBandPart": 2, "MatrixDiag": 1, "MatrixDiagV2": 1, "MatrixDiagV3": 1,
-    "MatrixDiagPart": 2, "MatrixDiagPartV2": 2, "MatrixDiagPartV3": 2, "MatrixSetDiag": 2, "MatrixSetDiagV2": 2,
-    "MatrixSetDiagV3": 2, "MatrixInverse": 2, "MatrixDeterminant": 2, "LogMatrixDeterminant": 2, "Cholesky": 2,
-    "Qr": 2, "Svd": 2, "SelfAdjointEigV2": 2, "AdjustContrastv2": 3, "AdjustHue": 1, "AdjustSaturation": 1,
-    "RGBToHSV": 1, "HSVToRGB": 1,
-}  # fmt: skip
+_LEADING = """
+    AvgPool AvgPool3D MaxPool MaxPoolV2 MaxPool3D MaxPoolWithArgmax LRN Dilation2D ResizeBilinear
+    ResizeNearestNeighbor ResizeBicubic ResizeArea ScaleAndTranslate SpaceToDepth DepthToSpace
+    ExtractImagePatches FractionalAvgPool FractionalMaxPool
+"""
+_INNERMOST = {
+    1: """
+    Softmax LogSoftmax TopKV2 TopK FFT IFFT RFFT IRFFT MatrixDiag MatrixDiagV2 MatrixDiagV3 AdjustHue
+    AdjustSaturation RGBToHSV HSVToRGB
+    """,
+    2: """
+    FFT2D IFFT2D RFFT2D IRFFT2D MatrixBandPart MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3
+    MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3 MatrixInverse MatrixDeterminant LogMatrixDeterminant
+    Cholesky Qr Svd SelfAdjointEigV2
+    """,
+    3: "AdjustContrastv2",
+}
+_DEPTH = {name: depth for depth, names in _INNERMOST.items() for name in names.split()}
 
 
-@rule(*_LEADING)
+@rule(_LEADING)
 def leading(site: Site) -> Result:
     """Samples along axis 0, each on its own."""
     data = site.folds[0]
@@ -32,10 +39,10 @@ def leading(site: Site) -> Result:
     return data.bare
 
 
-@rule(*_INNER)
+@rule(*_DEPTH)
 def inner(site: Site) -> Result:
     """The innermost axes are mixed, the others are left alone."""
-    data, rank, deep = site.folds[0], site.rank(0), _INNER[site.op.type]
+    data, rank, deep = site.folds[0], site.rank(0), _DEPTH[site.op.type]
     if all(fold.kind != ROWS for fold in site.folds):
         return site.nonlinear(site.folds)
     if data.kind != ROWS or rank is None or data.axis >= rank - deep:

@@ -7,7 +7,7 @@ from math import prod
 
 from whale_nebula.passes.reduce.algebra import added, multiplied, structured
 from whale_nebula.passes.reduce.registry import Result, Site, rule
-from whale_nebula.passes.reduce.state import MEAN, RAGGED, ROWS, SUM, WHOLE, Fold, Number, whole
+from whale_nebula.passes.reduce.state import MEAN, ROWS, SUM, WHOLE, Fold, Number, whole
 
 _OTHERS = ("Prod", "Max", "Min", "All", "Any", "EuclideanNorm")
 
@@ -44,7 +44,7 @@ def _over_rows(site: Site, data: Fold) -> Fold:
         return Fold(SUM)
     if site.op.type != "Mean":
         return site.coupled(f"{site.op.type} over the batch is neither a sum nor a mean")
-    if data.per == RAGGED:
+    if data.ragged:
         return site.coupled("a mean over entries of which each row has another number")
     return Fold(MEAN)
 

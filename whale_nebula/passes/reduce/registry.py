@@ -1,4 +1,6 @@
-"""Rules by op type, and what a rule sees: one op, the states of what it reads, and what is known of its tensors."""
+"""Rules by op type, and what a rule sees: one op, the states of what it reads, and what is known of its
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -110,8 +112,8 @@ class Site:
 class Entry(NamedTuple):
     """A rule and when it is asked.
 
-    `literal`: also where all inputs are whole, because it knows their numbers. `raw`: also where an input is coupled.
-    `positions`: also for numbers of rows.
+    `literal`: also where all inputs are whole, because it knows their numbers. `raw`: also where an input is
+    coupled. `positions`: also for numbers of rows.
     """
 
     apply: Callable[[Site], Result]
@@ -127,10 +129,10 @@ _F = TypeVar("_F", bound=Callable[[Site], Result])
 def rule(
     *types: str, literal: bool = False, raw: bool = False, positions: bool = False
 ) -> Callable[[_F], _F]:
-    """Register the transfer function of op types."""
+    """Register the transfer function of op types; one text may name several."""
 
     def register(apply: _F) -> _F:
-        for name in types:
+        for name in " ".join(types).split():
             if name in RULES:
                 raise ValueError(f"op type {name} has two rules")
             RULES[name] = Entry(apply, literal, raw, positions)

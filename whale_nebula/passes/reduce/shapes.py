@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from whale_nebula.passes.reduce.algebra import added, matched, mixed
+from whale_nebula.passes.reduce.algebra import added, matched, mixed, packed
 from whale_nebula.passes.reduce.registry import Result, Site, rule
 from whale_nebula.passes.reduce.state import (
     COUNT,
     COUPLED,
-    RAGGED,
     ROWS,
     SUM,
     UNKNOWN,
     WHOLE,
     Fold,
     count,
-    vector,
     whole,
 )
 
@@ -36,12 +34,12 @@ def _shape(site: Site, place: int) -> Fold:
     parts = [whole() if size is None else whole(size) for size in sizes]
     if fold.kind == ROWS:
         parts[fold.axis] = long(fold)
-    return vector(tuple(parts))
+    return packed(site, tuple(parts))
 
 
 def long(fold: Fold) -> Fold:
     """How many entries lie along the batch axis."""
-    if fold.per == RAGGED:
+    if fold.ragged:
         return Fold(SUM)
     return count(fold.per if not fold.order or fold.order[0] >= 0 else UNKNOWN)
 
@@ -71,7 +69,7 @@ def pack(site: Site) -> Result:
     """Numbers become a vector; tensors get one more axis."""
     ranks = {site.rank(place) for place in range(len(site.folds))}
     if ranks == {0}:
-        return vector(site.folds)
+        return packed(site, site.folds)
     if not any(fold.kind == ROWS for fold in site.folds):
         return added(site, site.folds)
     found = _alike(site, range(len(site.folds)))
@@ -111,7 +109,7 @@ def concat(site: Site) -> Result:
     if not any(fold.kind == ROWS for fold in folds):
         lanes = [site.parts(place) for place in places]
         known = [part for lane in lanes if lane is not None for part in lane]
-        return added(site, folds) if None in lanes else vector(tuple(known))
+        return added(site, folds) if None in lanes else packed(site, tuple(known))
     found = _alike(site, places)
     along, own = site.known(0 if first else len(site.folds) - 1), site.rank(places[0])
     if found.kind == COUPLED or along is None or own is None:
@@ -122,7 +120,7 @@ def concat(site: Site) -> Result:
 
 
 def _behind(site: Site, folds: list[Fold]) -> Fold:
-    if any(fold.order or fold.per <= 0 for fold in folds):
+    if any(fold.order or fold.ragged or fold.per <= 0 for fold in folds):
         return site.coupled("rows in several orders are put behind each other")
     pers = tuple(fold.per for fold in folds)
     return folds[0].bare._replace(per=sum(pers), order=pers) if len(pers) > 1 else folds[0].bare
@@ -146,7 +144,7 @@ def broadcast_shape(site: Site) -> Result:
         return site.nonlinear(site.folds)
     longer, shorter = (left, right) if len(left) >= len(right) else (right, left)
     padded = (whole(1),) * (len(longer) - len(shorter)) + shorter
-    return vector(tuple(_wider(site, one, other) for one, other in zip(longer, padded, strict=True)))
+    return packed(site, tuple(_wider(site, one, other) for one, other in zip(longer, padded, strict=True)))
 
 
 def _wider(site: Site, one: Fold, other: Fold) -> Fold:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from whale_nebula.passes.reduce.algebra import structured
+from whale_nebula.passes.reduce.algebra import packed, structured
 from whale_nebula.passes.reduce.registry import Result, Site, rule
-from whale_nebula.passes.reduce.state import COUNT, ROWS, WHOLE, Fold, vector
+from whale_nebula.passes.reduce.state import COUNT, ROWS, WHOLE, Fold
 
 _CUT = "the batch axis is sliced: which rows are taken depends on the other rows"
 
 
 class _Axis(NamedTuple):
-    """What a strided slice does with one axis of its input; `place` is its place in begin, end and strides."""
+    """What a strided slice does with one axis of its input; `place` is its place in begin, end and
+    strides.
+    """
 
     place: int
     added: bool = False
@@ -32,7 +34,8 @@ def strided(site: Site) -> Result:
     axes = _axes(site)
     if axes is None:
         return site.coupled("what a slice takes of rows is not known")
-    if any(part.kind not in (WHOLE, COUNT) for place in (1, 2, 3) for part in site.parts(place) or ()):
+    known = [part for place in (1, 2, 3) for part in site.parts(place) or (site.folds[place],)]
+    if any(part.kind not in (WHOLE, COUNT) for part in known):
         return site.coupled("what a slice takes of rows depends on the batch")
     return _of_rows(site, data, axes)
 
@@ -68,7 +71,9 @@ def _everything(site: Site, data: Fold, place: int) -> bool:
 
 
 def _axes(site: Site) -> list[_Axis] | None:
-    """What happens to each axis of the input, new axes between them; the axes after the last are left alone."""
+    """What happens to each axis of the input, new axes between them; the axes after the last are left
+    alone.
+    """
     begins, rank = site.parts(1), site.rank(0)
     if begins is None:
         return None
@@ -99,7 +104,7 @@ def _taken(site: Site, lane: tuple[Fold, ...]) -> Fold | None:
     first = None if site.number("begin_mask", 0) else begin
     if end is None and not site.number("end_mask", 0):
         return None
-    return vector(lane[slice(first, None if site.number("end_mask", 0) else end, stride)])
+    return packed(site, lane[slice(first, None if site.number("end_mask", 0) else end, stride)])
 
 
 @rule("Slice", literal=True)
@@ -110,7 +115,7 @@ def plain(site: Site) -> Result:
         lane, begin, size = site.parts(0), site.known(1), site.known(2)
         if lane is None or begin is None or size is None:
             return structured(site, site.folds)
-        return vector(lane[begin : begin + size if size >= 0 else None])
+        return packed(site, lane[begin : begin + size if size >= 0 else None])
     if begins is None or sizes is None or any(part.kind not in (WHOLE, COUNT) for part in (*begins, *sizes)):
         return site.coupled("what a slice takes of rows is not known")
     size_of = sizes[data.axis]
@@ -140,7 +145,7 @@ def _split(site: Site, data: int, axis: int | None) -> Result:
         lane = site.parts(data)
         if lane is not None and site.op.type == "Split" and len(lane) % pieces == 0:
             step = len(lane) // pieces
-            return tuple(vector(lane[at * step : (at + 1) * step]) for at in range(pieces))
+            return tuple(packed(site, lane[at * step : (at + 1) * step]) for at in range(pieces))
         return structured(site, [fold, *(other for place, other in enumerate(site.folds) if place != data)])
     if axis is None or rank is None:
         return site.coupled("the axis of a split is not known")

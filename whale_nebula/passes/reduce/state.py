@@ -25,13 +25,15 @@ AFTER = "after"
 COUPLED = "coupled"
 """What a row gets depends on the other rows."""
 
-RAGGED = -1
-"""`per` where each row has its own number of entries."""
 UNKNOWN = 0
 """`per` where the number of entries a row is not known, only that it is the same for each."""
 
+STRANGE = -1
+"""`position` where the number of times is not known."""
+
 UNDER, OWN = -1, -2
-"""First number of an `order`: the batch lies under other axes that were merged with it; an order like no other."""
+"""First number of an `order`: the batch lies under other axes that were merged with it; an order like no
+other."""
 
 Number = int | float
 
@@ -39,11 +41,13 @@ Number = int | float
 class Fold(NamedTuple):
     """The state of a value.
 
-    `axis` is where the rows lie; `per` the entries that one row has there (of a count: the number a row). `order`
-    is empty where the rows lie one after the other, so that the micro-batches' values only need to be put behind
-    each other. `position` marks numbers of rows: 1 as they are, 2 reckoned with. `inputs` says that the value comes
-    from the user's inputs alone. `literal` are the known numbers of a whole, `parts` the states along the last
-    axis. `blame` and `reason` say of after and coupled which op made it so, and why.
+    `axis` is where the rows lie; `per` the entries that one row has there (of a count: the number a row).
+    `order` is empty where the rows lie one after the other, so that the micro-batches' values only need to be
+    put behind each other; `ragged` where each row gives another number of them. `position` marks multiples of
+    the number that a row has in the batch: it says how many times (or `STRANGE`), `offset` that something was
+    added. `inputs` says that the value comes from the user's inputs alone. `literal` are the known numbers of
+    a whole, `parts` the states along the last axis. `blame` and `reason` say of after and coupled which op
+    made it so, and why.
 
     >>> str(Fold(ROWS, axis=1)), str(Fold(SUM, inputs=True))
     ('rows(1)', 'sum of inputs')
@@ -53,7 +57,9 @@ class Fold(NamedTuple):
     axis: int = 0
     per: int = 1
     order: tuple[int, ...] = ()
+    ragged: bool = False
     position: int = 0
+    offset: bool = False
     inputs: bool = False
     literal: tuple[Number, ...] | None = None
     parts: tuple[Fold, ...] | None = None
@@ -79,9 +85,8 @@ class Fold(NamedTuple):
         if self.kind == SHAPE and self.parts is not None:
             name = f"shape({', '.join(part.kind for part in self.parts)})"
         elif self.kind == ROWS:
-            words = {1: "positions", 2: "positions"}
-            name = f"{words.get(self.position, self.kind)}({self.axis})"
-            name += " ragged" * (self.per == RAGGED) + " interleaved" * bool(self.order)
+            name = f"{'positions' if self.position else self.kind}({self.axis})"
+            name += " ragged" * self.ragged + " interleaved" * bool(self.order)
         else:
             name = self.kind
         return name + " of inputs" * (self.inputs and self.kind not in (WHOLE, EMPTY))
@@ -103,19 +108,9 @@ def count(per: int = 1) -> Fold:
 
 
 def vector(parts: tuple[Fold, ...]) -> Fold:
-    """The state of a vector with these parts."""
+    """The state of a vector of wholes and counts."""
     kinds = {part.kind for part in parts}
     if kinds <= {WHOLE}:
         numbers = [part.literal[0] for part in parts if part.literal is not None]
         return Fold(WHOLE, literal=tuple(numbers)) if len(numbers) == len(parts) else Fold(WHOLE, parts=parts)
-    if len(kinds) == 1:
-        return parts[0].bare._replace(parts=parts)
-    bad = next((part for part in parts if not part.good), None)
-    if bad is not None:
-        return bad._replace(parts=parts)
-    return Fold(SHAPE, parts=parts)
-
-
-def times(left: int, right: int) -> int:
-    """Multiply two numbers of entries a row."""
-    return RAGGED if RAGGED in (left, right) else left * right
+    return Fold(COUNT if kinds == {COUNT} else SHAPE, per=parts[0].per, parts=parts)

@@ -13,7 +13,6 @@ from whale_nebula.passes.reduce.state import (
     EMPTY,
     INVERSE,
     MEAN,
-    ROWS,
     SHAPE,
     SUM,
     WHOLE,
@@ -29,12 +28,15 @@ _RULES = {
 def merge_rule(fold: Fold) -> str:
     """How the values of the micro-batches become the whole's.
 
+    "same", "sum", "mean" and "concat:<axis>" say just that; "whole": do not merge, evaluate it once on the
+    whole batch (it comes from inputs alone); "after": compute it once from merged values; "coupled": it
+    cannot be had.
+
     >>> merge_rule(Fold(ROWS, axis=1)), merge_rule(Fold(MEAN))
     ('concat:1', 'mean')
     """
-    if fold.kind != ROWS:
-        return _RULES[fold.kind]
-    return "coupled" if fold.order or fold.position else f"concat:{fold.axis}"
+    rule = _RULES.get(fold.kind) or ("coupled" if fold.order or fold.position else f"concat:{fold.axis}")
+    return "whole" if fold.inputs and rule in ("after", "coupled") else rule
 
 
 def verdict(
@@ -44,7 +46,8 @@ def verdict(
     where: Callable[[int], str] = lambda op: "",
     what: str = "what is differentiated",
 ) -> BatchCoupledError | None:
-    """Why a value cannot be had from micro-batches, or None where it can. `where` gives an op's line in the source.
+    """Why a value cannot be had from micro-batches, or None where it can. `where` gives an op's line in the
+    source.
 
     >>> error = verdict(Fold(COUPLED, reason="rows are sorted"), Graph(()))
     >>> print(error.why)

@@ -1,0 +1,51 @@
+"""What every benchmark shares: medians, the machine, and writing a result beside the script that made it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("tensorflow", "keras", "numpy", "whale-nebula")
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return {"median": round(middle, 4), "low": round(low, 4), "high": round(high, 4)}
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": f"{platform.system()} {platform.release()}",
+        "load_before": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+    }
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def write(script: str, result: dict[str, Any]) -> None:
+    """Write result.json beside the script."""
+    path = Path(script).with_name("result.json")
+    path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+    print(f"wrote {path}")
+
+
+def verdict(value: float, bar: float, *, least: bool = False) -> str:
+    """'reached' or 'missed', against a bar that must not be exceeded (or, with `least`, must be)."""
+    return "reached" if (value >= bar if least else value <= bar) else "missed"

@@ -1,0 +1,218 @@
+"""What a plan costs where nothing is slow: steps, time until the first step, and memory, beside plain Keras.
+
+    python benchmarks/overhead/run.py            # everything; writes result.json
+    python benchmarks/overhead/run.py --quick    # a few pairs, to see that it runs; writes nothing
+
+Everything is a ratio of two things measured in this run, in turn, so that a noisy machine disturbs both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import keras
+import numpy as np
+import tensorflow as tf
+from common import machine, spread, verdict, write
+
+import whale_nebula as nb
+from whale_nebula.models import Sizes, transformer
+
+SIZES = Sizes(vocabulary=1000, length=64, width=256, heads=4, blocks=4)
+ROWS = 32
+PAIRS, WARM = 48, 4
+MEMORY_STEPS = 12
+READY_TIMES = 5
+PLAN_BAR, MEMORY_BAR = 3.0, 1.15
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to run the same step; `bar` is the ratio to plain Keras that it must keep."""
+
+    name: str
+    stages: int
+    micro_batches: int
+    bar: float
+
+
+PLAIN = Variant("plain", 0, 1, 1.0)
+CUT = (
+    Variant("one stage", 1, 1, 1.03),
+    Variant("two stages", 2, 1, 1.08),
+    Variant("two stages, four micro-batches", 2, 4, 1.15),
+)
+
+
+def build(variant: Variant) -> keras.Model:
+    """The transformer, compiled, cut as the variant says."""
+    keras.utils.set_random_seed(1)
+    if variant.stages:
+        with nb.cluster(), nb.pipeline(variant.micro_batches):
+            model = transformer(SIZES, around=lambda block: _stage(variant, block))
+    else:
+        model = transformer(SIZES)
+    model.compile(keras.optimizers.Adam(1e-4), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def _stage(variant: Variant, block: int) -> contextlib.AbstractContextManager[Any]:
+    return nb.stage(cluster=f"c{block * variant.stages // SIZES.blocks}")
+
+
+def batch() -> tuple[np.ndarray, np.ndarray]:
+    """One batch of tokens, and the tokens that follow."""
+    tokens = np.random.default_rng(0).integers(0, SIZES.vocabulary, (ROWS, SIZES.length + 1), dtype=np.int32)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+class Stepper:
+    """Does what `fit` does for one batch: calls the train function with the iterator, and reads the loss."""
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        self.model = build(variant)
+        self.function = self.model.make_train_function()
+        self.iterator = iter(tf.data.Dataset.from_tensors(batch()).repeat().prefetch(2))
+        self.losses: list[float] = []
+
+    def step(self) -> float:
+        """Run one step; gives its seconds."""
+        start = time.perf_counter()
+        self.losses.append(float(self.function(self.iterator)["loss"]))
+        return time.perf_counter() - start
+
+
+def steps(pairs: int) -> list[dict[str, Any]]:
+    """Each round steps plain Keras and every variant once, in an order that turns from round to round."""
+    steppers = [Stepper(variant) for variant in (PLAIN, *CUT)]
+    for _ in range(WARM):
+        for stepper in steppers:
+            stepper.step()
+    taken: dict[str, list[float]] = {stepper.variant.name: [] for stepper in steppers}
+    gc.disable()
+    for turn in range(pairs):
+        shift = turn % len(steppers)
+        for stepper in steppers[shift:] + steppers[:shift]:
+            taken[stepper.variant.name].append(stepper.step())
+        gc.collect(0)
+    gc.enable()
+    same = steppers[0].losses
+    return [_row(stepper, taken, same) for stepper in steppers]
+
+
+def _row(stepper: Stepper, taken: dict[str, list[float]], same: list[float]) -> dict[str, Any]:
+    variant, own = stepper.variant, taken[stepper.variant.name]
+    ratio = spread([a / b for a, b in zip(own, taken[PLAIN.name], strict=True)])
+    furthest = max(abs(a - b) / b for a, b in zip(stepper.losses, same, strict=True))
+    return {
+        "what": variant.name,
+        "step_ms": round(1e3 * statistics.median(own), 2),
+        "ratio": ratio,
+        "bar": variant.bar,
+        "verdict": verdict(ratio["median"], variant.bar),
+        "loss_differs_by": float(f"{furthest:.1e}"),
+    }
+
+
+def ready(times: int) -> dict[str, Any]:
+    """Seconds until a step can run: tf.function's own tracing of the step, beside tracing and planning."""
+    x, y = batch()
+    plain, planned = [], []
+    for _ in range(times + 1):
+        model = build(PLAIN)
+        plain.append(_seconds(lambda model=model: _trace(model, x, y)))
+        model = build(CUT[-1])
+        planned.append(_seconds(lambda model=model: nb.plan(model, x, y)))
+    ratio = spread([a / b for a, b in zip(planned[1:], plain[1:], strict=True)])
+    return {
+        "what": "tracing and planning",
+        "tf_function_s": round(statistics.median(plain[1:]), 3),
+        "plan_s": round(statistics.median(planned[1:]), 3),
+        "ratio": ratio,
+        "bar": PLAN_BAR,
+        "verdict": verdict(ratio["median"], PLAN_BAR),
+    }
+
+
+def _trace(model: keras.Model, x: np.ndarray, y: np.ndarray) -> None:
+    specs = tuple(tf.TensorSpec((None, *array.shape[1:]), array.dtype) for array in (x, y))
+    tf.function(model.train_step).get_concrete_function(specs)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def memory() -> list[dict[str, Any]]:
+    """Peak resident memory, each variant in a process of its own."""
+    peaks = {variant: _peak(variant) for variant in (PLAIN, *CUT)}
+    found = []
+    for variant, peak in peaks.items():
+        ratio = round(peak / peaks[PLAIN], 3)
+        said = verdict(ratio, MEMORY_BAR)
+        found.append(
+            {"what": variant.name, "peak_mib": round(peak), "ratio": ratio, "bar": MEMORY_BAR, "verdict": said}
+        )
+    return found
+
+
+def _peak(variant: Variant) -> float:
+    command = [sys.executable, __file__, "--peak", variant.name]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=600)
+    return float(done.stdout.split()[-1])
+
+
+def print_peak(name: str) -> None:
+    """In a process of its own: run some steps, and say the peak (VmHWM) in MiB.
+
+    VmHWM belongs to this program alone; ru_maxrss would begin with what the parent had at the fork.
+    """
+    stepper = Stepper(next(variant for variant in (PLAIN, *CUT) if variant.name == name))
+    for _ in range(MEMORY_STEPS):
+        stepper.step()
+    status = Path("/proc/self/status").read_text("utf-8").splitlines()
+    print(next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024)
+
+
+def main() -> None:
+    """Run all parts and write the result."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="a few pairs only; writes nothing")
+    parser.add_argument("--peak", metavar="VARIANT", help="(for the memory part) run one variant, print its peak")
+    options = parser.parse_args()
+    if options.peak:
+        print_peak(options.peak)
+        return
+    here = machine()
+    parts: list[dict[str, Any]] = []
+    for rows in (
+        lambda: steps(8 if options.quick else PAIRS),
+        lambda: [ready(1 if options.quick else READY_TIMES)],
+        memory,
+    ):
+        for row in rows():
+            print(row, flush=True)
+            parts.append(row)
+    if not options.quick:
+        write(__file__, {"machine": here, "model": vars(SIZES), "rows": ROWS, "pairs": PAIRS, "results": parts})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The benchmark transformer: embedding, pre-normalised blocks, output; a left-to-right language model.
+
+It is a functional Keras model whose layers lie in a sequence: `embedding`, `block0`, `block1`, ..., `output`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import keras
+
+from whale_nebula.errors import OptionError
+
+Around = Callable[[int], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a transformer is. `inner` is the width inside the feed-forward parts: 4 × `width` if None.
+
+    >>> Sizes(width=256).feed_forward
+    1024
+    """
+
+    vocabulary: int = 1000
+    length: int = 64
+    width: int = 128
+    heads: int = 4
+    blocks: int = 4
+    inner: int | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name not in ("inner", "dropout") and value < 1:
+                raise OptionError(f"{name}={value!r} makes no transformer", mend=f"{name}=1, or more")
+        if self.width % self.heads:
+            raise OptionError(
+                f"a width of {self.width} does not divide into {self.heads} heads",
+                why="each head attends with its own equal part of the width",
+                mend=f"width={self.width + self.heads - self.width % self.heads}",
+            )
+
+    @property
+    def feed_forward(self) -> int:
+        """The width inside a block's feed-forward part."""
+        return 4 * self.width if self.inner is None else self.inner
+
+
+class Embedding(keras.layers.Layer):
+    """Tokens become vectors, and each gets its position added."""
+
+    def __init__(self, vocabulary: int, length: int, width: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._sizes = {"vocabulary": vocabulary, "length": length, "width": width}
+        self.tokens = keras.layers.Embedding(vocabulary, width, name="tokens")
+        self.positions = keras.layers.Embedding(length, width, name="positions")
+
+    def build(self, shape: Any) -> None:
+        """Make both tables."""
+        self.tokens.build(shape)
+        self.positions.build(shape[1:])
+
+    def call(self, tokens: Any) -> Any:
+        """The vectors of a batch of rows of tokens."""
+        return self.tokens(tokens) + self.positions(keras.ops.arange(tokens.shape[1]))
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make another one."""
+        return {**super().get_config(), **self._sizes}
+
+
+class Block(keras.layers.Layer):
+    """Attention to what came before, then a feed-forward part; each normalises first and adds to its input."""
+
+    def __init__(self, width: int, heads: int, inner: int, dropout: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._sizes = {"width": width, "heads": heads, "inner": inner, "dropout": dropout}
+        self.attention_norm = keras.layers.LayerNormalization(epsilon=1e-5, name="attention_norm")
+        self.attention = keras.layers.MultiHeadAttention(
+            heads, width // heads, dropout=dropout, name="attention"
+        )
+        self.inner_norm = keras.layers.LayerNormalization(epsilon=1e-5, name="inner_norm")
+        self.wide = keras.layers.Dense(inner, activation="gelu", name="wide")
+        self.narrow = keras.layers.Dense(width, name="narrow")
+        self.dropout = keras.layers.Dropout(dropout, name="dropout")
+
+    def build(self, shape: Any) -> None:
+        """Make the weights of all parts."""
+        for part in (self.attention_norm, self.inner_norm, self.wide):
+            part.build(shape)
+        self.attention.build(shape, shape)
+        self.narrow.build((*shape[:-1], self._sizes["inner"]))
+
+    def call(self, hidden: Any, training: bool | None = None) -> Any:
+        """One step up."""
+        normal = self.attention_norm(hidden)
+        attended = self.attention(normal, normal, use_causal_mask=True, training=training)
+        hidden = hidden + self.dropout(attended, training=training)
+        inner = self.narrow(self.wide(self.inner_norm(hidden)))
+        return hidden + self.dropout(inner, training=training)
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make another one."""
+        return {**super().get_config(), **self._sizes}
+
+
+def nowhere(block: int) -> AbstractContextManager[None]:
+    """No scope around any block.
+
+    >>> with nowhere(0) as nothing:
+    ...     nothing
+    """
+    return contextlib.nullcontext()
+
+
+def transformer(sizes: Sizes | None = None, *, around: Around = nowhere) -> keras.Model:
+    """Build the model: int32 tokens (rows, length) in, logits (rows, length, vocabulary) out.
+
+    `around(block)` gives the scope around each block; the embedding lies in the first block's, the output in
+    the last one's. Scopes above stages (`nb.cluster`, `nb.pipeline`) are entered around the call.
+
+    >>> import whale_nebula as nb
+    >>> small = Sizes(vocabulary=11, length=4, width=8, heads=2, blocks=2)
+    >>> with nb.cluster():
+    ...     model = transformer(small, around=lambda block: nb.stage(cluster=("gpu", "npu")[block]))
+    >>> model.output.shape, [layer.name for layer in model.layers[1:]]
+    ((None, 4, 11), ['embedding', 'block0', 'block1', 'norm', 'output'])
+    """
+    s = sizes or Sizes()
+    tokens = keras.Input((s.length,), dtype="int32", name="tokens")
+    with around(0):
+        hidden = Embedding(s.vocabulary, s.length, s.width, name="embedding")(tokens)
+    for block in range(s.blocks):
+        with around(block):
+            hidden = Block(s.width, s.heads, s.feed_forward, s.dropout, name=f"block{block}")(hidden)
+    with around(s.blocks - 1):
+        normal = keras.layers.LayerNormalization(epsilon=1e-5, name="norm")(hidden)
+        logits = keras.layers.Dense(s.vocabulary, name="output")(normal)
+    return keras.Model(tokens, logits, name="transformer")

@@ -1,0 +1,152 @@
+"""Runs the same step uncut and by a plan, from the same seeds, and holds the two against each other."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+
+EMULATED = "1gbit,0ms"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The scopes of a test's step; `Cut(on=False)` leaves them away."""
+
+    on: bool = True
+    micro: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def program(self) -> Iterator[None]:
+        if not self.on:
+            yield
+            return
+        with nb.cluster(), nb.pipeline(self.micro, **self.options):
+            yield
+
+    def at(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        return nb.stage(cluster=name) if self.on else contextlib.nullcontext()
+
+    @property
+    def function(self) -> Any:
+        return nb.function if self.on else tf.function
+
+
+@dataclass
+class Left:
+    """What some steps left: all tensors that they returned, step by step, and the variables."""
+
+    returned: list[list[np.ndarray]]
+    variables: list[np.ndarray]
+    stages: tuple[str, ...] = ()
+
+
+Build = Callable[[Cut], tuple[Any, list[Any]]]
+
+
+def run(build: Build, cut: Cut, batches: list[tuple[Any, ...]]) -> Left:
+    keras.utils.set_random_seed(3)
+    step, variables = build(cut)
+    returned = [[np.array(tf.convert_to_tensor(t)) for t in tf.nest.flatten(step(*batch))] for batch in batches]
+    stages = tuple(nb.last_report().stages) if cut.on else ()
+    return Left(returned, [np.array(v) for v in variables], stages)
+
+
+def close(a: np.ndarray, b: np.ndarray, exact: bool) -> None:
+    assert a.shape == b.shape
+    if exact:
+        np.testing.assert_array_equal(a, b)
+    else:
+        np.testing.assert_allclose(b, a, rtol=2e-5, atol=2e-6)
+
+
+@pytest.fixture
+def same() -> Callable[..., Left]:
+    """Run a step both ways and compare; gives what the plan left."""
+
+    def check(
+        build: Build, *batches: tuple[Any, ...], micro: int = 1, exact: bool = False, stages: int = 2, **options: Any
+    ) -> Left:
+        plain = run(build, Cut(on=False), list(batches))
+        found = run(build, Cut(True, micro, options), list(batches))
+        assert len(found.stages) == stages, "the plan was not engaged"
+        for a, b in zip(plain.returned, found.returned, strict=True):
+            for one, other in zip(a, b, strict=True):
+                close(one, other, exact)
+        for one, other in zip(plain.variables, found.variables, strict=True):
+            close(one, other, exact)
+        return found
+
+    return check
+
+
+@pytest.fixture
+def same_fit() -> Callable[..., Any]:
+    """Train a Keras model both ways and compare histories and weights; gives the model that ran by the plan."""
+
+    def check(
+        build: Callable[[Cut], Any], *data: Any, micro: int = 1, exact: bool = False, stages: int = 2,
+        batch_size: int = 8, **options: Any
+    ) -> Any:  # fmt: skip
+        histories, models = [], []
+        for cut in (Cut(on=False), Cut(True, micro, options)):
+            keras.utils.set_random_seed(3)
+            model = build(cut)
+            x, y, *rest = data
+            weights = {"sample_weight": rest[0]} if rest else {}
+            histories.append(
+                model.fit(x, y, **weights, batch_size=batch_size, epochs=2, shuffle=False, verbose=0).history
+            )
+            models.append(model)
+        assert len(nb.last_report().stages) == stages, "the plan was not engaged"
+        assert sorted(histories[0]) == sorted(histories[1])
+        for name, values in histories[0].items():
+            np.testing.assert_allclose(histories[1][name], values, rtol=0 if exact else 2e-5, atol=0 if exact else 1e-6)
+        for a, b in zip(models[0].get_weights(), models[1].get_weights(), strict=True):
+            close(a, b, exact)
+        return models[1]
+
+    return check
+
+
+@pytest.fixture(params=["local", "emulated"])
+def runner(request: pytest.FixtureRequest) -> str:
+    """The step as one function, and the step by actors over links."""
+    if request.param == "emulated":
+        nb.init(links=EMULATED)
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def closed_run() -> Iterator[None]:
+    """Every test opens its own run."""
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+def normal(rows: int, *shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((rows, *shape)).astype("float32")
+
+
+@pytest.fixture(name="normal")
+def _normal() -> Callable[..., np.ndarray]:
+    """Normal numbers, the same each time."""
+    return normal
+
+
+@pytest.fixture
+def weights() -> Callable[..., list[tf.Variable]]:
+    """Square matrices as variables."""
+
+    def make(count: int = 2, width: int = 4) -> list[tf.Variable]:
+        return [tf.Variable(normal(width, width, seed=90 + n) * 0.5, name=f"w{n}") for n in range(count)]
+
+    return make

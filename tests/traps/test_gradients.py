@@ -1,0 +1,508 @@
+"""What a gradient tape means in TensorFlow, it means in a captured step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.traps.conftest import Cut
+from whale_nebula.errors import BatchCoupledError
+
+layers = keras.layers
+MICRO = pytest.mark.parametrize("micro", [1, 2, 3])
+
+
+def two_stages(
+    ask: Callable[[Any, Any, Any, list[tf.Variable]], Any], weights: Any, **tape_options: Any
+) -> Callable[[Cut], Any]:
+    """A step of two stages; `ask(tape, (x, hidden, outputs), loss, variables)` gives what it returns."""
+
+    def build(cut: Cut) -> Any:
+        variables = weights()
+
+        @cut.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape(**tape_options) as tape, cut.program():
+                if not tape_options.get("watch_accessed_variables", True):
+                    tape.watch(variables[0])
+                with cut.at("a"):
+                    hidden = tf.tanh(x @ variables[0])
+                with cut.at("b"):
+                    outputs = hidden @ variables[1]
+                loss = tf.reduce_mean(outputs**2)
+            return ask(tape, (x, hidden, outputs), loss, variables)
+
+        return step, variables
+
+    return build
+
+
+@MICRO
+def test_the_gradient_of_an_input(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
+    def build(cut: Cut) -> Any:
+        variables = weights()
+
+        @cut.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape, cut.program():
+                tape.watch(x)
+                with cut.at("a"):
+                    hidden = tf.tanh(x @ variables[0])
+                with cut.at("b"):
+                    loss = tf.reduce_mean((hidden @ variables[1] + x) ** 2)
+            return tape.gradient(loss, [x, variables[0]])
+
+        return step, variables
+
+    same(build, (normal(7, 4),), (normal(7, 4, seed=1),), micro=micro)
+
+
+@MICRO
+def test_the_gradient_of_an_activation(same: Any, normal: Any, weights: Any, micro: int) -> None:
+    build = two_stages(lambda tape, t, loss, v: tape.gradient(loss, [t[1], t[2], v[0]]), weights)
+    same(build, (normal(7, 4),), micro=micro)
+
+
+@MICRO
+@pytest.mark.parametrize("kind", ["none", "zero", tf.UnconnectedGradients.ZERO])
+def test_unconnected_gradients(same: Any, normal: Any, weights: Any, micro: int, kind: Any) -> None:
+    def ask(tape: Any, tensors: Any, loss: Any, variables: list[tf.Variable]) -> Any:
+        unused = tf.zeros((3,))
+        found = tape.gradient(loss, [variables[0], unused], unconnected_gradients=kind)
+        if (found[1] is None) != (kind == "none"):
+            raise AssertionError(found)
+        return [gradient for gradient in found if gradient is not None]
+
+    same(two_stages(ask, weights), (normal(6, 4),), micro=micro)
+
+
+def test_a_tape_that_watches_nothing_by_itself(same: Any, normal: Any, weights: Any) -> None:
+    def ask(tape: Any, tensors: Any, loss: Any, variables: list[tf.Variable]) -> Any:
+        first, second = tape.gradient(loss, variables)
+        if second is not None:
+            raise AssertionError("an unwatched variable got a gradient")
+        return first
+
+    same(two_stages(ask, weights, watch_accessed_variables=False), (normal(6, 4),), micro=2)
+
+
+@MICRO
+def test_ops_outside_the_block_are_not_followed(same: Any, normal: Any, weights: Any, micro: int) -> None:
+    """The regulariser is computed before the tape opens: the loss has it, the gradient has not."""
+
+    def build(cut: Cut) -> Any:
+        variables = weights()
+
+        @cut.function
+        def step(x: Any) -> Any:
+            with cut.program():
+                with cut.at("a"):
+                    before = tf.tanh(x @ variables[0])
+                with tf.GradientTape() as tape:
+                    with cut.at("a"):
+                        hidden = tf.sin(x @ variables[0]) + before
+                    with cut.at("b"):
+                        outputs = hidden @ variables[1]
+                    loss = tf.reduce_mean(outputs**2)
+            return loss, tape.gradient(loss, variables)
+
+        return step, variables
+
+    same(build, (normal(6, 4),), micro=micro)
+
+
+@MICRO
+def test_a_persistent_tape_is_asked_twice(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
+    def ask(tape: Any, tensors: Any, loss: Any, variables: list[tf.Variable]) -> Any:
+        first = tape.gradient(loss, variables[0])
+        second = tape.gradient(tf.reduce_mean(tensors[1]), variables[0])
+        del tape
+        for variable, gradient in zip(variables, [first + second, 2.0 * first], strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return first, second
+
+    same(two_stages(ask, weights, persistent=True), (normal(6, 4),), (normal(6, 4, seed=1),), micro=micro)
+
+
+def test_a_plain_tape_answers_once(normal: Any, weights: Any) -> None:
+    """TensorFlow's own error, in its own words."""
+    build = two_stages(lambda tape, t, loss, v: [tape.gradient(loss, v[0]) for _ in range(2)], weights)
+    with pytest.raises(RuntimeError, match="non-persistent"):
+        build(Cut())[0](normal(4, 4))
+
+
+@MICRO
+def test_output_gradients_are_where_gradients_start(same: Any, normal: Any, weights: Any, micro: int) -> None:
+    def ask(tape: Any, tensors: Any, loss: Any, variables: list[tf.Variable]) -> Any:
+        return tape.gradient(tensors[2], variables, output_gradients=tf.sin(tensors[0]))
+
+    same(two_stages(ask, weights), (normal(7, 4),), micro=micro)
+
+
+@MICRO
+def test_several_targets(same: Any, normal: Any, weights: Any, micro: int) -> None:
+    """One in each stage, one of them with rows: a tensor that is no scalar is summed, as in TensorFlow."""
+
+    def ask(tape: Any, tensors: Any, loss: Any, variables: list[tf.Variable]) -> Any:
+        return tape.gradient([loss, tensors[1]], variables)
+
+    same(two_stages(ask, weights), (normal(7, 4),), micro=micro)
+
+
+@MICRO
+def test_stop_gradient(same: Any, normal: Any, weights: Any, micro: int) -> None:
+    def build(cut: Cut) -> Any:
+        variables = weights()
+
+        @cut.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape, cut.program():
+                with cut.at("a"):
+                    hidden = tf.tanh(x @ variables[0])
+                with cut.at("b"):
+                    loss = tf.reduce_mean((tf.stop_gradient(hidden) @ variables[1] + tf.sin(hidden)) ** 2)
+            return tape.gradient(loss, variables)
+
+        return step, variables
+
+    same(build, (normal(7, 4),), micro=micro)
+
+
+@MICRO
+def test_stop_gradient_on_the_whole_boundary(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
+    """Then nothing crosses back, and the first stage has no backward."""
+
+    def build(cut: Cut) -> Any:
+        variables = weights()
+
+        @cut.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape, cut.program():
+                with cut.at("a"):
+                    hidden = tf.tanh(x @ variables[0])
+                with cut.at("b"):
+                    loss = tf.reduce_mean((tf.stop_gradient(hidden) @ variables[1]) ** 2)
+            found = tape.gradient(loss, variables)
+            if found[0] is not None:
+                raise AssertionError("a stopped gradient arrived")
+            return loss, found[1]
+
+        return step, variables
+
+    same(build, (normal(7, 4),), micro=micro)
+
+
+@MICRO
+def test_a_gradient_penalty(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
+    """A tape inside a tape, within one stage: the inner request is TensorFlow's own."""
+
+    def build(cut: Cut) -> Any:
+        variables = weights()
+
+        @cut.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as outer, cut.program():
+                with cut.at("a"):
+                    hidden = tf.tanh(x @ variables[0])
+                with cut.at("b"):
+                    with tf.GradientTape() as inner:
+                        inner.watch(hidden)
+                        scores = tf.reduce_sum(tf.tanh(hidden @ variables[1]), axis=1)
+                    slopes = inner.gradient(scores, hidden)
+                    penalty = tf.reduce_mean((tf.norm(slopes, axis=1) - 1.0) ** 2)
+                    loss = tf.reduce_mean(scores) + penalty
+            gradients = outer.gradient(loss, variables)
+            for variable, gradient in zip(variables, gradients, strict=True):
+                variable.assign_sub(0.1 * gradient)
+            return loss, gradients
+
+        return step, variables
+
+    same(build, (normal(7, 4),), (normal(7, 4, seed=1),), micro=micro)
+
+
+@MICRO
+def test_a_custom_gradient_with_a_closure(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
+    """... over a tensor of the trace and over a variable, in both stages."""
+
+    def build(cut: Cut) -> Any:
+        variables = weights()
+
+        @tf.custom_gradient
+        def squash(v: Any) -> Any:
+            y = tf.tanh(v)
+            return y, lambda d: d * (1.0 - y * y) * 1.5
+
+        @tf.custom_gradient
+        def scaled(v: Any) -> Any:
+            y = v @ variables[1]
+
+            def backward(d: Any, variables: Any = None) -> Any:  # noqa: ARG001
+                (kernel,) = variables
+                return d @ tf.transpose(kernel), [2.0 * (tf.transpose(v) @ d)]
+
+            return y, backward
+
+        @cut.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape, cut.program():
+                with cut.at("a"):
+                    hidden = squash(x @ variables[0])
+                with cut.at("b"):
+                    loss = tf.reduce_mean(squash(scaled(hidden)) ** 2)
+            return loss, tape.gradient(loss, variables)
+
+        return step, variables
+
+    same(build, (normal(7, 4),), micro=micro)
+
+
+@MICRO
+def test_sparse_gradients_are_returned_as_they_are(same: Any, normal: Any, micro: int) -> None:
+    """The user's code gets IndexedSlices, and may return them; a variable tied over stages is dense."""
+
+    def build(cut: Cut) -> Any:
+        table, tied, kernel = (tf.Variable(normal(5, 4, seed=n)) for n in (1, 2, 3))
+
+        @cut.function
+        def step(ids: Any) -> Any:
+            with tf.GradientTape() as tape, cut.program():
+                with cut.at("a"):
+                    hidden = tf.gather(table, ids) + tf.gather(tied, ids)
+                with cut.at("b"):
+                    loss = tf.reduce_mean((hidden @ tf.transpose(tied) @ kernel) ** 2)
+            sparse, dense = tape.gradient(loss, [table, tied])
+            if not isinstance(sparse, tf.IndexedSlices) or isinstance(dense, tf.IndexedSlices):
+                raise AssertionError((sparse, dense))
+            return sparse.values, sparse.indices, dense
+
+        return step, [table, tied]
+
+    same(build, (np.array([0, 3, 3, 1, 4, 0]),), micro=micro)
+
+
+def test_indexed_slices_as_a_result(normal: Any) -> None:
+    table = tf.Variable(normal(5, 4))
+
+    @nb.function
+    def step(ids: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster():
+            with nb.stage(cluster="a"):
+                hidden = tf.gather(table, ids)
+            with nb.stage(cluster="b"):
+                loss = tf.reduce_sum(hidden**2)
+        return tape.gradient(loss, table)
+
+    found = step(np.array([0, 3, 3]))
+    assert isinstance(found, tf.IndexedSlices)
+    np.testing.assert_allclose(found.values, 2.0 * normal(5, 4)[[0, 3, 3]])
+    assert found.indices.numpy().tolist() == [0, 3, 3]
+
+
+@MICRO
+def test_recompute_gives_the_same_gradients(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
+    def ask(tape: Any, tensors: Any, loss: Any, variables: list[tf.Variable]) -> Any:
+        gradients = tape.gradient(loss, variables)
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss, gradients
+
+    same(two_stages(ask, weights), (normal(7, 4),), (normal(7, 4, seed=1),), micro=micro, recompute=True)
+
+
+@MICRO
+def test_recompute_keeps_less(normal: Any, weights: Any, micro: int) -> None:
+    """... and with recompute fewer tensors wait for the backward."""
+
+    def kept(recompute: bool) -> int:
+        variables = weights()
+
+        @nb.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape, Cut(True, micro, {"recompute": recompute}).program():
+                with nb.stage(cluster="a"):
+                    hidden = x
+                    for _ in range(4):
+                        hidden = tf.tanh(hidden @ variables[0])
+                with nb.stage(cluster="b"):
+                    loss = tf.reduce_mean((hidden @ variables[1]) ** 2)
+            return tape.gradient(loss, variables)
+
+        stage = step.step.plan(*step.arguments(tf.constant(normal(4, 4)))).cut.phases[0].stages[0]
+        return len(set(stage.forward.fetches) & set(stage.backward.feeds))
+
+    assert kept(True) < kept(False)
+
+
+def dropping(cut: Cut, rate: float = 0.5, recompute: bool = False) -> keras.Model:
+    inputs = keras.Input((4,))
+    with cut.program():
+        with cut.at("a"):
+            hidden = layers.Dropout(rate, seed=7)(layers.Dense(8, activation="tanh")(inputs))
+        with cut.at("b"):
+            outputs = layers.Dense(3)(layers.Dropout(rate, seed=8)(hidden))
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_dropout_with_one_micro_batch_is_bit_equal(
+    same_fit: Any, normal: Any, runner: str, recompute: bool
+) -> None:
+    """Seeds are variables, and end where they end uncut."""
+    same_fit(dropping, normal(16, 4), normal(16, 3, seed=1), exact=True, recompute=recompute)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_dropout_with_micro_batches_is_reproducible(normal: Any, runner: str, recompute: bool) -> None:
+    found = []
+    for schedule in ("gpipe", "eager-1f1b"):
+        keras.utils.set_random_seed(3)
+        model = dropping(Cut(True, 3, {"recompute": recompute, "schedule": schedule}))
+        model.fit(normal(12, 4), normal(12, 3, seed=1), batch_size=6, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_recompute_with_dropout_draws_the_same_mask(normal: Any) -> None:
+    """The saved state of the seed is read, not the advanced one: gradients are those without recompute."""
+    found = []
+    for recompute in (False, True):
+        keras.utils.set_random_seed(3)
+        model = dropping(Cut(True, 2, {"recompute": recompute}))
+        model.fit(normal(12, 4), normal(12, 3, seed=1), batch_size=6, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+def normalised(cut: Cut) -> keras.Model:
+    inputs = keras.Input((4,))
+    with cut.program():
+        with cut.at("a"):
+            hidden = layers.BatchNormalization(name="norm")(layers.Dense(8)(inputs))
+        with cut.at("b"):
+            outputs = layers.Dense(3)(tf.keras.layers.Activation("tanh")(hidden))
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+def test_batch_normalisation_with_one_micro_batch(same_fit: Any, normal: Any, runner: str) -> None:
+    same_fit(normalised, normal(16, 4), normal(16, 3, seed=1))
+
+
+def test_batch_normalisation_couples_rows(normal: Any) -> None:
+    model = normalised(Cut(True, 2))
+    with pytest.raises(BatchCoupledError, match="norm") as caught:
+        model.fit(normal(16, 4), normal(16, 3), verbose=0)
+    assert "test_gradients.py" in caught.value.line
+    assert any("coupled" in mend for mend in caught.value.mends)
+
+
+def test_coupled_rows_may_be_allowed_and_the_report_says_so(normal: Any, runner: str) -> None:
+    model = normalised(Cut(True, 2, {"coupled": "allow"}))
+    before = model.get_layer("norm").moving_mean.numpy().copy()
+    model.fit(normal(16, 4), normal(16, 3), batch_size=16, verbose=0)
+    assert nb.last_report().micro_batches == 2
+    assert any("depend on each other" in note for note in nb.last_report().notes)
+    assert np.abs(model.get_layer("norm").moving_mean.numpy() - before).max() > 0
+
+
+def contrastive(cut: Cut, width: int = 4) -> keras.Model:
+    class Contrastive(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = layers.Dense(width), layers.Dense(width)
+
+        def call(self, x: Any) -> Any:
+            with cut.program():
+                with cut.at("a"):
+                    left, right = self.left(x), self.right(x)
+                with cut.at("b"):
+                    return tf.matmul(left, right, transpose_b=True)
+
+        def train_step(self, batch: Any) -> Any:
+            x, _ = batch
+            with tf.GradientTape() as tape:
+                scores = self(x)
+                labels = tf.range(tf.shape(x)[0])
+                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores)
+                loss = tf.reduce_mean(losses)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    model = Contrastive()
+    model.compile(keras.optimizers.SGD(0.1))
+    return model
+
+
+def test_negatives_from_the_batch_couple_rows(same_fit: Any, normal: Any) -> None:
+    same_fit(contrastive, normal(16, 4), normal(16, 3))
+    with pytest.raises(BatchCoupledError) as caught:
+        contrastive(Cut(True, 2)).fit(normal(16, 4), normal(16, 3), verbose=0)
+    assert "test_gradients.py" in caught.value.line
+
+
+@MICRO
+def test_a_loss_weight_says_what_a_micro_batch_counts(same: Any, normal: Any, weights: Any, micro: int) -> None:
+    """A loss that divides by more than the pass can see: the user says what the mean is over."""
+
+    def build(cut: Cut) -> Any:
+        variables = weights()
+
+        @cut.function
+        def step(x: Any, tokens: Any) -> Any:
+            with tf.GradientTape() as tape, cut.program():
+                with cut.at("a"):
+                    hidden = tf.tanh(x @ variables[0])
+                with cut.at("b"):
+                    rows = tf.reduce_sum((hidden @ variables[1]) ** 2, axis=1)
+                total = tf.reduce_sum(tokens)
+                if cut.on:
+                    nb.loss_weight(total)
+                loss = tf.reduce_sum(rows * tokens) / tf.maximum(total, 1e-3)
+            gradients = tape.gradient(loss, variables)
+            for variable, gradient in zip(variables, gradients, strict=True):
+                variable.assign_sub(0.1 * gradient)
+            return loss, gradients
+
+        return step, variables
+
+    tokens = np.array([1, 5, 2, 0, 7, 1, 3], "float32")
+    same(build, (normal(7, 4), tokens), (normal(7, 4, seed=1), tokens[::-1].copy()), micro=micro)
+
+
+@MICRO
+@pytest.mark.parametrize("fold", ["mean", "sum", "weighted", "two"])
+def test_a_loss_counts_as_it_was_folded(same: Any, normal: Any, weights: Any, micro: int, fold: str) -> None:
+    losses = {
+        "mean": lambda rows, w: tf.reduce_mean(rows),
+        "sum": lambda rows, w: tf.reduce_sum(rows),
+        "weighted": lambda rows, w: tf.reduce_sum(rows * w) / tf.reduce_sum(w),
+        "two": lambda rows, w: tf.reduce_mean(rows) + 0.1 * tf.reduce_sum(rows * w) / (tf.reduce_sum(w) + 1.0),
+    }
+
+    def build(cut: Cut) -> Any:
+        variables = weights()
+
+        @cut.function
+        def step(x: Any, w: Any) -> Any:
+            with tf.GradientTape() as tape, cut.program():
+                with cut.at("a"):
+                    hidden = tf.tanh(x @ variables[0])
+                with cut.at("b"):
+                    rows = tf.reduce_sum((hidden @ variables[1]) ** 2, axis=1)
+                loss = losses[fold](rows, w)
+            return loss, tape.gradient(loss, variables)
+
+        return step, variables
+
+    same(build, (normal(7, 4), np.array([1, 5, 2, 0.5, 7, 1, 3], "float32")), micro=micro)

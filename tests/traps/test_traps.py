@@ -1,0 +1,555 @@
+"""The seventeen traps of TensorFlow and Keras that a prototype fell into, each through the public face."""
+
+import logging
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.traps.conftest import Cut
+from whale_nebula.capture.step import signature
+from whale_nebula.errors import BatchAxisError, BoundaryInBodyError, NebulaError, StageOrderError, UnsupportedError
+from whale_nebula.runtime.keras_step import keras_step
+
+layers = keras.layers
+
+
+def dense_model(cut: Any, optimizer: Any, loss: str = "mse", **compiled: Any) -> keras.Model:
+    inputs = keras.Input((4,))
+    with cut.program():
+        with cut.at("a"):
+            hidden = layers.Dense(6, activation="tanh")(inputs)
+        with cut.at("b"):
+            outputs = layers.Dense(3)(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer, loss, **compiled)
+    return model
+
+
+# 1: weight decay and `iterations` depend on no gradient, by data or by control, and yet run once a step.
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+def test_trap_01_decay_and_iterations_run_once(same_fit: Any, normal: Any, runner: str, micro: int) -> None:
+    model = same_fit(
+        lambda cut: dense_model(cut, keras.optimizers.AdamW(0.01, weight_decay=0.5, epsilon=1e-3)),
+        normal(16, 4), normal(16, 3, seed=1), micro=micro,
+    )  # fmt: skip
+    assert int(model.optimizer.iterations.numpy()) == 4
+
+
+def test_trap_01_a_counter_before_the_first_request_is_a_prologue(same: Any, normal: Any, weights: Any) -> None:
+    """An effect that ignores the batch runs once, before the forward that reads what it wrote."""
+
+    def build(cut: Cut) -> Any:
+        count, (first, second) = tf.Variable(0.0), weights()
+
+        @cut.function
+        def step(x: Any) -> Any:
+            count.assign_add(1.0)
+            with tf.GradientTape() as tape, cut.program():
+                with cut.at("a"):
+                    hidden = x @ first * count
+                with cut.at("b"):
+                    loss = tf.reduce_mean((hidden @ second) ** 2)
+            for variable, gradient in zip((first, second), tape.gradient(loss, [first, second]), strict=True):
+                variable.assign_sub(0.1 * gradient)
+            return loss, count.read_value()
+
+        return step, [count, first, second]
+
+    found = same(build, (normal(6, 4),), (normal(6, 4, seed=1),), micro=3)
+    assert float(found.variables[0]) == 2.0
+
+
+# 2: TensorFlow hangs every returned tensor behind all effects: what is returned must not look like an update.
+
+
+def test_trap_02_a_returned_tensor_does_not_wait_for_the_update(same: Any, normal: Any, weights: Any) -> None:
+    def build(cut: Cut) -> Any:
+        first, second = weights()
+
+        @cut.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape, cut.program():
+                with cut.at("a"):
+                    hidden = tf.tanh(x @ first)
+                with cut.at("b"):
+                    rows = hidden @ second
+                    loss = tf.reduce_mean(rows**2)
+            first.assign_sub(tape.gradient(loss, first))
+            return {"loss": loss, "rows": rows, "hidden": hidden, "first": first.read_value()}
+
+        return step, [first, second]
+
+    same(build, (normal(7, 4),), (normal(7, 4, seed=1),), micro=3)
+
+
+# 3: what the update reads (a learning rate, the variable itself) depends on no gradient either.
+
+
+def test_trap_03_the_update_reads_variables_of_its_own(same: Any, normal: Any, weights: Any) -> None:
+    def build(cut: Cut) -> Any:
+        (first, second), rate, decay = weights(), tf.Variable(0.1), tf.Variable(0.01)
+
+        @cut.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape, cut.program():
+                with cut.at("a"):
+                    hidden = tf.tanh(x @ first)
+                with cut.at("b"):
+                    loss = tf.reduce_mean((hidden @ second) ** 2)
+            for variable, gradient in zip((first, second), tape.gradient(loss, [first, second]), strict=True):
+                variable.assign_sub(rate * (gradient + decay * variable))
+            rate.assign(rate * 0.5)
+            return loss
+
+        return step, [first, second, rate]
+
+    same(build, *[(normal(6, 4, seed=n),) for n in range(3)], micro=2)
+
+
+# 4: metrics fed with scalars count once a step, not once a micro-batch.
+
+
+class OwnMean(keras.metrics.Mean):
+    """A metric that overrides update_state."""
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+        super().update_state(2.0 * values, sample_weight=sample_weight)
+
+
+class WithMetric(keras.Model):
+    def __init__(self, cut: Cut) -> None:
+        super().__init__()
+        self.cut, self.first, self.second = cut, layers.Dense(5, activation="tanh"), layers.Dense(3)
+        self.plain, self.own = keras.metrics.Mean(name="plain"), OwnMean(name="own")
+
+    def call(self, x: Any) -> Any:
+        with self.cut.program():
+            with self.cut.at("a"):
+                hidden = self.first(x)
+            with self.cut.at("b"):
+                return self.second(hidden)
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        self.plain.update_state(loss)
+        self.own.update_state(loss)
+        return {"plain": self.plain.result(), "own": self.own.result()}
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+def test_trap_04_metrics_of_scalars_count_once(same_fit: Any, normal: Any, runner: str, micro: int) -> None:
+    def build(cut: Cut) -> Any:
+        model = WithMetric(cut)
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    model = same_fit(build, normal(16, 4), normal(16, 3, seed=1), micro=micro)
+    assert float(model.plain.count.numpy()) == 2.0
+
+
+# 5: Keras's loss tracker asks for the rows of x: the last stage must not be fed x for that.
+
+
+@pytest.mark.xfail(strict=True, reason="the row count of Keras's loss tracker reads x in the last stage")
+@pytest.mark.parametrize("micro", [1, 2])
+def test_trap_05_the_last_stage_is_not_fed_x(normal: Any, micro: int) -> None:
+    model = dense_model(Cut(True, micro), "sgd")
+    step, arguments, unpack = keras_step(model, "train", (tf.constant(normal(8, 4)), tf.constant(normal(8, 3))))
+    cut = step.plan(arguments, unpack).cut
+    x = next(leaf.op for leaf in cut.program.leaves if leaf.name == "x")
+    first, last = cut.phases[0].stages
+    assert x in {value.op for value in first.forward.feeds}
+    for fragment in (last.forward, last.backward):
+        assert fragment is None or x not in {value.op for value in fragment.feeds}
+
+
+# 6: a subclassed model whose first act is `fit` meets its scopes inside Keras's own trace.
+
+
+class Lazy(keras.Model):
+    """Built by nothing but its first batch."""
+
+    def __init__(self, cut: Cut) -> None:
+        super().__init__()
+        self.cut, self.first, self.second = cut, layers.Dense(5, activation="tanh"), layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        with self.cut.program():
+            with self.cut.at("a"):
+                hidden = self.first(x)
+            with self.cut.at("b"):
+                outputs = self.second(hidden)
+                self.add_loss(0.01 * tf.reduce_sum(self.second.kernel**2))
+                return outputs
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+def test_trap_06_the_first_act_of_a_subclass_is_fit(same_fit: Any, normal: Any, micro: int) -> None:
+    def build(cut: Cut) -> Any:
+        model = Lazy(cut)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    same_fit(build, normal(16, 4), normal(16, 3, seed=1), micro=micro)
+
+
+# 7: scopes of functional models belong to nodes: a shared layer sits in two stages.
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+def test_trap_07_a_shared_layer_in_two_stages(same_fit: Any, normal: Any, runner: str, micro: int) -> None:
+    def build(cut: Cut) -> Any:
+        shared, inputs = layers.Dense(4, activation="tanh"), keras.Input((4,))
+        with cut.program():
+            with cut.at("a"):
+                hidden = shared(inputs)
+            with cut.at("b"):
+                outputs = layers.Dense(3)(shared(hidden) + keras.ops.sin(hidden))
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    same_fit(build, normal(16, 4), normal(16, 3, seed=1), micro=micro)
+
+
+# 8: `Sequential.add` rebuilds every node, or makes none.
+
+
+@pytest.mark.parametrize("with_input", [True, False])
+def test_trap_08_layers_added_one_by_one(same_fit: Any, normal: Any, with_input: bool) -> None:
+    def build(cut: Cut) -> Any:
+        model = keras.Sequential([keras.Input((4,))] if with_input else [])
+        with cut.program():
+            with cut.at("a"):
+                model.add(layers.Dense(5, activation="tanh"))
+            with cut.at("b"):
+                model.add(layers.Dense(4, activation="tanh"))
+            with cut.at("c"):
+                model.add(layers.Dense(3))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    same_fit(build, normal(16, 4), normal(16, 3, seed=1), stages=3, micro=2)
+
+
+@pytest.mark.xfail(strict=True, reason="nothing watches clone_model yet")
+def test_trap_08_a_clone_loses_its_scopes_and_says_so() -> None:
+    model = dense_model(Cut(), "sgd")
+    with pytest.warns(nb.errors.NebulaWarning, match="scopes"):
+        keras.models.clone_model(model)
+
+
+# 9: variables made in the step make tf.function trace twice: the first trace must be forgotten.
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+def test_trap_09_an_optimizer_built_in_the_step(same: Any, normal: Any, weights: Any, micro: int) -> None:
+    def build(cut: Cut) -> Any:
+        variables, optimizer = weights(), keras.optimizers.Adam(0.1, epsilon=1e-3)
+
+        @cut.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape, cut.program():
+                with cut.at("a"):
+                    hidden = tf.tanh(x @ variables[0])
+                with cut.at("b"):
+                    loss = tf.reduce_mean((hidden @ variables[1]) ** 2)
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return loss
+
+        return step, variables
+
+    same(build, *[(normal(6, 4, seed=n),) for n in range(3)], micro=micro)
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+def test_trap_09_a_loss_scale_optimizer(same_fit: Any, normal: Any, micro: int) -> None:
+    def build(cut: Cut) -> Any:
+        return dense_model(cut, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=1024.0))
+
+    same_fit(build, normal(16, 4), normal(16, 3, seed=1), micro=micro)
+
+
+# 10: `recompute_grad` asks a tape of its own while we differentiate. (Nested tapes: test_gradients.py.)
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+def test_trap_10_recompute_grad(same: Any, normal: Any, weights: Any, micro: int) -> None:
+    def build(cut: Cut) -> Any:
+        variables = weights()
+
+        @cut.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape, cut.program():
+                with cut.at("a"):
+                    hidden = tf.recompute_grad(lambda v: tf.tanh(v @ variables[0]))(x)
+                with cut.at("b"):
+                    loss = tf.reduce_mean(tf.recompute_grad(lambda v: (v @ variables[1]) ** 2)(hidden))
+            gradients = tape.gradient(loss, variables)
+            for variable, gradient in zip(variables, gradients, strict=True):
+                variable.assign_sub(0.1 * gradient)
+            return loss, gradients
+
+        return step, variables
+
+    same(build, (normal(6, 4),), (normal(6, 4, seed=1),), micro=micro)
+
+
+# 11: gradients of embeddings are colocated with ops that the fragment does not have.
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+def test_trap_11_a_sparse_embedding_in_the_first_stage(same_fit: Any, normal: Any, runner: str, micro: int) -> None:
+    """... under global_clipnorm, which squares the un-added rows: a dense gradient gives another norm."""
+
+    def build(cut: Cut) -> Any:
+        inputs = keras.Input((3,), dtype="int32")
+        with cut.program():
+            with cut.at("a"):
+                hidden = layers.Embedding(5, 4)(inputs)
+            with cut.at("b"):
+                outputs = layers.Dense(3)(layers.Flatten()(hidden))
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.5, global_clipnorm=0.05), "mse")
+        return model
+
+    ids = np.random.default_rng(4).integers(0, 5, (16, 3))
+    same_fit(build, ids, normal(16, 3, seed=1), micro=micro)
+
+
+# 12: twin variables are told apart, and our many functions do not look like retracing.
+
+
+def test_trap_12_twins_are_told_apart(same: Any, normal: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def build(cut: Cut) -> Any:
+        twins = [tf.Variable(normal(4, 4, seed=s), name="twin") for s in (1, 2, 3)]
+
+        @cut.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape, cut.program():
+                with cut.at("a"):
+                    hidden = tf.tanh(x @ twins[0]) @ twins[1]
+                with cut.at("b"):
+                    loss = tf.reduce_mean(hidden @ twins[2])
+            for variable, gradient in zip(twins, tape.gradient(loss, twins), strict=True):
+                variable.assign_sub(0.1 * gradient)
+            return loss
+
+        return step, twins
+
+    same(build, *[(normal(6, 4, seed=n),) for n in range(3)], micro=2)
+    step, _ = build(Cut(micro=2))
+    with caplog.at_level(logging.WARNING, logger="tensorflow"):
+        for rows in range(2, 10):
+            step(normal(rows, 4))
+    assert "retracing" not in caplog.text
+
+
+# 13: a scope in a body would stamp nothing; stages that go back would see no gradient.
+
+
+def test_trap_13_a_scope_in_a_loop_body_is_refused(normal: Any) -> None:
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster():
+            for _ in tf.range(3):
+                with nb.stage(cluster="a"):
+                    x = tf.tanh(x)
+        return x
+
+    with pytest.raises(BoundaryInBodyError, match="loop") as caught:
+        step(normal(4, 4))
+    assert "test_traps.py" in str(caught.value)
+
+
+def test_trap_13_a_scope_in_a_nested_function_is_refused(normal: Any) -> None:
+    @tf.function
+    def inner(x: Any) -> Any:
+        with nb.stage(cluster="a"):
+            return tf.tanh(x)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster():
+            return inner(x)
+
+    with pytest.raises(BoundaryInBodyError, match=r"nested tf\.function"):
+        step(normal(4, 4))
+
+
+def test_trap_13_stages_that_go_back_are_refused(normal: Any, weights: Any) -> None:
+    first, second = weights()
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster():
+            with nb.stage(cluster="a"):
+                hidden = tf.tanh(x @ first)
+            with nb.stage(cluster="b"):
+                hidden = tf.sin(hidden @ second)
+            with nb.stage(cluster="a"):
+                loss = tf.reduce_mean(hidden @ first)
+        return tape.gradient(loss, first)
+
+    with pytest.raises(StageOrderError, match=r"nb\.stage\(cluster='a', name='a_2'\)") as caught:
+        step(normal(4, 4))
+    assert "test_traps.py" in str(caught.value)
+
+
+def test_trap_13_stages_that_go_back_without_gradients_are_refused(normal: Any) -> None:
+    @nb.function
+    def predict(x: Any) -> Any:
+        with nb.cluster():
+            with nb.stage(cluster="a"):
+                x = tf.tanh(x)
+            with nb.stage(cluster="b"):
+                x = tf.sin(x)
+            with nb.stage(cluster="a"):
+                return tf.cos(x)
+
+    with pytest.raises(StageOrderError):
+        predict(normal(4, 4))
+
+
+# 14: an argument whose first axis is not the batch; a batch size that is baked in; too few rows.
+
+
+def table_step(decorate: Any, micro: int) -> Any:
+    @decorate
+    def look_up(ids: Any, table: Any) -> Any:
+        with nb.cluster(), nb.pipeline(micro):
+            with nb.stage(cluster="a"):
+                rows = tf.gather(table, ids)
+            with nb.stage(cluster="b"):
+                return tf.reduce_sum(rows**2, axis=1)
+
+    return look_up
+
+
+def test_trap_14_an_argument_that_is_no_batch_is_named(normal: Any) -> None:
+    with pytest.raises(BatchAxisError, match=r"whole=\('table',\)") as caught:
+        table_step(nb.function, 2)(tf.constant([1, 0, 2, 2]), normal(3, 5))
+    assert "'table' has 3 rows" in str(caught.value)
+
+
+def test_trap_14_whole_keeps_an_argument_whole(normal: Any) -> None:
+    table = normal(3, 5)
+    found = table_step(nb.function(whole=("table",)), 2)(tf.constant([1, 0, 2, 2]), table)
+    np.testing.assert_allclose(found, (table**2).sum(1)[[1, 0, 2, 2]], rtol=1e-6)
+
+
+def test_trap_14_arguments_may_differ_where_the_batch_is_not_cut(normal: Any) -> None:
+    table = normal(3, 5)
+    found = table_step(nb.function, 1)(tf.constant([1, 0, 2, 2]), table)
+    np.testing.assert_allclose(found, (table**2).sum(1)[[1, 0, 2, 2]], rtol=1e-6)
+
+
+def test_trap_14_a_static_batch_size_is_our_error(normal: Any) -> None:
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster(), nb.pipeline(2), nb.stage(cluster="a"):
+            return tf.reshape(x, (x.shape[0] // 2, -1))
+
+    with pytest.raises(NebulaError, match=r"tf\.shape"):
+        step(normal(4, 4))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_trap_14_fewer_rows_than_micro_batches(
+    same: Any, normal: Any, weights: Any, runner: str, rows: int, recwarn: Any
+) -> None:
+    def build(cut: Cut) -> Any:
+        first, second = weights()
+
+        @cut.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape, cut.program():
+                with cut.at("a"):
+                    hidden = tf.tanh(x @ first)
+                with cut.at("b"):
+                    loss = tf.reduce_mean((hidden @ second) ** 2)
+            first.assign_sub(tape.gradient(loss, first))
+            return loss
+
+        return step, [first, second]
+
+    same(build, (normal(rows, 4),), micro=4)
+    assert nb.last_report().micro_batches == rows
+
+
+# 15: XLA cannot compile communication, nor half a loop: options that we cannot honour are refused, not ignored.
+
+
+@pytest.mark.parametrize("option", [{"jit_compile": True}, {"run_eagerly": True}, {"steps_per_execution": 2}])
+def test_trap_15_options_that_cannot_be_honoured_are_refused(normal: Any, option: dict[str, Any]) -> None:
+    model = dense_model(Cut(), "sgd", **option)
+    with pytest.raises(UnsupportedError, match=next(iter(option))):
+        model.fit(normal(8, 4), normal(8, 3), verbose=0)
+
+
+# 16: token weights that are large in number, times a loss scale, must not overflow half precision.
+
+
+def test_trap_16_large_denominators_do_not_overflow_fp16(normal: Any) -> None:
+    def build(cut: Cut) -> Any:
+        inputs = keras.Input((64,))
+        with cut.program():
+            with cut.at("a"):
+                hidden = layers.Dense(8, activation="tanh", dtype="mixed_float16")(inputs)
+            with cut.at("b"):
+                outputs = layers.Dense(2, dtype="mixed_float16")(hidden)
+        model = keras.Model(inputs, layers.Activation("linear", dtype="float32")(outputs))
+        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**15)
+        model.compile(scaled, keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+        return model
+
+    found = []
+    for cut in (Cut(on=False), Cut(True, 3)):
+        keras.utils.set_random_seed(3)
+        model = build(cut)
+        weights = np.full(48, 5000.0, "float32")
+        model.fit(
+            normal(48, 64), normal(48, 2, seed=1), sample_weight=weights, batch_size=24, shuffle=False, verbose=0
+        )
+        found.append([np.array(v) for v in model.trainable_variables])
+        assert float(model.optimizer.dynamic_scale.numpy()) == 2.0**15, "a gradient overflowed and its step was skipped"
+    for a, b in zip(*found, strict=True):
+        assert np.linalg.norm(a - b) <= 1e-2 * np.linalg.norm(a) + 1e-4
+
+
+# 17: a kept read of a variable keeps its buffer: the backward reads variables anew.
+
+
+def test_trap_17_no_residual_is_the_read_of_a_variable(normal: Any, weights: Any) -> None:
+    first, second = weights()
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster():
+            with nb.stage(cluster="a"):
+                hidden = tf.tanh(tf.tanh(x @ first) @ first)
+            with nb.stage(cluster="b"):
+                loss = tf.reduce_mean((hidden @ second) ** 2)
+        for variable, gradient in zip((first, second), tape.gradient(loss, [first, second]), strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    arguments, unpack = step.arguments(tf.constant(normal(4, 4)))
+    cut = step.step.plan(arguments, unpack).cut
+    graph = cut.program.graph
+    stage = cut.phases[0].stages[0]
+    assert stage.backward is not None
+    kept = set(stage.forward.fetches) & set(stage.backward.feeds)
+    assert kept
+    assert "ReadVariableOp" not in {graph.ops[value.op].type for value in kept}
+    assert signature(arguments)[0].names == ("x",)

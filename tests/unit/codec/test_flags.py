@@ -1,0 +1,43 @@
+"""Flags are sugar: they stand for one codec."""
+
+from typing import Any
+
+import pytest
+
+from whale_nebula.codec import BF16, FP16, INT4, INT8, SVD, Codec, Rank, TopK, from_flags
+from whale_nebula.errors import OptionError
+
+
+@pytest.mark.parametrize(
+    ("flags", "codec"),
+    [
+        ({}, None),
+        ({"fp16": True}, FP16()),
+        ({"bf16": True}, BF16()),
+        ({"svd": 0.6, "fp16": True}, SVD(0.6) >> FP16()),
+        ({"rank": 96}, Rank(96)),
+        ({"rank": 96, "basis": "learned", "int8": True}, Rank(96, basis="learned") >> INT8()),
+        ({"topk": 0.1, "int4": True}, TopK(0.1) >> INT4()),
+        ({"fp16": False, "int8": False}, None),
+    ],
+)
+def test_flags_build_one_codec(flags: dict[str, Any], codec: Codec | None) -> None:
+    assert from_flags(**flags) == codec
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"fp16": True, "int8": True}, "fp16 and int8 exclude each other"),
+        ({"svd": 0.5, "rank": 8}, "svd and rank exclude each other"),
+        ({"fp16": "yes"}, "neither True nor False"),
+        ({"fp16": 1}, "neither True nor False"),
+        ({"svd": 2.0}, "share"),
+        ({"rank": 0}, "rank"),
+        ({"basis": "learned"}, "without a rank"),
+        ({"rank": 8, "basis": "lerned"}, "did you mean 'learned'"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(flags: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        from_flags(**flags)

@@ -1,0 +1,128 @@
+"""Codecs as data: how they combine, how they are written, and which can run."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import whale_nebula as nb
+from whale_nebula.codec import (
+    BF16,
+    CODECS,
+    FP16,
+    INT4,
+    INT8,
+    SVD,
+    Codec,
+    Rank,
+    TopK,
+    is_built,
+    parse,
+    require_built,
+)
+from whale_nebula.errors import NotYetError, OptionError
+
+SHARES = st.floats(0, 1, exclude_min=True, allow_subnormal=False)
+PRECISIONS = st.sampled_from([FP16(), BF16(), INT8(), INT4()])
+STRUCTURES = st.one_of(
+    st.builds(SVD, SHARES),
+    st.builds(TopK, SHARES),
+    st.builds(Rank, st.integers(1, 10_000), st.sampled_from(["shared", "learned"])),
+)
+CHAINS = st.builds(lambda structure, precision: structure >> precision, STRUCTURES, PRECISIONS)
+ANY = st.one_of(PRECISIONS, STRUCTURES, CHAINS)
+
+
+@given(ANY)
+def test_the_text_of_a_codec_is_that_codec(codec: Codec) -> None:
+    assert parse(str(codec)) == codec
+
+
+@given(ANY)
+def test_codecs_are_values(codec: Codec) -> None:
+    assert hash(parse(str(codec))) == hash(codec)
+    assert eval(repr(codec), {**vars(nb.codec)}) == codec
+
+
+@given(PRECISIONS, ANY)
+def test_nothing_follows_a_precision(precision: Codec, other: Codec) -> None:
+    with pytest.raises(OptionError):
+        precision >> other
+
+
+@given(STRUCTURES, st.one_of(STRUCTURES, CHAINS))
+def test_at_most_one_structure(first: Codec, second: Codec) -> None:
+    with pytest.raises(OptionError, match="at most one structure"):
+        first >> second
+
+
+def test_the_error_for_a_wrong_order_writes_the_right_one() -> None:
+    with pytest.raises(OptionError) as caught:
+        FP16() >> SVD(0.6)
+    assert caught.value.mend == "SVD(ratio=0.6) >> FP16()"
+    with pytest.raises(OptionError, match="keep one of FP16"):
+        FP16() >> INT8()
+
+
+def test_only_codecs_are_joined() -> None:
+    with pytest.raises(OptionError, match="'fp16' is no codec"):
+        SVD(0.6) >> "fp16"  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("value", [0, -0.1, 1.1, "0.6", None, True, float("nan")])
+@pytest.mark.parametrize("kind", [SVD, TopK])
+def test_a_share_is_a_share(kind: type[Codec], value: object) -> None:
+    with pytest.raises(OptionError, match="share"):
+        kind(value)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "96", True])
+def test_a_rank_counts(value: object) -> None:
+    with pytest.raises(OptionError, match="rank"):
+        Rank(value)  # type: ignore[arg-type]
+
+
+def test_a_basis_that_is_misspelt_is_suggested() -> None:
+    with pytest.raises(OptionError, match="did you mean 'learned'"):
+        Rank(8, basis="learnt")
+
+
+def test_numpy_numbers_are_written_as_numbers() -> None:
+    import numpy as np
+
+    assert str(SVD(np.float64(0.5))) == "svd(0.5)"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("fp61", "did you mean 'fp16'"),
+        ("svd(0.6) >> zip", "choose one of"),
+        ("svd(0.6", "write it like"),
+        ("", "write it like"),
+        ("svd", "does not take 0 arguments"),
+        ("fp16(1)", "does not take 1 arguments"),
+        ("svd(0.6) >> fp16 >> int8", "keep one of"),
+        ("svd(word)", "share"),
+    ],
+)
+def test_texts_that_are_no_codec_say_so(text: str, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        parse(text)
+
+
+def test_the_registry_knows_every_simple_codec_by_its_name() -> None:
+    assert {name: kind.name for name, kind in CODECS.items()} == {name: name for name in CODECS}
+    assert set(CODECS) == {"svd", "rank", "topk", "fp16", "bf16", "int8", "int4"}
+
+
+@given(ANY)
+def test_only_half_precision_has_an_engine(codec: Codec) -> None:
+    built = codec in (FP16(), BF16())
+    assert is_built(codec) is built
+    if built:
+        assert require_built(codec) is codec
+    else:
+        with pytest.raises(NotYetError) as caught:
+            require_built(codec, where="train.py:3")
+        assert str(codec) in caught.value.feature
+        assert caught.value.where == "train.py:3"

@@ -1,0 +1,154 @@
+"""Rates, delays and lines."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whale_nebula.config import FREE, Line, Links, parse_links
+from whale_nebula.config.place import Place
+from whale_nebula.config.quantities import rate, seconds, share
+from whale_nebula.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [
+        ("60mbit", 60e6),
+        ("1gbit", 1e9),
+        ("100kbit", 1e5),
+        ("9600bit", 9600.0),
+        ("1.5 Gbit", 1.5e9),
+        ("60Mbit/s", 60e6),
+        (".5mbit", 5e5),
+        ("1tbit", 1e12),
+    ],
+)
+def test_rates(text: str, bits: float) -> None:
+    assert rate(Place(text)) == bits
+
+
+@pytest.mark.parametrize(
+    "text", ["60", "mbit", "-60mbit", "60mb", "60MB/s", "60mbps", "0mbit", "", "6e1mbit", "nanmbit"]
+)
+def test_what_is_no_rate(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no rate"):
+        rate(Place(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("20ms", 0.02),
+        ("1.5s", 1.5),
+        ("500us", 5e-4),
+        ("500µs", 5e-4),
+        ("2min", 120.0),
+        ("1h", 3600.0),
+        (0, 0.0),
+        ("0", 0.0),
+    ],
+)
+def test_times(text: object, expected: float) -> None:
+    assert seconds(Place(text)) == expected
+
+
+@pytest.mark.parametrize("value", ["20", "ms", "-20ms", "20 parsecs", "", None, True, False, [], 20])
+def test_what_is_no_time(value: object) -> None:
+    with pytest.raises(ConfigError, match="is no time"):
+        seconds(Place(value))
+
+
+def test_a_number_without_a_unit_is_asked_for_one() -> None:
+    with pytest.raises(ConfigError, match="60kbit, 60mbit, 60gbit"):
+        rate(Place(60))
+    with pytest.raises(ConfigError, match="20ms, 20s"):
+        seconds(Place(20))
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0, 0.0), (0.01, 0.01), ("1%", 0.01), ("0.5%", 0.005)])
+def test_shares(value: object, expected: float) -> None:
+    assert share(Place(value)) == expected
+
+
+@pytest.mark.parametrize("value", [1, -0.1, "100%", "1", True, None, float("nan")])
+def test_what_is_no_share(value: object) -> None:
+    with pytest.raises(ConfigError, match="is no share"):
+        share(Place(value))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("60mbit,20ms", Line(60e6, 0.02)),
+        ("20ms, 60mbit", Line(60e6, 0.02)),
+        ("60mbit/s, 20ms, 1%", Line(60e6, 0.02, 0.01)),
+        ("60mbit", Line(60e6, 0.0)),
+        ("1.5s", Line(None, 1.5)),
+        ("0ms", Line(None, 0.0)),
+    ],
+)
+def test_lines(text: str, line: Line) -> None:
+    links = parse_links(text)
+    assert links == Links(line)
+    assert links.between("gpu", "npu") == line
+    assert links.between("gpu", "gpu") is FREE
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ",", "60mbit,70mbit", "60mbit,20ms,3ms", "60", "fast", "60mbit 20ms", "60mbit;20ms", "0mbit", "20m"],
+)
+def test_texts_that_are_no_line(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_links(text)
+
+
+@pytest.mark.parametrize("value", [60, True, ["60mbit"], b"60mbit"])
+def test_values_that_are_no_line(value: Any) -> None:
+    with pytest.raises(ConfigError, match="is no line"):
+        parse_links(value)
+
+
+def test_pairs_hold_for_both_directions_unless_both_are_given() -> None:
+    links = parse_links({("gpu", "npu"): "60mbit", ("gpu", "tpu"): "1gbit", ("tpu", "gpu"): Line(1e6)})
+    assert links.between("gpu", "npu") == links.between("npu", "gpu") == Line(60e6)
+    assert (links.between("gpu", "tpu").rate, links.between("tpu", "gpu").rate) == (1e9, 1e6)
+    assert links.between("npu", "tpu") is FREE
+
+
+@pytest.mark.parametrize("pair", ["gpu", ("gpu",), ("gpu", "gpu"), ("gpu", 3), ("a", "b", "c"), None])
+def test_what_is_no_pair(pair: Any) -> None:
+    with pytest.raises(ConfigError, match="no pair of clusters"):
+        parse_links({pair: "60mbit"})
+
+
+def test_a_mistake_in_one_pair_names_it() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_links({("gpu", "npu"): "60mbps"})
+    assert caught.value.where == "links[('gpu', 'npu')]"
+
+
+def test_no_links_are_free_and_links_are_themselves() -> None:
+    assert parse_links(None).between("gpu", "npu") is FREE
+    links = Links(Line(1.0))
+    assert parse_links(links) is links
+
+
+@given(st.none() | st.integers(1, 10**9), st.integers(0, 10**5), st.integers(0, 99))
+def test_a_line_reads_as_it_is_written(kbit: int | None, ms: int, percent: int) -> None:
+    line = Line(None if kbit is None else kbit * 1e3, ms / 1000, percent / 100)
+    again = parse_links(str(line)).default
+    assert again is not None
+    assert (again.rate or 0, again.delay, again.loss) == pytest.approx(
+        (line.rate or 0, line.delay, line.loss)
+    )
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_line_or_refused_in_our_words(text: str) -> None:
+    try:
+        assert isinstance(parse_links(text).default, Line)
+    except ConfigError as error:
+        assert error.mend

@@ -1,0 +1,222 @@
+"""clusters.yaml and its dict: what they become, and what is said of mistakes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whale_nebula.config import Cluster, Config, InputSpec, Line, Security, WorkerSpec, load
+from whale_nebula.errors import ConfigError, NebulaError, NotYetError
+
+WHOLE = """\
+run: bert
+clusters:
+  gpu:
+    workers: ["10.0.0.1:7101", {address: "10.0.0.2:7101", device: "/GPU:0", speed: 2}]
+    gateway: "gate.example.org:443"
+  npu:
+    workers: ["[fd00::7]:7101"]
+links:
+  - {between: [gpu, npu], rate: 60mbit, delay: 20ms, loss: 0}
+security: {ca: ca.pem, cert: gpu.pem, key: gpu.key, insecure: false}
+inputs:
+  x: {shape: [null, 64], dtype: int32}
+  y: {shape: [null]}
+results: everywhere
+weights: everywhere
+patience: 2min
+seed: 7
+"""
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        path = tmp_path / "clusters.yaml"
+        path.write_text(text, "utf-8")
+        return path
+
+    return write
+
+
+def test_a_whole_file(written: Callable[[str], Path]) -> None:
+    config = load(written(WHOLE))
+    assert config.run == "bert"
+    assert config.clusters == {
+        "gpu": Cluster(
+            "gpu",
+            (WorkerSpec("10.0.0.1:7101"), WorkerSpec("10.0.0.2:7101", "/GPU:0", 2.0)),
+            "gate.example.org:443",
+        ),
+        "npu": Cluster("npu", (WorkerSpec("[fd00::7]:7101"),)),
+    }
+    assert config.links.pairs == {("gpu", "npu"): Line(60e6, 0.02, 0.0)}
+    assert config.security == Security("ca.pem", "gpu.pem", "gpu.key", False)
+    assert config.inputs == {"x": InputSpec((None, 64), "int32"), "y": InputSpec((None,), "float32")}
+    assert (config.results, config.weights, config.patience, config.seed) == (
+        "everywhere",
+        "everywhere",
+        120.0,
+        7,
+    )
+
+
+def test_a_dict_is_the_same_as_its_file(written: Callable[[str], Path]) -> None:
+    import yaml
+
+    assert load(yaml.safe_load(WHOLE)) == load(written(WHOLE)) == load(str(written(WHOLE)))
+
+
+@pytest.mark.parametrize("nothing", [None, {}])
+def test_nothing_says_nothing(nothing: Any) -> None:
+    assert load(nothing) == Config()
+
+
+def test_an_empty_file_says_nothing(written: Callable[[str], Path]) -> None:
+    assert load(written("")) == load(written("# only words\n")) == Config()
+
+
+def test_a_config_is_itself() -> None:
+    config = Config(seed=3)
+    assert load(config) is config
+
+
+def test_parts_may_be_empty() -> None:
+    config = load({"clusters": {"gpu": None, "npu": {}}, "links": None, "security": None, "inputs": {}})
+    assert list(config.clusters) == ["gpu", "npu"]
+
+
+BAD: list[tuple[Any, str, str]] = [
+    ({"clutsers": {}}, "clutsers", "did you mean 'clusters'"),
+    ({3: 4}, "", "is no word"),
+    ({"run": 3}, "run", "no text"),
+    ({"clusters": ["gpu"]}, "clusters", "no mapping"),
+    ({"clusters": {"gpu": {"wrokers": []}}}, "clusters.gpu.wrokers", "did you mean 'workers'"),
+    ({"clusters": {"a->b": {}}}, "clusters.a->b", "no name of a cluster"),
+    ({"clusters": {"gpu": {"workers": "h:1"}}}, "clusters.gpu.workers", "no list"),
+    ({"clusters": {"gpu": {"workers": ["host"]}}}, "clusters.gpu.workers[0]", "no address"),
+    ({"clusters": {"gpu": {"workers": ["h:1", "h:70000"]}}}, "clusters.gpu.workers[1]", "no address"),
+    ({"clusters": {"gpu": {"workers": ["fd00::7:7101"]}}}, "clusters.gpu.workers[0]", "no address"),
+    ({"clusters": {"gpu": {"workers": [7101]}}}, "clusters.gpu.workers[0]", "no mapping"),
+    (
+        {"clusters": {"gpu": {"workers": [{"device": "/GPU:0"}]}}},
+        "clusters.gpu.workers[0].address",
+        "no address",
+    ),
+    (
+        {"clusters": {"gpu": {"workers": [{"address": "h:1", "sped": 2}]}}},
+        "clusters.gpu.workers[0].sped",
+        "did you mean 'speed'",
+    ),
+    (
+        {"clusters": {"gpu": {"workers": [{"address": "h:1", "speed": 0}]}}},
+        "clusters.gpu.workers[0].speed",
+        "number",
+    ),
+    ({"clusters": {"gpu": {"gateway": "gate"}}}, "clusters.gpu.gateway", "no address"),
+    ({"links": {"gpu": "npu"}}, "links", "no list"),
+    ({"links": [{"between": ["gpu"]}]}, "links[0].between", "no pair"),
+    ({"links": [{"between": ["gpu", "gpu"]}]}, "links[0].between", "no pair"),
+    ({"links": [{"rate": "60mbit"}]}, "links[0].between", "no pair"),
+    (
+        {"clusters": {"gpu": {}, "npu": {}}, "links": [{"between": ["gpu", "npuu"]}]},
+        "links[0].between",
+        "did you mean 'npu'",
+    ),
+    ({"links": [{"between": ["a", "b"]}, {"between": ["b", "a"]}]}, "links[1]", "joined twice"),
+    ({"links": [{"between": ["a", "b"], "rate": 60}]}, "links[0].rate", "60mbit"),
+    ({"links": [{"between": ["a", "b"], "rate": "60mbps"}]}, "links[0].rate", "no rate"),
+    ({"links": [{"between": ["a", "b"], "rate": "0mbit"}]}, "links[0].rate", "above zero"),
+    ({"links": [{"between": ["a", "b"], "delay": "20"}]}, "links[0].delay", "no time"),
+    ({"links": [{"between": ["a", "b"], "loss": 1}]}, "links[0].loss", "no share"),
+    ({"links": [{"between": ["a", "b"], "latency": "1ms"}]}, "links[0].latency", "choose one of"),
+    ({"security": {"insecure": "no"}}, "security.insecure", "neither true nor false"),
+    ({"security": {"certs": "x"}}, "security.certs", "did you mean 'cert'"),
+    ({"inputs": {"x": {}}}, "inputs.x", "without a shape"),
+    ({"inputs": {"x": {"shape": 64}}}, "inputs.x.shape", "no list"),
+    ({"inputs": {"x": {"shape": [-1, 64]}}}, "inputs.x.shape[0]", "whole number"),
+    ({"inputs": {"x": {"shape": [None], "dtype": "flaot32"}}}, "inputs.x.dtype", "did you mean 'float32'"),
+    ({"results": "here"}, "results", "choose one of 'everywhere', 'owner'"),
+    ({"weights": "mine"}, "weights", "choose one of 'everywhere', 'own'"),
+    ({"patience": 120}, "patience", "120s"),
+    ({"patience": "0s"}, "patience", "patience of nothing"),
+    ({"seed": "seven"}, "seed", "whole number"),
+    ({"seed": -1}, "seed", "whole number"),
+    ({"seed": True}, "seed", "whole number"),
+    (["clusters"], "", "no mapping"),
+    (3, "", "no mapping"),
+]
+
+
+@pytest.mark.parametrize(("config", "place", "said"), BAD)
+def test_a_mistake_is_named_with_its_place(config: Any, place: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(config)
+    assert caught.value.where == place
+    assert said in str(caught.value)
+
+
+def test_a_mistake_in_a_file_names_the_file(written: Callable[[str], Path]) -> None:
+    path = written("clusters: {gpu: {worker: []}}")
+    with pytest.raises(ConfigError, match="did you mean 'workers'") as caught:
+        load(path)
+    assert caught.value.where == f"{path}: clusters.gpu.worker"
+
+
+@pytest.mark.parametrize(("key", "word"), [("results", "owner"), ("weights", "own")])
+def test_what_has_no_engine_is_not_yet(key: str, word: str) -> None:
+    with pytest.raises(NotYetError) as caught:
+        load({key: word})
+    assert caught.value.feature == f"{key}: {word}"
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "said"),
+    [
+        ("clusters: {gpu: [", ":1:18", "no YAML"),
+        ("run: a\nrun: b\n", ":2", "the key 'run' is given twice"),
+        ("clusters:\n  gpu: {}\n  gpu: {}\n", ":3", "given twice"),
+        ("links: [{rate: 1mbit, rate: 2mbit}]", ":1", "given twice"),
+        ("- a\n- b\n", "", "a config is a mapping"),
+        ("run: !!python/object/apply:os.system ['true']", ":1:6", "no YAML"),
+        ("\x00", "", "no YAML"),
+    ],
+)
+def test_files_that_cannot_be_read(written: Callable[[str], Path], text: str, where: str, said: str) -> None:
+    path = written(text)
+    with pytest.raises(ConfigError, match=said) as caught:
+        load(path)
+    assert caught.value.where == f"{path}{where}"
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load(tmp_path / "nowhere.yaml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path)
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "clusters.yaml"
+    path.write_bytes(b"\xff\xfe\x00run")
+    with pytest.raises(ConfigError, match="no UTF-8"):
+        load(path)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = ["run", "clusters", "links", "security", "inputs", "results", "weights", "patience", "seed"]
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
+def test_whatever_is_written_is_read_or_refused_in_our_words(config: dict[str, Any]) -> None:
+    try:
+        assert isinstance(load(config), Config)
+    except NebulaError as error:
+        assert error.mend

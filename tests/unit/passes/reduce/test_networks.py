@@ -1,0 +1,61 @@
+from tests.unit.passes.reduce.states import check, reason
+
+
+def test_samples_stay_on_their_own() -> None:
+    check("""
+        %0 = input x float32[?,8,8,3]
+        %1 = MaxPool(%0) float32[?,4,4,3]                               => rows(0) of inputs
+        %2 = Softmax(%0) float32[?,8,8,3]                               => rows(0) of inputs
+    """)
+
+
+def test_the_innermost_axes_must_not_be_the_batch() -> None:
+    text = """
+        %0 = input x float32[4,?]
+        %1 = Softmax(%0) float32[4,?]                                   => coupled of inputs
+    """
+    check(text)
+    assert reason(text) == "Softmax over the batch axis"
+    check("""
+        %0 = input x float32[?,4,4]
+        %1 = Const {value=(-1)} int32[]
+        %2 = Const {value=(0)} int32[]
+        %3 = MatrixBandPart(%0, %1, %2) float32[?,4,4]                  => rows(0) of inputs
+        %4 = Cholesky(%0) float32[?,4,4]                                => rows(0) of inputs
+        %5 = input y float32[?,4]
+        %6 = Cholesky(%5) float32[?,4]                                  => coupled of inputs
+        %7 = TopKV2(%5, %1) float32[?,2], int32[?,2]                    => rows(0) of inputs | rows(0) of inputs
+    """)
+
+
+def test_cross_entropy_wants_a_label_a_row() -> None:
+    check("""
+        %0 = input x float32[?,4]
+        %1 = input y int32[?]
+        %2 = SparseSoftmaxCrossEntropyWithLogits(%0, %1) float32[?], float32[?,4]  => rows(0) of inputs | rows(0) of inputs
+        %3 = capture label int32[8]
+        %4 = SparseSoftmaxCrossEntropyWithLogits(%0, %3) float32[?], float32[?,4]  => coupled | coupled
+    """)
+
+
+def test_batch_normalisation_in_training_is_coupled_and_at_rest_it_is_not() -> None:
+    text = """
+        %0 = input x float32[?,8,8,3]
+        %1 = capture s float32[3]
+        %2 = FusedBatchNormV3(%0, %1, %1, %1, %1) {is_training=false} float32[?,8,8,3], float32[3]  => rows(0) | whole
+        %3 = FusedBatchNormV3(%0, %1, %1, %1, %1) {is_training=true} float32[?,8,8,3], float32[3]   => coupled | coupled
+    """
+    check(text)
+    assert "batch normalisation in training" in reason(text)
+
+
+def test_blocks_of_dilated_convolutions_are_put_together_again() -> None:
+    check("""
+        %0 = input x float32[?,8,8,3]
+        %1 = Const {value=(2, 2)} int32[2]
+        %2 = Const {value=(0, 0, 0, 0)} int32[2,2]
+        %3 = SpaceToBatchND(%0, %1, %2) float32[?,4,4,3]                => rows(0) interleaved of inputs
+        %4 = BatchToSpaceND(%3, %1, %2) float32[?,8,8,3]                => rows(0) of inputs
+        %5 = Const {value=(1, 4)} int32[2]
+        %6 = BatchToSpaceND(%3, %5, %2) float32[?,4,16,3]               => coupled of inputs
+    """)

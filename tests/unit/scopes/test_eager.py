@@ -1,0 +1,92 @@
+"""Scopes while TensorFlow is there: eager code warns, and rewritten code is named as it was written."""
+
+import warnings
+
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.errors import NebulaWarning
+from whale_nebula.scopes import Site, eager, open_frames
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager, "_said", set())
+
+
+def test_a_stage_in_eager_code_warns_once_for_its_line() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            with nb.cluster(), nb.stage(cluster="gpu") as frame:
+                tf.constant(1.0) + 1.0
+    assert [warning.category for warning in caught] == [NebulaWarning]
+    assert (caught[0].filename, caught[0].lineno) == (__file__, frame.site.line)
+    assert "stage 'gpu' runs uncut" in str(caught[0].message)
+    assert "fit" in str(caught[0].message)
+
+
+def test_each_line_warns() -> None:
+    with pytest.warns(NebulaWarning) as caught:
+        with nb.stage(name="a"):
+            pass
+        with nb.stage(name="b"):
+            pass
+    assert len(caught) == 2
+
+
+def test_only_stages_warn() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with nb.cluster(), nb.replica(), nb.pipeline(2), nb.compress(fp16=True):
+            pass
+
+
+def test_a_stage_that_caught_something_does_not_warn() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with nb.stage(), nb.compress(fp16=True) as frame:
+            frame.touched = True
+
+
+def test_an_exception_is_not_hidden_by_the_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(KeyError), nb.stage():
+            raise KeyError
+
+
+def test_a_warning_made_an_error_leaves_no_scope_open() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(NebulaWarning), nb.cluster(), nb.stage():
+            pass
+    assert open_frames() == ()
+
+
+def test_a_stage_in_a_graph_does_not_warn() -> None:
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with nb.stage():
+            return x + 1.0
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert float(step(tf.constant(1.0))) == 2.0
+
+
+def test_rewritten_code_is_named_as_it_was_written() -> None:
+    sites: list[Site] = []
+
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        for _ in range(2):
+            x = x + 1.0
+        with nb.stage() as frame:
+            sites.append(frame.site)
+        return x
+
+    step(tf.constant(1.0))
+    first = step.python_function.__code__.co_firstlineno
+    assert sites == [Site(__file__, first + 4)]

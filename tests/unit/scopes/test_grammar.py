@@ -1,0 +1,149 @@
+"""How scopes nest, and what a violation says."""
+
+import contextlib
+import inspect
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import whale_nebula as nb
+from whale_nebula.errors import NestingError, ScopeError
+from whale_nebula.scopes import open_frames, parsing
+
+MAKE: dict[str, Callable[[], Any]] = {
+    "cluster": nb.cluster,
+    "replica": nb.replica,
+    "pipeline": nb.pipeline,
+    "stage": nb.stage,
+    "split": nb.split,
+    "compress": lambda: nb.compress(fp16=True),
+}
+LEVELS = ["cluster", "replica", "pipeline", "stage", "split"]
+PAIRS = list(itertools.product(MAKE, MAKE))
+
+
+def allowed(outer: str, inner: str) -> bool:
+    """The rule as DESIGN says it, written another way than in the code."""
+    if inner == "compress":
+        return True
+    if outer == "compress":
+        return inner != "cluster"
+    return inner in LEVELS[LEVELS.index(outer) + 1 :]
+
+
+@pytest.mark.parametrize(("outer", "inner"), PAIRS)
+def test_every_pair_of_scopes(outer: str, inner: str) -> None:
+    with parsing(), MAKE[outer]():
+        if allowed(outer, inner):
+            with MAKE[inner]() as frame:
+                assert frame.kind == inner
+        else:
+            with pytest.raises(NestingError):
+                MAKE[inner]().__enter__()
+
+
+@pytest.mark.parametrize("left_out", LEVELS)
+def test_every_level_may_be_left_out(left_out: str) -> None:
+    with parsing():
+        scopes = [MAKE[kind]() for kind in LEVELS if kind != left_out]
+        with scopes[0], scopes[1], scopes[2], scopes[3]:
+            assert [frame.kind for frame in open_frames()] == [kind for kind in LEVELS if kind != left_out]
+
+
+@pytest.mark.parametrize("between", [[], ["compress"], ["pipeline", "stage", "compress"]])
+def test_a_violation_is_seen_over_what_lies_between(between: list[str]) -> None:
+    with parsing(), nb.replica(), contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(MAKE[kind]()) for kind in between]
+        assert open_frames()[1:] == tuple(opened)
+        with pytest.raises(NestingError, match=r"nb\.replica stands inside nb\.replica"):
+            nb.replica().__enter__()
+
+
+def line() -> int:
+    caller = inspect.currentframe().f_back  # type: ignore[union-attr]
+    return caller.f_lineno  # type: ignore[union-attr]
+
+
+def test_a_violation_names_both_scopes_the_rule_and_the_mend() -> None:
+    with parsing(), nb.stage(name="encoder"):
+        outer = line() - 1
+        with pytest.raises(NestingError) as caught, nb.pipeline(4):
+            pass
+        inner = line() - 2
+    assert str(caught.value) == (
+        f"NB-101 nb.pipeline stands inside nb.stage at {__file__}:{outer} ({__file__}:{inner})\n"
+        "  why: from the outside to the inside it is cluster > replica > pipeline > stage > split\n"
+        "  mend: swap them:\n"
+        "        with nb.pipeline(...):\n"
+        "            with nb.stage(...):"
+    )
+
+
+def test_a_stage_in_a_stage_is_told_to_follow_it() -> None:
+    with parsing(), nb.stage(), pytest.raises(NestingError) as caught, nb.stage():
+        pass
+    assert caught.value.why == "stages follow one another, they do not nest"
+
+
+def test_a_cluster_in_a_compress_is_told_to_change_places() -> None:
+    with (
+        parsing(),
+        nb.compress(fp16=True),
+        pytest.raises(NestingError, match="not around it") as caught,
+        nb.cluster(),
+    ):
+        pass
+    assert caught.value.mend.startswith("swap them")
+
+
+def test_siblings_of_every_kind() -> None:
+    with parsing() as tree:
+        for _ in range(2):
+            with nb.cluster():
+                for _ in range(2):
+                    with nb.replica(), nb.stage(), nb.split():
+                        pass
+    assert str(tree).count("split") == 4 * 2  # each line also says "not yet: nb.split"
+
+
+def test_a_scope_can_be_entered_again_when_it_is_closed() -> None:
+    cluster = nb.cluster()
+    with parsing() as tree:
+        with cluster as first:
+            pass
+        with cluster as second, pytest.raises(NestingError), cluster:
+            pass
+    assert first is not second
+    assert str(tree) == "cluster\ncluster\n"
+
+
+def test_a_scope_is_no_decorator() -> None:
+    with pytest.raises(ScopeError, match="no decorator") as caught:
+
+        @nb.stage(cluster="gpu")
+        def step() -> None: ...
+
+    assert caught.value.where.startswith(__file__)
+
+
+def test_scopes_close_in_order() -> None:
+    outer, inner = nb.cluster(), nb.replica()
+    with parsing():
+        outer.__enter__()
+        inner.__enter__()
+        with pytest.raises(NestingError, match="closed while another scope is open"):
+            outer.__exit__(None, None, None)
+        inner.__exit__(None, None, None)
+        outer.__exit__(None, None, None)
+        assert open_frames() == ()
+
+
+def test_a_scope_that_is_not_open_cannot_be_closed() -> None:
+    with pytest.raises(NestingError):
+        nb.cluster().__exit__(None, None, None)
+
+
+def test_a_scope_prints_as_it_may_be_written() -> None:
+    assert repr(nb.cluster(["gpu"], name="gpu")) == "nb.cluster(layout=('gpu',), name='gpu')"

@@ -1,0 +1,133 @@
+"""Which stage an entry belongs to, and on which cluster it runs."""
+
+from collections.abc import Iterator
+
+import pytest
+
+import whale_nebula as nb
+from whale_nebula.errors import StageIdentityError
+from whale_nebula.scopes import Frame, deal_to, numbering, parsing, reenter
+
+
+@pytest.fixture(autouse=True)
+def only_parsed() -> Iterator[None]:
+    with parsing():
+        yield
+
+
+@pytest.fixture
+def dealt() -> Iterator[None]:
+    deal_to(["gpu", "npu"])
+    yield
+    deal_to([])
+
+
+def enter(cluster: str | None = None, name: str | None = None) -> Frame:
+    with nb.stage(cluster=cluster, name=name) as frame:
+        return frame
+
+
+def keys(*entries: dict[str, str]) -> list[tuple[str | None, str | None]]:
+    return [(frame.key, frame.cluster) for frame in (enter(**entry) for entry in entries)]
+
+
+def test_the_key_is_the_name_else_the_cluster_else_the_number() -> None:
+    with nb.cluster():
+        found = keys({"cluster": "gpu", "name": "encoder"}, {"cluster": "npu"}, {"name": "head"}, {})
+    assert found == [("encoder", "gpu"), ("npu", "npu"), ("head", "local"), ("stage3", "local")]
+
+
+def test_entering_a_key_again_continues_the_stage() -> None:
+    with nb.cluster(["gpu", "npu"]):
+        found = keys({"cluster": "gpu"}, {"name": "b"}, {"cluster": "gpu"}, {"name": "b"})
+    assert found == [("gpu", "gpu"), ("b", "npu"), ("gpu", "gpu"), ("b", "npu")]
+
+
+def test_each_run_of_a_block_numbers_anew() -> None:
+    for _ in range(2):
+        with nb.cluster():
+            assert [key for key, _ in keys({}, {}, {})] == ["stage0", "stage1", "stage2"]
+
+
+@pytest.mark.parametrize("outer", [nb.replica, nb.pipeline])
+def test_the_outermost_scope_is_the_block_where_there_is_no_cluster(outer: object) -> None:
+    for _ in range(2):
+        with outer():  # type: ignore[operator]
+            assert [key for key, _ in keys({}, {})] == ["stage0", "stage1"]
+
+
+def test_scopes_inside_a_block_share_its_numbers() -> None:
+    with nb.cluster():
+        for expected in ("stage0", "stage1"):
+            with nb.replica(), nb.pipeline(2):
+                assert enter().key == expected
+
+
+def test_stages_in_no_block_count_on_until_numbering_begins_anew() -> None:
+    assert [key for key, _ in keys({}, {})] == ["stage0", "stage1"]
+    for _ in range(2):
+        with numbering():
+            assert [key for key, _ in keys({}, {})] == ["stage0", "stage1"]
+    assert enter().key == "stage2"
+
+
+def test_a_cluster_block_names_the_cluster_of_stages_that_name_none() -> None:
+    with nb.cluster(name="gpu"):
+        assert keys({}, {"name": "b"}, {"cluster": "npu"}) == [
+            ("stage0", "gpu"),
+            ("b", "gpu"),
+            ("npu", "npu"),
+        ]
+
+
+def test_stages_are_dealt_to_a_layout_in_order() -> None:
+    with nb.cluster(["gpu", "npu"]):
+        assert [home for _, home in keys({}, {}, {})] == ["gpu", "npu", "gpu"]
+    with nb.cluster({"npu", "gpu"}):
+        assert [home for _, home in keys({}, {})] == ["gpu", "npu"]
+
+
+def test_stages_are_dealt_to_the_configs_clusters(dealt: None) -> None:
+    with nb.cluster():
+        assert [home for _, home in keys({}, {})] == ["gpu", "npu"]
+    with nb.cluster(["npu"]):
+        assert enter().cluster == "npu"
+    with nb.cluster(name="x"):
+        assert enter().cluster == "x"
+
+
+def test_one_stage_runs_on_one_cluster() -> None:
+    with nb.cluster(), pytest.raises(StageIdentityError) as caught:
+        keys({"name": "a", "cluster": "gpu"}, {"name": "a", "cluster": "npu"})
+    error = caught.value
+    assert "stage 'a' is on cluster 'npu'" in error.what and "on 'gpu' at" in error.what
+    assert error.mend == "give the second a name of its own: nb.stage(cluster='npu', name='a_2')"
+
+
+def test_a_name_that_is_another_stages_cluster_is_refused() -> None:
+    with nb.cluster(), pytest.raises(StageIdentityError):
+        keys({"cluster": "gpu"}, {"name": "gpu", "cluster": "npu"})
+
+
+def test_a_number_that_is_taken_is_refused() -> None:
+    with nb.cluster(), pytest.raises(StageIdentityError, match="would be called 'stage1'"):
+        keys({"name": "stage1"}, {})
+
+
+def test_a_cluster_outside_the_layout_is_refused_with_a_suggestion() -> None:
+    with nb.cluster(["gpu", "npu"]), pytest.raises(StageIdentityError, match="did you mean 'gpu'"):
+        enter(cluster="gpuu")
+
+
+def test_programs_outside_a_block_do_not_disturb_each_other() -> None:
+    found = keys({"name": "a", "cluster": "gpu"}, {"name": "a", "cluster": "npu"})
+    assert found == [("a", "gpu"), ("a", "npu")]
+
+
+def test_a_numbered_stage_in_a_replayed_layer_needs_a_name() -> None:
+    with nb.cluster() as block:
+        pass
+    with reenter([block]):
+        assert enter(name="inner").key == "inner"
+        with pytest.raises(StageIdentityError, match="how often the model was traced"):
+            enter()

@@ -1,0 +1,167 @@
+"""Options: what they become, and what is said of those that do not exist."""
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+from whale_nebula.codec import BF16, FP16, SVD
+from whale_nebula.errors import NotYetError, OptionError
+from whale_nebula.scopes import parsing
+
+
+def options(scope: Any) -> dict[str, Any]:
+    with parsing(), scope as frame:
+        return dict(frame.options)
+
+
+def test_a_pipelines_options_are_those_of_a_program() -> None:
+    from dataclasses import asdict
+
+    from whale_nebula.ir.program import Pipeline
+
+    assert Pipeline(**options(nb.pipeline())) == Pipeline()
+    chosen = nb.pipeline(4, schedule="gpipe", in_flight=2, recompute=True, coupled="allow")
+    assert asdict(Pipeline(**options(chosen))) == options(chosen)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert options(nb.pipeline(np.int64(3)))["micro_batch"] == 3
+
+
+@pytest.mark.parametrize(
+    ("written", "layout"),
+    [
+        ("all", "all"),
+        ({"all"}, "all"),
+        (["all"], "all"),
+        (["npu", "gpu"], ("npu", "gpu")),
+        (("gpu",), ("gpu",)),
+        ({"npu", "gpu"}, ("gpu", "npu")),
+        (frozenset({"gpu"}), ("gpu",)),
+    ],
+)
+def test_layouts(written: Any, layout: object) -> None:
+    assert options(nb.cluster(written))["layout"] == layout
+
+
+BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
+    ("pipeline", (), {"micro_batchs": 3}, "did you mean 'micro_batch'"),
+    ("pipeline", (), {"shedule": "gpipe"}, "no option 'shedule'"),
+    ("pipeline", (4, "gpipe"), {}, "takes 1 positional argument, not 2"),
+    ("pipeline", (0,), {}, "is not a count"),
+    ("pipeline", (-1,), {}, "is not a count"),
+    ("pipeline", (1.5,), {}, "no whole number"),
+    ("pipeline", ("4",), {}, "no whole number"),
+    ("pipeline", (True,), {}, "no whole number"),
+    ("pipeline", (None,), {}, "no whole number"),
+    ("pipeline", (), {"schedule": "1f1B"}, "did you mean '1f1b'"),
+    ("pipeline", (), {"schedule": None}, "choose one of 'gpipe'"),
+    ("pipeline", (), {"schedule": ["gpipe"]}, "is not known"),
+    ("pipeline", (), {"in_flight": 0}, "is not a count"),
+    ("pipeline", (), {"recompute": "yes"}, "neither True nor False"),
+    ("pipeline", (), {"coupled": "allowed"}, "did you mean 'allow'"),
+    ("stage", ("encoder",), {}, "takes no positional argument, not 1"),
+    ("stage", (), {"clutser": "gpu"}, "did you mean 'cluster'"),
+    ("stage", (), {"cluster": 3}, "is no name"),
+    ("stage", (), {"cluster": ""}, "is no name"),
+    ("stage", (), {"name": "two words"}, "is no name"),
+    ("stage", (), {"name": "a->b"}, "is no name"),
+    ("cluster", ("gpu",), {}, r"nb.cluster\(\['gpu'\]\)"),
+    ("cluster", ([],), {}, "no list of clusters"),
+    ("cluster", (["gpu", "gpu"],), {}, "names each cluster once"),
+    ("cluster", (["all", "gpu"],), {}, "no list of clusters"),
+    ("cluster", ([1],), {}, "is no name"),
+    ("cluster", (3,), {}, "neither 'all' nor a list"),
+    ("cluster", (["gpu", "npu"],), {"name": "npuu"}, "did you mean 'npu'"),
+    ("replica", (0,), {}, "is not a count"),
+    ("split", (), {"axis": "last"}, "no whole number"),
+    ("split", (), {"axes": 1}, "did you mean 'axis'"),
+    ("compress", (), {}, "names no codec"),
+    ("compress", (), {"fp61": True}, "did you mean 'fp16'"),
+    ("compress", (), {"fp16": True, "bf16": True}, "fp16 and bf16 exclude each other"),
+    ("compress", ("auto",), {"fp16": True}, "has flags as well"),
+    ("compress", (FP16(),), {"svd": 0.6}, "has flags as well"),
+    ("compress", (3,), {}, "is no codec"),
+    ("compress", ("fp61",), {}, "did you mean 'fp16'"),
+    ("compress", (), {"fp16": True, "backward": 3}, "is no codec"),
+    ("compress", (), {"fp16": True, "start_step": -1}, "before the first step"),
+    ("compress", (), {"fp16": True, "delta": 3}, "is no name"),
+    ("place", ("model",), {}, "missing a required argument"),
+    ("place", ("model", "gpu"), {}, "are a dict"),
+    ("auto_parallel", (3,), {}, "takes no positional argument"),
+]
+
+
+@pytest.mark.parametrize(("scope", "args", "words", "said"), BAD)
+def test_what_does_not_exist_is_refused_where_it_is_written(
+    scope: str, args: tuple[Any, ...], words: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(OptionError, match=said) as caught:
+        getattr(nb, scope)(*args, **words)
+    assert caught.value.where.startswith(f"{__file__}:")
+    assert caught.value.mend
+
+
+@pytest.mark.parametrize("name", ["cluster", "replica", "stage", "pipeline", "split", "compress", "place"])
+def test_signatures_show_the_real_words(name: str) -> None:
+    parameters = inspect.signature(getattr(nb, name)).parameters.values()
+    assert not [each for each in parameters if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    assert getattr(nb, name).__doc__
+
+
+@pytest.mark.parametrize(
+    ("scope", "codec"),
+    [
+        (lambda: nb.compress(fp16=True), FP16()),
+        (lambda: nb.compress(BF16()), BF16()),
+        (lambda: nb.compress("bf16"), BF16()),
+        (lambda: nb.compress(svd=0.6, fp16=True), SVD(0.6) >> FP16()),
+        (lambda: nb.compress(nb.codec.SVD(0.6) >> nb.codec.FP16()), SVD(0.6) >> FP16()),
+        (lambda: nb.compress("auto"), "auto"),
+        (lambda: nb.compress(mask="tokens"), None),
+    ],
+)
+def test_flags_objects_and_texts_become_one_codec(scope: Any, codec: object) -> None:
+    assert options(scope())["codec"] == codec
+
+
+@pytest.mark.parametrize(
+    ("scope", "feature"),
+    [
+        (lambda: nb.replica(2), "nb.replica(2)"),
+        (lambda: nb.split(), "nb.split"),
+        (lambda: nb.compress("auto"), 'nb.compress("auto")'),
+        (lambda: nb.compress(int8=True), "codec 'int8'"),
+        (lambda: nb.compress(rank=8), "codec 'rank(8)'"),
+        (lambda: nb.compress(fp16=True, backward=FP16()), "nb.compress(backward=...)"),
+        (lambda: nb.compress(fp16=True, start_step=10), "nb.compress(start_step=...)"),
+        (lambda: nb.compress(fp16=True, ramp=["int8"]), "nb.compress(ramp=...)"),
+        (lambda: nb.compress(fp16=True, delta="ids"), "nb.compress(delta=...)"),
+        (lambda: nb.compress(mask=np.ones(3)), "nb.compress(mask=...)"),
+        (lambda: nb.compress(forward=FP16()), "nb.compress(forward=...)"),
+    ],
+)
+def test_what_has_no_engine_never_runs_as_something_else(scope: Any, feature: str) -> None:
+    made = scope()
+    with pytest.raises(NotYetError) as caught, made:
+        pytest.fail("the scope was entered")
+    assert caught.value.feature == feature
+    assert caught.value.where.startswith(f"{__file__}:")
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        nb.replica,
+        lambda: nb.replica(1),
+        lambda: nb.compress(fp16=True),
+        lambda: nb.compress(bf16=True, backward=None),
+        lambda: nb.compress(fp16=True, backward="default", start_step=0),
+    ],
+)
+def test_what_has_an_engine_is_entered(scope: Any) -> None:
+    with scope() as frame:
+        assert frame.kind in ("replica", "compress")

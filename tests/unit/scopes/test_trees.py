@@ -1,0 +1,151 @@
+"""Programs parse to golden trees; those that need a later engine end in `NotYetError` when they are run."""
+
+# ruff: noqa: SIM117 - the programs are written as their papers write them
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import whale_nebula as nb
+from whale_nebula.errors import NestingError, NotYetError
+from whale_nebula.scopes import open_frames, parsing
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "scopes"
+Program = Callable[[], Any]
+
+
+def model(*inputs: Any) -> str:
+    """Stands for a part of a model: a tree is of scopes only."""
+    return "tensor"
+
+
+def whale_case_1_data_parallel() -> None:
+    with nb.cluster():
+        with nb.replica():
+            model()
+
+
+def whale_case_2_large_classification() -> None:
+    cluster = nb.cluster(layout={"all"})
+    with cluster:
+        with nb.replica():
+            features = model("inputs")
+        with nb.split():
+            logits = model(features)
+            model(logits)
+
+
+def whale_case_3_model_parallel() -> None:
+    with nb.cluster():
+        with nb.stage():
+            out = model()
+        with nb.stage():
+            out = model(out)
+
+
+def whale_case_4_pipeline_and_data_parallel() -> None:
+    with nb.cluster():
+        with nb.replica():
+            with nb.pipeline(micro_batch=4):
+                with nb.stage():
+                    out = model("embedding")
+                with nb.stage():
+                    out = model(out)
+                with nb.stage():
+                    out = model(out)
+
+
+def whale_case_5_auto_parallel() -> None:
+    nb.auto_parallel()
+    model()
+
+
+def nebula_two_clusters() -> None:
+    with nb.cluster():
+        with nb.stage(cluster="gpu"):
+            hidden = model("inputs")
+        with nb.stage(cluster="npu"), nb.compress(svd=0.6, fp16=True):
+            model(hidden)
+
+
+def nebula_one_line() -> None:
+    nb.auto_parallel(memory=16)
+    model()
+
+
+def everything() -> None:
+    with nb.cluster(["gpu", "npu"], name="npu"), nb.replica(2):
+        with nb.pipeline(8, schedule="1f1b", in_flight=3, recompute=True, coupled="allow"):
+            with nb.compress(nb.codec.BF16()):
+                with nb.stage(cluster="gpu", name="encoder"), nb.split(4, axis=0):
+                    model()
+                with nb.stage(), nb.compress("auto"):
+                    model()
+                with nb.stage(cluster="gpu", name="encoder"):
+                    model()
+
+
+def place() -> None:
+    with nb.cluster():
+        nb.place("model", {"encoder/.*": "gpu", "decoder/.*": "npu"})
+
+
+RUN = [whale_case_1_data_parallel, whale_case_3_model_parallel, whale_case_4_pipeline_and_data_parallel]
+LATER = {
+    whale_case_2_large_classification: "nb.split",
+    whale_case_5_auto_parallel: "nb.auto_parallel",
+    nebula_two_clusters: "codec 'svd(0.6) >> fp16'",
+    nebula_one_line: "nb.auto_parallel",
+    everything: "nb.replica(2)",
+    place: "nb.place",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tensors here: whether another test has loaded TensorFlow must make no difference."""
+    monkeypatch.setattr("whale_nebula.scopes.eager.executing_eagerly", lambda: False)
+
+
+@pytest.mark.parametrize("program", [*RUN, *LATER], ids=lambda program: program.__name__)
+def test_a_program_parses_to_its_tree(program: Program) -> None:
+    with parsing() as tree:
+        program()
+    assert str(tree) == (GOLDEN / f"{program.__name__}.txt").read_text("utf-8")
+
+
+def test_no_golden_tree_is_left_over() -> None:
+    names = {program.__name__ for program in (*RUN, *LATER)}
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == names
+
+
+@pytest.mark.parametrize("program", RUN, ids=lambda program: program.__name__)
+def test_what_needs_no_later_engine_runs(program: Program) -> None:
+    program()
+
+
+@pytest.mark.parametrize(
+    ("program", "feature"), LATER.items(), ids=lambda each: getattr(each, "__name__", "")
+)
+def test_what_needs_a_later_engine_says_which(program: Program, feature: str) -> None:
+    with pytest.raises(NotYetError) as caught:
+        program()
+    assert caught.value.feature == feature
+    assert caught.value.where.startswith(f"{__file__}:")
+    assert open_frames() == ()
+
+
+def test_parsing_starts_anew_and_leaves_nothing_behind() -> None:
+    with nb.cluster(), nb.stage():
+        outside = open_frames()
+        with parsing() as tree:
+            whale_case_3_model_parallel()
+        assert open_frames() == outside
+    assert str(tree).count("stage") == 4
+
+
+def test_the_grammar_holds_while_parsing() -> None:
+    with parsing(), pytest.raises(NestingError), nb.split(), nb.stage():
+        pass

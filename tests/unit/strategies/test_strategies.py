@@ -1,0 +1,131 @@
+"""Strategies cut a model's sequence of layers: every layer once, in order, evenly by their own measure."""
+
+import itertools
+import re
+
+import keras
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whale_nebula.errors import OptionError, PlacementError
+from whale_nebula.models import Sizes, transformer
+from whale_nebula.strategies import by_parameters, halves
+from whale_nebula.strategies.by_parameters import _cut
+
+BOTH = pytest.mark.parametrize("strategy", [halves, by_parameters])
+
+
+def chain(*widths: int) -> keras.Sequential:
+    """Dense layers of these widths; 0 stands for an Activation, which has no parameters."""
+    layers = [
+        keras.layers.Dense(width, name=f"l{n}") if width else keras.layers.Activation("relu", name=f"l{n}")
+        for n, width in enumerate(widths)
+    ]
+    return keras.Sequential([keras.Input((4,)), *layers])
+
+
+def parts(places: dict[str, str], model: keras.Model) -> dict[str, list[str]]:
+    """Layer names by cluster, as a place map gives them; every layer must match exactly once."""
+    found: dict[str, list[str]] = {cluster: [] for cluster in places.values()}
+    for layer in model.layers:
+        if not isinstance(layer, keras.layers.InputLayer):
+            (cluster,) = [c for pattern, c in places.items() if re.fullmatch(pattern, layer.name)]
+            found[cluster].append(layer.name)
+    return found
+
+
+def test_halves_are_equal_in_number() -> None:
+    model = chain(1, 1, 1, 1)
+    assert parts(halves(model, ["gpu", "npu"]), model) == {"gpu": ["l0", "l1"], "npu": ["l2", "l3"]}
+
+
+def test_where_halves_do_not_divide_the_first_have_more() -> None:
+    model = chain(1, 1, 1, 1, 1)
+    assert [len(part) for part in parts(halves(model, ["a", "b", "c"]), model).values()] == [2, 2, 1]
+
+
+def test_by_parameters_looks_at_weights_not_at_numbers() -> None:
+    model = chain(2, 2, 2, 64)
+    assert parts(by_parameters(model, ["gpu", "npu"]), model) == {"gpu": ["l0", "l1", "l2"], "npu": ["l3"]}
+
+
+def test_what_has_no_parameters_goes_with_the_layer_before_it() -> None:
+    model = chain(0, 4, 0, 4, 0, 0)
+    found = parts(by_parameters(model, ["gpu", "npu"]), model)
+    assert found == {"gpu": ["l0", "l1", "l2"], "npu": ["l3", "l4", "l5"]}
+
+
+def test_the_transformer_is_cut_between_blocks() -> None:
+    model = transformer(Sizes(vocabulary=20, length=8, width=8, heads=2, blocks=4))
+    found = parts(by_parameters(model, ["gpu", "npu"]), model)
+    assert found == {"gpu": ["embedding", "block0", "block1"], "npu": ["block2", "block3", "norm", "output"]}
+
+
+@BOTH
+def test_what_lies_inside_a_layer_goes_with_it(strategy) -> None:
+    places = strategy(chain(4, 4), ["gpu", "npu"])
+    assert [c for p, c in places.items() if re.fullmatch(p, "l0/attention/query")] == ["gpu"]
+    assert [c for p, c in places.items() if re.fullmatch(p, "l01")] == []
+
+
+@BOTH
+@pytest.mark.parametrize("clusters", [1, 2, 3, 5])
+def test_every_layer_is_placed_once_and_in_order(strategy, clusters: int) -> None:
+    model = chain(3, 1, 4, 1, 5)
+    found = parts(strategy(model, [f"c{n}" for n in range(clusters)]), model)
+    assert list(itertools.chain(*found.values())) == ["l0", "l1", "l2", "l3", "l4"]
+    assert all(found.values())
+
+
+@BOTH
+def test_the_model_stays_as_it_was(strategy) -> None:
+    model = chain(2, 2)
+    before = [v.numpy().tolist() for v in model.variables]
+    assert strategy(model, ["gpu", "npu"]) == strategy(model, ["gpu", "npu"])
+    assert [v.numpy().tolist() for v in model.variables] == before
+
+
+@BOTH
+def test_more_clusters_than_layers_are_refused(strategy) -> None:
+    with pytest.raises(PlacementError, match="2 layers cannot be cut into 3 parts"):
+        strategy(chain(2, 2), ["a", "b", "c"])
+
+
+@BOTH
+@pytest.mark.parametrize("clusters", [[], ["gpu", "gpu"]])
+def test_clusters_are_named_once(strategy, clusters: list[str]) -> None:
+    with pytest.raises(OptionError):
+        strategy(chain(2, 2), clusters)
+
+
+@BOTH
+def test_one_cluster_may_be_given_by_its_name(strategy) -> None:
+    assert list(strategy(chain(2, 2), "gpu").values()) == ["gpu"]
+
+
+@BOTH
+def test_a_model_without_layers_is_refused(strategy) -> None:
+    with pytest.raises(PlacementError, match="no layers"):
+        strategy(keras.Sequential(), ["gpu"])
+
+
+def test_an_unbuilt_model_cannot_be_weighed() -> None:
+    with pytest.raises(PlacementError, match="not built"):
+        by_parameters(keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(2)]), ["gpu", "npu"])
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.data())
+def test_the_heaviest_part_is_as_light_as_any_cut_makes_it(weights: list[int], data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, len(weights)))
+
+    def heaviest(cuts) -> int:
+        ends = [0, *cuts, len(weights)]
+        return max(sum(weights[a:b]) for a, b in itertools.pairwise(ends))
+
+    every = itertools.combinations(range(1, len(weights)), count - 1)
+    found = _cut(weights, count)
+    assert [a for a, _ in found] == [0, *(b for _, b in found[:-1])]
+    assert found[-1][1] == len(weights)
+    assert all(a < b for a, b in found)
+    assert max(sum(weights[a:b]) for a, b in found) == min(map(heaviest, every))

@@ -1,0 +1,153 @@
+"""Errors: the tree in the docstring, the codes, and how they read."""
+
+import copy
+import inspect
+import pickle
+import re
+
+import pytest
+
+from whale_nebula import errors
+from whale_nebula.errors import (
+    BatchCoupledError,
+    NebulaError,
+    NebulaWarning,
+    NestingError,
+    NotYetError,
+    StageFailedError,
+)
+
+CLASSES = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, NebulaError) and kind.__module__ == errors.__name__
+]
+# which hundred a branch of the tree has its codes in
+HUNDREDS = {
+    errors.ScopeError: "1",
+    errors.CaptureError: "2",
+    errors.PlanError: "2",
+    errors.RunError: "3",
+    errors.TransportError: "4",
+    errors.ConfigError: "5",
+}
+
+
+def drawn() -> dict[str, tuple[str, int]]:
+    """name -> (code, indent) from the tree in the module's docstring."""
+    found = re.findall(r"^( *)[*·] (\w+) +(NB-\d+)", errors.__doc__ or "", re.MULTILINE)
+    return {name: (code, len(indent)) for indent, name, code in found}
+
+
+def test_the_drawn_tree_is_the_real_one() -> None:
+    tree = drawn()
+    assert {name: code for name, (code, _) in tree.items()} == {kind.__name__: kind.code for kind in CLASSES}
+    parents: list[str] = []
+    for name, (_, indent) in tree.items():
+        del parents[indent // 2 :]
+        kind = getattr(errors, name)
+        assert kind.__base__.__name__ == (parents[-1] if parents else "_Told")
+        parents.append(name)
+
+
+def test_codes_are_unique_and_in_their_hundred() -> None:
+    codes = [kind.code for kind in (*CLASSES, NebulaWarning)]
+    assert len(set(codes)) == len(codes)
+    for branch, hundred in HUNDREDS.items():
+        assert {kind.code[3] for kind in CLASSES if issubclass(kind, branch)} == {hundred}
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_error_carries_a_mend_of_its_own_class(kind: type[NebulaError]) -> None:
+    error = kind("something")
+    assert error.mend
+    assert "\n  mend: " in str(error)
+    assert kind is NebulaError or "usual_mend" in vars(kind) or "usual_mends" in vars(kind)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_errors_survive_copying_and_crossing_processes(kind: type[NebulaError]) -> None:
+    error = kind("what it is", where="a.py:3", why="because", mend="do this")
+    for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert type(again) is kind
+        assert str(again) == str(error)
+
+
+def test_an_error_reads_what_where_why_mend() -> None:
+    error = NestingError(
+        "a stage in a stage", where="a.py:3", why="they follow one another", mend="dedent it"
+    )
+    assert str(error) == (
+        "NB-101 a stage in a stage (a.py:3)\n  why: they follow one another\n  mend: dedent it"
+    )
+
+
+def test_parts_that_are_not_known_are_left_out() -> None:
+    error = NebulaError("cut", where=None, why=None, mend="x")
+    assert str(error) == "NB-000 cut\n  mend: x"
+    assert (error.where, error.why) == ("", "")
+
+
+def test_further_lines_of_a_part_stand_under_the_first() -> None:
+    assert str(NebulaError("cut", mend="with a:\n    b")).splitlines()[1:] == [
+        "  mend: with a:",
+        "            b",
+    ]
+
+
+def test_not_yet_names_the_feature() -> None:
+    error = NotYetError("nb.split", where="a.py:1")
+    assert error.feature == "nb.split"
+    assert str(error).startswith("NB-001 nb.split is not built yet (a.py:1)\n")
+
+
+def test_batch_coupled_names_op_line_and_every_way_out() -> None:
+    error = BatchCoupledError("coupled", op="loss/MatMul", line="a.py:7")
+    assert (error.op, error.line, error.where) == ("loss/MatMul", "a.py:7", "loss/MatMul, a.py:7")
+    for way in ("micro_batch=1", "nb.loss_weight", 'coupled="allow"'):
+        assert way in error.mend
+    assert BatchCoupledError("coupled", mends=("a", "b")).mend == "a\nor b"
+    assert BatchCoupledError("coupled", mend="a").mends == ("a",)
+
+
+def test_a_failed_stage_says_whether_the_step_is_torn() -> None:
+    whole = StageFailedError("x", stage="encoder", phase=1, micro_batch=0)
+    torn = StageFailedError("x", stage="encoder", torn=True)
+    assert whole.where == "stage 'encoder', phase 1, micro-batch 0"
+    assert not whole.torn and "as they were before" in whole.why
+    assert torn.torn and "torn" in torn.why and "checkpoint" in torn.mend
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_an_error_made_anew_from_its_text_still_reads_once(kind: type[NebulaError]) -> None:
+    error = kind("something", why="because", mend="do this")
+    again = kind(f"Error encountered:\n\n{error}")
+    assert str(again) == f"Error encountered:\n\n{error}"
+    assert again.mend == error.mend
+
+
+def test_keras_lets_an_error_through_as_it_is() -> None:
+    import keras
+
+    error = NestingError("a stage in a stage", where="a.py:3", why="they follow", mend="dedent it")
+
+    class Broken(keras.layers.Layer):
+        def call(self, inputs: object) -> object:
+            raise error
+
+    with pytest.raises(NestingError) as caught:
+        Broken()(keras.ops.ones((1, 1)))
+    assert caught.value is error
+    with pytest.raises(NestingError) as caught:
+        Broken()(keras.Input((1,)))
+    assert str(caught.value).endswith(str(error))
+    assert str(caught.value).count("mend:") == 1
+    assert caught.value.mend == error.mend
+
+
+def test_a_warning_has_the_same_form() -> None:
+    with pytest.warns(NebulaWarning, match="NB-900 runs uncut") as caught:
+        import warnings
+
+        warnings.warn(NebulaWarning("runs uncut", mend="fit"), stacklevel=1)
+    assert str(caught[0].message) == "NB-900 runs uncut\n  mend: fit"

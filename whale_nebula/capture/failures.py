@@ -1,0 +1,64 @@
+"""A trace that fails says so in our words: TensorFlow wraps our errors, and hides what only a trace brings out."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import traceback
+from collections.abc import Iterator
+
+from whale_nebula.capture.places import foreign
+from whale_nebula.errors import NebulaError, StaticBatchError
+
+_HINT = "whale_nebula: raised while the step was captured, where the number of rows is None until it runs"
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Around a trace: our own errors come out as they were raised, a baked-in batch size as an error of ours."""
+    try:
+        yield
+    except NebulaError:
+        raise
+    except Exception as error:
+        ours = _wrapped(error)
+        if ours is not None:
+            raise ours from None
+        line = _static_line(error)
+        if line is not None:
+            raise _static(error, line) from error
+        error.add_note(_HINT)
+        raise
+
+
+def _wrapped(error: BaseException | None) -> NebulaError | None:
+    """The error of ours that another one was made of."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, NebulaError):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _static_line(error: Exception) -> str | None:
+    """The user's line that reads a shape, where something could not be done with None."""
+    if not isinstance(error, (TypeError, ValueError)) or "None" not in str(error):
+        return None
+    deepest: BaseException = error
+    while (before := deepest.__cause__ or deepest.__context__) is not None:
+        deepest = before
+    for frame in reversed(traceback.extract_tb(deepest.__traceback__)):
+        if not foreign(frame.filename):
+            line = linecache.getline(frame.filename, frame.lineno or 0)
+            return f"{frame.filename}:{frame.lineno}" if "shape" in line else None
+    return None
+
+
+def _static(error: Exception, line: str) -> StaticBatchError:
+    return StaticBatchError(
+        "the step reads the number of rows from a static shape",
+        where=line,
+        why=f"the batch's first axis is captured as None: {str(error).strip().splitlines()[-1].strip()}",
+    )

@@ -1,0 +1,230 @@
+"""A program in the one form that all traces of it share: what digests are made of.
+
+Ops come in the order in which the results need them, so an order that the trace happened to have does not
+matter, nor does what no result needs. Names of ops, of functions and of anything else that counts up within a
+process are gone; functions stand by their content, variables by their path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Attribute, Graph, Op
+from whale_nebula.ir.program import Program, Request
+from whale_nebula.ir.spec import Value
+from whale_nebula.ir.text import to_text
+
+_LOCAL = frozenset(
+    {"shared_name", "container", "config_proto", "config", "executor_type", "token", "debug_name"}
+)
+"""Attributes that say where and how an op runs, not what it computes; so do all that start with _."""
+_TALKERS = frozenset({"Assert", "Print", "PrintV2", "StringFormat"})
+"""Ops whose texts are for people: they quote names of the trace."""
+_NO_NUMBER = Value(-1)
+
+
+def canonical_lines(program: Program) -> tuple[str, ...]:
+    r"""The canonical text: pipeline, stages, codecs, inputs, variables, ops, requests, results.
+
+    >>> from whale_nebula.ir.program import Leaf
+    >>> from whale_nebula.ir.text import from_text
+    >>> graph = from_text("%0 = input x float32[?]\n%1 = Neg(%0) float32[?]")
+    >>> leaves = (Leaf(0, "x", graph.ops[0].outputs[0]),)
+    >>> print(*canonical_lines(Program(graph, leaves, returns=(Value(1),))), sep="\n")
+    pipeline micro_batch=1 schedule=eager-1f1b in_flight=None recompute=False coupled=error
+    input x float32[?] batched
+    %0 = input x float32[?]
+    %1 = Neg(%0) float32[?]
+    returns (%1)
+    """
+    main = _Main(program)
+    return (*_header(program), *to_text(main.graph()).splitlines(), *main.footer())
+
+
+def _header(program: Program) -> Iterator[str]:
+    pipe = program.pipeline
+    yield (
+        f"pipeline micro_batch={pipe.micro_batch} schedule={pipe.schedule} in_flight={pipe.in_flight} "
+        f"recompute={pipe.recompute} coupled={pipe.coupled}"
+    )
+    for number, stage in enumerate(program.stages):
+        yield f"stage {number} {stage.key} cluster={stage.cluster}"
+    for number, (forward, backward) in enumerate(program.compressions):
+        yield f"compress {number} {forward}, backward {backward}"
+    for leaf in program.leaves:
+        yield f"input {leaf.name} {leaf.spec} {'batched' if leaf.batched else 'whole'}"
+    for each in sorted(program.variables, key=lambda variable: variable.path):
+        yield f"variable {each.path} {each.spec} {'trainable' if each.trainable else 'not trainable'}"
+
+
+@dataclass
+class _Functions:
+    """Functions under names given by what they hold: two of the same content are one."""
+
+    source: Mapping[str, Graph]
+    graphs: dict[str, Graph] = field(default_factory=dict)
+    _names: dict[str, str] = field(default_factory=dict)
+    _by_text: dict[str, str] = field(default_factory=dict)
+
+    def name(self, original: str) -> str:
+        """The name of a function by content; one that calls itself calls 'itself'."""
+        if original not in self._names:
+            self._names[original] = "itself"
+            self.graphs.setdefault("itself", Graph(()))
+            body = _ordered(self.source[original], self, _plain_roots(self.source[original]), _body_op).graph
+            text = to_text(replace(body, functions=self.graphs))
+            self._names[original] = self._by_text.setdefault(text, f"f{len(self._by_text)}")
+            self.graphs[self._names[original]] = body
+        return self._names[original]
+
+
+@dataclass(frozen=True)
+class _Ordered:
+    graph: Graph
+    numbers: Mapping[int, int]
+
+    def value(self, value: Value) -> Value:
+        return Value(self.numbers[value.op], value.out) if value.op in self.numbers else _NO_NUMBER
+
+
+def _plain_roots(graph: Graph) -> list[int]:
+    return [*graph.arguments, *(v.op for v in graph.returns), *(op.index for op in graph.ops if op.stateful)]
+
+
+def _ordered(
+    graph: Graph, functions: _Functions, roots: Iterable[int], form: Callable[[Graph, Op], Op]
+) -> _Ordered:
+    """The ops that roots need, in canonical order, each in its canonical form."""
+    order = _order(graph, roots)
+    numbers = {index: number for number, index in enumerate(order)}
+    ops = tuple(_renumbered(form(graph, graph.ops[index]), numbers, functions) for index in order)
+    arguments = tuple(numbers[index] for index in graph.arguments if index in numbers)
+    returns = tuple(Value(numbers[op], out) for op, out in graph.returns if op in numbers)
+    return _Ordered(Graph(ops, functions.graphs, arguments, returns), numbers)
+
+
+def _order(graph: Graph, roots: Iterable[int]) -> list[int]:
+    """Depth first, an op after all that it depends on."""
+    opened: set[int] = set()
+    done: dict[int, None] = {}
+    for root in roots:
+        stack = [root]
+        while stack:
+            index = stack[-1]
+            op = graph.ops[index]
+            before = [] if index in opened else [*(v.op for v in op.inputs), *sorted(op.control)]
+            opened.add(index)
+            waiting = [b for b in before if b not in opened]
+            if waiting:
+                stack.extend(reversed(waiting))
+            else:
+                done.setdefault(stack.pop())
+    return list(done)
+
+
+def _renumbered(op: Op, numbers: Mapping[int, int], functions: _Functions) -> Op:
+    return replace(
+        op,
+        index=numbers[op.index],
+        inputs=tuple(Value(numbers[source], out) for source, out in op.inputs),
+        control=tuple(sorted(numbers[source] for source in op.control)),
+        functions=tuple(functions.name(name) for name in op.functions),
+    )
+
+
+def _body_op(graph: Graph, op: Op) -> Op:
+    return replace(op, name="", stage=None, compress=None, attributes=_attributes(graph, op))
+
+
+def _attributes(graph: Graph, op: Op) -> dict[str, Attribute]:
+    found = {k: v for k, v in op.attributes.items() if not k.startswith("_") and k not in _LOCAL}
+    if op.type == "Const" and "content" in found:
+        readers = {reader.type for reader in graph.consumers(Value(op.index))}
+        if readers and readers <= _TALKERS:
+            del found["content"]
+    return found
+
+
+class _Main:
+    """The step itself, with what the capture knows of its ops."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.names = _held_names(program)
+        self.starts = [request.start for request in program.requests]
+        functions = _Functions(program.graph.functions)
+        self.ordered = _ordered(program.graph, functions, self._roots(), self._form)
+
+    def graph(self) -> Graph:
+        return self.ordered.graph
+
+    def _roots(self) -> Iterator[int]:
+        program = self.program
+        for request in program.requests:
+            yield from (value.op for value in request.targets)
+            yield from (flow.gradient.op for flow in request.flows)
+            yield from (value.op for part in request.parts for value in part.values)
+        yield from (op.index for op in program.graph.ops if op.stateful and not op.role)
+        yield from (value.op for value in (*program.returns, *program.weights))
+
+    def _form(self, graph: Graph, op: Op) -> Op:
+        label = self.program.labels.get(op.index)
+        return replace(
+            op,
+            name=self.names.get(op.index, ""),
+            stage=None if label is None or op.role else self.program.stages[label].key,
+            attributes={} if op.role else _attributes(graph, op) | self._marks(op),
+        )
+
+    def _marks(self, op: Op) -> dict[str, Attribute]:
+        """What cannot be read off the graph: stamped by a scope, part of a backward, after which requests."""
+        found: dict[str, Attribute] = {}
+        request = self.program.request_of(op.index)
+        if request is not None:
+            found["_request"] = request
+        elif op.stateful and self.starts:
+            found["_after"] = sum(start <= op.index for start in self.starts)
+        if op.stage is not None:
+            found["_stamped"] = True
+        return found
+
+    def footer(self) -> Iterator[str]:
+        """Requests and results."""
+        program, value = self.program, self.ordered.value
+        yield from (self._request(request) for request in program.requests)
+        yield f"returns {_list(map(value, program.returns))}"
+        if program.weights:
+            yield f"weights {_list(map(value, program.weights))}"
+
+    def _request(self, request: Request) -> str:
+        value, numbers = self.ordered.value, self.ordered.numbers
+        sources = [str(Value(numbers[op])) if op in numbers else "-" for op in request.origins]
+        flows = [f"{f.stage}: {value(f.boundary)} {value(f.gradient)}" for f in request.flows]
+        parts = [f"{p.stage}: {p.source} {_list(map(value, p.values))}" for p in request.parts]
+        kinds = [f"{h.source} {'slices' if h.sparse else 'dense'}" for h in request.holders]
+        return (
+            f"request {request.index} targets {_list(map(value, request.targets))} sources {_list(sources)} "
+            f"flows {_list(flows, '; ')} parts {_list(parts, '; ')} gives {_list(kinds, '; ')}"
+        )
+
+
+def _list(items: Iterable[object], between: str = ", ") -> str:
+    return "(" + between.join(map(str, items)) + ")"
+
+
+def _held_names(program: Program) -> dict[int, str]:
+    """Names, free of the trace's own, for the ops that only hold something."""
+    found = {op.index: "constant" for op in program.graph.ops if op.role == CAPTURE}
+    found |= {op.index: op.name for op in program.graph.ops if op.role in (FEED, INPUT, HOLDER)}
+    found |= {variable.op: variable.path for variable in program.variables}
+    found |= {leaf.op: leaf.name for leaf in program.leaves}
+    for request in program.requests:
+        found |= _request_names(request)
+    return found
+
+
+def _request_names(request: Request) -> dict[int, str]:
+    arrivals = {a.feed.op: f"arrival/{request.index}/{n}" for n, a in enumerate(request.arrivals)}
+    holders: Sequence[tuple[int, Value]] = [(h.source, v) for h in request.holders for v in h.values]
+    return arrivals | {v.op: f"gradient/{request.index}/{source}" for source, v in holders}

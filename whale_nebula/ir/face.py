@@ -1,0 +1,97 @@
+"""The Plan that a user sees: pure data that can be read, printed, saved and compared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from whale_nebula.errors import NotYetError, OptionError, StateError
+from whale_nebula.ir.digest import digest_lines
+from whale_nebula.ir.overview import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
+from whale_nebula.suggest import did_you_mean
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A step mapped to clusters: what each stage is, what crosses between them, and in which order they run.
+
+    `stages` and `links` are keyed by name, like those of a report. `rows` are the rows of each micro-batch of the
+    example; `lines` is the canonical text of the program, which `program_digest` is the hash of.
+    """
+
+    name: str
+    stages: Mapping[str, PlanStage]
+    boundaries: tuple[PlanBoundary, ...]
+    links: Mapping[str, PlanLink]
+    once: tuple[PlanOnce, ...]
+    tied: tuple[PlanTied, ...]
+    micro_batch: int
+    rows: tuple[int, ...]
+    schedule: str
+    in_flight: int | None
+    versions: Mapping[str, str]
+    threads: Mapping[str, int]
+    notes: tuple[str, ...]
+    lines: tuple[str, ...] = field(repr=False)
+    definition: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def program_digest(self) -> str:
+        """What is computed: the same in every process that traces the same step, wherever it runs."""
+        return digest_lines(self.lines)
+
+    @cached_property
+    def digest(self) -> str:
+        """What is computed, where, with which codecs, and by which versions and numbers of threads."""
+        return digest_lines(self._said())
+
+    def _said(self) -> Iterator[str]:
+        yield f"program {self.program_digest}"
+        yield from (f"stage {stage.name} {stage.cluster} {stage.worker}" for stage in self.stages.values())
+        for each in self.boundaries:
+            yield f"boundary {each.name} {each.codec}, backward {each.backward_codec}"
+        yield from (f"version {name} {version}" for name, version in sorted(self.versions.items()))
+        yield from (f"threads {name} {count}" for name, count in sorted(self.threads.items()))
+
+    def to_text(self) -> str:
+        """The plan as text, at most 100 columns wide."""
+        from whale_nebula.ir.plan_text import plan_text
+
+        return plan_text(self)
+
+    def to_mermaid(self) -> str:
+        """The plan as a Mermaid flowchart: clusters, stages, and what crosses."""
+        from whale_nebula.ir.plan_mermaid import plan_mermaid
+
+        return plan_mermaid(self)
+
+    def to_html(self) -> str:
+        """Not built yet."""
+        raise NotYetError("Plan.to_html", mend="print(plan.to_text()), or plan.to_mermaid() for a drawing")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON, to be loaded and compared later."""
+        from whale_nebula.ir.plan_file import save
+
+        save(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Plan:
+        """Read what `save` wrote. It has everything but the graphs."""
+        from whale_nebula.ir.plan_file import load
+
+        return load(path)
+
+    def graph_def(self, stage: str) -> Any:
+        """The TensorFlow GraphDef of a stage's forward, with its backward where the two are one function."""
+        if stage not in self.stages:
+            raise OptionError(f"no stage is called {stage!r}", mend=did_you_mean(stage, self.stages))
+        if self.definition is None:
+            raise StateError("this plan was loaded from a file, which holds no graphs", mend="nb.plan(model, ...)")
+        return self.definition(stage)
+
+    def __str__(self) -> str:
+        return self.to_text()

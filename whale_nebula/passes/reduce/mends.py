@@ -1,0 +1,81 @@
+"""Two mends where an op's rule alone would couple the rows, or lose a sum.
+
+What comes from inputs alone can be read as it is for the whole batch: fed. What is differentiated may be
+multiplied by rows / rows_m on its way: grown, a sum becomes a mean, and a number of rows that of the whole
+batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from whale_nebula.ir.spec import Value
+from whale_nebula.passes.reduce.registry import Site, transfer
+from whale_nebula.passes.reduce.state import AFTER, COUNT, COUPLED, INVERSE, MEAN, SUM, Fold, whole
+
+_ONCE = frozenset({SUM, MEAN, INVERSE, AFTER, COUPLED})
+_BADNESS = {AFTER: 1, COUPLED: 2}
+
+
+class Edge(NamedTuple):
+    """Where one op reads one value."""
+
+    consumer: int
+    position: int
+    value: Value
+
+
+Outcome = tuple[Fold, ...]
+
+
+def feed(site: Site, outcome: Outcome, edges: list[Edge]) -> tuple[Site, Outcome]:
+    """Read what comes from inputs alone as it is for the whole batch, unless that makes it worse."""
+    places = [place for place, fold in enumerate(site.folds) if _feedable(site, place, fold)]
+    return _tried(site, outcome, places, lambda _: whole()._replace(inputs=True), edges, eager=True)
+
+
+def grow(site: Site, outcome: Outcome, edges: list[Edge]) -> Outcome:
+    """Multiply counts, sums or both by rows / rows_m, where nothing else helps."""
+    for kinds in ({COUNT}, {SUM}, {COUNT, SUM}):
+        places = [place for place, fold in enumerate(site.folds) if _growable(site, place, fold, kinds)]
+        site, outcome = _tried(site, outcome, places, _grown, edges)
+    return outcome
+
+
+def badness(outcome: Sequence[Fold]) -> int:
+    """0: can be merged; 1: must be computed after; 2: coupled."""
+    return max((_BADNESS.get(fold.kind, 0) for fold in outcome), default=0)
+
+
+def _tried(
+    site: Site,
+    outcome: Outcome,
+    places: Sequence[int],
+    mend: Callable[[Fold], Fold],
+    edges: list[Edge],
+    eager: bool = False,
+) -> tuple[Site, Outcome]:
+    """Apply the rule again with some inputs mended; keep that, and note the edges, where it is better."""
+    if not places or (badness(outcome) == 0 and not eager):
+        return site, outcome
+    folds = tuple(mend(fold) if place in places else fold for place, fold in enumerate(site.folds))
+    mended = replace(site, folds=folds)
+    better = transfer(mended)
+    if badness(better) > 0 and badness(better) >= badness(outcome):
+        return site, outcome
+    edges.extend(Edge(site.op.index, place, site.op.inputs[place]) for place in places)
+    return mended, better
+
+
+def _feedable(site: Site, place: int, fold: Fold) -> bool:
+    return fold.inputs and (fold.kind in _ONCE or (fold.kind == COUNT and site.spec(place).floating))
+
+
+def _growable(site: Site, place: int, fold: Fold, kinds: set[str]) -> bool:
+    return fold.kind in kinds and site.spec(place).floating
+
+
+def _grown(fold: Fold) -> Fold:
+    return whole() if fold.kind == COUNT else Fold(MEAN)
