@@ -36,7 +36,8 @@ def machine() -> dict[str, Any]:
 
 def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    named = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.machine()
 
 
 def write(script: str, result: dict[str, Any]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import whale_nebula
@@ -38,10 +39,10 @@ _ROWS = 32
 def plan(model_or_function: Any, *example: Any) -> Plan:
     """What a step is cut into: stages, boundaries, what runs once, and the schedule. Nothing is run.
 
-    Take a Keras model and a batch `x, y[, sample_weight]`: the plan is that of its train step, or of its predict
-    step where it is not compiled. Or take an `nb.function` and its arguments. Of the example only shapes and
-    types matter: arrays, tensors, `tf.TensorSpec`, `keras.KerasTensor` or a `tf.data.Dataset` all do. Variables
-    keep their values; what the first step would build (layers, optimizer slots) is built.
+    Take a Keras model and a batch `x, y[, sample_weight]`: the plan is that of its train step, or of its
+    predict step where it is not compiled. Or take an `nb.function` and its arguments. Of the example only
+    shapes and types matter: arrays, tensors, `tf.TensorSpec`, `keras.KerasTensor` or a `tf.data.Dataset`
+    all do. Variables keep their values; what the first step would build (layers, optimizer slots) is built.
 
     >>> import tensorflow as tf
     >>> import whale_nebula as nb
@@ -61,10 +62,55 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
     run.meet([stage.cluster for stage in captured.program.stages])
     operations = in_order(captured.graph.get_operations())
     cut = cut_program(captured.program, place_workers(captured, run), lambda op: place_of(operations[op]))
-    program = captured.program
-    return _plan(subject.step.name, captured, cut, micro_batches(program.leaves, tensors, program.pipeline.micro_batch), run)
+    pipeline = captured.program.pipeline
+    rows = micro_batches(captured.program.leaves, tensors, pipeline.micro_batch)
+    return _plan(subject.step.name, captured, cut, rows, run)
 
 
+def _plan(name: str, captured: Captured, cut: Cut, rows: Sequence[int], run: Run) -> Plan:
+    pipeline, overview = cut.program.pipeline, Overview(cut, rows[0])
+    return Plan(
+        name=name,
+        stages=overview.stages(),
+        boundaries=overview.boundaries(),
+        links=_links(cut, rows, run),
+        once=overview.once(),
+        tied=overview.tied(),
+        micro_batch=pipeline.micro_batch,
+        rows=tuple(rows),
+        schedule=pipeline.schedule,
+        in_flight=pipeline.in_flight,
+        versions={
+            "tensorflow": tf.__version__, "keras": keras.__version__, "whale_nebula": whale_nebula.__version__
+        },
+        threads={
+            "intra_op": tf.config.threading.get_intra_op_parallelism_threads(),
+            "inter_op": tf.config.threading.get_inter_op_parallelism_threads(),
+        },
+        notes=cut.notes,
+        lines=canonical_lines(cut.program),
+        definition=functools.partial(_graph_def, cut, Workshop(captured.graph, captured.aliases)),
+    )  # fmt: skip
+
+
+def _links(cut: Cut, rows: Sequence[int], run: Run) -> dict[str, PlanLink]:
+    """The lines that this step uses; sizes by the formula that links count by."""
+    clusters = [stage.cluster for stage in cut.program.stages]
+    found = link_reports(cut, clusters, rows)
+    lines = {name: run.links.between(*name.split("->")) for name in found}
+    return {name: PlanLink(str(lines[name]), link.payload_bytes) for name, link in found.items()}
+
+
+def _graph_def(cut: Cut, workshop: Workshop, stage: str) -> Any:
+    """The graph of a stage's forward, in the first phase in which it has one."""
+    for phase in cut.phases:
+        for found in phase.stages:
+            if cut.program.stages[found.stage].key == stage and found.forward is not None:
+                return workshop.make(found.forward).concrete.graph.as_graph_def()
+    return tf.compat.v1.GraphDef()
+
+
+# ---------------------------------------------------------------------- what is planned
 @dataclass(frozen=True)
 class _Subject:
     """What is planned."""
@@ -91,6 +137,7 @@ def _subject(given: Any, example: Sequence[Any]) -> _Subject:
         )
     if not example:
         raise OptionError("nb.plan needs an example", where=given.name, mend="nb.plan(model, x, y)")
+    example = [tf.nest.map_structure(_as_fed, leaf) for leaf in example]
     if getattr(given, "compiled", False):
         return _Subject(*keras_step(given, "train", tuple(example)))
     return _Subject(*keras_step(given, "predict", example[0]))
@@ -113,6 +160,12 @@ def _example(example: Sequence[Any]) -> Sequence[Any]:
     return example
 
 
+def _as_fed(leaf: Any) -> Any:
+    """Keras feeds floating arrays in its own precision."""
+    floating = isinstance(leaf, np.ndarray) and np.issubdtype(leaf.dtype, np.floating)
+    return leaf.astype(keras.config.floatx()) if floating else leaf
+
+
 def _signature(subject: _Subject) -> tuple[Signature, list[Any]]:
     """The signature of a call with these examples; a spec keeps the unknown axes that it has."""
     specs: dict[int, tf.TensorSpec] = {}
@@ -120,28 +173,23 @@ def _signature(subject: _Subject) -> tuple[Signature, list[Any]]:
     def stand_in(leaf: Any) -> Any:
         spec = _spec(leaf)
         if spec is None:
-            return _as_keras_feeds(leaf) if subject.step.name.endswith("_step") else leaf
+            return leaf
         tensor = tf.zeros([_ROWS if axis is None else axis for axis in spec.shape], spec.dtype)
         specs[id(tensor)] = spec
         return tensor
 
     arguments = [(name, tf.nest.map_structure(stand_in, value)) for name, value in subject.arguments]
     layout, tensors = signature(arguments, subject.step.whole)
-    chosen = tuple(
-        tf.TensorSpec([None, *specs[id(t)].shape[1:]] if split else specs[id(t)].shape, t.dtype) if id(t) in specs else spec
-        for t, split, spec in zip(tensors, layout.batched, layout.specs, strict=True)
-    )
-    return replace(layout, specs=chosen), tensors
+    given = [specs.get(id(tensor), spec) for tensor, spec in zip(tensors, layout.specs, strict=True)]
+    chosen = [_open(spec) if split else spec for spec, split in zip(given, layout.batched, strict=True)]
+    return replace(layout, specs=tuple(chosen)), tensors
+
+
+def _open(spec: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
 
 
 def _spec(leaf: Any) -> tf.TensorSpec | None:
     if isinstance(leaf, tf.TensorSpec):
         return leaf
     return tf.TensorSpec(leaf.shape, leaf.dtype) if isinstance(leaf, keras.KerasTensor) else None
-
-
-def _as_keras_feeds(leaf: Any) -> Any:
-    """Keras feeds floating arrays in its own precision."""
-    dtype = getattr(leaf, "dtype", None)
-    floating = dtype is not None and tf.as_dtype(dtype).is_floating and not isinstance(leaf, tf.Tensor)
-    return leaf.astype(keras.config.floatx()) if floating else leaf

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from whale_nebula.config import Config, Links, load, parse_links
 from whale_nebula.errors import ConfigError, OptionError
 from whale_nebula.launch.attach import Attachment, attach
+from whale_nebula.scopes import deal_to
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,21 @@ class Run:
     clusters: list[str] = field(default_factory=list)
     programs: int = 0
     closers: list[Any] = field(default_factory=list)
+    ledger: Any = None
+    hosts: dict[str, str] = field(default_factory=dict)
 
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, *exc: object) -> None:
         shutdown()
+
+    @property
+    def writes_files(self) -> bool:
+        """Whether this process writes what the processes of its host would all write alike: the first does."""
+        worker = self.attachment.worker if self.attachment is not None else ""
+        same = [name for name, host in self.hosts.items() if host == self.hosts.get(worker)]
+        return not same or worker == min(same)
 
     @property
     def alone(self) -> bool:
@@ -76,8 +88,10 @@ class Run:
         return Here(self.attachment.cluster, self.attachment.worker, self._leads(), clusters)
 
     def _leads(self) -> bool:
-        last = [worker for worker, cluster in self.workers.items() if cluster == (self.clusters or [""])[-1]]
-        return self.attachment is not None and self.attachment.worker == (last or list(self.workers))[0]
+        """The lead is the first worker of the last stage's cluster; before a program is known, of the last one."""
+        last_cluster = self.clusters[-1] if self.clusters else list(self.workers.values())[-1]
+        last = [worker for worker, cluster in self.workers.items() if cluster == last_cluster]
+        return self.attachment is not None and self.attachment.worker == last[0]
 
     def meet(self, clusters: Sequence[str]) -> None:
         """In one process clusters come to be by being named; in several they must be there."""
@@ -123,8 +137,21 @@ def init(
                 mend="call nb.shutdown() first, or open the run once at the top of the script",
             )
         loaded = load(config)
-        _run = Run(loaded, parse_links(links) if links is not None else loaded.links, seed, ids, attach())
-        return _run
+        run = Run(loaded, parse_links(links) if links is not None else loaded.links, seed, ids, attach())
+        deal_to(list(loaded.clusters))
+        if run.attachment is not None:
+            _join(run, run.attachment)
+        _run = run
+        return run
+
+
+def _join(run: Run, attachment: Attachment) -> None:
+    """Meet the other processes. The line between them is a real one: here is where TensorFlow is needed."""
+    from whale_nebula.runtime.joining import join
+
+    run.ledger, run.hosts = join(attachment, run.seed if run.seed is not None else run.config.seed)
+    run.closers.append(run.ledger.session.close)
+    atexit.register(shutdown)
 
 
 def shutdown() -> None:
@@ -140,6 +167,7 @@ def shutdown() -> None:
         run, _run = _run, None
         for close in reversed(run.closers if run is not None else []):
             close()
+        deal_to([])
         forget()
 
 
@@ -157,3 +185,21 @@ def current_run() -> Run:
     """The open run; one without a configuration is opened where there is none."""
     with _LOCK:
         return _run if _run is not None else init()
+
+
+@contextlib.contextmanager
+def gathered() -> Iterator[None]:
+    """Hold the whole model for a while: inside, variables of other clusters can be read.
+
+    Every process calls it at the same point. In one process everything is here already, and it does nothing.
+
+    >>> import tensorflow as tf
+    >>> import whale_nebula as nb
+    >>> weight = tf.Variable([1.0, 2.0])
+    >>> with nb.gathered():
+    ...     weight.numpy().tolist()
+    [1.0, 2.0]
+    """
+    run = current_run()
+    with contextlib.nullcontext() if run.alone else run.ledger.gathered():
+        yield

@@ -158,3 +158,10 @@ def autographed(function: Callable[..., Any]) -> Callable[..., Any]:
 def leaf_paths(structure: Any) -> list[tuple[tuple[Any, ...], Any]]:
     """The leaves of a nested structure, each with its path, in the order of tf.nest.flatten."""
     return list(nest.flatten_with_tuple_paths(structure)) if nest.is_nested(structure) else [((), structure)]
+
+
+VARIABLE_READS = ("_read_variable_op", "sparse_read", "gather_nd")
+"""Methods of a resource variable through which every read goes."""
+
+VARIABLE_WRITES = ("assign", "assign_add", "assign_sub")
+"""Methods of a resource variable through which Keras writes."""

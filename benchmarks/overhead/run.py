@@ -1,4 +1,4 @@
-"""What a plan costs where nothing is slow: steps, time until the first step, and memory, beside plain Keras.
+"""What a plan costs where nothing is slow: steps, the time until the first, and memory, beside plain Keras.
 
     python benchmarks/overhead/run.py            # everything; writes result.json
     python benchmarks/overhead/run.py --quick    # a few pairs, to see that it runs; writes nothing
@@ -129,20 +129,28 @@ def _row(stepper: Stepper, taken: dict[str, list[float]], same: list[float]) -> 
     }
 
 
-def ready(times: int) -> dict[str, Any]:
-    """Seconds until a step can run: tf.function's own tracing of the step, beside tracing and planning."""
+def ready(times: int) -> list[dict[str, Any]]:
+    """Seconds until a step can run, and until one has run; the first of each is not counted."""
     x, y = batch()
-    plain, planned = [], []
+    traced, planned = [], []
+    first: dict[Variant, list[float]] = {variant: [] for variant in (PLAIN, *CUT)}
     for _ in range(times + 1):
         model = build(PLAIN)
-        plain.append(_seconds(lambda model=model: _trace(model, x, y)))
+        traced.append(_seconds(lambda model=model: _trace(model, x, y)))
         model = build(CUT[-1])
         planned.append(_seconds(lambda model=model: nb.plan(model, x, y)))
-    ratio = spread([a / b for a, b in zip(planned[1:], plain[1:], strict=True)])
+        for variant, own in first.items():
+            own.append(Stepper(variant).step())
+    rows = [_ready_row("tracing and planning", planned[1:], traced[1:])]
+    return rows + [_ready_row(f"first step, {v.name}", first[v][1:], first[PLAIN][1:]) for v in CUT]
+
+
+def _ready_row(what: str, own: list[float], plain: list[float]) -> dict[str, Any]:
+    ratio = spread([a / b for a, b in zip(own, plain, strict=True)])
     return {
-        "what": "tracing and planning",
-        "tf_function_s": round(statistics.median(plain[1:]), 3),
-        "plan_s": round(statistics.median(planned[1:]), 3),
+        "what": what,
+        "plain_s": round(statistics.median(plain), 3),
+        "own_s": round(statistics.median(own), 3),
         "ratio": ratio,
         "bar": PLAN_BAR,
         "verdict": verdict(ratio["median"], PLAN_BAR),
@@ -163,14 +171,17 @@ def _seconds(work: Callable[[], object]) -> float:
 def memory() -> list[dict[str, Any]]:
     """Peak resident memory, each variant in a process of its own."""
     peaks = {variant: _peak(variant) for variant in (PLAIN, *CUT)}
-    found = []
-    for variant, peak in peaks.items():
-        ratio = round(peak / peaks[PLAIN], 3)
-        said = verdict(ratio, MEMORY_BAR)
-        found.append(
-            {"what": variant.name, "peak_mib": round(peak), "ratio": ratio, "bar": MEMORY_BAR, "verdict": said}
-        )
-    return found
+    return [_memory_row(variant.name, peak, peak / peaks[PLAIN]) for variant, peak in peaks.items()]
+
+
+def _memory_row(name: str, peak: float, ratio: float) -> dict[str, Any]:
+    return {
+        "what": f"memory, {name}",
+        "peak_mib": round(peak),
+        "ratio": round(ratio, 3),
+        "bar": MEMORY_BAR,
+        "verdict": verdict(ratio, MEMORY_BAR),
+    }
 
 
 def _peak(variant: Variant) -> float:
@@ -195,23 +206,25 @@ def main() -> None:
     """Run all parts and write the result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="a few pairs only; writes nothing")
-    parser.add_argument("--peak", metavar="VARIANT", help="(for the memory part) run one variant, print its peak")
+    parser.add_argument("--peak", metavar="VARIANT", help="(the memory part's own) print one variant's peak")
     options = parser.parse_args()
     if options.peak:
         print_peak(options.peak)
         return
     here = machine()
-    parts: list[dict[str, Any]] = []
-    for rows in (
-        lambda: steps(8 if options.quick else PAIRS),
-        lambda: [ready(1 if options.quick else READY_TIMES)],
+    parts: tuple[Callable[[], list[dict[str, Any]]], ...] = (
         memory,
-    ):
-        for row in rows():
+        lambda: steps(8 if options.quick else PAIRS),
+        lambda: ready(2 if options.quick else READY_TIMES),
+    )
+    results = []
+    for part in parts:
+        for row in part():
             print(row, flush=True)
-            parts.append(row)
+            results.append(row)
     if not options.quick:
-        write(__file__, {"machine": here, "model": vars(SIZES), "rows": ROWS, "pairs": PAIRS, "results": parts})
+        about = {"sizes": vars(SIZES), "rows": ROWS, "pairs": PAIRS}
+        write(__file__, {"machine": here, **about, "results": results})
 
 
 if __name__ == "__main__":

@@ -101,8 +101,9 @@ def fit(model: Any, cut: Cut, *args: Any, epochs: int = 2, batch_size: int = 16,
     """Run `fit` and collect what it left."""
     history = model.fit(*args, epochs=epochs, batch_size=batch_size, shuffle=False, verbose=0, **kwargs).history
     found = Outcome(history=history, losses=list(history["loss"]))
-    found.gradients = [np.array(v) for v in getattr(model.optimizer, "first", ())]
-    found.weights = [np.array(v) for v in model.trainable_variables]
+    with nb.gathered():
+        found.gradients = [np.array(v) for v in getattr(model.optimizer, "first", ())]
+        found.weights = [np.array(v) for v in model.trainable_variables]
     if cut.stages:
         found.stages = tuple(nb.last_report().stages)
     return found
@@ -183,7 +184,8 @@ def _loop(step: Any, batches: Any, variables: Any, cut: Cut) -> Outcome:
         found.losses.append(float(loss))
         if number == 0:
             found.gradients = [np.array(tf.convert_to_tensor(g)) for g in gradients if g is not None]
-    found.weights = [np.array(v) for v in variables]
+    with nb.gathered():
+        found.weights = [np.array(v) for v in variables]
     if cut.stages:
         found.stages = tuple(nb.last_report().stages)
     return found
@@ -318,8 +320,9 @@ def gan(cut: Cut) -> Outcome:
     x = (data(36, 6), data(36, 4, seed=1), data(36, 4, seed=2))
     history = model.fit(x, np.zeros(36), epochs=2, batch_size=8, shuffle=False, verbose=0).history
     found = Outcome(history=history, losses=[*history["d_loss"], *history["g_loss"]])
-    found.gradients = [np.array(v) for o in (model.d_optimizer, model.g_optimizer) for v in o.first]
-    found.weights = [np.array(v) for v in model.trainable_variables]
+    with nb.gathered():
+        found.gradients = [np.array(v) for o in (model.d_optimizer, model.g_optimizer) for v in o.first]
+        found.weights = [np.array(v) for v in model.trainable_variables]
     if cut.stages:
         found.stages = tuple(nb.last_report().stages)
     return found

@@ -83,7 +83,8 @@ class _Region:
                 self.reached.update(t.ref() for t in op.outputs if self._flows(t))
 
     def _flows(self, tensor: Tensor) -> bool:
-        return tensor.dtype in (tf.variant, tf.resource) or self.followed(tensor)
+        ours = tensor.dtype in (tf.variant, tf.resource) or tensor.op.name in self.trace.grown
+        return ours or self.followed(tensor)
 
     def build(self, targets: list[Tensor], seeds: list[Tensor]) -> None:
         """Differentiate stage by stage, last to first."""

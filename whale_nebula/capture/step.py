@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +18,7 @@ from whale_nebula.capture.keras_replay import replaying
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.errors import UnsupportedError
 from whale_nebula.ir.program import Program
+from whale_nebula.passes.unbundle import Aliases, unbundle
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,15 @@ class Captured:
     graph: Any
     structured_outputs: Any
     variables: Mapping[str, Any]
+    aliases: Aliases = field(default_factory=dict)
 
     def pack(self, tensors: Sequence[Any]) -> Any:
         """The user's own structure around the results."""
         found = iter(tensors)
         return tf.nest.map_structure(
-            lambda leaf: next(found) if isinstance(leaf, tf.Tensor) else leaf, self.structured_outputs
+            lambda leaf: next(found) if isinstance(leaf, tf.Tensor) else leaf,
+            self.structured_outputs,
+            expand_composites=True,
         )
 
 
@@ -120,9 +124,10 @@ def capture(
     with translated(), tracing.tracing(trace), intercepted(), replaying(), scopes.numbering():
         traced = tf.function(body, autograph=False).get_concrete_function(*layout.specs)
     graph = traced.graph
-    returned = [t for t in tf.nest.flatten(graph.structured_outputs) if isinstance(t, tf.Tensor)]
-    program = assemble(trace, returned, layout.names, paths())
-    return Captured(program, graph, graph.structured_outputs, _variables(graph, program))
+    results = tf.nest.flatten(graph.structured_outputs, expand_composites=True)
+    returned = [tensor for tensor in results if isinstance(tensor, tf.Tensor)]
+    program, aliases = unbundle(assemble(trace, returned, layout.names, paths()))
+    return Captured(program, graph, graph.structured_outputs, _variables(graph, program), aliases)
 
 
 def filled(layout: Signature, tensors: Sequence[Any]) -> list[Any]:

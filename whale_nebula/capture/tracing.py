@@ -48,6 +48,7 @@ class Tracing:
     leaves: list[Any] = field(default_factory=list)
     batched: list[bool] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    grown: set[str] = field(default_factory=set)
     busy: bool = False
 
     def begin(self, graph: Any, leaves: list[Any]) -> None:

@@ -83,6 +83,7 @@ def _grow(trace: Tracing, folding: Folding, operations: Sequence[Any]) -> None:
         tensor = operations[value.op].outputs[value.out]
         with tf.control_dependencies(None):
             grown = tensor * tf.cast(trace.feed("grow"), tensor.dtype)
+        trace.grown.add(grown.op.name)  # no tape saw it made, and yet gradients flow through it
         tf_private.set_input(operations[consumer], position, grown)
 
 

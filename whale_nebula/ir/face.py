@@ -18,8 +18,8 @@ from whale_nebula.suggest import did_you_mean
 class Plan:
     """A step mapped to clusters: what each stage is, what crosses between them, and in which order they run.
 
-    `stages` and `links` are keyed by name, like those of a report. `rows` are the rows of each micro-batch of the
-    example; `lines` is the canonical text of the program, which `program_digest` is the hash of.
+    `stages` and `links` are keyed by name, like those of a report. `rows` are the rows of each micro-batch of
+    the example; `lines` is the canonical text of the program, which `program_digest` is the hash of.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Plan:
         if stage not in self.stages:
             raise OptionError(f"no stage is called {stage!r}", mend=did_you_mean(stage, self.stages))
         if self.definition is None:
-            raise StateError("this plan was loaded from a file, which holds no graphs", mend="nb.plan(model, ...)")
+            raise StateError("this plan comes from a file, which holds no graphs", mend="nb.plan(model, ...)")
         return self.definition(stage)
 
     def __str__(self) -> str:

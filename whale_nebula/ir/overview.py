@@ -94,10 +94,9 @@ class Overview:
 
     def stages(self) -> dict[str, PlanStage]:
         """The stages by name, in their order."""
-        program, workers = self.cut.program, {s: w.name for w in self.cut.workers for s in w.stages}
-        return {
-            stage.key: self._stage(number, workers.get(number, "")) for number, stage in enumerate(program.stages)
-        }
+        workers = {stage: worker.name for worker in self.cut.workers for stage in worker.stages}
+        keys = [stage.key for stage in self.cut.program.stages]
+        return {key: self._stage(number, workers.get(number, "")) for number, key in enumerate(keys)}
 
     def boundaries(self) -> tuple[PlanBoundary, ...]:
         """The boundaries, in the order of their making."""
@@ -163,7 +162,8 @@ class Overview:
         program = self.cut.program
         yield from (_name(b) for b in self.cut.boundaries if b.source == number)
         targets = {value.op for request in program.requests for value in request.targets}
-        made = self._ops([p for phase in self.cut.phases for p in phase.stages if p.stage == number], backward=False)
+        pieces = [piece for phase in self.cut.phases for piece in phase.stages if piece.stage == number]
+        made = self._ops(pieces, backward=False)
         if targets & made:
             yield "loss"
         if {value.op for value in program.returns} & (made - targets):
@@ -196,8 +196,8 @@ class Overview:
     def _once(self, fragments: Iterable[Fragment]) -> PlanOnce:
         found = list(fragments)
         graph, variables = self.cut.program.graph, self.cut.program.variable_ops
-        ops = {index for fragment in found for index in fragment.ops if graph.ops[index].type != "Const"}
-        touched = [v.op for index in sorted(ops) if _writes(graph.ops[index]) for v in graph.ops[index].inputs]
+        ops = sorted({op for fragment in found for op in fragment.ops if graph.ops[op].type != "Const"})
+        touched = [value.op for op in ops if _writes(graph.ops[op]) for value in graph.ops[op].inputs]
         written = list(dict.fromkeys(variables[op] for op in touched if op in variables))
         return PlanOnce(
             kind=found[0].kind,

@@ -1,4 +1,4 @@
-"""A plan in a file: JSON with everything of it but the graphs, to pin a plan and to compare one with another."""
+"""A plan in a file: JSON with all of it but the graphs, to pin one and to compare it with another."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ def plan_mermaid(plan: Plan) -> str:
 
 
 def _lines(plan: Plan) -> Iterator[str]:
+    crossing = {boundary.name for boundary in plan.boundaries}
     clusters: dict[str, list[PlanStage]] = {}
     for stage in plan.stages.values():
         clusters.setdefault(stage.cluster, []).append(stage)
@@ -24,8 +25,9 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield from (f'    {_id("stage", stage.name)}["{_label(stage)}"]' for stage in stages)
         yield "end"
     for stage in plan.stages.values():
-        leaves = [name for name in stage.inputs if name not in {each.name for each in plan.boundaries}]
-        yield from (f'{_id("input", leaf)}(["{_text(leaf)}"]) --> {_id("stage", stage.name)}' for leaf in leaves)
+        for leaf in stage.inputs:
+            if leaf not in crossing:
+                yield f'{_id("input", leaf)}(["{_text(leaf)}"]) --> {_id("stage", stage.name)}'
     for boundary in plan.boundaries:
         yield from _arrows(boundary)
 

@@ -55,9 +55,14 @@ def _limit(plan: Plan) -> str:
 
 # ---------------------------------------------------------------------- sections
 def _stages(plan: Plan) -> Iterator[str]:
-    head = ["", "name", "cluster", "worker", "ops forward", "backward", "variables", "parameters", "reads", "gives"]
     rows = [_stage(number, stage) for number, stage in enumerate(plan.stages.values())]
-    return _table([head, *rows], numbers=range(4, 8))
+    return _table([_STAGE_HEAD, *rows], numbers=range(4, 8))
+
+
+_STAGE_HEAD = (
+    *("", "name", "cluster", "worker"),
+    *("ops forward", "backward", "variables", "parameters", "reads", "gives"),
+)
 
 
 def _stage(number: int, stage: PlanStage) -> list[str]:
@@ -79,6 +84,8 @@ def _boundary(each: PlanBoundary, phases: bool) -> list[str]:
     spec = str(Spec(each.dtype, each.shape))
     sent = _sent(each.bytes, each.codec)
     back = _sent(each.backward_bytes, each.backward_codec) if each.backward else "does not return"
+    if each.backward and len(each.destinations) > 1:
+        back += " from each"
     return [name, spec, each.source, _listed(each.destinations), sent, back]
 
 
@@ -149,7 +156,8 @@ def _phase(plan: Plan, phase: int, count: int) -> list[str]:
     timeline = simulate(works, hops, count, name=plan.schedule, in_flight=plan.in_flight)
     margin = max(len(stage.name) for stage in plan.stages.values())
     rows = draw(timeline, width=WIDTH - 2 - margin + len("stage 0")).splitlines()
-    return [f"{stage.name:<{margin}} {row[row.index('|') :]}" for stage, row in zip(taking, rows, strict=True)]
+    bars = [row[row.index("|") :] for row in rows]
+    return [f"{stage.name:<{margin}} {bar}" for stage, bar in zip(taking, bars, strict=True)]
 
 
 # ---------------------------------------------------------------------- layout

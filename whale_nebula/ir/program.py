@@ -153,6 +153,11 @@ class Program:
         return {leaf.op: number for number, leaf in enumerate(self.leaves)}
 
     @cached_property
+    def of_batch(self) -> frozenset[int]:
+        """The ops that depend on the user's batch, by data."""
+        return frozenset(self.graph.descend(self.leaf_ops))
+
+    @cached_property
     def variable_ops(self) -> dict[int, Variable]:
         """Op index to the variable whose handle it holds."""
         return {variable.op: variable for variable in self.variables}

@@ -6,15 +6,16 @@ ones ask of it is known. A value that a fragment may not compute itself is fed t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from whale_nebula.ir.graph import CAPTURE, INPUT, Op
+from whale_nebula.errors import NotYetError
+from whale_nebula.ir.graph import CAPTURE, HOLDER, INPUT, Op
 from whale_nebula.ir.plan import Fragment
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.spec import Value
 from whale_nebula.passes.effects import is_read, resources
-from whale_nebula.passes.homes import Homes
+from whale_nebula.passes.homes import SMALL, Homes
 from whale_nebula.passes.parts import FORWARD, PROLOGUE, UPDATE, Parts
 
 Key = tuple[str, int, int, int]
@@ -48,8 +49,7 @@ class Cutter:
         """Draft everything, last part first."""
         workers = range(self.homes.workers)
         for phase in reversed(range(self.parts.phases)):
-            for worker in workers:
-                self._update(phase, worker)
+            self._updates(phase, workers)
             for kind in ("backward", "forward"):
                 for stage in reversed(range(len(self.program.stages))):
                     self._staged(kind, phase, stage)
@@ -73,6 +73,15 @@ class Cutter:
         graph = self.program.graph
         return [graph.ops[e] for e in sorted(self.parts.effects) if self.parts.part[e] == part]
 
+    def _updates(self, phase: int, workers: Sequence[int]) -> None:
+        """Walk round after round, the last first: one worker's round asks the earlier rounds of the others."""
+        for worker in workers:
+            self._update(phase, worker)
+        for number in reversed(range(1 + max(self.homes.rounds(phase, worker) for worker in workers))):
+            for worker in workers:
+                if ("update", phase, worker, number) in self.drafts:
+                    self._walk(self.drafts["update", phase, worker, number])
+
     def _update(self, phase: int, worker: int) -> None:
         effects = [op for op in self._effects(3 * phase + UPDATE) if worker in self.homes.of_effect(op)]
         last = self.homes.rounds(phase, worker)
@@ -80,9 +89,6 @@ class Cutter:
             self.draft(("update", phase, worker, last)).roots[op.index] = None
         if phase == self.parts.phases - 1:
             self._results(worker)
-        for number in reversed(range(last + 1)):
-            if ("update", phase, worker, number) in self.drafts:
-                self._walk(self.drafts["update", phase, worker, number])
 
     def _results(self, worker: int) -> None:
         """Every worker gives the user the same results."""
@@ -91,12 +97,18 @@ class Cutter:
             op = self.program.graph.ops[value.op]
             if op.role == INPUT:
                 continue
-            home = None if op.role or op.type == "Const" else self._in_update(draft, op, value)
+            home = self._result_home(draft, op, value, worker)
             if home is None or home[0] != "forward":
                 self.ask(home or draft.key, value)
             else:
                 self.ask(home, value)
                 self.demanded.setdefault(value, set()).add(worker)
+
+    def _result_home(self, draft: Draft, op: Op, value: Value, worker: int) -> Key | None:
+        """Where a returned value is made, or None: in this worker's last update."""
+        if op.role == HOLDER and worker not in self.homes.of(op.index):
+            return self._cross(value, draft.key[1], worker)
+        return None if op.role or op.type == "Const" else self._in_update(draft, op, value)
 
     def _staged(self, kind: str, phase: int, stage: int) -> None:
         draft = self.draft((kind, phase, stage, 0))
@@ -181,7 +193,8 @@ class Cutter:
         part = self._time(op, 3 * phase + FORWARD)
         if part % 3 == UPDATE:
             return ("update", part // 3, worker, self.homes.rounds(part // 3, worker))
-        if part % 3 == PROLOGUE and part > 0 and self._pinned(op, 3 * phase + FORWARD):
+        once = op.index in self.parts.effects or self._pinned(op, 3 * phase + FORWARD)
+        if part % 3 == PROLOGUE and once:
             return ("prologue", part // 3, worker, 0)
         home = phase if part % 3 == PROLOGUE else part // 3
         return None if (home, label) == (phase, stage) else ("forward", home, label, 0)
@@ -235,10 +248,10 @@ class Cutter:
             return self._merged(op, value, part, phase, worker)
         if part < at and part % 3 == UPDATE:
             return ("update", part // 3, worker, self.homes.rounds(part // 3, worker))
-        if part < at and self._pinned(op, at):
-            return ("prologue", part // 3, worker, 0)
         if worker not in self.homes.of(op.index):
             return self._cross(value, phase, worker)
+        if part < at and self._pinned(op, at):
+            return ("prologue", part // 3, worker, 0)
         made = self.homes.round_of(op.index, worker)
         return None if made == number or self._cheap(op) else ("update", phase, worker, made)
 
@@ -254,6 +267,18 @@ class Cutter:
         if home != worker:
             self.crossings[value, home, worker] = phase
         return ("forward", part // 3, stage, 0)
+
+    def _scalar(self, value: Value, phase: int, worker: int) -> Key:
+        """What an update needs of another worker crosses if it is a number; gradients never do."""
+        spec, op = self.program.graph.spec(value), self.program.graph.ops[value.op]
+        if spec.shape is None or None in spec.shape or spec.nbytes() > SMALL:
+            raise NotYetError(
+                f"an update that needs the whole tensor {spec} of another cluster",
+                where=op.name,
+                why=f"op {op.name!r} ({op.type}) mixes gradients or variables of stages in different clusters",
+                mend="reduce it to a number first, such as a norm, or keep the layers in one cluster",
+            )
+        return self._cross(value, phase, worker)
 
     def _cross(self, value: Value, phase: int, worker: int) -> Key:
         home = min(self.homes.of(value.op))

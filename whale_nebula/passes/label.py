@@ -87,11 +87,14 @@ class _Labelling:
         first = earliest.get(op.index)
         if first is None:
             self.labels[op.index] = latest
-        elif first >= latest or not readers:
+        elif first >= latest or not readers or self._reads_variable(op):
             self.labels[op.index] = first
         else:
             late = self._late_is_cheaper(op, first, latest, earliest)
             self.labels[op.index] = latest if late else first
+
+    def _reads_variable(self, op: Op) -> bool:
+        return any(self.graph.ops[value.op].role == CAPTURE for value in op.inputs)
 
     def _late_is_cheaper(self, op: Op, first: int, latest: int, earliest: Mapping[int, int]) -> bool:
         """Compare what would cross: the op's inputs if it runs late, its outputs if it runs early."""

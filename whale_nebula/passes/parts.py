@@ -22,6 +22,7 @@ from whale_nebula.passes.effects import is_effect, is_random, is_read, resources
 
 PROLOGUE, FORWARD, UPDATE = 0, 1, 2
 _HOLDS = frozenset({INPUT, CAPTURE, HOLDER, FEED})
+_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,10 @@ class _Splitter:
         return op in self.backward
 
     def _seed_variables(self) -> set[int]:
-        """A variable whose value seeds a random op of the step."""
+        """A variable whose value seeds a random op of the step; those that only give it a shape do not."""
         graph = self.program.graph
-        above = graph.ascend(op.index for op in self.own if is_random(op))
+        whole = [v.op for op in self.own if is_random(op) for v in op.inputs if not graph.spec(v).floating]
+        above = graph.ascend(whole, stop=lambda op: graph.ops[op].type in _SHAPES)
         return {handle for op in above if is_read(graph.ops[op]) for handle in resources(graph.ops[op], graph)}
 
     def _is_seed_write(self, op: Op) -> bool:

@@ -7,7 +7,7 @@ measured pace.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,17 +45,23 @@ class ActorStep:
         guard: Guard,
         pace: Pace | None = None,
         peers: Peers | None = None,
+        agreed: Callable[[], None] = lambda: None,
     ) -> list[Any]:
-        """Run one step; gives its results."""
+        """Run one step; gives its results. `agreed` returns when an update may begin, or raises."""
         program = self.compiled.cut.program
         once: dict[Value, Any] = {}
         worker = OnceRun(self.compiled, batch, once, peers)
         runs = {s: StageRun(self.compiled, s, batch, post, once, Sums(program), clocks[s]) for s in clocks}
-        worker.whole()
+        with guard.once("part that is computed from the whole batch", 0):
+            worker.whole()
         for phase in self.compiled.cut.phases:
-            worker.prologue(phase)
+            with guard.once("prologue", phase.index):
+                worker.prologue(phase)
             self._micro_batches(phase, runs, post, guard, pace)
-            worker.update(phase, list(runs.values()))
+            agreed()
+            guard.begun = True
+            with guard.once("update", phase.index):
+                worker.update(phase, list(runs.values()))
         return worker.results()
 
     def _micro_batches(

@@ -91,4 +91,6 @@ class EmulatedStep:
             found[f"{a}->{b}"] = LinkReport(sent.payload_bytes, sent.bytes, sent.raw_bytes, sent.frames)
         return {name: link for name, link in found.items() if link.frames}
 
-
+    def close(self) -> None:
+        """Let the threads go."""
+        self.actors.close()

@@ -14,11 +14,14 @@ import tensorflow as tf
 from whale_nebula.capture.mirror import in_order
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.step import Captured, Signature, filled
+from whale_nebula.ir.canonical import canonical_lines
+from whale_nebula.ir.digest import digest_lines, first_difference
 from whale_nebula.ir.plan import Cut, Worker
 from whale_nebula.passes.plan import cut_program
 from whale_nebula.report.report import Report, StageReport, publish
 from whale_nebula.run import Run, current_run
 from whale_nebula.runtime.compiled import Compiled
+from whale_nebula.runtime.distributed import DistributedStep
 from whale_nebula.runtime.emulated import EmulatedStep
 from whale_nebula.runtime.fragment_function import Workshop
 from whale_nebula.runtime.local_step import LocalStep
@@ -73,7 +76,8 @@ class Uncut:
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run it."""
         start = time.perf_counter()
-        found = [leaf for leaf in tf.nest.flatten(self.function(*tensors)) if isinstance(leaf, tf.Tensor)]
+        results = tf.nest.flatten(self.function(*tensors), expand_composites=True)
+        found = [leaf for leaf in results if isinstance(leaf, tf.Tensor)]
         return StepOutcome(found, time.perf_counter() - start, (1,), {self.stage: StageReport()})
 
 
@@ -85,6 +89,8 @@ def engine(captured: Captured, call: Callable[[Sequence[Any]], Any], layout: Sig
     run.programs += 1
     operations = in_order(captured.graph.get_operations())
     cut = cut_program(program, place_workers(captured, run), lambda number: place_of(operations[number]))
+    if not run.alone:
+        return Engine(name, captured, cut, _together(captured, cut, run, name))
     return Engine(name, captured, cut, _runner(captured, cut, run, call, layout))
 
 
@@ -106,10 +112,29 @@ def _runner(
     program = captured.program
     if len(program.stages) == 1 and program.pipeline.micro_batch == 1:
         return Uncut(plain_function(call, layout), program.stages[0].key)
-    compiled = Compiled(cut, "local/0", Workshop(captured.graph))
+    compiled = Compiled(cut, "local/0", Workshop(captured.graph, captured.aliases))
     if any(_slow(run, a.cluster, b.cluster) for a, b in pairwise(program.stages)):
-        return EmulatedStep(compiled, captured.variables, run.links, run.programs)
+        step = EmulatedStep(compiled, captured.variables, run.links, run.programs)
+        run.closers.append(step.close)
+        return step
     return LocalStep(compiled, captured.variables)
+
+
+def _together(captured: Captured, cut: Cut, run: Run, name: str) -> Runner:
+    """Agree with the other processes, leave their variables to them, and run our stages."""
+    session = run.ledger.session
+    lines = canonical_lines(captured.program)
+    try:
+        session.agree(name, digest_lines(lines), lines, first_difference)
+        run.ledger.settle(captured.variables, cut.held)
+    except BaseException as failure:
+        session.fail(failure)
+        raise
+    ids = frozenset([run.ids] if isinstance(run.ids, str) else run.ids or ())
+    compiled = Compiled(cut, session.worker, Workshop(captured.graph, captured.aliases))
+    step = DistributedStep(compiled, captured.variables, session, name, run.programs, ids)
+    run.closers.append(step.close)
+    return step
 
 
 def _slow(run: Run, a: str, b: str) -> bool:

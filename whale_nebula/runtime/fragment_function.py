@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from whale_nebula import tf_private
 from whale_nebula.capture.mirror import in_order
 from whale_nebula.ir.plan import Fragment
 from whale_nebula.ir.spec import Value
+from whale_nebula.passes.unbundle import Aliases
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,28 @@ class Function:
 
 
 class Workshop:
-    """Makes functions out of one traced graph, which it reads once."""
+    """Makes functions out of one traced graph, which it reads once; `aliases` are values to read for others."""
 
-    def __init__(self, graph: Any) -> None:
+    def __init__(self, graph: Any, aliases: Aliases | None = None) -> None:
         self._definition = graph.as_graph_def()
         self._nodes = {node.name: node for node in self._definition.node}
         self._library = {f.signature.name: f for f in self._definition.library.function}
         self._operations = in_order(graph.get_operations())
         self._external = {internal.op.name: external for external, internal in graph.captures}
+        self._rename({self._text(old): self._text(new) for old, new in (aliases or {}).items()})
 
-    def make(self, fragment: Fragment, extra_feeds: Sequence[Value] = ()) -> Function:
+    def _rename(self, names: Mapping[str, str]) -> None:
+        for node in self._definition.node if names else ():
+            for position, name in enumerate(node.input):
+                if name in names:
+                    node.input[position] = names[name]
+
+    def _text(self, value: Value) -> str:
+        """How a node's input names a value."""
+        name: str = self._operations[value.op].name
+        return f"{name}:{value.out}" if value.out else name
+
+    def make(self, fragment: Fragment) -> Function:
         """Build the function of a fragment."""
         operations = [self._operations[index] for index in fragment.ops]
         feeds = [self._tensor(value) for value in fragment.feeds]

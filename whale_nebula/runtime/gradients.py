@@ -25,9 +25,15 @@ class Sums:
     listed: dict[PartKey, list[tuple[Any, ...]]] = field(default_factory=dict)
 
     def add(self, request: int, part: GradientPart, tensors: Sequence[Any]) -> None:
-        """Take in what one micro-batch gave."""
+        """Take in what one micro-batch gave.
+
+        Slices at indices that do not depend on the batch (positions) are added: the uncut step has each once, and
+        an optimizer that squares slices would tell.
+        """
         key = (request, part.source, part.stage)
-        if len(tensors) > 1 or self._by_rows(request, part.source):
+        if len(tensors) > 1 and key in self.listed and part.values[1].op not in self.program.of_batch:
+            self.listed[key] = [(self.listed[key][0][0] + tensors[0], tensors[1])]
+        elif len(tensors) > 1 or self._by_rows(request, part.source):
             self.listed.setdefault(key, []).append(tuple(tensors))
         elif key in self.dense:
             self.dense[key] = self.dense[key] + tensors[0]

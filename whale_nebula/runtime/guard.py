@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,12 @@ from whale_nebula.errors import StageFailedError
 
 
 class Guard:
-    """Remembers what the forward of a step may write (it is little: seeds, averages in coupled mode)."""
+    """Remembers what the forward of a step may write (it is little: seeds, averages in coupled mode).
+
+    `begun` says that an update has started: from then on nothing can be taken back.
+    """
+
+    begun = False
 
     def __init__(self, variables: Mapping[str, Any], written: Sequence[str]) -> None:
         self._saved = [(variables[path], variables[path].read_value()) for path in written if path in variables]
@@ -29,16 +35,33 @@ class Guard:
             yield
         except tf.errors.OpError as failure:
             self.restore()
-            raise StageFailedError(
-                f"the {what} of stage {stage!r} failed in phase {phase}, micro-batch {micro_batch}",
-                where=_node(failure),
-                why=_sentence(failure),
-                mend="the variables are as they were before the step: correct the input or the op and go on",
-                stage=stage,
-                phase=phase,
-                micro_batch=micro_batch,
-                torn=False,
-            ) from failure
+            raise self._failed(what, stage, phase, micro_batch, failure) from failure
+
+    @contextlib.contextmanager
+    def once(self, what: str, phase: int) -> Iterator[None]:
+        """Around what runs once a step and belongs to no micro-batch."""
+        try:
+            yield
+        except tf.errors.OpError as failure:
+            self.restore()
+            raise (self.torn(failure) if self.begun else self._failed(what, "", phase, None, failure)) from failure
+
+    def _failed(
+        self, what: str, stage: str, phase: int, micro_batch: int | None, failure: BaseException
+    ) -> StageFailedError:
+        where = f" of stage {stage!r}" if stage else ""
+        number = "" if micro_batch is None else f", micro-batch {micro_batch}"
+        state = "the variables are as they were before the step: correct the input or the op and go on"
+        return StageFailedError(
+            f"the {what}{where} failed in phase {phase}{number}",
+            where=_node(failure),
+            why=_sentence(failure),
+            mend="an earlier phase has updated some variables: go back to a checkpoint" if self.begun else state,
+            stage=stage,
+            phase=phase,
+            micro_batch=micro_batch,
+            torn=self.begun,
+        )
 
     def torn(self, failure: BaseException) -> StageFailedError:
         """The error for a failure during an update: some variables are new, some old."""
@@ -47,18 +70,22 @@ class Guard:
             where=_node(failure),
             why=_sentence(failure),
             mend="go back to a checkpoint before going on",
-            stage="",
-            phase=-1,
-            micro_batch=-1,
             torn=True,
         )
 
 
+_FRAMES = ("Graph execution error", "Detected at node", "<stack traces", "File ", "[[{{node")
+_DETECTED = re.compile(r"Detected at node (\S+) defined at|\{\{(?:function_)?node (\S+?)\}\}")
+
+
 def _sentence(failure: BaseException) -> str:
-    """The first line of what TensorFlow said."""
-    return str(getattr(failure, "message", failure)).strip().splitlines()[0][:300]
+    """What TensorFlow said, without where it was and what it drew around it."""
+    lines = [line.strip() for line in str(getattr(failure, "message", failure)).splitlines()]
+    said = [line for line in lines if line and not line.startswith(_FRAMES)]
+    return (said or [type(failure).__name__])[0][:300]
 
 
 def _node(failure: BaseException) -> str:
-    node = getattr(failure, "node_def", None)
-    return "" if node is None else f"op {node.name!r}"
+    """The op that failed, as TensorFlow names it."""
+    found = _DETECTED.search(str(getattr(failure, "message", failure)))
+    return "" if found is None else f"op {(found[1] or found[2])!r}"

@@ -9,6 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.errors import UnsupportedError
+from whale_nebula.run import current_run
+from whale_nebula.runtime.collective import make_collective
 from whale_nebula.runtime.step import Arguments, Step, Unpack
 
 _INPUTS = ("x", "y", "sample_weight")
@@ -17,6 +19,9 @@ _INPUTS = ("x", "y", "sample_weight")
 def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
     """What Keras calls with its iterator, one step at a time."""
     _check(model)
+    opened = current_run()
+    if not opened.alone:
+        make_collective(model, opened.ledger, opened.writes_files)
     step = _step(model, kind)
 
     def run(data: Any) -> Any:

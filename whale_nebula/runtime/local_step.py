@@ -27,6 +27,7 @@ class LocalStep:
     variables: Mapping[str, Any]
     _counted: dict[tuple[int, ...], Mapping[str, LinkReport]] = field(default_factory=dict)
     _functions: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    _begun: Any = field(default_factory=lambda: tf.Variable(False, trainable=False, name="nebula_begun"))
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step."""
@@ -34,7 +35,7 @@ class LocalStep:
         counts = tuple(micro_batches(program.leaves, tensors, program.pipeline.micro_batch))
         key = counts if len(counts) > 1 else (0,)
         if key not in self._functions:
-            self._functions[key] = one_function(self.compiled, counts)
+            self._functions[key] = one_function(self.compiled, counts, self._begun)
         function = self._functions[key]
         guard = Guard(self.variables, self.compiled.cut.forward_written)
         start = time.perf_counter()
@@ -45,7 +46,8 @@ class LocalStep:
             )
         except tf.errors.OpError as failure:
             guard.restore()
-            self._locate(tensors, counts, guard)
+            if not self._begun:
+                self._locate(tensors, counts, guard)
             raise guard.torn(failure) from failure
 
     def _stages(self) -> dict[str, StageReport]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import tensorflow as tf
+
 from whale_nebula.feed.batch import Batch
 from whale_nebula.ir.plan import Crossing, PhasePlan
 from whale_nebula.ir.spec import Value
@@ -33,12 +35,13 @@ class Peers(Protocol):
 
 @dataclass
 class OnceRun:
-    """The once-a-step part of a worker."""
+    """The once-a-step part of a worker. In a trace, its functions wait for the ops in `after`."""
 
     compiled: Compiled
     batch: Batch
     once: dict[Value, Any]
     peers: Peers | None = None
+    after: Sequence[Any] = ()
 
     def whole(self) -> None:
         """Compute batch-wide values of the inputs."""
@@ -56,10 +59,12 @@ class OnceRun:
         self._merge(runs)
         gradients = self.gradients(phase, runs)
         self._send(phase, -1)
-        for number, piece in enumerate(self.compiled.updates(phase)):
-            self._receive(phase, number - 1)
+        got: set[Crossing] = set()
+        for piece in self.compiled.updates(phase):
+            self._receive(phase, piece.fragment.round, got)
             self._run(piece, gradients)
-            self._send(phase, number)
+            self._send(phase, piece.fragment.round)
+        self._receive(phase, None, got)
 
     def gradients(self, phase: PhasePlan, runs: Sequence[StageRun]) -> dict[Value, Any]:
         """Every gradient placeholder's tensor."""
@@ -83,14 +88,19 @@ class OnceRun:
             if self.peers and crossing.round == number and crossing.source == self.compiled.worker:
                 self.peers.send(crossing, self.once[crossing.value])
 
-    def _receive(self, phase: PhasePlan, number: int) -> None:
+    def _receive(self, phase: PhasePlan, before: int | None, got: set[Crossing]) -> None:
+        """Take what others made in rounds before this one; at the end, all that is left."""
         for crossing in phase.crossings:
-            if self.peers and crossing.round == number and self.compiled.worker in crossing.destinations:
+            due = before is None or crossing.round < before
+            if self.peers and due and crossing not in got and self.compiled.worker in crossing.destinations:
                 self.once[crossing.value] = self.peers.receive(crossing)
+                got.add(crossing)
 
     def _run(self, piece: Piece, gradients: Mapping[Value, Any]) -> None:
         tensors = [self._take(feed, gradients) for feed in piece.feeds]
-        self.once.update(zip(piece.fetches, piece.function(tensors), strict=True))
+        with tf.control_dependencies(self.after):
+            results = piece.function(tensors)
+        self.once.update(zip(piece.fetches, results, strict=True))
 
     def _take(self, feed: Feed, gradients: Mapping[Value, Any]) -> Any:
         if feed.kind == "leaf":

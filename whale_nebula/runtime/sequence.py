@@ -37,16 +37,23 @@ class Shelf:
         return self.held[value, micro_batch]
 
 
-def run_in_sequence(compiled: Compiled, batch: Batch, guard: Guard | None = None) -> list[Any]:
-    """Run a step; gives its results. With a `guard`, name what fails, and stop before the first update."""
+def run_in_sequence(
+    compiled: Compiled, batch: Batch, guard: Guard | None = None, begun: tf.Variable | None = None
+) -> list[Any]:
+    """Run a step; gives its results. With a `guard`, name what fails, and stop before the first update.
+
+    `begun` is set when the first update starts, which is when all before it is done.
+    """
     program = compiled.cut.program
     once: dict[Value, Any] = {}
     shelf = Shelf()
     runs = [StageRun(compiled, s, batch, shelf, once, Sums(program)) for s in range(len(program.stages))]
     worker = OnceRun(compiled, batch, once)
-    worker.whole()
+    with _once(guard, "part that is computed from the whole batch", 0):
+        worker.whole()
     for phase in compiled.cut.phases:
-        worker.prologue(phase)
+        with _once(guard, "prologue", phase.index):
+            worker.prologue(phase)
         for micro_batch in range(len(batch.slices)):
             for run in runs:
                 with _named(guard, run, phase, micro_batch, "forward"):
@@ -56,8 +63,22 @@ def run_in_sequence(compiled: Compiled, batch: Batch, guard: Guard | None = None
                     run.backward(phase, micro_batch)
         if guard is not None:
             return []
+        worker.after = _all_done(begun)
         worker.update(phase, runs)
     return worker.results()
+
+
+def _all_done(begun: tf.Variable | None) -> list[Any]:
+    """In a trace: what waits for every call so far and then says that the update begins."""
+    if begun is None:
+        return []
+    calls = [op for op in tf.compat.v1.get_default_graph().get_operations() if op.type.endswith("PartitionedCall")]
+    with tf.control_dependencies(calls):
+        return [begun.assign(True, read_value=False)]
+
+
+def _once(guard: Guard | None, what: str, phase: int) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if guard is None else guard.once(what, phase)
 
 
 def _named(
@@ -69,12 +90,13 @@ def _named(
     return guard.piece(key, phase.index, micro_batch, what)
 
 
-def one_function(compiled: Compiled, counts: Sequence[int]) -> Any:
+def one_function(compiled: Compiled, counts: Sequence[int], begun: tf.Variable) -> Any:
     """A step of micro-batches of `counts` rows as one concrete function of the leaves."""
     leaves = compiled.cut.program.leaves
 
     def step(*tensors: Any) -> list[Any]:
-        return run_in_sequence(compiled, cut(leaves, tensors, counts))
+        begun.assign(False)
+        return run_in_sequence(compiled, cut(leaves, tensors, counts), begun=begun)
 
     signature = [tf.TensorSpec(_given(leaf.spec.shape, leaf.batched, counts), leaf.spec.dtype) for leaf in leaves]
     return tf.function(step, input_signature=signature, autograph=False).get_concrete_function()

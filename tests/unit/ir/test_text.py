@@ -12,7 +12,7 @@ from whale_nebula.ir.scan import TextError
 from whale_nebula.ir.spec import Spec, Value
 from whale_nebula.ir.text import from_text, to_text
 
-GOLDEN = '''\
+GOLDEN = """\
 arguments %0
 %0 = input x float32[?,4]
 %1 = capture dense/kernel resource[]
@@ -32,7 +32,7 @@ func cond(%0, %1)
 func "body of it"(%0)
   %0 = Placeholder int32[2]
   return %0, %0
-'''
+"""
 
 
 def test_the_golden_text_is_read_and_written() -> None:
@@ -42,11 +42,20 @@ def test_the_golden_text_is_read_and_written() -> None:
 def test_what_is_read_is_what_stands_there() -> None:
     graph = from_text(GOLDEN)
     matmul, constant, loop, feed = graph.ops[3], graph.ops[4], graph.ops[6], graph.ops[8]
-    assert (matmul.type, matmul.stage, matmul.control, matmul.name) == ("MatMul", "gpu", (1, 2), "dense/MatMul")
+    assert (matmul.type, matmul.stage, matmul.control, matmul.name) == (
+        "MatMul",
+        "gpu",
+        (1, 2),
+        "dense/MatMul",
+    )
     assert matmul.attributes == {"transpose_a": False, "transpose_b": True}
     assert (constant.constant, graph.ops[5].constant, constant.attributes) == ((0, 1), (-0.5,), {})
     assert loop.outputs == (Spec("int32", (2,)), Spec("float32", None))
-    assert (loop.functions, loop.compress, loop.attributes["shapes"]) == (("cond", "body of it"), 2, ((2,), "?"))
+    assert (loop.functions, loop.compress, loop.attributes["shapes"]) == (
+        ("cond", "body of it"),
+        2,
+        ((2,), "?"),
+    )
     assert (graph.ops[0].role, graph.ops[0].type, graph.ops[7].role) == (INPUT, "Placeholder", HOLDER)
     assert (feed.role, feed.name, feed.inputs) == (FEED, "grow", (Value(5),))
     assert graph.returns == (Value(6, 1), Value(3))
@@ -106,7 +115,9 @@ def ops(draw: st.DrawFn, index: int, functions: tuple[str, ...]) -> Op:
     return Op(
         index=index,
         type=kind,
-        inputs=tuple(draw(st.lists(st.builds(Value, before, st.integers(0, 2)), max_size=3))) if index else (),
+        inputs=tuple(draw(st.lists(st.builds(Value, before, st.integers(0, 2)), max_size=3)))
+        if index
+        else (),
         outputs=tuple(draw(st.lists(specs, max_size=3))),
         control=tuple(draw(st.lists(before, max_size=2))) if index else (),
         name=draw(words),

@@ -26,6 +26,7 @@ from whale_nebula.passes.reduce import (
     control,
     elementwise,
     gather,
+    gradients,
     layout,
     linear,
     lists,
@@ -41,7 +42,8 @@ from whale_nebula.passes.reduce.state import Fold
 from whale_nebula.passes.reduce.verdict import merge_rule, verdict
 
 FAMILIES = (
-    control, elementwise, gather, layout, linear, lists, making, networks, reductions, shapes, slicing,
+    control, elementwise, gather, gradients, layout, linear, lists, making, networks, reductions, shapes,
+    slicing,
 )  # fmt: skip
 """The modules that hold the rules: importing them registers these."""
 

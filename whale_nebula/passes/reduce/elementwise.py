@@ -114,7 +114,7 @@ def cast(site: Site) -> Result:
 
 _SAME = """
     Identity StopGradient PreventGradient CheckNumerics CheckNumericsV2 EnsureShape Snapshot
-    PlaceholderWithDefault OptimizationBarrier DebugIdentityV2
+    PlaceholderWithDefault DebugIdentityV2
 """
 
 

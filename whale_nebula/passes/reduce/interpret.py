@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
 from whale_nebula.ir.spec import Value
-from whale_nebula.passes.reduce.mends import Edge, badness, feed, grow
+from whale_nebula.passes.reduce.mends import FED, Edge, Outcome, badness, feed, grow
 from whale_nebula.passes.reduce.registry import Site, transfer
 from whale_nebula.passes.reduce.state import (
     INVERSE,
     ROWS,
+    WHOLE,
     Fold,
     count,
     rows,
@@ -20,8 +21,6 @@ from whale_nebula.passes.reduce.state import (
 
 GROW, SHARE = "grow", "share"
 """Names of the feeds rows / rows_m and rows_m / rows."""
-ONCE = "whole"
-"""How the names begin of feeds with values of the whole batch."""
 
 _HELD = frozenset({INPUT, CAPTURE, HOLDER, FEED})
 
@@ -30,23 +29,17 @@ _HELD = frozenset({INPUT, CAPTURE, HOLDER, FEED})
 class Folding:
     """How each value was folded, and what must be done for it to be so.
 
-    At `feeds` an op must read the value as it is for the whole batch; at `grows` the value times rows /
-    rows_m. Only there: what else reads the same value (a counter, a metric) reads it micro-batch by
-    micro-batch.
+    `wholes` come from the user's inputs alone: they are evaluated once, on the whole batch, and all who
+    read them read that. At `grows` an op must read the value times rows / rows_m, and only there.
     """
 
     folds: Mapping[Value, Fold]
-    feeds: tuple[Edge, ...] = ()
+    wholes: tuple[Value, ...] = ()
     grows: tuple[Edge, ...] = ()
 
     def of(self, value: Value) -> Fold:
         """The state of a value; one of an op that was left out is the same everywhere."""
         return self.folds.get(value, whole())
-
-    @property
-    def wholes(self) -> tuple[Value, ...]:
-        """What must be evaluated once, on the whole batch; it comes from the user's inputs alone."""
-        return tuple(sorted({edge.value for edge in self.feeds}))
 
 
 def fold(
@@ -72,9 +65,14 @@ def fold(
     'mean of inputs'
     """
     closure = graph.ascend({value.op for value in targets})
-    run = _Run(graph, batched, closure, closure | _kept(graph, skip), skip)
-    run.interpret()
-    return Folding(run.folds, tuple(run.feeds), tuple(run.grows))
+    kept = closure | _kept(graph, skip)
+    fed: frozenset[Value] = frozenset()
+    while True:
+        run = _Run(graph, batched, closure, kept, skip, fed)
+        run.interpret()
+        if run.asked <= fed:
+            return Folding(run.folds, tuple(sorted(run.used)), tuple(run.grows))
+        fed |= run.asked
 
 
 def _kept(graph: Graph, skip: Callable[[int], bool]) -> set[int]:
@@ -114,8 +112,10 @@ class Bodies:
 
 @dataclass
 class _Run:
-    """One walk over the ops. `closure` is what is differentiated, `kept` what may be fed from the whole
-    batch.
+    """One walk over the ops.
+
+    `closure` is what is differentiated, `kept` what must be right when it is read at the end. Values in `fed`
+    are those of the whole batch; what else should have been is `asked` for, and needs another walk.
     """
 
     graph: Graph
@@ -123,8 +123,10 @@ class _Run:
     closure: set[int]
     kept: set[int]
     skip: Callable[[int], bool]
+    fed: frozenset[Value]
     folds: dict[Value, Fold] = field(default_factory=dict)
-    feeds: list[Edge] = field(default_factory=list)
+    used: set[Value] = field(default_factory=set)
+    asked: set[Value] = field(default_factory=set)
     grows: list[Edge] = field(default_factory=list)
     bodies: Bodies = field(default_factory=Bodies)
 
@@ -133,7 +135,15 @@ class _Run:
             if not self.skip(op.index):
                 held = op.role in _HELD or op.index in self.batched or op.type == "Placeholder"
                 outcome = self._held(op) if held else self._made(op)
-                self.folds.update(zip(op.values, outcome, strict=True))
+                for value, found in zip(op.values, outcome, strict=True):
+                    self.folds[value] = self._once(value, found) if value in self.fed else found
+
+    def _once(self, value: Value, found: Fold) -> Fold:
+        """Values that are whole already, because of others that are fed, need not be fed themselves."""
+        if found.kind == WHOLE:
+            return found
+        self.used.add(value)
+        return FED
 
     def _held(self, op: Op) -> tuple[Fold, ...]:
         """Inputs, captures, and what the runtime feeds."""
@@ -142,9 +152,7 @@ class _Run:
             found = rows(self.batched[op.index])
         elif op.role == FEED and op.name in (GROW, SHARE):
             found = Fold(INVERSE) if op.name == GROW else count(0)
-        inputs = (
-            op.role == INPUT or op.index in self.batched or (op.role == FEED and op.name.startswith(ONCE))
-        )
+        inputs = op.role == INPUT or op.index in self.batched
         return (found._replace(inputs=inputs),) * len(op.outputs)
 
     def _made(self, op: Op) -> tuple[Fold, ...]:
@@ -154,18 +162,18 @@ class _Run:
         site = Site(self.graph, op, folds, self.bodies, op.index)
         return self._mended(site, transfer(site))
 
-    def _mended(self, site: Site, outcome: tuple[Fold, ...]) -> tuple[Fold, ...]:
-        """Feed what comes from inputs alone and meets anything else; in what is differentiated, grow sums and
-        counts.
+    def _mended(self, site: Site, outcome: Outcome) -> Outcome:
+        """Feed what comes from inputs alone where it meets anything else; in what is differentiated, grow.
+
+        Among inputs alone it is put off until rows need it; what is only written into variables may be a sum.
         """
         own = all(fold.inputs for fold in site.folds)
-        only_mixed = own or site.op.index not in self.kept
-        if only_mixed and (badness(outcome) == 0 or not any(fold.kind == ROWS for fold in site.folds)):
+        if own or site.op.index not in self.kept:
+            if badness(outcome) and any(fold.kind == ROWS for fold in site.folds):
+                _, outcome = feed(site, outcome, self.asked, always=False)
             return outcome
-        site, outcome = feed(site, outcome, self.feeds)
-        if own or site.op.index not in self.closure:
-            return outcome
-        return grow(site, outcome, self.grows)
+        site, outcome = feed(site, outcome, self.asked, always=True)
+        return grow(site, outcome, self.grows) if site.op.index in self.closure else outcome
 
 
 def _constant(op: Op) -> Fold:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
 
 from whale_nebula.passes.reduce.algebra import own_order, packed, structured
 from whale_nebula.passes.reduce.registry import Result, Site, rule
@@ -72,6 +73,15 @@ def reshape(site: Site) -> Result:
     return _reshaped(site, data)
 
 
+class _Move(NamedTuple):
+    """Where the batch goes, the sizes before and behind it, old and new, and its length as counted."""
+
+    place: int
+    heads: tuple[Sizes, Sizes]
+    tails: tuple[Sizes, Sizes]
+    counted: int | None
+
+
 def _reshaped(site: Site, data: Fold) -> Fold:
     before, after = site.spec(0).shape, _sizes(site)
     if before is None or after is None:
@@ -79,26 +89,27 @@ def _reshaped(site: Site, data: Fold) -> Fold:
     place = _batch_place(site, after)
     if isinstance(place, Fold):
         return place
-    head, tail = before[: data.axis], before[data.axis + 1 :]
-    new_head, new_tail = after[:place], after[place + 1 :]
+    heads = before[: data.axis], after[:place]
+    tails = before[data.axis + 1 :], after[place + 1 :]
     part = (site.parts(1) or (None,) * len(after))[place]
-    counted = part is not None and part.kind == COUNT
-    per = part.per if part is not None and counted else _per(site, data, tail, new_tail)
+    move = _Move(place, heads, tails, part.per if part is not None and part.kind == COUNT else None)
+    per = _per(site, data, move)
     if isinstance(per, Fold):
         return per
     if data.order and data.order[0] == UNDER:
-        return _from_under(site, data, place, per, (tail, new_tail))
-    if data.order or data.ragged:
-        return _kept(site, data, place, (head, new_head), (tail, new_tail))
-    if _same(head, new_head) or (counted and data.per == per > 0 and _same(tail, new_tail)):
-        return data._replace(axis=place, per=per).bare
-    if not new_head and _known(head) != 1:
-        inner = (
-            data.per * (_known(tail) if not new_tail else 1) if _same(tail, new_tail) or not new_tail else 0
-        )
-        order = (UNDER, inner) if inner > 0 else own_order(site)
-        return data._replace(axis=0, per=UNKNOWN, order=order).bare
-    return site.coupled("a reshape puts the batch under other axes than before")
+        return _from_under(site, data, move)
+    return _kept(site, data, move) if data.order or data.ragged else _moved(site, data, move, per)
+
+
+def _moved(site: Site, data: Fold, move: _Move, per: int) -> Fold:
+    """Rows that lie one after the other: as many entries must lie above them as before, or none."""
+    if _same(*move.heads) or (move.counted == data.per > 0 and _same(*move.tails)):
+        return data._replace(axis=move.place, per=per).bare
+    if move.place or _known(move.heads[0]) == 1:
+        return site.coupled("a reshape puts the batch under other axes than before")
+    merged = 1 if _same(*move.tails) else _known(move.tails[0]) if not move.tails[1] else UNKNOWN
+    order = (UNDER, data.per * merged) if data.per * merged else own_order(site)
+    return data._replace(axis=0, per=UNKNOWN, order=order).bare
 
 
 def _sizes(site: Site) -> Sizes | None:
@@ -132,14 +143,13 @@ def _batch_place(site: Site, after: Sizes) -> int | Fold:
     )
 
 
-def _per(site: Site, data: Fold, tail: Sizes, new_tail: Sizes) -> int | Fold:
-    """Entries a row along an axis of size -1: what the axes behind it leave over."""
-    if data.order or data.ragged:
-        return data.per
-    old, new = _left_over(tail, new_tail)
+def _per(site: Site, data: Fold, move: _Move) -> int | Fold:
+    """Entries a row along the batch axis: what is counted, or what the axes behind a -1 leave over."""
+    if move.counted is not None or data.order or data.ragged:
+        return data.per if move.counted is None else move.counted
+    old, new = _left_over(*move.tails)
     has, needs = (prod(size for size in sizes if size is not None) for sizes in (old, new))
-    base = max(data.per, 1)
-    if (base * has) % max(needs, 1) or new.count(None) > old.count(None):
+    if (max(data.per, 1) * has) % max(needs, 1) or new.count(None) > old.count(None):
         return site.coupled(
             "a reshape may put several rows together: give the batch axis its size, -1 to another"
         )
@@ -153,24 +163,23 @@ def _left_over(old: Sizes, new: Sizes) -> tuple[Sizes, Sizes]:
     return old, new
 
 
-def _from_under(site: Site, data: Fold, place: int, per: int, tails: tuple[Sizes, Sizes]) -> Fold:
+def _from_under(site: Site, data: Fold, move: _Move) -> Fold:
     """Rows that were merged under other axes come out again, where the sizes prove it."""
-    inner, more = data.order[1], _known(tails[0])
-    if place > 0 and per == inner and _same(*tails):
-        return data._replace(axis=place, per=inner, order=()).bare
-    if place == 0 and _same(*tails):
+    inner, more = data.order[1], _known(move.tails[0])
+    if move.place > 0 and move.counted == inner and _same(*move.tails):
+        return data._replace(axis=move.place, per=inner, order=()).bare
+    if move.place == 0 and _same(*move.tails):
         return data.bare
-    if place == 0 and not tails[1] and more != UNKNOWN:
+    if move.place == 0 and not move.tails[1] and more != UNKNOWN:
         return data._replace(order=(UNDER, inner * more)).bare
     return site.coupled("a reshape puts the batch under other axes than before")
 
 
-def _kept(site: Site, data: Fold, place: int, heads: tuple[Sizes, Sizes], tails: tuple[Sizes, Sizes]) -> Fold:
+def _kept(site: Site, data: Fold, move: _Move) -> Fold:
     """Interleaved and ragged rows may get other axes behind them, no more."""
-    if _same(*heads) and _known(tails[0]) == _known(tails[1]) != 0:
-        return data._replace(axis=place).bare
-    if _same(*heads) and _same(*tails):
-        return data._replace(axis=place).bare
+    equal = _same(*move.tails) or _known(move.tails[0]) == _known(move.tails[1]) != UNKNOWN
+    if equal and _same(*move.heads):
+        return data._replace(axis=move.place).bare
     return site.coupled("rows that do not lie one after the other are given another shape")
 
 

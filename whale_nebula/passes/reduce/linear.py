@@ -87,9 +87,10 @@ def _labels(term: str, rank: int | None) -> list[str] | None:
     return [*head, *(str(axis) for axis in range(rank - len(head) - len(tail), 0, -1)), *tail]
 
 
-@rule(
-    "Conv2D", "Conv3D", "Conv", "DepthwiseConv2dNative", "Conv2DBackpropInput", "Conv3DBackpropInputV2",
-)  # fmt: skip
+@rule("""
+    Conv2D Conv3D Conv DepthwiseConv2dNative Conv2DBackpropInput Conv3DBackpropInputV2
+    DepthwiseConv2dNativeBackpropInput
+""")
 def convolution(site: Site) -> Result:
     """Samples along axis 0, filters that belong to no sample; the transposed kind gets a shape first."""
     data, filters = site.folds[2 if "Backprop" in site.op.type else 0], site.folds[1]

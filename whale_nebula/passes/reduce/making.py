@@ -74,7 +74,7 @@ def broadcast_to(site: Site) -> Result:
         return (
             structured(site, (data, made))
             if made.kind != ROWS
-            else site.coupled("rows are filled with a fold")
+            else site.coupled(f"rows are filled with a {data.kind} over the batch")
         )
     rank, long = site.rank(0), site.op.outputs[0].rank
     if made.kind in (WHOLE, COUPLED) and data.kind == WHOLE:
@@ -101,7 +101,7 @@ def tile(site: Site) -> Result:
         return (
             structured(site, (data, made))
             if made.kind != ROWS
-            else site.coupled("rows are filled with a fold")
+            else site.coupled(f"rows are filled with a {data.kind} over the batch")
         )
     size = site.size(0, made.axis)
     return made._replace(per=UNKNOWN if size is None else made.per * size)
@@ -158,14 +158,15 @@ def pad(site: Site) -> Result:
     return data.bare if around == (0, 0) else site.coupled("entries are put before or behind the batch")
 
 
-@rule("ReverseV2")
-def reverse(site: Site) -> Result:
+@rule("ReverseV2", "Roll")
+def turn(site: Site) -> Result:
     """Along any axis but the batch."""
-    data, axes, rank = site.folds[0], site.ints(1), site.rank(0)
+    data, axes, rank = site.folds[0], site.ints(len(site.folds) - 1), site.rank(0)
     if data.kind != ROWS:
         return structured(site, site.folds)
-    if axes is None or rank is None or data.axis in {axis % rank for axis in axes}:
-        return site.coupled("the batch is reversed")
+    others = all(fold.kind == WHOLE for fold in site.folds[1:])
+    if axes is None or rank is None or not others or data.axis in {axis % rank for axis in axes}:
+        return site.coupled(f"{site.op.type} along the batch axis")
     return data.bare
 
 

@@ -28,19 +28,32 @@ class Edge(NamedTuple):
 
 
 Outcome = tuple[Fold, ...]
+FED = whole()._replace(inputs=True)
+"""The state of a value that is read as it is for the whole batch."""
 
 
-def feed(site: Site, outcome: Outcome, edges: list[Edge]) -> tuple[Site, Outcome]:
-    """Read what comes from inputs alone as it is for the whole batch, unless that makes it worse."""
+def feed(site: Site, outcome: Outcome, asked: set[Value], *, always: bool) -> tuple[Site, Outcome]:
+    """Read what comes from inputs alone as it is for the whole batch: always, or where that is better."""
     places = [place for place, fold in enumerate(site.folds) if _feedable(site, place, fold)]
-    return _tried(site, outcome, places, lambda _: whole()._replace(inputs=True), edges, eager=True)
+    if not places:
+        return site, outcome
+    mended, better = _tried(site, places, lambda _: FED)
+    if not always and badness(better) >= badness(outcome):
+        return site, outcome
+    asked.update(site.op.inputs[place] for place in places)
+    return mended, better
 
 
 def grow(site: Site, outcome: Outcome, edges: list[Edge]) -> Outcome:
     """Multiply counts, sums or both by rows / rows_m, where nothing else helps."""
     for kinds in ({COUNT}, {SUM}, {COUNT, SUM}):
         places = [place for place, fold in enumerate(site.folds) if _growable(site, place, fold, kinds)]
-        site, outcome = _tried(site, outcome, places, _grown, edges)
+        if not places or badness(outcome) == 0:
+            continue
+        mended, better = _tried(site, places, _grown)
+        if badness(better) < badness(outcome):
+            edges.extend(Edge(site.op.index, place, site.op.inputs[place]) for place in places)
+            site, outcome = mended, better
     return outcome
 
 
@@ -49,24 +62,11 @@ def badness(outcome: Sequence[Fold]) -> int:
     return max((_BADNESS.get(fold.kind, 0) for fold in outcome), default=0)
 
 
-def _tried(
-    site: Site,
-    outcome: Outcome,
-    places: Sequence[int],
-    mend: Callable[[Fold], Fold],
-    edges: list[Edge],
-    eager: bool = False,
-) -> tuple[Site, Outcome]:
-    """Apply the rule again with some inputs mended; keep that, and note the edges, where it is better."""
-    if not places or (badness(outcome) == 0 and not eager):
-        return site, outcome
+def _tried(site: Site, places: Sequence[int], mend: Callable[[Fold], Fold]) -> tuple[Site, Outcome]:
+    """Apply the rule again with some inputs mended."""
     folds = tuple(mend(fold) if place in places else fold for place, fold in enumerate(site.folds))
     mended = replace(site, folds=folds)
-    better = transfer(mended)
-    if badness(better) > 0 and badness(better) >= badness(outcome):
-        return site, outcome
-    edges.extend(Edge(site.op.index, place, site.op.inputs[place]) for place in places)
-    return mended, better
+    return mended, transfer(mended)
 
 
 def _feedable(site: Site, place: int, fold: Fold) -> bool:

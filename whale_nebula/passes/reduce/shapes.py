@@ -136,7 +136,7 @@ def _columns(site: Site, places: range) -> tuple[Fold, ...] | None:
     return tuple(found)
 
 
-@rule("BroadcastArgs", "BroadcastDynamicShape", literal=True)
+@rule("BroadcastArgs", literal=True)
 def broadcast_shape(site: Site) -> Result:
     """The shape that two shapes broadcast to."""
     left, right = site.parts(0), site.parts(1)

@@ -32,7 +32,7 @@ def merge_rule(fold: Fold) -> str:
     whole batch (it comes from inputs alone); "after": compute it once from merged values; "coupled": it
     cannot be had.
 
-    >>> merge_rule(Fold(ROWS, axis=1)), merge_rule(Fold(MEAN))
+    >>> merge_rule(Fold("rows", axis=1)), merge_rule(Fold("mean"))
     ('concat:1', 'mean')
     """
     rule = _RULES.get(fold.kind) or ("coupled" if fold.order or fold.position else f"concat:{fold.axis}")

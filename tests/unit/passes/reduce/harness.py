@@ -1,8 +1,9 @@
 """Real functions, folded and then run: every value of the trace is checked against what its fold promises.
 
-A function is traced with an unknown batch size, mirrored and folded. Then it runs once on the whole batch and once
-for each micro-batch (fed with the values that must come from the whole batch, its grown operands multiplied), and
-each number in the graph that was said to be whole, rows, count, sum or mean must be just that.
+A function is traced with an unknown batch size, mirrored and folded. Then it runs once on the whole batch and
+once for each micro-batch (fed with the values that must come from the whole batch, its grown operands
+multiplied), and each number in the graph that was said to be whole, rows, count, sum or mean must be just
+that.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,24 +37,35 @@ class Traced:
     first: Folding
 
     def __str__(self) -> str:
-        return "\n".join(f"{op.index} {op.type} {' | '.join(str(self.folding.of(v)) for v in op.values)}" for op in self.graph.ops)
+        return "\n".join(
+            f"{op.index} {op.type} {' | '.join(str(self.folding.of(v)) for v in op.values)}"
+            for op in self.graph.ops
+        )
 
 
-def trace(function: Callable[..., Any], arrays: Arrays, *, target: int | None = None, whole: Sequence[int] = ()) -> Traced:
+def trace(
+    function: Callable[..., Any], arrays: Arrays, *, target: int | None = None, whole: Sequence[int] = ()
+) -> Traced:
     """Trace, mirror and fold; with a target (number of an output) also grow."""
     specs = [
-        tf.TensorSpec(a.shape if i in whole else [None, *a.shape[1:]], a.dtype, f"in{i}") for i, a in enumerate(arrays)
+        tf.TensorSpec(a.shape if i in whole else [None, *a.shape[1:]], a.dtype, f"in{i}")
+        for i, a in enumerate(arrays)
     ]
     wrapped = tf.compat.v1.wrap_function(function, specs)
     places = {i: 0 for i, array in enumerate(arrays) if i not in whole and array.ndim}
     placeholders: dict[str, Any] = {}
     graph, folding, values = _folded(wrapped, len(arrays), places, target, placeholders)
     first = folding
-    if folding.grows or folding.feeds:
-        _insert(wrapped.graph, graph, folding, placeholders)
+    if folding.grows:
+        _grow(wrapped.graph, folding, placeholders)
         graph, folding, values = _folded(wrapped, len(arrays), places, target, placeholders)
     chosen = [folding.of(value) for value in values]
     return Traced(wrapped, graph, folding, chosen, placeholders, first)
+
+
+def folds(traced: Traced) -> list[str]:
+    """How the function's results were folded."""
+    return [str(each).removesuffix(" of inputs") for each in traced.outputs]
 
 
 def _folded(
@@ -73,27 +85,30 @@ def _outputs(wrapped: Any) -> list[Any]:
     return [t for t in tf.nest.flatten(wrapped.graph.structured_outputs) if isinstance(t, tf.Tensor)]
 
 
-def _insert(graph: Any, mirrored: Graph, folding: Folding, placeholders: dict[str, Any]) -> None:
-    """What capture does: each edge that is to be fed or grown reads something of ours."""
+def _grow(graph: Any, folding: Folding, placeholders: dict[str, Any]) -> None:
+    """What capture does: each edge that is to be grown reads something of ours."""
     operations = in_order(graph.get_operations())
     with graph.as_default():
-        for consumer, position, value in folding.feeds:
-            tensor = operations[value.op].outputs[value.out]
-            if tensor.name not in placeholders:
-                placeholders[tensor.name] = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, "nebula_whole")
-            tf_private.set_input(operations[consumer], position, placeholders[tensor.name])
+        placeholders["grow"] = tf.compat.v1.placeholder(tf.float32, [], "nebula_grow")
         for consumer, position, value in folding.grows:
-            if "grow" not in placeholders:
-                placeholders["grow"] = tf.compat.v1.placeholder(tf.float32, [], "nebula_grow")
             tensor = operations[value.op].outputs[value.out]
             grown = tf.multiply(tensor, tf.cast(placeholders["grow"], tensor.dtype))
             tf_private.set_input(operations[consumer], position, grown)
 
 
-def check(traced: Traced, arrays: Arrays, *, whole: Sequence[int] = (), tolerance: float = 2e-5) -> int:
+def check(
+    traced: Traced,
+    arrays: Arrays,
+    *,
+    whole: Sequence[int] = (),
+    tolerance: float = 2e-5,
+    cuts: Sequence[tuple[int, ...]] = CUTS,
+) -> int:
     """Run the trace whole and cut; the number of values that kept what was promised of them."""
     operations = in_order(traced.wrapped.graph.get_operations())
-    drawn = traced.graph.descend(op.index for op in traced.graph.ops if any(word in op.type for word in _RANDOM))
+    drawn = traced.graph.descend(
+        op.index for op in traced.graph.ops if any(word in op.type for word in _RANDOM)
+    )
     promised = {
         Value(i, out): traced.folding.of(Value(i, out))
         for i, op in enumerate(operations)
@@ -102,33 +117,45 @@ def check(traced: Traced, arrays: Arrays, *, whole: Sequence[int] = (), toleranc
         if tensor.dtype.name in _NUMBERS and traced.folding.of(Value(i, out)).good
     }
     rows = next(len(a) for i, a in enumerate(arrays) if i not in whole and a.ndim)
-    once: dict[str, Any] = {}
-    for name in traced.placeholders:
-        once[name] = 1.0 if name == "grow" else _run(traced, arrays, [name], once)[0]
-    names = [f"{operations[v.op].name}:{v.out}" for v in promised]
-    expected = _run(traced, arrays, names, once)
-    for cut in CUTS:
-        got_all = []
+    named = [f"{operations[v.op].name}:{v.out}" for v in promised]
+    wholes = [f"{operations[v.op].name}:{v.out}" for v in traced.folding.wholes]
+    expected = _run(traced, arrays, [*named, *wholes], {"grow": 1.0})
+    once = dict(zip(wholes, expected[len(named) :], strict=True))
+    for cut in cuts:
+        pieces = []
         for start, size in zip(np.cumsum((0, *cut[:-1])), cut, strict=True):
             part = [a if i in whole or not a.ndim else a[start : start + size] for i, a in enumerate(arrays)]
-            got_all.append(_run(traced, part, names, once | {"grow": rows / size}))
+            pieces.append(_run(traced, part, named, once | {"grow": rows / size}))
         for number, (value, said) in enumerate(promised.items()):
-            got = [piece[number] for piece in got_all]
+            got = [piece[number] for piece in pieces]
             _compare(traced, value, said, expected[number], got, cut, tolerance)
     return len(promised)
 
 
 def _run(traced: Traced, arrays: Arrays, names: list[str], fed: dict[str, Any]) -> list[np.ndarray]:
-    """Values by name, with the placeholders that are filled already."""
+    """Values by name, with what is fed."""
     graph = traced.wrapped.graph
     feeds = list(zip(graph.inputs, arrays, strict=False))
-    feeds += [(tensor, fed[name]) for name, tensor in traced.placeholders.items() if name in fed]
-    pruned = traced.wrapped.prune([tensor for tensor, _ in feeds], [graph.get_tensor_by_name(name) for name in names])
-    return [np.asarray(each) for each in pruned(*[tf.constant(array, tensor.dtype) for tensor, array in feeds])]
+    for name, value in fed.items():
+        tensor = traced.placeholders.get(name) if name == "grow" else graph.get_tensor_by_name(name)
+        if tensor is not None:
+            feeds.append((tensor, value))
+    pruned = traced.wrapped.prune(
+        [tensor for tensor, _ in feeds], [graph.get_tensor_by_name(name) for name in names]
+    )
+    return [
+        np.asarray(each) for each in pruned(*[tf.constant(array, tensor.dtype) for tensor, array in feeds])
+    ]
 
 
 def _compare(
-    traced: Traced, value: Value, said: Fold, expected: np.ndarray, got: list[np.ndarray], cut: tuple[int, ...], tolerance: float
+    traced: Traced,
+    value: Value,
+    said: Fold,
+    expected: np.ndarray,
+    got: list[np.ndarray],
+    cut: tuple[int, ...],
+    tolerance: float,
 ) -> None:
     kind = said.kind
     if kind == "whole":
@@ -148,9 +175,17 @@ def _compare(
     _near(traced, value, said, expected, merged, tolerance)
 
 
-def _near(traced: Traced, value: Value, said: Fold, expected: np.ndarray, merged: np.ndarray, tolerance: float) -> None:
+def _near(
+    traced: Traced, value: Value, said: Fold, expected: np.ndarray, merged: np.ndarray, tolerance: float
+) -> None:
     op = traced.graph.ops[value.op]
     what = f"{value} = {op.type} {op.name!r} is said to be {said}\n{traced}"
     assert expected.shape == merged.shape, f"{expected.shape} != {merged.shape}: {what}"
     scale = np.max(np.abs(expected.astype("float64")), initial=0.0) + 1e-3
-    np.testing.assert_allclose(merged.astype("float64"), expected.astype("float64"), rtol=tolerance, atol=tolerance * scale, err_msg=what)
+    np.testing.assert_allclose(
+        merged.astype("float64"),
+        expected.astype("float64"),
+        rtol=tolerance,
+        atol=tolerance * scale,
+        err_msg=what,
+    )

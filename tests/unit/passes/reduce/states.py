@@ -18,7 +18,9 @@ def read(text: str) -> Graph:
 def batched(graph: Graph) -> dict[int, int]:
     """Inputs with an unknown size are batched along the first such axis."""
     shapes = {op.index: op.outputs[0].shape for op in graph.ops if op.role == INPUT}
-    return {index: shape.index(None) for index, shape in shapes.items() if shape is not None and None in shape}
+    return {
+        index: shape.index(None) for index, shape in shapes.items() if shape is not None and None in shape
+    }
 
 
 def folding(text: str, *, targets: Iterable[int] = (), skip: Iterable[int] = ()) -> Folding:
@@ -42,7 +44,6 @@ def check(text: str, *, targets: Iterable[int] = (), skip: Iterable[int] = ()) -
     return found
 
 
-def reason(text: str, op: int = -1) -> str:
-    """Why the last op's first output, or another's, is coupled or comes after."""
-    found = folding(text)
-    return found.of(Value(op if op >= 0 else len(read(text)) - 1)).reason
+def reason(text: str, op: int = -1, out: int = 0) -> str:
+    """Why an output of the last op, or of another, is coupled or comes after."""
+    return folding(text).of(Value(op if op >= 0 else len(read(text)) - 1, out)).reason

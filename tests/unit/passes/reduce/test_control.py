@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (golden lines are as long as they are)
 from tests.unit.passes.reduce.states import check, reason
 
 LOOP = """
@@ -28,10 +29,14 @@ def test_a_loop_over_steps_keeps_rows() -> None:
 
 
 def test_a_loop_whose_end_hangs_on_the_rows_is_coupled() -> None:
-    text = LOOP.replace("STATES", "coupled | coupled | whole").replace(
-        "%4 = Less(%0, %3) bool[]",
-        "%4 = Const {value=(0, 1)} int32[2]\n      %5 = Sum(%1, %4) float32[]\n      %6 = Less(%5, %5) bool[]",
-    ).replace("return %4\n", "return %6\n", 1)
+    text = (
+        LOOP.replace("STATES", "coupled | coupled | whole")
+        .replace(
+            "%4 = Less(%0, %3) bool[]",
+            "%4 = Const {value=(0, 1)} int32[2]\n      %5 = Sum(%1, %4) float32[]\n      %6 = Less(%5, %5) bool[]",
+        )
+        .replace("return %4\n", "return %6\n", 1)
+    )
     check(text)
     assert "turn a loop differently often" in reason(text, 3)
 
@@ -42,7 +47,10 @@ def test_a_body_that_mixes_rows_names_the_op_inside() -> None:
         '%6 = Const {value=(0)} int32[]\n      %7 = Mean(%1, %6) float32[4]\n      %5 = Sub(%1, %7) float32[?,4] "norm/sub"',
     )
     check(text)
-    assert reason(text, 3) == "single rows are mixed with a mean over the batch (at Sub 'norm/sub' in its body)"
+    assert (
+        reason(text, 3, 1)
+        == "single rows are mixed with a mean over the batch (at Sub 'norm/sub' in its body)"
+    )
 
 
 BRANCH = """
@@ -65,8 +73,10 @@ def test_every_micro_batch_must_take_the_same_branch() -> None:
 
 
 def test_branches_of_different_folds_are_coupled() -> None:
-    text = BRANCH.replace("TEST", "capture flag bool[]").replace("STATE", "coupled").replace(
-        "%1 = Neg(%0) float32[?,4]", "%1 = Const float32[8,4]"
+    text = (
+        BRANCH.replace("TEST", "capture flag bool[]")
+        .replace("STATE", "coupled")
+        .replace("%1 = Neg(%0) float32[?,4]", "%1 = Const float32[8,4]")
     )
     check(text)
     assert reason(text, 2) == "a value is whole in one case and rows in another"

@@ -34,7 +34,9 @@ ROWS = """
 
 
 def test_rows_may_be_found_by_their_own_numbers() -> None:
-    check(ROWS + """
+    check(
+        ROWS
+        + """
     %9 = Pack(%8, %1) {axis=1} int32[?,2]                              => positions(0) of inputs
     %10 = GatherNd(%0, %9) float32[?,4]                                => rows(0) of inputs
     %11 = Pack(%1, %8) {axis=1} int32[?,2]
@@ -42,11 +44,14 @@ def test_rows_may_be_found_by_their_own_numbers() -> None:
     %13 = GatherV2(%0, %8, %6) float32[?,6,4]                          => rows(0) of inputs
     %14 = AddV2(%8, %7) int32[?]                                       => positions(0) of inputs
     %15 = GatherV2(%0, %14, %6) float32[?,6,4]                         => coupled of inputs
-    """)
+    """
+    )
 
 
 def test_entries_of_a_merged_batch_may_be_found_block_by_block() -> None:
-    check(ROWS + """
+    check(
+        ROWS
+        + """
     %9 = Const {value=(-1, 4)} int32[2]
     %10 = Reshape(%0, %9) float32[?,4]                                 => rows(0) of inputs
     %11 = Const {value=(6)} int32[]
@@ -56,20 +61,27 @@ def test_entries_of_a_merged_batch_may_be_found_block_by_block() -> None:
     %15 = Const {value=(5)} int32[]
     %16 = Mul(%8, %15) int32[?]
     %17 = GatherV2(%10, %16, %6) float32[?,4]                          => coupled of inputs
-    """)
+    """
+    )
 
 
 def test_numbers_of_rows_mean_nothing_else() -> None:
-    text = ROWS + """
+    text = (
+        ROWS
+        + """
     %9 = Cast(%8) float32[?]                                           => positions(0) of inputs
     %10 = Exp(%9) float32[?]                                           => coupled of inputs
     """
+    )
     check(text)
     assert "numbers of rows" in reason(text)
-    check(ROWS + """
+    check(
+        ROWS
+        + """
     %9 = capture table float32[100]
     %10 = GatherV2(%9, %8, %6) float32[?]                              => coupled
-    """)
+    """
+    )
 
 
 def test_rows_added_into_fixed_places_are_sums() -> None:

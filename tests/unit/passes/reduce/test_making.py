@@ -72,6 +72,8 @@ def test_padding_and_reversing_leave_the_batch_alone() -> None:
         %7 = Const {value=(0)} int32[1]
         %8 = ReverseV2(%0, %7) float32[?,4]                             => coupled of inputs
         %9 = input n int32[?]
-        %10 = ReverseSequence(%0, %9) {batch_dim=0, seq_dim=1} float32[?,4]  => rows(0) of inputs
-        %11 = ReverseSequence(%0, %9) {batch_dim=1, seq_dim=0} float32[?,4]  => coupled of inputs
+        %12 = Roll(%0, %5, %5) float32[?,4]                             => rows(0) of inputs
+        %13 = Roll(%0, %5, %7) float32[?,4]                             => coupled of inputs
+        %14 = ReverseSequence(%0, %9) {batch_dim=0, seq_dim=1} float32[?,4]  => rows(0) of inputs
+        %15 = ReverseSequence(%0, %9) {batch_dim=1, seq_dim=0} float32[?,4]  => coupled of inputs
     """)

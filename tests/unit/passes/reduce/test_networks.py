@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (golden lines are as long as they are)
 from tests.unit.passes.reduce.states import check, reason
 
 
@@ -24,7 +25,7 @@ def test_the_innermost_axes_must_not_be_the_batch() -> None:
         %4 = Cholesky(%0) float32[?,4,4]                                => rows(0) of inputs
         %5 = input y float32[?,4]
         %6 = Cholesky(%5) float32[?,4]                                  => coupled of inputs
-        %7 = TopKV2(%5, %1) float32[?,2], int32[?,2]                    => rows(0) of inputs | rows(0) of inputs
+        %7 = TopKV2(%5, %1) float32[?,2], int32[?,2]  => rows(0) of inputs | rows(0) of inputs
     """)
 
 
@@ -43,7 +44,7 @@ def test_batch_normalisation_in_training_is_coupled_and_at_rest_it_is_not() -> N
         %0 = input x float32[?,8,8,3]
         %1 = capture s float32[3]
         %2 = FusedBatchNormV3(%0, %1, %1, %1, %1) {is_training=false} float32[?,8,8,3], float32[3]  => rows(0) | whole
-        %3 = FusedBatchNormV3(%0, %1, %1, %1, %1) {is_training=true} float32[?,8,8,3], float32[3]   => coupled | coupled
+        %3 = FusedBatchNormV3(%0, %1, %1, %1, %1) {is_training=true} float32[?,8,8,3], float32[3]  => coupled | coupled
     """
     check(text)
     assert "batch normalisation in training" in reason(text)

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (golden lines are as long as they are)
 from tests.unit.passes.reduce.states import check, reason
 
 
@@ -8,11 +9,11 @@ def test_slices_leave_the_batch_as_long_as_it_is() -> None:
         %2 = Const {value=(0, 2)} int32[2]
         %3 = Const {value=(1, 1)} int32[2]
         %4 = StridedSlice(%0, %1, %2, %3) {begin_mask=1, end_mask=1, shrink_axis_mask=2} float32[?,8]  => rows(0) of inputs
-        %5 = StridedSlice(%0, %1, %2, %3) {shrink_axis_mask=1} float32[1,8]                            => coupled of inputs
-        %6 = StridedSlice(%0, %1, %2, %3) {begin_mask=1, end_mask=1, ellipsis_mask=1} float32[?,4,1]   => rows(0) of inputs
+        %5 = StridedSlice(%0, %1, %2, %3) {shrink_axis_mask=1} float32[1,8]  => coupled of inputs
+        %6 = StridedSlice(%0, %1, %2, %3) {begin_mask=1, end_mask=1, ellipsis_mask=1} float32[?,4,1]  => rows(0) of inputs
         %7 = StridedSlice(%0, %1, %2, %3) {begin_mask=2, end_mask=2, new_axis_mask=1} float32[1,?,4,8] => rows(1) of inputs
         %8 = Const {value=(-1, -1)} int32[2]
-        %9 = StridedSlice(%0, %1, %2, %8) {begin_mask=3, end_mask=3} float32[?,4,8]                    => coupled of inputs
+        %9 = StridedSlice(%0, %1, %2, %8) {begin_mask=3, end_mask=3} float32[?,4,8]  => coupled of inputs
     """)
 
 
@@ -37,12 +38,12 @@ def test_splits() -> None:
     text = """
         %0 = input x float32[?,4]
         %1 = Const {value=(1)} int32[]
-        %2 = Split(%1, %0) {num_split=2} float32[?,2], float32[?,2]    => rows(0) of inputs | rows(0) of inputs
+        %2 = Split(%1, %0) {num_split=2} float32[?,2], float32[?,2]  => rows(0) of inputs | rows(0) of inputs
         %3 = Const {value=(1, 3)} int32[2]
-        %4 = SplitV(%0, %3, %1) float32[?,1], float32[?,3]             => rows(0) of inputs | rows(0) of inputs
-        %5 = Unpack(%0) {axis=1, num=2} float32[?], float32[?]         => rows(0) of inputs | rows(0) of inputs
+        %4 = SplitV(%0, %3, %1) float32[?,1], float32[?,3]  => rows(0) of inputs | rows(0) of inputs
+        %5 = Unpack(%0) {axis=1, num=2} float32[?], float32[?]  => rows(0) of inputs | rows(0) of inputs
         %6 = Const {value=(0)} int32[]
-        %7 = Split(%6, %0) {num_split=2} float32[?,4], float32[?,4]    => coupled of inputs | coupled of inputs
+        %7 = Split(%6, %0) {num_split=2} float32[?,4], float32[?,4]  => coupled of inputs | coupled of inputs
     """
     check(text)
     assert "the batch axis is sliced" in reason(text)

@@ -1,0 +1,70 @@
+"""`make demo`, on less data: it shows plan, progress and report, and says whether the model is the same."""
+
+import importlib.util
+import itertools
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+
+DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("demo", DEMO)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROWS", 128)
+    monkeypatch.setattr(module, "EPOCHS", 2)
+    nb.shutdown()
+    yield module
+    nb.shutdown()
+
+
+def test_it_shows_plan_progress_report_and_verdict(demo: ModuleType, capsys: pytest.CaptureFixture) -> None:
+    assert demo.main() == 0
+    said = capsys.readouterr().out
+    assert "stages" in said
+    assert "eager-1f1b" in said
+    assert said.count("Epoch 2/2") == 2
+    assert said.count("link gpu->npu") == 1
+    assert said.rstrip().endswith("the same model")
+    assert nb.last_report().run.steps == 4
+
+
+def test_what_crosses_is_what_the_table_says(demo: ModuleType) -> None:
+    nb.init(links=demo.LINE)
+    demo.train(demo.language_model(cut=True))
+    links = nb.last_report().links
+    activations = 4 * demo.BATCH * demo.SIZES.length * demo.SIZES.width
+    assert {name: link.payload_bytes for name, link in links.items()} == {
+        "gpu->npu": activations,
+        "npu->gpu": activations,
+    }
+
+
+def test_another_loss_is_not_the_same_model(
+    demo: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    losses = itertools.count(1.0, 0.01)
+    report = nb.Report("fit", 1, 0.1, 4, {}, {})
+    monkeypatch.setattr(demo, "train", lambda model: next(losses))
+    monkeypatch.setattr(demo.nb, "last_report", lambda: report)
+    assert demo.main() == 1
+    assert "NOT the same model" in capsys.readouterr().out
+
+
+def test_rows_go_on_by_their_stride(demo: ModuleType) -> None:
+    x, y = demo.progressions(50)
+    assert np.array_equal(x[:, 1:], y[:, :-1])
+    strides = (y - x) % demo.SIZES.vocabulary
+    assert (strides == strides[:, :1]).all()
+    assert set(strides[:, 0]) == set(range(1, 9))
+
+
+def test_it_stays_short_enough_to_read() -> None:
+    assert len(DEMO.read_text("utf-8").splitlines()) < 100

@@ -1,0 +1,263 @@
+"""A step that fails leaves no trace: one error says where, and everything is as it was before."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.traps.conftest import Cut
+from whale_nebula.errors import StageFailedError
+from whale_nebula.runtime.post import Post
+
+layers = keras.layers
+ROWS, MICRO = 6, 3
+
+
+def asserting(x: Any) -> Any:
+    tf.debugging.assert_less(tf.reduce_max(x), 50.0, message="too large")
+    return x
+
+
+def dividing(x: Any) -> Any:
+    return x * tf.cast(1 // tf.cast(x < 50.0, tf.int32), tf.float32)
+
+
+def calling(x: Any) -> Any:
+    def python(value: Any) -> Any:
+        if value.numpy().max() > 50.0:
+            raise ValueError("python said no")
+        return value
+
+    found = tf.py_function(python, [x], tf.float32)
+    found.set_shape(x.shape)
+    return x + 0.0 * tf.stop_gradient(found)
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {"assert": asserting, "division": dividing, "python": calling}
+
+
+class Failing(layers.Layer):
+    """Passes its input through, unless that is too large."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def call(self, x: Any) -> Any:
+        return WAYS[self.way](x)
+
+
+def model(way: str, stage: int) -> keras.Model:
+    """Two stages with dropout, an Adam with decay, and metrics; `stage` is the one that may fail."""
+    keras.utils.set_random_seed(5)
+    inputs = keras.Input((4,))
+    allowed = {"coupled": "allow"} if way == "python" else {}  # what Python does to rows, nobody knows
+    with Cut(True, MICRO, allowed).program():
+        with nb.stage(cluster="a"):
+            hidden = layers.Dense(4)(inputs)
+            hidden = Failing(way)(hidden) if stage == 0 else hidden
+            hidden = layers.Dropout(0.3)(layers.Dense(8)(hidden))
+        with nb.stage(cluster="b"):
+            hidden = layers.Dropout(0.3)(hidden)
+            outputs = layers.Dense(2)(Failing(way)(hidden) if stage == 1 else hidden)
+    made = keras.Model(inputs, outputs)
+    made.compile(keras.optimizers.AdamW(0.01, weight_decay=0.1), "mse", metrics=["mae"])
+    return made
+
+
+def everything(made: keras.Model) -> list[np.ndarray]:
+    """Weights, seeds, optimizer and metrics."""
+    metrics = [variable for metric in made.metrics for variable in metric.variables]
+    return [np.array(v) for v in [*made.variables, *made.optimizer.variables, *metrics]]
+
+
+def same_state(a: list[np.ndarray], b: list[np.ndarray]) -> None:
+    for one, other in zip(a, b, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def train(made: keras.Model, batch: tuple[np.ndarray, np.ndarray]) -> None:
+    """One step of `fit`; unlike `train_on_batch` it leaves the metrics as they are before."""
+    made.make_train_function()(iter([tuple(map(tf.constant, batch))]))
+
+
+def good() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    return random.standard_normal((ROWS, 4)).astype("float32"), random.standard_normal((ROWS, 2)).astype("float32")
+
+
+def bad(micro_batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """One row, in this micro-batch, is too large."""
+    x, y = good()
+    x[micro_batch * ROWS // MICRO] = 1e4
+    return x, y
+
+
+@pytest.mark.parametrize(("stage", "micro_batch"), [(0, 0), (0, 2), (1, 1)])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_failing_forward_leaves_no_trace(runner: str, way: str, stage: int, micro_batch: int) -> None:
+    disturbed, calm = model(way, stage), model(way, stage)
+    for each in (disturbed, calm):
+        train(each, good())
+    before = everything(disturbed)
+    with pytest.raises(StageFailedError) as caught:
+        train(disturbed, bad(micro_batch))
+    assert (caught.value.stage, caught.value.phase) == ("ab"[stage], 0)
+    assert caught.value.micro_batch == micro_batch
+    assert not caught.value.torn
+    same_state(before, everything(disturbed))
+    same_state(everything(calm), everything(disturbed))
+    for each in (disturbed, calm):
+        train(each, good())
+    same_state(everything(calm), everything(disturbed))
+
+
+def test_the_error_reads_well(runner: str) -> None:
+    made = model("assert", 1)
+    with pytest.raises(StageFailedError, match="too large") as caught:
+        train(made, bad(1))
+    text = str(caught.value)
+    assert "stage 'b'" in text
+    assert "micro-batch 1" in text
+    assert "as they were before the step" in text
+
+
+def test_a_failing_first_step(runner: str) -> None:
+    """Nothing has run yet: optimizer and metrics are made, and untouched."""
+    disturbed, calm = model("assert", 1), model("assert", 1)
+    with pytest.raises(StageFailedError):
+        train(disturbed, bad(0))
+    for each in (disturbed, calm):
+        train(each, good())
+    same_state(everything(calm), everything(disturbed))
+
+
+def loop(where: str) -> tuple[Any, list[tf.Variable]]:
+    """A custom step that fails in its backward, its update, or the second of its phases."""
+    first, second = (tf.Variable(np.eye(4, dtype="float32") * n, name=f"v{n}") for n in (1, 2))
+
+    @tf.custom_gradient
+    def backwards(x: Any) -> Any:
+        return tf.identity(x), asserting
+
+    @nb.function
+    def step(x: Any, size: Any) -> Any:
+        with nb.cluster(), nb.pipeline(2):
+            with tf.GradientTape() as tape:
+                with nb.stage(cluster="a"):
+                    hidden = x @ first
+                with nb.stage(cluster="b"):
+                    hidden = backwards(hidden * size) if where == "backward" else hidden * size
+                    loss = tf.reduce_mean((hidden @ second) ** 2)
+            gradients = tape.gradient(loss, [first, second])
+            first.assign_sub(0.01 * gradients[0])
+            if where == "update":
+                tf.debugging.assert_less(tf.reduce_max(first), 50.0, message="update is too large")
+            second.assign_sub(0.01 * gradients[1])
+            if where == "phase":
+                with nb.stage(cluster="b"):
+                    return tf.reduce_mean(asserting(x @ second @ first))
+        return loss
+
+    return step, [first, second]
+
+
+def test_a_failing_backward_leaves_no_trace(runner: str) -> None:
+    step, variables = loop("backward")
+    x = np.ones((4, 4), "float32")
+    step(x, np.float32(1.0))
+    before = [v.numpy() for v in variables]
+    with pytest.raises(StageFailedError) as caught:
+        step(x * np.array([1, 1, 99, 1], "float32")[:, None], np.float32(50.0))
+    assert (caught.value.stage, caught.value.micro_batch, caught.value.torn) == ("b", 1, False)
+    assert "backward" in caught.value.what or "fused" in caught.value.what or "forward" in caught.value.what
+    same_state(before, [v.numpy() for v in variables])
+
+
+def test_a_failing_update_is_torn(runner: str) -> None:
+    step, _ = loop("update")
+    with pytest.raises(StageFailedError, match="torn") as caught:
+        step(np.full((4, 4), -60.0, "float32"), np.float32(60.0))
+    assert caught.value.torn
+    assert "checkpoint" in str(caught.value)
+
+
+def test_a_failure_after_the_first_update_is_torn(runner: str) -> None:
+    """The second phase fails: what the first phase's update wrote cannot be taken back."""
+    step, _ = loop("phase")
+    with pytest.raises(StageFailedError) as caught:
+        step(np.full((4, 4), 30.0, "float32"), np.float32(0.01))
+    assert caught.value.torn
+
+
+def test_the_actors_free_what_they_used() -> None:
+    """After a step no boundary and no residual is alive, whichever schedule."""
+    width = 37  # no other tensor of the test has it
+    left: list[int] = []
+    ended: list[Post] = []
+    nb.init(links="1gbit,0ms")
+    variables = [tf.Variable(tf.ones((width, width)) * 0.01) for _ in range(2)]
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(4):
+            with nb.stage(cluster="a"):
+                hidden = tf.tanh(tf.sin(x @ variables[0]))
+            with nb.stage(cluster="b"):
+                loss = tf.reduce_mean(tf.tanh(tf.sin(hidden @ variables[1])) ** 2)
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    x = tf.ones((8, width))
+    for _ in range(3):
+        step(x)
+        gc.collect()
+        found = [t for t in gc.get_objects() if isinstance(t, tf.Tensor) and hasattr(t, "_numpy")]
+        left.append(sum(t.shape.rank == 2 and t.shape[1] == width and t is not x for t in found))
+        ended += [post for post in gc.get_objects() if isinstance(post, Post)]
+    assert left == [0, 0, 0]
+    assert [post.leftover for post in ended if post.leftover] == []
+
+
+def test_a_failed_step_frees_what_it_used() -> None:
+    nb.init(links="1gbit,0ms")
+    made = model("assert", 1)
+    train(made, good())
+
+    def alive() -> int:
+        gc.collect()
+        return sum(isinstance(t, tf.Tensor) and hasattr(t, "_numpy") for t in gc.get_objects())
+
+    counts = []
+    for _ in range(3):
+        with pytest.raises(StageFailedError):
+            train(made, bad(1))
+        counts.append(alive())
+    assert counts[1] == counts[2]
+
+
+def stage_threads() -> list[str]:
+    return sorted(t.name for t in threading.enumerate() if t.name.startswith(("nebula", "link", "line")))
+
+
+def test_shutdown_ends_every_thread() -> None:
+    before = set(threading.enumerate())
+    nb.init(links="1gbit,1ms")
+    made = model("assert", 1)
+    train(made, good())
+    with pytest.raises(StageFailedError):
+        train(made, bad(1))
+    assert stage_threads()
+    nb.shutdown()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=2.0)
+    assert [t.name for t in set(threading.enumerate()) - before if t.is_alive()] == []

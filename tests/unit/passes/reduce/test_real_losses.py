@@ -1,0 +1,185 @@
+"""Losses, traced for real: their class, what must be fed or grown for it, and the numbers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, losses
+
+from tests.unit.passes.reduce.harness import Traced, check, folds, trace
+
+DRAW = np.random.default_rng(11)
+X = DRAW.normal(size=(5, 4)).astype("float32")
+ONE_HOT = np.eye(3, dtype="float32")[DRAW.integers(0, 3, 5)]
+TARGETS = DRAW.normal(size=(5, 3)).astype("float32")
+WEIGHTS = np.abs(DRAW.normal(size=5)).astype("float32")
+WORDS = DRAW.integers(1, 9, (5, 7)).astype("int32")
+WORDS[:, 4:] = 0
+WORDS[1, 1:] = 0
+LENGTHS = np.array([1, 3, 6, 2, 4], "int32")
+SERIES = DRAW.normal(size=(5, 6, 4)).astype("float32")
+
+
+def judged(step: Callable[..., Any], *arrays: np.ndarray) -> Traced:
+    """Trace a loss and check its numbers."""
+    step(*arrays)
+    traced = trace(step, arrays, target=0)
+    check(traced, arrays)
+    return traced
+
+
+@pytest.mark.parametrize(
+    ("reduction", "weighted", "fold", "fed"),
+    [
+        ("sum", False, "sum", 0),
+        ("sum", True, "sum", 0),
+        ("sum_over_batch_size", False, "mean", 0),
+        ("sum_over_batch_size", True, "mean", 0),
+        ("mean", True, "mean", 0),
+        ("mean_with_sample_weight", True, "sum", 1),
+        ("mean_with_sample_weight", False, "mean", 0),
+        (None, True, "rows(0)", 0),
+    ],
+)
+def test_reductions_of_keras(reduction: str | None, weighted: bool, fold: str, fed: int) -> None:
+    dense, loss = layers.Dense(3), losses.CategoricalCrossentropy(from_logits=True, reduction=reduction)
+    found = judged(
+        lambda x, y, w: loss(y, dense(x), sample_weight=w if weighted else None), X, ONE_HOT, WEIGHTS
+    )
+    assert folds(found) == [fold]
+    assert (len(found.first.wholes), found.first.grows) == (fed, ())
+
+
+@pytest.mark.parametrize(
+    "name", ["MeanAbsoluteError", "Huber", "LogCosh", "KLDivergence", "CosineSimilarity"]
+)
+def test_losses_of_keras(name: str) -> None:
+    dense, loss = layers.Dense(3, "softmax"), getattr(losses, name)()
+    assert folds(judged(lambda x, y: loss(y, dense(x)), X, ONE_HOT)) == ["mean"]
+
+
+def test_a_mask_of_keras_is_measured_by_the_whole_batch() -> None:
+    embed, recur, dense = (
+        layers.Embedding(9, 6, mask_zero=True),
+        layers.GRU(4, return_sequences=True),
+        layers.Dense(9),
+    )
+    loss = losses.SparseCategoricalCrossentropy(from_logits=True)
+    found = judged(lambda x, y: loss(y, dense(recur(embed(x)))), WORDS, WORDS)
+    assert folds(found) == ["mean"]
+    assert len(found.first.wholes) == 1
+
+
+def test_a_sum_and_a_mean_together_are_grown() -> None:
+    dense = layers.Dense(3)
+    total, mean = losses.CategoricalCrossentropy(from_logits=True, reduction="sum"), losses.MeanSquaredError()
+
+    def step(x: Any, y: Any, w: Any) -> Any:
+        out = dense(x)
+        return total(y, out, sample_weight=w) + mean(y, out) + 1e-3 * tf.reduce_sum(dense.kernel**2)
+
+    found = judged(step, X, ONE_HOT, WEIGHTS)
+    assert folds(found) == ["mean"]
+    assert len(found.first.grows) == 1
+
+
+def test_a_loss_weighted_by_tokens() -> None:
+    embed, dense = layers.Embedding(9, 6), layers.Dense(9)
+
+    def step(x: Any) -> tuple[Any, Any]:
+        mask, out = tf.cast(x != 0, "float32"), dense(embed(x))
+        each = tf.nn.sparse_softmax_cross_entropy_with_logits(x, out)
+        right = tf.cast(tf.argmax(out, -1, tf.int32) == x, "float32")
+        tokens = tf.reduce_sum(mask)
+        return tf.reduce_sum(each * mask) / tokens, tf.reduce_sum(right * mask) / tf.maximum(tokens, 1.0)
+
+    found = judged(step, WORDS)
+    assert folds(found) == ["sum", "sum"]
+    assert len(found.first.wholes) == 1
+
+
+def test_rows_counted_through_the_model() -> None:
+    dense = layers.Dense(3)
+
+    def step(x: Any, y: Any) -> Any:
+        out = dense(x)
+        rows = tf.cast(tf.shape(out)[0], "float32")
+        error = tf.reduce_sum((out - y) ** 2)
+        return error / rows + error / tf.maximum(rows, 1.0) + error / (2 * rows + 1)
+
+    found = judged(step, X, TARGETS)
+    assert folds(found) == ["mean"]
+    assert len(found.first.grows) >= 2
+
+
+def test_words_picked_by_a_mask_or_by_their_place() -> None:
+    dense = layers.Dense(4)
+
+    def step(x: Any, lengths: Any) -> Any:
+        out = dense(x)
+        rows = tf.range(tf.shape(out)[0])
+        last = tf.gather_nd(out, tf.stack([rows, lengths - 1], 1))
+        again = tf.gather(tf.reshape(out, [-1, 4]), rows * 6 + lengths - 1)
+        mask = tf.sequence_mask(lengths, 6)
+        kept = tf.boolean_mask(out, mask)
+        tokens = tf.reduce_sum(tf.cast(mask, "float32"))
+        loss = tf.reduce_mean(last**2) + tf.reduce_mean(again**2) + tf.reduce_sum(kept**2) / tokens
+        return loss, last - again, kept, tf.sequence_mask(lengths)
+
+    found = judged(step, SERIES, LENGTHS)
+    assert folds(found) == ["mean", "rows(0)", "rows(0) ragged", "rows(0)"]
+
+
+def test_tables_and_weights_of_classes() -> None:
+    dense, weights = layers.Dense(2, "softmax"), tf.Variable([0.3, 0.7])
+    labels = DRAW.integers(0, 2, 5).astype("int32")
+
+    def step(x: Any, y: Any) -> Any:
+        out = dense(x)
+        loss = tf.reduce_mean(-tf.math.log(tf.gather(out, y, batch_dims=1)) * tf.gather(weights, y))
+        confusion = tf.math.confusion_matrix(y, tf.argmax(out, -1), 2)
+        return loss, tf.one_hot(y, 2) @ tf.ones([2, 2]), confusion, tf.math.top_k(out, 1)[1]
+
+    found = judged(step, X, labels)
+    assert folds(found) == ["mean", "rows(0)", "sum", "rows(0)"]
+
+
+def test_inputs_measured_by_their_own_batch() -> None:
+    dense = layers.Dense(3)
+
+    def step(x: Any, y: Any) -> Any:
+        x = (x - tf.reduce_mean(x, 0)) / tf.math.reduce_std(x, 0)
+        return tf.reduce_mean((dense(x) - y / tf.reduce_max(tf.abs(y))) ** 2)
+
+    found = judged(step, X, TARGETS)
+    assert folds(found) == ["mean"]
+    assert len(found.first.wholes) >= 3
+
+
+def test_a_loss_in_a_function_of_its_own() -> None:
+    dense = layers.Dense(3)
+
+    @tf.function
+    def loss(out: Any, y: Any) -> Any:
+        return tf.reduce_mean((out - y) ** 2)
+
+    assert folds(judged(lambda x, y: loss(dense(x), y), X, TARGETS)) == ["mean"]
+
+
+def test_gradient_penalties_are_means_of_rows() -> None:
+    dense = keras.Sequential([layers.Dense(4, "tanh"), layers.Dense(1)])
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            out = dense(x)
+        slope = tape.gradient(out, x)
+        return tf.reduce_mean((tf.norm(slope, axis=1) - 1.0) ** 2)
+
+    dense(X)
+    traced = trace(step, [X], target=0)
+    assert folds(traced) == ["mean"]
+    check(traced, [X])

@@ -1,0 +1,211 @@
+"""Layers of Keras, traced for real: every value of the trace is checked against its fold."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tests.unit.passes.reduce.harness import check, folds, trace
+
+Model = Callable[[Any], Any]
+DRAW = np.random.default_rng(7)
+WORDS = DRAW.integers(1, 5, (5, 7)).astype("int32")
+WORDS[:, 5:] = 0
+WORDS[0, 2:] = 0
+PICTURES = DRAW.normal(size=(5, 8, 8, 3)).astype("float32")
+SERIES = DRAW.normal(size=(5, 6, 8)).astype("float32")
+VECTORS = DRAW.normal(size=(5, 8)).astype("float32")
+
+
+def transformer() -> Model:
+    attend, first, second = (
+        layers.MultiHeadAttention(2, 4),
+        layers.LayerNormalization(),
+        layers.LayerNormalization(),
+    )
+    wide, narrow = layers.Dense(16, "gelu"), layers.Dense(8)
+
+    def call(x: Any) -> Any:
+        x = first(x + attend(x, x, use_causal_mask=True))
+        return second(x + narrow(wide(x)))
+
+    return call
+
+
+def pictures() -> Model:
+    return keras.Sequential(
+        [
+            layers.Conv2D(4, 3),
+            layers.ReLU(),
+            layers.MaxPooling2D(),
+            layers.Conv2D(4, 2, padding="same", dilation_rate=2),
+            layers.DepthwiseConv2D(2),
+            layers.GlobalAveragePooling2D(),
+        ]
+    )
+
+
+def series() -> Model:
+    return keras.Sequential(
+        [
+            layers.Conv1D(4, 3),
+            layers.AveragePooling1D(2),
+            layers.Conv1DTranspose(3, 3),
+            layers.UpSampling1D(),
+            layers.Flatten(),
+            layers.Dense(4),
+        ]
+    )
+
+
+def masked_words() -> Model:
+    return keras.Sequential(
+        [layers.Embedding(5, 6, mask_zero=True), layers.GRU(4, return_sequences=True), layers.Dense(3)]
+    )
+
+
+def norms() -> Model:
+    return keras.Sequential(
+        [layers.LayerNormalization(), layers.GroupNormalization(2), layers.UnitNormalization()]
+    )
+
+
+def resting_batch_norm() -> Model:
+    norm = layers.BatchNormalization()
+    return lambda x: norm(x, training=False)
+
+
+def operations() -> Model:
+    ops = keras.ops
+
+    def call(x: Any) -> Any:
+        h = ops.reshape(ops.concatenate([x, 2 * x], -1), (-1, 4, 4))
+        h = ops.max(ops.transpose(h, (0, 2, 1)), -1) + ops.split(x, 2, 1)[0][:, :1]
+        h = ops.where(h > 0, h, 0.1 * h)
+        h = ops.clip(ops.pad(h, ((0, 0), (1, 1))), -1, 1) * ops.cumsum(ops.ones_like(x[:, :6]), 1)
+        return ops.stack([ops.flip(h, 1), ops.sort(h, 1), ops.roll(h, 1, 1)], 1)
+
+    return call
+
+
+def time_major() -> Model:
+    weight = tf.constant(DRAW.normal(size=(8, 8)).astype("float32"))
+
+    def call(x: Any) -> Any:
+        h = tf.tanh(tf.tensordot(tf.transpose(x, [1, 0, 2]), weight, 1))
+        return tf.transpose(h, [1, 0, 2])
+
+    return call
+
+
+def control_flow() -> Model:
+    weight = tf.Variable(DRAW.normal(size=(8, 8)).astype("float32"))
+
+    def call(x: Any) -> Any:
+        h = tf.cond(tf.reduce_sum(weight) > 0, lambda: x @ weight, lambda: tf.nn.relu(x @ weight))
+        h = tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(h @ weight)), [0, h])[1]
+        return tf.cond(tf.reduce_mean(x) > 0, lambda: 2 * h, lambda: h)
+
+    return call
+
+
+def twins() -> Model:
+    dense = layers.Dense(4)
+
+    def call(x: Any) -> Any:
+        left, right = tf.split(dense(tf.concat([x, 2 * x], 0)), 2)
+        return left - right
+
+    return call
+
+
+MODELS: dict[str, tuple[Callable[[], Model], np.ndarray]] = {
+    "transformer": (transformer, SERIES),
+    "gru": (lambda: layers.GRU(4), SERIES),
+    "lstm": (lambda: layers.LSTM(4, return_sequences=True), SERIES),
+    "both ways": (lambda: layers.Bidirectional(layers.GRU(3, return_sequences=True)), SERIES),
+    "pictures": (pictures, PICTURES),
+    "series": (series, SERIES),
+    "masked words": (masked_words, WORDS),
+    "norms": (norms, SERIES),
+    "resting batch norm": (resting_batch_norm, VECTORS),
+    "operations": (operations, VECTORS),
+    "time major": (time_major, SERIES),
+    "control flow": (control_flow, VECTORS),
+    "twins": (twins, VECTORS),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_go_in_and_rows_come_out(name: str) -> None:
+    build, inputs = MODELS[name]
+    model = build()
+    model(inputs)
+
+    def step(x: Any) -> tuple[Any, Any, Any]:
+        y = model(x)
+        return tf.reduce_mean(y**2), tf.reduce_sum(y**2), y
+
+    traced = trace(step, [inputs], target=0)
+    assert folds(traced) == ["mean", "sum", "rows(0)"]
+    assert check(traced, [inputs]) > 0.7 * len(traced.graph) - 10
+
+
+def test_batch_norm_on_inputs_is_fed_with_the_statistics_of_the_whole_batch() -> None:
+    norm, dense = layers.BatchNormalization(), layers.Dense(3)
+    dense(norm(VECTORS))
+    traced = trace(lambda x: tf.reduce_mean(dense(norm(x, training=True)) ** 2), [VECTORS], target=0)
+    assert folds(traced) == ["mean"]
+    assert len(traced.first.wholes) == 3
+    check(traced, [VECTORS])
+
+
+def test_what_is_drawn_keeps_its_rows() -> None:
+    drop, noise = layers.Dropout(0.5), layers.GaussianNoise(0.1)
+    drop(VECTORS, training=True)
+
+    def step(x: Any) -> tuple[Any, Any]:
+        return tf.reduce_mean(noise(drop(x, training=True), training=True)), tf.nn.dropout(x, 0.3)
+
+    traced = trace(step, [VECTORS], target=0)
+    assert folds(traced) == ["mean", "rows(0)"]
+    check(traced, [VECTORS])
+
+
+def test_arguments_that_are_no_part_of_the_batch() -> None:
+    table = DRAW.normal(size=(7, 8)).astype("float32")
+    traced = trace(lambda x, t: tf.nn.log_softmax(x @ tf.transpose(t)), [VECTORS, table], whole=(1,))
+    assert folds(traced) == ["rows(0)"]
+    check(traced, [VECTORS, table], whole=(1,))
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        lambda: keras.metrics.AUC(),
+        lambda: keras.metrics.BinaryAccuracy(),
+        lambda: keras.metrics.Precision(),
+        lambda: keras.metrics.Recall(),
+        lambda: keras.metrics.MeanSquaredError(),
+        lambda: keras.metrics.F1Score(threshold=0.5),
+    ],
+)
+def test_what_metrics_add_up_are_sums(metric: Callable[[], Any]) -> None:
+    held, dense = metric(), layers.Dense(1, "sigmoid")
+    labels = DRAW.integers(0, 2, (5, 1)).astype("int32")
+    held.update_state(labels, dense(VECTORS))
+
+    def step(x: Any, y: Any) -> Any:
+        p = dense(x)
+        held.update_state(y, p)
+        return tf.reduce_mean(p)
+
+    traced = trace(step, [VECTORS, labels], target=0)
+    assert folds(traced) == ["mean"]
+    assert traced.first.wholes == ()
+    assert not any(traced.folding.of(v).kind == "coupled" for op in traced.graph.ops for v in op.values)
+    check(traced, [VECTORS, labels])

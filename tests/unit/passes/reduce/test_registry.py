@@ -1,0 +1,24 @@
+import pytest
+import tensorflow as tf
+
+from whale_nebula.passes.reduce import FAMILIES
+from whale_nebula.passes.reduce.registry import RULES, Site, rule
+from whale_nebula.passes.reduce.state import Fold, whole
+
+
+def test_every_rule_lies_in_a_family() -> None:
+    modules = {entry.apply.__module__ for entry in RULES.values()}
+    assert modules == {family.__name__ for family in FAMILIES}
+
+
+def test_an_op_type_has_one_rule() -> None:
+    with pytest.raises(ValueError, match="op type Sum has two rules"):
+
+        @rule("Sum")
+        def again(site: Site) -> Fold:
+            return whole()
+
+
+def test_every_rule_is_for_an_op_that_exists() -> None:
+    unknown = [name for name in RULES if not hasattr(tf.raw_ops, name)]
+    assert unknown == ["_FusedBatchNormEx"], f"these are no ops of TensorFlow {tf.__version__}"

@@ -1,0 +1,73 @@
+import pytest
+
+from tests.unit.passes.reduce.states import folding, read
+from whale_nebula.errors import BatchCoupledError
+from whale_nebula.ir.spec import Value
+from whale_nebula.passes.reduce import Fold, merge_rule, verdict
+from whale_nebula.passes.reduce.state import AFTER, COUNT, COUPLED, MEAN, ROWS, SUM, WHOLE
+
+
+@pytest.mark.parametrize(
+    ("fold", "rule"),
+    [
+        (Fold(WHOLE), "same"),
+        (Fold(ROWS), "concat:0"),
+        (Fold(ROWS, axis=2), "concat:2"),
+        (Fold(ROWS, ragged=True), "concat:0"),
+        (Fold(ROWS, order=(1, 1)), "coupled"),
+        (Fold(ROWS, position=1), "coupled"),
+        (Fold(COUNT), "sum"),
+        (Fold(SUM), "sum"),
+        (Fold(MEAN), "mean"),
+        (Fold(AFTER), "after"),
+        (Fold(COUPLED), "coupled"),
+        (Fold(AFTER, inputs=True), "whole"),
+        (Fold(COUPLED, inputs=True), "whole"),
+        (Fold(SUM, inputs=True), "sum"),
+    ],
+)
+def test_how_micro_batches_are_merged(fold: Fold, rule: str) -> None:
+    assert merge_rule(fold) == rule
+
+
+NORMALISED = """
+    %0 = input x float32[?,4]
+    %1 = capture w float32[4]
+    %2 = Mul(%0, %1) float32[?,4]
+    %3 = Const {value=(0)} int32[1]
+    %4 = Mean(%2, %3) float32[4]
+    %5 = Sub(%2, %4) float32[?,4] "norm/sub"
+    %6 = Const {value=(0, 1)} int32[2]
+    %7 = Mean(%5, %6) float32[]
+    %8 = Exp(%7) float32[]
+    %9 = Mean(%2, %6) float32[]
+    %10 = Sqrt(%9) float32[] "rms"
+"""
+
+
+def judged(op: int) -> BatchCoupledError | None:
+    return verdict(
+        folding(NORMALISED).of(Value(op)), read(NORMALISED), where=lambda index: f"train.py:{index}"
+    )
+
+
+def test_the_op_that_couples_is_named_not_the_one_that_is_asked_about() -> None:
+    error = judged(8)
+    assert error is not None
+    assert (error.op, error.line) == ("norm/sub (Sub)", "train.py:5")
+    assert "rows depend on each other" in str(error)
+    assert "single rows are mixed with a mean over the batch" in str(error)
+    for mend in ("micro_batch=1", "nb.loss_weight(t)", 'coupled="allow"'):
+        assert mend in str(error)
+
+
+def test_a_loss_that_is_a_function_of_a_mean_is_refused() -> None:
+    error = judged(10)
+    assert error is not None
+    assert (error.op, error.line) == ("rms (Sqrt)", "train.py:10")
+    assert "neither a sum nor a mean" in str(error)
+
+
+@pytest.mark.parametrize("op", [1, 2, 4, 9])
+def test_rows_sums_means_and_wholes_can_be_differentiated(op: int) -> None:
+    assert judged(op) is None

@@ -1,0 +1,100 @@
+"""Which workers hold a variable and can compute what an update needs, and in how many rounds."""
+
+from collections.abc import Callable
+
+from tests.unit.passes.examples import DESCENT, GLOBAL_NORM, ONCE, TIED, TWO_STAGES
+from tests.unit.passes.programs import check, cut, apart, program_of
+from whale_nebula.ir.program import Program
+from whale_nebula.passes.homes import SMALL, Homes
+from whale_nebula.passes.parts import split_parts
+
+
+def homes(program: Program) -> Homes:
+    """Each stage on a worker of its own."""
+    return Homes(program, split_parts(program), range(len(program.stages)))
+
+
+def said(program: Program) -> Callable[[int], str]:
+    """The stages whose workers can compute an op, and the rounds in which they do."""
+    found, keys = homes(program), [stage.key for stage in program.stages]
+
+    def say(op: int) -> str:
+        if found.of(op) == found.everywhere:
+            where = "everywhere"
+        else:
+            where = ", ".join(keys[worker] for worker in sorted(found.of(op)))
+        rounds = {found.round_of(op, worker) for worker in found.of(op)}
+        return where if rounds == {0} else f"{where}, round {max(rounds)}"
+
+    return say
+
+
+def test_a_global_norm_takes_two_rounds() -> None:
+    text = TWO_STAGES + GLOBAL_NORM
+    for number, words in {17: "a", 18: "b", 21: "a", 23: "b", 24: "everywhere, round 1", 25: "a, round 1"}.items():
+        text = text.replace(f"\n%{number} =", f"\n#\n%{number} =")
+        start = text.index(f"\n%{number} =") + 1
+        end = text.index("\n", start)
+        text = text[:end] + f"  => {words}" + text[end:]
+    found = homes(check(text, said))
+    assert found.rounds(0, 0) == found.rounds(0, 1) == 1
+
+
+def test_plain_descent_takes_one_round() -> None:
+    found = homes(program_of(TWO_STAGES + DESCENT))
+    assert (found.rounds(0, 0), found.rounds(0, 1)) == (0, 0)
+
+
+def test_an_optimizers_slot_lives_with_its_variable() -> None:
+    plan = cut(
+        TWO_STAGES
+        + """
+%20 = capture slot resource[]
+%21 = ReadVariableOp(%20) float32[4,8] stateful
+%22 = AddV2(%21, %17) float32[4,8]
+%23 = AssignVariableOp(%20, %22) stateful ^%21
+%24 = AssignSubVariableOp(%2, %22) stateful
+returns %10
+""",
+        apart,
+    )
+    assert plan.held["slot"] == plan.held["wa"] == ("a/0",)
+
+
+def test_counters_and_metrics_live_everywhere_and_tied_variables_in_each_of_their_stages() -> None:
+    assert cut(ONCE, apart).held["total"] == ("a/0", "b/0")
+    assert cut(TIED, apart).held["table"] == ("a/0", "b/0")
+
+
+def test_an_effect_runs_with_every_worker_that_holds_what_it_writes() -> None:
+    program = program_of(TIED)
+    write = next(op for op in program.graph.ops if op.type == "AssignSubVariableOp")
+    assert homes(program).of_effect(write) == frozenset({0, 1})
+
+
+def test_an_effect_without_a_variable_runs_once() -> None:
+    program = program_of("""
+        stages a b
+        %0 = input x float32[?]
+        %1 = Const {value=(1)} float32[]
+        %2 = PrintV2(%1) stateful
+        %3 = Exp(%0) float32[?] @b
+    """)
+    assert homes(program).of_effect(program.graph.ops[2]) == frozenset({0})
+
+
+def test_a_small_value_of_the_forward_may_go_everywhere_and_a_large_one_stays() -> None:
+    rows = SMALL // 4 + 1
+    check(
+        f"""
+        stages a b
+        %0 = input x float32[?,4]
+        %1 = capture w resource[]
+        %2 = ReadVariableOp(%1) float32[4] stateful @a
+        %3 = Mul(%0, %2) float32[?,4] @a                  => a
+        %4 = Const {{value=(0)}} int32[1]
+        %5 = Sum(%3, %4) float32[4] @a                    => everywhere
+        %6 = Fill(%3) float32[{rows}] @a                  => a
+        """,
+        said,
+    )

@@ -1,0 +1,118 @@
+"""A step whose clusters are processes of their own: this one runs its stages and exchanges the rest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from whale_nebula.feed.batch import Batch, cut, micro_batches
+from whale_nebula.feed.fingerprint import fingerprints
+from whale_nebula.report.report import LinkReport
+from whale_nebula.runtime.actors import ActorStep
+from whale_nebula.runtime.clock import StageClock
+from whale_nebula.runtime.compiled import Compiled
+from whale_nebula.runtime.crossing import Wires
+from whale_nebula.runtime.guard import Guard
+from whale_nebula.runtime.outcome import StepOutcome
+from whale_nebula.runtime.post import Post, Slots
+from whale_nebula.runtime.session import Session
+from whale_nebula.transport.protocol import LinkTotals
+
+
+@dataclass
+class DistributedStep:
+    """Runs steps of one program together with the other workers."""
+
+    compiled: Compiled
+    variables: Mapping[str, Any]
+    session: Session
+    name: str
+    program: int
+    ids: frozenset[str] = frozenset()
+    steps: int = 0
+    watch: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-agree"))
+
+    def __post_init__(self) -> None:
+        worker = {stage: w.name for w in self.compiled.cut.workers for stage in w.stages}
+        self.hosts = [worker[stage] for stage in range(len(self.compiled.cut.program.stages))]
+        self.clusters = {w.name: w.cluster for w in self.compiled.cut.workers}
+        self.actors = ActorStep(self.compiled)
+        self.slots = Slots(self.compiled.cut)
+        self.links = {(self.session.worker, peer): link for peer, link in self.session.links.items()}
+
+    def run(self, tensors: Sequence[Any]) -> StepOutcome:
+        """Run one step; what fails here is told to all."""
+        try:
+            return self._run(tensors)
+        except BaseException as failure:
+            self.session.fail(failure)
+            raise
+
+    def _run(self, tensors: Sequence[Any]) -> StepOutcome:
+        program = self.compiled.cut.program
+        counts = micro_batches(program.leaves, tensors, program.pipeline.micro_batch)
+        before = self._totals()
+        start = time.perf_counter()
+        agreed = self._announce(tensors, counts)
+        clocks = {s: StageClock(program.stages[s].key, start) for s in self.compiled.stages}
+        results = self._results(cut(program.leaves, tensors, counts), clocks, agreed)
+        self.steps += 1
+        return StepOutcome(
+            results,
+            seconds=time.perf_counter() - start,
+            counts=counts,
+            stages={clock.lane: clock.report() for clock in clocks.values()},
+            links=self._since(before),
+            spans=tuple(span for clock in clocks.values() for span in clock.spans),
+        )
+
+    def _announce(self, tensors: Sequence[Any], counts: Sequence[int]) -> Future[None]:
+        """Say which step this is, and check beside the computing that all others say the same."""
+        leaves = self.compiled.cut.program.leaves
+        sheet = {
+            "program": self.program,
+            "name": self.name,
+            "step": self.steps,
+            "rows": sum(counts),
+            "inputs": fingerprints(leaves, tensors, self.ids),
+        }
+        self.session.start_step(sheet)
+        return self.watch.submit(self.session.check_step, sheet)
+
+    def _results(self, batch: Batch, clocks: Mapping[int, StageClock], agreed: Future[None]) -> list[Any]:
+        guard = Guard(self.variables, self.compiled.cut.forward_written)
+        patience = self.session.patience
+        post = Post(self.slots, self.hosts, self.links, self.program, self.steps, patience, lambda host: False)
+        agreed.add_done_callback(lambda done: _abort(post, done, self.session))
+        wires = Wires(
+            self.compiled.cut, self.session.worker, self.session.links, self.program, self.steps, patience
+        )
+        return self.actors.run(batch, post, clocks, guard, peers=wires, agreed=agreed.result)
+
+    def _totals(self) -> dict[str, LinkTotals]:
+        return {peer: link.totals() for peer, link in self.session.links.items()}
+
+    def _since(self, before: Mapping[str, LinkTotals]) -> dict[str, LinkReport]:
+        here = self.clusters[self.session.worker]
+        found: dict[str, LinkReport] = {}
+        for peer, link in self.session.links.items():
+            sent = link.totals() - before[peer]
+            name = f"{here}->{self.clusters[peer]}"
+            report = LinkReport(sent.payload_bytes, sent.bytes, sent.raw_bytes, sent.frames)
+            found[name] = found.get(name, LinkReport()) + report
+        return found
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self.actors.close()
+        self.watch.shutdown(wait=False, cancel_futures=True)
+
+
+def _abort(post: Post, done: Future[None], session: Session) -> None:
+    failure = done.exception() if not done.cancelled() else None
+    if failure is not None:
+        post.abort(failure)
+        session.fail(failure)

@@ -1,0 +1,169 @@
+"""Variables of other clusters: emptied here, so that a model may be larger than any of its clusters.
+
+Reading such a variable would give an empty tensor without a word, so its class is exchanged for one that refuses:
+every process can ask for all of a model together (`gathered`), none can alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import tensorflow as tf
+
+from whale_nebula import tf_private
+from whale_nebula.errors import CollectiveReadError, PlanError
+from whale_nebula.runtime.session import Session
+from whale_nebula.transport.protocol import Key
+
+_CONTROL = 0
+
+
+@dataclass
+class Kept:
+    """A variable that programs of this run touch, and the workers that hold it."""
+
+    path: str
+    variable: Any
+    holders: tuple[str, ...]
+
+
+@dataclass
+class Ledger:
+    """Which worker holds which variable, the same in every process."""
+
+    session: Session
+    kept: dict[int, Kept] = field(default_factory=dict)
+    exchanges: int = 0
+
+    def settle(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]]) -> None:
+        """Take in a program: what several workers hold starts from the first one's value; the rest is emptied."""
+        fresh = [Kept(path, variables[path], tuple(held[path])) for path in sorted(variables)]
+        for kept in fresh:
+            self._check(kept)
+        new = [kept for kept in fresh if id(kept.variable) not in self.kept]
+        self._share([kept for kept in new if len(kept.holders) > 1])
+        for kept in new:
+            self.kept[id(kept.variable)] = kept
+            if self.session.worker not in kept.holders:
+                empty(kept)
+
+    def _check(self, kept: Kept) -> None:
+        before = self.kept.get(id(kept.variable))
+        if before is not None and self.session.worker in set(kept.holders) - set(before.holders):
+            raise PlanError(
+                f"variable {kept.path!r} is on {', '.join(before.holders)}, and this program needs it on "
+                f"{', '.join(kept.holders)} as well",
+                where=kept.path,
+                why="an earlier program of this run left it to one cluster, and variables do not move",
+                mend="give its layer to the same stage in all programs",
+            )
+
+    def _share(self, several: Sequence[Kept]) -> None:
+        self.exchanges += 1
+        for slot, kept in enumerate(several):
+            self._send(slot, kept, kept.holders[1:])
+        for slot, kept in enumerate(several):
+            if self.session.worker in kept.holders[1:]:
+                kept.variable.assign(tf.convert_to_tensor(self._receive(slot, kept)))
+
+    def _send(self, slot: int, kept: Kept, destinations: Sequence[str]) -> None:
+        if kept.holders[0] == self.session.worker and destinations:
+            array = kept.variable.numpy()
+            for destination in destinations:
+                self.session.links[destination].send(self._key(slot, kept, destination), array)
+
+    def _receive(self, slot: int, kept: Kept) -> Any:
+        link = self.session.links[kept.holders[0]]
+        return link.receive(self._key(slot, kept, self.session.worker), self.session.patience)
+
+    def _key(self, slot: int, kept: Kept, destination: str) -> Key:
+        return Key("control", _CONTROL, self.exchanges, 0, -1, slot, kept.holders[0], destination)
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Every process calls this at the same point; inside, each holds all variables."""
+        self.exchanges += 1
+        everyone = tuple(sorted([self.session.worker, *self.session.links]))
+        mine = [(slot, k) for slot, k in enumerate(self.kept.values()) if self.session.worker not in k.holders]
+        for slot, kept in enumerate(self.kept.values()):
+            self._send(slot, kept, [worker for worker in everyone if worker not in kept.holders])
+        try:
+            for slot, kept in mine:
+                fill(kept, self._receive(slot, kept))
+            yield
+        finally:
+            for _, kept in mine:
+                empty(kept)
+
+
+def empty(kept: Kept) -> None:
+    """Free a variable's memory and let reads of it say where it is."""
+    variable = kept.variable
+    nothing = tf.zeros([0], variable.dtype)
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing, validate_shape=False)
+    if not isinstance(variable, _Elsewhere):
+        variable.__class__ = _elsewhere(type(variable))
+    variable.nebula_home = (kept.path, kept.holders[0])
+
+
+def fill(kept: Kept, array: Any) -> None:
+    """Give an emptied variable its value and its class back."""
+    variable = kept.variable
+    if isinstance(variable, _Elsewhere):
+        variable.__class__ = type(variable).__mro__[2]
+    tf.raw_ops.AssignVariableOp(
+        resource=variable.handle, value=tf.cast(array, variable.dtype), validate_shape=False
+    )
+
+
+class _Elsewhere:
+    """Mixed into the class of an emptied variable: reads of its value outside a trace are refused."""
+
+    nebula_home: tuple[str, str]
+
+    def _refuse(self) -> CollectiveReadError:
+        path, home = self.nebula_home
+        return CollectiveReadError(
+            f"variable {path!r} is on {home}, not in this process",
+            where=path,
+            why="it belongs to a stage of another cluster, and its copy here is empty",
+            mend="call model.get_weights() or model.save(...) in every process; they gather the whole model",
+        )
+
+
+_CLASSES: dict[type, type] = {}
+
+
+def _elsewhere(kind: type) -> type:
+    """The class of emptied variables of a kind."""
+    if kind not in _CLASSES:
+        _CLASSES[kind] = cast(type, type(f"Elsewhere{kind.__name__}", (_Elsewhere, kind), _guards(kind)))
+    return _CLASSES[kind]
+
+
+def _guards(kind: Any) -> dict[str, Any]:
+    """Reads that raise when nothing is being traced; writes that every process makes are the home's business."""
+
+    def reading(name: str) -> Any:
+        plain = getattr(kind, name)
+
+        def read(variable: Any, *args: Any, **kwargs: Any) -> Any:
+            if tf.executing_eagerly():
+                raise variable._refuse()
+            return plain(variable, *args, **kwargs)
+
+        return read
+
+    def writing(name: str) -> Any:
+        plain = getattr(kind, name)
+
+        def write(variable: Any, *args: Any, **kwargs: Any) -> Any:
+            return variable if tf.executing_eagerly() else plain(variable, *args, **kwargs)
+
+        return write
+
+    reads = {name: reading(name) for name in tf_private.VARIABLE_READS}
+    return reads | {name: writing(name) for name in tf_private.VARIABLE_WRITES}
