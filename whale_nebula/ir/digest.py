@@ -89,4 +89,4 @@ def _split(line: str) -> tuple[str, str]:
     if "{}" not in words:
         return words, rest
     name, _, rest = rest.partition(" ")
-    return words.format(name), rest
+    return words.format(name.partition("(")[0]), rest

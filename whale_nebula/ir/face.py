@@ -57,7 +57,7 @@ class Plan:
         yield from (f"threads {name} {count}" for name, count in sorted(self.threads.items()))
 
     def to_text(self) -> str:
-        """The plan as text, at most 100 columns wide."""
+        """The plan as text, about 100 columns wide."""
         from whale_nebula.ir.plan_text import plan_text
 
         return plan_text(self)

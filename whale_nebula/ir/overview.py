@@ -20,8 +20,8 @@ _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "Var
 class PlanStage:
     """One stage: who runs it, how much there is of it, what it reads and what it gives.
 
-    `inputs` and `outputs` are leaves of the batch, boundaries (b0, b1 ...), "loss" and "result"; `backward`
-    says for each phase whether the stage has a backward in it, or None where it does not take part.
+    `inputs` and `outputs` are leaves of the batch, boundaries (b0, b1 ...), "loss" and "result"; `runs` says
+    for each phase what the stage does in it: "F", "B", "FB" or nothing.
     """
 
     name: str
@@ -33,7 +33,7 @@ class PlanStage:
     parameters: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    backward: tuple[bool | None, ...]
+    runs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Overview:
             parameters=sum(_size(v.spec) for v in variables.values()),
             inputs=tuple(self._inputs(number, pieces)),
             outputs=tuple(self._outputs(number)),
-            backward=tuple(self._has_backward(number, phase.index) for phase in self.cut.phases),
+            runs=tuple(self._runs(number, phase.index) for phase in self.cut.phases),
         )
 
     def _ops(self, pieces: Iterable[StagePhase], *, backward: bool) -> set[int]:
@@ -148,9 +148,11 @@ class Overview:
         return {op for op in found if (request_of(op) is not None) == backward}
 
     def _touched(self, piece: StagePhase) -> Iterator[Variable]:
+        """The variables that a stage's own ops touch; a metric that its fragment happens to read is not one."""
         graph, variables = self.cut.program.graph, self.cut.program.variable_ops
         ops = (graph.ops[index] for fragment in _fragments(piece) for index in fragment.ops)
-        return (variables[value.op] for op in ops for value in op.inputs if value.op in variables)
+        own = (value.op for op in ops if op.stage is not None for value in op.inputs)
+        return (variables[op] for op in own if op in variables)
 
     def _inputs(self, number: int, pieces: Iterable[StagePhase]) -> Iterator[str]:
         program = self.cut.program
@@ -169,9 +171,10 @@ class Overview:
         if {value.op for value in program.returns} & (made - targets):
             yield "result"
 
-    def _has_backward(self, number: int, phase: int) -> bool | None:
-        found = [p for p in self.cut.phases[phase].stages if p.stage == number]
-        return bool(self._ops(found, backward=True)) if found else None
+    def _runs(self, number: int, phase: int) -> str:
+        found = [piece for piece in self.cut.phases[phase].stages if piece.stage == number]
+        forward = any(piece.forward is not None for piece in found)
+        return "F" * forward + "B" * bool(self._ops(found, backward=True))
 
     # ------------------------------------------------------------------ what crosses, what runs once
     def _boundary(self, boundary: Boundary) -> PlanBoundary:

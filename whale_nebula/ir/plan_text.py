@@ -8,9 +8,10 @@ from whale_nebula.ir.face import Plan
 from whale_nebula.ir.overview import PlanBoundary, PlanOnce, PlanStage
 from whale_nebula.ir.spec import Spec
 from whale_nebula.report.text import size
-from whale_nebula.schedule import Work, draw, simulate, uniform
+from whale_nebula.schedule import Hop, Work, draw, simulate
 
 WIDTH = 100
+_LISTED = 5
 _DRAWN = 12
 """More micro-batches than this are not drawn."""
 
@@ -139,7 +140,7 @@ def _schedule(plan: Plan) -> Iterator[str]:
     count = min(len(plan.rows), _DRAWN)
     if count < len(plan.rows):
         yield f"(the first {count} of {len(plan.rows)} micro-batches)"
-    phases = max((len(stage.backward) for stage in plan.stages.values()), default=0)
+    phases = max((len(stage.runs) for stage in plan.stages.values()), default=0)
     for phase in range(phases):
         rows = _phase(plan, phase, count)
         yield from ([f"phase {phase}"] if phases > 1 and rows else [])
@@ -148,16 +149,31 @@ def _schedule(plan: Plan) -> Iterator[str]:
 
 def _phase(plan: Plan, phase: int, count: int) -> list[str]:
     """A row a stage: a forward takes one unit of time, a backward two, and links nothing."""
-    taking = [stage for stage in plan.stages.values() if stage.backward[phase] is not None]
+    taking = [stage for stage in plan.stages.values() if stage.runs[phase]]
     if not taking:
         return []
-    works = [Work(1.0, 2.0 if stage.backward[phase] else None) for stage in taking]
-    hops = uniform(len(works))
+    works = [_work(stage.runs[phase]) for stage in taking]
+    hops = _hops(plan, [stage.name for stage in taking])
     timeline = simulate(works, hops, count, name=plan.schedule, in_flight=plan.in_flight)
     margin = max(len(stage.name) for stage in plan.stages.values())
     rows = draw(timeline, width=WIDTH - 2 - margin + len("stage 0")).splitlines()
     bars = [row[row.index("|") :] for row in rows]
     return [f"{stage.name:<{margin}} {bar}" for stage, bar in zip(taking, bars, strict=True)]
+
+
+def _work(runs: str) -> Work:
+    return Work(float("F" in runs), 2.0 if "B" in runs else None)
+
+
+def _hops(plan: Plan, names: list[str]) -> dict[tuple[int, int], Hop]:
+    """What waits for what: a hop for each pair of stages that a boundary joins."""
+    pairs: dict[tuple[int, int], bool] = {}
+    for each in plan.boundaries:
+        for destination in {each.source, *each.destinations} - {each.source}:
+            if each.source in names and destination in names:
+                pair = names.index(each.source), names.index(destination)
+                pairs[pair] = pairs.get(pair, False) or each.backward
+    return {pair: Hop(None, None, 0.0, 0.0 if returns else None) for pair, returns in pairs.items()}
 
 
 # ---------------------------------------------------------------------- layout
@@ -172,4 +188,6 @@ def _table(rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> Iterat
 
 
 def _listed(names: Sequence[str]) -> str:
+    if len(names) > _LISTED:
+        names = [*names[: _LISTED - 1], f"{len(names) - _LISTED + 1} more"]
     return ", ".join(names) or "-"

@@ -15,8 +15,8 @@ from whale_nebula.ir.plan import Fragment
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.spec import Value
 from whale_nebula.passes.effects import is_read, resources
-from whale_nebula.passes.homes import SMALL, Homes
-from whale_nebula.passes.parts import FORWARD, PROLOGUE, UPDATE, Parts
+from whale_nebula.passes.homes import Homes
+from whale_nebula.passes.parts import FORWARD, PROLOGUE, SMALL, UPDATE, Parts
 
 Key = tuple[str, int, int, int]
 """kind, phase, stage (or worker number), round."""
@@ -183,9 +183,9 @@ class Cutter:
         worker = self.homes.worker_of(stage)
         if value in self.wholes:
             return ("whole", 0, worker, 0)
-        return self._forward_home(op, phase, stage, worker)
+        return self._forward_home(op, value, phase, stage, worker)
 
-    def _forward_home(self, op: Op, phase: int, stage: int, worker: int) -> Key | None:
+    def _forward_home(self, op: Op, value: Value, phase: int, stage: int, worker: int) -> Key | None:
         """Where a value of the forward is made, or None: right here."""
         label = self._label(op.index, stage)
         if op.index in self.parts.pure:
@@ -216,12 +216,12 @@ class Cutter:
             return None
         if value in self.wholes:
             return ("whole", 0, self.homes.worker_of(stage), 0)
-        if self._again(op, phase, stage):
+        if self._again(op, value, phase, stage):
             return None
-        home = self._forward_home(op, phase, stage, self.homes.worker_of(stage))
+        home = self._forward_home(op, value, phase, stage, self.homes.worker_of(stage))
         return home or ("forward", phase, stage, 0)
 
-    def _again(self, op: Op, phase: int, stage: int) -> bool:
+    def _again(self, op: Op, value: Value, phase: int, stage: int) -> bool:
         """What a backward computes anew instead of keeping it: reads of variables; with recompute, all it can."""
         if is_read(op) and op.type == "ReadVariableOp":
             return self.parts.forward_written.isdisjoint(resources(op, self.program.graph)) and (
@@ -229,14 +229,20 @@ class Cutter:
             )
         if not self.program.pipeline.recompute or op.stateful or op.index in self.parts.effects:
             return False
-        return self._forward_home(op, phase, stage, self.homes.worker_of(stage)) is None
+        return self._forward_home(op, value, phase, stage, self.homes.worker_of(stage)) is None
 
     def _in_prologue(self, draft: Draft, op: Op, value: Value) -> Key | None:
         _, phase, worker, _ = draft.key
         part = self.parts.part.get(op.index, 0)
         if part % 3 == UPDATE:
-            return ("update", part // 3, worker, self.homes.rounds(part // 3, worker))
+            return self._updated(op, value, part // 3, worker)
         return None
+
+    def _updated(self, op: Op, value: Value, phase: int, worker: int) -> Key:
+        """A value of an earlier phase's update: this worker's own, or sent by one that has it."""
+        if worker not in self.homes.of(op.index):
+            return self._cross(value, phase, worker)
+        return ("update", phase, worker, self.homes.rounds(phase, worker))
 
     def _in_update(self, draft: Draft, op: Op, value: Value) -> Key | None:
         _, phase, worker, number = draft.key
@@ -247,7 +253,7 @@ class Cutter:
         if part % 3 == FORWARD:
             return self._merged(op, value, part, phase, worker)
         if part < at and part % 3 == UPDATE:
-            return ("update", part // 3, worker, self.homes.rounds(part // 3, worker))
+            return self._updated(op, value, part // 3, worker)
         if worker not in self.homes.of(op.index):
             return self._cross(value, phase, worker)
         if part < at and self._pinned(op, at):

@@ -15,10 +15,7 @@ from whale_nebula.ir.graph import CAPTURE, HOLDER, Op
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.spec import Value
 from whale_nebula.passes.effects import is_read, resources
-from whale_nebula.passes.parts import FORWARD, UPDATE, Parts
-
-SMALL = 4096
-"""Bytes up to which a forward's value may go to every worker: metrics are made of such."""
+from whale_nebula.passes.parts import FORWARD, SMALL, UPDATE, Parts
 
 Where = frozenset[int]
 
@@ -74,21 +71,25 @@ class Homes:
 
     def _stage_variables(self) -> set[int]:
         """Variables touched by a stage live with it; the others are the common ones."""
-        graph, backward = self.program.graph, self.program.request_of
+        graph = self.program.graph
         found: dict[int, set[int]] = {}
-        for op in graph.ops:
-            if op.index in self.parts.effects and op.stage is None:
-                continue
-            if op.stage is None and op.index not in self.parts.leading or backward(op.index) is not None:
-                continue
-            label = self.program.labels.get(op.index)
-            for handle in resources(op, graph) if label is not None else ():
+        for index in self._forward_ops():
+            label = self.program.labels.get(index)
+            for handle in resources(graph.ops[index], graph) if label is not None else ():
                 found.setdefault(handle, set()).add(self.stage_workers[label or 0])
         self.variables = {handle: frozenset(where) for handle, where in found.items()}
         every = {op.index for op in graph.ops if op.role == CAPTURE}
         common = every - self.variables.keys()
         self.variables.update(dict.fromkeys(common, self.everywhere))
         return common
+
+    def _forward_ops(self) -> set[int]:
+        """What the forward is made of: back from its ops, but not through updates, whose variables are not its own."""
+        graph, part = self.program.graph, self.parts.part
+        forward = {op for op in self.parts.leading if part.get(op, 0) % 3 == FORWARD}
+        targets = {value.op for request in self.program.requests for value in request.targets}
+        stamped = {op.index for op in graph.ops if op.stage is not None and op.index not in self.parts.effects}
+        return graph.ascend(forward | targets | stamped, stop=lambda op: part.get(op, 0) % 3 == UPDATE)
 
     def _spread(self) -> bool:
         """Find the homes of ops, then narrow common variables to the homes of what is written into them."""
@@ -137,8 +138,11 @@ class Homes:
         return found or self.everywhere
 
     def _rounds(self) -> None:
+        """Number the rounds; effects, and what follows one (a metric's result), wait for the last."""
         self._last: dict[tuple[int, int], int] = {}
-        for op in self.program.graph.ops:
+        graph = self.program.graph
+        late = graph.descend(self.parts.effects, control=True)
+        for op in graph.ops:
             part = self.parts.part.get(op.index, 0)
             if part % 3 != UPDATE:
                 continue
@@ -147,6 +151,9 @@ class Homes:
                 self._round[op.index, worker] = number
                 phase = part // 3
                 self._last[phase, worker] = max(self._last.get((phase, worker), 0), number)
+        for op, worker in self._round:
+            if op in late:
+                self._round[op, worker] = self._last[self.parts.part[op] // 3, worker]
 
     def _ready(self, value: Value, part: int, worker: int) -> int:
         if self.parts.part.get(value.op, 0) != part:

@@ -21,6 +21,8 @@ from whale_nebula.ir.program import Program
 from whale_nebula.passes.effects import is_effect, is_random, is_read, resources
 
 PROLOGUE, FORWARD, UPDATE = 0, 1, 2
+SMALL = 4096
+"""Bytes up to which a forward's value may go to every worker: metrics are made of such."""
 _HOLDS = frozenset({INPUT, CAPTURE, HOLDER, FEED})
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 
@@ -138,9 +140,18 @@ class _Splitter:
             self.part[op.index] = _next(early, UPDATE)
         elif op.index in self.batch and op.index not in self.pure:
             forward = op.index in self.leading or op.index in self.targets or op.stage is not None
-            self.part[op.index] = early if early % 3 == UPDATE and not forward else _next(early, FORWARD)
+            once = not forward and (early % 3 == UPDATE or self._accumulates(op))
+            self.part[op.index] = _next(early, UPDATE if once else FORWARD)
         elif early:
             self.part[op.index] = early
+
+    def _accumulates(self, op: Op) -> bool:
+        """A number of the forward meets a variable that no stage needs: a metric's sum, which can wait."""
+        graph = self.program.graph
+        given = [value for value in op.inputs if value.op in self.batch and value.op not in self.pure]
+        numbers = all((shape := graph.spec(v).shape) is not None and None not in shape for v in given)
+        small = numbers and sum(graph.spec(value).nbytes() for value in given) <= SMALL
+        return small and any(is_read(graph.ops[value.op]) for value in op.inputs)
 
     def _early(self, op: Op) -> int:
         found = [self._time(value.op) for value in op.inputs]

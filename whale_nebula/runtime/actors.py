@@ -52,17 +52,18 @@ class ActorStep:
         once: dict[Value, Any] = {}
         worker = OnceRun(self.compiled, batch, once, peers)
         runs = {s: StageRun(self.compiled, s, batch, post, once, Sums(program), clocks[s]) for s in clocks}
-        with guard.once("part that is computed from the whole batch", 0):
-            worker.whole()
-        for phase in self.compiled.cut.phases:
-            with guard.once("prologue", phase.index):
-                worker.prologue(phase)
-            self._micro_batches(phase, runs, post, guard, pace)
-            agreed()
-            guard.begun = True
-            with guard.once("update", phase.index):
-                worker.update(phase, list(runs.values()))
-        return worker.results()
+        with guard.undone():
+            with guard.once("part that is computed from the whole batch", 0):
+                worker.whole()
+            for phase in self.compiled.cut.phases:
+                with guard.once("prologue", phase.index):
+                    worker.prologue(phase)
+                self._micro_batches(phase, runs, post, guard, pace)
+                agreed()
+                guard.begun = True
+                with guard.once("update", phase.index):
+                    worker.update(phase, list(runs.values()))
+            return worker.results()
 
     def _micro_batches(
         self, phase: PhasePlan, runs: Mapping[int, StageRun], post: Post, guard: Guard, pace: Pace | None

@@ -29,12 +29,21 @@ class Guard:
             variable.assign(value)
 
     @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """Around a step, until all its threads are still: what fails before an update is put back."""
+        try:
+            yield
+        except BaseException:
+            if not self.begun:
+                self.restore()
+            raise
+
+    @contextlib.contextmanager
     def piece(self, stage: str, phase: int, micro_batch: int, what: str) -> Iterator[None]:
-        """Name the piece of the step that runs inside; a failure puts things back and tells."""
+        """Name the piece of the step that runs inside, if it fails."""
         try:
             yield
         except tf.errors.OpError as failure:
-            self.restore()
             raise self._failed(what, stage, phase, micro_batch, failure) from failure
 
     @contextlib.contextmanager
@@ -43,7 +52,6 @@ class Guard:
         try:
             yield
         except tf.errors.OpError as failure:
-            self.restore()
             raise (self.torn(failure) if self.begun else self._failed(what, "", phase, None, failure)) from failure
 
     def _failed(

@@ -15,7 +15,7 @@ from whale_nebula.report.report import LinkReport, StageReport
 from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.guard import Guard
 from whale_nebula.runtime.outcome import StepOutcome
-from whale_nebula.runtime.sequence import one_function, run_in_sequence
+from whale_nebula.runtime.sequence import NOT_BEGUN, one_function, run_in_sequence
 from whale_nebula.runtime.sizes import link_reports
 
 
@@ -27,7 +27,7 @@ class LocalStep:
     variables: Mapping[str, Any]
     _counted: dict[tuple[int, ...], Mapping[str, LinkReport]] = field(default_factory=dict)
     _functions: dict[tuple[int, ...], Any] = field(default_factory=dict)
-    _begun: Any = field(default_factory=lambda: tf.Variable(False, trainable=False, name="nebula_begun"))
+    _begun: Any = field(default_factory=lambda: tf.Variable(NOT_BEGUN, trainable=False, name="nebula_begun"))
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step."""
@@ -46,8 +46,9 @@ class LocalStep:
             )
         except tf.errors.OpError as failure:
             guard.restore()
-            if not self._begun:
-                self._locate(tensors, counts, guard)
+            if float(self._begun) == NOT_BEGUN:
+                with guard.undone():
+                    self._locate(tensors, counts, guard)
             raise guard.torn(failure) from failure
 
     def _stages(self) -> dict[str, StageReport]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,13 +35,14 @@ class Peers(Protocol):
 
 @dataclass
 class OnceRun:
-    """The once-a-step part of a worker. In a trace, its functions wait for the ops in `after`."""
+    """The once-a-step part of a worker. In a trace, `gate` gives the ops that its updates wait for."""
 
     compiled: Compiled
     batch: Batch
     once: dict[Value, Any]
     peers: Peers | None = None
-    after: Sequence[Any] = ()
+    gate: Callable[[Sequence[Any]], Sequence[Any]] = lambda tensors: ()
+    _after: Sequence[Any] = ()
 
     def whole(self) -> None:
         """Compute batch-wide values of the inputs."""
@@ -58,6 +59,7 @@ class OnceRun:
         """Merge what the stages kept, exchange what others need, and run the update, round by round."""
         self._merge(runs)
         gradients = self.gradients(phase, runs)
+        self._after = self.gate([*gradients.values(), *(self.once[v] for v in self.compiled.cut.merges if v in self.once)])
         self._send(phase, -1)
         got: set[Crossing] = set()
         for piece in self.compiled.updates(phase):
@@ -98,7 +100,7 @@ class OnceRun:
 
     def _run(self, piece: Piece, gradients: Mapping[Value, Any]) -> None:
         tensors = [self._take(feed, gradients) for feed in piece.feeds]
-        with tf.control_dependencies(self.after):
+        with tf.control_dependencies(self._after):
             results = piece.function(tensors)
         self.once.update(zip(piece.fetches, results, strict=True))
 

@@ -147,4 +147,4 @@ class Post:
 
 
 def _size(tensor: Any) -> int:
-    return int(tf.size(tensor)) * tensor.dtype.size
+    return int(tensor.shape.num_elements()) * tensor.dtype.size  # tf.size would run an op

@@ -6,7 +6,7 @@ Micro-batches follow one another, each forward and then backward, so that no mor
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,8 @@ from whale_nebula.runtime.gradients import Sums
 from whale_nebula.runtime.guard import Guard
 from whale_nebula.runtime.once_run import OnceRun
 from whale_nebula.runtime.stage_run import StageRun
+
+NOT_BEGUN = float("inf")
 
 
 @dataclass
@@ -42,13 +44,15 @@ def run_in_sequence(
 ) -> list[Any]:
     """Run a step; gives its results. With a `guard`, name what fails, and stop before the first update.
 
-    `begun` is set when the first update starts, which is when all before it is done.
+    `begun` is written when an update starts, which is when all before it is done.
     """
     program = compiled.cut.program
     once: dict[Value, Any] = {}
     shelf = Shelf()
     runs = [StageRun(compiled, s, batch, shelf, once, Sums(program)) for s in range(len(program.stages))]
     worker = OnceRun(compiled, batch, once)
+    if begun is not None:
+        worker.gate = _gate(begun)
     with _once(guard, "part that is computed from the whole batch", 0):
         worker.whole()
     for phase in compiled.cut.phases:
@@ -63,18 +67,25 @@ def run_in_sequence(
                     run.backward(phase, micro_batch)
         if guard is not None:
             return []
-        worker.after = _all_done(begun)
         worker.update(phase, runs)
     return worker.results()
 
 
-def _all_done(begun: tf.Variable | None) -> list[Any]:
-    """In a trace: what waits for every call so far and then says that the update begins."""
-    if begun is None:
-        return []
-    calls = [op for op in tf.compat.v1.get_default_graph().get_operations() if op.type.endswith("PartitionedCall")]
-    with tf.control_dependencies(calls):
-        return [begun.assign(True, read_value=False)]
+def _gate(begun: tf.Variable) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """In a trace: given all that an update reads, an op that waits for it and notes that the update begins.
+
+    A control edge from a call waits for its effects alone, once TensorFlow has inlined it; what fails in an op
+    without effects is waited for by reading a number of every result.
+    """
+
+    def gate(tensors: Sequence[Any]) -> Sequence[Any]:
+        numbers = [tf.cast(tf.reshape(t, [-1])[:1], tf.float32) for t in tensors if t.dtype.is_floating]
+        operations = tf.compat.v1.get_default_graph().get_operations()
+        with tf.control_dependencies([op for op in operations if op.type.endswith("PartitionedCall")]):
+            total = tf.reduce_sum(tf.concat([[0.0], *numbers], 0))
+            return [begun.assign(total, read_value=False)]
+
+    return gate
 
 
 def _once(guard: Guard | None, what: str, phase: int) -> contextlib.AbstractContextManager[None]:
@@ -95,7 +106,7 @@ def one_function(compiled: Compiled, counts: Sequence[int], begun: tf.Variable) 
     leaves = compiled.cut.program.leaves
 
     def step(*tensors: Any) -> list[Any]:
-        begun.assign(False)
+        begun.assign(NOT_BEGUN)
         return run_in_sequence(compiled, cut(leaves, tensors, counts), begun=begun)
 
     signature = [tf.TensorSpec(_given(leaf.spec.shape, leaf.batched, counts), leaf.spec.dtype) for leaf in leaves]

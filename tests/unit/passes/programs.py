@@ -43,7 +43,18 @@ from whale_nebula.passes.label import label
 from whale_nebula.passes.plan import cut_program
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "passes"
-_DIRECTIVES = ("stages", "micro", "codecs", "request", "arrival", "flow", "part", "end", "gradient", "returns")
+_DIRECTIVES = (
+    "stages",
+    "micro",
+    "codecs",
+    "request",
+    "arrival",
+    "flow",
+    "part",
+    "end",
+    "gradient",
+    "returns",
+)
 
 
 @dataclass
@@ -251,8 +262,10 @@ class _CutText:
         lines = [line for fragment in self.plan.whole.values() for line in self._fragment(fragment)]
         for phase in self.plan.phases:
             lines.append(f"phase {phase.index}, requests {list(phase.requests)}")
-            fragments = [f for f in phase.prologue.values()]
-            fragments += [f for stage in phase.stages for f in (stage.forward, stage.backward) if f is not None]
+            fragments = list(phase.prologue.values())
+            fragments += [
+                f for stage in phase.stages for f in (stage.forward, stage.backward) if f is not None
+            ]
             fragments += [f for rounds in phase.updates.values() for f in rounds]
             lines += [f"  {line}" for fragment in fragments for line in self._fragment(fragment)]
             for each in phase.crossings:

@@ -1,4 +1,4 @@
-"""What crosses from stage to stage: which tensors, to whom, with which codec, and whether gradients return."""
+"""What crosses from stage to stage: which tensors, to whom, how coded, and whether gradients return."""
 
 from tests.unit.passes.examples import CUT_BATCH, FROZEN, PENALTY, SKIP, TIED, TWO_STAGES
 from tests.unit.passes.programs import cut
@@ -21,7 +21,10 @@ def test_a_penalty_crosses_as_a_scalar() -> None:
 
 
 def test_what_only_the_backward_of_another_stage_reads_crosses_too() -> None:
-    text = TWO_STAGES.replace("%5 = MatMul(%0, %4) float32[?,8] @a", "%5 = MatMul(%0, %4) float32[?,8] @a\n%50 = Neg(%5) float32[?,2] @a")
+    text = TWO_STAGES.replace(
+        "%5 = MatMul(%0, %4) float32[?,8] @a",
+        "%5 = MatMul(%0, %4) float32[?,8] @a\n%50 = Neg(%5) float32[?,2] @a",
+    )
     text = text.replace("%12 = Mul(%11, %8)", "%12 = Mul(%50, %8)")
     assert [b.value.op for b in boundaries(text)] == [5, 6]
 

@@ -101,7 +101,11 @@ def test_a_read_before_a_write_gives_what_was_there_before() -> None:
     found = read(ONCE)
     plan = cut(ONCE)
     prologue = plan.phases[0].prologue["local/0"]
-    assert [found.name(op) for op in prologue.ops] == ["%4 ReadVariableOp", "%5 Const", "%6 AssignAddVariableOp"]
+    assert [found.name(op) for op in prologue.ops] == [
+        "%4 ReadVariableOp",
+        "%5 Const",
+        "%6 AssignAddVariableOp",
+    ]
     update = plan.phases[0].updates["local/0"][0]
     assert 4 not in update.ops
 
@@ -152,7 +156,9 @@ def test_a_pinned_value_crosses_from_the_worker_that_holds_its_variable() -> Non
     plan = cut(ONCE, apart)
     assert plan.held["count"] == ("a/0",)
     assert set(plan.phases[0].prologue) == {"a/0"}
-    assert [(c.source, c.destinations) for c in plan.phases[0].crossings if c.value.op == 4] == [("a/0", ("b/0",))]
+    assert [(c.source, c.destinations) for c in plan.phases[0].crossings if c.value.op == 4] == [
+        ("a/0", ("b/0",))
+    ]
 
 
 def test_a_second_phase_has_its_own_request_and_update() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tests.unit.passes.examples import DESCENT, GLOBAL_NORM, ONCE, TIED, TWO_STAGES
-from tests.unit.passes.programs import check, cut, apart, program_of
+from tests.unit.passes.programs import apart, check, cut, program_of
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.homes import SMALL, Homes
 from whale_nebula.passes.parts import split_parts
@@ -30,14 +30,13 @@ def said(program: Program) -> Callable[[int], str]:
 
 
 def test_a_global_norm_takes_two_rounds() -> None:
-    text = TWO_STAGES + GLOBAL_NORM
-    for number, words in {17: "a", 18: "b", 21: "a", 23: "b", 24: "everywhere, round 1", 25: "a, round 1"}.items():
-        text = text.replace(f"\n%{number} =", f"\n#\n%{number} =")
-        start = text.index(f"\n%{number} =") + 1
-        end = text.index("\n", start)
-        text = text[:end] + f"  => {words}" + text[end:]
-    found = homes(check(text, said))
-    assert found.rounds(0, 0) == found.rounds(0, 1) == 1
+    program = program_of(TWO_STAGES + GLOBAL_NORM)
+    say = said(program)
+    types = [op.type for op in program.graph.ops[-9:]]
+    assert dict(zip(range(19, 28), types, strict=True))[20] == "Sum"
+    assert [say(op) for op in (19, 20, 21, 22)] == ["a", "a", "b", "b"]
+    assert [say(op) for op in (23, 24, 25)] == ["everywhere, round 1", "a, round 1", "b, round 1"]
+    assert [homes(program).rounds(0, worker) for worker in (0, 1)] == [1, 1]
 
 
 def test_plain_descent_takes_one_round() -> None:

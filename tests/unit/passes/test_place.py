@@ -11,14 +11,21 @@ def two_of_three(program: Program) -> list[Worker]:
 
 
 def test_every_stage_is_a_virtual_device_on_a_worker() -> None:
-    for workers, names in {alone: ["local/0"] * 3, apart: ["a/0", "b/0", "c/0"], two_of_three: ["a/0", "npu/0", "npu/0"]}.items():
+    for workers, names in {
+        alone: ["local/0"] * 3,
+        apart: ["a/0", "b/0", "c/0"],
+        two_of_three: ["a/0", "npu/0", "npu/0"],
+    }.items():
         plan = cut(SKIP, workers)
         assert [(d.stage, d.worker) for d in plan.devices] == list(enumerate(names))
 
 
 def test_fragments_of_a_stage_are_its_workers() -> None:
     plan = cut(SKIP, two_of_three)
-    owners = {piece.stage: {f.worker for f in (piece.forward, piece.backward) if f} for piece in plan.phases[0].stages}
+    owners = {
+        piece.stage: {f.worker for f in (piece.forward, piece.backward) if f}
+        for piece in plan.phases[0].stages
+    }
     assert owners == {0: {"a/0"}, 1: {"npu/0"}, 2: {"npu/0"}}
 
 
@@ -28,7 +35,10 @@ def test_the_order_of_the_stages_is_not_that_of_the_workers() -> None:
 
     plan = cut(TWO_STAGES + DESCENT, swapped)
     assert plan.held == {"wa": ("a/0",), "wb": ("b/0",)}
-    assert {name: len(rounds[0].ops) for name, rounds in plan.phases[0].updates.items()} == {"a/0": 1, "b/0": 1}
+    assert {name: len(rounds[0].ops) for name, rounds in plan.phases[0].updates.items()} == {
+        "a/0": 1,
+        "b/0": 1,
+    }
 
 
 def test_within_one_worker_nothing_crosses() -> None:

@@ -9,7 +9,12 @@ from whale_nebula.passes.plan import cut_program
 
 
 def test_values_merge_as_the_batch_was_folded() -> None:
-    assert {v.op: rule for v, rule in cut(CUT_BATCH).merges.items()} == {8: "concat:0", 11: "sum", 12: "mean", 16: "sum"}
+    assert {v.op: rule for v, rule in cut(CUT_BATCH).merges.items()} == {
+        8: "concat:0",
+        11: "sum",
+        12: "mean",
+        16: "sum",
+    }
 
 
 def test_with_one_micro_batch_there_is_nothing_to_merge() -> None:

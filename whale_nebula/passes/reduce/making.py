@@ -70,22 +70,20 @@ def _made(site: Site, place: int) -> Fold:
 def broadcast_to(site: Site) -> Result:
     """A tensor repeated to a shape."""
     data, made = site.folds[0], _made(site, 1)
-    if data.kind not in (ROWS, WHOLE):
-        return (
-            structured(site, (data, made))
-            if made.kind != ROWS
-            else site.coupled(f"rows are filled with a {data.kind} over the batch")
+    if made.kind == COUPLED or (made.kind == WHOLE and data.kind != ROWS):
+        return made if made.kind == COUPLED else structured(site, (data, made))
+    if made.kind != ROWS or data.kind not in (ROWS, WHOLE):
+        fixed = "rows are given a fixed shape"
+        return site.coupled(
+            fixed if data.kind == ROWS else f"rows are filled with a {data.kind} over the batch"
         )
     rank, long = site.rank(0), site.op.outputs[0].rank
-    if made.kind in (WHOLE, COUPLED) and data.kind == WHOLE:
-        return made
-    if rank is None or long is None or made.kind == COUPLED:
-        return (
-            made if made.kind == COUPLED else site.coupled("rows with an unknown number of axes are repeated")
-        )
+    if rank is None or long is None:
+        return site.coupled("rows with an unknown number of axes are repeated")
     if data.kind == ROWS:
-        moved = data._replace(axis=data.axis + long - rank).bare
-        return matched(site, moved, made._replace(order=data.order)) if made.kind == ROWS else moved
+        return matched(
+            site, data._replace(axis=data.axis + long - rank).bare, made._replace(order=data.order)
+        )
     fits = flat(site, 0, made.axis - (long - rank))
     return made if fits else site.coupled("a tensor that is no part of the batch lies along the batch axis")
 

@@ -1,0 +1,215 @@
+"""Digests: alike for every trace of a program, different for different programs, with the reason in words."""
+
+import functools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.unit.ir.traced import PLANS, everything
+from tests.unit.passes.examples import EXAMPLES
+from tests.unit.passes.programs import program_of
+from whale_nebula.ir.canonical import canonical_lines
+from whale_nebula.ir.digest import digest_lines, first_difference, program_digest
+from whale_nebula.ir.graph import INPUT, Graph, Op
+from whale_nebula.ir.program import Program
+from whale_nebula.ir.spec import Spec, Value
+
+ROOT = Path(__file__).parents[3]
+LENGTH = 50_000
+
+
+def trace_something_else() -> None:
+    """What counts up in a process: names, functions, custom gradients, variables."""
+
+    @tf.function
+    def other(x: tf.Tensor) -> tf.Tensor:
+        y = tf.while_loop(lambda h: tf.reduce_sum(h) < 9.0, lambda h: [h * 2.0], [tf.nn.gelu(x)])[0]
+        return tf.cond(
+            tf.reduce_sum(y) > 0.0, lambda: tf.custom_gradient(lambda z: (z, lambda d: d))(y), lambda: -y
+        )
+
+    other(tf.constant([1.0, 2.0]))
+
+
+@functools.cache
+def unchanged() -> nb.Plan:
+    return everything()
+
+
+@pytest.mark.slow
+def test_traces_in_one_process_and_in_another_are_the_same_program() -> None:
+    elsewhere = subprocess.run(
+        [sys.executable, "-m", "tests.unit.ir.traced"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        timeout=120,
+        check=True,
+    )
+    first = {name: make().program_digest for name, make in PLANS.items()}
+    trace_something_else()
+    again = {name: make().program_digest for name, make in PLANS.items()}
+    assert first == again == json.loads(elsewhere.stdout)
+    assert len(set(first.values())) == len(first)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"width": 5},
+            r"variable embedding/embeddings: float32\[10,4\] .* here, float32\[10,5\] .* there",
+        ),
+        ({"micro_batches": 2}, "the pipeline: micro_batch=1 .* here, micro_batch=2 .* there"),
+        ({"second": "tpu"}, "stage 1: second cluster=npu here, second cluster=tpu there"),
+        ({"fp16": True}, "codec 0: bf16, .* here, fp16, .* there"),
+        ({"activation": tf.nn.relu}, r"op \d+: Tanh\(.* here, Relu\(.* there \(in function f\d+\)"),
+        ({"table": (1.0, 2.0, 4.0)}, r"op \d+: Const \{.*content="),
+        (
+            {"turns": 4},
+            r"op \d+: Const \{.*value=\(3\)\} int32\[\] here, .*value=\(4\).* there \(in function",
+        ),
+        ({"rate": 0.2}, r"op \d+: Const \{.*value=\(0\.1.* here, .*value=\(0\.2.* there"),
+    ],
+)
+def test_a_change_changes_the_digest_and_is_named(change: dict[str, object], words: str) -> None:
+    one, other = unchanged(), everything(**change)  # type: ignore[arg-type]
+    assert one.program_digest != other.program_digest
+    said = first_difference(one.lines, other.lines)
+    assert re.search(words, said), said
+
+
+def test_the_order_of_the_trace_does_not_matter() -> None:
+    one = program_of("""
+        stages a
+        %0 = input x float32[?]
+        %1 = Exp(%0) float32[?] @a
+        %2 = Neg(%0) float32[?] @a
+        %3 = Mul(%1, %2) float32[?] @a
+        returns %3
+    """)
+    other = program_of("""
+        stages a
+        %0 = input x float32[?]
+        %2 = Neg(%0) float32[?] @a
+        %9 = Abs(%0) float32[?] @a
+        %1 = Exp(%0) float32[?] @a
+        %3 = Mul(%1, %2) float32[?] @a
+        returns %3
+    """)
+    assert program_digest(one) == program_digest(other)
+
+
+def test_the_order_of_effects_matters() -> None:
+    text = """
+        stages a
+        %0 = capture w resource[]
+        %1 = Const {{value=(1.0)}} float32[]
+        %2 = AssignAddVariableOp(%0, %1) stateful
+        %3 = AssignSubVariableOp(%0, %1) stateful {order}
+    """
+    assert program_digest(program_of(text.format(order="^%2"))) != program_digest(
+        program_of(text.format(order=""))
+    )
+
+
+def test_being_stamped_or_placed_matters() -> None:
+    text = "stages a b\n%0 = input x float32[?]\n%1 = Exp(%0) float32[?]{}\n%2 = Neg(%1) float32[?] @b"
+    free, first, second = (program_of(text.format(stamp)) for stamp in ("", " @a", " @b"))
+    assert free.labels[1] == second.labels[1] == 1
+    assert len({program_digest(program) for program in (free, first, second)}) == 3
+
+
+def test_what_an_effect_follows_matters() -> None:
+    """A counter before the request and one after it belong to different parts of the step."""
+    before = EXAMPLES["two_stages"]
+    write = "%30 = AssignAddVariableOp(%2, %40) stateful\n"
+    constant = "%40 = Const {value=(1.0)} float32[]\n"
+    early = before.replace("request of", constant + write + "request of")
+    late = before.replace("end\n", "end\n" + constant + write)
+    assert program_digest(program_of(early)) != program_digest(program_of(late))
+
+
+BODIES = """
+%0 = input x float32[]
+%1 = PartitionedCall[{0}](%0) float32[]
+%2 = PartitionedCall[{1}](%1) float32[]
+func {0}(%0)
+  %0 = Placeholder float32[]
+  %1 = Exp(%0) float32[]
+  return %1
+func {1}(%0)
+  %0 = Placeholder float32[]
+  %1 = {2}(%0) float32[]
+  return %1
+returns %2
+"""
+
+
+def test_functions_stand_by_their_content() -> None:
+    one, renamed, other = (
+        program_of(BODIES.format(*names))
+        for names in (("p", "q", "Exp"), ("r_7", "s_8", "Exp"), ("p", "q", "Log"))
+    )
+    assert program_digest(one) == program_digest(renamed)
+    assert [line for line in canonical_lines(one) if line.startswith("func")] == ["func f0(%0)"]
+    assert first_difference(one, other) == (
+        "op 2: PartitionedCall[f0](%1) float32[] here, PartitionedCall[f1](%1) float32[] there"
+    )
+
+
+def test_what_is_local_to_a_process_is_left_out() -> None:
+    text = '%0 = input x float32[]\n%1 = IdentityN(%0) {{T=("float32"), {}}} float32[] "{}"\nreturns %1'
+    lines = {
+        canonical_lines(program_of(text.format(attributes, name)))
+        for attributes, name in [
+            ('_gradient_op_type="CustomGradient-12", shared_name="a_1"', "IdentityN"),
+            ('_gradient_op_type="CustomGradient-99", container="c", _class=("loc:@w")', "IdentityN_3"),
+        ]
+    }
+    assert len(lines) == 1
+
+
+def test_messages_that_quote_names_are_left_out() -> None:
+    text = """
+        %0 = input x bool[]
+        %1 = Const {{content="{}"}} string[]
+        %2 = {}(%0, %1) stateful
+    """
+    asserts = {program_digest(program_of(text.format(content, "Assert"))) for content in ("a", "b")}
+    lookups = {
+        program_digest(program_of(text.format(content, "LookupTableFindV2"))) for content in ("a", "b")
+    }
+    assert (len(asserts), len(lookups)) == (1, 2)
+
+
+def test_a_program_and_itself_do_not_differ() -> None:
+    program = program_of(EXAMPLES["tied"])
+    assert first_difference(program, canonical_lines(program)) == ""
+
+
+def test_one_that_goes_on_where_the_other_ends() -> None:
+    assert first_difference(["returns (%1)"], ["returns (%1)", "weights (%2)"]) == (
+        "the loss weights ((%2)) is there only"
+    )
+
+
+def test_different_kinds_of_things_are_both_named() -> None:
+    assert first_difference(["stage 1 b cluster=b"], ["input x float32[?] batched"]) == (
+        "stage 1 (b cluster=b) stands here where input x (float32[?] batched) stands there"
+    )
+
+
+def test_a_long_program_is_walked_without_recursion() -> None:
+    scalar = (Spec("float32", ()),)
+    chain = (Op(n, "Neg", inputs=(Value(n - 1),), outputs=scalar) for n in range(1, LENGTH))
+    graph = Graph((Op(0, "Placeholder", outputs=scalar, role=INPUT), *chain))
+    lines = canonical_lines(Program(graph, returns=(Value(LENGTH - 1),)))
+    assert sum(line.startswith("%") for line in lines) == LENGTH
+    assert len(digest_lines(lines)) == 64

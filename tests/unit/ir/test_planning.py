@@ -1,0 +1,196 @@
+"""`nb.plan`: what it takes, what it leaves alone, what it refuses; and plans in files."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.unit.ir.traced import inference, skipping
+from whale_nebula.errors import NotYetError, OptionError, PlanError, StateError
+
+ROWS = 12
+
+
+def model(*, scopes: bool = True, compiled: bool = True) -> Any:
+    keras.utils.clear_session()
+    inputs = keras.Input((4,))
+    if scopes:
+        with nb.cluster(), nb.stage(cluster="gpu"):
+            hidden = keras.layers.Dense(3)(inputs)
+        with nb.cluster(), nb.stage(cluster="npu"):
+            outputs = keras.layers.Dense(1)(hidden)
+    else:
+        outputs = keras.layers.Dense(1)(inputs)
+    made = keras.Model(inputs, outputs, name="small")
+    if compiled:
+        made.compile("sgd", "mse")
+    return made
+
+
+def xy() -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros((ROWS, 4), "float32"), np.zeros((ROWS, 1), "float32")
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        xy(),
+        (np.zeros((ROWS, 4)), np.zeros((ROWS, 1))),
+        tuple(map(tf.constant, xy())),
+        (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1])),
+        (tf.TensorSpec([ROWS, 4]), tf.TensorSpec([ROWS, 1])),
+        (keras.KerasTensor((None, 4)), keras.KerasTensor((None, 1))),
+        (tf.data.Dataset.from_tensor_slices(xy()).batch(ROWS),),
+    ],
+    ids=["arrays", "doubles", "tensors", "specs", "whole specs", "keras tensors", "dataset"],
+)
+def test_any_example_of_the_same_form_gives_the_same_plan(example: tuple[Any, ...]) -> None:
+    assert nb.plan(model(), *example).digest == nb.plan(model(), *xy()).digest
+
+
+def test_planning_changes_no_variable_and_a_step_does() -> None:
+    given = model()
+    before = [np.array(weight) for weight in given.weights]
+    nb.plan(given, np.ones((ROWS, 4)), np.ones((ROWS, 1)))
+    assert all(np.array_equal(a, b) for a, b in zip(before, given.weights, strict=True))
+    assert int(given.optimizer.iterations) == 0
+    given.fit(np.ones((ROWS, 4)), np.ones((ROWS, 1)), verbose=0)
+    assert not all(np.array_equal(a, b) for a, b in zip(before, given.weights, strict=True))
+
+
+def test_a_plan_says_what_a_step_then_does() -> None:
+    given = model()
+    planned = nb.plan(given, *xy())
+    given.fit(*xy(), batch_size=ROWS, verbose=0)
+    report = nb.last_report()
+    assert list(planned.stages) == list(report.stages)
+    assert {name: link.bytes for name, link in planned.links.items()} == {
+        name: link.payload_bytes for name, link in report.links.items()
+    }
+
+
+def test_the_facts_of_a_small_model() -> None:
+    planned = nb.plan(model(), *xy())
+    gpu, npu = planned.stages.values()
+    assert (gpu.cluster, gpu.worker, gpu.inputs, gpu.outputs) == ("gpu", "local/0", ("x",), ("b0",))
+    assert (gpu.variables, gpu.parameters) == (("dense/kernel", "dense/bias"), 15)
+    assert (npu.parameters, "loss" in npu.outputs) == (4, True)
+    (boundary,) = planned.boundaries
+    assert (boundary.source, boundary.destinations, boundary.shape) == ("gpu", ("npu",), (None, 3))
+    assert (boundary.bytes, boundary.backward, boundary.backward_bytes) == (ROWS * 12, True, ROWS * 12)
+    assert planned.links["gpu->npu"].bytes == ROWS * 12
+
+
+def test_a_model_that_is_not_compiled_shows_how_it_predicts() -> None:
+    planned = nb.plan(model(compiled=False), xy()[0])
+    assert planned.name == "small.predict_step"
+    assert [stage.runs for stage in planned.stages.values()] == [("F",), ("F",)]
+
+
+def test_methods_can_be_planned() -> None:
+    class Trainer:
+        weight = 2.0
+
+        @nb.function
+        def step(self, x: Any) -> Any:
+            with nb.stage(cluster="gpu"):
+                return x * self.weight
+
+    assert list(nb.plan(Trainer().step, np.zeros(3, "float32")).stages) == ["gpu"]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: (model(scopes=False), *xy()), lambda: (nb.function(lambda x: x + 1), xy()[0])]
+)
+def test_without_scopes_there_is_nothing_to_plan(make: Any) -> None:
+    with pytest.raises(PlanError) as caught:
+        nb.plan(*make())
+    assert "has no scopes" in caught.value.what
+    assert "nb.stage(cluster=" in caught.value.mend
+
+
+@pytest.mark.parametrize("thing", [lambda x: x, tf.function(lambda x: x), "model"])
+def test_what_is_neither_model_nor_function_is_refused(thing: Any) -> None:
+    with pytest.raises(OptionError) as caught:
+        nb.plan(thing, 1.0)
+    assert "@nb.function" in caught.value.mend
+
+
+def test_a_model_needs_an_example() -> None:
+    with pytest.raises(OptionError) as caught:
+        nb.plan(model())
+    assert caught.value.mend == "nb.plan(model, x, y)"
+
+
+# ---------------------------------------------------------------------- digests, files, graphs
+def test_the_digest_of_a_plan_is_that_of_the_program_and_more() -> None:
+    given = inference()
+    moved = {name: replace(stage, worker="elsewhere/0") for name, stage in given.stages.items()}
+    coded = tuple(replace(boundary, codec="fp16") for boundary in given.boundaries)
+    others = [
+        replace(given, stages=moved),
+        replace(given, boundaries=coded),
+        replace(given, versions={**given.versions, "keras": "0"}),
+        replace(given, threads={"intra_op": 7}),
+    ]
+    assert {other.program_digest for other in others} == {given.program_digest}
+    assert len({given.digest, *(other.digest for other in others)}) == 5
+
+
+def test_a_saved_plan_comes_back(tmp_path: Path) -> None:
+    given = skipping()
+    given.save(tmp_path / "plan.json")
+    found = nb.Plan.load(tmp_path / "plan.json")
+    assert found == given
+    assert (found.digest, found.to_text()) == (given.digest, given.to_text())
+
+
+def test_a_plan_from_a_file_has_no_graphs(tmp_path: Path) -> None:
+    inference().save(tmp_path / "plan.json")
+    with pytest.raises(StateError):
+        nb.Plan.load(tmp_path / "plan.json").graph_def("gpu")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "whale_nebula plan 0"}', '{"format": 1}'])
+def test_another_file_is_no_plan(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(PlanError) as caught:
+        nb.Plan.load(tmp_path / "plan.json")
+    assert caught.value.where == str(tmp_path / "plan.json")
+
+
+def test_a_file_that_is_not_there_is_no_plan(tmp_path: Path) -> None:
+    with pytest.raises(PlanError):
+        nb.Plan.load(tmp_path / "nothing.json")
+
+
+def test_a_plan_that_was_changed_in_its_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    inference().save(path)
+    document = json.loads(path.read_text())
+    document["threads"]["intra_op"] = 99
+    path.write_text(json.dumps(document))
+    with pytest.raises(PlanError) as caught:
+        nb.Plan.load(path)
+    assert "changed after it was saved" in caught.value.what
+
+
+def test_the_graph_of_a_stage() -> None:
+    given = inference()
+    operations = {node.op for node in given.graph_def("gpu").node}
+    assert "MatMul" in operations and "Softmax" not in operations
+    with pytest.raises(OptionError) as caught:
+        given.graph_def("gpuu")
+    assert caught.value.mend == "did you mean 'gpu'?"
+
+
+def test_html_is_not_built_yet() -> None:
+    with pytest.raises(NotYetError) as caught:
+        inference().to_html()
+    assert caught.value.feature == "Plan.to_html"

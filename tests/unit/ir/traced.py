@@ -1,0 +1,140 @@
+"""Steps that are really traced, for the tests of digests and plans; as a script it prints their digests."""
+
+import json
+import os
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import whale_nebula as nb
+
+layers = keras.layers
+
+
+@tf.custom_gradient
+def squashed(x: Any) -> Any:
+    """A custom gradient that closes over a tensor of the trace."""
+    y = tf.tanh(x)
+    return y, lambda d: d * (1.0 - y * y)
+
+
+def everything(
+    *,
+    width: int = 4,
+    activation: Callable[[Any], Any] = tf.tanh,
+    second: str = "npu",
+    micro_batches: int = 1,
+    table: tuple[float, ...] = (1.0, 2.0, 3.0),
+    turns: int = 3,
+    fp16: bool = False,
+    rate: float = 0.1,
+) -> nb.Plan:
+    """A step with an embedding, a custom gradient, dropout, a while, a cond and a table of floats."""
+    keras.utils.clear_session()
+    embedding, dropout = layers.Embedding(10, width), layers.Dropout(0.5)
+    embedding.build((None,))
+    weight = tf.Variable(tf.ones((width, width)), name="weight")
+    variables = [*embedding.trainable_variables, weight]
+
+    @nb.function
+    def step(tokens: Any, sign: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(micro_batches):
+            with nb.stage(cluster="gpu"), nb.compress(**({"fp16": True} if fp16 else {"bf16": True})):
+                hidden = dropout(squashed(embedding(tokens)), training=True)
+            with nb.stage(cluster=second, name="second"):
+                hidden = tf.while_loop(
+                    lambda i, h: i < turns, lambda i, h: (i + 1, h @ weight), [tf.constant(0), hidden]
+                )[1]
+                hidden = tf.cond(sign > 0.0, lambda: activation(hidden), lambda: -hidden)
+                hidden = hidden[:, :3] * tf.constant(table)
+            loss = tf.reduce_mean(hidden)
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(rate * tf.convert_to_tensor(gradient))
+        return loss
+
+    return nb.plan(step, np.array([1, 2, 3, 4, 5]), np.float32(1.0))
+
+
+def skipping() -> nb.Plan:
+    """A functional model whose first stage feeds both others; micro-batches, codecs, metrics, AdamW."""
+    keras.utils.clear_session()
+    inputs = keras.Input((8,), name="features")
+    with nb.cluster(), nb.pipeline(2):
+        with nb.stage(cluster="gpu"):
+            first = layers.Dense(16, activation="gelu", name="first")(inputs)
+        with nb.stage(cluster="npu", name="middle"), nb.compress(fp16=True):
+            second = layers.Dense(16, name="second", kernel_regularizer="l2")(first)
+        with nb.stage(cluster="npu"):
+            outputs = layers.Dense(3, name="third")(layers.Add(name="sum")([first, second]))
+    model = keras.Model(inputs, outputs, name="skipping")
+    model.compile(keras.optimizers.AdamW(global_clipnorm=1.0), "mse", metrics=["mae"])
+    return nb.plan(model, np.zeros((20, 8)), np.zeros((20, 3)))
+
+
+def adversaries() -> nb.Plan:
+    """Two phases: a critic is trained, then a generator through it."""
+    generator, critic = (tf.Variable(tf.ones((4, 4)), name=name) for name in ("generator", "critic"))
+
+    @nb.function
+    def adversarial(noise: Any) -> Any:
+        with nb.cluster():
+            with tf.GradientTape() as tape, nb.stage(cluster="npu", name="judging"):
+                verdict = tf.reduce_mean(tf.nn.softplus(noise @ critic))
+            critic.assign_sub(0.1 * tape.gradient(verdict, critic))
+            with tf.GradientTape() as tape:
+                with nb.stage(cluster="gpu", name="making"):
+                    fake = tf.tanh(noise @ generator)
+                with nb.stage(cluster="npu", name="judging_again"):
+                    fooled = tf.reduce_mean(tf.nn.softplus(-(fake @ critic)))
+            generator.assign_sub(0.1 * tape.gradient(fooled, generator))
+            return verdict, fooled
+
+    return nb.plan(adversarial, np.zeros((6, 4), "float32"))
+
+
+def tied() -> nb.Plan:
+    """A table that embeds in the first stage and projects in the last, frozen layers in between."""
+    table = tf.Variable(tf.ones((50, 8)), name="table")
+    frozen = tf.Variable(tf.ones((8, 8)), trainable=False, name="frozen")
+
+    @nb.function
+    def tying(tokens: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(3, schedule="gpipe"):
+            with nb.stage(cluster="gpu", name="embed"):
+                hidden = tf.gather(table, tokens)
+            with nb.stage(cluster="gpu", name="mix"):
+                hidden = tf.nn.relu(hidden @ frozen)
+            with nb.stage(cluster="npu", name="project"):
+                loss = tf.reduce_mean(tf.square(tf.matmul(hidden, table, transpose_b=True)))
+        table.assign_sub(0.1 * tf.convert_to_tensor(tape.gradient(loss, table)))
+        return loss
+
+    return nb.plan(tying, np.arange(10))
+
+
+def inference() -> nb.Plan:
+    """No gradient at all."""
+    weight = tf.Variable(tf.ones((4, 2)), name="weight")
+
+    @nb.function
+    def predict(x: Any) -> Any:
+        with nb.cluster():
+            with nb.stage(cluster="gpu"):
+                hidden = x @ weight
+            with nb.stage(cluster="npu"):
+                return tf.nn.softmax(hidden)
+
+    return nb.plan(predict, np.zeros((6, 4), "float32"))
+
+
+PLANS = {make.__name__: make for make in (skipping, adversaries, tied, inference, everything)}
+
+if __name__ == "__main__":
+    json.dump({name: make().program_digest for name, make in PLANS.items()}, sys.stdout)

@@ -1,0 +1,284 @@
+"""`nb.verify`: it agrees with a right plan, sees a wrong one, and leaves everything as it was."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.errors import OptionError, StateError, UnsupportedError, VerificationError
+from whale_nebula.verification import Row, Verification
+
+layers = keras.layers
+
+
+@pytest.fixture(autouse=True)
+def closed_run() -> Iterator[None]:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+def normal(rows: int, *shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((rows, *shape)).astype("float32")
+
+
+def model(micro: int = 2, rate: float = 0.0, coupled: str = "error", norm: bool = False) -> keras.Model:
+    inputs = keras.Input((4,))
+    with nb.cluster(), nb.pipeline(micro, coupled=coupled):
+        with nb.stage(cluster="a"):
+            hidden = layers.Dense(6, activation="tanh")(inputs)
+            hidden = layers.Dropout(rate)(hidden) if rate else hidden
+        with nb.stage(cluster="b"):
+            hidden = layers.BatchNormalization()(hidden) if norm else hidden
+            outputs = layers.Dense(3)(hidden)
+    made = keras.Model(inputs, outputs)
+    made.compile(keras.optimizers.AdamW(0.01), "mse", metrics=["mae"])
+    return made
+
+
+def everything(made: keras.Model) -> dict[str, np.ndarray]:
+    metrics = [v for m in made.metrics for v in m.variables]
+    return {v.path: np.array(v) for v in [*made.variables, *made.optimizer.variables, *metrics]}
+
+
+def batch(rows: int = 7) -> tuple[np.ndarray, np.ndarray]:
+    return normal(rows, 4), normal(rows, 3, seed=1)
+
+
+@pytest.mark.parametrize("links", [None, "1gbit,0ms"])
+@pytest.mark.parametrize("micro", [1, 2])
+def test_a_keras_model_agrees(links: str | None, micro: int) -> None:
+    nb.init(links=links)
+    found = nb.verify(model(micro), *batch())
+    assert found.ok
+    assert found.comparable
+    assert found.stages == ("a", "b")
+    assert found.micro_batches == micro
+    assert found.raise_if_bad() is found
+
+
+def test_it_compares_all_that_the_step_returns_and_writes() -> None:
+    made = model()
+    names = {row.name for row in nb.verify(made, *batch()).rows}
+    assert {"returned/loss", "returned/mae"} <= names
+    assert {v.path for v in made.variables} <= names
+    assert {v.path for v in made.optimizer.variables if "learning_rate" not in v.path} <= names
+    assert any(name.startswith("mean_absolute_error") for name in names)
+
+
+@pytest.mark.parametrize("links", [None, "1gbit,0ms"])
+def test_it_changes_nothing(links: str | None) -> None:
+    nb.init(links=links)
+    made = model(rate=0.3)
+    made.fit(*batch(16), verbose=0)
+    before, report = everything(made), nb.last_report()
+    nb.verify(made, *batch())
+    after = everything(made)
+    assert before.keys() == after.keys()
+    for path, value in before.items():
+        np.testing.assert_array_equal(value, after[path], err_msg=path)
+    assert nb.last_report() == report
+
+
+def test_it_publishes_no_report() -> None:
+    nb.verify(model(), *batch())
+    with pytest.raises(StateError):
+        nb.last_report()
+
+
+def test_sample_weights_and_lists_are_taken_as_fit_takes_them() -> None:
+    x, y = batch()
+    assert nb.verify(model(), x.astype("float64"), y.astype("float64"), np.arange(7.0)).ok
+
+
+def test_a_function_agrees() -> None:
+    weight = tf.Variable(normal(4, 4))
+
+    @nb.function
+    def step(x: Any, scale: float) -> Any:
+        with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(3):
+            with nb.stage(cluster="a"):
+                hidden = tf.tanh(x @ weight)
+            with nb.stage(cluster="b"):
+                loss = tf.reduce_mean(hidden**2) * scale
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return {"loss": loss, "hidden": hidden}
+
+    before = weight.numpy()
+    found = nb.verify(step, normal(7, 4), 2.0)
+    assert [row.name for row in found.rows] == ["returned/hidden", "returned/loss", weight.name.split(":")[0]]
+    assert found.ok
+    np.testing.assert_array_equal(weight.numpy(), before)
+
+
+def test_a_subclassed_model_that_was_never_called() -> None:
+    class Lazy(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = layers.Dense(5), layers.Dense(3)
+
+        def call(self, x: Any) -> Any:
+            with nb.cluster():
+                with nb.stage(cluster="a"):
+                    hidden = self.first(x)
+                with nb.stage(cluster="b"):
+                    return self.second(hidden)
+
+    made = Lazy()
+    made.compile("sgd", "mse")
+    found = nb.verify(made, *batch())
+    assert found.ok
+    assert found.stages == ("a", "b")
+
+
+def test_it_sees_a_step_that_is_not_the_same_twice() -> None:
+    """A number from outside that changes from run to run: the two runs cannot agree."""
+    calls: list[int] = []
+
+    def outside() -> np.float32:
+        calls.append(1)
+        return np.float32(len(calls))
+
+    weight = tf.Variable(2.0)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster():
+            with nb.stage(cluster="a"):
+                hidden = x * weight * tf.numpy_function(outside, [], tf.float32)
+            with nb.stage(cluster="b"):
+                loss = tf.reduce_mean(tf.reshape(hidden, [-1]) ** 2)
+        weight.assign_sub(0.01 * tape.gradient(loss, weight))
+        return loss
+
+    found = nb.verify(step, normal(4))
+    assert not found.ok
+    assert found.worst is not None
+    assert "!" in str(found)
+    with pytest.raises(VerificationError, match=found.worst.name) as caught:
+        found.raise_if_bad()
+    assert "do not agree" in str(caught.value)
+    assert float(weight) == 2.0
+
+
+def test_dropout_with_micro_batches_is_not_comparable() -> None:
+    found = nb.verify(model(rate=0.5), *batch())
+    assert not found.comparable
+    assert found.ok
+    assert "not comparable" in found.to_text()
+    assert any("random" in note for note in found.notes)
+
+
+def test_dropout_with_one_micro_batch_is_the_same_draw() -> None:
+    found = nb.verify(model(micro=1, rate=0.5), *batch())
+    assert found.comparable
+    assert found.ok
+    assert found.worst is not None
+    assert found.worst.error <= found.worst.limit
+
+
+def test_coupled_rows_that_were_allowed_are_not_comparable() -> None:
+    found = nb.verify(model(coupled="allow", norm=True), *batch())
+    assert not found.comparable
+    assert any("depend on each other" in note for note in found.notes)
+
+
+def test_stateful_random_ops_are_not_comparable() -> None:
+    @nb.function
+    def draw(x: Any) -> Any:
+        with nb.cluster(), nb.stage(cluster="a"):
+            hidden = x + tf.random.uniform(tf.shape(x))
+        with nb.cluster(), nb.stage(cluster="b"):
+            return hidden * 2.0
+
+    found = nb.verify(draw, normal(4, 2))
+    assert not found.comparable
+    assert found.ok
+
+
+def test_noise_that_adam_blows_up_is_no_difference() -> None:
+    """The bias of a layer before a softmax-like shift has a gradient of zero and rounding: Adam steps by it."""
+    bias, kernel = tf.Variable(tf.zeros(4)), tf.Variable(normal(4, 4))
+    optimizer = keras.optimizers.Adam(0.01)
+    optimizer.build([bias, kernel])
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(2):
+            with nb.stage(cluster="a"):
+                hidden = x @ kernel
+            with nb.stage(cluster="b"):
+                shifted = hidden + tf.reduce_sum(bias)
+                loss = tf.reduce_mean(tf.nn.softmax(shifted) ** 2)
+        optimizer.apply_gradients(zip(tape.gradient(loss, [bias, kernel]), [bias, kernel], strict=True))
+        return loss
+
+    assert nb.verify(step, normal(9, 4)).ok
+
+
+def test_a_plan_of_one_stage_says_that_nothing_is_cut() -> None:
+    @nb.function
+    def double(x: Any) -> Any:
+        with nb.stage(cluster="a"):
+            return 2.0 * x
+
+    assert any("nothing is cut" in note for note in nb.verify(double, normal(3)).notes)
+
+
+def test_half_precision_on_a_link_has_its_own_tolerance() -> None:
+    nb.init(links="1gbit,0ms")
+    weight = tf.Variable(normal(4, 4))
+
+    @nb.function
+    def forward(x: Any) -> Any:
+        with nb.cluster():
+            with nb.stage(cluster="a"), nb.compress(fp16=True):
+                hidden = tf.tanh(x @ weight)
+            with nb.stage(cluster="b"):
+                return hidden * 3.0
+
+    found = nb.verify(forward, normal(5, 4))
+    assert found.ok
+    assert found.worst is not None
+    assert found.worst.error > 0
+    assert any("1e-2" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("subject", "arguments", "message"),
+    [
+        (tf.function(lambda x: x), (1.0,), "cannot run"),
+        ("model", (1.0,), "cannot run a str"),
+        (keras.Sequential([keras.Input((4,)), layers.Dense(2)]), batch(), "not compiled"),
+    ],
+)
+def test_what_it_cannot_run_is_told(subject: Any, arguments: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        nb.verify(subject, *arguments)
+
+
+def test_too_many_parts_of_a_batch() -> None:
+    with pytest.raises(OptionError, match="x, y and sample_weight"):
+        nb.verify(model(), 1, 2, 3, 4)
+
+
+def test_options_that_plans_refuse() -> None:
+    made = model()
+    made.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(UnsupportedError):
+        nb.verify(made, *batch())
+
+
+def test_rows() -> None:
+    assert Row("a", 0.0, 0.0).ok
+    assert not Row("a", math.nan, 1.0).ok
+    assert Row("a", math.nan, 1.0).badness == math.inf
+    assert Row("a", 1.0, 0.0).badness == math.inf
+    assert Row("a", 5.0, math.inf).ok
+    assert Verification(()).worst is None
+    assert Verification(()).ok
