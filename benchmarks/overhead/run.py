@@ -38,6 +38,7 @@ PAIRS, WARM = 48, 4
 MEMORY_STEPS = 12
 READY_TIMES = 5
 PLAN_BAR, MEMORY_BAR = 3.0, 1.15
+UNITS = {"peak_mib": "MiB", "step_ms": "ms", "own_s": "s"}
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def _row(stepper: Stepper, taken: dict[str, list[float]], same: list[float]) -> 
     ratio = spread([a / b for a, b in zip(own, taken[PLAIN.name], strict=True)])
     furthest = max(abs(a - b) / b for a, b in zip(stepper.losses, same, strict=True))
     return {
-        "what": variant.name,
+        "what": f"step, {variant.name}",
         "step_ms": round(1e3 * statistics.median(own), 2),
         "ratio": ratio,
         "bar": variant.bar,
@@ -202,6 +203,23 @@ def print_peak(name: str) -> None:
     print(next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024)
 
 
+def table(results: list[dict[str, Any]]) -> list[list[object]]:
+    """The rows of the README's table."""
+    rows: list[list[object]] = [["what", "measured", "ratio to plain Keras", "bar", ""]]
+    for row in results:
+        ratio = row["ratio"]
+        said = (
+            f"{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
+            if isinstance(ratio, dict)
+            else ratio
+        )
+        unit = next(name for name in ("peak_mib", "step_ms", "own_s") if name in row)
+        plain = row["what"].endswith(PLAIN.name)
+        bar = ["", ""] if plain else [f"≤ {row['bar']:.2f}", row["verdict"]]
+        rows.append([row["what"], f"{row[unit]} {UNITS[unit]}", "" if plain else said, *bar])
+    return rows
+
+
 def main() -> None:
     """Run all parts and write the result."""
     parser = argparse.ArgumentParser()
@@ -224,7 +242,7 @@ def main() -> None:
             results.append(row)
     if not options.quick:
         about = {"sizes": vars(SIZES), "rows": ROWS, "pairs": PAIRS}
-        write(__file__, {"machine": here, **about, "results": results})
+        write(__file__, {"machine": here, **about, "results": results}, table(results))
 
 
 if __name__ == "__main__":

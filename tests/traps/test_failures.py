@@ -101,8 +101,9 @@ def bad(micro_batch: int) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-@pytest.mark.parametrize(("stage", "micro_batch"), [(0, 0), (0, 2), (1, 1)])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "stage", "micro_batch"), [("assert", 0, 0), ("assert", 1, 1), ("division", 0, 2), ("python", 0, 2)]
+)
 def test_a_failing_forward_leaves_no_trace(runner: str, way: str, stage: int, micro_batch: int) -> None:
     disturbed, calm = model(way, stage), model(way, stage)
     for each in (disturbed, calm):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import re
+import tempfile
 import traceback
 from collections.abc import Iterator
 
@@ -46,14 +48,22 @@ def _static_line(error: Exception) -> str | None:
     """The user's line that reads a shape, where something could not be done with None."""
     if not isinstance(error, (TypeError, ValueError)) or "None" not in str(error):
         return None
-    deepest: BaseException = error
-    while (before := deepest.__cause__ or deepest.__context__) is not None:
-        deepest = before
-    for frame in reversed(traceback.extract_tb(deepest.__traceback__)):
-        if not foreign(frame.filename):
-            line = linecache.getline(frame.filename, frame.lineno or 0)
-            return f"{frame.filename}:{frame.lineno}" if "shape" in line else None
+    for file, line in reversed([*_frames(error), *_told(error)]):
+        if not foreign(file) and not file.startswith(tempfile.gettempdir()):
+            return f"{file}:{line}" if "shape" in linecache.getline(file, line) else None
     return None
+
+
+def _frames(error: BaseException) -> list[tuple[str, int]]:
+    """The frames of the error that was raised first."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def _told(error: BaseException) -> list[tuple[str, int]]:
+    """The lines that AutoGraph's message names: it runs a rewritten copy of the user's code."""
+    return [(file, int(line)) for file, line in re.findall(r'File "(.+?)", line (\d+)', str(error))]
 
 
 def _static(error: Exception, line: str) -> StaticBatchError:

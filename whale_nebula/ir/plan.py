@@ -101,7 +101,7 @@ class Cut:
     """A program mapped to workers: everything the runtime needs, as data.
 
     `merges` says for a forward value that leaves the micro-batches how they become one; `held` which workers keep
-    a variable; `whole` the fragment that computes batch-wide values from inputs alone.
+    a variable; `whole` the fragment that computes batch-wide values from inputs alone, `weight` the one that weighs a micro-batch.
     """
 
     program: Program
@@ -112,6 +112,7 @@ class Cut:
     merges: Mapping[Value, str]
     held: Mapping[str, tuple[str, ...]]
     whole: Mapping[str, Fragment]
+    weight: Mapping[str, Fragment] = field(default_factory=dict)
     forward_written: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     coupled: Mapping[int, str] = field(default_factory=dict)

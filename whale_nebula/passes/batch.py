@@ -45,7 +45,7 @@ class BatchFolds:
 
     def _coupled(self, value: Value, state: Fold) -> str:
         refusal = verdict(state, self.program.graph, where=self.where, what="a value that leaves the micro-batches")
-        if refusal is None or self.program.pipeline.coupled == "allow":
+        if refusal is None or self.program.weights or self.program.pipeline.coupled == "allow":
             self._note(refusal)
             return self._allowed(value)
         raise refusal
@@ -64,7 +64,7 @@ class BatchFolds:
 def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     """Classify the forward's values where the batch is cut; with one micro-batch nothing needs to be known.
 
-    What is asserted is asserted of each micro-batch.
+    What is asserted is asserted of each micro-batch, and what is differentiated belongs to each.
     """
     if program.pipeline.micro_batch < 2:
         return BatchFolds(program)
@@ -78,6 +78,7 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     found = BatchFolds(program, folding, frozenset(), frozenset(folding.wholes), where)
     own = [op for op in program.graph.ops if op.index not in backward]
     checked = program.graph.ascend(op.index for op in own if op.type == "Assert")
+    checked |= program.graph.ascend(value.op for request in program.requests for value in request.targets)
     found.once = frozenset(op.index for op in own if op.index not in checked and _waits(op, program, folding))
     _check_effects(own, found)
     return found

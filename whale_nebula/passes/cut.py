@@ -56,6 +56,7 @@ class Cutter:
             for worker in workers:
                 self._prologue(phase, worker)
         for worker in workers:
+            self._weights(worker)
             if ("whole", 0, worker, 0) in self.drafts:
                 self._walk(self.drafts["whole", 0, worker, 0])
         return {key: draft for key, draft in self.drafts.items() if draft.ops or draft.fetches}
@@ -134,6 +135,20 @@ class Cutter:
         if ("prologue", phase, worker, 0) in self.drafts:
             self._walk(self.drafts["prologue", phase, worker, 0])
 
+    def _weights(self, worker: int) -> None:
+        """What nb.loss_weight was given, for each micro-batch, before the first one starts."""
+        for value in self.program.weights if self.program.pipeline.micro_batch > 1 else ():
+            if value.op not in self.parts.pure:
+                raise NotYetError(
+                    "nb.loss_weight of a tensor that depends on the model",
+                    where=self.program.graph.ops[value.op].name,
+                    why="every micro-batch's share must be known before the first one starts",
+                    mend="compute the weight from the step's inputs alone: nb.loss_weight(tf.reduce_sum(mask))",
+                )
+            self.ask(("weight", 0, worker, 0), value)
+        if ("weight", 0, worker, 0) in self.drafts:
+            self._walk(self.drafts["weight", 0, worker, 0])
+
     # ------------------------------------------------------------------ the walk
     def _walk(self, draft: Draft) -> None:
         draft.ops.update(draft.roots)
@@ -165,6 +180,7 @@ class Cutter:
             "update": self._in_update,
             "prologue": self._in_prologue,
             "whole": self._in_whole,
+            "weight": self._in_whole,
             "forward": self._in_forward,
             "backward": self._in_backward,
         }[kind](draft, op, value)

@@ -104,7 +104,8 @@ class _Splitter:
         found: set[int] = set(self.program.leaf_ops)
         consts = {op.index for op in self.own if op.type == "Const"}
         for op in self.own:
-            if op.inputs and not op.stateful and all(v.op in found or v.op in consts for v in op.inputs):
+            alone = all(v.op in found or v.op in consts for v in op.inputs)
+            if alone and op.inputs and not op.stateful and (op.stage is None or _is_number(op)):
                 found.add(op.index)
         return found & self.batch
 
@@ -219,3 +220,9 @@ class _Splitter:
 def _next(early: int, kind: int) -> int:
     """The first part of a kind that is not before `early`."""
     return early + (kind - early) % 3
+
+
+def _is_number(op: Op) -> bool:
+    """Whether an op gives sizes, counts and sums: the rows of a stage's own ops stay with the stage."""
+    known = all(spec.shape is not None and None not in spec.shape for spec in op.outputs)
+    return known and all(spec.nbytes() <= SMALL for spec in op.outputs)

@@ -50,12 +50,17 @@ class _Builder:
             boundaries=self._boundaries(),
             merges={value: self.folds.merge(value) for value in self.cutter.demanded},
             held={v.path: tuple(names[w] for w in sorted(self.homes.variables[op])) for op, v in variables.items()},
-            whole={names[k[2]]: finish(d, names[k[2]]) for k, d in self.drafts.items() if k[0] == "whole"},
+            whole=self._by_worker("whole"),
+            weight=self._by_worker("weight"),
             forward_written=tuple(
                 sorted(variables[op].path for op in self.parts.forward_written if op in variables)
             ),
             notes=tuple(self.folds.notes),
         )
+
+    def _by_worker(self, kind: str) -> dict[str, Fragment]:
+        names = [worker.name for worker in self.workers]
+        return {names[k[2]]: finish(d, names[k[2]]) for k, d in self.drafts.items() if k[0] == kind}
 
     def _outside(self) -> Mapping[Value, set[tuple[str, int, int]]]:
         """For each value, the fragments that are fed with it: (kind, phase, stage or worker)."""

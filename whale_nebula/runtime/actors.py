@@ -51,6 +51,7 @@ class ActorStep:
         program = self.compiled.cut.program
         once: dict[Value, Any] = {}
         worker = OnceRun(self.compiled, batch, once, peers)
+        batch = worker.weighed()
         runs = {s: StageRun(self.compiled, s, batch, post, once, Sums(program), clocks[s]) for s in clocks}
         with guard.undone():
             with guard.once("part that is computed from the whole batch", 0):

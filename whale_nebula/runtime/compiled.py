@@ -105,6 +105,11 @@ class Compiled:
         """Values of the inputs alone that are computed on the whole batch."""
         return self._made(self.cut.whole.get(self.worker))
 
+    @cached_property
+    def weight(self) -> Piece | None:
+        """What nb.loss_weight was given, for one micro-batch."""
+        return self._made(self.cut.weight.get(self.worker))
+
     def _made(self, fragment: Fragment | None) -> Piece | None:
         if fragment is None:
             return None

@@ -90,7 +90,7 @@ def _sentence(failure: BaseException) -> str:
     """What TensorFlow said, without where it was and what it drew around it."""
     lines = [line.strip() for line in str(getattr(failure, "message", failure)).splitlines()]
     said = [line for line in lines if line and not line.startswith(_FRAMES)]
-    return (said or [type(failure).__name__])[0][:300]
+    return re.sub(r"^\{\{.*?\}\} ", "", (said or [type(failure).__name__])[0])[:300]
 
 
 def _node(failure: BaseException) -> str:

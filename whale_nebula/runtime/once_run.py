@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -43,6 +43,16 @@ class OnceRun:
     peers: Peers | None = None
     gate: Callable[[Sequence[Any]], Sequence[Any]] = lambda tensors: ()
     _after: Sequence[Any] = ()
+
+    def weighed(self) -> Batch:
+        """The batch with the shares that nb.loss_weight gives its micro-batches, where it was used."""
+        piece = self.compiled.weight
+        if piece is None:
+            return self.batch
+        weights = [_weight(piece.function([cut[feed.what] for feed in piece.feeds])) for cut in self.batch.slices]
+        whole = tf.add_n(weights)
+        self.batch = replace(self.batch, shares=[tf.math.divide_no_nan(weight, whole) for weight in weights])
+        return self.batch
 
     def whole(self) -> None:
         """Compute batch-wide values of the inputs."""
@@ -118,3 +128,8 @@ class OnceRun:
             self.batch.whole[program.leaf_ops[value.op]] if value.op in program.leaf_ops else self.once[value]
             for value in program.returns
         ]
+
+
+def _weight(tensors: Sequence[Any]) -> Any:
+    """One number from all that was given: several calls in a step add up."""
+    return tf.add_n([tf.reduce_sum(tf.cast(tensor, tf.float32)) for tensor in tensors])

@@ -49,8 +49,9 @@ def run_in_sequence(
     program = compiled.cut.program
     once: dict[Value, Any] = {}
     shelf = Shelf()
-    runs = [StageRun(compiled, s, batch, shelf, once, Sums(program)) for s in range(len(program.stages))]
     worker = OnceRun(compiled, batch, once)
+    batch = worker.weighed()
+    runs = [StageRun(compiled, s, batch, shelf, once, Sums(program)) for s in range(len(program.stages))]
     if begun is not None:
         worker.gate = _gate(begun)
     with _once(guard, "part that is computed from the whole batch", 0):
@@ -83,7 +84,7 @@ def _gate(begun: tf.Variable) -> Callable[[Sequence[Any]], Sequence[Any]]:
         operations = tf.compat.v1.get_default_graph().get_operations()
         with tf.control_dependencies([op for op in operations if op.type.endswith("PartitionedCall")]):
             total = tf.reduce_sum(tf.concat([[0.0], *numbers], 0))
-            return [begun.assign(total, read_value=False)]
+            return [begun.assign(tf.where(tf.math.is_finite(total), total, 0.0), read_value=False)]
 
     return gate
 

@@ -97,7 +97,7 @@ def test_a_counter_that_nothing_reads_is_update() -> None:
         %1 = capture count resource[]
         %2 = Const {value=(1)} float32[]
         %3 = AssignAddVariableOp(%1, %2) stateful                => update
-        %4 = Exp(%0) float32[?] @a                               => -
+        %4 = Exp(%0) float32[?] @a                               => forward
         """,
         said,
     )
@@ -269,6 +269,21 @@ def test_values_of_inputs_alone_are_pure() -> None:
         %5 = Mul(%3, %4) float32[1]
     """)
     assert split_parts(program).pure == frozenset({0, 2, 3})
+
+
+def test_rows_that_a_stage_makes_of_inputs_alone_stay_with_the_stage() -> None:
+    program = check(
+        """
+        stages a
+        %0 = input x float32[?]
+        %1 = Exp(%0) float32[?] @a                               => forward
+        %2 = Const {value=(0)} int32[1]
+        %3 = Sum(%0, %2) float32[] @a                            => -
+        %4 = Exp(%0) float32[?]                                  => -
+        """,
+        said,
+    )
+    assert split_parts(program).pure == frozenset({0, 3, 4})
 
 
 def test_gradients_of_two_stages_are_one_phase() -> None:

@@ -1,0 +1,106 @@
+"""Keras is asked early for models with scopes, and left alone for all others."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+from whale_nebula import tf_private
+from whale_nebula.late import unwrap_keras, wrap_keras
+
+layers = keras.layers
+X, Y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
+
+
+@pytest.fixture
+def unwrapped() -> Any:
+    unwrap_keras()
+    yield
+    wrap_keras()
+
+
+def plain() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+    model.compile("sgd", "mse")
+    return model
+
+
+class Subclass(keras.Model):
+    def __init__(self, scoped: bool = False) -> None:
+        super().__init__()
+        self.dense, self.scoped = layers.Dense(2), scoped
+
+    def call(self, x: Any) -> Any:
+        if not self.scoped:
+            return self.dense(x)
+        with nb.cluster(), nb.stage(cluster="a"):
+            return self.dense(x)
+
+
+def functions(model: keras.Model) -> list[Any]:
+    model.fit(X, Y, verbose=0)
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X, verbose=0)
+    return [model.train_function, model.test_function, model.predict_function]
+
+
+def test_models_without_scopes_get_keras_own_functions(unwrapped: Any) -> None:
+    own = {type(f).__name__ + f.__module__ + f.__qualname__ for f in functions(plain())}
+    wrap_keras()
+    assert {type(f).__name__ + f.__module__ + f.__qualname__ for f in functions(plain())} == own
+
+
+def test_subclasses_without_scopes_get_keras_own_functions() -> None:
+    model = Subclass()
+    model.compile("sgd", "mse")
+    assert not any("whale_nebula" in f.__module__ for f in functions(model))
+
+
+def test_the_wrapper_is_reversible(unwrapped: Any) -> None:
+    trainer = vars(tf_private.TensorFlowTrainer)
+    originals = {kind: trainer[f"make_{kind}_function"] for kind in ("train", "test", "predict")}
+    assert not any(hasattr(f, "nebula_original") for f in originals.values())
+    wrap_keras()
+    wrap_keras()
+    for kind, original in originals.items():
+        wrapper = vars(tf_private.TensorFlowTrainer)[f"make_{kind}_function"]
+        assert wrapper.nebula_original is original
+        assert wrapper.__doc__ == original.__doc__
+    unwrap_keras()
+    assert {kind: vars(tf_private.TensorFlowTrainer)[f"make_{kind}_function"] for kind in originals} == originals
+
+
+def test_histories_are_the_same_bit_for_bit(unwrapped: Any) -> None:
+    before = plain().fit(X, Y, epochs=3, verbose=0).history
+    wrap_keras()
+    assert plain().fit(X, Y, epochs=3, verbose=0).history == before
+
+
+@pytest.mark.parametrize("kind", ["train", "test", "predict"])
+def test_a_subclass_with_scopes_is_found_on_its_first_batch(kind: str) -> None:
+    nb.shutdown()
+    model = Subclass(scoped=True)
+    model.compile("sgd", "mse")
+    {"train": lambda: model.fit(X, Y, verbose=0), "test": lambda: model.evaluate(X, Y, verbose=0),
+     "predict": lambda: model.predict(X, verbose=0)}[kind]()  # fmt: skip
+    assert tuple(nb.last_report().stages) == ("a",)
+    nb.shutdown()
+
+
+def test_nothing_of_keras_is_hooked_when_no_scope_is_open() -> None:
+    node, add = tf_private.KerasNode.__init__, tf_private.KerasSequential.add
+    with nb.cluster(), nb.stage(cluster="a"):
+        assert tf_private.KerasNode.__init__ is not node
+        layers.Dense(2)(keras.Input((3,)))
+    assert tf_private.KerasNode.__init__ is node
+    assert tf_private.KerasSequential.add is add
+
+
+def test_the_hooks_go_when_a_scope_ends_in_an_error() -> None:
+    node = tf_private.KerasNode.__init__
+    with pytest.raises(ZeroDivisionError), nb.cluster(), nb.stage(cluster="a"):
+        1 / 0  # noqa: B018
+    assert tf_private.KerasNode.__init__ is node

@@ -1,0 +1,69 @@
+"""A traced graph as pure data."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.capture.mirror import COMPRESS, STAGE, in_order, mirror
+from whale_nebula.capture.places import place_of
+from whale_nebula.ir.spec import Value
+from whale_nebula.tf_private import stamped
+
+
+def traced(fn: Any, *specs: Any) -> Any:
+    return tf.function(fn, autograph=False).get_concrete_function(*specs).graph
+
+
+VECTOR = tf.TensorSpec([None, 3], tf.float32)
+
+
+def test_ops_edges_and_specs() -> None:
+    graph = mirror(traced(lambda x: tf.sin(x) + x, VECTOR))
+    add = next(op for op in graph.ops if op.type == "AddV2")
+    sin = next(op for op in graph.ops if op.type == "Sin")
+    assert add.inputs == (Value(sin.index, 0), Value(0, 0))
+    assert (add.outputs[0].dtype, add.outputs[0].shape) == ("float32", (None, 3))
+
+
+def test_stamps_become_fields_and_are_no_attributes() -> None:
+    def fn(x: Any) -> Any:
+        with stamped(tf.compat.v1.get_default_graph(), {STAGE: "a", COMPRESS: 2}):
+            return tf.sin(x)
+
+    sin = next(op for op in mirror(traced(fn, VECTOR)).ops if op.type == "Sin")
+    assert (sin.stage, sin.compress) == ("a", 2)
+    assert STAGE not in sin.attributes
+
+
+def test_small_whole_numbers_are_known_and_large_ones_are_not() -> None:
+    graph = mirror(traced(lambda x: (tf.reshape(x, [-1, 1, 3]), x + tf.ones((100, 3))), VECTOR))
+    constants = [op.constant for op in graph.ops if op.type == "Const"]
+    assert (-1, 1, 3) in constants
+    assert None in constants
+
+
+def test_bodies_are_mirrored_once() -> None:
+    inner = tf.function(lambda v: tf.cos(v))
+    graph = mirror(traced(lambda x: inner(x) + inner(x), VECTOR))
+    calls = [op for op in graph.ops if op.functions]
+    assert len({name for op in calls for name in op.functions}) == 1
+    assert "Cos" in {op.type for op in graph.functions[calls[0].functions[0]].ops}
+
+
+def test_an_op_never_comes_before_its_inputs() -> None:
+    """Differentiating a loop gives the loop inputs that were traced after it."""
+
+    def fn(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, tf.sin(v)), [0, x])[1]
+        return tape.gradient(y, x)
+
+    ordered = in_order(traced(fn, VECTOR).get_operations())
+    place = {op: number for number, op in enumerate(ordered)}
+    assert all(place[tensor.op] < place[op] for op in ordered for tensor in op.inputs)
+
+
+def test_the_place_of_an_op_is_the_users_line() -> None:
+    (op,) = [op for op in traced(lambda x: tf.sin(x), VECTOR).get_operations() if op.type == "Sin"]
+    assert place_of(op).startswith(__file__)

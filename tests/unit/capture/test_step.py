@@ -1,0 +1,98 @@
+"""How a call's arguments are laid out, and how a captured step packs its results."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.capture.step import bind, capture, filled, signature
+from whale_nebula.errors import UnsupportedError
+
+
+def test_names_specs_and_what_is_split() -> None:
+    arguments = [("batch", {"ids": np.ones((4, 2), "int32"), "scale": 2.0}), ("table", tf.ones((3, 5))), ("n", 7)]
+    layout, tensors = signature(arguments, frozenset({"table"}))
+    assert layout.names == ("batch/ids", "table")
+    assert [tuple(spec.shape) for spec in layout.specs] == [(None, 2), (3, 5)]
+    assert layout.batched == (True, False)
+    assert [tuple(tensor.shape) for tensor in tensors] == [(4, 2), (3, 5)]
+
+
+def test_scalars_are_not_split() -> None:
+    layout, _ = signature([("x", np.float32(3.0))])
+    assert layout.batched == (False,)
+
+
+def test_rows_may_change_and_nothing_else() -> None:
+    def key(*shape: int, dtype: str = "float32", plain: Any = 1) -> Any:
+        return signature([("x", np.zeros(shape, dtype)), ("n", plain)])[0].key
+
+    assert key(3, 2) == key(5, 2)
+    assert key(3, 2) != key(3, 4)
+    assert key(3, 2) != key(3, 2, dtype="float64")
+    assert key(3, 2) != key(3, 2, plain=2)
+
+
+def test_arguments_are_filled_again() -> None:
+    layout, tensors = signature([("x", {"a": np.ones(2), "b": "text"}), ("y", [tf.zeros(2), 3])])
+    first, second = filled(layout, ["A", "B"])
+    assert first == {"a": "A", "b": "text"}
+    assert second == ["B", 3]
+    assert len(tensors) == 2
+
+
+@pytest.mark.parametrize("strange", [tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense([[1, 0]])])
+def test_what_cannot_be_split_by_rows_is_named(strange: Any) -> None:
+    with pytest.raises(UnsupportedError, match="'x/1'"):
+        signature([("x", (tf.ones(2), strange))])
+
+
+def test_bind_names_arguments() -> None:
+    def fn(a: Any, b: Any, *, c: Any = 1) -> None: ...
+
+    assert bind(fn, (1,), {"b": 2}) == [("a", 1), ("b", 2)]
+
+
+def captured(fn: Any, **arguments: Any) -> Any:
+    layout, _ = signature(list(arguments.items()))
+    return capture(lambda given: fn(*given), layout)
+
+
+def test_results_keep_the_users_structure() -> None:
+    found = captured(lambda x: {"b": (x, None), "a": 3}, x=np.ones(2, "float32"))
+    assert found.pack(["three", "X"]) == {"b": ("X", None), "a": "three"}
+    assert len(found.program.returns) == 2, "tf.function makes tensors of numbers"
+
+
+def test_variables_are_named_by_path_and_twins_are_numbered() -> None:
+    twins = [tf.Variable(1.0, name="twin"), tf.Variable(2.0, name="twin")]
+    found = captured(lambda x: x * twins[0] + twins[1], x=np.ones(2, "float32"))
+    assert list(found.variables) == ["twin", "twin#2"]
+    assert [v is twin for v, twin in zip(found.variables.values(), twins, strict=True)] == [True, True]
+
+
+def test_stages_are_noted_in_the_order_of_their_first_entry() -> None:
+    def fn(x: Any) -> Any:
+        with nb.cluster():
+            for name in ("b", "a", "b2"):
+                with nb.stage(cluster=name):
+                    x = tf.sin(x)
+        return x
+
+    assert [stage.key for stage in captured(fn, x=np.ones(2, "float32")).program.stages] == ["b", "a", "b2"]
+
+
+def test_the_digest_of_a_trace_does_not_depend_on_names_or_order_of_capture() -> None:
+    def make(name: str) -> Any:
+        variable = tf.Variable(tf.ones(2), name="v")
+
+        def fn(x: Any) -> Any:
+            with nb.cluster(), nb.stage(cluster="a"):
+                return tf.add(x * variable, 1.0, name=name)
+
+        return captured(fn, x=np.ones(2, "float32")).program
+
+    first, second = make("one"), make("two")
+    assert [op.type for op in first.graph.ops] == [op.type for op in second.graph.ops]

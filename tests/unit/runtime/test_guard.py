@@ -1,0 +1,73 @@
+"""What a failing step is told as, and what is put back."""
+
+import pytest
+import tensorflow as tf
+
+from whale_nebula.errors import StageFailedError
+from whale_nebula.runtime.guard import Guard
+
+
+def failing() -> None:
+    tf.debugging.assert_equal(1, 2, message="not the same")
+
+
+def in_a_function() -> None:
+    tf.function(lambda: 1 // tf.identity(0))()
+
+
+def guard() -> tuple[Guard, tf.Variable, tf.Variable]:
+    seed, weight = tf.Variable(1.0), tf.Variable(1.0)
+    return Guard({"seed": seed, "weight": weight}, ["seed", "gone"]), seed, weight
+
+
+def test_what_the_forward_wrote_is_put_back() -> None:
+    kept, seed, weight = guard()
+    with pytest.raises(ZeroDivisionError), kept.undone():
+        seed.assign(2.0)
+        weight.assign(2.0)
+        raise ZeroDivisionError
+    assert (float(seed), float(weight)) == (1.0, 2.0)
+
+
+def test_nothing_is_put_back_once_an_update_has_begun() -> None:
+    kept, seed, _ = guard()
+    with pytest.raises(ZeroDivisionError), kept.undone():
+        seed.assign(2.0)
+        kept.begun = True
+        raise ZeroDivisionError
+    assert float(seed) == 2.0
+
+
+def test_a_piece_is_named() -> None:
+    kept, *_ = guard()
+    with pytest.raises(StageFailedError, match="the forward of stage 'a' failed in phase 1, micro-batch 2") as caught:
+        with kept.piece("a", 1, 2, "forward"):
+            in_a_function()
+    error = caught.value
+    assert (error.stage, error.phase, error.micro_batch, error.torn) == ("a", 1, 2, False)
+    assert error.why == "Integer division by zero"
+    assert "op " in error.where
+
+
+def test_the_users_own_errors_pass() -> None:
+    kept, *_ = guard()
+    with pytest.raises(KeyError), kept.piece("a", 0, 0, "forward"):
+        raise KeyError("mine")
+
+
+def test_a_later_phase_that_fails_tears_the_step() -> None:
+    kept, *_ = guard()
+    kept.begun = True
+    with pytest.raises(StageFailedError, match="checkpoint") as caught, kept.piece("a", 1, 0, "forward"):
+        failing()
+    assert caught.value.torn
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_runs_once_is_torn_only_in_an_update(begun: bool) -> None:
+    kept, *_ = guard()
+    kept.begun = begun
+    with pytest.raises(StageFailedError) as caught, kept.once("update" if begun else "prologue", 0):
+        failing()
+    assert caught.value.torn is begun
+    assert caught.value.micro_batch is None

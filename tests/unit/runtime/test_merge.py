@@ -1,0 +1,85 @@
+"""Micro-batches' values and gradients become one."""
+
+import pytest
+import tensorflow as tf
+
+from whale_nebula.ir.graph import CAPTURE, Graph, Op
+from whale_nebula.ir.program import GradientPart, Holder, Program, Request, Variable
+from whale_nebula.ir.spec import Spec, Value
+from whale_nebula.runtime.casts import decode, encode
+from whale_nebula.runtime.gradients import Sums, total
+from whale_nebula.runtime.merge import merge
+
+SHARES = [tf.constant(0.75), tf.constant(0.25)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [("mean", [2.5]), ("sum", [6.0]), ("last", [4.0]), ("same", [2.0]), ("concat:0", [2.0, 4.0])],
+)
+def test_rules(rule: str, expected: list[float]) -> None:
+    assert merge(rule, [tf.constant([2.0]), tf.constant([4.0])], SHARES).numpy().tolist() == expected
+
+
+def test_one_micro_batch_is_left_as_it_is() -> None:
+    only = tf.constant(3.0)
+    assert merge("mean", [only], [tf.constant(0.5)]) is only
+
+
+def test_concatenation_along_another_axis() -> None:
+    found = merge("concat:1", [tf.ones((2, 1)), tf.zeros((2, 2))], SHARES)
+    assert found.shape == (2, 3)
+
+
+def program(*sources: str) -> Program:
+    """A request of the gradient of one variable (2 x 3) by two stages."""
+    spec = Spec("float32", (2, 3))
+    ops = (
+        Op(0, "Placeholder", outputs=(Spec("resource", ()),), role=CAPTURE),
+        Op(1, "Placeholder", outputs=(spec,)),
+        Op(2, "Placeholder", outputs=(Spec("int32", (None,)),)),
+    )
+    values = (Value(1, 0), Value(2, 0)) if "sparse" in sources else (Value(1, 0),)
+    request = Request(0, 3, frozenset(), (), ("v",), (0,), (Holder(0, values),))
+    return Program(Graph(ops), variables=(Variable(0, "v", spec),), requests=(request,))
+
+
+def part(stage: int) -> GradientPart:
+    return GradientPart(stage, 0, (Value(1, 0),))
+
+
+def test_dense_gradients_are_added_in_stage_order() -> None:
+    first, second = Sums(program()), Sums(program())
+    first.add(0, part(0), [tf.fill((2, 3), 1e8)])
+    second.add(0, part(1), [tf.fill((2, 3), 1.0)])
+    second.add(0, part(1), [tf.fill((2, 3), -1e8)])
+    found = total(program(), {**second.parts(), **first.parts()})
+    assert found[Value(1, 0)].numpy().max() == 0.0  # 1e8 + (1 - 1e8), and in no other order
+
+
+def test_rows_of_a_sparse_gradient_are_put_behind_each_other() -> None:
+    sums = Sums(program("sparse"))
+    for row in (0, 1):
+        sums.add(0, part(0), [tf.ones((1, 3)) * row, tf.constant([row])])
+    found = total(program("sparse"), sums.parts())
+    assert found[Value(1, 0)].shape == (2, 3)
+    assert found[Value(2, 0)].numpy().tolist() == [0, 1]
+
+
+def test_a_tied_variable_mixes_dense_and_sparse() -> None:
+    dense, sparse = Sums(program()), Sums(program())
+    dense.add(0, part(1), [tf.ones((2, 3))])
+    sparse.add(0, part(0), [tf.ones((2, 3)), tf.constant([1, 1])])
+    found = total(program(), {**dense.parts(), **sparse.parts()})
+    assert found[Value(1, 0)].numpy().tolist() == [[1.0] * 3, [3.0] * 3]
+
+
+@pytest.mark.parametrize("codec", ["none", "fp16", "bf16"])
+def test_codecs_give_back_the_element_type(codec: str) -> None:
+    given = tf.constant([1.5, -2.0])
+    assert decode(encode(codec, given), given.dtype).numpy().tolist() == [1.5, -2.0]
+
+
+def test_what_is_no_number_is_not_cast() -> None:
+    given = tf.constant([1, 2])
+    assert encode("fp16", given) is given
