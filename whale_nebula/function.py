@@ -22,6 +22,7 @@ class NebulaFunction:
         self._step = Step(tf_private.autographed(fn), name=fn.__name__, whole=frozenset(whole))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one step; the first call with each form of arguments captures and plans it."""
         return self._step.run(*self.arguments(*args, **kwargs))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -42,7 +43,7 @@ def _call(
     fn: Callable[..., Any], names: list[str], values: list[Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """The call that binds these values to these parameters."""
-    bound = inspect.BoundArguments(inspect.signature(fn), dict(zip(names, values, strict=True)))  # type: ignore[arg-type]
+    bound = inspect.BoundArguments(inspect.signature(fn), dict(zip(names, values, strict=True)))
     return bound.args, bound.kwargs
 
 

@@ -34,7 +34,7 @@ def unwrap_keras() -> None:
     trainer = getattr(sys.modules.get(_TRAINER), "TensorFlowTrainer", None)
     for kind in _KINDS:
         wrapper = vars(trainer).get(f"make_{kind}_function") if trainer is not None else None
-        if hasattr(wrapper, "nebula_original"):
+        if wrapper is not None and hasattr(wrapper, "nebula_original"):
             setattr(trainer, f"make_{kind}_function", wrapper.nebula_original)
 
 

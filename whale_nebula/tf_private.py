@@ -41,7 +41,7 @@ FuncGraph = func_graph_lib.FuncGraph
 def stamped(graph: Any, stamps: Mapping[str, str | int]) -> contextlib.AbstractContextManager[None]:
     """While open, every op made in `graph` carries these attributes."""
     values = {
-        name: attr_value_pb2.AttrValue(i=value) if isinstance(value, int) else attr_value_pb2.AttrValue(s=value.encode())
+        name: attr_value_pb2.AttrValue(**{"i": value} if isinstance(value, int) else {"s": value.encode()})
         for name, value in stamps.items()
     }
     scope: contextlib.AbstractContextManager[None] = graph._attr_scope(values)

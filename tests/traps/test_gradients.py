@@ -244,7 +244,7 @@ def test_a_custom_gradient_with_a_closure(same: Any, normal: Any, weights: Any, 
         def scaled(v: Any) -> Any:
             y = v @ variables[1]
 
-            def backward(d: Any, variables: Any = None) -> Any:  # noqa: ARG001
+            def backward(d: Any, variables: Any = None) -> Any:
                 (kernel,) = variables
                 return d @ tf.transpose(kernel), [2.0 * (tf.transpose(v) @ d)]
 

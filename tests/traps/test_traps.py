@@ -11,7 +11,13 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.traps.conftest import Cut
 from whale_nebula.capture.step import signature
-from whale_nebula.errors import BatchAxisError, BoundaryInBodyError, NebulaError, StageOrderError, UnsupportedError
+from whale_nebula.errors import (
+    BatchAxisError,
+    BoundaryInBodyError,
+    NebulaError,
+    StageOrderError,
+    UnsupportedError,
+)
 from whale_nebula.runtime.keras_step import keras_step
 
 layers = keras.layers

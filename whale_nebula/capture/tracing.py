@@ -40,7 +40,7 @@ class Tracing:
     whole: frozenset[str] = frozenset()
     stages: dict[str, Stage] = field(default_factory=dict)
     compressions: list[Frame] = field(default_factory=list)
-    pipeline: Pipeline = Pipeline()
+    pipeline: Pipeline = field(default_factory=Pipeline)
     requests: list[LiveRequest] = field(default_factory=list)
     weights: list[Any] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)

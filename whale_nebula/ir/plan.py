@@ -101,7 +101,8 @@ class Cut:
     """A program mapped to workers: everything the runtime needs, as data.
 
     `merges` says for a forward value that leaves the micro-batches how they become one; `held` which workers keep
-    a variable; `whole` the fragment that computes batch-wide values from inputs alone, `weight` the one that weighs a micro-batch.
+    a variable; `whole` the fragment that computes batch-wide values from inputs alone, `weight` the one that weighs
+    a micro-batch.
     """
 
     program: Program

@@ -160,10 +160,9 @@ class Cutter:
             if value in seen:
                 continue
             seen.add(value)
-            if self._include(draft, value):
-                if value.op not in draft.ops:
-                    draft.ops[value.op] = None
-                    pending.extend(self.program.graph.ops[value.op].inputs)
+            if self._include(draft, value) and value.op not in draft.ops:
+                draft.ops[value.op] = None
+                pending.extend(self.program.graph.ops[value.op].inputs)
 
     def _include(self, draft: Draft, value: Value) -> bool:
         """Whether the draft computes a value itself; if not, it is fed, and asked of its home."""
@@ -248,7 +247,7 @@ class Cutter:
         return self._forward_home(op, value, phase, stage, self.homes.worker_of(stage)) is None
 
     def _in_prologue(self, draft: Draft, op: Op, value: Value) -> Key | None:
-        _, phase, worker, _ = draft.key
+        worker = draft.key[2]
         part = self.parts.part.get(op.index, 0)
         if part % 3 == UPDATE:
             return self._updated(op, value, part // 3, worker)

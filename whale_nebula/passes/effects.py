@@ -11,8 +11,10 @@ _HARMLESS = frozenset({
     "LookupTableFindV2", "LookupTableSizeV2", "EmptyTensorList", "TensorListReserve",
 })  # fmt: skip
 
-_RANDOM = ("StatelessRandom", "StatelessTruncated", "StatelessMultinomial", "StatelessParameterized", "StatelessShuffle",
-           "StatelessSample")  # fmt: skip
+_RANDOM = (
+    "StatelessRandom", "StatelessTruncated", "StatelessMultinomial", "StatelessParameterized", "StatelessShuffle",
+    "StatelessSample",
+)  # fmt: skip
 
 
 def is_effect(op: Op, graph: Graph) -> bool:

@@ -151,9 +151,9 @@ class Homes:
                 self._round[op.index, worker] = number
                 phase = part // 3
                 self._last[phase, worker] = max(self._last.get((phase, worker), 0), number)
-        for op, worker in self._round:
-            if op in late:
-                self._round[op, worker] = self._last[self.parts.part[op] // 3, worker]
+        for index, worker in self._round:
+            if index in late:
+                self._round[index, worker] = self._last[self.parts.part[index] // 3, worker]
 
     def _ready(self, value: Value, part: int, worker: int) -> int:
         if self.parts.part.get(value.op, 0) != part:

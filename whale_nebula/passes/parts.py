@@ -190,7 +190,7 @@ class _Splitter:
     def _found(self) -> Parts:
         graph = self.program.graph
         times = [self.part.get(op, 0) for op in self.part]
-        phases = max([t // 3 for t in times] + [p for p in self.phase_of] + [0]) + 1
+        phases = max([0, *(time // 3 for time in times), *self.phase_of]) + 1
         forward = {e for e in self.effects if self.part[e] % 3 != UPDATE}
         return Parts(
             part=dict(self.part),

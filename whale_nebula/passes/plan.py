@@ -96,7 +96,7 @@ class _Builder:
 
     def _fuse(self, forward: Draft, backward: Draft) -> Fragment:
         """No gradient comes in from outside: forward and backward are one function, and nothing is kept between."""
-        kind, phase, stage, number = backward.key
+        _, phase, stage, number = backward.key
         merged = Draft(("fused", phase, stage, number), ops={**forward.ops, **backward.ops})
         merged.feeds = {v: None for v in [*forward.feeds, *backward.feeds] if v.op not in merged.ops}
         merged.fetches = {v: None for v in forward.fetches if self._leaves(v, phase, stage)} | backward.fetches

@@ -15,7 +15,8 @@ def report_text(report: Report) -> str:
       stage gpu: computes 0.200 s, waits 0.300 s
       link gpu->npu: 2.1 KiB (52 % of the tensors)
     """
-    lines = [f"step {report.step} of {report.program}: {report.step_seconds:.3f} s, {report.micro_batches} micro-batches"]
+    head = f"step {report.step} of {report.program}: {report.step_seconds:.3f} s"
+    lines = [f"{head}, {report.micro_batches} micro-batches"]
     if report.predicted_seconds is not None:
         lines.append(f"  predicted: {report.predicted_seconds:.3f} s")
     for name, stage in report.stages.items():

@@ -19,7 +19,7 @@ class Shared(NamedTuple):
 
     slot: int
     key: PartKey
-    index: int
+    piece: int
     source: str
     destinations: tuple[str, ...]
 
@@ -64,7 +64,7 @@ class Wires:
         shared = list(self._shared(phase))
         for part in shared:
             if part.source == self.worker:
-                array = tf.convert_to_tensor(own[part.key][part.index]).numpy()
+                array = tf.convert_to_tensor(own[part.key][part.piece]).numpy()
                 for destination in part.destinations:
                     key = self._made("part", phase.index, part.slot, self.worker, destination)
                     self.links[destination].send(key, array)

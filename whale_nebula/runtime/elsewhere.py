@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import tensorflow as tf
 
@@ -140,7 +140,7 @@ _CLASSES: dict[type, type] = {}
 def _elsewhere(kind: type) -> type:
     """The class of emptied variables of a kind."""
     if kind not in _CLASSES:
-        _CLASSES[kind] = cast(type, type(f"Elsewhere{kind.__name__}", (_Elsewhere, kind), _guards(kind)))
+        _CLASSES[kind] = type(f"Elsewhere{kind.__name__}", (_Elsewhere, kind), _guards(kind))
     return _CLASSES[kind]
 
 

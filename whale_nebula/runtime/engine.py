@@ -1,9 +1,11 @@
 """What runs a captured step: the user's own function where nothing is cut, one function where all is local and free,
-and actors where links take time."""
+and actors where links take time.
+"""
 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +16,7 @@ import tensorflow as tf
 from whale_nebula.capture.mirror import in_order
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.step import Captured, Signature, filled
+from whale_nebula.errors import NebulaWarning
 from whale_nebula.ir.canonical import canonical_lines
 from whale_nebula.ir.digest import digest_lines, first_difference
 from whale_nebula.ir.plan import Cut, Worker
@@ -50,6 +53,8 @@ class Engine:
         """Run one step, report on it, and pack its results as the user's code returns them."""
         outcome = self.runner.run(tensors)
         self.steps += 1
+        if self.steps == 1:
+            self._warn_few(len(outcome.counts))
         publish(
             Report(
                 program=self.name,
@@ -64,6 +69,19 @@ class Engine:
             )
         )
         return self.captured.pack(outcome.tensors)
+
+
+    def _warn_few(self, count: int) -> None:
+        """More micro-batches than rows: each row is one, and the rest is not there."""
+        asked = self.cut.program.pipeline.micro_batch
+        if count < asked:
+            warning = NebulaWarning(
+                f"nb.pipeline asks for {asked} micro-batches, and the first batch has {count} rows",
+                where=self.name,
+                why="a micro-batch has at least one row",
+                mend=f"nb.pipeline(micro_batch={count}), or a larger batch",
+            )
+            warnings.warn(warning, stacklevel=2)
 
 
 @dataclass
@@ -99,7 +117,7 @@ def place_workers(captured: Captured, run: Run) -> list[Worker]:
     stages = captured.program.stages
     if run.alone:
         return [Worker("local/0", "local", tuple(range(len(stages))))]
-    first = {cluster: worker for worker, cluster in reversed(run.workers.items())}
+    first = {cluster: worker for worker, cluster in reversed(list(run.workers.items()))}
     return [
         Worker(worker, cluster, tuple(s for s, stage in enumerate(stages) if first[stage.cluster] == worker))
         for worker, cluster in run.workers.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -55,7 +56,7 @@ def _sheet(attachment: Attachment, seed: int | None) -> dict[str, Any]:
     }
 
 
-def _agree_on_seed(attachment: Attachment, seed: int | None, told: dict[str, Any]) -> None:
+def _agree_on_seed(attachment: Attachment, seed: int | None, told: Mapping[str, Mapping[str, Any]]) -> None:
     """A seed that a script names must be named by all; the launcher's was set before the script began."""
     named = {attachment.worker: seed, **{peer: sheet["seed"] for peer, sheet in told.items()}}
     if len(set(named.values())) > 1:

@@ -69,7 +69,8 @@ class OnceRun:
         """Merge what the stages kept, exchange what others need, and run the update, round by round."""
         self._merge(runs)
         gradients = self.gradients(phase, runs)
-        self._after = self.gate([*gradients.values(), *(self.once[v] for v in self.compiled.cut.merges if v in self.once)])
+        merged = (self.once[value] for value in self.compiled.cut.merges if value in self.once)
+        self._after = self.gate([*gradients.values(), *merged])
         self._send(phase, -1)
         got: set[Crossing] = set()
         for piece in self.compiled.updates(phase):

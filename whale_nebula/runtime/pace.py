@@ -9,8 +9,8 @@ from whale_nebula.config import Links
 from whale_nebula.ir.plan import Cut
 from whale_nebula.report.report import Span
 from whale_nebula.runtime.sizes import messages
-from whale_nebula.schedule.lines import Hop, Line, Work, pace
 from whale_nebula.schedule.limits import Pace
+from whale_nebula.schedule.lines import Hop, Line, Work, pace
 from whale_nebula.schedule.simulate import simulate
 from whale_nebula.wire.frame import wire_bytes
 

@@ -26,7 +26,7 @@ class Session:
     patience: float
     _last: dict[str, LinkTotals] = field(default_factory=dict)
 
-    def hello(self, sheet: Sheet) -> dict[str, Sheet]:
+    def hello(self, sheet: Sheet) -> Mapping[str, Sheet]:
         """Tell every peer who this process is; gives what each said. Unlike versions are refused."""
         self._post({"kind": "HELLO", "worker": self.worker, **sheet})
         told = self._take_all("HELLO")
@@ -73,7 +73,7 @@ class Session:
                     f"{self.worker} is at step {sheet['step']} of {sheet['name']!r}, "
                     f"{peer} at step {theirs['step']} of {theirs['name']!r}",
                     where=peer,
-                    why="the processes no longer do the same: a callback or a condition went another way in one of them",
+                    why="the processes no longer do the same: a callback or a condition went another way in one",
                     mend="let every process decide alike: by returned values, which all processes get",
                 )
             self._same_rows(peer, sheet, theirs)

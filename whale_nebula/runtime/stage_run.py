@@ -62,12 +62,16 @@ class StageRun:
         self._forget(phase, micro_batch)
 
     def _run(self, phase: PhasePlan, piece: Piece, micro_batch: int) -> None:
-        with _timed(self.clock and self.clock.waits()):
+        with _timed(None if self.clock is None else self.clock.waits()):
             tensors = [self._take(feed, micro_batch) for feed in piece.feeds]
-        with _timed(self.clock and self.clock.computing(f"{piece.fragment.kind} {micro_batch}")):
+        with self._computing(piece, micro_batch):
             results = piece.function(tensors)
         del tensors
         self._hand_on(phase, piece, micro_batch, dict(zip(piece.fetches, results, strict=True)))
+
+    def _computing(self, piece: Piece, micro_batch: int) -> contextlib.AbstractContextManager[None]:
+        what = f"{piece.fragment.kind} {micro_batch}"
+        return _timed(None if self.clock is None else self.clock.computing(what))
 
     def _take(self, feed: Feed, micro_batch: int) -> Any:
         kind, what = feed

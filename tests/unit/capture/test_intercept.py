@@ -94,7 +94,7 @@ def test_a_static_batch_is_told_from_a_mistake_with_none() -> None:
         nothing = None
         return x * (nothing + 1)
 
-    with pytest.raises(StaticBatchError, match="test_intercept.py"):
+    with pytest.raises(StaticBatchError, match=r"test_intercept\.py"):
         baked(np.ones((2, 2), "float32"))
     with pytest.raises(TypeError):
         mistaken(np.ones((2, 2), "float32"))

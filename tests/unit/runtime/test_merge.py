@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.ir.graph import CAPTURE, Graph, Op
-from whale_nebula.ir.program import GradientPart, Holder, Program, Request, Variable
+from whale_nebula.ir.program import GradientPart, Holder, Leaf, Program, Request, Variable
 from whale_nebula.ir.spec import Spec, Value
 from whale_nebula.runtime.casts import decode, encode
 from whale_nebula.runtime.gradients import Sums, total
@@ -31,7 +31,7 @@ def test_concatenation_along_another_axis() -> None:
     assert found.shape == (2, 3)
 
 
-def program(*sources: str) -> Program:
+def program(sparse: bool = False, of_batch: bool = True) -> Program:
     """A request of the gradient of one variable (2 x 3) by two stages."""
     spec = Spec("float32", (2, 3))
     ops = (
@@ -39,13 +39,14 @@ def program(*sources: str) -> Program:
         Op(1, "Placeholder", outputs=(spec,)),
         Op(2, "Placeholder", outputs=(Spec("int32", (None,)),)),
     )
-    values = (Value(1, 0), Value(2, 0)) if "sparse" in sources else (Value(1, 0),)
+    values = (Value(1, 0), Value(2, 0)) if sparse else (Value(1, 0),)
+    leaves = (Leaf(2, "ids", Spec("int32", (None,))),) if of_batch else ()
     request = Request(0, 3, frozenset(), (), ("v",), (0,), (Holder(0, values),))
-    return Program(Graph(ops), variables=(Variable(0, "v", spec),), requests=(request,))
+    return Program(Graph(ops), leaves, variables=(Variable(0, "v", spec),), requests=(request,))
 
 
-def part(stage: int) -> GradientPart:
-    return GradientPart(stage, 0, (Value(1, 0),))
+def part(stage: int, *values: int) -> GradientPart:
+    return GradientPart(stage, 0, tuple(Value(op, 0) for op in values or (1,)))
 
 
 def test_dense_gradients_are_added_in_stage_order() -> None:
@@ -58,18 +59,29 @@ def test_dense_gradients_are_added_in_stage_order() -> None:
 
 
 def test_rows_of_a_sparse_gradient_are_put_behind_each_other() -> None:
-    sums = Sums(program("sparse"))
+    sums = Sums(program(sparse=True))
     for row in (0, 1):
-        sums.add(0, part(0), [tf.ones((1, 3)) * row, tf.constant([row])])
-    found = total(program("sparse"), sums.parts())
+        sums.add(0, part(0, 1, 2), [tf.ones((1, 3)) * row, tf.constant([row])])
+    found = total(program(sparse=True), sums.parts())
     assert found[Value(1, 0)].shape == (2, 3)
+    assert found[Value(2, 0)].numpy().tolist() == [0, 1]
+
+
+def test_rows_at_positions_that_every_micro_batch_has_are_added() -> None:
+    """A table of positions: the uncut step has each position once."""
+    positions = program(sparse=True, of_batch=False)
+    sums = Sums(positions)
+    for _ in range(3):
+        sums.add(0, part(0, 1, 2), [tf.ones((2, 3)), tf.constant([0, 1])])
+    found = total(positions, sums.parts())
+    assert found[Value(1, 0)].numpy().tolist() == [[3.0] * 3] * 2
     assert found[Value(2, 0)].numpy().tolist() == [0, 1]
 
 
 def test_a_tied_variable_mixes_dense_and_sparse() -> None:
     dense, sparse = Sums(program()), Sums(program())
     dense.add(0, part(1), [tf.ones((2, 3))])
-    sparse.add(0, part(0), [tf.ones((2, 3)), tf.constant([1, 1])])
+    sparse.add(0, part(0, 1, 2), [tf.ones((2, 3)), tf.constant([1, 1])])
     found = total(program(), {**dense.parts(), **sparse.parts()})
     assert found[Value(1, 0)].numpy().tolist() == [[1.0] * 3, [3.0] * 3]
 

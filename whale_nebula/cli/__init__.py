@@ -1,0 +1,1 @@
+"""The command line. Starting it loads no TensorFlow."""
