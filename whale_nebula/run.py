@@ -123,6 +123,7 @@ def init(
     that they train on the same rows.
 
     >>> import whale_nebula as nb
+    >>> nb.shutdown()
     >>> run = nb.init(links="60mbit,20ms")
     >>> run.links.between("gpu", "npu").delay
     0.02

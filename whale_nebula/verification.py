@@ -34,7 +34,7 @@ class Verification:
     """One step by the plan against the same step uncut: a row for everything it returned or wrote.
 
     `comparable` is false where the two must differ (dropout with several micro-batches draws other numbers,
-    and `coupled="allow"` runs rows apart that depend on each other); `notes` say why. Then no row has a limit.
+    and `coupled="allow"` runs rows apart that depend on each other); `notes` say why, and no row has a limit.
 
     >>> rows = Row("loss", 0.0, 1e-5), Row("kernel", 2e-3, 1e-5)
     >>> found = Verification(rows, stages=("gpu", "npu"), micro_batches=2)
@@ -66,11 +66,10 @@ class Verification:
     def to_text(self) -> str:
         """A table with a line for each tensor, what differs marked by '!', and the notes under it."""
         count = len(self.stages)
-        head = f"{count} stage{'s' * (count != 1)} ({', '.join(self.stages)}), micro-batches: {self.micro_batches}"
+        stages = f"{count} stage{'s' * (count != 1)} ({', '.join(self.stages)})"
+        head = f"{stages}, micro-batches: {self.micro_batches}"
         lines = [f"{head}: {self._sentence()}", "     error    limit"]
-        lines += [
-            f"  {' ' if row.ok else '!'}{row.error:.1e}  {row.limit:7.1e}  {row.name}" for row in self.rows
-        ]
+        lines += [f"  {' ' if row.ok else '!'}{row.error:.1e}  {row.limit:7.1e}  {row.name}" for row in self.rows]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def __str__(self) -> str:
@@ -80,11 +79,7 @@ class Verification:
         bad = sum(not row.ok for row in self.rows)
         if bad:
             return f"{bad} of {len(self.rows)} tensors differ from the uncut step"
-        return (
-            f"all {len(self.rows)} tensors are those of the uncut step"
-            if self.comparable
-            else "not comparable"
-        )
+        return f"all {len(self.rows)} tensors are those of the uncut step" if self.comparable else "not comparable"
 
     def raise_if_bad(self) -> Verification:
         """Raise `VerificationError` where something differs; else give itself."""
@@ -92,6 +87,6 @@ class Verification:
             raise VerificationError(
                 "the plan and the uncut step do not agree",
                 where=self.worst.name,
-                why=f"{self.worst.name} is {self.worst.error:.1e} away, and may be {self.worst.limit:.1e}\n{self}",
+                why=f"it is {self.worst.error:.1e} away, and may be {self.worst.limit:.1e}\n{self}",
             )
         return self

@@ -29,8 +29,8 @@ RELATIVE_HALF = 1e-2
 _NOISE = 10.0
 _HALVES = ("float16", "bfloat16")
 _STATEFUL_RANDOM = (
-    "RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial", "RandomShuffle",
-    "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2",
+    "RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial",
+    "RandomShuffle", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2",
 )  # fmt: skip
 
 
@@ -59,9 +59,7 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     3.0
     """
     if not current_run().alone:
-        raise NotYetError(
-            "nb.verify in several processes", mend="verify the script in one process, without a launcher"
-        )
+        raise NotYetError("nb.verify in several processes", mend="verify the script in one process, without a launcher")
     subject = _subject(model_or_function, batch)
     layout, tensors = signature(subject.arguments, subject.step.whole)
     engine = subject.step.plan(subject.arguments, subject.unpack)
@@ -205,9 +203,7 @@ def _compare(
     ]
     length = OF_A_STEP * scale / RELATIVE * _length(engine, subject, before, uncut)
     for path, a in uncut.variables.items():
-        floor = (
-            _NOISE * _distance(a, noise.variables[path]) if noise is not None and a.dtype.is_floating else 0.0
-        )
+        floor = _NOISE * _distance(a, noise.variables[path]) if noise is not None and a.dtype.is_floating else 0.0
         rows.append(_row(path, a, planned.variables[path], scale, max(length, floor)))
     if reasons:
         rows = [row._replace(limit=math.inf) for row in rows]
@@ -241,13 +237,11 @@ def _norm(tensor: Any) -> float:
 
 
 def _length(engine: Engine, subject: _Subject, before: Mapping[str, Any], uncut: _State) -> float:
-    """How far a step goes: the learning rate, or if that is unknown the longest move of a trained variable."""
+    """How far a step goes: the learning rate, or where it is unknown the longest move of a variable."""
     if subject.rate is not None:
         return subject.rate
     trained = [variable.path for variable in engine.captured.program.variables if variable.trainable]
-    return max(
-        (_distance(uncut.variables[path], before[path]) for path in trained if path in before), default=0.0
-    )
+    return max((_distance(uncut.variables[path], before[path]) for path in trained if path in before), default=0.0)
 
 
 def _incomparable(engine: Engine) -> tuple[str, ...]:
@@ -258,18 +252,14 @@ def _incomparable(engine: Engine) -> tuple[str, ...]:
     if any(op.type in _STATEFUL_RANDOM for op in ops):
         found.append("the step draws random numbers whose state is in no variable: each run draws others")
     elif program.pipeline.micro_batch > 1 and any(is_random(op) for op in ops):
-        found.append(
-            "the step draws random numbers, and each micro-batch its own: reproducible, not those uncut"
-        )
+        found.append("the step draws random numbers, and each micro-batch its own: reproducible, not those uncut")
     return tuple(found)
 
 
 def _halved(engine: Engine) -> bool:
     """Whether some numbers have half the bits, in the model or on a link: its tolerance is another."""
     on_links = any(b.codec != "none" or b.backward_codec != "none" for b in engine.cut.boundaries)
-    return on_links or any(
-        spec.dtype in _HALVES for op in engine.captured.program.graph.ops for spec in op.outputs
-    )
+    return on_links or any(spec.dtype in _HALVES for op in engine.captured.program.graph.ops for spec in op.outputs)
 
 
 def _remarks(engine: Engine) -> tuple[str, ...]:

@@ -306,7 +306,7 @@ def test_tape_reopened_does_not_close_one_that_records() -> None:
 
 
 def test_tape_records_nothing_of_custom_gradients_inside() -> None:
-    """`recompute_grad` calls `tape.gradient` while it is differentiated: our interception must let it pass."""
+    """`recompute_grad` calls `tape.gradient` while it is differentiated: ours must let it pass."""
     calls: list[str] = []
     original = tf.GradientTape.gradient
 

@@ -89,7 +89,7 @@ def same() -> Callable[..., Left]:
 
 @pytest.fixture
 def same_fit() -> Callable[..., Any]:
-    """Train a Keras model both ways and compare histories and weights; gives the model that ran by the plan."""
+    """Train a Keras model both ways and compare histories and weights; gives the one of the plan."""
 
     def check(
         build: Callable[[Cut], Any], *data: Any, micro: int = 1, exact: bool = False, stages: int = 2,

@@ -383,9 +383,7 @@ def dropping(cut: Cut, rate: float = 0.5, recompute: bool = False) -> keras.Mode
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_dropout_with_one_micro_batch_is_bit_equal(
-    same_fit: Any, normal: Any, runner: str, recompute: bool
-) -> None:
+def test_dropout_with_one_micro_batch_is_bit_equal(same_fit: Any, normal: Any, runner: str, recompute: bool) -> None:
     """Seeds are variables, and end where they end uncut."""
     same_fit(dropping, normal(16, 4), normal(16, 3, seed=1), exact=True, recompute=recompute)
 

@@ -493,7 +493,7 @@ def test_trap_14_fewer_rows_than_micro_batches(
     assert nb.last_report().micro_batches == rows
 
 
-# 15: XLA cannot compile communication, nor half a loop: options that we cannot honour are refused, not ignored.
+# 15: XLA cannot compile communication, nor half a loop: what we cannot honour is refused, not ignored.
 
 
 @pytest.mark.parametrize("option", [{"jit_compile": True}, {"run_eagerly": True}, {"steps_per_execution": 2}])
@@ -524,11 +524,9 @@ def test_trap_16_large_denominators_do_not_overflow_fp16(normal: Any) -> None:
         keras.utils.set_random_seed(3)
         model = build(cut)
         weights = np.full(48, 5000.0, "float32")
-        model.fit(
-            normal(48, 64), normal(48, 2, seed=1), sample_weight=weights, batch_size=24, shuffle=False, verbose=0
-        )
+        model.fit(normal(48, 64), normal(48, 2, seed=1), sample_weight=weights, batch_size=24, shuffle=False, verbose=0)
         found.append([np.array(v) for v in model.trainable_variables])
-        assert float(model.optimizer.dynamic_scale.numpy()) == 2.0**15, "a gradient overflowed and its step was skipped"
+        assert float(model.optimizer.dynamic_scale.numpy()) == 2.0**15, "a gradient overflowed"
     for a, b in zip(*found, strict=True):
         assert np.linalg.norm(a - b) <= 1e-2 * np.linalg.norm(a) + 1e-4
 

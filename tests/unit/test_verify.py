@@ -202,7 +202,7 @@ def test_stateful_random_ops_are_not_comparable() -> None:
 
 
 def test_noise_that_adam_blows_up_is_no_difference() -> None:
-    """The bias of a layer before a softmax-like shift has a gradient of zero and rounding: Adam steps by it."""
+    """A bias before a softmax has a gradient of zero and rounding: Adam steps by it."""
     bias, kernel = tf.Variable(tf.zeros(4)), tf.Variable(normal(4, 4))
     optimizer = keras.optimizers.Adam(0.01)
     optimizer.build([bias, kernel])

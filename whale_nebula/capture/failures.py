@@ -1,4 +1,4 @@
-"""A trace that fails says so in our words: TensorFlow wraps our errors, and hides what only a trace brings out."""
+"""A trace that fails says so in our words: TensorFlow wraps our errors, and hides what a trace brings out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HINT = "whale_nebula: raised while the step was captured, where the number of r
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Around a trace: our own errors come out as they were raised, a baked-in batch size as an error of ours."""
+    """Around a trace: our errors come out as they were raised, a baked-in batch size as one of them."""
     try:
         yield
     except NebulaError:

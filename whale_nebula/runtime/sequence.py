@@ -82,7 +82,8 @@ def _gate(begun: tf.Variable) -> Callable[[Sequence[Any]], Sequence[Any]]:
     def gate(tensors: Sequence[Any]) -> Sequence[Any]:
         numbers = [tf.cast(tf.reshape(t, [-1])[:1], tf.float32) for t in tensors if t.dtype.is_floating]
         operations = tf.compat.v1.get_default_graph().get_operations()
-        with tf.control_dependencies([op for op in operations if op.type.endswith("PartitionedCall")]):
+        calls = [op for op in operations if op.type.endswith("PartitionedCall")]
+        with tf.control_dependencies(calls):
             total = tf.reduce_sum(tf.concat([[0.0], *numbers], 0))
             return [begun.assign(tf.where(tf.math.is_finite(total), total, 0.0), read_value=False)]
 

@@ -1,20 +1,23 @@
 """The conversation of this process with the other workers: who they are, and that all of them do the same.
 
 HELLO when they meet (versions, threads, seed), AGREE for each program (its digest), STEP at each step (rows and a
-fingerprint of the inputs). No graph and no code ever crosses: every process traces its own copy of the script.
+fingerprint of the inputs), GATHER before the whole model is read. All say the same things in the same order: one that
+says something else has gone another way, and nobody waits for it. No graph and no code ever crosses: every process
+traces its own copy of the script.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from whale_nebula.errors import InputMismatchError, NebulaError, PlanMismatchError
+from whale_nebula.errors import InputMismatchError, LinkClosedError, NebulaError, PlanMismatchError
+from whale_nebula.scopes.site import script_site
 from whale_nebula.transport import Link
-from whale_nebula.transport.protocol import LinkTotals
 
 Sheet = Mapping[str, Any]
+_KIND = "SESSION"
 
 
 @dataclass
@@ -24,12 +27,12 @@ class Session:
     worker: str
     links: Mapping[str, Link]
     patience: float
-    _last: dict[str, LinkTotals] = field(default_factory=dict)
+    _line: str = ""
 
     def hello(self, sheet: Sheet) -> Mapping[str, Sheet]:
         """Tell every peer who this process is; gives what each said. Unlike versions are refused."""
-        self._post({"kind": "HELLO", "worker": self.worker, **sheet})
-        told = self._take_all("HELLO")
+        self._say("HELLO", "nb.init", sheet)
+        told = self._hear("HELLO", "nb.init")
         for peer, theirs in told.items():
             for name in ("whale_nebula", "tensorflow", "keras"):
                 if theirs.get(name) != sheet.get(name):
@@ -43,13 +46,14 @@ class Session:
 
     def agree(self, program: str, digest: str, lines: Sequence[str], difference: Any) -> None:
         """All workers must have traced the same program; else each names the first difference."""
-        self._post({"kind": "AGREE", "program": program, "digest": digest})
-        told = self._take_all("AGREE")
+        doing = f"the first step of {program!r}"
+        self._say("AGREE", doing, {"program": program, "digest": digest})
+        told = self._hear("AGREE", doing)
         unlike = {peer: theirs for peer, theirs in told.items() if theirs["digest"] != digest}
         if not unlike and all(theirs["program"] == program for theirs in told.values()):
             return
-        self._post({"kind": "LINES", "program": program, "lines": list(lines)})
-        for peer, theirs in self._take_all("LINES").items():
+        self._say("LINES", doing, {"program": program, "lines": list(lines)})
+        for peer, theirs in self._hear("LINES", doing).items():
             if peer in unlike or theirs["program"] != program:
                 raise self._unlike(peer, program, theirs, difference(lines, theirs["lines"]))
 
@@ -63,20 +67,19 @@ class Session:
 
     def start_step(self, sheet: Sheet) -> None:
         """Announce a step: program, number, rows and fingerprints."""
-        self._post({"kind": "STEP", **sheet})
+        self._say("STEP", _step(sheet), sheet)
 
     def check_step(self, sheet: Sheet) -> None:
         """Every peer must have announced the same step of the same program on the same rows."""
-        for peer, theirs in self._take_all("STEP").items():
+        for peer, theirs in self._hear("STEP", _step(sheet)).items():
             if (theirs["program"], theirs["step"]) != (sheet["program"], sheet["step"]):
-                raise PlanMismatchError(
-                    f"{self.worker} is at step {sheet['step']} of {sheet['name']!r}, "
-                    f"{peer} at step {theirs['step']} of {theirs['name']!r}",
-                    where=peer,
-                    why="the processes no longer do the same: a callback or a condition went another way in one",
-                    mend="let every process decide alike: by returned values, which all processes get",
-                )
+                raise self._astray(_step(sheet), peer, _at(theirs))
             self._same_rows(peer, sheet, theirs)
+
+    def gather(self) -> None:
+        """Every process is about to read the whole model."""
+        self._say("GATHER", _GATHER, {})
+        self._hear("GATHER", _GATHER)
 
     def _same_rows(self, peer: str, sheet: Sheet, theirs: Sheet) -> None:
         shared = sheet["inputs"].keys() & theirs["inputs"].keys()
@@ -90,18 +93,50 @@ class Session:
                 mend="shuffle with a seed: dataset.shuffle(n, seed=1), or fit(shuffle=False)",
             )
 
-    def _post(self, message: dict[str, Any]) -> None:
+    def _say(self, about: str, doing: str, sheet: Sheet) -> None:
+        self._line = str(script_site())
         for link in self.links.values():
-            link.post(message)
+            link.post({**sheet, "kind": _KIND, "about": about, "doing": doing, "line": self._line})
 
-    def _take_all(self, kind: str) -> dict[str, dict[str, Any]]:
-        return {peer: link.take(kind, self.patience) for peer, link in self.links.items()}
+    def _hear(self, about: str, doing: str) -> dict[str, dict[str, Any]]:
+        """What each peer says, which must be about the same."""
+        told = {}
+        for peer, link in self.links.items():
+            try:
+                told[peer] = link.take(_KIND, self.patience)
+            except LinkClosedError as closed:
+                raise self._left(doing, peer, closed) from closed
+            if told[peer]["about"] != about:
+                raise self._astray(doing, peer, _at(told[peer]))
+        return told
+
+    def _astray(self, doing: str, peer: str, theirs: str) -> PlanMismatchError:
+        return PlanMismatchError(
+            f"{self.worker} is at {doing} ({self._line}), {peer} at {theirs}",
+            where=peer,
+            why="the processes no longer do the same: a callback or a condition went another way in one of them",
+            mend="let every process decide alike: by returned values, which all processes get",
+        )
+
+    def _left(self, doing: str, peer: str, closed: LinkClosedError) -> LinkClosedError:
+        return LinkClosedError(
+            f"{closed.what}, and {self.worker} is at {doing} ({self._line})",
+            where=closed.where,
+            why=closed.why,
+            mend=closed.mend,
+        )
 
     def fail(self, failure: BaseException) -> None:
         """Tell every peer that this process failed."""
         parts = {"what": str(failure)}
         if isinstance(failure, NebulaError):
-            parts = {"what": failure.what, "where": failure.where, "why": failure.why, "mend": failure.mend}
+            parts = {
+                "code": failure.code,
+                "what": failure.what,
+                "where": failure.where,
+                "why": failure.why,
+                "mend": failure.mend,
+            }
         for link in self.links.values():
             link.fail(parts)
 
@@ -109,3 +144,14 @@ class Session:
         """End in order."""
         for link in self.links.values():
             link.close()
+
+
+_GATHER = "a read of the whole model"
+
+
+def _step(sheet: Sheet) -> str:
+    return f"step {sheet['step']} of {sheet['name']!r}"
+
+
+def _at(theirs: Sheet) -> str:
+    return f"{theirs['doing']} ({theirs['line']})"

@@ -35,6 +35,19 @@ def calling_site() -> Site:
     return _written(Site(frame.f_code.co_filename, frame.f_lineno), frame)
 
 
+def script_site() -> Site:
+    """The innermost line on Python's stack that is in no installed package: what the script is doing now."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (_is_machinery(frame.f_code.co_filename) or _is_installed(frame)):
+        frame = frame.f_back
+    return Site("<unknown>", 0) if frame is None else Site(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _is_installed(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return "site-packages" in file or file.startswith("<frozen")
+
+
 def _is_machinery(file: str) -> bool:
     return file.startswith(_OURS) or file.endswith(_PASSED_THROUGH)
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from whale_nebula.errors import LinkClosedError, LocalProtocolError, NebulaError, RemoteFailureError
+from whale_nebula.errors import (
+    InputMismatchError,
+    LinkClosedError,
+    LocalProtocolError,
+    NebulaError,
+    PlanMismatchError,
+    RemoteFailureError,
+)
 from whale_nebula.transport.mailbox import Mailbox
 from whale_nebula.transport.protocol import Key, LinkTotals, Payload
 from whale_nebula.transport.tally import Tally
@@ -72,11 +79,19 @@ def lost(there: str, why: str) -> NebulaError:
     )
 
 
+_COMMON = (InputMismatchError, PlanMismatchError, LinkClosedError, RemoteFailureError)
+
+
 def failed(there: str, reason: object) -> NebulaError:
-    """The other worker has said that it failed, and why."""
+    """The other worker has said that it failed, and why.
+
+    What concerns several workers (that they differ, that another one is gone) reads the same at each of them.
+    """
     told = {part: str(text) for part, text in reason.items() if text} if isinstance(reason, Mapping) else {}
-    return RemoteFailureError(
-        f"worker '{there}' failed: {told.get('what', 'it did not say how')}",
+    common = next((kind for kind in _COMMON if kind.code == told.get("code")), None)
+    what = told.get("what", "it did not say how")
+    return (common or RemoteFailureError)(
+        what if common else f"worker '{there}' failed: {what}",
         where=told.get("where"),
         why=told.get("why"),
         mend=told.get("mend"),

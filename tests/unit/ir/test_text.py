@@ -115,9 +115,7 @@ def ops(draw: st.DrawFn, index: int, functions: tuple[str, ...]) -> Op:
     return Op(
         index=index,
         type=kind,
-        inputs=tuple(draw(st.lists(st.builds(Value, before, st.integers(0, 2)), max_size=3)))
-        if index
-        else (),
+        inputs=tuple(draw(st.lists(st.builds(Value, before, st.integers(0, 2)), max_size=3))) if index else (),
         outputs=tuple(draw(st.lists(specs, max_size=3))),
         control=tuple(draw(st.lists(before, max_size=2))) if index else (),
         name=draw(words),

@@ -40,9 +40,9 @@ def test_nothing_is_put_back_once_an_update_has_begun() -> None:
 
 def test_a_piece_is_named() -> None:
     kept, *_ = guard()
-    with pytest.raises(StageFailedError, match="the forward of stage 'a' failed in phase 1, micro-batch 2") as caught:
-        with kept.piece("a", 1, 2, "forward"):
-            in_a_function()
+    said = "the forward of stage 'a' failed in phase 1, micro-batch 2"
+    with pytest.raises(StageFailedError, match=said) as caught, kept.piece("a", 1, 2, "forward"):
+        in_a_function()
     error = caught.value
     assert (error.stage, error.phase, error.micro_batch, error.torn) == ("a", 1, 2, False)
     assert error.why == "Integer division by zero"

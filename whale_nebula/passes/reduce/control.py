@@ -20,11 +20,7 @@ def branch(site: Site) -> Result:
     """Every micro-batch must go the same way."""
     test, arguments = site.folds[0], _forgotten(site.folds[1:])
     if test.kind != WHOLE:
-        return (
-            test.bare
-            if test.kind == COUPLED
-            else site.coupled("micro-batches may go different ways at a condition")
-        )
+        return test.bare if test.kind == COUPLED else site.coupled("micro-batches may go different ways at a condition")
     found = _run(site, site.op.functions[0], arguments, len(site.op.outputs))
     for name in site.op.functions[1:]:
         other = _run(site, name, arguments, len(found))
@@ -48,9 +44,7 @@ def loop(site: Site) -> Result:
     end = _run(site, test, state, 1)[0]
     if end.kind == WHOLE:
         return state
-    return _spoilt(
-        site, state, f"micro-batches may turn a loop differently often: its end hangs on {_named(end)}"
-    )
+    return _spoilt(site, state, f"micro-batches may turn a loop differently often: its end hangs on {_named(end)}")
 
 
 def _named(fold: Fold) -> str:
@@ -62,9 +56,7 @@ def _spoilt(site: Site, state: tuple[Fold, ...], reason: str) -> tuple[Fold, ...
     body = site.graph.functions[site.op.functions[1]]
     handed = {place for place, value in enumerate(body.returns) if value.op == body.arguments[place]}
     coupled = site.coupled(reason)
-    return tuple(
-        fold if place in handed or fold.kind == COUPLED else coupled for place, fold in enumerate(state)
-    )
+    return tuple(fold if place in handed or fold.kind == COUPLED else coupled for place, fold in enumerate(state))
 
 
 def _run(site: Site, name: str, arguments: tuple[Fold, ...], expected: int) -> tuple[Fold, ...]:

@@ -75,9 +75,7 @@ def multiplication(site: Site) -> Result:
         return found
     by = [site.known(place) for place, fold in enumerate(site.folds) if not fold.position]
     known = len(by) == 1 and site.folds[0].kind != site.folds[1].kind
-    return found._replace(
-        position=found.position * by[0] if known and by[0] and found.position > 0 else STRANGE
-    )
+    return found._replace(position=found.position * by[0] if known and by[0] and found.position > 0 else STRANGE)
 
 
 @rule("RealDiv", "Div", "DivNoNan", "FloorDiv", literal=True)
@@ -145,9 +143,7 @@ def choice(site: Site) -> Result:
 def _choice_of_rows(site: Site) -> Fold:
     """The old Select takes a vector that chooses along the first axis."""
     kinds = {fold.kind for fold in site.folds}
-    if kinds == {ROWS} and {(fold.axis, fold.order, fold.per) for fold in site.folds} == {
-        (0, (), site.folds[0].per)
-    }:
+    if kinds == {ROWS} and {(fold.axis, fold.order, fold.per) for fold in site.folds} == {(0, (), site.folds[0].per)}:
         return site.folds[0].bare
     return site.coupled("a vector chooses among rows, but not one entry a row")
 

@@ -62,11 +62,7 @@ def _own_rows(site: Site, table: Fold, numbers: Fold, axis: int) -> Fold:
 
 def _of_vector(site: Site) -> Fold:
     lane, numbers = site.parts(0), site.ints(1)
-    if (
-        lane is not None
-        and numbers is not None
-        and all(-len(lane) <= number < len(lane) for number in numbers)
-    ):
+    if lane is not None and numbers is not None and all(-len(lane) <= number < len(lane) for number in numbers):
         picked = tuple(lane[number] for number in numbers)
         return picked[0] if site.rank(1) == 0 else packed(site, picked)
     if site.folds[0].kind in (SHAPE, COUNT):
@@ -89,11 +85,7 @@ def gather_nd(site: Site) -> Result:
     if table.kind == WHOLE:
         return site.coupled(_ACROSS) if numbers.position else numbers.bare
     if numbers.kind == WHOLE:
-        return (
-            table._replace(axis=table.axis - depth + rank - 1).bare
-            if table.axis >= depth
-            else site.coupled(_ACROSS)
-        )
+        return table._replace(axis=table.axis - depth + rank - 1).bare if table.axis >= depth else site.coupled(_ACROSS)
     parts = numbers.parts or ((numbers,) if depth == 1 else ())
     own = [place for place, part in enumerate(parts) if part.position]
     if own != [table.axis] or len(parts) != depth:
@@ -136,9 +128,7 @@ def scatter(site: Site) -> Result:
     blank = target.kind == WHOLE and (site.op.type == "ScatterNd" or target.zero)
     if blank and {numbers.kind, entries.kind} == {ROWS} and numbers.axis == entries.axis:
         return (
-            Fold(SUM)
-            if numbers.order == entries.order
-            else site.coupled("rows and their places lie in other orders")
+            Fold(SUM) if numbers.order == entries.order else site.coupled("rows and their places lie in other orders")
         )
     return site.coupled("rows are put into a tensor by number")
 

@@ -50,11 +50,7 @@ def of_filters(site: Site) -> Result:
     data, _, gradient = site.folds
     if ROWS not in (data.kind, gradient.kind):
         return multiplied(site, (data, gradient))
-    if (
-        data.kind == gradient.kind == ROWS
-        and data.axis == gradient.axis == 0
-        and data.order == gradient.order
-    ):
+    if data.kind == gradient.kind == ROWS and data.axis == gradient.axis == 0 and data.order == gradient.order:
         return Fold(SUM)
     return mixed(site, (data, gradient)) or site.coupled("samples and their gradients are not one a row")
 

@@ -78,9 +78,7 @@ def fold(
 def _kept(graph: Graph, skip: Callable[[int], bool]) -> set[int]:
     """The ops whose results are read at the end, and not only written into variables."""
     read = {value for op in graph.ops if not skip(op.index) for value in op.inputs}
-    return graph.ascend(
-        op.index for op in graph.ops if not skip(op.index) and any(v not in read for v in op.values)
-    )
+    return graph.ascend(op.index for op in graph.ops if not skip(op.index) and any(v not in read for v in op.values))
 
 
 class Bodies:

@@ -138,9 +138,7 @@ def _batch_place(site: Site, after: Sizes) -> int | Fold:
     found = counts or free
     if len(found) == 1:
         return found[0]
-    return site.coupled(
-        "rows are given a fixed shape" if not found else "a reshape makes two axes of the batch"
-    )
+    return site.coupled("rows are given a fixed shape" if not found else "a reshape makes two axes of the batch")
 
 
 def _per(site: Site, data: Fold, move: _Move) -> int | Fold:
@@ -150,9 +148,7 @@ def _per(site: Site, data: Fold, move: _Move) -> int | Fold:
     old, new = _left_over(*move.tails)
     has, needs = (prod(size for size in sizes if size is not None) for sizes in (old, new))
     if (max(data.per, 1) * has) % max(needs, 1) or new.count(None) > old.count(None):
-        return site.coupled(
-            "a reshape may put several rows together: give the batch axis its size, -1 to another"
-        )
+        return site.coupled("a reshape may put several rows together: give the batch axis its size, -1 to another")
     return UNKNOWN if None in old or data.per == UNKNOWN else data.per * has // max(needs, 1)
 
 

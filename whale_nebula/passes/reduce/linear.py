@@ -22,9 +22,7 @@ def contraction(site: Site, labels: Sequence[Labels], out: Labels) -> Fold:
     held = [(fold, names[fold.axis]) for fold, names in zip(folds, labels, strict=True) if fold.kind == ROWS]
     first, batch = held[0]
     if any(label != batch for _, label in held):
-        return site.coupled(
-            "every row meets every other row: the batch lies along two axes (in-batch negatives)"
-        )
+        return site.coupled("every row meets every other row: the batch lies along two axes (in-batch negatives)")
     if any(fold.order != first.order or fold.per != first.per for fold, _ in held):
         return site.coupled("the rows of two tensors do not lie in the same order")
     for place, names in enumerate(labels):
@@ -60,11 +58,7 @@ def einsum(site: Site) -> Result:
     ranks = [site.rank(place) for place in range(len(site.folds))]
     inputs = [_labels(term, rank) for term, rank in zip(terms.split(","), ranks, strict=False)]
     if not arrow or len(inputs) != len(ranks) or any(labels is None for labels in inputs):
-        return (
-            site.coupled("an einsum that cannot be read")
-            if ROWS in {f.kind for f in site.folds}
-            else _plain(site)
-        )
+        return site.coupled("an einsum that cannot be read") if ROWS in {f.kind for f in site.folds} else _plain(site)
     known = [labels for labels in inputs if labels is not None]
     dots = max((labels for labels in known), key=lambda labels: sum(label.isdigit() for label in labels))
     ellipsis = [label for label in dots if label.isdigit()]

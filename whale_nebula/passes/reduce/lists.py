@@ -19,11 +19,7 @@ def taken_apart(site: Site) -> Result:
     data = site.folds[0]
     if data.kind != ROWS:
         return data.bare
-    return (
-        data._replace(axis=data.axis - 1).bare
-        if data.axis
-        else site.coupled("the batch is looped over row by row")
-    )
+    return data._replace(axis=data.axis - 1).bare if data.axis else site.coupled("the batch is looped over row by row")
 
 
 @rule("TensorListSetItem", "TensorListPushBack", raw=True)
@@ -69,9 +65,7 @@ def pop(site: Site) -> Result:
 @rule("TensorListResize")
 def resized(site: Site) -> Result:
     """The same elements, fewer or more."""
-    return (
-        site.folds[0].bare if site.folds[1].kind == WHOLE else site.coupled("a list is as long as the batch")
-    )
+    return site.folds[0].bare if site.folds[1].kind == WHOLE else site.coupled("a list is as long as the batch")
 
 
 @rule("TensorListLength", "TensorListElementShape")
@@ -86,7 +80,5 @@ def length(site: Site) -> Result:
 def put_behind(site: Site) -> Result:
     """The elements behind each other."""
     return (
-        site.coupled("rows of a list are put behind each other")
-        if site.folds[0].kind == ROWS
-        else site.folds[0].bare
+        site.coupled("rows of a list are put behind each other") if site.folds[0].kind == ROWS else site.folds[0].bare
     )

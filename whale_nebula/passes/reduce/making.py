@@ -74,16 +74,12 @@ def broadcast_to(site: Site) -> Result:
         return made if made.kind == COUPLED else structured(site, (data, made))
     if made.kind != ROWS or data.kind not in (ROWS, WHOLE):
         fixed = "rows are given a fixed shape"
-        return site.coupled(
-            fixed if data.kind == ROWS else f"rows are filled with a {data.kind} over the batch"
-        )
+        return site.coupled(fixed if data.kind == ROWS else f"rows are filled with a {data.kind} over the batch")
     rank, long = site.rank(0), site.op.outputs[0].rank
     if rank is None or long is None:
         return site.coupled("rows with an unknown number of axes are repeated")
     if data.kind == ROWS:
-        return matched(
-            site, data._replace(axis=data.axis + long - rank).bare, made._replace(order=data.order)
-        )
+        return matched(site, data._replace(axis=data.axis + long - rank).bare, made._replace(order=data.order))
     fits = flat(site, 0, made.axis - (long - rank))
     return made if fits else site.coupled("a tensor that is no part of the batch lies along the batch axis")
 

@@ -107,11 +107,7 @@ def segments(site: Site) -> Result:
     """Rows dealt into a number of heaps that is the same everywhere: the heaps are sums."""
     data, names, number = site.folds
     if data.kind == names.kind == ROWS and number.kind == WHOLE and data.axis == names.axis:
-        return (
-            Fold(SUM)
-            if data.order == names.order
-            else site.coupled("rows and their heaps lie in other orders")
-        )
+        return Fold(SUM) if data.order == names.order else site.coupled("rows and their heaps lie in other orders")
     if any(fold.kind == ROWS for fold in site.folds):
         return site.coupled("the heaps are not one a row")
     return structured(site, site.folds)
@@ -135,9 +131,7 @@ def among_best(site: Site) -> Result:
     """Scores [rows, classes] and targets [rows]."""
     scores, targets, k = site.folds
     if k.kind == WHOLE and scores.kind == targets.kind == ROWS and scores.order == targets.order:
-        return (
-            targets.bare if scores.axis == targets.axis == 0 else site.coupled("classes along the batch axis")
-        )
+        return targets.bare if scores.axis == targets.axis == 0 else site.coupled("classes along the batch axis")
     if any(fold.kind == ROWS for fold in site.folds):
         return site.coupled("scores and targets are not one a row")
     return site.nonlinear(site.folds)

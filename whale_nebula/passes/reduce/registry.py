@@ -89,11 +89,7 @@ class Site:
         return Fold(AFTER, blame=self.owner, reason=self._inside(reason))
 
     def _inside(self, reason: str) -> str:
-        return (
-            reason
-            if self.owner == self.op.index
-            else f"{reason} (at {self.op.type} {self.op.name!r} in its body)"
-        )
+        return reason if self.owner == self.op.index else f"{reason} (at {self.op.type} {self.op.name!r} in its body)"
 
     def nonlinear(self, folds: Iterable[Fold]) -> Fold:
         """A function that keeps neither sums nor means, of values without rows."""
@@ -104,9 +100,7 @@ class Site:
         names = sorted({fold.kind for fold in folds} - {WHOLE})
         if not names:
             return whole()
-        return self.after(
-            f"{self.op.type} of a {' and a '.join(names)} over the batch is none of these itself"
-        )
+        return self.after(f"{self.op.type} of a {' and a '.join(names)} over the batch is none of these itself")
 
 
 class Entry(NamedTuple):
@@ -126,9 +120,7 @@ RULES: dict[str, Entry] = {}
 _F = TypeVar("_F", bound=Callable[[Site], Result])
 
 
-def rule(
-    *types: str, literal: bool = False, raw: bool = False, positions: bool = False
-) -> Callable[[_F], _F]:
+def rule(*types: str, literal: bool = False, raw: bool = False, positions: bool = False) -> Callable[[_F], _F]:
     """Register the transfer function of op types; one text may name several."""
 
     def register(apply: _F) -> _F:

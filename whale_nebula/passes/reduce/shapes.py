@@ -28,9 +28,7 @@ def _shape(site: Site, place: int) -> Fold:
     if fold.kind not in (ROWS, WHOLE) and (sizes is None or None in sizes) and not fold.good:
         return site.nonlinear([fold])
     if sizes is None:
-        return (
-            site.coupled("the shape of rows with an unknown number of axes") if fold.kind == ROWS else whole()
-        )
+        return site.coupled("the shape of rows with an unknown number of axes") if fold.kind == ROWS else whole()
     parts = [whole() if size is None else whole(size) for size in sizes]
     if fold.kind == ROWS:
         parts[fold.axis] = long(fold)
@@ -75,11 +73,7 @@ def pack(site: Site) -> Result:
     found = _alike(site, range(len(site.folds)))
     own = site.rank(0)
     if found.kind == COUPLED or own is None:
-        return (
-            found
-            if found.kind == COUPLED
-            else site.coupled("rows with an unknown number of axes are stacked")
-        )
+        return found if found.kind == COUPLED else site.coupled("rows with an unknown number of axes are stacked")
     axis = site.number("axis", 0) % (own + 1)
     moved = found._replace(axis=found.axis + (axis <= found.axis))
     return moved._replace(parts=tuple(fold.bare for fold in site.folds)) if axis == own else moved

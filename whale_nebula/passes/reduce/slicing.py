@@ -153,12 +153,7 @@ def _split(site: Site, data: int, axis: int | None) -> Result:
         return fold.bare
     if pieces == 1:
         return fold.bare
-    if (
-        site.op.type == "Split"
-        and len(fold.order) == pieces
-        and fold.order[0] > 0
-        and len(set(fold.order)) == 1
-    ):
+    if site.op.type == "Split" and len(fold.order) == pieces and fold.order[0] > 0 and len(set(fold.order)) == 1:
         return fold._replace(per=fold.order[0], order=()).bare
     return site.coupled(_CUT)
 
@@ -175,6 +170,4 @@ def unpack(site: Site) -> Result:
     if rank is None:
         return site.coupled("rows with an unknown number of axes are taken apart")
     axis = site.number("axis", 0) % rank
-    return (
-        site.coupled(_CUT) if axis == data.axis else data._replace(axis=data.axis - (axis < data.axis)).bare
-    )
+    return site.coupled(_CUT) if axis == data.axis else data._replace(axis=data.axis - (axis < data.axis)).bare

@@ -60,11 +60,7 @@ def verdict(
     op = graph.ops[fold.blame] if 0 <= fold.blame < len(graph) else None
     return BatchCoupledError(
         f"micro-batches would change {what}: "
-        + (
-            "it is neither a sum nor a mean over the batch"
-            if fold.kind == AFTER
-            else "its rows depend on each other"
-        ),
+        + ("it is neither a sum nor a mean over the batch" if fold.kind == AFTER else "its rows depend on each other"),
         op="" if op is None else f"{op.name} ({op.type})",
         line="" if op is None else where(op.index),
         why=fold.reason,

@@ -38,8 +38,7 @@ class Traced:
 
     def __str__(self) -> str:
         return "\n".join(
-            f"{op.index} {op.type} {' | '.join(str(self.folding.of(v)) for v in op.values)}"
-            for op in self.graph.ops
+            f"{op.index} {op.type} {' | '.join(str(self.folding.of(v)) for v in op.values)}" for op in self.graph.ops
         )
 
 
@@ -48,8 +47,7 @@ def trace(
 ) -> Traced:
     """Trace, mirror and fold; with a target (number of an output) also grow."""
     specs = [
-        tf.TensorSpec(a.shape if i in whole else [None, *a.shape[1:]], a.dtype, f"in{i}")
-        for i, a in enumerate(arrays)
+        tf.TensorSpec(a.shape if i in whole else [None, *a.shape[1:]], a.dtype, f"in{i}") for i, a in enumerate(arrays)
     ]
     wrapped = tf.compat.v1.wrap_function(function, specs)
     places = {i: 0 for i, array in enumerate(arrays) if i not in whole and array.ndim}
@@ -106,9 +104,7 @@ def check(
 ) -> int:
     """Run the trace whole and cut; the number of values that kept what was promised of them."""
     operations = in_order(traced.wrapped.graph.get_operations())
-    drawn = traced.graph.descend(
-        op.index for op in traced.graph.ops if any(word in op.type for word in _RANDOM)
-    )
+    drawn = traced.graph.descend(op.index for op in traced.graph.ops if any(word in op.type for word in _RANDOM))
     promised = {
         Value(i, out): traced.folding.of(Value(i, out))
         for i, op in enumerate(operations)
@@ -140,12 +136,8 @@ def _run(traced: Traced, arrays: Arrays, names: list[str], fed: dict[str, Any]) 
         tensor = traced.placeholders.get(name) if name == "grow" else graph.get_tensor_by_name(name)
         if tensor is not None:
             feeds.append((tensor, value))
-    pruned = traced.wrapped.prune(
-        [tensor for tensor, _ in feeds], [graph.get_tensor_by_name(name) for name in names]
-    )
-    return [
-        np.asarray(each) for each in pruned(*[tf.constant(array, tensor.dtype) for tensor, array in feeds])
-    ]
+    pruned = traced.wrapped.prune([tensor for tensor, _ in feeds], [graph.get_tensor_by_name(name) for name in names])
+    return [np.asarray(each) for each in pruned(*[tf.constant(array, tensor.dtype) for tensor, array in feeds])]
 
 
 def _compare(
@@ -175,9 +167,7 @@ def _compare(
     _near(traced, value, said, expected, merged, tolerance)
 
 
-def _near(
-    traced: Traced, value: Value, said: Fold, expected: np.ndarray, merged: np.ndarray, tolerance: float
-) -> None:
+def _near(traced: Traced, value: Value, said: Fold, expected: np.ndarray, merged: np.ndarray, tolerance: float) -> None:
     op = traced.graph.ops[value.op]
     what = f"{value} = {op.type} {op.name!r} is said to be {said}\n{traced}"
     assert expected.shape == merged.shape, f"{expected.shape} != {merged.shape}: {what}"

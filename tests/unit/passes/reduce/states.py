@@ -18,9 +18,7 @@ def read(text: str) -> Graph:
 def batched(graph: Graph) -> dict[int, int]:
     """Inputs with an unknown size are batched along the first such axis."""
     shapes = {op.index: op.outputs[0].shape for op in graph.ops if op.role == INPUT}
-    return {
-        index: shape.index(None) for index, shape in shapes.items() if shape is not None and None in shape
-    }
+    return {index: shape.index(None) for index, shape in shapes.items() if shape is not None and None in shape}
 
 
 def folding(text: str, *, targets: Iterable[int] = (), skip: Iterable[int] = ()) -> Folding:

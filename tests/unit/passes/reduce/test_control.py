@@ -47,10 +47,7 @@ def test_a_body_that_mixes_rows_names_the_op_inside() -> None:
         '%6 = Const {value=(0)} int32[]\n      %7 = Mean(%1, %6) float32[4]\n      %5 = Sub(%1, %7) float32[?,4] "norm/sub"',
     )
     check(text)
-    assert (
-        reason(text, 3, 1)
-        == "single rows are mixed with a mean over the batch (at Sub 'norm/sub' in its body)"
-    )
+    assert reason(text, 3, 1) == "single rows are mixed with a mean over the batch (at Sub 'norm/sub' in its body)"
 
 
 BRANCH = """

@@ -29,10 +29,7 @@ class Chance:
         row = np.array([[1.0, 2.0, 0.5, -1.0]], "float32")
         made = [*inputs, tf.identity(self.weight), tf.constant(row)]
         with tf.init_scope():
-            tried = [
-                [*map(tf.constant, batch), tf.identity(self.weight), tf.constant(row)]
-                for batch in self.batches
-            ]
+            tried = [[*map(tf.constant, batch), tf.identity(self.weight), tf.constant(row)] for batch in self.batches]
         for _ in range(20 * OPS):
             if len(made) < OPS:
                 self.step(made, tried)
@@ -52,9 +49,7 @@ class Chance:
             for each, result in zip(tried, results, strict=True):
                 each.append(result)
 
-    def once(
-        self, step: Callable[..., Tensor], tensors: list[Tensor], places: list[int], state: Any
-    ) -> Tensor:
+    def once(self, step: Callable[..., Tensor], tensors: list[Tensor], places: list[int], state: Any) -> Tensor:
         self.draw.setstate(state)
         return step(self, *(tensors[place] for place in places))
 
@@ -74,16 +69,12 @@ class Chance:
     def shape(self, tensor: Tensor) -> Tensor:
         sizes = tf.shape(tensor)
         first, last = self.axis(tensor), self.axis(tensor)
-        wanted = self.draw.choice(
-            [[-1], [-1, 4], [4, -1], [sizes[first], -1], [-1, sizes[last]], [-1, 2, 2], [2, -1]]
-        )
+        wanted = self.draw.choice([[-1], [-1, 4], [4, -1], [sizes[first], -1], [-1, sizes[last]], [-1, 2, 2], [2, -1]])
         return tf.reshape(tensor, wanted)
 
     def slice(self, tensor: Tensor) -> Tensor:
         parts: list[Any] = [slice(None)] * tensor.shape.rank
-        parts[self.axis(tensor)] = self.draw.choice(
-            [0, slice(0, 1), slice(None, None, -1), tf.newaxis, slice(0, 2)]
-        )
+        parts[self.axis(tensor)] = self.draw.choice([0, slice(0, 1), slice(None, None, -1), tf.newaxis, slice(0, 2)])
         return tensor[tuple(parts)]
 
 

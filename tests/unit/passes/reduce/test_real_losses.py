@@ -46,16 +46,12 @@ def judged(step: Callable[..., Any], *arrays: np.ndarray) -> Traced:
 )
 def test_reductions_of_keras(reduction: str | None, weighted: bool, fold: str, fed: int) -> None:
     dense, loss = layers.Dense(3), losses.CategoricalCrossentropy(from_logits=True, reduction=reduction)
-    found = judged(
-        lambda x, y, w: loss(y, dense(x), sample_weight=w if weighted else None), X, ONE_HOT, WEIGHTS
-    )
+    found = judged(lambda x, y, w: loss(y, dense(x), sample_weight=w if weighted else None), X, ONE_HOT, WEIGHTS)
     assert folds(found) == [fold]
     assert (len(found.first.wholes), found.first.grows) == (fed, ())
 
 
-@pytest.mark.parametrize(
-    "name", ["MeanAbsoluteError", "Huber", "LogCosh", "KLDivergence", "CosineSimilarity"]
-)
+@pytest.mark.parametrize("name", ["MeanAbsoluteError", "Huber", "LogCosh", "KLDivergence", "CosineSimilarity"])
 def test_losses_of_keras(name: str) -> None:
     dense, loss = layers.Dense(3, "softmax"), getattr(losses, name)()
     assert folds(judged(lambda x, y: loss(y, dense(x)), X, ONE_HOT)) == ["mean"]

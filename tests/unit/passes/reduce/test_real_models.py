@@ -69,9 +69,7 @@ def masked_words() -> Model:
 
 
 def norms() -> Model:
-    return keras.Sequential(
-        [layers.LayerNormalization(), layers.GroupNormalization(2), layers.UnitNormalization()]
-    )
+    return keras.Sequential([layers.LayerNormalization(), layers.GroupNormalization(2), layers.UnitNormalization()])
 
 
 def resting_batch_norm() -> Model:

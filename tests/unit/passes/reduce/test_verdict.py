@@ -46,9 +46,7 @@ NORMALISED = """
 
 
 def judged(op: int) -> BatchCoupledError | None:
-    return verdict(
-        folding(NORMALISED).of(Value(op)), read(NORMALISED), where=lambda index: f"train.py:{index}"
-    )
+    return verdict(folding(NORMALISED).of(Value(op)), read(NORMALISED), where=lambda index: f"train.py:{index}")
 
 
 def test_the_op_that_couples_is_named_not_the_one_that_is_asked_about() -> None:

@@ -1,0 +1,42 @@
+"""How a worker tells the test what it saw: a line of JSON on its standard output for each thing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from tests.parity.zoo import Outcome
+
+MARK = "told: "
+
+
+def tell(name: str, value: Any) -> None:
+    """Say one thing."""
+    print(MARK + json.dumps([name, value]), flush=True)
+
+
+def told(out: str) -> dict[str, Any]:
+    """All that a worker said."""
+    return dict(json.loads(line.removeprefix(MARK)) for line in out.splitlines() if line.startswith(MARK))
+
+
+def bits(tensors: Iterable[Any]) -> list[str]:
+    """What is the same only where tensors are the same bit for bit."""
+    arrays = [np.ascontiguousarray(tensor) for tensor in tensors]
+    return [f"{a.dtype}{list(a.shape)} {hashlib.sha256(a.tobytes()).hexdigest()}" for a in arrays]
+
+
+def left(outcome: Outcome) -> dict[str, Any]:
+    """Everything that a trial of the zoo left, bit for bit."""
+    return {
+        "losses": [float(loss).hex() for loss in outcome.losses],
+        "history": {name: [float(v).hex() for v in values] for name, values in outcome.history.items()},
+        "gradients": bits(outcome.gradients),
+        "weights": bits(outcome.weights),
+        "outputs": bits(outcome.outputs),
+        "stages": list(outcome.stages),
+    }

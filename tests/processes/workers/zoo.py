@@ -1,0 +1,13 @@
+"""Worker: run models of the zoo, cut as the arguments say ("2,3" is two stages, three micro-batches), and say what they left."""
+
+import sys
+
+import whale_nebula as nb
+from tests.parity.zoo import ZOO, Cut
+from tests.processes.telling import left, tell
+
+nb.init()
+for argument in sys.argv[1:]:
+    stages, micro_batches = map(int, argument.split(","))
+    for name, trial in ZOO.items():
+        tell(f"{name} {argument}", left(trial.run(Cut(stages, micro_batches))))
