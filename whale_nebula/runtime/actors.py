@@ -46,8 +46,13 @@ class ActorStep:
         pace: Pace | None = None,
         peers: Peers | None = None,
         agreed: Callable[[], None] = lambda: None,
+        blame: Callable[[BaseException], BaseException] = lambda failure: failure,
     ) -> list[Any]:
-        """Run one step; gives its results. `agreed` returns when an update may begin, or raises."""
+        """Run one step; gives its results.
+
+        `agreed` returns when an update may begin, or raises. `blame` gets to know what a stage raised, and gives
+        what is to be raised for it.
+        """
         program = self.compiled.cut.program
         once: dict[Value, Any] = {}
         worker = OnceRun(self.compiled, batch, once, peers)
@@ -59,7 +64,7 @@ class ActorStep:
             for phase in self.compiled.cut.phases:
                 with guard.once("prologue", phase.index):
                     worker.prologue(phase)
-                self._micro_batches(phase, runs, post, guard, pace)
+                self._micro_batches(phase, runs, post, guard, pace, blame)
                 agreed()
                 guard.begun = True
                 with guard.once("update", phase.index):
@@ -67,11 +72,18 @@ class ActorStep:
             return worker.results()
 
     def _micro_batches(
-        self, phase: PhasePlan, runs: Mapping[int, StageRun], post: Post, guard: Guard, pace: Pace | None
+        self,
+        phase: PhasePlan,
+        runs: Mapping[int, StageRun],
+        post: Post,
+        guard: Guard,
+        pace: Pace | None,
+        blame: Callable[[BaseException], BaseException],
     ) -> None:
         futures: list[Future[None]] = []
         for stage, run in runs.items():
-            futures.append(self.pool.submit(self._work, phase, run, self._list(phase, stage, run, pace), guard, post))
+            work = self._list(phase, stage, run, pace)
+            futures.append(self.pool.submit(self._work, phase, run, work, guard, post, blame))
         wait(futures)
         failed = [error for future in futures if (error := future.exception()) is not None]
         if failed:
@@ -91,7 +103,13 @@ class ActorStep:
         )
 
     def _work(
-        self, phase: PhasePlan, run: StageRun, instructions: Sequence[Instruction], guard: Guard, post: Post
+        self,
+        phase: PhasePlan,
+        run: StageRun,
+        instructions: Sequence[Instruction],
+        guard: Guard,
+        post: Post,
+        blame: Callable[[BaseException], BaseException],
     ) -> None:
         key = self.compiled.cut.program.stages[run.stage].key
         try:
@@ -100,12 +118,13 @@ class ActorStep:
                 with guard.piece(key, phase.index, instruction.micro_batch, "backward" if back else "forward"):
                     (run.backward if back else run.forward)(phase, instruction.micro_batch)
         except BaseException as failure:
-            if not hasattr(failure, "nebula_when"):
-                failure.nebula_when = time.monotonic()  # type: ignore[attr-defined]
-            post.abort(failure)
-            for link in post.links.values():
-                link.fail({"what": str(failure)})
-            raise
+            cause = blame(failure)
+            if not hasattr(cause, "nebula_when"):
+                cause.nebula_when = time.monotonic()  # type: ignore[attr-defined]
+            post.abort(cause)
+            if cause is failure:
+                raise
+            raise cause from failure
 
     def close(self) -> None:
         """Let the threads go."""

@@ -13,16 +13,18 @@ from typing import Any
 
 from whale_nebula.runtime.elsewhere import Ledger
 
-READS = ("get_weights", "count_params", "summary")
 WRITES = ("save", "save_weights", "export")
 
 
 def make_collective(model: Any, ledger: Ledger, writes_here: bool) -> None:
     """Let a model's reads and saves gather it first; only one process of a host writes files."""
-    for name in READS:
-        _replace(model, name, functools.partial(_gathering, ledger))
+    _replace(model, "get_weights", functools.partial(_reading, ledger, lambda: _ids(model)))
     for name in WRITES:
-        _replace(model, name, functools.partial(_gathering if writes_here else _silently, ledger))
+        _replace(model, name, functools.partial(_writing, ledger, writes_here))
+
+
+def _ids(model: Any) -> set[int]:
+    return {id(getattr(variable, "value", variable)) for variable in model.weights}
 
 
 def _replace(model: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -31,26 +33,40 @@ def _replace(model: Any, name: str, make: Callable[[Callable[..., Any]], Callabl
         object.__setattr__(model, name, make(plain))
 
 
-def _gathering(ledger: Ledger, plain: Callable[..., Any]) -> Callable[..., Any]:
+def _reading(ledger: Ledger, only: Callable[[], set[int]], plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def whole(*args: Any, **kwargs: Any) -> Any:
-        with ledger.gathered():
+        with ledger.gathered(only()):
             return plain(*args, **kwargs)
 
     whole.nebula_collective = True  # type: ignore[attr-defined]
     return whole
 
 
-def _silently(ledger: Ledger, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Take part in gathering, but leave the file to the process of this host that writes it."""
+def _writing(ledger: Ledger, writes_here: bool, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Gather the model and leave the file to the process of this host that writes it; it is there on return."""
 
     @functools.wraps(plain)
     def whole(*args: Any, **kwargs: Any) -> None:
         with ledger.gathered():
-            return
+            _told(ledger, functools.partial(plain, *args, **kwargs) if writes_here else _nothing)
+            ledger.session.meet(f"the end of {plain.__name__}")
 
     whole.nebula_collective = True  # type: ignore[attr-defined]
     return whole
+
+
+def _told(ledger: Ledger, write: Callable[[], Any]) -> None:
+    """Nobody waits for a file that could not be written."""
+    try:
+        write()
+    except BaseException as failure:
+        ledger.session.fail(failure)
+        raise
+
+
+def _nothing() -> None:
+    pass
 
 
 def host_name() -> str:

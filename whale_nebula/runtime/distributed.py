@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from whale_nebula.errors import InputMismatchError, LinkClosedError, PlanMismatchError
 from whale_nebula.feed.batch import Batch, cut, micro_batches
 from whale_nebula.feed.fingerprint import fingerprints
 from whale_nebula.report.report import LinkReport
@@ -83,14 +86,15 @@ class DistributedStep:
         return self.watch.submit(self.session.check_step, sheet)
 
     def _results(self, batch: Batch, clocks: Mapping[int, StageClock], agreed: Future[None]) -> list[Any]:
-        guard = Guard(self.variables, self.compiled.cut.forward_written)
+        guard = Guard(self.variables, self.compiled.cut.forward_written, alone=False)
         patience = self.session.patience
         post = Post(self.slots, self.hosts, self.links, self.program, self.steps, patience, lambda host: False)
         agreed.add_done_callback(lambda done: _abort(post, done, self.session))
         wires = Wires(
             self.compiled.cut, self.session.worker, self.session.links, self.program, self.steps, patience
         )
-        return self.actors.run(batch, post, clocks, guard, peers=wires, agreed=agreed.result)
+        blame = partial(_blame, agreed, self.session)
+        return self.actors.run(batch, post, clocks, guard, peers=wires, agreed=agreed.result, blame=blame)
 
     def _totals(self) -> dict[str, LinkTotals]:
         return {peer: link.totals() for peer, link in self.session.links.items()}
@@ -116,3 +120,18 @@ def _abort(post: Post, done: Future[None], session: Session) -> None:
     if failure is not None:
         post.abort(failure)
         session.fail(failure)
+
+
+_SOON = 1.0
+
+
+def _blame(agreed: Future[None], session: Session, failure: BaseException) -> BaseException:
+    """Where the processes do not do the same, that is why a stage failed. Whatever it was, all get to know."""
+    cause = None
+    with contextlib.suppress(TimeoutError):
+        cause = agreed.exception(_SOON)
+    differ = isinstance(cause, InputMismatchError | PlanMismatchError)
+    if cause is None or not (differ or isinstance(failure, LinkClosedError)):
+        cause = failure
+    session.fail(cause)
+    return cause

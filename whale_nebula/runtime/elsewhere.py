@@ -7,7 +7,7 @@ every process can ask for all of a model together (`gathered`), none can alone.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ class Ledger:
     session: Session
     kept: dict[int, Kept] = field(default_factory=dict)
     exchanges: int = 0
+    whole: set[int] = field(default_factory=set)
 
     def settle(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]]) -> None:
         """Take in a program: what several workers hold starts from the first one's value; the rest is emptied."""
@@ -83,20 +84,30 @@ class Ledger:
         return Key("control", _CONTROL, self.exchanges, 0, -1, slot, kept.holders[0], destination)
 
     @contextlib.contextmanager
-    def gathered(self) -> Iterator[None]:
-        """Every process calls this at the same point; inside, each holds all variables."""
-        self.exchanges += 1
-        everyone = tuple(sorted([self.session.worker, *self.session.links]))
-        mine = [(slot, k) for slot, k in enumerate(self.kept.values()) if self.session.worker not in k.holders]
-        for slot, kept in enumerate(self.kept.values()):
-            self._send(slot, kept, [worker for worker in everyone if worker not in kept.holders])
+    def gathered(self, only: Collection[int] | None = None) -> Iterator[None]:
+        """Every process calls this at the same point; inside, each holds all variables (or those with these ids)."""
+        wanted = {key: kept for key, kept in self.kept.items() if only is None or key in only}
+        fresh = {key: kept for key, kept in wanted.items() if key not in self.whole}
+        self.whole |= fresh.keys()
         try:
-            for slot, kept in mine:
-                fill(kept, self._receive(slot, kept))
+            self._exchange(list(fresh.values()))
             yield
         finally:
-            for _, kept in mine:
-                empty(kept)
+            self.whole -= fresh.keys()
+            for kept in fresh.values():
+                if self.session.worker not in kept.holders:
+                    empty(kept)
+
+    def _exchange(self, chosen: Sequence[Kept]) -> None:
+        """Send what is ours to all who do not hold it, and take what is theirs."""
+        self.session.meet(f"a read of {len(chosen)} variables")
+        self.exchanges += 1
+        everyone = tuple(sorted([self.session.worker, *self.session.links]))
+        for slot, kept in enumerate(chosen):
+            self._send(slot, kept, [worker for worker in everyone if worker not in kept.holders])
+        for slot, kept in enumerate(chosen):
+            if self.session.worker not in kept.holders:
+                fill(kept, self._receive(slot, kept))
 
 
 def empty(kept: Kept) -> None:

@@ -75,11 +75,17 @@ class EmulatedStep:
         post = Post(self.slots, self.hosts, self.links, self.program, self.steps, PATIENCE)
         pace = self.measured.pace(batch.rows[0])
         try:
-            return self.actors.run(batch, post, clocks, guard, pace)
+            return self.actors.run(batch, post, clocks, guard, pace, blame=self._tell)
         except BaseException:
             self.steps += 1
             self._connect()
             raise
+
+    def _tell(self, failure: BaseException) -> BaseException:
+        """Who waits for something at a link stops waiting."""
+        for link in self.links.values():
+            link.fail({"what": str(failure)})
+        return failure
 
     def _totals(self) -> dict[tuple[str, str], LinkTotals]:
         return {pair: link.totals() for pair, link in self.links.items()}

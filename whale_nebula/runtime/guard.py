@@ -20,7 +20,8 @@ class Guard:
 
     begun = False
 
-    def __init__(self, variables: Mapping[str, Any], written: Sequence[str]) -> None:
+    def __init__(self, variables: Mapping[str, Any], written: Sequence[str], alone: bool = True) -> None:
+        self._go_on = "go on" if alone else "start all workers again"
         self._saved = [(variables[path], variables[path].read_value()) for path in written if path in variables]
 
     def restore(self) -> None:
@@ -59,7 +60,7 @@ class Guard:
     ) -> StageFailedError:
         where = f" of stage {stage!r}" if stage else ""
         number = "" if micro_batch is None else f", micro-batch {micro_batch}"
-        state = "the variables are as they were before the step: correct the input or the op and go on"
+        state = f"the variables are as they were before the step: correct the input or the op and {self._go_on}"
         return StageFailedError(
             f"the {what}{where} failed in phase {phase}{number}",
             where=_node(failure),

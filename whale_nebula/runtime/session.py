@@ -1,7 +1,7 @@
 """The conversation of this process with the other workers: who they are, and that all of them do the same.
 
 HELLO when they meet (versions, threads, seed), AGREE for each program (its digest), STEP at each step (rows and a
-fingerprint of the inputs), GATHER before the whole model is read. All say the same things in the same order: one that
+fingerprint of the inputs), MEET around a read of the whole model. All say the same things in the same order: one that
 says something else has gone another way, and nobody waits for it. No graph and no code ever crosses: every process
 traces its own copy of the script.
 """
@@ -76,10 +76,14 @@ class Session:
                 raise self._astray(_step(sheet), peer, _at(theirs))
             self._same_rows(peer, sheet, theirs)
 
-    def gather(self) -> None:
-        """Every process is about to read the whole model."""
-        self._say("GATHER", _GATHER, {})
-        self._hear("GATHER", _GATHER)
+    def meet(self, doing: str) -> None:
+        """Wait until every process has come to the same."""
+        try:
+            self._say("MEET", doing, {})
+            self._hear("MEET", doing)
+        except BaseException as failure:
+            self.fail(failure)
+            raise
 
     def _same_rows(self, peer: str, sheet: Sheet, theirs: Sheet) -> None:
         shared = sheet["inputs"].keys() & theirs["inputs"].keys()
@@ -144,9 +148,6 @@ class Session:
         """End in order."""
         for link in self.links.values():
             link.close()
-
-
-_GATHER = "a read of the whole model"
 
 
 def _step(sheet: Sheet) -> str:
