@@ -81,9 +81,7 @@ class Block(keras.layers.Layer):
         super().__init__(**kwargs)
         self._sizes = {"width": width, "heads": heads, "inner": inner, "dropout": dropout}
         self.attention_norm = keras.layers.LayerNormalization(epsilon=1e-5, name="attention_norm")
-        self.attention = keras.layers.MultiHeadAttention(
-            heads, width // heads, dropout=dropout, name="attention"
-        )
+        self.attention = keras.layers.MultiHeadAttention(heads, width // heads, dropout=dropout, name="attention")
         self.inner_norm = keras.layers.LayerNormalization(epsilon=1e-5, name="inner_norm")
         self.wide = keras.layers.Dense(inner, activation="gelu", name="wide")
         self.narrow = keras.layers.Dense(width, name="narrow")

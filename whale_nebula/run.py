@@ -172,6 +172,13 @@ def shutdown() -> None:
         forget()
 
 
+def report_failure(failure: BaseException) -> None:
+    """The script ends by an error that it did not catch: tell the other processes, if there are any."""
+    with _LOCK:
+        if _run is not None and _run.ledger is not None:
+            _run.ledger.session.fail(failure)
+
+
 def here() -> Here:
     """Where this process stands among the clusters.
 

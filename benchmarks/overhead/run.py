@@ -36,7 +36,7 @@ SIZES = Sizes(vocabulary=1000, length=64, width=256, heads=4, blocks=4)
 ROWS = 32
 PAIRS, WARM = 48, 4
 MEMORY_STEPS = 12
-READY_TIMES = 5
+READY_TIMES = 3
 PLAN_BAR, MEMORY_BAR = 3.0, 1.15
 UNITS = {"peak_mib": "MiB", "step_ms": "ms", "own_s": "s"}
 
@@ -209,9 +209,7 @@ def table(results: list[dict[str, Any]]) -> list[list[object]]:
     for row in results:
         ratio = row["ratio"]
         said = (
-            f"{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
-            if isinstance(ratio, dict)
-            else ratio
+            f"{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})" if isinstance(ratio, dict) else ratio
         )
         unit = next(name for name in ("peak_mib", "step_ms", "own_s") if name in row)
         plain = row["what"].endswith(PLAIN.name)

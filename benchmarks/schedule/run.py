@@ -176,9 +176,7 @@ def table(results: list[dict[str, Any]]) -> list[list[object]]:
             f"{own['step_s']:.3f} s ({own['off_simulator']:+.1%} of the simulator's)"
             for own in row["schedules"].values()
         ]
-        rows.append(
-            [row["stages"], *steps, row["eager_faster"], row["ideal"], f"≥ {row['bar']}", row["verdict"]]
-        )
+        rows.append([row["stages"], *steps, row["eager_faster"], row["ideal"], f"≥ {row['bar']}", row["verdict"]])
     return rows
 
 

@@ -166,7 +166,6 @@ def test_trap_04_metrics_of_scalars_count_once(same_fit: Any, normal: Any, runne
 # 5: Keras's loss tracker asks for the rows of x: the last stage must not be fed x for that.
 
 
-@pytest.mark.xfail(strict=True, reason="the row count of Keras's loss tracker reads x in the last stage")
 @pytest.mark.parametrize("micro", [1, 2])
 def test_trap_05_the_last_stage_is_not_fed_x(normal: Any, micro: int) -> None:
     model = dense_model(Cut(True, micro), "sgd")

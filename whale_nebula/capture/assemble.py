@@ -14,6 +14,7 @@ from whale_nebula.capture.tracing import LiveRequest, Tracing
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Arrival, Flow, GradientPart, Holder, Leaf, Program, Request, Stage, Variable
 from whale_nebula.ir.spec import Spec, Value
+from whale_nebula.passes.effects import is_effect
 from whale_nebula.passes.label import label
 
 
@@ -27,7 +28,10 @@ def assemble(trace: Tracing, returned: Sequence[Any], leaf_names: Sequence[str],
         return Value(numbers[tensor.op.name], tensor.value_index)
 
     helpers = _forward_helpers(graph, {numbers[n] for live in trace.requests for n in live.backward})
-    requests = tuple(_request(number, live, numbers, value, helpers) for number, live in enumerate(trace.requests))
+    effects = {op.index for op in graph.ops if is_effect(op, graph)}
+    requests = tuple(
+        _request(number, live, numbers, value, helpers, effects) for number, live in enumerate(trace.requests)
+    )
     stages = tuple(trace.stages.values()) or (Stage("stage0", "local"),)
     backward = frozenset(op for request in requests for op in request.backward)
     fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
@@ -70,7 +74,12 @@ def _forward_helpers(graph: Graph, backward: set[int]) -> set[int]:
 
 
 def _request(
-    number: int, live: LiveRequest, numbers: Mapping[str, int], value: Callable[[Any], Value], helpers: set[int]
+    number: int,
+    live: LiveRequest,
+    numbers: Mapping[str, int],
+    value: Callable[[Any], Value],
+    helpers: set[int],
+    effects: set[int],
 ) -> Request:
     before = {numbers[name] for name in live.before if name in numbers}
     inside = frozenset(numbers[name] for name in live.backward if name in numbers) - helpers
@@ -84,6 +93,7 @@ def _request(
         holders=tuple(Holder(n, tuple(value(t) for t in tensors)) for n, tensors in live.holders),
         arrivals=tuple(Arrival(value(t), value(feed)) for t, feed in live.arrivals),
         flows=tuple(Flow(stage, value(t), value(g)) for stage, t, g in live.flows),
+        effects=tuple((stage, numbers[op.name]) for stage, op in live.made if numbers[op.name] in effects),
         parts=tuple(GradientPart(stage, n, tuple(value(t) for t in g)) for stage, n, g in live.parts),
     )
 

@@ -107,12 +107,14 @@ class _Region:
         boundaries, stops, inside = self._walk(stage, [t for t, _ in ends])
         flowing = [t for t in boundaries if t.ref() in self.reached and (t.dtype.is_floating or t.dtype.is_complex)]
         wanted = [(n, s) for n, s in enumerate(self.sources) if s.ref() in inside and self._stage_or(s, stage) == stage]
+        before = len(self.trace.graph.get_operations())
         found = tf_private.differentiate(
             [t for t, _ in ends],
             flowing + [s for _, s in wanted],
             [s for _, s in ends],
             [*boundaries, *stops],
         )
+        self.request.made += [(stage, op) for op in self.trace.graph.get_operations()[before:]]
         for tensor, gradient in zip(flowing, found[: len(flowing)], strict=True):
             if gradient is not None:
                 self._flow(stage, tensor, tf.convert_to_tensor(gradient), incoming)

@@ -29,6 +29,7 @@ class LiveRequest:
     holders: list[tuple[int, tuple[Any, ...]]] = field(default_factory=list)
     arrivals: list[tuple[Any, Any]] = field(default_factory=list)
     flows: list[tuple[int, Any, Any]] = field(default_factory=list)
+    made: list[tuple[int, Any]] = field(default_factory=list)
     parts: list[tuple[int, int, tuple[Any, ...]]] = field(default_factory=list)
 
 

@@ -82,7 +82,7 @@ class Request:
     """One call of `tape.gradient`, already differentiated.
 
     `start` is the first op traced after it was asked; `origins` are the ops that hold its sources (-1: not in the
-    trace).
+    trace); `effects` the (stage, op) that a custom gradient does beside differentiating.
     """
 
     index: int
@@ -95,6 +95,7 @@ class Request:
     arrivals: tuple[Arrival, ...] = ()
     flows: tuple[Flow, ...] = ()
     parts: tuple[GradientPart, ...] = ()
+    effects: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.graph import Op
@@ -32,9 +33,16 @@ class BatchFolds:
         """How a forward value of every micro-batch becomes one; with a single one there is nothing to do."""
         if self.folding is None:
             return "only"
+        if self.program.weights and value in self.targets:
+            return "mean"
         state = self.folding.of(value)
         rule = merge_rule(state)
         return self._coupled(value, state) if rule in ("coupled", "after") else rule
+
+    @cached_property
+    def targets(self) -> frozenset[Value]:
+        """What is differentiated: by what nb.loss_weight says, each micro-batch's counts as a mean."""
+        return frozenset(value for request in self.program.requests for value in request.targets)
 
     def layout(self, value: Value) -> str:
         """How a boundary lies on the micro-batches: by rows, the same in each, or a part of a sum."""
@@ -75,7 +83,8 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
         targets=[value for request in program.requests for value in request.targets],
         skip=backward.__contains__,
     )
-    found = BatchFolds(program, folding, frozenset(), frozenset(folding.wholes), where)
+    wholes = frozenset() if program.weights else frozenset(folding.wholes)
+    found = BatchFolds(program, folding, frozenset(), wholes, where)
     own = [op for op in program.graph.ops if op.index not in backward]
     checked = program.graph.ascend(op.index for op in own if op.type == "Assert")
     checked |= program.graph.ascend(value.op for request in program.requests for value in request.targets)

@@ -120,7 +120,13 @@ class Cutter:
         else:
             for value in self._gradients(phase, stage):
                 draft.fetches[value] = None
+            draft.roots.update(self._gradient_effects(phase, stage))
         self._walk(draft)
+
+    def _gradient_effects(self, phase: int, stage: int) -> dict[int, None]:
+        """What custom gradients do beside differentiating: they print, count, assert."""
+        requests = (r for r in self.program.requests if self.parts.phase_of[r.index] == phase)
+        return {op: None for request in requests for own, op in request.effects if own == stage}
 
     def _gradients(self, phase: int, stage: int) -> Iterable[Value]:
         for request in self.program.requests:

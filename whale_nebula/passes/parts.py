@@ -147,12 +147,11 @@ class _Splitter:
             self.part[op.index] = early
 
     def _accumulates(self, op: Op) -> bool:
-        """A number of the forward meets a variable that no stage needs: a metric's sum, which can wait."""
-        graph = self.program.graph
+        """Numbers of the forward that no stage needs: a metric's sum, a returned loss. They can wait."""
         given = [value for value in op.inputs if value.op in self.batch and value.op not in self.pure]
-        numbers = all((shape := graph.spec(v).shape) is not None and None not in shape for v in given)
-        small = numbers and sum(graph.spec(value).nbytes() for value in given) <= SMALL
-        return small and any(is_read(graph.ops[value.op]) for value in op.inputs)
+        specs = [self.program.graph.spec(value) for value in given or op.values]
+        known = all(spec.shape is not None and None not in spec.shape for spec in specs)
+        return known and sum(spec.nbytes() for spec in specs) <= SMALL
 
     def _early(self, op: Op) -> int:
         found = [self._time(value.op) for value in op.inputs]

@@ -27,6 +27,7 @@ from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.distributed import DistributedStep
 from whale_nebula.runtime.emulated import EmulatedStep
 from whale_nebula.runtime.fragment_function import Workshop
+from whale_nebula.runtime.guard import whole_step
 from whale_nebula.runtime.local_step import LocalStep
 from whale_nebula.runtime.outcome import StepOutcome
 
@@ -94,7 +95,10 @@ class Uncut:
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run it."""
         start = time.perf_counter()
-        results = tf.nest.flatten(self.function(*tensors), expand_composites=True)
+        try:
+            results = tf.nest.flatten(self.function(*tensors), expand_composites=True)
+        except tf.errors.OpError as failure:
+            raise whole_step(self.stage, failure) from failure
         found = [leaf for leaf in results if isinstance(leaf, tf.Tensor)]
         return StepOutcome(found, time.perf_counter() - start, (1,), {self.stage: StageReport()})
 

@@ -83,6 +83,18 @@ class Guard:
         )
 
 
+def whole_step(stage: str, failure: BaseException) -> StageFailedError:
+    """The error for a step that runs as the user's own function: nobody knows how far it came."""
+    return StageFailedError(
+        f"the step of stage {stage!r} failed",
+        where=_node(failure),
+        why=_sentence(failure),
+        mend="correct the input or the op; some variables may be updated, so go back to a checkpoint if that matters",
+        stage=stage,
+        torn=True,
+    )
+
+
 _FRAMES = ("Graph execution error", "Detected at node", "<stack traces", "File ", "[[{{node")
 _DETECTED = re.compile(r"Detected at node (\S+) defined at|\{\{(?:function_)?node (\S+?)\}\}")
 

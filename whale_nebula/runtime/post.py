@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
+from whale_nebula.errors import DeadlineError
 from whale_nebula.ir.plan import Cut
 from whale_nebula.ir.spec import Value
 from whale_nebula.runtime.casts import decode, encode
@@ -128,11 +129,23 @@ class Post:
     def _take(self, host: str, value: Value, micro_batch: int) -> Any:
         key = (host, value, micro_batch)
         with self._changed:
-            self._changed.wait_for(lambda: key in self._shelf or self._failed is not None)
+            come = self._changed.wait_for(lambda: key in self._shelf or self._failed is not None, self.patience)
             if self._failed is not None:
                 raise self._failed
+            if not come:
+                raise self._late(value, host, micro_batch)
             self._left[key] -= 1
             return self._shelf[key] if self._left[key] else self._shelf.pop(key)
+
+    def _late(self, value: Value, host: str, micro_batch: int) -> DeadlineError:
+        slot = self.slots.by_value[value]
+        stage = self.slots.cut.program.stages[slot.source].key
+        return DeadlineError(
+            f"{host} waited {self.patience:.0f} s for {slot.kind} {slot.number} of micro-batch {micro_batch}",
+            where=f"stage {stage!r}",
+            why=f"stage {stage!r} of the same host has not made it",
+            mend="raise patience in the configuration if a micro-batch really takes that long",
+        )
 
     def abort(self, failure: BaseException) -> None:
         """A stage failed: whoever waits on the shelf stops waiting."""

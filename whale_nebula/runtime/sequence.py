@@ -15,10 +15,12 @@ import tensorflow as tf
 from whale_nebula.feed.batch import Batch, cut
 from whale_nebula.ir.plan import PhasePlan
 from whale_nebula.ir.spec import Value
+from whale_nebula.runtime.casts import decode, encode
 from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.gradients import Sums
 from whale_nebula.runtime.guard import Guard
 from whale_nebula.runtime.once_run import OnceRun
+from whale_nebula.runtime.post import Slots
 from whale_nebula.runtime.stage_run import StageRun
 
 NOT_BEGUN = float("inf")
@@ -26,17 +28,23 @@ NOT_BEGUN = float("inf")
 
 @dataclass
 class Shelf:
-    """An exchange within one trace: a dict."""
+    """An exchange within one trace: a dict. What goes to another cluster passes its codec, as over any link."""
 
-    held: dict[tuple[Value, int], Any] = field(default_factory=dict)
+    slots: Slots
+    hosts: Sequence[str]
+    held: dict[tuple[Value, int, str], Any] = field(default_factory=dict)
 
     def put(self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any) -> None:
-        """Lay a value down."""
-        self.held[value, micro_batch] = tensor
+        """Lay a value down for each cluster that reads it."""
+        slot = self.slots.by_value[value]
+        for host in dict.fromkeys(self.hosts[stage] for stage in destinations):
+            crosses = host != self.hosts[source]
+            given = decode(encode(slot.codec, tensor), tensor.dtype) if crosses else tensor
+            self.held[value, micro_batch, host] = given
 
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
         """Take a value up."""
-        return self.held[value, micro_batch]
+        return self.held[value, micro_batch, self.hosts[stage]]
 
 
 def run_in_sequence(
@@ -48,7 +56,7 @@ def run_in_sequence(
     """
     program = compiled.cut.program
     once: dict[Value, Any] = {}
-    shelf = Shelf()
+    shelf = Shelf(Slots(compiled.cut), [stage.cluster for stage in program.stages])
     worker = OnceRun(compiled, batch, once)
     batch = worker.weighed()
     runs = [StageRun(compiled, s, batch, shelf, once, Sums(program)) for s in range(len(program.stages))]

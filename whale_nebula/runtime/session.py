@@ -8,7 +8,8 @@ traces its own copy of the script.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,17 +100,16 @@ class Session:
 
     def _say(self, about: str, doing: str, sheet: Sheet) -> None:
         self._line = str(script_site())
-        for link in self.links.values():
-            link.post({**sheet, "kind": _KIND, "about": about, "doing": doing, "line": self._line})
+        for peer, link in self.links.items():
+            with self._left(doing, peer):
+                link.post({**sheet, "kind": _KIND, "about": about, "doing": doing, "line": self._line})
 
     def _hear(self, about: str, doing: str) -> dict[str, dict[str, Any]]:
         """What each peer says, which must be about the same."""
         told = {}
         for peer, link in self.links.items():
-            try:
+            with self._left(doing, peer):
                 told[peer] = link.take(_KIND, self.patience)
-            except LinkClosedError as closed:
-                raise self._left(doing, peer, closed) from closed
             if told[peer]["about"] != about:
                 raise self._astray(doing, peer, _at(told[peer]))
         return told
@@ -122,17 +122,22 @@ class Session:
             mend="let every process decide alike: by returned values, which all processes get",
         )
 
-    def _left(self, doing: str, peer: str, closed: LinkClosedError) -> LinkClosedError:
-        return LinkClosedError(
-            f"{closed.what}, and {self.worker} is at {doing} ({self._line})",
-            where=closed.where,
-            why=closed.why,
-            mend=closed.mend,
-        )
+    @contextlib.contextmanager
+    def _left(self, doing: str, peer: str) -> Iterator[None]:
+        """Where a peer is no more, say what this process still wanted to do with it."""
+        try:
+            yield
+        except LinkClosedError as closed:
+            raise LinkClosedError(
+                f"{closed.what}, and {self.worker} is at {doing} ({self._line})",
+                where=closed.where or peer,
+                why=closed.why,
+                mend=closed.mend,
+            ) from closed
 
     def fail(self, failure: BaseException) -> None:
         """Tell every peer that this process failed."""
-        parts = {"what": str(failure)}
+        parts = {"what": f"{type(failure).__name__}: {failure}"}
         if isinstance(failure, NebulaError):
             parts = {
                 "code": failure.code,

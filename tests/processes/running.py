@@ -1,0 +1,58 @@
+"""Starts worker scripts of this folder as the processes of one run, and gives what they told."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.processes.telling import told
+from whale_nebula.launch import Result, spawn
+from whale_nebula.launch.local import Job
+
+HERE = Path(__file__).parent
+DEADLINE = 90.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended: what each worker told, in the order of the workers, and the launcher's result."""
+
+    told: Mapping[str, Mapping[str, Any]]
+    result: Result
+
+    def all(self, name: str) -> list[Any]:
+        """What each worker told under this name."""
+        return [things[name] for things in self.told.values()]
+
+    def same(self, name: str) -> Any:
+        """What all workers told alike under this name."""
+        first, *rest = self.all(name)
+        assert all(other == first for other in rest), (name, first, rest)
+        return first
+
+
+@contextlib.contextmanager
+def started(script: str, workers: int, *arguments: object) -> Iterator[Job]:
+    """Run a worker script once in each of the clusters c0, c1 ..."""
+    names = {f"c{number}/0": f"c{number}" for number in range(workers)}
+    child = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / f"{script}.py")]
+    with spawn([*child, *map(str, arguments)], names, seed=5, cwd=HERE.parents[1]) as job:
+        yield job
+
+
+def ended(job: Job, deadline: float = DEADLINE) -> Ended:
+    """Wait for the end; whoever fails to come to it is killed."""
+    result = job.wait(deadline)
+    assert not result.late, {name: outcome.err[-3000:] for name, outcome in result.outcomes.items()}
+    for name, outcome in result.outcomes.items():
+        print(f"---- {name} ended with {outcome.code}\n{outcome.err[-6000:]}")  # pytest shows it where a test fails
+    return Ended({name: told(outcome.out) for name, outcome in result.outcomes.items()}, result)
+
+
+def run(script: str, workers: int, *arguments: object) -> Ended:
+    """Start and wait."""
+    with started(script, workers, *arguments) as job:
+        return ended(job)

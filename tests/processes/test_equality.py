@@ -1,0 +1,66 @@
+"""Processes joined by sockets leave, bit for bit, what one process with actors over memory links leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+import whale_nebula as nb
+from tests.parity.zoo import ZOO, Cut
+from tests.processes.running import Ended, ended, started
+from tests.processes.telling import left
+
+# Sixteen programs and more, traced in each process, beside the reference: on two busy cores that takes its time.
+DEADLINE = 240.0
+Both = tuple[Ended, Mapping[str, Any]]
+
+
+def reference(stages: int, micro_batches: int) -> dict[str, Any]:
+    """What each model of the zoo leaves in this process, by actors."""
+    found = {}
+    for name, trial in ZOO.items():
+        nb.shutdown()
+        with nb.init(links="10gbit,0ms"):
+            found[f"{name} {stages},{micro_batches}"] = left(trial.run(Cut(stages, micro_batches)))
+    return found
+
+
+def both(workers: int, *cuts: tuple[int, int]) -> Both:
+    """The zoo in several processes, all in one run, and in one process meanwhile."""
+    with started("zoo", workers, *(f"{stages},{micro_batches}" for stages, micro_batches in cuts)) as job:
+        expected = {name: outcome for cut in cuts for name, outcome in reference(*cut).items()}
+        found = ended(job, DEADLINE)
+    found.result.check()
+    return found, expected
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Both]:
+    yield both(2, (2, 1), (2, 3))
+
+
+@pytest.fixture(scope="module")
+def trio() -> Iterator[Both]:
+    yield both(3, (3, 2))
+
+
+def check(run: Both, name: str) -> None:
+    found, expected = run
+    parts: list[Mapping[str, Any]] = found.all(name)
+    for part in parts:
+        assert {**part, "stages": None} == {**expected[name], "stages": None}
+    # Each process reports on its own stage: together they are those of the plan.
+    assert [stage for part in parts for stage in part["stages"]] == expected[name]["stages"]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("name", ZOO)
+def test_two_processes(pair: Both, name: str, micro_batches: int) -> None:
+    check(pair, f"{name} 2,{micro_batches}")
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_three_processes(trio: Both, name: str) -> None:
+    check(trio, f"{name} 3,2")
