@@ -10,10 +10,10 @@ from typing import Any
 
 from tests.processes.telling import told
 from whale_nebula.launch import Result, spawn
-from whale_nebula.launch.local import Job
+from whale_nebula.launch.local import Echo, Job
 
 HERE = Path(__file__).parent
-DEADLINE = 90.0
+DEADLINE, GRACE, SEED = 90.0, 30.0, 5
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,17 @@ class Ended:
 
 
 @contextlib.contextmanager
-def started(script: str, workers: int, *arguments: object) -> Iterator[Job]:
+def started(script: str, workers: int, *arguments: object, echo: Echo | None = None) -> Iterator[Job]:
     """Run a worker script once in each of the clusters c0, c1 ..."""
     names = {f"c{number}/0": f"c{number}" for number in range(workers)}
     child = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / f"{script}.py")]
-    with spawn([*child, *map(str, arguments)], names, seed=5, cwd=HERE.parents[1]) as job:
+    with spawn([*child, *map(str, arguments)], names, seed=SEED, cwd=HERE.parents[1], echo=echo) as job:
         yield job
 
 
 def ended(job: Job, deadline: float = DEADLINE) -> Ended:
     """Wait for the end; whoever fails to come to it is killed."""
-    result = job.wait(deadline)
+    result = job.wait(deadline, grace=GRACE)
     assert not result.late, {name: outcome.err[-3000:] for name, outcome in result.outcomes.items()}
     for name, outcome in result.outcomes.items():
         print(f"---- {name} ended with {outcome.code}\n{outcome.err[-6000:]}")  # pytest shows it where a test fails

@@ -16,6 +16,16 @@ PartKey = tuple[int, int, int]
 """request, source, stage."""
 
 
+_MANY = 8
+
+
+def _pairwise(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
+    return [a + b for a, b in zip(left, right, strict=True)]
+
+
+_add_all = tf.function(_pairwise, autograph=False)
+
+
 @dataclass
 class Sums:
     """The gradients of one stage, added up over micro-batches."""
@@ -23,6 +33,7 @@ class Sums:
     program: Program
     dense: dict[PartKey, Any] = field(default_factory=dict)
     listed: dict[PartKey, list[tuple[Any, ...]]] = field(default_factory=dict)
+    waiting: dict[PartKey, Any] = field(default_factory=dict)
 
     def add(self, request: int, part: GradientPart, tensors: Sequence[Any]) -> None:
         """Take in what one micro-batch gave.
@@ -36,9 +47,17 @@ class Sums:
         elif len(tensors) > 1 or self._by_rows(request, part.source):
             self.listed.setdefault(key, []).append(tuple(tensors))
         elif key in self.dense:
-            self.dense[key] = self.dense[key] + tensors[0]
+            self.waiting[key] = tensors[0]
         else:
             self.dense[key] = tensors[0]
+
+    def settle(self) -> None:
+        """Do the additions that `add` put off: all of a micro-batch at once cost one call, not one each."""
+        keys = list(self.waiting)
+        sums, fresh = [self.dense[key] for key in keys], [self.waiting[key] for key in keys]
+        together = len(keys) >= _MANY and tf.executing_eagerly()
+        self.dense.update(zip(keys, (_add_all if together else _pairwise)(sums, fresh), strict=True))
+        self.waiting.clear()
 
     def _by_rows(self, request: int, source: int) -> bool:
         """The gradient of an input or of an activation has a row for each of the batch's."""

@@ -65,9 +65,10 @@ class StageRun:
         with _timed(None if self.clock is None else self.clock.waits()):
             tensors = [self._take(feed, micro_batch) for feed in piece.feeds]
         with self._computing(piece, micro_batch):
-            results = piece.function(tensors)
+            results = dict(zip(piece.fetches, piece.function(tensors), strict=True))
+            self._sum(phase, piece, results)
         del tensors
-        self._hand_on(phase, piece, micro_batch, dict(zip(piece.fetches, results, strict=True)))
+        self._hand_on(piece, micro_batch, results)
 
     def _computing(self, piece: Piece, micro_batch: int) -> contextlib.AbstractContextManager[None]:
         what = f"{piece.fragment.kind} {micro_batch}"
@@ -100,7 +101,16 @@ class StageRun:
             first = first + share
         return first
 
-    def _hand_on(self, phase: PhasePlan, piece: Piece, micro_batch: int, results: dict[Value, Any]) -> None:
+    def _sum(self, phase: PhasePlan, piece: Piece, results: dict[Value, Any]) -> None:
+        """Add up the gradients of variables; most of them go nowhere else."""
+        parts = self._parts(phase, piece)
+        for request, part in parts:
+            self.sums.add(request, part, [results[value] for value in part.values])
+        for value in {value for _, part in parts for value in part.values} - self.compiled.flow_targets.keys():
+            del results[value]
+        self.sums.settle()
+
+    def _hand_on(self, piece: Piece, micro_batch: int, results: dict[Value, Any]) -> None:
         local = self.local.setdefault(micro_batch, {})
         for value, tensor in results.items():
             boundary = self.compiled.boundaries.get(value)
@@ -113,10 +123,6 @@ class StageRun:
                 self.kept.setdefault(value, {})[micro_batch] = tensor
             if target is None:
                 local[value] = tensor
-        for request, part in self._parts(phase, piece):
-            self.sums.add(request, part, [results[value] for value in part.values])
-            for value in part.values:
-                local.pop(value, None)
 
     def _parts(self, phase: PhasePlan, piece: Piece) -> list[tuple[int, GradientPart]]:
         if piece.fragment.kind == "forward":

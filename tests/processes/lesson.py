@@ -1,0 +1,84 @@
+"""A small model in two clusters and what a user does with it: the same in one process and in two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.parity.zoo import data
+from tests.processes.telling import bits
+
+X, Y = data(40, 6), data(40, 3, seed=1)
+
+
+def taught(width: int = 8) -> keras.Model:
+    """Layer `first` in cluster c0, `second` in c1. Nothing is seeded here: that is the launcher's business."""
+    inputs = keras.Input((6,), name="features")
+    with nb.cluster(), nb.pipeline(2):
+        with nb.stage(cluster="c0"):
+            hidden = keras.layers.Dense(width, activation="relu", name="first")(inputs)
+        with nb.stage(cluster="c1"):
+            outputs = keras.layers.Dense(3, name="second")(hidden)
+    model = keras.Model(inputs, outputs, name="taught")
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    return model
+
+
+def fit(model: keras.Model, x: Any = X, y: Any = Y, **options: Any) -> dict[str, list[str]]:
+    """Train in the order of the data; gives the history bit for bit."""
+    chosen = {"epochs": 2, "batch_size": 16, "shuffle": False, "verbose": 0, **options}
+    return hexed(model.fit(x, y, **chosen).history)
+
+
+def hexed(logs: dict[str, Any]) -> dict[str, list[str]]:
+    return {name: [float(v).hex() for v in np.ravel(value)] for name, value in logs.items()}
+
+
+@nb.function
+def measured(rows: Any) -> Any:
+    """A function without variables: a scalar from each cluster, and rows from each."""
+    with nb.cluster(), nb.pipeline(3):
+        with nb.stage(cluster="c0"):
+            doubled = rows * 2.0
+            low = tf.reduce_mean(doubled)
+        with nb.stage(cluster="c1"):
+            return {"low": low, "doubled": doubled, "high": tf.reduce_sum(doubled, axis=1), "mean": tf.reduce_mean(doubled**2)}
+
+
+def lesson(folder: Path) -> tuple[keras.Model, dict[str, Any]]:
+    """Build, train, evaluate, predict, read and save."""
+    model = taught()
+    found: dict[str, Any] = {"initial": bits(model.get_weights())}
+    found["history"] = fit(model, validation_data=(X[:20], Y[:20]))
+    found["evaluate"] = hexed(model.evaluate(X, Y, batch_size=8, verbose=0, return_dict=True))
+    found["predict"] = bits([model.predict(X, batch_size=12, verbose=0)])
+    found["weights"] = bits(model.get_weights())
+    with nb.gathered():
+        found["optimizer"] = bits(model.optimizer.variables)
+        found["nested"] = bits(model.get_weights())
+        found["after the nested"] = bits(model.variables)
+    found["saved"] = [_saved(model.save, folder / "model.keras"), _saved(model.save_weights, folder / "model.weights.h5")]
+    found["summary"] = [model.count_params(), _summary(model)]
+    found["function"] = {name: bits([value]) for name, value in measured(X[:7]).items()}
+    fit(model, epochs=1)
+    model.load_weights(folder / "model.weights.h5")
+    found["loaded"] = bits(model.get_weights())
+    return model, found
+
+
+def _saved(save: Any, path: Path) -> tuple[str, int, int]:
+    """Save, and look at the file at once: its name and which file it is."""
+    save(path)
+    state = path.stat()
+    return path.name, state.st_ino, state.st_mtime_ns
+
+
+def _summary(model: keras.Model) -> str:
+    lines: list[str] = []
+    model.summary(print_fn=lambda line, *rest, **options: lines.append(line))
+    return "\n".join(lines)

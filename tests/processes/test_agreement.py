@@ -1,0 +1,89 @@
+"""Two processes do together what one does: seeds, results, emptied variables, collective reads and saves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+
+import whale_nebula as nb
+from tests.processes.lesson import lesson
+from tests.processes.running import SEED, Ended, run
+from tests.processes.telling import bits
+
+PARTS = ["initial", "history", "evaluate", "predict", "weights", "optimizer", "nested", "after the nested", "summary",
+         "function", "loaded"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pair")
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> Ended:
+    found = run("agreement", 2, folder)
+    found.result.check()
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same in this process, by actors, seeded as the launcher seeds its workers."""
+    nb.shutdown()
+    keras.utils.set_random_seed(SEED)
+    with nb.init(links="10gbit,0ms"):
+        return lesson(tmp_path_factory.mktemp("alone"))[1]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_both_get_what_one_process_gets(pair: Ended, alone: dict[str, Any], part: str) -> None:
+    assert pair.same(part) == alone[part]
+
+
+def test_training_changed_something(alone: dict[str, Any]) -> None:
+    assert alone["initial"] != alone["weights"]
+    assert alone["loaded"] == alone["weights"] == alone["nested"]
+
+
+def test_each_knows_where_it_is(pair: Ended) -> None:
+    first, second = pair.all("here")
+    assert first == {
+        "cluster": "c0", "worker": "c0/0", "lead": False, "clusters": ["c0", "c1"], "alone": False,
+        "runs": {"c0": True, "c1": False},
+    }  # fmt: skip
+    assert (second["cluster"], second["lead"], second["runs"]) == ("c1", True, {"c0": False, "c1": True})
+
+
+def test_what_is_not_ours_is_empty(pair: Ended) -> None:
+    """Parameters and optimizer slots of the other cluster; what no cluster owns alone is everywhere."""
+    for mine, theirs, held in zip(("first", "second"), ("second", "first"), pair.all("held"), strict=True):
+        foreign = {path: shape for path, shape in held.items() if theirs in path}
+        assert len(foreign) == 2 * 3  # kernel and bias, and two slots of Adam for each
+        assert set(map(tuple, foreign.values())) == {(0,)}
+        assert len(held) - len(foreign) >= 2 * 3
+        assert all(0 not in shape for path, shape in held.items() if mine in path)
+        assert held["adam/iteration"] == held["adam/learning_rate"] == []
+
+
+def test_reading_what_is_not_ours_is_refused(pair: Ended) -> None:
+    for home, told in zip(("c1/0", "c0/0"), pair.all("refusals"), strict=True):
+        assert len(told) == 12
+        for text in told:
+            assert text.startswith("NB-303 variable"), text
+            assert f"is on {home}, not in this process" in text
+            assert "get_weights" in text
+
+
+def test_one_file_is_written_once(pair: Ended, folder: Path) -> None:
+    """When a save returns, the file is there in every process, and nobody writes it again."""
+    for name, inode, changed in pair.same("saved"):
+        state = (folder / name).stat()
+        assert (state.st_ino, state.st_mtime_ns) == (inode, changed)
+    assert sorted(path.name for path in folder.iterdir()) == ["model.keras", "model.weights.h5"]
+
+
+def test_the_file_is_the_whole_model(pair: Ended, folder: Path) -> None:
+    assert bits(keras.models.load_model(folder / "model.keras").get_weights()) == pair.same("weights")
