@@ -165,3 +165,6 @@ VARIABLE_READS = ("_read_variable_op", "sparse_read", "gather_nd")
 
 VARIABLE_WRITES = ("assign", "assign_add", "assign_sub")
 """Methods of a resource variable through which Keras writes."""
+
+VARIABLE_HANDLE = "_handle"
+"""Attribute that eager ops in C++ read a variable by, past its methods, if it is an EagerTensor and nothing else."""

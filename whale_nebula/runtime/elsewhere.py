@@ -177,4 +177,23 @@ def _guards(kind: Any) -> dict[str, Any]:
         return write
 
     reads = {name: reading(name) for name in tf_private.VARIABLE_READS}
-    return reads | {name: writing(name) for name in tf_private.VARIABLE_WRITES}
+    writes = {name: writing(name) for name in tf_private.VARIABLE_WRITES}
+    return {**reads, **writes, tf_private.VARIABLE_HANDLE: property(_covered), "handle": property(_handle)}
+
+
+def _handle(variable: Any) -> Any:
+    return variable.__dict__[tf_private.VARIABLE_HANDLE]
+
+
+def _covered(variable: Any) -> Any:
+    return _Cover(_handle(variable))
+
+
+@dataclass(frozen=True)
+class _Cover:
+    """A handle that eager ops do not take for one, so that they read through the guarded methods."""
+
+    covered: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.covered, name)
