@@ -48,7 +48,6 @@ class Tracing:
     feeds: dict[str, Any] = field(default_factory=dict)
     leaves: list[Any] = field(default_factory=list)
     batched: list[bool] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     grown: set[str] = field(default_factory=set)
     busy: bool = False
 

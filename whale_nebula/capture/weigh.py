@@ -16,7 +16,6 @@ from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.roles import roles
 from whale_nebula.capture.tracing import Tracing
-from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.spec import Value
 from whale_nebula.passes.reduce import Folding, fold, verdict
@@ -54,17 +53,10 @@ def _kinds(trace: Tracing, targets: Sequence[Tensor]) -> list[str]:
     for target in targets:
         state = folding.of(Value(numbers[target.op.name], target.value_index))
         refusal = verdict(state, graph, where=where)
-        if refusal is not None:
-            _refuse(trace, refusal)
+        if refusal is not None and trace.pipeline.coupled != "allow":
+            raise refusal
         kinds.append("mean" if refusal is not None else state.kind)
     return kinds
-
-
-def _refuse(trace: Tracing, refusal: BatchCoupledError) -> None:
-    """Raise, unless the user allowed it: then say so in the report."""
-    if trace.pipeline.coupled != "allow":
-        raise refusal
-    trace.notes.append(refusal.what)
 
 
 def _fold(trace: Tracing, targets: Sequence[Tensor]) -> tuple[Folding, Graph, list[Any]]:

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -135,7 +135,7 @@ def _runner(
     if len(program.stages) == 1 and program.pipeline.micro_batch == 1:
         return Uncut(plain_function(call, layout), program.stages[0].key)
     compiled = Compiled(cut, "local/0", Workshop(captured.graph, captured.aliases))
-    if any(_slow(run, a.cluster, b.cluster) for a, b in pairwise(program.stages)):
+    if any(_slow(run, a.cluster, b.cluster) for a, b in combinations(program.stages, 2)):
         step = EmulatedStep(compiled, captured.variables, run.links, run.programs)
         run.closers.append(step.close)
         return step

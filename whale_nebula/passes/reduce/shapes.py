@@ -149,3 +149,29 @@ def _wider(site: Site, one: Fold, other: Fold) -> Fold:
     if one.kind == other.kind == WHOLE:
         return one if one.literal is not None else other
     return one if one.kind == other.kind == COUNT else site.nonlinear([one, other])
+
+
+@rule("DynamicStitch", "ParallelDynamicStitch", literal=True)
+def stitch(site: Site) -> Result:
+    """Entries of vectors, each put at its number; of two at one number the later stays."""
+    half = len(site.folds) // 2
+    found: dict[int, Fold] = {}
+    for place in range(half):
+        numbers, lane = site.ints(place), _lane(site, half + place)
+        if numbers is None or lane is None or len(numbers) != len(lane):
+            return _stitched(site)
+        found.update(zip(numbers, lane, strict=True))
+    if sorted(found) != list(range(len(found))):
+        return _stitched(site)
+    return packed(site, tuple(found[number] for number in range(len(found))))
+
+
+def _lane(site: Site, place: int) -> tuple[Fold, ...] | None:
+    return (site.folds[place],) if site.rank(place) == 0 else site.parts(place)
+
+
+def _stitched(site: Site) -> Fold:
+    """Entries that cannot be told apart, or that are rows."""
+    if any(fold.kind == ROWS for fold in site.folds):
+        return site.coupled("rows are put side by side by number")
+    return site.nonlinear(site.folds)

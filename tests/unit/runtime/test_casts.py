@@ -1,0 +1,35 @@
+"""The precisions that a boundary may cross in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from whale_nebula.errors import NotYetError
+from whale_nebula.runtime.casts import decode, encode
+
+
+@pytest.mark.parametrize(("codec", "relative"), [("fp16", 2**-11), ("bf16", 2**-8)])
+def test_a_round_trip_loses_half_a_unit(codec: str, relative: float) -> None:
+    x = tf.constant(np.random.default_rng(0).standard_normal(1000).astype("float32"))
+    small = encode(codec, x)
+    assert small.dtype.size == 2
+    back = decode(small, x.dtype)
+    assert np.abs(back - x).max() <= relative * np.abs(x).max()
+
+
+def test_fp16_clamps_what_it_cannot_hold() -> None:
+    assert encode("fp16", tf.constant([1e30, -1e30])).numpy().tolist() == [65504.0, -65504.0]
+
+
+def test_integers_and_none_go_as_they_are() -> None:
+    tokens = tf.constant([1, 2])
+    assert encode("fp16", tokens) is tokens
+    x = tf.constant([1.0])
+    assert decode(encode("none", x), x.dtype) is x
+
+
+def test_what_is_not_built_says_so() -> None:
+    with pytest.raises(NotYetError, match="int8"):
+        encode("int8", tf.constant([1.0]))
