@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.traps.conftest import Cut
-from whale_nebula.errors import BatchCoupledError
+from whale_nebula.errors import BatchCoupledError, StageFailedError
 
 layers = keras.layers
 MICRO = pytest.mark.parametrize("micro", [1, 3])
@@ -196,10 +196,7 @@ def test_stop_gradient_on_the_whole_boundary(same: Any, normal: Any, weights: An
     same(build, (normal(7, 4),), micro=micro)
 
 
-@pytest.mark.parametrize(
-    "micro",
-    [1, pytest.param(2, marks=pytest.mark.xfail(strict=True, reason="no rule for DynamicStitch over wholes"))],
-)
+@pytest.mark.parametrize("micro", [1, 2])
 def test_a_gradient_penalty(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
     """A tape inside a tape, within one stage: the inner request is TensorFlow's own."""
 
@@ -226,6 +223,43 @@ def test_a_gradient_penalty(same: Any, normal: Any, weights: Any, runner: str, m
         return step, variables
 
     same(build, (normal(7, 4),), (normal(7, 4, seed=1),), micro=micro)
+
+
+@MICRO
+def test_numbers_that_only_the_user_reads(same: Any, normal: Any, weights: Any, runner: str, micro: int) -> None:
+    """A count, a shape, a sum over the batch and one that is checked: they are those of the whole batch."""
+
+    def ask(tape: Any, tensors: Any, loss: Any, variables: list[tf.Variable]) -> Any:
+        outputs = tensors[2]
+        checked = tf.debugging.check_numerics(2.0 * tf.reduce_sum(outputs), "no number")
+        gradients = tape.gradient(loss, variables)
+        mean = tf.sqrt(tf.reduce_mean(outputs**2))
+        return tf.shape(outputs)[0], tf.shape(outputs), tf.size(outputs), checked, mean, gradients
+
+    same(two_stages(ask, weights), (normal(7, 4),), micro=micro)
+
+
+def test_what_is_asserted_of_a_number_leaves_no_trace(normal: Any, weights: Any, runner: str) -> None:
+    """The assertion runs before the update, as it does uncut."""
+    variables = weights()
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, Cut().program():
+            with nb.stage(cluster="a"):
+                hidden = x @ variables[0]
+            with nb.stage(cluster="b"):
+                loss = tf.reduce_sum((hidden @ variables[1]) ** 2)
+        tf.debugging.assert_less(2.0 * loss, 0.0)
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(gradient)
+        return loss
+
+    before = [np.array(variable) for variable in variables]
+    with pytest.raises(StageFailedError, match="did not hold"):
+        step(tf.constant(normal(7, 4)))
+    for variable, expected in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(variable, expected)
 
 
 @MICRO

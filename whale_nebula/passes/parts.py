@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Op
 from whale_nebula.ir.program import Program
+from whale_nebula.ir.spec import Spec
 from whale_nebula.passes.effects import is_effect, is_random, is_read, resources
 
 PROLOGUE, FORWARD, UPDATE = 0, 1, 2
@@ -71,6 +72,7 @@ class _Splitter:
         self.targets = graph.ascend(v.op for request in program.requests for v in request.targets)
         self.leading = self._leading()
         self.pure = self._pure()
+        self.row_made = self._row_made()
         self._levels()
         for op in self.own:
             self._place(op)
@@ -90,14 +92,22 @@ class _Splitter:
         return not self.seeds.isdisjoint(resources(op, self.program.graph))
 
     def _leading(self) -> set[int]:
-        """Ops that something of the forward depends on: a stage's op or a target of a gradient."""
+        """Ops that something of the forward depends on: a stage's op, a target of a gradient, an effect that stays."""
         found: set[int] = set()
         for op in reversed(self.own):
             base = op.index in self.targets or (op.stage is not None and op.index not in self.effects)
             if base or op.index in found:
                 found.update(value.op for value in op.inputs)
                 found.update(op.control)
+            elif self._stays(op):
+                found.update(value.op for value in op.inputs)
         return found
+
+    def _stays(self, op: Op) -> bool:
+        """Whether an effect happens with each micro-batch: it prints, checks, or writes what cannot be merged."""
+        cut = self.program.pipeline.micro_batch > 1 and op.index not in self.once
+        writes = bool(resources(op, self.program.graph))
+        return op.index in self.effects and op.index in self.batch and (cut or not writes)
 
     def _pure(self) -> set[int]:
         """Ops of the user's inputs alone: they can be computed at any time, from the whole batch."""
@@ -141,7 +151,8 @@ class _Splitter:
             self.part[op.index] = _next(early, UPDATE)
         elif op.index in self.batch and op.index not in self.pure:
             forward = op.index in self.leading or op.index in self.targets or op.stage is not None
-            once = not forward and (early % 3 == UPDATE or self._accumulates(op))
+            waits = self._accumulates(op) and op.index not in self.row_made
+            once = not forward and (early % 3 == UPDATE or waits)
             self.part[op.index] = _next(early, UPDATE if once else FORWARD)
         elif early:
             self.part[op.index] = early
@@ -150,8 +161,16 @@ class _Splitter:
         """Numbers of the forward that no stage needs: a metric's sum, a returned loss. They can wait."""
         given = [value for value in op.inputs if value.op in self.batch and value.op not in self.pure]
         specs = [self.program.graph.spec(value) for value in given or op.values]
-        known = all(spec.shape is not None and None not in spec.shape for spec in specs)
-        return known and sum(spec.nbytes() for spec in specs) <= SMALL
+        return all(map(_known, specs)) and sum(spec.nbytes() for spec in specs) <= SMALL
+
+    def _row_made(self) -> set[int]:
+        """Ops that rows of the batch are made of: the shape that a sample weight is broadcast to is one, too."""
+        found: set[int] = set()
+        each = self.batch - self.pure - self.effects - self.held
+        for op in reversed(self.own):
+            if op.index in found or (op.index in each and not all(map(_known, op.outputs))):
+                found.update(value.op for value in op.inputs)
+        return found
 
     def _early(self, op: Op) -> int:
         found = [self._time(value.op) for value in op.inputs]
@@ -168,15 +187,12 @@ class _Splitter:
         last = self._last_phase(op)
         update = _next(max(early, 3 * max(last, 0) + UPDATE), UPDATE)
         leads = op.index in self.leading
-        writes = bool(resources(op, self.program.graph))
         if op.index in self.held:
             return _next(early, UPDATE)
         if self._is_seed_write(op):
             return _next(early, FORWARD)
         if op.index in self.batch:
-            cut = self.program.pipeline.micro_batch > 1
-            stays = leads or not writes or (cut and op.index not in self.once)
-            return _next(early, FORWARD) if stays else update
+            return _next(early, FORWARD) if leads or self._stays(op) else update
         if last >= 0 or not leads:
             return update
         return _next(early, PROLOGUE)
@@ -223,5 +239,9 @@ def _next(early: int, kind: int) -> int:
 
 def _is_number(op: Op) -> bool:
     """Whether an op gives sizes, counts and sums: the rows of a stage's own ops stay with the stage."""
-    known = all(spec.shape is not None and None not in spec.shape for spec in op.outputs)
-    return known and all(spec.nbytes() <= SMALL for spec in op.outputs)
+    return all(_known(spec) and spec.nbytes() <= SMALL for spec in op.outputs)
+
+
+def _known(spec: Spec) -> bool:
+    """Whether the size does not depend on the batch."""
+    return spec.shape is not None and None not in spec.shape

@@ -22,6 +22,9 @@ def merge(rule: str, values: Sequence[Any], shares: Sequence[Any]) -> Any:
         return _added(values)
     if rule == "mean":
         return _added([value * tf.cast(share, value.dtype) for value, share in zip(values, shares, strict=True)])
+    if rule.startswith("vector:"):
+        entries = zip(rule.partition(":")[2].split(","), *map(tf.unstack, values), strict=True)
+        return tf.stack([merge(each, pieces, shares) for each, *pieces in entries])
     return tf.concat(values, int(rule.partition(":")[2] or 0))
 
 

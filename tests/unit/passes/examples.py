@@ -184,9 +184,26 @@ stages a b
 %8 = Square(%7) float32[4,8]
 %9 = Sum(%8, %5) float32[]
 %10 = AddV2(%6, %9) float32[]
+request of %10 for %1
+%11 = OnesLike(%10) float32[]
+%12 = TanhGrad(%4, %11) float32[?,8]
+flow b: %12 for %3
+flow b: %11 for %9
+%13 = feed arrival float32[?,8]
+arrival %13 of %3
+%14 = feed arrival float32[]
+arrival %14 of %9
+%15 = MatMul(%0, %13) {transpose_a=true} float32[4,8]
+%16 = Mul(%7, %14) float32[4,8]
+%17 = AddV2(%15, %16) float32[4,8]
+part a: %17 for %1
+end
+%18 = holder g float32[4,8]
+gradient %18 of %1
+%19 = AssignSubVariableOp(%1, %18) stateful
 returns %10
 """
-"""An L2 penalty that no scope stamps, on a variable of the first stage."""
+"""A loss with an L2 penalty that no scope stamps, on a variable of the first stage."""
 
 ONCE = """
 stages a b
@@ -242,9 +259,27 @@ codecs bf16 bf16
 %14 = ReadVariableOp(%2) float32[] stateful ^%13
 %15 = Sum(%1, %10) float32[]
 %16 = RealDiv(%11, %15) float32[]
-returns %11, %12, %8, %14, %16
+%17 = Mul(%12, %16) float32[]
+request of %16 for %3
+%18 = OnesLike(%16) float32[]
+%19 = RealDiv(%18, %15) float32[]
+%20 = Mul(%19, %1) float32[?]
+%21 = TanhGrad(%6, %20) float32[?,4]
+flow b: %21 for %5
+%22 = feed arrival float32[?,4]
+arrival %22 of %5
+%23 = Mul(%22, %0) float32[?,4]
+%24 = Sum(%23, %10) float32[4]
+part a: %24 for %3
+end
+%25 = holder g float32[4]
+gradient %25 of %3
+%26 = AssignSubVariableOp(%3, %25) stateful
+returns %11, %12, %8, %14, %16, %17
 """
-"""Two micro-batches: a sum, a mean, rows, a metric that adds a sum up, and a weighted mean."""
+"""Two micro-batches: a sum, a mean, rows, a metric that adds a sum up, a weighted mean that is the loss, and a number
+that is made of two others.
+"""
 
 EXAMPLES = {
     "two_stages": TWO_STAGES + DESCENT,

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.unit.passes.examples import DESCENT, TWO_STAGES
 from tests.unit.passes.programs import check, program_of
 from whale_nebula.ir.program import Program
@@ -183,6 +185,51 @@ def test_printing_happens_with_each_micro_batch() -> None:
     )
 
 
+def test_numbers_that_no_stage_and_no_gradient_needs_wait_for_the_update() -> None:
+    check(
+        """
+        stages a
+        %0 = input x float32[?,4]
+        %1 = capture w resource[]
+        %2 = ReadVariableOp(%1) float32[4] stateful @a
+        %3 = Mul(%0, %2) float32[?,4] @a                         => forward
+        %4 = Const {value=(0, 1)} int32[2]
+        %5 = Mean(%3, %4) float32[]                              => forward
+        %6 = Square(%5) float32[]                                => forward
+        request of %6 for %1
+        end
+        %7 = holder g float32[4]
+        gradient %7 of %1
+        %8 = Mul(%6, %5) float32[]                               => update
+        %9 = Mul(%3, %5) float32[?,4]                            => forward
+        %10 = Neg(%9) float32[?,4]                               => forward
+        returns %8, %10
+        """,
+        said,
+    )
+
+
+@pytest.mark.parametrize(
+    "effect", ["PrintV2(%5) stateful", "CheckNumerics(%5) float32[] stateful", "PyFunc(%5) float32[] stateful"]
+)
+def test_numbers_that_are_printed_or_checked_do_not_wait(effect: str) -> None:
+    program = check(
+        f"""
+        stages a
+        micro 2
+        %0 = input x float32[?]
+        %1 = Exp(%0) float32[?] @a
+        %2 = Const {{value=(0)}} int32[1]
+        %3 = Sum(%1, %2) float32[]                               => forward
+        %4 = Const {{value=(2.0)}} float32[]
+        %5 = Mul(%3, %4) float32[]                               => forward
+        %6 = {effect}                                            => forward
+        """,
+        said,
+    )
+    assert split_parts(program).phases == 1
+
+
 SECOND_TAPE = """
     stages a b
     %0 = input x float32[?]
@@ -290,3 +337,26 @@ def test_gradients_of_two_stages_are_one_phase() -> None:
     parts = split_parts(program_of(TWO_STAGES + DESCENT))
     assert parts.phases == 1
     assert {words(parts, op) for op in parts.effects} == {"update"}
+
+
+def test_numbers_that_rows_are_made_of_do_not_wait() -> None:
+    """A sample weight is broadcast to the losses' own shape: that shape is small, but the rows are not."""
+    check(
+        """
+        stages a
+        %0 = input x float32[?,4]
+        %1 = capture total resource[]
+        %2 = Square(%0) float32[?,4] @a                          => forward
+        %3 = Const {value=(1)} int32[]                           => -
+        %4 = Mean(%2, %3) float32[?]                             => forward
+        %5 = Shape(%4) int32[1]                                  => forward
+        %6 = BroadcastArgs(%5, %3) int32[1]                      => forward
+        %7 = BroadcastTo(%3, %6) float32[?]                      => forward
+        %8 = Mul(%4, %7) float32[?]                              => forward
+        %9 = Sum(%8, %3) float32[]                               => forward
+        %10 = ReadVariableOp(%1) float32[] stateful              => -
+        %11 = AddV2(%10, %9) float32[]                           => update
+        %12 = AssignVariableOp(%1, %11) stateful                 => update
+        """,
+        said,
+    )

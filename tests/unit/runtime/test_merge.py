@@ -21,6 +21,11 @@ def test_rules(rule: str, expected: list[float]) -> None:
     assert merge(rule, [tf.constant([2.0]), tf.constant([4.0])], SHARES).numpy().tolist() == expected
 
 
+def test_the_entries_of_a_shape_have_each_their_own_rule() -> None:
+    shapes = [tf.constant([3, 4, 6]), tf.constant([1, 4, 2])]
+    assert merge("vector:sum,same,sum", shapes, SHARES).numpy().tolist() == [4, 4, 8]
+
+
 def test_one_micro_batch_is_left_as_it_is() -> None:
     only = tf.constant(3.0)
     assert merge("mean", [only], [tf.constant(0.5)]) is only

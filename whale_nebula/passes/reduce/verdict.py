@@ -28,13 +28,15 @@ _RULES = {
 def merge_rule(fold: Fold) -> str:
     """How the values of the micro-batches become the whole's.
 
-    "same", "sum", "mean" and "concat:<axis>" say just that; "whole": do not merge, evaluate it once on the
-    whole batch (it comes from inputs alone); "after": compute it once from merged values; "coupled": it
-    cannot be had.
+    "same", "sum", "mean" and "concat:<axis>" say just that; "vector:<rule>,<rule>" says it entry by entry;
+    "whole": do not merge, evaluate it once on the whole batch (it comes from inputs alone); "after": compute
+    it once from merged values; "coupled": it cannot be had.
 
     >>> merge_rule(Fold("rows", axis=1)), merge_rule(Fold("mean"))
     ('concat:1', 'mean')
     """
+    if fold.kind == SHAPE and fold.parts is not None and not fold.inputs:
+        return f"vector:{','.join(merge_rule(part) for part in fold.parts)}"
     rule = _RULES.get(fold.kind) or ("coupled" if fold.order or fold.position else f"concat:{fold.axis}")
     return "whole" if fold.inputs and rule in ("after", "coupled") else rule
 

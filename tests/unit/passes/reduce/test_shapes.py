@@ -87,3 +87,35 @@ def test_shapes_that_are_broadcast() -> None:
         %4 = capture w float32[4]
         %5 = BroadcastTo(%4, %3) float32[?,4]                => rows(0)
     """)
+
+
+def test_a_shape_whose_folded_axes_are_ones_is_put_together_by_number() -> None:
+    """As the gradient of a sum over an axis does, where the batch's size is not known."""
+    check("""
+        %0 = input x float32[?,4]
+        %1 = Shape(%0) int32[2]
+        %2 = Const {value=(0, 1)} int32[2]
+        %3 = Const {value=(1)} int32[1]
+        %4 = Const {value=(1)} int32[1]
+        %5 = DynamicStitch(%2, %3, %1, %4) int32[2]                     => shape(count, whole) of inputs
+        %6 = capture g float32[]
+        %7 = Fill(%5, %6) float32[?,1]                                  => rows(0)
+        %8 = Const {value=(0)} int32[]
+        %9 = Const {value=(9)} int32[]
+        %10 = DynamicStitch(%2, %8, %1, %9) int32[2]                    => whole
+    """)
+
+
+def test_what_cannot_be_put_together_entry_by_entry() -> None:
+    check("""
+        %0 = input x float32[?,4]
+        %1 = Shape(%0) int32[2]
+        %2 = capture places int32[2]
+        %3 = DynamicStitch(%2, %1) int32[2]                             => after
+        %4 = Const {value=(0, 2)} int32[2]
+        %5 = DynamicStitch(%4, %1) int32[3]                             => after of inputs
+        %6 = capture numbers int32[2]
+        %7 = DynamicStitch(%2, %6) int32[2]                             => whole
+        %8 = Const {value=(0)} int32[1]
+        %9 = DynamicStitch(%8, %0) float32[?,4]                         => coupled of inputs
+    """)

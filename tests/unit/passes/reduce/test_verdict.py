@@ -4,7 +4,7 @@ from tests.unit.passes.reduce.states import folding, read
 from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.spec import Value
 from whale_nebula.passes.reduce import Fold, merge_rule, verdict
-from whale_nebula.passes.reduce.state import AFTER, COUNT, COUPLED, MEAN, ROWS, SUM, WHOLE
+from whale_nebula.passes.reduce.state import AFTER, COUNT, COUPLED, MEAN, ROWS, SUM, WHOLE, count, vector, whole
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,8 @@ from whale_nebula.passes.reduce.state import AFTER, COUNT, COUPLED, MEAN, ROWS, 
         (Fold(AFTER, inputs=True), "whole"),
         (Fold(COUPLED, inputs=True), "whole"),
         (Fold(SUM, inputs=True), "sum"),
+        (vector((count(), whole(4), count(2))), "vector:sum,same,sum"),
+        (vector((count(), whole(4)))._replace(inputs=True), "whole"),
     ],
 )
 def test_how_micro_batches_are_merged(fold: Fold, rule: str) -> None:
