@@ -47,6 +47,8 @@ class Sums:
         elif len(tensors) > 1 or self._by_rows(request, part.source):
             self.listed.setdefault(key, []).append(tuple(tensors))
         elif key in self.dense:
+            if key in self.waiting:
+                self.settle()
             self.waiting[key] = tensors[0]
         else:
             self.dense[key] = tensors[0]

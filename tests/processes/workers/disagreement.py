@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.lesson import X, Y, fit, taught
+from tests.processes.lesson import X, fit, taught
 from tests.processes.reopening import reopen
 from tests.processes.telling import bits, tell
 from whale_nebula.launch import attach

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -90,3 +91,11 @@ def test_it_may_be_an_argument_of_a_function() -> None:
     variable = square()
     empty(kept(variable))
     assert tf.function(lambda v: tf.shape(v.handle)).get_concrete_function(variable) is not None
+
+
+def test_a_checkpoint_of_it_is_refused(tmp_path: Path) -> None:
+    """It would hold an empty tensor, and nobody would know until it is restored."""
+    variable = square()
+    empty(kept(variable))
+    with pytest.raises(CollectiveReadError):
+        tf.train.Checkpoint(variable=variable).write(str(tmp_path / "checkpoint"))

@@ -1,0 +1,52 @@
+"""Two clusters as two processes of this machine: the script starts itself twice, and each trains its own half.
+
+No graph, no code and no data goes from one to the other, only what crosses the cut.
+"""
+
+import keras
+import numpy as np
+
+import whale_nebula as nb
+from whale_nebula.launch import attach, spawn
+
+WORKERS = {"gpu/0": "gpu", "npu/0": "npu"}
+DEADLINE = 300.0
+
+
+def start() -> None:
+    """Be the launcher: one process for each worker, and what they print as it comes."""
+    with spawn(["-m", "whale_nebula.launch.child", __file__], WORKERS, seed=1, echo=show) as job:
+        job.wait(DEADLINE).check()
+
+
+def show(worker: str, stream: str, line: str) -> None:
+    """A line that a worker printed, with its name; errors come at the end, from `check`."""
+    if stream == "out":
+        print(f"{worker}: {line}", end="", flush=True)
+
+
+def train() -> None:
+    """Be a worker: this is what the script would be in one process, too."""
+    inputs = keras.Input((16,))
+    with nb.cluster(), nb.pipeline(micro_batch=4):
+        with nb.stage(cluster="gpu"):
+            hidden = keras.layers.Dense(64, activation="relu")(inputs)
+        with nb.stage(cluster="npu"):
+            outputs = keras.layers.Dense(1)(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile("adam", "mse")  # from here on nothing changes
+
+    random = np.random.default_rng(0)  # seeded: both processes must see the same rows
+    x = random.normal(size=(512, 16)).astype("float32")
+    history = model.fit(x, x[:, :1] ** 2, epochs=4, shuffle=False, verbose=0).history
+
+    weights = model.get_weights()  # collective: every process calls it, and gets the whole model
+    print(f"loss {history['loss'][-1]:.6f}, {sum(weight.size for weight in weights)} weights", flush=True)
+    for name, link in nb.last_report().links.items():
+        print(f"sent in the last step, {name}: {link.bytes} bytes", flush=True)
+    if nb.here().lead:
+        print("what is to be said once is said by the lead", flush=True)
+
+
+if __name__ == "__main__":
+    start() if attach() is None else train()
