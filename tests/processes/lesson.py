@@ -47,7 +47,8 @@ def measured(rows: Any) -> Any:
             doubled = rows * 2.0
             low = tf.reduce_mean(doubled)
         with nb.stage(cluster="c1"):
-            return {"low": low, "doubled": doubled, "high": tf.reduce_sum(doubled, axis=1), "mean": tf.reduce_mean(doubled**2)}
+            high = tf.reduce_sum(doubled, axis=1)
+            return {"low": low, "doubled": doubled, "high": high, "mean": tf.reduce_mean(doubled**2)}
 
 
 def lesson(folder: Path) -> tuple[keras.Model, dict[str, Any]]:
@@ -62,12 +63,15 @@ def lesson(folder: Path) -> tuple[keras.Model, dict[str, Any]]:
         found["optimizer"] = bits(model.optimizer.variables)
         found["nested"] = bits(model.get_weights())
         found["after the nested"] = bits(model.variables)
-    found["saved"] = [_saved(model.save, folder / "model.keras"), _saved(model.save_weights, folder / "model.weights.h5")]
+    weights = folder / "model.weights.h5"
+    found["saved"] = [_saved(model.save, folder / "model.keras"), _saved(model.save_weights, weights)]
     found["summary"] = [model.count_params(), _summary(model)]
     found["function"] = {name: bits([value]) for name, value in measured(X[:7]).items()}
     fit(model, epochs=1)
-    model.load_weights(folder / "model.weights.h5")
+    model.load_weights(weights)
     found["loaded"] = bits(model.get_weights())
+    model.set_weights([2.0 * weight for weight in model.get_weights()])
+    found["set"] = bits(0.5 * weight for weight in model.get_weights())
     return model, found
 
 

@@ -14,7 +14,7 @@ from tests.processes.running import SEED, Ended, run
 from tests.processes.telling import bits
 
 PARTS = ["initial", "history", "evaluate", "predict", "weights", "optimizer", "nested", "after the nested", "summary",
-         "function", "loaded"]  # fmt: skip
+         "function", "loaded", "set"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_both_get_what_one_process_gets(pair: Ended, alone: dict[str, Any], part
 
 def test_training_changed_something(alone: dict[str, Any]) -> None:
     assert alone["initial"] != alone["weights"]
-    assert alone["loaded"] == alone["weights"] == alone["nested"]
+    assert alone["set"] == alone["loaded"] == alone["weights"] == alone["nested"]
 
 
 def test_each_knows_where_it_is(pair: Ended) -> None:

@@ -1,4 +1,4 @@
-"""Worker: run models of the zoo, cut as the arguments say ("2,3" is two stages, three micro-batches), and say what they left."""
+"""Worker: run models of the zoo, cut by the arguments ("2,3": two stages, three micro-batches); tell what they left."""
 
 import sys
 
