@@ -13,8 +13,8 @@ def assert_parity(plain: Outcome, cut: Outcome, trial: Trial) -> None:
     """Everything that the two runs left is the same."""
     assert sorted(plain.history) == sorted(cut.history)
     for name, values in plain.history.items():
-        np.testing.assert_allclose(cut.history[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
-    np.testing.assert_allclose(cut.losses, plain.losses, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(cut.history[name], values, rtol=1e-5, atol=1e-8, err_msg=name)
+    np.testing.assert_allclose(cut.losses, plain.losses, rtol=1e-5, atol=1e-8)
     _close(plain.gradients, cut.gradients, 1e-5, 1e-5 * 1e-3 * _largest(plain.gradients))
     _close(plain.weights, cut.weights, 1e-5, 1e-3 * trial.rate * trial.steps)
     _close(plain.outputs, cut.outputs, 1e-5, 1e-6)
