@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -137,7 +138,7 @@ def _runner(
     compiled = Compiled(cut, "local/0", Workshop(captured.graph, captured.aliases))
     if any(_slow(run, a.cluster, b.cluster) for a, b in combinations(program.stages, 2)):
         step = EmulatedStep(compiled, captured.variables, run.links, run.programs)
-        run.closers.append(step.close)
+        _close_with(run, step)
         return step
     return LocalStep(compiled, captured.variables)
 
@@ -155,8 +156,19 @@ def _together(captured: Captured, cut: Cut, run: Run, name: str) -> Runner:
     ids = frozenset([run.ids] if isinstance(run.ids, str) else run.ids or ())
     compiled = Compiled(cut, session.worker, Workshop(captured.graph, captured.aliases))
     step = DistributedStep(compiled, captured.variables, session, name, run.programs, ids)
-    run.closers.append(step.close)
+    _close_with(run, step)
     return step
+
+
+def _close_with(run: Run, step: DistributedStep | EmulatedStep) -> None:
+    """Close a step at the end of the run; the run itself does not keep it, so a model that is dropped goes."""
+    held = weakref.ref(step)
+
+    def close() -> None:
+        if (alive := held()) is not None:
+            alive.close()
+
+    run.closers.append(close)
 
 
 def _slow(run: Run, a: str, b: str) -> bool:
