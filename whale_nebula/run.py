@@ -134,7 +134,7 @@ def init(
         if _run is not None:
             raise OptionError(
                 "a run is open already",
-                why="nb.init was called before in this process",
+                why="nb.init was called before, or a step or a plan has opened the run with free links",
                 mend="call nb.shutdown() first, or open the run once at the top of the script",
             )
         loaded = load(config)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import os
 import re
-import tempfile
 import traceback
 from collections.abc import Iterator
 
 from whale_nebula.capture.places import foreign
 from whale_nebula.errors import NebulaError, StaticBatchError
+
+_REWRITTEN = "__autograph_generated_file"
+"""How the files begin that hold AutoGraph's copies of the user's functions."""
 
 _HINT = "whale_nebula: raised while the step was captured, where the number of rows is None until it runs"
 
@@ -49,7 +52,7 @@ def _static_line(error: Exception) -> str | None:
     if not isinstance(error, (TypeError, ValueError)) or "None" not in str(error):
         return None
     for file, line in reversed([*_frames(error), *_told(error)]):
-        if not foreign(file) and not file.startswith(tempfile.gettempdir()):
+        if not foreign(file) and not os.path.basename(file).startswith(_REWRITTEN):
             return f"{file}:{line}" if "shape" in linecache.getline(file, line) else None
     return None
 
