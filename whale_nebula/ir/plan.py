@@ -72,7 +72,6 @@ class Crossing:
     source: str
     destinations: tuple[str, ...]
     round: int
-    result: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,4 +115,3 @@ class Cut:
     weight: Mapping[str, Fragment] = field(default_factory=dict)
     forward_written: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    coupled: Mapping[int, str] = field(default_factory=dict)

@@ -320,6 +320,6 @@ class Cutter:
 def finish(draft: Draft, worker: str) -> Fragment:
     """The fragment of a draft, its ops in trace order."""
     kind, phase, stage, number = draft.key
-    own = stage if kind in ("forward", "backward") else None
+    own = stage if kind in ("forward", "backward", "fused") else None
     fetches = tuple(draft.fetches)
     return Fragment(kind, phase, own, worker, number, tuple(sorted(draft.ops)), tuple(draft.feeds), fetches)

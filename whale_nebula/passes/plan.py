@@ -50,17 +50,13 @@ class _Builder:
             boundaries=self._boundaries(),
             merges={value: self.folds.merge(value) for value in self.cutter.demanded},
             held={v.path: tuple(names[w] for w in sorted(self.homes.variables[op])) for op, v in variables.items()},
-            whole=self._by_worker("whole"),
-            weight=self._by_worker("weight"),
+            whole=self._once("whole"),
+            weight=self._once("weight"),
             forward_written=tuple(
                 sorted(variables[op].path for op in self.parts.forward_written if op in variables)
             ),
             notes=tuple(self.folds.notes),
         )
-
-    def _by_worker(self, kind: str) -> dict[str, Fragment]:
-        names = [worker.name for worker in self.workers]
-        return {names[k[2]]: finish(d, names[k[2]]) for k, d in self.drafts.items() if k[0] == kind}
 
     def _outside(self) -> Mapping[Value, set[tuple[str, int, int]]]:
         """For each value, the fragments that are fed with it: (kind, phase, stage or worker)."""
@@ -100,8 +96,7 @@ class _Builder:
         merged = Draft(("fused", phase, stage, number), ops={**forward.ops, **backward.ops})
         merged.feeds = {v: None for v in [*forward.feeds, *backward.feeds] if v.op not in merged.ops}
         merged.fetches = {v: None for v in forward.fetches if self._leaves(v, phase, stage)} | backward.fetches
-        fragment = finish(merged, self._worker_name(stage))
-        return Fragment("fused", phase, stage, *_rest(fragment))
+        return finish(merged, self._worker_name(stage))
 
     def _leaves(self, value: Value, phase: int, stage: int) -> bool:
         """Whether a value of a stage is read by anything but the stage's own backward in the same phase."""
@@ -111,7 +106,8 @@ class _Builder:
     def _worker_name(self, stage: int) -> str:
         return self.workers[self.homes.worker_of(stage)].name
 
-    def _once(self, kind: str, phase: int) -> dict[str, Fragment]:
+    def _once(self, kind: str, phase: int = 0) -> dict[str, Fragment]:
+        """By worker, what it runs once a step."""
         found = {key: draft for key, draft in self.drafts.items() if key[:2] == (kind, phase)}
         return {self.workers[key[2]].name: finish(draft, self.workers[key[2]].name) for key, draft in found.items()}
 
@@ -170,7 +166,3 @@ class _Builder:
             if op.compress is not None and self.program.labels.get(op.index) in readers:
                 return codecs[op.compress][direction]
         return "none"
-
-
-def _rest(fragment: Fragment) -> tuple[str, int, tuple[int, ...], tuple[Value, ...], tuple[Value, ...]]:
-    return fragment.worker, fragment.round, fragment.ops, fragment.feeds, fragment.fetches

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -34,7 +34,6 @@ class Wires:
     program: int
     step: int
     patience: float
-    seconds: dict[str, float] = field(default_factory=dict)
 
     def send(self, crossing: Crossing, tensor: Any) -> None:
         """Send a value to every worker that needs it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import tensorflow as tf
 from whale_nebula.ir.graph import CAPTURE
 from whale_nebula.ir.program import GradientPart, Program
 from whale_nebula.ir.spec import Value
+from whale_nebula.runtime.merge import added
 
 PartKey = tuple[int, int, int]
 """request, source, stage."""
@@ -92,14 +93,7 @@ def _sum(parts: Sequence[tuple[Any, ...]], sparse: bool, shape: Sequence[int] | 
     if sparse:
         return tuple(tf.concat(columns, 0) for columns in zip(*parts, strict=True))
     dense = [part[0] if len(part) == 1 else _dense(part, shape) for part in parts]
-    return (_added(dense),)
-
-
-def _added(tensors: Iterable[Any]) -> Any:
-    first, *rest = tensors
-    for tensor in rest:
-        first = first + tensor
-    return first
+    return (added(dense),)
 
 
 def _dense(part: tuple[Any, ...], shape: Sequence[int] | None) -> Any:

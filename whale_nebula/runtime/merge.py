@@ -19,16 +19,17 @@ def merge(rule: str, values: Sequence[Any], shares: Sequence[Any]) -> Any:
     if rule == "last":
         return values[-1]
     if rule == "sum":
-        return _added(values)
+        return added(values)
     if rule == "mean":
-        return _added([value * tf.cast(share, value.dtype) for value, share in zip(values, shares, strict=True)])
+        return added([value * tf.cast(share, value.dtype) for value, share in zip(values, shares, strict=True)])
     if rule.startswith("vector:"):
         entries = zip(rule.partition(":")[2].split(","), *map(tf.unstack, values), strict=True)
         return tf.stack([merge(each, pieces, shares) for each, *pieces in entries])
     return tf.concat(values, int(rule.partition(":")[2] or 0))
 
 
-def _added(values: Sequence[Any]) -> Any:
+def added(values: Sequence[Any]) -> Any:
+    """The sum, in the order given: bits must not depend on the schedule."""
     first = values[0]
     for value in values[1:]:
         first = first + value
