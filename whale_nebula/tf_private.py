@@ -23,7 +23,8 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager import tape as tape_lib
 from tensorflow.python.framework import func_graph as func_graph_lib
-from tensorflow.python.ops import gradients_util, handle_data_util
+from tensorflow.python.framework import function_def_to_graph
+from tensorflow.python.ops import cond_v2, gradients_util, handle_data_util
 from tensorflow.python.util import nest, tf_stack
 
 __all__ = [
@@ -58,6 +59,28 @@ def differentiate(
         list(targets), list(sources), list(seeds), stop_gradients=list(stops), name="nebula"
     )
     return list(found)
+
+
+_build_cond = cond_v2._build_cond
+
+
+def hook_cond(takes: Callable[[Any, Sequence[Any]], bool] | None) -> None:
+    """Ask `takes(predicate, branches)` before a cond is built; where it has built one itself, nothing more is done."""
+    if takes is None:
+        cond_v2._build_cond = _build_cond
+        return
+
+    def build(
+        pred: Any, true_graph: Any, false_graph: Any, true_inputs: Any, false_inputs: Any, building_gradient: bool,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        if not building_gradient and takes(pred, (true_graph, false_graph)):
+            return None
+        return _build_cond(
+            pred, true_graph, false_graph, true_inputs, false_inputs, building_gradient=building_gradient, **options
+        )
+
+    cond_v2._build_cond = build
 
 
 def tape_records() -> bool:
@@ -108,7 +131,8 @@ def resource_spec(tensor: Any) -> tuple[str, tuple[int | None, ...] | None] | No
 
 def function_graph(graph: Any, name: str) -> Any:
     """The FuncGraph of a function that an op of `graph` calls."""
-    return graph._get_function(name).graph
+    found = graph._get_function(name)
+    return found.graph if hasattr(found, "graph") else function_def_to_graph.function_def_to_graph(found.definition)
 
 
 def set_input(op: Any, position: int, tensor: Any) -> None:

@@ -538,6 +538,57 @@ def test_TensorFlowTrainer_makes_its_functions_by_methods_that_we_wrap(kind: str
     assert callable(getattr(model, f"{kind}_function"))
 
 
+def test_hook_cond_is_asked_before_a_cond_is_built() -> None:
+    seen: list[tuple[str, ...]] = []
+
+    def takes(pred: Any, branches: Any) -> bool:
+        seen.append(tuple(op.type for branch in branches for op in branch.get_operations() if op.type != "Placeholder"))
+        return False
+
+    tf_private.hook_cond(takes)
+    try:
+        graph = graph_of(lambda x: tf.cond(x[0] > 0.0, lambda: tf.sin(x), lambda: tf.cos(x)), VECTOR)
+    finally:
+        tf_private.hook_cond(None)
+    assert [set(types) >= {"Sin", "Cos"} for types in seen] == [True]
+    assert "StatelessIf" in {op.type for op in graph.get_operations()}
+
+
+def test_hook_cond_may_build_something_else() -> None:
+    counter = tf.Variable(0.0)
+
+    def takes(pred: Any, branches: Any) -> bool:
+        counter.assign_add(10.0)
+        return True
+
+    def add() -> None:
+        counter.assign_add(1.0)
+
+    def step(x: Any) -> Any:
+        tf.cond(x[0] > 0.0, add, lambda: None)
+        return x
+
+    tf_private.hook_cond(takes)
+    try:
+        tf.function(step, autograph=False)(tf.constant([1.0]))
+    finally:
+        tf_private.hook_cond(None)
+    assert float(counter) == 10.0
+
+
+def test_function_graph_reads_functions_that_came_by_import() -> None:
+    """Nodes that are imported bring their functions as definitions, not as graphs."""
+    donor = graph_of(lambda x: tf.cond(x[0] > 0.0, lambda: tf.sin(x), lambda: tf.cos(x)), VECTOR)
+
+    def planted(x: Any) -> Any:
+        return tf.graph_util.import_graph_def(donor.as_graph_def(), {"x": x}, [donor.outputs[0].name], name="")[0]
+
+    graph = graph_of(planted, VECTOR)
+    node = next(op for op in graph.get_operations() if op.type in ("If", "StatelessIf"))
+    body = tf_private.function_graph(graph, node.get_attr("then_branch").name)
+    assert "Sin" in {op.type for op in body.get_operations()}
+
+
 def test_TensorFlowTrainer_gives_its_train_function_an_iterator() -> None:
     model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
     model.compile("sgd", "mse")

@@ -383,6 +383,28 @@ def inference(cut: Cut) -> Outcome:
     return found
 
 
+def scaled(cut: Cut) -> Outcome:
+    """Loss scaling: one cond applies every stage's gradients; the scale overflows, shrinks, and grows again."""
+    keras.utils.set_random_seed(14)
+    inputs = keras.Input((6,))
+    with cut.program():
+        with cut.at(0):
+            hidden = layers.Dense(12, activation="tanh")(inputs)
+        with cut.at(1):
+            hidden = layers.Dense(12, activation="tanh")(hidden)
+        with cut.at(2):
+            outputs = layers.Dense(2)(hidden)
+    model = keras.Model(inputs, outputs)
+    inner = optimizer(weight_decay=0.01, global_clipnorm=0.5)
+    model.compile(keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**125, dynamic_growth_steps=3), "mse")
+    found = fit(model, cut, data(73, 6), 300.0 * data(73, 2, seed=1))
+    with nb.gathered():
+        found.gradients = [np.array(v) for v in inner.first]
+        counts = [np.array(v, "float64") for v in model.optimizer.variables[:6]]
+    found.outputs = [*counts[:3], np.log2(counts[3]), *counts[4:]]
+    return found
+
+
 ZOO = {
     "functional": Trial(functional),
     "subclassed": Trial(subclassed),
@@ -392,4 +414,5 @@ ZOO = {
     "gan": Trial(gan, rate=1e-2),
     "frozen": Trial(frozen, rate=0.1),
     "inference": Trial(inference),
+    "scaled": Trial(scaled),
 }

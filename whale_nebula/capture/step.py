@@ -12,6 +12,7 @@ import tensorflow as tf
 from whale_nebula import scopes, tf_private
 from whale_nebula.capture import tracing
 from whale_nebula.capture.assemble import assemble
+from whale_nebula.capture.conditions import conditions_split
 from whale_nebula.capture.failures import translated
 from whale_nebula.capture.intercept import intercepted
 from whale_nebula.capture.keras_replay import replaying
@@ -121,7 +122,7 @@ def capture(
         trace.begin(tf.compat.v1.get_default_graph(), list(tensors))
         return call(filled(layout, tensors))
 
-    with translated(), tracing.tracing(trace), intercepted(), replaying(), scopes.numbering():
+    with translated(), tracing.tracing(trace), intercepted(), conditions_split(), replaying(), scopes.numbering():
         traced = tf.function(body, autograph=False).get_concrete_function(*layout.specs)
     graph = traced.graph
     results = tf.nest.flatten(graph.structured_outputs, expand_composites=True)

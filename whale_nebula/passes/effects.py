@@ -38,6 +38,30 @@ def resources(op: Op, graph: Graph) -> tuple[int, ...]:
     )
 
 
+def written_inputs(op: Op, graph: Graph) -> tuple[int, ...]:
+    """The positions of the resources that an effect may write; a cond or a loop only reads some of its own."""
+    held = [position for position, value in enumerate(op.inputs) if graph.spec(value).dtype == "resource"]
+    if not op.functions:
+        return tuple(held)
+    bodies = [graph.functions[name] for name in op.functions]
+    return tuple(position for position in held if any(_writes(body, position - len(op.inputs)) for body in bodies))
+
+
+def _writes(body: Graph, position: int) -> bool:
+    """Whether a body writes one of its arguments, counted from the last."""
+    if -position > len(body.arguments):
+        return False
+    argument = body.arguments[position]
+    effects = (op for op in body.ops if is_effect(op, body))
+    return any(op.inputs[at].op == argument for op in effects for at in written_inputs(op, body))
+
+
+def written(op: Op, graph: Graph) -> tuple[int, ...]:
+    """The captured handles that an effect may write."""
+    handles = (op.inputs[position].op for position in written_inputs(op, graph))
+    return tuple(handle for handle in handles if graph.ops[handle].role == CAPTURE)
+
+
 def is_read(op: Op) -> bool:
     """Whether an op reads a variable and does nothing else."""
     return op.type in ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from whale_nebula.errors import NotYetError
 from whale_nebula.ir.graph import CAPTURE, HOLDER, Op
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.spec import Value
-from whale_nebula.passes.effects import is_read, resources
-from whale_nebula.passes.parts import FORWARD, SMALL, UPDATE, Parts
+from whale_nebula.passes.effects import is_read, resources, written
+from whale_nebula.passes.parts import FORWARD, PROLOGUE, SMALL, UPDATE, Parts
 
 Where = frozenset[int]
 
@@ -53,13 +54,20 @@ class Homes:
 
     def of_effect(self, op: Op) -> Where:
         """The workers that must run an effect: all that hold what it writes; without a variable, just one."""
-        handles = resources(op, self.program.graph)
+        handles = written(op, self.program.graph)
         if not handles:
             return frozenset({min(self._meet(op))})
         found = self.everywhere
         for handle in handles:
             found &= self.variables.get(handle, self.everywhere)
-        return found or self.variables[handles[0]]
+        if not found:
+            raise NotYetError(
+                "an op that writes variables of several clusters",
+                where=op.name,
+                why=f"op {op.name!r} ({op.type}) runs as one, and no cluster holds all that it writes",
+                mend="write the variables of each cluster in a tf.cond of their own",
+            )
+        return found
 
     def rounds(self, phase: int, worker: int) -> int:
         """The number of the last round of a phase's update."""
@@ -98,8 +106,9 @@ class Homes:
         changed = False
         for index in self.parts.effects:
             op = self.program.graph.ops[index]
-            for handle in self.common.intersection(resources(op, self.program.graph)):
-                narrow = self.variables[handle] & self._meet(op)
+            together = self._meet(op) & self.of_effect(op)
+            for handle in self.common.intersection(written(op, self.program.graph)):
+                narrow = self.variables[handle] & together
                 if narrow and narrow != self.variables[handle]:
                     self.variables[handle], changed = narrow, True
         return changed
@@ -130,12 +139,16 @@ class Homes:
         return self.everywhere if small else frozenset({self.stage_workers[stage]})
 
     def _meet(self, op: Op) -> Where:
-        """Where all inputs are at home; everywhere if that is nowhere, for then scalars cross."""
+        """Where all inputs are at home. Single numbers cross if need be; everywhere if even that does not do."""
+        given = [value for value in op.inputs if self.program.graph.spec(value).dtype != "resource"]
+        tensors = [value for value in given if not self.program.graph.spec(value).scalar]
+        return self._common(given) or (self._common(tensors) if tensors else None) or self.everywhere
+
+    def _common(self, values: Sequence[Value]) -> Where:
         found = self.everywhere
-        for value in op.inputs:
-            if self.program.graph.spec(value).dtype != "resource":
-                found &= self._of.get(value.op, self.everywhere)
-        return found or self.everywhere
+        for value in values:
+            found &= self._of.get(value.op, self.everywhere)
+        return found
 
     def _rounds(self) -> None:
         """Number the rounds; effects, and what follows one (a metric's result), wait for the last."""
@@ -156,9 +169,9 @@ class Homes:
                 self._round[index, worker] = self._last[self.parts.part[index] // 3, worker]
 
     def _ready(self, value: Value, part: int, worker: int) -> int:
-        if self.parts.part.get(value.op, 0) != part:
-            return 0
-        home = self.of(value.op)
+        own, home = self.parts.part.get(value.op, PROLOGUE), self.of(value.op)
+        if own != part:
+            return int(own % 3 == PROLOGUE and worker not in home and not self.program.graph.ops[value.op].role)
         if worker in home:
             return self._round.get((value.op, worker), 0)
         return self._round.get((value.op, min(home)), 0) + 1

@@ -6,7 +6,7 @@ what descends from gradients: in a forward an IdentityN may carry a custom gradi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from whale_nebula.ir.graph import Graph
@@ -23,21 +23,24 @@ def unbundle(program: Program) -> tuple[Program, Aliases]:
     >>> unbundle(Program(from_text("%0 = Const {value=(1,)} int32[]")))[1]
     {}
     """
-    aliases = _aliases(program)
+    held = program.graph.descend(program.holders) if program.holders else set()
+    aliases = bundled(program.graph, lambda op: op in held and program.request_of(op) is None)
     if not aliases:
         return program, {}
-    ops = tuple(
-        replace(op, inputs=tuple(aliases.get(value, value) for value in op.inputs)) for op in program.graph.ops
-    )
-    graph = Graph(ops, program.graph.functions, program.graph.arguments, program.graph.returns)
     returns = tuple(aliases.get(value, value) for value in program.returns)
-    return replace(program, graph=graph, returns=returns), aliases
+    return replace(program, graph=rewired(program.graph, aliases), returns=returns), aliases
 
 
-def _aliases(program: Program) -> dict[Value, Value]:
-    held = program.graph.descend(program.holders) if program.holders else set()
+def bundled(graph: Graph, chosen: Callable[[int], bool]) -> Aliases:
+    """What each output of the chosen bundles stands for."""
     found: dict[Value, Value] = {}
-    for op in program.graph.ops:
-        if op.type == "IdentityN" and op.index in held and program.request_of(op.index) is None:
+    for op in graph.ops:
+        if op.type == "IdentityN" and chosen(op.index):
             found.update({out: found.get(given, given) for out, given in zip(op.values, op.inputs, strict=True)})
     return found
+
+
+def rewired(graph: Graph, aliases: Aliases) -> Graph:
+    """The graph in which every op reads what the bundle was given."""
+    ops = tuple(replace(op, inputs=tuple(aliases.get(value, value) for value in op.inputs)) for op in graph.ops)
+    return Graph(ops, graph.functions, graph.arguments, graph.returns)

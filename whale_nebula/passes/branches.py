@@ -1,0 +1,139 @@
+"""A branch that updates variables of several clusters, taken apart: each cluster's effects, and what they share.
+
+Loss scaling applies all gradients in one `tf.cond`. TensorFlow runs that as one op, which no cluster could run
+alone. So its effects are grouped by the clusters that they depend on. What mixes clusters (a global norm) and what
+all read (the scale) is taken out of the branch: it has no effects, so it may be computed whether the branch is taken
+or not, and it crosses as numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+
+from whale_nebula.ir.graph import Graph, Op
+from whale_nebula.ir.spec import Spec, Value
+from whale_nebula.passes.effects import is_effect, is_read, written_inputs
+from whale_nebula.passes.parts import SMALL
+
+Owners = frozenset[str]
+"""The clusters that something depends on; none for what every cluster has."""
+NOBODY: Owners = frozenset()
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One branch of a cond: its ops, and the outer value that each of its arguments stands for."""
+
+    graph: Graph
+    given: Mapping[int, str]
+
+
+@dataclass
+class Split:
+    """What was found of one branch: the ops to take out of it, and the ops of each group."""
+
+    out: frozenset[int] = frozenset()
+    groups: dict[Owners, frozenset[int]] = field(default_factory=dict)
+    after: dict[Owners, set[Owners]] = field(default_factory=dict)
+
+
+def split_branches(
+    branches: Sequence[Branch], owners: dict[str, Owners]
+) -> tuple[list[Owners], list[Split]] | None:
+    """The groups in an order that keeps every effect behind those that it follows, and each branch's split.
+
+    `owners` tells who outer values and variables belong to; variables that only the branches touch are added.
+    None where there is nothing to split, or where it cannot be done.
+    """
+    while any(_learn(branch, owners) for branch in branches):
+        pass
+    splits = [_split(branch, _walk(branch, owners)) for branch in branches]
+    found = [split for split in splits if split is not None]
+    keys = {key for split in found for key in split.groups}
+    if len(found) < len(branches) or len(keys - {NOBODY}) < 2:
+        return None
+    after: dict[Owners, set[Owners]] = {key: set() for key in sorted(keys, key=sorted)}
+    for split in found:
+        for key, others in split.after.items():
+            after[key] |= others
+    try:
+        return list(TopologicalSorter(after).static_order()), found
+    except CycleError:
+        return None
+
+
+@dataclass
+class _Owned:
+    """Who each value of a branch belongs to, and what is shared: reads of nobody's variables, small mixtures."""
+
+    of: dict[Value, Owners] = field(default_factory=dict)
+    effects: dict[int, Owners] = field(default_factory=dict)
+    shared: set[int] = field(default_factory=set)
+
+
+def _walk(branch: Branch, owners: Mapping[str, Owners]) -> _Owned:
+    found = _Owned()
+    for op in branch.graph.ops:
+        if op.index in branch.given:
+            found.of[Value(op.index)] = owners.get(branch.given[op.index], NOBODY)
+        else:
+            _enter(op, branch.graph, found)
+    return found
+
+
+def _enter(op: Op, graph: Graph, found: _Owned) -> None:
+    each = [found.of.get(value, NOBODY) for value in op.inputs]
+    together = NOBODY.union(*each)
+    if is_effect(op, graph):
+        found.effects[op.index] = together
+    elif is_read(op) and not together:
+        found.shared.add(op.index)
+    elif op.inputs and together not in each and all(map(_small, op.outputs)):
+        found.shared.add(op.index)
+        together = NOBODY
+    found.of.update(dict.fromkeys(op.values, together))
+
+
+def _small(spec: Spec) -> bool:
+    return spec.shape is not None and None not in spec.shape and spec.nbytes() <= SMALL
+
+
+def _learn(branch: Branch, owners: dict[str, Owners]) -> bool:
+    """A variable that is written with what a cluster owns is that cluster's: an optimizer's slot."""
+    found, changed = _walk(branch, owners), False
+    for index, own in found.effects.items():
+        op = branch.graph.ops[index]
+        for position in written_inputs(op, branch.graph):
+            name = branch.given.get(op.inputs[position].op)
+            if name is not None and not own <= owners.get(name, NOBODY):
+                owners[name] = owners.get(name, NOBODY) | own
+                changed = True
+    return changed
+
+
+def _split(branch: Branch, found: _Owned) -> Split | None:
+    graph = branch.graph
+    wanted = {op for op in found.shared if not is_read(graph.ops[op]) or _movable(graph.ops[op], found)}
+    out = graph.ascend(wanted) - branch.given.keys()
+    if any(index in found.effects or not _movable(graph.ops[index], found) for index in out):
+        return None
+    split = Split(frozenset(out))
+    for key in set(found.effects.values()):
+        own = {index for index, owner in found.effects.items() if owner == key}
+        inside = graph.ascend(own, stop=lambda op: op in out or op in branch.given)
+        split.groups[key] = frozenset(inside - out - branch.given.keys())
+    split.after = {key: _before(graph, key, split.groups) for key in split.groups}
+    return split
+
+
+def _before(graph: Graph, key: Owners, groups: Mapping[Owners, frozenset[int]]) -> set[Owners]:
+    """The groups that have an op which an op of this one waits for: a write waits for the reads before it, too."""
+    waits = {before for op in groups[key] for before in graph.ops[op].control}
+    return {other for other, ops in groups.items() if other != key and not waits.isdisjoint(ops)}
+
+
+def _movable(op: Op, found: _Owned) -> bool:
+    """Whether an op gives the same outside its branch: it has no effect, and reads nothing that was written."""
+    return (is_read(op) or not op.stateful) and not any(before in found.effects for before in op.control)
