@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whale_nebula.errors import PlacementError
 
 from .partition import Place, checked_clusters, layers_in_sequence, place_map
+
+if TYPE_CHECKING:
+    from whale_nebula.capture.layer_paths import Spot
 
 
 def by_parameters(model: Any, clusters: Iterable[str]) -> Place:
@@ -24,22 +27,22 @@ def by_parameters(model: Any, clusters: Iterable[str]) -> Place:
     """
     groups = _groups(layers_in_sequence(model))
     names = checked_clusters(clusters, groups)
-    weights = [sum(_parameters(layer) for layer in group) for group in groups]
-    parts: list[list[Any]] = []
+    weights = [sum(_parameters(spot.layer) for spot in group) for group in groups]
+    parts: list[list[str]] = []
     for start, end in _cut(weights, len(names)):
-        parts.append([layer for group in groups[start:end] for layer in group])
+        parts.append([spot.path for group in groups[start:end] for spot in group])
     return place_map(names, parts)
 
 
-def _groups(layers: Sequence[Any]) -> list[list[Any]]:
+def _groups(layers: Sequence[Spot]) -> list[list[Spot]]:
     """Each layer that has parameters, with those without that follow it (or, at the start, precede it)."""
-    groups: list[list[Any]] = [[]]
+    groups: list[list[Spot]] = [[]]
     filled = False
-    for layer in layers:
-        weighs = _parameters(layer) > 0
+    for spot in layers:
+        weighs = _parameters(spot.layer) > 0
         if weighs and filled:
             groups.append([])
-        groups[-1].append(layer)
+        groups[-1].append(spot)
         filled = filled or weighs
     return groups
 

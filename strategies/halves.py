@@ -23,5 +23,5 @@ def halves(model: Any, clusters: Iterable[str]) -> Place:
     layers = layers_in_sequence(model)
     names = checked_clusters(clusters, layers)
     left = iter(layers)
-    parts = [[next(left) for _ in range(count)] for count in sizes(len(layers), len(names))]
+    parts = [[next(left).path for _ in range(count)] for count in sizes(len(layers), len(names))]
     return place_map(names, parts)

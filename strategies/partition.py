@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whale_nebula.errors import OptionError, PlacementError
+
+if TYPE_CHECKING:
+    from whale_nebula.capture.layer_paths import Spot
 
 Place = dict[str, str]
 """Regex of layer paths to cluster, as `nb.place` takes it: the whole path must match."""
 
 
-def layers_in_sequence(model: Any) -> list[Any]:
-    """The layers directly inside a model, inputs left out, in the order in which they were added."""
-    layers = [layer for layer in getattr(model, "layers", ()) if type(layer).__name__ != "InputLayer"]
+def layers_in_sequence(model: Any) -> list[Spot]:
+    """The layers directly inside a model with their paths, inputs left out, in the order in which they were added.
+
+    That is the order in which they run in a Sequential or functional model, and mostly in others: where it is not,
+    planning says which layer feeds an earlier one.
+    """
+    from whale_nebula.capture.layer_paths import spots  # a model brings TensorFlow with it
+
+    layers = [spot for spot in spots(model) if spot.parent is model] if hasattr(model, "layers") else []
     if not layers:
         raise PlacementError(
             f"model {getattr(model, 'name', model)!r} has no layers to place",
@@ -24,7 +33,7 @@ def layers_in_sequence(model: Any) -> list[Any]:
     return layers
 
 
-def checked_clusters(clusters: Iterable[str], layers: Sequence[Any]) -> list[str]:
+def checked_clusters(clusters: Iterable[str], layers: Sequence[object]) -> list[str]:
     """The clusters' names, each once, and not more than there are layers."""
     names = [clusters] if isinstance(clusters, str) else list(clusters)
     if not names or len(set(names)) != len(names):
@@ -38,12 +47,11 @@ def checked_clusters(clusters: Iterable[str], layers: Sequence[Any]) -> list[str
     return names
 
 
-def place_map(clusters: Sequence[str], parts: Sequence[Sequence[Any]]) -> Place:
-    r"""The map that gives each cluster its part, with everything inside its layers.
+def place_map(clusters: Sequence[str], parts: Sequence[Sequence[str]]) -> Place:
+    r"""The map that gives each cluster the layers with its paths, and everything inside them.
 
-    >>> from types import SimpleNamespace as Layer
-    >>> place_map(["gpu", "npu"], [[Layer(name="in"), Layer(name="a.b")], [Layer(name="out")]])
+    >>> place_map(["gpu", "npu"], [["in", "a.b"], ["out"]])
     {'(in|a\\.b)(/.*)?': 'gpu', '(out)(/.*)?': 'npu'}
     """
-    patterns = ["|".join(re.escape(layer.name) for layer in part) for part in parts]
+    patterns = ["|".join(map(re.escape, part)) for part in parts]
     return {f"({pattern})(/.*)?": cluster for pattern, cluster in zip(patterns, clusters, strict=True)}

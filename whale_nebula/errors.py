@@ -14,8 +14,9 @@
     · BoundaryInBodyError      NB-204  a scope inside a loop, a branch or a nested function
     · BatchCoupledError        NB-205  rows of a batch that depend on each other, cut apart
     · UnsupportedError         NB-206  a setting of TensorFlow or Keras that we cannot honour
+    · DataDependentError       NB-207  Python code that needs the value of a tensor
   * PlanError                  NB-210  a program that cannot be planned
-    · PlanMismatchError        NB-211  workers whose programs or plans differ
+    · PlanMismatchError        NB-211  programs or plans that differ: of two workers, or of a step and its pin
     · PlacementError           NB-212  something that has no place, or two
   * RunError                   NB-300  a run that cannot go on
     · StageFailedError         NB-301  the user's model raised, in a stage
@@ -31,6 +32,7 @@
       · LocalProtocolError     NB-411  this side was about to break the protocol
       · RemoteProtocolError    NB-412  the other side broke it
   * ConfigError                NB-500  clusters.yaml, its dict, or the environment
+    · VersionError             NB-501  a TensorFlow or Keras that this version is not made for
 
 Every error says *what* happened, *where*, *why*, and how to *mend* it: the line to write instead. One that is
 raised without a mend has that of its class. `NebulaWarning` (NB-900) is for what goes on anyway.
@@ -38,6 +40,7 @@ raised without a mend has that of its class. `NebulaWarning` (NB-900) is for wha
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import ClassVar
 
@@ -54,6 +57,8 @@ class _Told(Exception):
     usual_mend: ClassVar[str] = "report this with the script that shows it"
     # Keras makes an error that leaves a layer anew, from its first argument alone, unless it bears this mark.
     _keras_call_info_injected: ClassVar[bool] = True
+    # AutoGraph makes every error anew, as a StagingError, unless it bears this one.
+    ag_pass_through: ClassVar[bool] = True
 
     def __init__(
         self, what: str, *, where: str | None = None, why: str | None = None, mend: str | None = None
@@ -67,9 +72,13 @@ class _Told(Exception):
     def __str__(self) -> str:
         if _MEND in self.what:  # Keras made it anew from our text, while it inferred a layer's output
             return self.what
-        head = f"{self.code} {self.what}" + (f" ({self.where})" if self.where else "")
+        head = f"{self.code} {self.what}" + (f" ({self.where})" if self._shows_where() else "")
         parts = [("why", self.why), ("mend", self.mend)]
         return "\n".join([head, *(_indented(name, text) for name, text in parts if text)])
+
+
+    def _shows_where(self) -> bool:
+        return bool(self.where)
 
 
 def _indented(name: str, text: str) -> str:
@@ -88,10 +97,20 @@ class NebulaError(_Told):
 
 
 class NebulaWarning(_Told, UserWarning):
-    """Something that goes on, but probably not as it was meant."""
+    """Something that goes on, but probably not as it was meant.
+
+    Python writes the line that it is about before it, so its text leaves that line out.
+
+    >>> print(NebulaWarning("stage 'gpu' runs uncut", where="train.py:3", mend="call it in a step"))
+    NB-900 stage 'gpu' runs uncut
+      mend: call it in a step
+    """
 
     code = "NB-900"
     usual_mend = "warnings.filterwarnings('ignore', category=nb.errors.NebulaWarning), if it was meant"
+
+    def _shows_where(self) -> bool:
+        return bool(self.where) and re.search(r":\d+$", self.where) is None
 
 
 class NotYetError(NebulaError):
@@ -227,6 +246,13 @@ class UnsupportedError(CaptureError):
     usual_mend = "leave that setting out, or take the scopes out"
 
 
+class DataDependentError(CaptureError):
+    """Python code that needs the value of a tensor, while there is none: `if`, `for`, `float()`, NumPy."""
+
+    code = "NB-207"
+    usual_mend = "say it with TensorFlow: tf.cond, tf.where, tf.while_loop, tf.map_fn"
+
+
 class PlanError(NebulaError):
     """A program that cannot be planned."""
 
@@ -235,7 +261,7 @@ class PlanError(NebulaError):
 
 
 class PlanMismatchError(PlanError):
-    """Workers whose programs or plans differ; the message names the first difference."""
+    """Programs or plans that differ, of two workers or of a step and its pin: the message says in what first."""
 
     code = "NB-211"
     usual_mend = "start the same script with the same versions and thread counts in every cluster"
@@ -383,3 +409,10 @@ class ConfigError(NebulaError):
 
     code = "NB-500"
     usual_mend = "compare with the README's example of clusters.yaml"
+
+
+class VersionError(ConfigError):
+    """A TensorFlow or Keras that this version is not made for."""
+
+    code = "NB-501"
+    usual_mend = "pip install whale-nebula brings the versions that fit"

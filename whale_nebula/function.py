@@ -9,20 +9,31 @@ from typing import Any
 
 from whale_nebula import tf_private
 from whale_nebula.capture.step import bind
+from whale_nebula.capture.tracing import current, uncut_on_purpose
 from whale_nebula.errors import OptionError
 from whale_nebula.runtime.step import Arguments, Step, Unpack
+from whale_nebula.scopes import calling_site, values
+from whale_nebula.scopes.words import checked
+from whale_nebula.suggest import did_you_mean, listed
 
 
+@tf_private.not_rewritten
 class NebulaFunction:
     """A step of a custom loop; call it as the function that it wraps."""
 
     def __init__(self, fn: Callable[..., Any], whole: Iterable[str]) -> None:
         functools.update_wrapper(self, fn)
         self._fn = fn
-        self._step = Step(tf_private.autographed(fn), name=fn.__name__, whole=frozenset(whole))
+        name = getattr(fn, "__name__", type(fn).__name__)
+        self._step = Step(tf_private.autographed(fn), name=name, whole=frozenset(whole))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one step; the first call with each form of arguments captures and plans it."""
+        """Run one step; the first call with each form of arguments captures and plans it.
+
+        Called inside another step, it is a part of that one.
+        """
+        if current() is not None or uncut_on_purpose():
+            return self._step.fn(*args, **kwargs)
         return self._step.run(*self.arguments(*args, **kwargs))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -30,7 +41,10 @@ class NebulaFunction:
 
     def arguments(self, *args: Any, **kwargs: Any) -> tuple[Arguments, Unpack]:
         """The arguments of a call by their names, and what turns their values into a call again."""
-        found = bind(self._fn, args, kwargs)
+        try:
+            found = bind(self._fn, args, kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._step.name}{inspect.signature(self._fn)}: {error}") from None
         return found, functools.partial(_call, self._fn, [name for name, _ in found])
 
     @property
@@ -47,6 +61,7 @@ def _call(
     return bound.args, bound.kwargs
 
 
+@checked
 def function(fn: Callable[..., Any] | None = None, *, whole: Iterable[str] = ()) -> Any:
     """Run a function by a plan: `@nb.function` stands where `@tf.function` stood.
 
@@ -63,8 +78,37 @@ def function(fn: Callable[..., Any] | None = None, *, whole: Iterable[str] = ())
     """
     if isinstance(whole, str):
         raise OptionError(
-            f"whole={whole!r} is a string", why="it lists argument names", mend=f"nb.function(whole=({whole!r},))"
+            f"whole={whole!r} is a string",
+            where=str(calling_site()),
+            why="it lists argument names",
+            mend=f"nb.function(whole=({whole!r},))",
         )
     if fn is None:
         return functools.partial(function, whole=tuple(whole))
-    return NebulaFunction(fn, whole)
+    return NebulaFunction(_callable(fn), _arguments_of(fn, whole))
+
+
+def _callable(fn: Any) -> Callable[..., Any]:
+    if not callable(fn):
+        raise values.refuse(
+            f"nb.function wraps a function, not {type(fn).__name__} {fn!r}",
+            mend="@nb.function over the function, or @nb.function(whole=('table',))",
+        )
+    found: Callable[..., Any] = fn
+    return found
+
+
+def _arguments_of(fn: Callable[..., Any], whole: Iterable[str]) -> tuple[str, ...]:
+    """The names in `whole`: each must be that of an argument."""
+    parameters = inspect.signature(fn).parameters.values()
+    known = [each.name for each in parameters]
+    names = tuple(whole)
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None and not any(each.kind is each.VAR_KEYWORD for each in parameters):
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise values.refuse(
+            f"whole={names!r} names {unknown!r}, and {name} has no such argument",
+            why=f"its arguments are {listed(known)}",
+            mend=did_you_mean(unknown, known),
+        )
+    return names

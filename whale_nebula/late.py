@@ -47,6 +47,10 @@ def _wrap(trainer: type) -> None:
 
 def _wrapper(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def make(model: Any, force: bool = False) -> Any:
+        from whale_nebula.supported import unsupported
+
+        if unsupported() is not None:  # a scope says so where it is entered, and this model has entered none
+            return original(model, force)
         from whale_nebula.capture.keras_hook import make_function
 
         return make_function(kind, original, model, force)
@@ -93,7 +97,10 @@ class Bootstrap:
     def enter(self, frame: Any) -> Iterator[None]:
         """Install the real watchers; they are told of this frame too."""
         with contextlib.ExitStack() as opened:
-            if "tensorflow" in sys.modules:
+            if "tensorflow" in sys.modules or "keras" in sys.modules:
+                from whale_nebula.supported import require_supported
+
+                require_supported()
                 from whale_nebula.capture.keras_hook import install
 
                 for watcher in install():

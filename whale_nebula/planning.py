@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from textwrap import shorten
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-import whale_nebula
-from whale_nebula.capture.mirror import in_order
-from whale_nebula.capture.places import place_of
-from whale_nebula.capture.step import Captured, Signature, capture, signature
+from whale_nebula.capture.step import Signature, capture, signature
+from whale_nebula.capture.targets import target_wanted
 from whale_nebula.errors import OptionError, PlanError
-from whale_nebula.feed.batch import micro_batches
 from whale_nebula.function import NebulaFunction
-from whale_nebula.ir.canonical import canonical_lines
 from whale_nebula.ir.face import Plan
-from whale_nebula.ir.overview import Overview, PlanLink
-from whale_nebula.ir.plan import Cut
-from whale_nebula.passes.plan import cut_program
-from whale_nebula.run import Run, current_run
-from whale_nebula.runtime.engine import place_workers
-from whale_nebula.runtime.fragment_function import Workshop
+from whale_nebula.planned import planned
 from whale_nebula.runtime.keras_step import keras_step
-from whale_nebula.runtime.sizes import link_reports
 from whale_nebula.runtime.step import Arguments, Step, Unpack
+from whale_nebula.scopes import calling_site
+from whale_nebula.scopes.site import script_site
+from whale_nebula.scopes.words import checked
 
 __all__ = ["Plan", "plan"]
 
@@ -36,6 +32,7 @@ _ROWS = 32
 """Rows of an example whose rows are not given."""
 
 
+@checked
 def plan(model_or_function: Any, *example: Any) -> Plan:
     """What a step is cut into: stages, boundaries, what runs once, and the schedule. Nothing is run.
 
@@ -53,61 +50,14 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
     >>> nb.plan(double, tf.TensorSpec([None, 4])).stages["gpu"].inputs
     ('x',)
     """
-    subject = _subject(model_or_function, _example(example))
+    batch = _example(example)
+    subject = _subject(model_or_function, batch)
     layout, tensors = _signature(subject)
-    captured = capture(subject.call, layout, paths=subject.step.paths)
+    with target_wanted("nb.plan", model_or_function, batch):
+        captured = capture(subject.call, layout, paths=subject.step.paths)
     if not captured.program.stages[0].where:
-        raise _no_scopes(subject.step.name)
-    run = current_run()
-    run.meet([stage.cluster for stage in captured.program.stages])
-    operations = in_order(captured.graph.get_operations())
-    cut = cut_program(captured.program, place_workers(captured, run), lambda op: place_of(operations[op]))
-    pipeline = captured.program.pipeline
-    rows = micro_batches(captured.program.leaves, tensors, pipeline.micro_batch)
-    return _plan(subject.step.name, captured, cut, rows, run)
-
-
-def _plan(name: str, captured: Captured, cut: Cut, rows: Sequence[int], run: Run) -> Plan:
-    pipeline, overview = cut.program.pipeline, Overview(cut, rows[0])
-    return Plan(
-        name=name,
-        stages=overview.stages(),
-        boundaries=overview.boundaries(),
-        links=_links(cut, rows, run),
-        once=overview.once(),
-        tied=overview.tied(),
-        micro_batch=pipeline.micro_batch,
-        rows=tuple(rows),
-        schedule=pipeline.schedule,
-        in_flight=pipeline.in_flight,
-        versions={
-            "tensorflow": tf.__version__, "keras": keras.__version__, "whale_nebula": whale_nebula.__version__
-        },
-        threads={
-            "intra_op": tf.config.threading.get_intra_op_parallelism_threads(),
-            "inter_op": tf.config.threading.get_inter_op_parallelism_threads(),
-        },
-        notes=cut.notes,
-        lines=canonical_lines(cut.program),
-        definition=functools.partial(_graph_def, cut, Workshop(captured.graph, captured.aliases)),
-    )  # fmt: skip
-
-
-def _links(cut: Cut, rows: Sequence[int], run: Run) -> dict[str, PlanLink]:
-    """The lines that this step uses; sizes by the formula that links count by."""
-    clusters = [stage.cluster for stage in cut.program.stages]
-    found = link_reports(cut, clusters, rows)
-    lines = {name: run.links.between(*name.split("->")) for name in found}
-    return {name: PlanLink(str(lines[name]), link.payload_bytes) for name, link in found.items()}
-
-
-def _graph_def(cut: Cut, workshop: Workshop, stage: str) -> Any:
-    """The graph of a stage's forward, in the first phase in which it has one."""
-    for phase in cut.phases:
-        for found in phase.stages:
-            if cut.program.stages[found.stage].key == stage and found.forward is not None:
-                return workshop.make(found.forward).concrete.graph.as_graph_def()
-    return tf.compat.v1.GraphDef()
+        raise no_scopes(subject.step.name)
+    return planned(subject.step.name, captured, tensors)
 
 
 # ---------------------------------------------------------------------- what is planned
@@ -132,20 +82,53 @@ def _subject(given: Any, example: Sequence[Any]) -> _Subject:
         return _Subject(given.step, *given.arguments(*example))
     if not isinstance(given, keras.Model):
         raise OptionError(
-            f"nb.plan takes a Keras model or an nb.function, not {type(given).__name__}",
+            f"nb.plan takes a Keras model or an nb.function, not {_what(given)}",
+            where=str(calling_site()),
             mend="put @nb.function where the function is defined, and plan that",
         )
     if not example:
-        raise OptionError("nb.plan needs an example", where=given.name, mend="nb.plan(model, x, y)")
+        raise OptionError(
+            "nb.plan needs an example",
+            where=str(calling_site()),
+            why="what a step is depends on the form of its batch",
+            mend="nb.plan(model, x, y); keras.KerasTensor((8, 4)) stands for an array of that shape",
+        )
+    _check_example(example)
     example = [tf.nest.map_structure(_as_fed, leaf) for leaf in example]
     if getattr(given, "compiled", False):
         return _Subject(*keras_step(given, "train", tuple(example)))
     return _Subject(*keras_step(given, "predict", example[0]))
 
 
-def _no_scopes(name: str) -> PlanError:
+def _check_example(example: Sequence[Any]) -> None:
+    """A batch of Keras: x, y and sample_weight, each an array or several."""
+    if len(example) > 3:
+        raise OptionError(
+            f"nb.plan got {len(example)} parts of a batch",
+            where=str(calling_site()),
+            why="a Keras model takes x, y and sample_weight",
+            mend="nb.plan(model, x, y)",
+        )
+    leaves = [leaf for leaf in tf.nest.flatten(list(example)) if leaf is not None]
+    if not any(hasattr(leaf, "shape") for leaf in leaves):
+        raise OptionError(
+            "nb.plan was given no array",
+            where=str(calling_site()),
+            why=f"shapes and types are taken from it, and {shorten(repr(example[0]), 50)} has none",
+            mend="nb.plan(model, np.asarray(x), np.asarray(y)); keras.KerasTensor((8, 4)) stands for such an array",
+        )
+
+
+def _what(given: Any) -> str:
+    """How a message calls what was given."""
+    return "a plain function" if inspect.isroutine(given) else f"{type(given).__name__} {reprlib.repr(given)}"
+
+
+def no_scopes(name: str) -> PlanError:
+    """The error for a step in which there is nothing to cut."""
     return PlanError(
         f"{name} has no scopes, so there is nothing to plan",
+        where=str(script_site()),
         why="no op was made inside nb.stage",
         mend='with nb.cluster(), nb.stage(cluster="gpu"): around the layers of each stage',
     )

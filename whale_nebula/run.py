@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from whale_nebula.config import Config, Links, load, parse_links
+from whale_nebula.config import Config, Links, load, parse_links, quantities
 from whale_nebula.errors import ConfigError, OptionError
 from whale_nebula.launch.attach import Attachment, attach
-from whale_nebula.scopes import deal_to
+from whale_nebula.observing import observer
+from whale_nebula.pinned import Pinned, Pins, pins
+from whale_nebula.report.audience import Seen, audience
+from whale_nebula.report.published import forget, watch
+from whale_nebula.scopes import calling_site, deal_to, values
+from whale_nebula.scopes.words import checked, scope
+from whale_nebula.suggest import did_you_mean, listed
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,9 @@ class Run:
     closers: list[Any] = field(default_factory=list)
     ledger: Any = None
     hosts: dict[str, str] = field(default_factory=dict)
+    site: str = ""
+    pins: Pins = field(default_factory=Pins)
+    links_checked: bool = False
 
     def __enter__(self) -> Run:
         return self
@@ -96,6 +106,9 @@ class Run:
     def meet(self, clusters: Sequence[str]) -> None:
         """In one process clusters come to be by being named; in several they must be there."""
         self.clusters = list(dict.fromkeys([*self.clusters, *clusters]))
+        if not self.links_checked and len(set(clusters)) > 1:
+            self.links_checked = True
+            self._check_links()
         missing = [name for name in clusters if self.attachment and name not in self.workers.values()]
         if missing:
             raise ConfigError(
@@ -104,23 +117,50 @@ class Run:
                 mend=f"start a worker of {missing[0]!r}, or name another cluster in the stage",
             )
 
+    def _check_links(self) -> None:
+        """The first program of several clusters shows which there are: a link of others joins nothing."""
+        known = list(dict.fromkeys([*self.config.clusters, *self.clusters, *self.workers.values()]))
+        unknown = next((name for name in self.links.names if name not in known), None)
+        if unknown is not None:
+            declared = ", ".join(f"{name!r}: {{}}" for name in [*known, unknown])
+            later = f"if it comes to be later: nb.init({{'clusters': {{{declared}}}}}, links=...)"
+            raise ConfigError(
+                f"the links of this run name cluster {unknown!r}, and no stage is on it",
+                where=self.site,
+                why=f"the clusters are {listed(known)}",
+                mend=f"{did_you_mean(unknown, known)}\n{later}",
+            )
+
 
 _LOCK = threading.RLock()
 _run: Run | None = None
 
 
+@checked
 def init(
     config: str | Path | Mapping[str, Any] | None = None,
     *,
     links: str | Mapping[tuple[str, str], str] | None = None,
     seed: int | None = None,
     ids: str | Sequence[str] | None = None,
+    plan: Pinned | Sequence[Pinned] | None = None,
+    show: str | None = None,
+    metrics: str | os.PathLike[str] | None = None,
+    tensorboard: str | os.PathLike[str] | None = None,
 ) -> Run:
     """Open a run. It is optional: without it all clusters live in this process and links are free.
 
     `config` is a path to clusters.yaml or the same as a dict; `links` says what the lines are like that join clusters
     of one process; `seed` is the seed that all processes agree on; `ids` names the input by which clusters check
     that they train on the same rows.
+
+    `plan` pins plans: files that `Plan.save` wrote, one for each step, by whose name it is found. When such a step is
+    first made and is planned otherwise than it was saved, a `PlanMismatchError` names the first difference, and nothing
+    is run. A step of another model that has no pin, and a pin that no step came for, are told as warnings.
+
+    `show` is what one sees while training: "live" is a table on the terminal, which leaves it to whoever else writes
+    there, "lines" are lines in the log, and "none", which it is unless you say so, leaves the screen to Keras and you.
+    `metrics` is a file that gets a line of JSON for every step, `tensorboard` a folder for its event files.
 
     >>> import whale_nebula as nb
     >>> nb.shutdown()
@@ -135,15 +175,80 @@ def init(
             raise OptionError(
                 "a run is open already",
                 why="nb.init was called before, or a step or a plan has opened the run with free links",
+                where=str(calling_site()),
                 mend="call nb.shutdown() first, or open the run once at the top of the script",
             )
-        loaded = load(config)
-        run = Run(loaded, parse_links(links) if links is not None else loaded.links, seed, ids, attach())
-        deal_to(list(loaded.clusters))
-        if run.attachment is not None:
-            _join(run, run.attachment)
+        site = str(calling_site())
+        watching = observer()
+        if watching is not None:  # nothing runs: nothing is held against a plan, and nothing is written
+            (config, links), plan, show, metrics, tensorboard = watching.instead(config, links), (), "none", None, None
+        loaded = load(_config(config, site), site)
+        if watching is not None:
+            loaded = replace(loaded, metrics=None, tensorboard=None)
+        joined = parse_links(links, loaded.clusters, site) if links is not None else loaded.links
+        held = pins(plan if plan is not None else loaded.plan, site)
+        run = Run(loaded, joined, _seed(seed), _ids(ids), attach(), site=site, pins=held)
+        if held:
+            run.closers.append(held.close)
+            atexit.register(shutdown)
+        seen = Seen(
+            loaded.show if show is None else show,
+            loaded.metrics if metrics is None else metrics,
+            loaded.tensorboard if tensorboard is None else tensorboard,
+        )
+        with _watched(run, seen.checked(site)):
+            deal_to(list(loaded.clusters))
+            if run.attachment is not None:
+                _join(run, run.attachment)
         _run = run
         return run
+
+
+@contextlib.contextmanager
+def _watched(run: Run, seen: Seen) -> Iterator[None]:
+    """Let who shall see the steps be told of them, once the run is open, until it is closed or the script ends."""
+    more: list[Any] = []
+    if seen.tensorboard is not None:
+        from whale_nebula.runtime.tensorboard import EventFiles
+
+        more.append(EventFiles(seen.tensorboard))
+    watching = audience(seen, more, lambda: run.here().lead)
+    if watching is None:
+        yield
+        return
+    try:
+        yield
+    except BaseException:
+        watching.close()
+        raise
+    watch([watching])
+    run.closers.append(watching.close)
+    atexit.register(shutdown)
+
+
+def _config(config: Any, site: str) -> Any:
+    """What a config is given as; a line that stands in its place is none."""
+    if isinstance(config, str) and all(quantities.kind(part.strip()) for part in config.split(",")):
+        raise OptionError(
+            f"nb.init({config!r}) takes the path of a config here, and that is a line",
+            where=site,
+            why="the config comes first, and what joins clusters by its name",
+            mend=f"nb.init(links={config!r})",
+        )
+    return config
+
+
+def _seed(seed: Any) -> int | None:
+    return None if seed is None else values.integer("seed", seed)
+
+
+def _ids(ids: Any) -> Any:
+    names = [ids] if isinstance(ids, str) else ids or []
+    if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(each, str) for each in names):
+        raise values.refuse(
+            f"ids={ids!r} names no input", why="it is the name of an input, or several", mend='ids="x/id"'
+        )
+    return ids
 
 
 def _join(run: Run, attachment: Attachment) -> None:
@@ -155,6 +260,7 @@ def _join(run: Run, attachment: Attachment) -> None:
     atexit.register(shutdown)
 
 
+@checked
 def shutdown() -> None:
     """Close the run: links end in order, threads go, totals start anew. Without a run it does nothing.
 
@@ -162,8 +268,6 @@ def shutdown() -> None:
     >>> nb.shutdown()
     """
     global _run
-    from whale_nebula.report.report import forget
-
     with _LOCK:
         run, _run = _run, None
         for close in reversed(run.closers if run is not None else []):
@@ -179,6 +283,7 @@ def report_failure(failure: BaseException) -> None:
             _run.ledger.session.fail(failure)
 
 
+@checked
 def here() -> Here:
     """Where this process stands among the clusters.
 
@@ -195,6 +300,7 @@ def current_run() -> Run:
         return _run if _run is not None else init()
 
 
+@scope
 @contextlib.contextmanager
 def gathered() -> Iterator[None]:
     """Hold the whole model for a while: inside, variables of other clusters can be read.

@@ -1,3 +1,4 @@
+# ruff: noqa: E402
 """Everything private of TensorFlow and Keras that this package touches, one small function each.
 
 Each has a contract test in tests/contract, so that an upgrade of TensorFlow or Keras fails in one place.
@@ -6,14 +7,29 @@ Each has a contract test in tests/contract, so that an upgrade of TensorFlow or 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
+import keras  # noqa: F401 - its version counts
+import numpy as np
 import tensorflow as tf
+
+from whale_nebula.supported import require_supported
+
+require_supported()  # what follows is where it is in these versions only
+
 from keras.src import tree as keras_tree
 from keras.src.backend.common import global_state
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.backend.tensorflow.core import compute_output_spec
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.layers.core.input_layer import InputLayer as KerasInput
+from keras.src.layers.layer import Layer as KerasLayer
 from keras.src.models.sequential import Sequential as KerasSequential
 from keras.src.ops.function import Function as KerasFunction
 from keras.src.ops.node import Node as KerasNode
@@ -21,19 +37,28 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
+from tensorflow.python.eager import context as context_lib
 from tensorflow.python.eager import tape as tape_lib
+from tensorflow.python.eager.polymorphic_function import autograph_util, function_type_utils
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function as PolymorphicFunction
 from tensorflow.python.framework import func_graph as func_graph_lib
-from tensorflow.python.framework import function_def_to_graph
+from tensorflow.python.framework import function_def_to_graph, kernels, op_callbacks, random_seed
 from tensorflow.python.ops import cond_v2, gradients_util, handle_data_util
+from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 from tensorflow.python.util import nest, tf_stack
 
 __all__ = [
     "KerasFunction",
+    "KerasInput",
+    "KerasLayer",
     "KerasNode",
     "KerasSequential",
+    "PolymorphicFunction",
     "TensorFlowTrainer",
     "compute_output_spec",
+    "in_symbolic_scope",
     "keras_tree",
+    "parallel_for",
 ]
 
 FuncGraph = func_graph_lib.FuncGraph
@@ -49,13 +74,37 @@ def stamped(graph: Any, stamps: Mapping[str, str | int]) -> contextlib.AbstractC
     return scope
 
 
+_gradients_helper = gradients_util._GradientsHelper
+
+
+def hook_gradients(asked: Callable[..., list[Any] | None] | None) -> None:
+    """Ask `asked(targets, sources, seeds, stops, unconnected)` where `tf.gradients` is called.
+
+    So is every v1 optimizer's `compute_gradients` of a tensor. Where the answer is None, TensorFlow goes on.
+    """
+    if asked is None:
+        gradients_util._GradientsHelper = _gradients_helper
+        return
+
+    def helper(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(_gradients_helper).bind(ys, xs, grad_ys, *args, **kwargs)
+        bound.apply_defaults()
+        options = bound.arguments
+        found = None
+        if options["src_graph"] is None:
+            found = asked(ys, xs, grad_ys, options["stop_gradients"], options["unconnected_gradients"])
+        return _gradients_helper(ys, xs, grad_ys, *args, **kwargs) if found is None else found
+
+    gradients_util._GradientsHelper = helper
+
+
 def differentiate(
     targets: Sequence[Any], sources: Sequence[Any], seeds: Sequence[Any], stops: Sequence[Any]
 ) -> list[Any]:
     """The gradients of `targets` (weighted by `seeds`) in the current graph; None, dense or IndexedSlices each."""
     if not sources:
         return []
-    found = gradients_util._GradientsHelper(
+    found = _gradients_helper(
         list(targets), list(sources), list(seeds), stop_gradients=list(stops), name="nebula"
     )
     return list(found)
@@ -145,6 +194,33 @@ def user_frames(op: Any) -> list[tuple[str, int]]:
     return [(frame.filename, frame.lineno) for frame in op.traceback or ()]
 
 
+def stamp_of(op: Any, name: str) -> str:
+    """What `stamped` wrote on an op, as text; empty where it wrote nothing."""
+    found: str = op.node_def.attr[name].s.decode() if name in op.node_def.attr else ""
+    return found
+
+
+def layers_around(op: Any) -> tuple[tuple[str, ...], str]:
+    """The names of the Keras layers whose calls made an op, outermost first, and the file of the innermost.
+
+    Each call opens a name scope; TensorFlow numbers those that it has seen before.
+    """
+    frames = [(frame.filename, frame.name) for frame in op.traceback or ()]
+    calls = sum(name == "__call__" and file.endswith(_LAYER_FILE) for file, name in frames)
+    scopes = op.name.split("/")[:-1][:calls]
+    names = tuple(_unnumbered(op.graph, scopes[: depth + 1]) for depth in range(len(scopes)))
+    inside = [file for file, _ in frames if _LAYERS in file and not file.endswith(_LAYER_FILE)]
+    return names, inside[-1] if names and inside else ""
+
+
+_LAYERS, _LAYER_FILE = "/keras/src/layers/", "/keras/src/layers/layer.py"
+
+
+def _unnumbered(graph: Any, scopes: Sequence[str]) -> str:
+    plain = re.sub(r"_\d+$", "", scopes[-1])
+    return plain if "/".join([*scopes[:-1], plain]).lower() in graph._names_in_use else scopes[-1]
+
+
 def current_frames() -> list[tuple[str, int]]:
     """File and line of the Python frames that lead here, outermost first."""
     return [(frame.filename, frame.lineno) for frame in tf_stack.extract_stack()]
@@ -166,10 +242,93 @@ def layers_of(model: Any) -> list[Any]:
     return list(model._flatten_layers())
 
 
+def sublayers(layer: Any) -> list[Any]:
+    """The layers directly inside a layer or model, in the order in which it got them, each once."""
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
 def nodes_by_depth(function: Any) -> dict[int, list[Any]]:
     """The nodes of a functional model, by depth; of a Sequential, those of the functional model inside it."""
     found: dict[int, list[Any]] = getattr(getattr(function, "_functional", None) or function, "_nodes_by_depth", {})
     return found
+
+
+def on_run(node: Any, hear: Callable[[Any], None]) -> None:
+    """Tell `hear` of the arguments whenever a functional model runs this node, whatever it runs it for."""
+    fill_in = node.arguments.fill_in
+
+    def heard(tensors: Any) -> Any:
+        found = fill_in(tensors)
+        hear(found)
+        return found
+
+    node.arguments.fill_in = heard
+
+
+def on_config(operation: Any, hear: Callable[[], None]) -> None:
+    """Tell `hear` whenever a layer or operation gives its config, which is all that copies are made from."""
+    _before(operation, "get_config", hear)
+
+
+def on_build(sequential: Any, hear: Callable[[], None]) -> None:
+    """Tell `hear` whenever a Sequential has built the functional model inside it."""
+    _after(sequential, "build", hear)
+
+
+def _before(instance: Any, name: str, hear: Callable[[], None]) -> None:
+    plain = getattr(instance, name)
+
+    @functools.wraps(plain)
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        hear()
+        return plain(*args, **kwargs)
+
+    object.__setattr__(instance, name, heard)
+
+
+def _after(instance: Any, name: str, hear: Callable[[], None]) -> None:
+    plain = getattr(instance, name)
+
+    @functools.wraps(plain)
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        found = plain(*args, **kwargs)
+        hear()
+        return found
+
+    object.__setattr__(instance, name, heard)
+
+
+class KerasCall(NamedTuple):
+    """A function of Keras that runs now: its name, its first argument, and its frame."""
+
+    name: str
+    given: Any
+    frame: FrameType
+
+
+def keras_calls() -> list[KerasCall]:
+    """The functions of Keras that run now, innermost first."""
+    found: list[KerasCall] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_argcount and frame.f_globals.get("__name__", "").startswith("keras.src."):
+            found.append(KerasCall(code.co_name, frame.f_locals.get(code.co_varnames[0]), frame))
+        frame = frame.f_back
+    return found
+
+
+def exporting() -> bool:
+    """Whether a model is being written as a SavedModel: what is traced then is never trained."""
+    return any(part in frame for frame, _ in current_frames() for part in _EXPORTERS)
+
+
+def ops_watched() -> bool:
+    """Whether a debugger of TensorFlow's adds ops of its own to every op that is made in this thread."""
+    return bool(op_callbacks.should_invoke_op_callbacks())
+
+
+_EXPORTERS = ("/keras/src/export/", "/tensorflow/python/saved_model/")
 
 
 def autographed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -177,6 +336,56 @@ def autographed(function: Callable[..., Any]) -> Callable[..., Any]:
     context = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED, options=None)
     converted: Callable[..., Any] = autograph.tf_convert(function, context, user_requested=True)
     return converted
+
+
+def compiled_by_xla(function: Any) -> bool:
+    """Whether a tf.function has jit_compile=True."""
+    return bool(function._jit_compile)
+
+
+def can_inline(function: Any) -> bool:
+    """Whether a tf.function means no more than the Python function behind it."""
+    return not function._attributes and not function._run_functions_eagerly
+
+
+def run_inline(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run the Python function behind a tf.function in the current graph, as tracing it would.
+
+    Arguments are cast to its signature, AutoGraph rewrites it, op seeds are those of a graph of its own, and what
+    it returns becomes tensors.
+    """
+    bound = function_type_utils.bind_function_inputs(args, kwargs, function._function_type, function._default_values)
+    given = nest.map_structure(_as_traced, (bound.args, bound.kwargs))
+    python, options = function._python_function, function._experimental_autograph_options
+    status = ag_ctx.Status.ENABLED if function._autograph else ag_ctx.Status.DISABLED
+    if function._autograph:
+        python = autograph_util.py_func_from_autograph(python, options)
+    with ag_ctx.ControlStatusCtx(status=status, options=options), _own_op_seeds():
+        found = python(*given[0], **given[1])
+        return nest.map_structure(_as_returned, found)
+
+
+def _as_traced(leaf: Any) -> Any:
+    """What tracing makes of an argument: arrays become tensors, Python's own values stay."""
+    return tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
+
+
+def _as_returned(leaf: Any) -> Any:
+    """What a tf.function makes of a value that it returns."""
+    if leaf is None or isinstance(leaf, tf.TensorArray):
+        return leaf
+    return leaf if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable) else tf.convert_to_tensor(leaf)
+
+
+@contextlib.contextmanager
+def _own_op_seeds() -> Iterator[None]:
+    """Number the random ops that are made inside as a graph of their own would: it is the number that seeds them."""
+    graph, counts = tf.compat.v1.get_default_graph(), random_seed._graph_to_seed_dict
+    before, counts[graph] = counts.get(graph, 0), 0
+    try:
+        yield
+    finally:
+        counts[graph] = before
 
 
 def leaf_paths(structure: Any) -> list[tuple[tuple[Any, ...], Any]]:
@@ -192,3 +401,43 @@ VARIABLE_WRITES = ("assign", "assign_add", "assign_sub")
 
 VARIABLE_HANDLE = "_handle"
 """Attribute that eager ops in C++ read a variable by, past its methods, if it is an EagerTensor and nothing else."""
+
+
+def runtime_started() -> bool:
+    """Whether TensorFlow's runtime, with its threads, has started in this process."""
+    context = context_lib.context_safe()
+    return context is not None and bool(context._initialized)
+
+
+not_rewritten = autograph.autograph_artifact
+"""Decorates a class of ours whose objects AutoGraph calls as they are when it rewrites the caller."""
+
+
+@functools.cache
+def xla_takes(op_type: str, gpu: bool) -> bool:
+    """Whether XLA has a kernel for an op type. It registers its kernels when it compiles for the first time."""
+    _start_xla()
+    wanted = "XLA_GPU_JIT" if gpu else "XLA_CPU_JIT"
+    return any(kernel.device_type == wanted for kernel in kernels.get_registered_kernels_for_op(op_type).kernel)
+
+
+@functools.cache
+def _start_xla() -> None:
+    with tf.init_scope(), tf.device("CPU:0"):
+        tf.function(tf.identity, jit_compile=True, autograph=False)(tf.zeros(()))
+
+
+def forward_op(op: Any) -> Any:
+    """The op that `op` is a part of the gradient of; an op of the forward itself."""
+    return forward_op(op._original_op) if op._original_op is not None else op
+
+
+@contextlib.contextmanager
+def caching_device_kept() -> Iterator[None]:
+    """Put back what tf.scan and tf.map_fn set in the one variable scope of all graphs, and leave if a body raises."""
+    scope = tf.compat.v1.get_variable_scope()
+    before = scope._caching_device
+    try:
+        yield
+    finally:
+        scope._caching_device = before

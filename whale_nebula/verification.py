@@ -34,7 +34,8 @@ class Verification:
     """One step by the plan against the same step uncut: a row for everything it returned or wrote.
 
     `comparable` is false where the two must differ (dropout with several micro-batches draws other numbers,
-    and `coupled="allow"` runs rows apart that depend on each other); `notes` say why, and no row has a limit.
+    and `coupled="allow"` runs rows apart that depend on each other): then no row has a limit, and nothing was
+    shown. `notes` say why, `mends` what to change for a check that shows something. It is true where `ok` is.
 
     >>> rows = Row("loss", 0.0, 1e-5), Row("kernel", 2e-3, 1e-5)
     >>> found = Verification(rows, stages=("gpu", "npu"), micro_batches=2)
@@ -52,11 +53,15 @@ class Verification:
     micro_batches: int = 1
     comparable: bool = True
     notes: tuple[str, ...] = ()
+    mends: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is further from the uncut step than it may be."""
-        return all(row.ok for row in self.rows)
+        """Whether the two steps can be compared, and nothing is further from the uncut one than it may be."""
+        return self.comparable and all(row.ok for row in self.rows)
+
+    def __bool__(self) -> bool:
+        return self.ok
 
     @property
     def worst(self) -> Row | None:
@@ -68,9 +73,9 @@ class Verification:
         count = len(self.stages)
         stages = f"{count} stage{'s' * (count != 1)} ({', '.join(self.stages)})"
         head = f"{stages}, micro-batches: {self.micro_batches}"
-        lines = [f"{head}: {self._sentence()}", "     error    limit"]
+        lines = [f"{head}: {self._sentence()}", *(f"  mend: {mend}" for mend in self.mends), "     error    limit"]
         lines += [f"  {' ' if row.ok else '!'}{row.error:.1e}  {row.limit:7.1e}  {row.name}" for row in self.rows]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes[not self.comparable :])])
 
     def __str__(self) -> str:
         return self.to_text()
@@ -79,10 +84,21 @@ class Verification:
         bad = sum(not row.ok for row in self.rows)
         if bad:
             return f"{bad} of {len(self.rows)} tensors differ from the uncut step"
-        return f"all {len(self.rows)} tensors are those of the uncut step" if self.comparable else "not comparable"
+        if not self.comparable:
+            return f"not comparable: {self._reason()}"
+        return f"all {len(self.rows)} tensors are those of the uncut step"
+
+    def _reason(self) -> str:
+        return self.notes[0] if self.notes else "the two steps must differ"
 
     def raise_if_bad(self) -> Verification:
-        """Raise `VerificationError` where something differs; else give itself."""
+        """Raise `VerificationError` where something differs or could not be compared; else give itself."""
+        if not self.comparable:
+            raise VerificationError(
+                "the plan and the uncut step cannot be compared",
+                why=self._reason(),
+                mend="\nor ".join(self.mends) or None,
+            )
         if not self.ok and self.worst is not None:
             raise VerificationError(
                 "the plan and the uncut step do not agree",

@@ -9,19 +9,23 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from whale_nebula import tf_private
 from whale_nebula.capture.step import signature
+from whale_nebula.capture.targets import target_wanted
 from whale_nebula.errors import NotYetError, OptionError
 from whale_nebula.function import NebulaFunction
 from whale_nebula.passes.effects import is_random
+from whale_nebula.planning import no_scopes
 from whale_nebula.run import current_run
 from whale_nebula.runtime.engine import Engine, plain_function
 from whale_nebula.runtime.step import Arguments, Step, Unpack
+from whale_nebula.scopes import calling_site
+from whale_nebula.scopes.words import checked
 from whale_nebula.verification import Row, Verification
 
 RELATIVE, OF_A_STEP, OF_THE_LARGEST = 1e-5, 1e-3, 1e-3
@@ -34,6 +38,7 @@ _STATEFUL_RANDOM = (
 )  # fmt: skip
 
 
+@checked
 def verify(model_or_function: Any, *batch: Any) -> Verification:
     """Run one step by the plan and the same step uncut, and compare all that they return and write.
 
@@ -62,7 +67,10 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
         raise NotYetError("nb.verify in several processes", mend="verify the script in one process, without a launcher")
     subject = _subject(model_or_function, batch)
     layout, tensors = signature(subject.arguments, subject.step.whole)
-    engine = subject.step.plan(subject.arguments, subject.unpack)
+    with target_wanted("nb.verify", model_or_function, batch):
+        engine = subject.step.plan(subject.arguments, subject.unpack)
+    if not engine.captured.program.stages[0].where:
+        raise no_scopes(subject.step.name)
     plain = plain_function(lambda given: _call(subject, given), layout)
     with _kept(engine.captured.variables) as again:
         before = _values(engine)
@@ -99,6 +107,7 @@ def _subject(subject: Any, batch: Sequence[Any]) -> _Subject:
     if not isinstance(subject, keras.Model):
         raise OptionError(
             f"nb.verify cannot run a {type(subject).__name__}",
+            where=str(calling_site()),
             why="it takes a compiled Keras model, or a function under @nb.function",
             mend="write @nb.function over the step, and give nb.verify that",
         )
@@ -111,12 +120,14 @@ def _of_keras(model: Any, batch: Sequence[Any]) -> _Subject:
     if not model.compiled:
         raise OptionError(
             f"model {model.name!r} is not compiled",
+            where=str(calling_site()),
             why="its train step needs a loss",
             mend="model.compile(optimizer, loss)",
         )
     if not 1 <= len(batch) <= 3:
         raise OptionError(
             f"nb.verify got {len(batch)} parts of a batch",
+            where=str(calling_site()),
             why="a Keras model takes x, y and sample_weight",
             mend=f"nb.verify({model.name}, x, y)",
         )
@@ -212,7 +223,8 @@ def _compare(
         tuple(stage.key for stage in program.stages),
         program.pipeline.micro_batch,
         not reasons,
-        (*reasons, *_remarks(engine)),
+        (*(reason.why for reason in reasons), *_remarks(engine)),
+        tuple(dict.fromkeys(reason.mend for reason in reasons)),
     )
 
 
@@ -244,15 +256,25 @@ def _length(engine: Engine, subject: _Subject, before: Mapping[str, Any], uncut:
     return max((_distance(uncut.variables[path], before[path]) for path in trained if path in before), default=0.0)
 
 
-def _incomparable(engine: Engine) -> tuple[str, ...]:
+class _Reason(NamedTuple):
+    """Why two steps must differ, and how to ask for two that need not."""
+
+    why: str
+    mend: str
+
+
+def _incomparable(engine: Engine) -> tuple[_Reason, ...]:
     """Why the two steps must differ."""
     program, graph = engine.captured.program, engine.captured.program.graph
     ops = [op for part in (graph, *graph.functions.values()) for op in part.ops]
-    found = list(engine.cut.notes)
+    coupled = engine.cut.notes if program.pipeline.coupled == "allow" else ()
+    found = [_Reason(note, "nb.pipeline(micro_batch=1) for the check") for note in coupled]
     if any(op.type in _STATEFUL_RANDOM for op in ops):
-        found.append("the step draws random numbers whose state is in no variable: each run draws others")
+        why = "the step draws random numbers whose state is in no variable: each run draws others"
+        found.append(_Reason(why, "draw them from a keras.random.SeedGenerator, or not at all for the check"))
     elif program.pipeline.micro_batch > 1 and any(is_random(op) for op in ops):
-        found.append("the step draws random numbers, and each micro-batch its own: reproducible, not those uncut")
+        why = "the step draws random numbers, and each micro-batch its own: reproducible, not those uncut"
+        found.append(_Reason(why, "nb.pipeline(micro_batch=1), or a dropout rate of zero, for the check"))
     return tuple(found)
 
 

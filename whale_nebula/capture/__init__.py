@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from textwrap import shorten
 from typing import Any
 
+from whale_nebula.scopes import values
+from whale_nebula.scopes.words import checked
 
+
+@checked
 def loss_weight(tensor: Any) -> Any:
     """Inside a step: this micro-batch counts by this much; gives the tensor back.
 
@@ -20,5 +25,22 @@ def loss_weight(tensor: Any) -> Any:
 
     trace = current()
     if trace is not None:
-        trace.weights.append(tensor)
+        trace.weights.append(_number(tensor))
     return tensor
+
+
+def _number(tensor: Any) -> Any:
+    """What a weight is given as: a tensor of numbers, or something that becomes one."""
+    import tensorflow as tf
+
+    try:
+        found = tf.convert_to_tensor(tensor)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or not (found.dtype.is_floating or found.dtype.is_integer or found.dtype.is_bool):
+        raise values.refuse(
+            f"nb.loss_weight({shorten(repr(tensor), 50)}) is given no numbers",
+            why="it says how much this micro-batch counts",
+            mend="nb.loss_weight(tf.reduce_sum(mask))",
+        )
+    return found

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from whale_nebula import tf_private
 from whale_nebula.capture.mirror import in_order, mirror
+from whale_nebula.capture.recount import recount
 from whale_nebula.capture.roles import roles
 from whale_nebula.capture.tracing import LiveRequest, Tracing
 from whale_nebula.ir.graph import Graph
@@ -20,9 +21,12 @@ from whale_nebula.passes.label import label
 
 def assemble(trace: Tracing, returned: Sequence[Any], leaf_names: Sequence[str], paths: Mapping[int, str]) -> Program:
     """The Program of a trace; `paths` names variables by the id of their handle."""
+    if trace.cut:
+        recount(trace)
     operations = in_order(trace.graph.get_operations())
     numbers = {op.name: index for index, op in enumerate(operations)}
     graph = mirror(trace.graph, roles(trace))
+    trace.order_stages(graph)
 
     def value(tensor: Any) -> Value:
         return Value(numbers[tensor.op.name], tensor.value_index)

@@ -13,6 +13,7 @@ user's code gets placeholders of the true kind (none, dense, IndexedSlices) and 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,25 +22,37 @@ import tensorflow as tf
 
 from whale_nebula import tf_private
 from whale_nebula.capture.mirror import in_order, mirror
+from whale_nebula.capture.places import place_of
 from whale_nebula.capture.roles import roles
 from whale_nebula.capture.tracing import LiveRequest, Tracing
 from whale_nebula.capture.weigh import weigh
 from whale_nebula.passes.label import label
+from whale_nebula.passes.order import backwards, check_order
 
 Tensor = Any
 
 
 def differentiate(
-    trace: Tracing, tape: tf.GradientTape, targets: Sequence[Tensor], sources: Sequence[Tensor], seeds: Sequence[Any]
+    trace: Tracing,
+    tape: tf.GradientTape | None,
+    targets: Sequence[Tensor],
+    sources: Sequence[Tensor],
+    seeds: Sequence[Any],
+    stops: Sequence[Tensor] = (),
 ) -> list[Any]:
-    """The gradients of `targets` for each of `sources`, as placeholders (or None) that the runtime fills."""
+    """The gradients of `targets` for each of `sources`, as placeholders (or None) that the runtime fills.
+
+    A gradient flows where `tape` has followed; without one, everywhere but through `stops`.
+    """
+    before = frozenset(op.name for op in trace.graph.get_operations())
     seeds = weigh(trace, targets, seeds)
     operations = in_order(trace.graph.get_operations())
+    own = _made_for(seeds, before)
     request = LiveRequest(
-        before=frozenset(op.name for op in operations), targets=list(targets), sources=[_name(s) for s in sources]
+        before=frozenset(op.name for op in operations) - own, targets=list(targets), sources=[_name(s) for s in sources]
     )
-    trace.labels = _labels(trace, operations)
-    with tf_private.tape_reopened(tape) as followed:
+    trace.labels = {name: stage for name, stage in _labels(trace, operations).items() if name not in own}
+    with _following(tape, stops) as followed:
         region = _Region(trace, operations, [_handle(s) for s in sources], followed, request)
         region.reach()
     request.origins = [s if getattr(s, "graph", None) is trace.graph else None for s in region.sources]
@@ -51,13 +64,37 @@ def differentiate(
     return [_hold(trace, request, number, source) for number, source in enumerate(sources)]
 
 
+def _made_for(seeds: Sequence[Tensor], before: frozenset[str]) -> set[str]:
+    """The ops that weigh the seeds: they are at home where the target is, as all that is differentiated there."""
+    found: set[str] = set()
+    stack = [seed.op for seed in seeds]
+    while stack:
+        op = stack.pop()
+        if op.name not in before and op.name not in found and op.type != "Placeholder":
+            found.add(op.name)
+            stack.extend(tensor.op for tensor in op.inputs)
+    return found
+
+
+def _following(
+    tape: tf.GradientTape | None, stops: Sequence[Tensor]
+) -> contextlib.AbstractContextManager[Callable[[Tensor], bool]]:
+    if tape is not None:
+        return tf_private.tape_reopened(tape)
+    stopped = {tensor.ref() for tensor in stops}
+    return contextlib.nullcontext(lambda tensor: tensor.ref() not in stopped)
+
+
 def _labels(trace: Tracing, operations: Sequence[Any]) -> dict[str, int]:
     """Label the ops traced so far; what an earlier request was told stays."""
     graph = mirror(trace.graph, roles(trace))
+    trace.order_stages(graph)
     numbers = {op.name: index for index, op in enumerate(operations)}
     fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
     skip = frozenset(numbers[name] for r in trace.requests for name in r.backward)
     found = label(graph, list(trace.stages), fixed=fixed, skip=skip)
+    if not trace.requests:  # later ones may belong to another phase, which may go back to the first stage
+        check_order(graph, found, tuple(trace.stages.values()), where=lambda op: place_of(operations[op]))
     names = [op.name for op in operations]
     return {names[index]: stage for index, stage in found.items()}
 
@@ -146,9 +183,14 @@ class _Region:
 
     def _flow(self, stage: int, boundary: Tensor, gradient: Tensor, incoming: dict[Any, Tensor]) -> None:
         ref = boundary.ref()
+        if self._stage(boundary) > stage:  # that stage is done: its gradient would be lost
+            stages = list(self.trace.stages.values())
+            raise backwards(stages[self._stage(boundary)], stages[stage], place_of(boundary.op))
         if ref not in incoming:
             incoming[ref] = _placeholder(boundary.dtype, boundary.shape, "nebula_arrival")
             self.request.arrivals.append((boundary, incoming[ref]))
+        if any(gradient is sent for _, _, sent in self.request.flows):
+            gradient = tf.identity(gradient)  # one tensor for several boundaries: each goes its own way
         self.request.flows.append((stage, boundary, gradient))
 
 

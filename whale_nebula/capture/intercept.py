@@ -16,6 +16,7 @@ from whale_nebula.capture.tracing import Tracing, current
 _LOCK = threading.Lock()
 _open = 0
 _original = tf.GradientTape.gradient
+_original_vectorized = tf_private.parallel_for._pfor_impl
 
 
 def gradient(
@@ -37,7 +38,7 @@ def gradient(
 
 
 def _ours(trace: Tracing, tape: tf.GradientTape) -> bool:
-    """Not ours: our own differentiation, a loop's body, a tape that another tape watches, a bad call."""
+    """Not ours: our own differentiation, a loop's body or a vectorized one, a tape that another watches, a bad call."""
     if trace.busy or tf.compat.v1.get_default_graph() is not trace.graph or not tf_private.tape_open(tape):
         return False
     tf_private.tape_stop(tape)
@@ -52,17 +53,32 @@ def _request(
     seeds = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
     found = differentiate(trace, tape, targets, flat, seeds)
     if getattr(unconnected, "value", unconnected) == "zero":
-        found = [
-            tf.zeros(source.shape, source.dtype) if gradient is None else gradient
-            for gradient, source in zip(found, flat, strict=True)
-        ]
+        pairs = zip(found, flat, strict=True)
+        found = [_zeros(source) if gradient is None else gradient for gradient, source in pairs]
     tf_private.tape_finish(tape)
     return tf.nest.pack_sequence_as(sources, found)
+
+
+def _zeros(source: Any) -> Any:
+    known = source.shape.is_fully_defined()
+    return tf.zeros(source.shape, source.dtype) if known else tf.zeros_like(source)
 
 
 def _plain(source: Any) -> Any:
     """A Keras variable stands for the tf.Variable inside it."""
     return getattr(source, "value", source) if not isinstance(source, (tf.Tensor, tf.Variable)) else source
+
+
+def vectorized(*args: Any, **kwargs: Any) -> Any:
+    """Stands in for TensorFlow's vectorizer: what a tape is asked in a body (a Jacobian's, a map's) is part of it."""
+    trace = current()
+    if trace is None:
+        return _original_vectorized(*args, **kwargs)
+    before, trace.busy, trace.vectorizing = (trace.busy, trace.vectorizing), True, True
+    try:
+        return _original_vectorized(*args, **kwargs)
+    finally:
+        trace.busy, trace.vectorizing = before
 
 
 @contextlib.contextmanager
@@ -72,6 +88,7 @@ def intercepted() -> Iterator[None]:
     with _LOCK:
         _open += 1
         tf.GradientTape.gradient = gradient
+        tf_private.parallel_for._pfor_impl = vectorized
     try:
         yield
     finally:
@@ -79,3 +96,4 @@ def intercepted() -> Iterator[None]:
             _open -= 1
             if _open == 0:
                 tf.GradientTape.gradient = _original
+                tf_private.parallel_for._pfor_impl = _original_vectorized

@@ -6,16 +6,23 @@ late to cut anything. A model without scopes falls through to Keras untouched. T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+import weakref
+from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from whale_nebula import scopes, tf_private
-from whale_nebula.capture import keras_tags, tracing
+from whale_nebula.capture import keras_copies, keras_tags, tracing
 from whale_nebula.capture.keras_tags import bears_scopes
+from whale_nebula.capture.placed import changes, placements_in
+from whale_nebula.observing import met_plain
+from whale_nebula.scopes import Placement
 
 Original = Callable[..., Any]
+_placements: weakref.WeakKeyDictionary[Any, tuple[int, tuple[Placement, ...]]] = weakref.WeakKeyDictionary()
 
 
 def install() -> list[scopes.Watcher]:
@@ -26,21 +33,45 @@ def install() -> list[scopes.Watcher]:
 def make_function(kind: str, original: Original, model: Any, force: bool) -> Any:
     """What `make_train_function` and its like do for this model."""
     install()
+    _forget(model)
     attribute = f"{kind}_function"
     if getattr(model, attribute) is not None and not force:
         return getattr(model, attribute)
     if bears_scopes(model):
         setattr(model, attribute, _stepper(model, kind))
-    elif _may_bear(model):
-        setattr(model, attribute, _Probe(model, kind, original))
     else:
-        original(model, force)
+        keras_copies.tell_if_copy(model)
+        if _may_bear(model, kind):
+            setattr(model, attribute, _Probe(model, kind, original))
+        else:
+            met_plain(model.name, kind)
+            original(model, force)
     return getattr(model, attribute)
 
 
-def _may_bear(model: Any) -> bool:
-    """A subclassed model shows its scopes only when it is called."""
-    return not isinstance(model, tf_private.KerasFunction) and not getattr(model, "run_eagerly", False)
+def _forget(model: Any) -> None:
+    """Drop a model's functions where `nb.place` was called for a part of it since they were made."""
+    known, before = _placements.get(model, (0, ()))
+    if known == changes():
+        return
+    found = placements_in(tf_private.layers_of(model))
+    _placements[model] = changes(), found
+    for kind in ("train", "test", "predict") if found != before else ():
+        setattr(model, f"{kind}_function", None)
+
+
+def _may_bear(model: Any, kind: str) -> bool:
+    """A subclassed model shows its scopes only when it is called, and one with a step of its own when that runs.
+
+    Nor does a functional model call a layer of the user's that says itself which shape it gives, or an RNN its cell.
+    """
+    if not isinstance(model, tf_private.KerasFunction) or _overrides(model, f"{kind}_step"):
+        return True
+    return not all(type(layer).__module__.startswith("keras.") for layer in tf_private.layers_of(model))
+
+
+def _overrides(model: Any, name: str) -> bool:
+    return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
 def _stepper(model: Any, kind: str) -> Callable[[Any], Any]:
@@ -57,50 +88,56 @@ class _Probe:
         self._function: Callable[[Any], Any] | None = None
 
     def __call__(self, iterator: Any) -> Any:
-        if self._function is None:
-            iterator, batch = _peek(iterator)
-            self._function = self._decide(batch)
-        return self._function(iterator)
+        if self._function is not None:
+            return self._function(iterator)
+        again, batch = _peek(iterator)
+        if _overrides(self._model, "call") and not getattr(self._model, "run_eagerly", False):
+            _call_symbolically(self._model, batch)
+        return self._captured(again) if bears_scopes(self._model) else self._tried(again)
 
-    def _decide(self, batch: Any) -> Callable[[Any], Any]:
-        _call_symbolically(self._model, batch)
-        if bears_scopes(self._model):
-            function: Callable[[Any], Any] = _stepper(self._model, self._kind)
-        else:
-            setattr(self._model, f"{self._kind}_function", None)
-            self._original(self._model, True)
-            function = getattr(self._model, f"{self._kind}_function")
+    def _captured(self, again: Callable[[], Any]) -> Any:
+        return self._settle(_stepper(self._model, self._kind))(again())
+
+    def _tried(self, again: Callable[[], Any]) -> Any:
+        """Let Keras go; where a scope turns up on the way (in a `train_step`, say), stop it and capture the step."""
+        setattr(self._model, f"{self._kind}_function", None)
+        self._original(self._model, True)
+        function = self._settle(getattr(self._model, f"{self._kind}_function"))
+        try:
+            with keras_tags.none_expected():
+                results = function(again())
+        except keras_tags.ScopeMet:
+            keras_tags.enters_scopes(self._model)
+            return self._captured(again)
+        met_plain(self._model.name, self._kind)
+        return results
+
+    def _settle(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        self._function = function
         setattr(self._model, f"{self._kind}_function", function)
         return function
 
 
-def _peek(iterator: Any) -> tuple[Any, Any]:
-    """The form of the next batch, and an iterator that still gives it."""
+def _peek(iterator: Any) -> tuple[Callable[[], Any], Any]:
+    """What gives the iterator anew, with its next batch still in it; and the form of that batch."""
     if isinstance(iterator, tf.data.Iterator):
-        return iterator, iterator.element_spec
-    batches: list[Any] = [next(iter(iterator))] if not isinstance(iterator, list) else iterator
-    return _again(batches, iterator), batches[0]
-
-
-def _again(first: list[Any], rest: Any) -> Iterator[Any] | list[Any]:
-    if isinstance(rest, list):
-        return rest
-
-    def both() -> Iterator[Any]:
-        yield from first
-        yield from rest
-
-    return both()
+        return (lambda: iterator), iterator.element_spec
+    if isinstance(iterator, list):
+        return (lambda: iterator), iterator[0]
+    first = next(iter(iterator))
+    return (lambda: itertools.chain([first], iterator)), first
 
 
 def _call_symbolically(model: Any, batch: Any) -> None:
-    """Call a model without computing, so that scopes in its `call` are met; its own errors are for `fit` to show."""
-    import keras
+    """Call a model without computing, so that scopes in its `call` are met; its own errors are for `fit` to show.
 
+    What is built on the way has the names that it would get in Keras's own trace.
+    """
     x = batch[0] if isinstance(batch, (tuple, list)) else batch
     form = tf.nest.map_structure(lambda t: keras.KerasTensor(_rows_free(t.shape), t.dtype), x)
     try:
-        tf_private.compute_output_spec(model, form, training=False)
+        with tf.name_scope(model.name):
+            tf_private.compute_output_spec(model, form, training=False)
     except Exception:
         return
 

@@ -10,8 +10,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import tensorflow as tf
+
 from whale_nebula import scopes, tf_private
-from whale_nebula.capture.keras_tags import Frames, frames_of
+from whale_nebula.capture.keras_frames import Frames, built_at, frames_of
+from whale_nebula.capture.places import BUILT
 from whale_nebula.capture.tracing import current
 
 _LOCK = threading.Lock()
@@ -25,14 +28,17 @@ _call = tf_private.KerasSequential.call
 def _noting_node(function: Any, node: Any) -> Any:
     """Keras asks this for each node just before it calls the node's operation."""
     _LOCAL.frames = _frames(function, node)
+    _LOCAL.line = built_at(_tagged(function, node))
     return _operation_for(function, node)
 
 
 def _frames(function: Any, node: Any) -> Frames:
     """A Sequential's layers carry their own scopes; elsewhere the nodes do."""
-    if getattr(_LOCAL, "sequential", None) is function:
-        return frames_of(node.operation)
-    return frames_of(node)
+    return frames_of(_tagged(function, node))
+
+
+def _tagged(function: Any, node: Any) -> Any:
+    return node.operation if getattr(_LOCAL, "sequential", None) is function else node
 
 
 def _run_scoped(function: Any, inputs: Any, operation_fn: Any = lambda op: op, call_fn: Any = None) -> Any:
@@ -40,22 +46,31 @@ def _run_scoped(function: Any, inputs: Any, operation_fn: Any = lambda op: op, c
         return _run(function, inputs, operation_fn, call_fn)
 
     def scoped(operation: Any) -> Callable[..., Any]:
-        return _entering(operation_fn(operation), _LOCAL.frames)
+        return _entering(operation_fn(operation), _LOCAL.frames, _LOCAL.line)
 
     return _run(function, inputs, scoped, None)
 
 
-def _entering(operation: Callable[..., Any], frames: Frames) -> Callable[..., Any]:
+def _entering(operation: Callable[..., Any], frames: Frames, line: str) -> Callable[..., Any]:
     if not frames:
         return operation
 
     def entered(*args: Any, **kwargs: Any) -> Any:
-        if scopes.stage_of(scopes.open_frames()) is not None:
-            return operation(*args, **kwargs)
-        with scopes.reenter(frames):
-            return operation(*args, **kwargs)
+        with _built_at(line):
+            if scopes.stage_of(scopes.open_frames()) is not None:
+                return operation(*args, **kwargs)
+            with scopes.reenter(frames):
+                return operation(*args, **kwargs)
 
     return entered
+
+
+def _built_at(line: str) -> contextlib.AbstractContextManager[None]:
+    """Let what is traced now bear the line where its node was made."""
+    trace, graph = current(), tf.compat.v1.get_default_graph()
+    if trace is None or trace.graph is not graph:
+        return contextlib.nullcontext()
+    return tf_private.stamped(graph, {BUILT: line})
 
 
 def _call_sequential(model: Any, *args: Any, **kwargs: Any) -> Any:

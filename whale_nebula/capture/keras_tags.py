@@ -7,46 +7,77 @@ stages). `Sequential.add` rebuilds every earlier node, so there a layer keeps th
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 from whale_nebula import scopes, tf_private
-from whale_nebula.capture.tracing import current
+from whale_nebula.capture import keras_copies, keras_uncut
+from whale_nebula.capture.keras_frames import Frames, built_under_scopes, tag
+from whale_nebula.capture.placed import placements_in
+from whale_nebula.capture.tracing import current, uncut_on_purpose
 from whale_nebula.scopes import Frame
 
-Frames = tuple[Frame, ...]
-
-_TAG = "_nebula_frames"
+_LOCK = threading.Lock()
+_LOCAL = threading.local()
 _entered: weakref.WeakSet[Any] = weakref.WeakSet()
 _open = 0
 _node_init = tf_private.KerasNode.__init__
 _add = tf_private.KerasSequential.add
 
 
-def frames_of(tagged: Any) -> Frames:
-    """The scopes that a node or a Sequential's layer was made in."""
-    found: Frames = getattr(tagged, _TAG, ())
-    return found
+class ScopeMet(BaseException):
+    """A scope was met where none was expected. No error: it stops a trace, past everything that handles errors."""
 
 
-def _tag(target: Any) -> None:
-    frames = scopes.open_frames()
-    if frames and current() is None:
-        object.__setattr__(target, _TAG, frames)
-        for frame in frames:
-            frame.touched = True
+def _frames() -> Frames:
+    """The scopes that what is built now stands in; none while a step is traced."""
+    return scopes.open_frames() if current() is None else ()
+
+
+def _tag(target: Any, operation: Any, frames: Frames) -> None:
+    tag(target, frames)
+    keras_copies.watch(operation)
+    for frame in frames:
+        frame.touched = True
 
 
 def _tagging_init(node: Any, *args: Any, **kwargs: Any) -> None:
     _node_init(node, *args, **kwargs)
-    _tag(node)
+    if frames := _frames():
+        _tag(node, node.operation, frames)
+        keras_copies.watch_node(node)
+        keras_uncut.watch_node(node, frames)
 
 
 def _tagging_add(model: Any, layer: Any, rebuild: bool = True) -> None:
-    if not hasattr(layer, "_keras_history"):
-        _tag(layer)
+    frames = _frames()
+    if frames and not hasattr(layer, "_keras_history"):
+        _tag(layer, layer, frames)
+        keras_uncut.watch_sequential(model)
     _add(model, layer, rebuild=rebuild)
+
+
+@contextlib.contextmanager
+def none_expected() -> Iterator[None]:
+    """Run something that should enter no scope: the first one that it enters raises `ScopeMet`."""
+    before = getattr(_LOCAL, "none_expected", False)
+    _LOCAL.none_expected = True
+    try:
+        yield
+    finally:
+        _LOCAL.none_expected = before
+
+
+def enters_scopes(model: Any) -> None:
+    """Remember that this model, or what it does in a step, enters scopes."""
+    _entered.add(model)
+
+
+def _check_expected() -> None:
+    if getattr(_LOCAL, "none_expected", False) and not uncut_on_purpose():
+        raise ScopeMet
 
 
 class _Tagger:
@@ -56,31 +87,28 @@ class _Tagger:
     def enter(self, frame: Frame) -> Iterator[None]:
         global _open
         layer = tf_private.entry_layer()
-        if layer is not None:
-            _entered.add(layer)
-            frame.touched = True
-        _open += 1
-        tf_private.KerasNode.__init__ = _tagging_init
-        tf_private.KerasSequential.add = _tagging_add
+        if layer is not None and current() is None:
+            enters_scopes(layer)
+        if current() is None:
+            _check_expected()
+        with _LOCK:
+            _open += 1
+            tf_private.KerasNode.__init__ = _tagging_init
+            tf_private.KerasSequential.add = _tagging_add
         try:
             yield
         finally:
-            _open -= 1
-            if _open == 0:
-                tf_private.KerasNode.__init__ = _node_init
-                tf_private.KerasSequential.add = _add
+            with _LOCK:
+                _open -= 1
+                if _open == 0:
+                    tf_private.KerasNode.__init__ = _node_init
+                    tf_private.KerasSequential.add = _add
 
 
 def bears_scopes(model: Any) -> bool:
-    """Whether a model was built under scopes, or enters some when it is called."""
-    return any(_bears(part) for part in tf_private.layers_of(model))
-
-
-def _bears(layer: Any) -> bool:
-    if layer in _entered or frames_of(layer):
-        return True
-    nodes = (node for level in tf_private.nodes_by_depth(layer).values() for node in level)
-    return any(frames_of(node) for node in nodes)
+    """Whether a model was built under scopes, enters some when it is called, or is placed."""
+    parts = tf_private.layers_of(model)
+    return bool(placements_in(parts)) or any(part in _entered for part in parts) or built_under_scopes(model)
 
 
 def install() -> list[scopes.Watcher]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
 from whale_nebula import tf_private
+from whale_nebula.capture.places import BUILT
 from whale_nebula.ir.graph import Attribute, Graph, Op
 from whale_nebula.ir.spec import Spec, Value
 
@@ -17,6 +19,7 @@ _SMALL = 64
 _BODIES = {"While": ("cond", "body"), "StatelessWhile": ("cond", "body"), "If": ("then_branch", "else_branch"),
            "StatelessIf": ("then_branch", "else_branch"), "PartitionedCall": ("f",), "StatefulPartitionedCall": ("f",),
            "Case": ("branches",), "StatelessCase": ("branches",)}  # fmt: skip
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 def mirror(graph: Any, roles: Mapping[str, tuple[str, str]] | None = None) -> Graph:
@@ -48,6 +51,7 @@ class _Mirror:
     ) -> Op:
         attributes = {k: v for k, a in op.node_def.attr.items() if (v := _attribute(a)) is not None}
         stage, compress = attributes.pop(STAGE, None), attributes.pop(COMPRESS, None)
+        attributes.pop(BUILT, None)
         constant = _constant(op)
         if op.type == "Const" and constant is None:
             attributes["content"] = _content(op)
@@ -78,7 +82,15 @@ class _Mirror:
                     self.functions[name] = Graph(())  # a recursive call must end
                     self.functions[name] = self.graph(tf_private.function_graph(graph, name), {})
                 names.append(name)
+        if op.type in _CALLS:
+            self._trim(names[0], len(op.outputs))
         return tuple(names)
+
+    def _trim(self, name: str, outputs: int) -> None:
+        """Once a function was differentiated, TensorFlow's graph of it gives more than the function does."""
+        body = self.functions[name]
+        if len(body.returns) > outputs:
+            self.functions[name] = replace(body, returns=body.returns[:outputs])
 
 
 def in_order(operations: Sequence[Any]) -> list[Any]:

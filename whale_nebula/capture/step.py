@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from whale_nebula import scopes, tf_private
 from whale_nebula.capture import tracing
 from whale_nebula.capture.assemble import assemble
 from whale_nebula.capture.conditions import conditions_split
+from whale_nebula.capture.constants import check_constants
 from whale_nebula.capture.failures import translated
+from whale_nebula.capture.graph_gradients import graph_asked
+from whale_nebula.capture.inlining import inlining
 from whale_nebula.capture.intercept import intercepted
 from whale_nebula.capture.keras_replay import replaying
+from whale_nebula.capture.keys import key_of
+from whale_nebula.capture.place_hook import placing
+from whale_nebula.capture.surroundings import check_surroundings
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.errors import UnsupportedError
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.unbundle import Aliases, unbundle
+
+_VARIABLES = (tf.Variable, keras.Variable)
+"""As arguments they are no tensors: the step reads and writes the variable itself."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,7 @@ def signature(
             batched.append(split)
             tensors.append(tensor)
     structure = [argument for _, argument in arguments]
-    key = (tuple(n for n, _ in arguments), tuple(specs), str(marks), tuple(map(_hashable, plain)))
+    key = (tuple(n for n, _ in arguments), tuple(specs), str(marks), tuple(map(key_of, plain)))
     return Signature(structure, tuple(names), tuple(specs), tuple(batched), tuple(plain), key), tensors
 
 
@@ -96,11 +107,7 @@ def _tensor(path: str, leaf: Any) -> Any:
         )
     if isinstance(leaf, tf.Tensor):
         return leaf
-    return tf.convert_to_tensor(leaf) if hasattr(leaf, "__array__") and not isinstance(leaf, tf.Variable) else None
-
-
-def _hashable(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, (int, float, str, bool, type(None))) else id(leaf)
+    return tf.convert_to_tensor(leaf) if _is_tensor(leaf) else None
 
 
 def bind(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -116,19 +123,35 @@ def capture(
 ) -> Captured:
     """Trace `call` (which takes the arguments in the structure of `layout`) under the scopes."""
     tracing.install()
+    check_surroundings()
     trace = Tracing(batched=list(layout.batched))
 
     def body(*tensors: Any) -> Any:
         trace.begin(tf.compat.v1.get_default_graph(), list(tensors))
-        return call(filled(layout, tensors))
+        with scopes.told_again():
+            return call(filled(layout, tensors))
 
-    with translated(), tracing.tracing(trace), intercepted(), conditions_split(), replaying(), scopes.numbering():
+    given = list(zip(layout.names, layout.specs, strict=True))
+    with translated(trace, given), tracing.tracing(trace), _tensorflow(), _keras(), scopes.numbering():
         traced = tf.function(body, autograph=False).get_concrete_function(*layout.specs)
     graph = traced.graph
+    check_constants(graph)
     results = tf.nest.flatten(graph.structured_outputs, expand_composites=True)
     returned = [tensor for tensor in results if isinstance(tensor, tf.Tensor)]
     program, aliases = unbundle(assemble(trace, returned, layout.names, paths()))
     return Captured(program, graph, graph.structured_outputs, _variables(graph, program), aliases)
+
+
+@contextlib.contextmanager
+def _tensorflow() -> Iterator[None]:
+    with intercepted(), graph_asked(), inlining(), conditions_split():
+        yield
+
+
+@contextlib.contextmanager
+def _keras() -> Iterator[None]:
+    with replaying(), placing():
+        yield
 
 
 def filled(layout: Signature, tensors: Sequence[Any]) -> list[Any]:
@@ -144,7 +167,7 @@ def filled(layout: Signature, tensors: Sequence[Any]) -> list[Any]:
 
 
 def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, tf.Tensor) or (hasattr(leaf, "__array__") and not isinstance(leaf, tf.Variable))
+    return isinstance(leaf, tf.Tensor) or (hasattr(leaf, "__array__") and not isinstance(leaf, _VARIABLES))
 
 
 def _variables(graph: Any, program: Program) -> dict[str, Any]:

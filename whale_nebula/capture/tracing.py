@@ -11,9 +11,12 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula import scopes, tf_private
+from whale_nebula.capture.bodies import in_body
 from whale_nebula.capture.mirror import COMPRESS, STAGE
-from whale_nebula.errors import BoundaryInBodyError
+from whale_nebula.capture.surroundings import check_strategy
+from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Pipeline, Stage
+from whale_nebula.passes.order import in_flow_order
 from whale_nebula.scopes import Frame
 
 
@@ -50,6 +53,8 @@ class Tracing:
     batched: list[bool] = field(default_factory=list)
     grown: set[str] = field(default_factory=set)
     busy: bool = False
+    vectorizing: bool = False
+    compiled: bool = False
 
     def begin(self, graph: Any, leaves: list[Any]) -> None:
         """A trace starts in `graph`; what an earlier one left is dropped."""
@@ -73,6 +78,11 @@ class Tracing:
         key, cluster = frame.key or "stage0", frame.cluster or "local"
         self.stages.setdefault(key, Stage(key, cluster, str(frame.site)))
         return key
+
+    def order_stages(self, graph: Graph) -> None:
+        """Number the stages by the way that tensors go; a gradient request makes the numbers final."""
+        if not self.requests:
+            self.stages = {key: self.stages[key] for key in in_flow_order(graph, list(self.stages))}
 
     def compression_of(self, frame: Frame) -> int:
         """The number of a compress scope; entering the same one again gives the same number."""
@@ -101,13 +111,32 @@ def tracing(trace: Tracing) -> Iterator[Tracing]:
         _LOCAL.tracing = before
 
 
+@contextlib.contextmanager
+def uncut() -> Iterator[None]:
+    """Run a step uncut on purpose: the scopes that this thread meets in it have nothing to say."""
+    before = getattr(_LOCAL, "uncut", False)
+    _LOCAL.uncut = True
+    try:
+        yield
+    finally:
+        _LOCAL.uncut = before
+
+
+def uncut_on_purpose() -> bool:
+    """Whether what runs now is not meant to be cut: our oracle, Keras asking for shapes, a model being exported."""
+    return getattr(_LOCAL, "uncut", False) or tf_private.in_symbolic_scope() or tf_private.exporting()
+
+
 class _Stamper:
     """Watches scopes: while a step is traced, a scope stamps the ops made inside it."""
 
     @contextlib.contextmanager
     def enter(self, frame: Frame) -> Iterator[None]:
         trace = current()
+        if frame.kind == "stage" and not uncut_on_purpose():
+            check_strategy(lambda: str(frame.site))
         if trace is None or trace.graph is None:
+            frame.touched = frame.touched or uncut_on_purpose()
             yield
             return
         frame.touched = True
@@ -120,20 +149,11 @@ class _Stamper:
         if frame.kind not in ("stage", "compress"):
             return contextlib.nullcontext()
         graph = tf.compat.v1.get_default_graph()
-        if graph is not trace.graph:
-            raise _in_body(frame)
+        if graph is not trace.graph or trace.vectorizing:
+            raise in_body(frame, None if graph is trace.graph else graph.name, compiled=trace.compiled)
         if frame.kind == "stage":
             return tf_private.stamped(graph, {STAGE: trace.stage_of(frame)})
         return tf_private.stamped(graph, {COMPRESS: trace.compression_of(frame)})
-
-
-def _in_body(frame: Frame) -> BoundaryInBodyError:
-    return BoundaryInBodyError(
-        f"nb.{frame.kind} is entered inside a loop, a branch or a nested tf.function",
-        where=str(frame.site),
-        why="TensorFlow runs such a body as one op, so no boundary can lie inside it",
-        mend=f"enter nb.{frame.kind} around the loop, or call the inner function without @tf.function",
-    )
 
 
 def install() -> list[scopes.Watcher]:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from whale_nebula import tf_private
 from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.capture.places import place_of
+from whale_nebula.capture.recount import recount
 from whale_nebula.capture.roles import roles
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.ir.graph import Graph
@@ -30,6 +31,7 @@ def weigh(trace: Tracing, targets: Sequence[Tensor], seeds: Sequence[Any]) -> li
         return ones
     if trace.weights:
         return [seed * tf.cast(trace.feed("share"), seed.dtype) for seed in ones]
+    recount(trace)
     kinds = _kinds(trace, targets)
     return [
         seed * tf.cast(trace.feed("share"), seed.dtype) if kind in ("mean", "whole") else seed

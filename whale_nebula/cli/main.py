@@ -1,4 +1,4 @@
-"""`whale-nebula`: the commands, of which this version has the words and the help.
+"""`whale-nebula`: the commands. Each loads what it needs when it is called; the start needs no TensorFlow.
 
 What has no engine yet says so and ends with 69 (service unavailable), with nothing done.
 """
@@ -6,24 +6,26 @@ What has no engine yet says so and ends with 69 (service unavailable), with noth
 from __future__ import annotations
 
 import argparse
-import json
+import importlib
 import sys
 from collections.abc import Sequence
 
 from whale_nebula import __version__
+from whale_nebula.cli.exits import DONE, INTERRUPTED, NOT_YET
+from whale_nebula.cli.telling import tell
 from whale_nebula.errors import NotYetError
-
-EXIT_NOT_YET = 69
 
 COMMANDS = {
     "run": "run a script on this cluster's workers: whale-nebula run --config clusters.yaml --cluster gpu train.py",
-    "show": "show a script's plan: stages, boundaries, schedule, what crosses the line",
-    "doctor": "check names, ports, clocks, certificates and the line between clusters",
+    "show": "show a script's plan: stages, boundaries, schedule, what crosses the line; or a saved plan or report",
+    "doctor": "check this machine: versions, packages, threads, memory, and a clusters.yaml",
     "certs": "make, issue, show, renew and revoke certificates",
     "gateway": "be the one process of a cluster that others can reach",
     "audit": "verify a gateway's audit log",
     "bench": "measure the line between two clusters: whale-nebula bench link",
 }
+BUILT = ("show", "doctor")
+"""Those that work; each is a module of its own here."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,12 +33,14 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="whale-nebula",
         description="Train one TensorFlow model across clusters that share a slow line.",
-        epilog="A script with scopes needs none of these: python train.py runs all clusters in one process.",
+        epilog="A script with scopes needs none of these: python train.py runs all clusters in one process. "
+        "whale-nebula COMMAND --help says more of each.",
     )
     made.add_argument("--version", action="version", version=f"whale-nebula {__version__}")
     commands = made.add_subparsers(dest="command", metavar="COMMAND")
     for name, text in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text)
+        said = text if name in BUILT else f"{text} (not built yet)"
+        command = commands.add_parser(name, help=said, description=said)
         command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
         command.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="options of the command")
     return made
@@ -50,17 +54,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         ...
     SystemExit: 0
     """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in BUILT:
+        return _built(words[0], words[1:])
     made = parser()
-    chosen = made.parse_args(argv)
+    chosen = made.parse_args(words)
     if chosen.command is None:
         made.print_help()
-        return 0
+        return DONE
     error = NotYetError(f"whale-nebula {chosen.command}", mend="python train.py runs all clusters in this process")
-    if chosen.json or "--json" in chosen.rest:
-        print(json.dumps({"code": error.code, "what": error.what, "mend": error.mend}))
-    else:
-        print(error, file=sys.stderr)
-    return EXIT_NOT_YET
+    tell(error, as_json=chosen.json or "--json" in chosen.rest)
+    return NOT_YET
+
+
+def _built(command: str, words: Sequence[str]) -> int:
+    try:
+        return int(importlib.import_module(f"whale_nebula.cli.{command}").main(words))
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

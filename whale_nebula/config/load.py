@@ -14,7 +14,7 @@ from whale_nebula.config.addresses import address
 from whale_nebula.config.document import read
 from whale_nebula.config.links import Line, Links
 from whale_nebula.config.place import Place
-from whale_nebula.config.schema import PATIENCE_SECONDS, Cluster, Config, InputSpec, Security, WorkerSpec
+from whale_nebula.config.schema import PATIENCE_SECONDS, SHOWS, Cluster, Config, InputSpec, Security, WorkerSpec
 from whale_nebula.errors import NotYetError
 from whale_nebula.suggest import did_you_mean
 
@@ -26,8 +26,8 @@ _SEEDS = 2**63 - 1
 _NAME = re.compile(r"\w([\w./-]*\w)?")  # as in a scope
 
 
-def load(source: str | os.PathLike[str] | Mapping[str, Any] | Config | None) -> Config:
-    """The config in a file or a dict; none at all is one in which nothing is said.
+def load(source: str | os.PathLike[str] | Mapping[str, Any] | Config | None, written: str = "") -> Config:
+    """The config in a file or a dict; none at all is one in which nothing is said. `written` is the line with the dict.
 
     >>> load({"clutsers": {}})
     Traceback (most recent call last):
@@ -39,7 +39,7 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any] | Config | None) -> 
         return source
     if isinstance(source, str | os.PathLike):
         return _config(read(Path(source).expanduser()))
-    return _config(Place(dict(source) if isinstance(source, Mapping) else source))
+    return _config(Place(dict(source) if isinstance(source, Mapping) else source, source=written))
 
 
 def _config(place: Place) -> Config:
@@ -55,6 +55,10 @@ def _config(place: Place) -> Config:
         weights=_kept(root.key("weights"), "own"),
         patience=root.key("patience").given(_patience, PATIENCE_SECONDS),
         seed=root.key("seed").given(_seed, None),
+        plan=root.key("plan").given(_paths, ()),
+        show=root.key("show").given(lambda place: place.choice(SHOWS), SHOWS[0]),
+        metrics=root.key("metrics").given(Place.text, None),
+        tensorboard=root.key("tensorboard").given(Place.text, None),
     )
 
 
@@ -138,6 +142,13 @@ def _dtype(place: Place) -> str:
 
 def _size(place: Place) -> int:
     return int(place.number(least=0, whole=True))
+
+
+def _paths(place: Place) -> tuple[str, ...]:
+    """A path, or several."""
+    if isinstance(place.value, str):
+        return (place.text(),)
+    return tuple(each.text() for each in place.items())
 
 
 def _seed(place: Place) -> int:

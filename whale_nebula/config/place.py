@@ -35,7 +35,7 @@ class Place:
         if self.value is None:
             return Place({}, self.path, self.source)
         if not isinstance(self.value, dict):
-            raise self.wrong(f"{self.value!r} is no mapping", mend=f"{self.path or 'config'}: {{key: value}}")
+            raise self.wrong(f"{self.value!r} is no mapping", mend=self._mapping())
         names = None if known is None else list(known)
         for key in self.value:
             if not isinstance(key, str):
@@ -43,6 +43,12 @@ class Place:
             if names is not None and key not in names:
                 raise self.key(key).wrong(f"no key is called {key!r} here", mend=did_you_mean(key, names))
         return self
+
+    def _mapping(self) -> str:
+        """The mapping that was probably meant: names in a list are names without more."""
+        names = self.value if isinstance(self.value, list | tuple) else ()
+        inside = ", ".join(f"{each}: {{}}" for each in names) or "gpu: {}, npu: {}"
+        return f"{self.path}: {{{inside}}}" if self.path else f"clusters: {{{inside}}}"
 
     def named(self) -> dict[str, Place]:
         """The places in a table whose keys are free names."""

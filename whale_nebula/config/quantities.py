@@ -6,6 +6,7 @@ import math
 import re
 
 from whale_nebula.config.place import Place
+from whale_nebula.suggest import closest
 
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-zµ%/]*)\s*")
 _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
@@ -84,12 +85,32 @@ def _exact(number: str, factor: float) -> float:
     return float(number) * factor if factor >= 1 else float(number) / round(1 / factor)
 
 
+_SAID_ELSEWHERE = {
+    "bps": "bit", "kbps": "kbit", "mbps": "mbit", "gbps": "gbit", "tbps": "tbit",
+    "kb": "kbit", "mb": "mbit", "gb": "gbit",
+    "m": "ms", "sec": "s", "secs": "s", "msec": "ms", "msecs": "ms", "usec": "us", "mins": "min", "hours": "h",
+}  # fmt: skip
+
+
+def meant(word: str) -> str | None:
+    """The quantity that a word was probably meant to be: its number, with a unit that there is.
+
+    >>> meant("60mbits"), meant("60 Mbps"), meant("20msec"), meant("fast")
+    ('60mbit', '60mbit', '20ms', None)
+    """
+    match = _NUMBER.fullmatch(word)
+    unit = match[2].lower().removesuffix("/s") if match else ""
+    known = _SAID_ELSEWHERE.get(unit) or closest(unit, [*_RATES, *_TIMES]) if unit else None
+    return f"{match[1]}{known}" if match and known else None
+
+
 def _meant(place: Place, units: dict[str, float], example: str) -> str:
     """What a number without a unit probably meant."""
     value = place.value
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
         return f"say in what: {', '.join(f'{value:g}{unit}' for unit in list(units)[:4])} ..."
-    return example
+    guess = meant(value) if isinstance(value, str) else None
+    return f"did you mean {guess!r}?" if guess and kind(guess) == kind(f"1{next(iter(units))}") else example
 
 
 def _is_zero(value: object) -> bool:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from whale_nebula.config.links import Links
 
 PATIENCE_SECONDS = 120.0
+SHOWS = ("none", "lines", "live")
+"""What may be shown of the steps of a run while it trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +65,7 @@ class Config:
     weights: str = "everywhere"
     patience: float = PATIENCE_SECONDS
     seed: int | None = None
+    plan: tuple[str, ...] = ()
+    show: str = SHOWS[0]
+    metrics: str | None = None
+    tensorboard: str | None = None

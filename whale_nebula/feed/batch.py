@@ -36,7 +36,8 @@ def rows_of(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> int:
                 f"input {leaf.name!r} has {other} rows, and {first.name!r} has {rows}",
                 where=leaf.name,
                 why="with micro-batches every input of rank 1 or more is split along its first axis",
-                mend=f"if {leaf.name!r} is not a batch, say so: @nb.function(whole=({leaf.name!r},))",
+                mend=f"give them as many rows each\nor say that {leaf.name!r} is not a batch: "
+                f"@nb.function(whole=({leaf.name!r},))",
             )
     return rows
 

@@ -48,7 +48,14 @@ def digest_lines(lines: Iterable[str]) -> str:
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
 
-def first_difference(here: Program | Sequence[str], there: Program | Sequence[str]) -> str:
+HERE, THERE = "here", "there"
+Words = tuple[str, str]
+"""How the two sides are called where their difference is told."""
+
+
+def first_difference(
+    here: Program | Sequence[str], there: Program | Sequence[str], words: Words = (HERE, THERE)
+) -> str:
     """In words, the first thing in which two programs (or their lines) differ; empty if they do not.
 
     >>> first_difference(["variable w float32[2] trainable"], ["variable w float32[3] trainable"])
@@ -61,21 +68,22 @@ def first_difference(here: Program | Sequence[str], there: Program | Sequence[st
     mine, theirs = pairs[at]
     inside = next((line for line, _ in reversed(pairs[:at]) if line and line.startswith("func ")), "")
     indented = (mine or theirs or "").startswith("  ")
-    return _told(mine, theirs) + (f" (in {_split(inside)[0]})" if indented and inside else "")
+    return _told(mine, theirs, words) + (f" (in {_split(inside)[0]})" if indented and inside else "")
 
 
 def _lines(program: Program | Sequence[str]) -> Sequence[str]:
     return canonical_lines(program) if isinstance(program, Program) else program
 
 
-def _told(mine: str | None, theirs: str | None) -> str:
+def _told(mine: str | None, theirs: str | None, words: Words) -> str:
+    here, there = words
     if mine is None or theirs is None:
         what, rest = _split(mine or theirs or "")
-        return f"{what} ({rest}) is {'there' if mine is None else 'here'} only"
+        return f"{what} ({rest}) is {there if mine is None else here} only"
     (what, rest), (other, others) = _split(mine), _split(theirs)
     if what == other:
-        return f"{what}: {rest} here, {others} there"
-    return f"{what} ({rest}) stands here where {other} ({others}) stands there"
+        return f"{what}: {rest} {here}, {others} {there}"
+    return f"{what} ({rest}) stands {here} where {other} ({others}) stands {there}"
 
 
 def _split(line: str) -> tuple[str, str]:

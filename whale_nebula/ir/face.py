@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from whale_nebula.errors import NotYetError, OptionError, StateError
+from whale_nebula.errors import OptionError, StateError
 from whale_nebula.ir.digest import digest_lines
-from whale_nebula.ir.overview import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
+from whale_nebula.ir.parts import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
 from whale_nebula.suggest import did_you_mean
 
 
@@ -56,6 +56,28 @@ class Plan:
         yield from (f"version {name} {version}" for name, version in sorted(self.versions.items()))
         yield from (f"threads {name} {count}" for name, count in sorted(self.threads.items()))
 
+    def difference(self, other: Plan) -> str | None:
+        """In words, the first thing in which this plan ("here") differs from another ("there"), or None.
+
+        Where a plan was made is not compared: the rows of its example, the rates of links, single workers.
+
+        >>> import tensorflow as tf
+        >>> import whale_nebula as nb
+        >>> def planned(width):
+        ...     @nb.function
+        ...     def double(x):
+        ...         with nb.stage(cluster="gpu"):
+        ...             return 2.0 * x
+        ...     return nb.plan(double, tf.TensorSpec([None, width]))
+        >>> planned(4).difference(planned(5))
+        'input x is float32[?,4] batched here, float32[?,5] batched there'
+        >>> planned(4).difference(planned(4)) is None
+        True
+        """
+        from whale_nebula.ir.plan_difference import plan_difference
+
+        return plan_difference(self, other)
+
     def to_text(self) -> str:
         """The plan as text, about 100 columns wide."""
         from whale_nebula.ir.plan_text import plan_text
@@ -69,8 +91,37 @@ class Plan:
         return plan_mermaid(self)
 
     def to_html(self) -> str:
-        """Not built yet."""
-        raise NotYetError("Plan.to_html", mend="print(plan.to_text()), or plan.to_mermaid() for a drawing")
+        """The plan as one HTML file that needs nothing else: a graph to move about in, the schedule, tables.
+
+        >>> import tensorflow as tf
+        >>> import whale_nebula as nb
+        >>> @nb.function
+        ... def double(x):
+        ...     with nb.stage(cluster="gpu"):
+        ...         return 2.0 * x
+        >>> nb.plan(double, tf.TensorSpec([None, 4])).to_html().splitlines()[0]
+        '<!doctype html>'
+        """
+        from whale_nebula.ir.page import plan_html
+
+        return plan_html(self)
+
+    def to_json(self) -> str:
+        """The plan as JSON: what `save` writes, but for the program's text, which is long.
+
+        >>> import json
+        >>> import tensorflow as tf
+        >>> import whale_nebula as nb
+        >>> @nb.function
+        ... def double(x):
+        ...     with nb.stage(cluster="gpu"):
+        ...         return 2.0 * x
+        >>> json.loads(nb.plan(double, tf.TensorSpec([None, 4])).to_json())["stages"]["gpu"]["cluster"]
+        'gpu'
+        """
+        from whale_nebula.ir.plan_file import to_json
+
+        return to_json(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON, to be loaded and compared later."""

@@ -25,6 +25,9 @@ HOLDER = "holder"
 FEED = "feed"
 """Role of an op of ours that the runtime fills: a boundary's gradient, a share."""
 
+LAYER = "_nebula_layer"
+"""Attribute of an op that a layer made which `nb.place` knows: the layer and its place, in words."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:

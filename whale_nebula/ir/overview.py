@@ -1,96 +1,45 @@
-"""What a plan says to a reader: its stages, what crosses between them, what runs once. Small plain data."""
+"""A Cut becomes what a plan says: the parts that a reader sees, counted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 
-from whale_nebula.ir.graph import Op
+from whale_nebula.config import Links
+from whale_nebula.ir.holdings import Holdings, made_in, writes
+from whale_nebula.ir.parts import PlanBoundary, PlanOnce, PlanStage, PlanTied
 from whale_nebula.ir.plan import Boundary, Cut, Fragment, StagePhase
-from whale_nebula.ir.program import Variable
+from whale_nebula.ir.program import GradientPart, Request, Variable
 from whale_nebula.ir.spec import Spec
+from whale_nebula.ir.work import Work, parameters
+from whale_nebula.wire.frame import wire_bytes
 
 _PRECISION = {"fp16": 2, "bf16": 2}
-_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"})
-
-
-@dataclass(frozen=True)
-class PlanStage:
-    """One stage: who runs it, how much there is of it, what it reads and what it gives.
-
-    `inputs` and `outputs` are leaves of the batch, boundaries (b0, b1 ...), "loss" and "result"; `runs` says
-    for each phase what the stage does in it: "F", "B", "FB" or nothing.
-    """
-
-    name: str
-    cluster: str
-    worker: str
-    forward_ops: int
-    backward_ops: int
-    variables: tuple[str, ...]
-    parameters: int
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    runs: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class PlanBoundary:
-    """One tensor that crosses, and the bytes that a micro-batch of it takes; None where only a step knows."""
-
-    name: str
-    source: str
-    destinations: tuple[str, ...]
-    dtype: str
-    shape: tuple[int | None, ...] | None
-    phase: int
-    codec: str
-    bytes: int | None
-    backward: bool
-    backward_codec: str
-    backward_bytes: int | None
-
-
-@dataclass(frozen=True)
-class PlanLink:
-    """What joins two clusters, in one direction, and the payload that a step puts on it."""
-
-    line: str
-    bytes: int
-
-
-@dataclass(frozen=True)
-class PlanOnce:
-    """What one worker runs once a step in one phase: `kind` is whole, prologue or update."""
-
-    kind: str
-    phase: int
-    worker: str
-    ops: int
-    rounds: int
-    writes: tuple[str, ...]
-    trainable: int
-
-
-@dataclass(frozen=True)
-class PlanTied:
-    """A variable that two or more stages use: each holds it, and its gradients are summed."""
-
-    path: str
-    dtype: str
-    shape: tuple[int | None, ...] | None
-    stages: tuple[str, ...]
-    bytes: int
 
 
 @dataclass(frozen=True)
 class Overview:
-    """Reads a Cut; `rows` are the rows of the first micro-batch."""
+    """Reads a Cut; `rows` are those of each micro-batch of the example, `shapes` those of its leaves."""
 
     cut: Cut
-    rows: int
+    rows: Sequence[int]
+    links: Links = field(default_factory=Links)
+    shapes: Sequence[tuple[int, ...]] = ()
+    subject: str = ""
+
+    @cached_property
+    def holdings(self) -> Holdings:
+        """Who holds which variable."""
+        return Holdings(self.cut)
+
+    @cached_property
+    def work(self) -> Work:
+        """What the stages compute and keep for the first micro-batch."""
+        leaves = self.cut.program.leaves
+        known = zip(leaves, self.shapes, strict=True) if self.shapes else ()
+        shapes = {leaf.op: (self.rows[0], *shape[1:]) if leaf.batched else shape for leaf, shape in known}
+        return Work(self.cut, self.holdings, self.rows[0], shapes, self.subject)
 
     def stages(self) -> dict[str, PlanStage]:
         """The stages by name, in their order."""
@@ -112,51 +61,53 @@ class Overview:
 
     def tied(self) -> tuple[PlanTied, ...]:
         """The variables with a gradient from two or more stages."""
-        owners: dict[int, set[int]] = {}
+        owners: dict[int, list[tuple[Request, GradientPart]]] = {}
         for request in self.cut.program.requests:
             for part in request.parts:
-                owners.setdefault(request.origins[part.source], set()).add(part.stage)
-        found = {op: sorted(stages) for op, stages in owners.items() if len(stages) > 1}
+                owners.setdefault(request.origins[part.source], []).append((request, part))
         variables = self.cut.program.variable_ops
-        return tuple(self._tied(variables[op], stages) for op, stages in found.items() if op in variables)
-
-    def _tied(self, variable: Variable, stages: Iterable[int]) -> PlanTied:
-        names = tuple(self.cut.program.stages[stage].key for stage in stages)
-        return PlanTied(variable.path, *variable.spec, names, variable.spec.nbytes())
+        several = {op: parts for op, parts in owners.items() if len({part.stage for _, part in parts}) > 1}
+        return tuple(self._tied(variables[op], parts) for op, parts in several.items() if op in variables)
 
     # ------------------------------------------------------------------ stages
     def _stage(self, number: int, worker: str) -> PlanStage:
-        stage = self.cut.program.stages[number]
-        pieces = [found for phase in self.cut.phases for found in phase.stages if found.stage == number]
-        variables = {v.path: v for piece in pieces for v in self._touched(piece)}
+        stage, steps = self.cut.program.stages[number], self._steps
+        pieces = self.work.pieces(number)
+        variables = self.holdings.of(number)
         return PlanStage(
             name=stage.key,
             cluster=stage.cluster,
             worker=worker,
-            forward_ops=len(self._ops(pieces, backward=False)),
-            backward_ops=len(self._ops(pieces, backward=True)),
-            variables=tuple(variables),
-            parameters=sum(_size(v.spec) for v in variables.values()),
+            forward_ops=len(self.work.told(number, backward=False)),
+            backward_ops=len(self.work.told(number, backward=True)),
+            variables=tuple(variable.path for variable in variables),
+            parameters=sum(parameters(variable.spec) for variable in variables),
             inputs=tuple(self._inputs(number, pieces)),
             outputs=tuple(self._outputs(number)),
             runs=tuple(self._runs(number, phase.index) for phase in self.cut.phases),
+            forward_flops=round(self.work.flops(number, backward=False) * steps),
+            backward_flops=round(self.work.flops(number, backward=True) * steps),
+            activation_bytes=max((sum(self.work.kept(piece).values()) for piece in pieces), default=0),
+            variable_bytes=sum(variable.spec.nbytes() for variable in variables),
+            gradient_bytes=sum(self._gradient(part) for _, part in self._parts if part.stage == number),
+            slot_bytes=sum(slot.spec.nbytes() for slot in self.holdings.slots(number)),
+            layers=self.work.layers(number, steps),
+            open_loops=len(self._open_loops(pieces)),
         )
 
-    def _ops(self, pieces: Iterable[StagePhase], *, backward: bool) -> set[int]:
-        request_of = self.cut.program.request_of
-        found = {op for piece in pieces for fragment in _fragments(piece) for op in fragment.ops}
-        return {op for op in found if (request_of(op) is not None) == backward}
+    @property
+    def _steps(self) -> float:
+        """How many times the first micro-batch a step is."""
+        return sum(self.rows) / self.rows[0] if self.rows[0] else 1.0
 
-    def _touched(self, piece: StagePhase) -> Iterator[Variable]:
-        """The variables that a stage's own ops touch; a metric that its fragment happens to read is not one."""
-        graph, variables = self.cut.program.graph, self.cut.program.variable_ops
-        ops = (graph.ops[index] for fragment in _fragments(piece) for index in fragment.ops)
-        own = (value.op for op in ops if op.stage is not None for value in op.inputs)
-        return (variables[op] for op in own if op in variables)
+    def _open_loops(self, pieces: Iterable[StagePhase]) -> set[str]:
+        ops = made_in(f for piece in pieces for f in (piece.forward, piece.backward) if f is not None)
+        return {name for op in ops if (name := self.cut.program.graph.ops[op].name) in self.work.effort.open_loops}
 
     def _inputs(self, number: int, pieces: Iterable[StagePhase]) -> Iterator[str]:
         program = self.cut.program
-        fed = {value.op for piece in pieces for fragment in _fragments(piece) for value in fragment.feeds}
+        fragments = [f for piece in pieces for f in (piece.forward, piece.backward) if f is not None]
+        fed = {value.op for fragment in fragments for value in fragment.feeds}
         yield from (leaf.name for leaf in program.leaves if leaf.op in fed)
         yield from (_name(b) for b in self.cut.boundaries if number in b.destinations)
 
@@ -164,24 +115,55 @@ class Overview:
         program = self.cut.program
         yield from (_name(b) for b in self.cut.boundaries if b.source == number)
         targets = {value.op for request in program.requests for value in request.targets}
-        pieces = [piece for phase in self.cut.phases for piece in phase.stages if piece.stage == number]
-        made = self._ops(pieces, backward=False)
+        made = self.work.told(number, backward=False)
         if targets & made:
             yield "loss"
         if {value.op for value in program.returns} & (made - targets):
             yield "result"
 
     def _runs(self, number: int, phase: int) -> str:
-        found = [piece for piece in self.cut.phases[phase].stages if piece.stage == number]
-        forward = any(piece.forward is not None for piece in found)
-        return "F" * forward + "B" * bool(self._ops(found, backward=True))
+        pieces = [piece for piece in self.cut.phases[phase].stages if piece.stage == number]
+        request_of = self.cut.program.request_of
+        ops = made_in(f for piece in pieces for f in (piece.forward, piece.backward) if f is not None)
+        forward = any(piece.forward is not None for piece in pieces)
+        return "F" * forward + "B" * any(request_of(op) is not None for op in ops)
+
+    # ------------------------------------------------------------------ gradients
+    @property
+    def _parts(self) -> Iterator[tuple[Request, GradientPart]]:
+        return ((request, part) for request in self.cut.program.requests for part in request.parts)
+
+    def _gradient(self, part: GradientPart) -> int:
+        """Bytes of what a stage adds up over a step: rows of a table are listed, all else is summed."""
+        size = sum(self.work.effort.nbytes(value) for value in part.values)
+        listed = len(part.values) > 1 and part.values[1].op in self.cut.program.of_batch
+        return round(size * self._steps) if listed else size
+
+    def _tied(self, variable: Variable, parts: Sequence[tuple[Request, GradientPart]]) -> PlanTied:
+        stages = self.cut.program.stages
+        numbers = sorted({part.stage for _, part in parts})
+        sent: dict[str, int] = {}
+        for _, part in parts:
+            for other in dict.fromkeys(stages[number].cluster for number in numbers):
+                if other != stages[part.stage].cluster:
+                    line = f"{stages[part.stage].cluster}->{other}"
+                    sent[line] = sent.get(line, 0) + self._gradient(part)
+        return PlanTied(
+            variable.path,
+            *variable.spec,
+            tuple(stages[number].key for number in numbers),
+            variable.spec.nbytes(),
+            sent,
+            _slowest(self._held(*_ends(line), [size]) for line, size in sent.items()),
+        )
 
     # ------------------------------------------------------------------ what crosses, what runs once
     def _boundary(self, boundary: Boundary) -> PlanBoundary:
         program = self.cut.program
         spec = program.graph.spec(boundary.value)
-        rows = self.rows if boundary.layout == "rows" else 1
         back = boundary.backward
+        there = _Way(spec, boundary.codec, self._counts(boundary), self._lines(boundary))
+        returns = _Way(spec, boundary.backward_codec, self._counts(boundary), self._returns(boundary))
         return PlanBoundary(
             name=_name(boundary),
             source=program.stages[boundary.source].key,
@@ -190,17 +172,52 @@ class Overview:
             shape=spec.shape,
             phase=boundary.phase,
             codec=boundary.codec,
-            bytes=payload(spec, boundary.codec, rows),
+            bytes=there.each[0],
             backward=back,
             backward_codec=boundary.backward_codec if back else "none",
-            backward_bytes=payload(spec, boundary.backward_codec, rows) if back else None,
+            backward_bytes=returns.each[0] if back else None,
+            step_bytes=there.total,
+            backward_step_bytes=returns.total if back else None,
+            seconds=self._seconds(there),
+            backward_seconds=self._seconds(returns) if back else None,
         )
+
+    def _counts(self, boundary: Boundary) -> list[int]:
+        """The rows of each micro-batch, as far as they matter to a boundary's size."""
+        return list(self.rows) if boundary.layout == "rows" else [1] * len(self.rows)
+
+    def _lines(self, boundary: Boundary) -> list[tuple[str, str]]:
+        """The lines that a boundary is sent over: once to each other cluster."""
+        clusters = [stage.cluster for stage in self.cut.program.stages]
+        source = clusters[boundary.source]
+        others = dict.fromkeys(clusters[number] for number in boundary.destinations)
+        return [(source, other) for other in others if other != source]
+
+    def _returns(self, boundary: Boundary) -> list[tuple[str, str]]:
+        """The lines that its gradients come back over: one from each stage that makes a share of it."""
+        clusters = [stage.cluster for stage in self.cut.program.stages]
+        flows = (flow for request in self.cut.program.requests for flow in request.flows)
+        pairs = [(clusters[f.stage], clusters[boundary.source]) for f in flows if f.boundary == boundary.value]
+        return [(a, b) for a, b in pairs if a != b]
+
+    def _seconds(self, way: _Way) -> float | None:
+        if way.total is None:
+            return None
+        held: dict[tuple[str, str], list[int]] = {}
+        for line in way.lines:
+            held.setdefault(line, []).extend(size for size in way.each if size is not None)
+        return _slowest(self._held(a, b, sizes) for (a, b), sizes in held.items())
+
+    def _held(self, a: str, b: str, sizes: Sequence[int]) -> float | None:
+        """Seconds for which tensors hold the line from a to b."""
+        rate = self.links.between(a, b).rate
+        return sum(8 * wire_bytes(size) for size in sizes) / rate if rate else None
 
     def _once(self, fragments: Iterable[Fragment]) -> PlanOnce:
         found = list(fragments)
         graph, variables = self.cut.program.graph, self.cut.program.variable_ops
         ops = sorted({op for fragment in found for op in fragment.ops if graph.ops[op].type != "Const"})
-        touched = [value.op for op in ops if _writes(graph.ops[op]) for value in graph.ops[op].inputs]
+        touched = [value.op for op in ops if writes(graph.ops[op]) for value in graph.ops[op].inputs]
         written = list(dict.fromkeys(variables[op] for op in touched if op in variables))
         return PlanOnce(
             kind=found[0].kind,
@@ -218,6 +235,26 @@ class Overview:
         return frozenset(op for request in self.cut.program.requests for op in request.origins)
 
 
+@dataclass(frozen=True)
+class _Way:
+    """One direction of a boundary: what it sends for each micro-batch, and the lines that carry it."""
+
+    spec: Spec
+    codec: str
+    counts: Sequence[int]
+    lines: Sequence[tuple[str, str]]
+
+    @property
+    def each(self) -> list[int | None]:
+        return [payload(self.spec, self.codec, rows) for rows in self.counts]
+
+    @property
+    def total(self) -> int | None:
+        """Bytes that a step puts on lines."""
+        known = [size for size in self.each if size is not None]
+        return sum(known) * len(self.lines) if len(known) == len(self.counts) else None
+
+
 def payload(spec: Spec, codec: str, rows: int) -> int | None:
     """Bytes of a boundary's tensor as its codec makes it; None where more than the rows is unknown.
 
@@ -230,18 +267,15 @@ def payload(spec: Spec, codec: str, rows: int) -> int | None:
     return raw * _PRECISION[codec] // Spec(spec.dtype, ()).nbytes() if codec in _PRECISION else raw
 
 
-def _fragments(piece: StagePhase) -> Iterator[Fragment]:
-    return (fragment for fragment in (piece.forward, piece.backward) if fragment is not None)
+def _slowest(seconds: Iterable[float | None]) -> float | None:
+    known = [each for each in seconds if each is not None]
+    return max(known) if known else None
+
+
+def _ends(line: str) -> tuple[str, str]:
+    source, _, destination = line.partition("->")
+    return source, destination
 
 
 def _name(boundary: Boundary) -> str:
     return f"b{boundary.slot}"
-
-
-def _size(spec: Spec) -> int:
-    return prod(axis or 1 for axis in spec.shape or ()) if spec.floating else 0
-
-
-def _writes(op: Op) -> bool:
-    return op.stateful and op.type not in _READS
-

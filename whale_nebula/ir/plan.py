@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from whale_nebula.ir.program import Program
-from whale_nebula.ir.spec import Value
+from whale_nebula.ir.spec import Spec, Value
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,25 @@ class Crossing:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """Something that an update in one cluster needs of another, were each a process of its own.
+
+    `kind` is "scalar" (a global norm's share, a result) or "part": piece number `piece` of a gradient part of a
+    variable that both clusters hold, whose (request, source, stage) is `part`. What has the same `round` goes together.
+    """
+
+    kind: str
+    phase: int
+    round: int
+    slot: int
+    source: str
+    destination: str
+    spec: Spec
+    part: tuple[int, int, int] | None = None
+    piece: int = 0
+
+
+@dataclass(frozen=True)
 class Worker:
     """One process with one device of a cluster, and the stages that it runs."""
 
@@ -115,3 +134,4 @@ class Cut:
     weight: Mapping[str, Fragment] = field(default_factory=dict)
     forward_written: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    exchange: tuple[Exchange, ...] = ()

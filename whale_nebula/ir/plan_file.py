@@ -11,16 +11,32 @@ from typing import Any
 
 from whale_nebula.errors import PlanError
 from whale_nebula.ir.face import Plan
-from whale_nebula.ir.overview import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
+from whale_nebula.ir.parts import PlanBoundary, PlanLayer, PlanLink, PlanOnce, PlanStage, PlanTied
+from whale_nebula.ir.timing import times
 
 FORMAT = "whale_nebula plan 1"
+SHOWN = "whale_nebula shown plan 1"
+"""The format of what is printed: it lacks the program's text, so it cannot be loaded and compared."""
 
 
 def save(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a plan."""
-    kept = {name: _plain(getattr(plan, name)) for name in _names(Plan) if name != "definition"}
-    document = {"format": FORMAT, "digest": plan.digest, "program_digest": plan.program_digest, **kept}
+    document = {"format": FORMAT, **_digests(plan), **_kept(plan)}
     Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def to_json(plan: Plan) -> str:
+    """A plan for other programs to read: without the program's text, and with what is told from the rest."""
+    kept = _kept(plan)
+    del kept["lines"]
+    for name, stage in plan.stages.items():
+        kept["stages"][name]["memory_bytes"] = stage.memory_bytes
+    for name, link in plan.links.items():
+        kept["links"][name]["seconds"] = link.seconds
+    drawn = times(plan)
+    seconds = None if drawn.assumed.seconds is None else drawn.seconds
+    predicted = {"assuming": str(drawn.assumed), "seconds": seconds}
+    return json.dumps({"format": SHOWN, **_digests(plan), **kept, "predicted": predicted}, indent=1)
 
 
 def load(path: str | os.PathLike[str]) -> Plan:
@@ -36,16 +52,19 @@ def load(path: str | os.PathLike[str]) -> Plan:
     return plan
 
 
-_MEND = "nb.plan(model, *example).save(path) writes one"
+_MEND = "nb.plan(model, *example).save(path) writes one, and so does: whale-nebula show train.py --save plan.json"
 
 
 def _read(text: str) -> tuple[Plan, str]:
     document = json.loads(text)
-    if document.pop("format") != FORMAT:
+    found = document.pop("format")
+    if found == SHOWN:
+        raise ValueError("it is what show --json prints, which has no program in it")
+    if found != FORMAT:
         raise ValueError(f"the format is not {FORMAT!r}")
     digest, _ = document.pop("digest"), document.pop("program_digest")
     document |= {
-        "stages": {name: _made(PlanStage, each) for name, each in document["stages"].items()},
+        "stages": {name: _stage(each) for name, each in document["stages"].items()},
         "links": {name: _made(PlanLink, each) for name, each in document["links"].items()},
         "boundaries": tuple(_made(PlanBoundary, each) for each in document["boundaries"]),
         "once": tuple(_made(PlanOnce, each) for each in document["once"]),
@@ -54,8 +73,23 @@ def _read(text: str) -> tuple[Plan, str]:
     return _made(Plan, document), digest
 
 
+def _stage(values: Mapping[str, Any]) -> PlanStage:
+    """A stage; files of earlier versions have no layers."""
+    layers = tuple(_made(PlanLayer, each) for each in values.get("layers", ()))
+    made: PlanStage = _made(PlanStage, {**values, "layers": layers})
+    return made
+
+
 def _made(kind: Any, values: Mapping[str, Any]) -> Any:
     return kind(**{name: tuple(each) if isinstance(each, list) else each for name, each in values.items()})
+
+
+def _digests(plan: Plan) -> dict[str, Any]:
+    return {"digest": plan.digest, "program_digest": plan.program_digest}
+
+
+def _kept(plan: Plan) -> dict[str, Any]:
+    return {name: _plain(getattr(plan, name)) for name in _names(Plan) if name != "definition"}
 
 
 def _names(kind: Any) -> list[str]:

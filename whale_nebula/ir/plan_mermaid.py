@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from whale_nebula.ir.face import Plan
-from whale_nebula.ir.overview import PlanBoundary, PlanStage
+from whale_nebula.ir.parts import PlanBoundary, PlanStage
 from whale_nebula.ir.spec import Spec
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from whale_nebula.ir.face import Plan
-from whale_nebula.ir.overview import PlanBoundary, PlanOnce, PlanStage
+from whale_nebula.ir.parts import PlanBoundary, PlanOnce, PlanStage, PlanTied
 from whale_nebula.ir.spec import Spec
+from whale_nebula.ir.timing import PhaseTimes, Times, duration, times
 from whale_nebula.report.text import size
-from whale_nebula.schedule import Hop, Work, draw, simulate
+from whale_nebula.schedule import draw
 
 WIDTH = 100
 _LISTED = 5
@@ -20,10 +21,11 @@ def plan_text(plan: Plan) -> str:
     """The whole text: a head, and a section for each thing that there is something to say of."""
     sections: dict[str, Callable[[Plan], Iterator[str]]] = {
         "stages": _stages,
+        "work of a step, and memory": _work,
         "boundaries": _boundaries,
         "links": _links,
-        "tied variables": _tied,
-        "once a step": _once,
+        "tied variables": tied_lines,
+        "once a step": once_lines,
         "notes": lambda given: iter(given.notes),
         "schedule": _schedule,
     }
@@ -37,24 +39,25 @@ def plan_text(plan: Plan) -> str:
 def _head(plan: Plan) -> Iterator[str]:
     yield f"plan of {plan.name}"
     yield f"  digest {plan.digest[:12]}, of the program {plan.program_digest[:12]}"
-    yield f"  {_micro_batches(plan)}, schedule {plan.schedule}{_limit(plan)}"
+    yield f"  {micro_batches(plan)}, schedule {plan.schedule}{_limit(plan)}"
 
 
-def _micro_batches(plan: Plan) -> str:
+def micro_batches(plan: Plan) -> str:
+    """How the batch of the example is cut."""
     rows = sum(plan.rows)
     if len(plan.rows) == 1:
         few = "" if plan.micro_batch == 1 else f" (of {plan.micro_batch} asked for)"
-        return f"1 micro-batch{few} of {rows} rows"
+        return f"1 micro-batch{few} of {rows} row{'s' * (rows != 1)}"
     most, least = max(plan.rows), min(plan.rows)
     each = str(most) if most == least else f"{least} to {most}"
-    return f"{len(plan.rows)} micro-batches of {each} rows ({rows} in the example)"
+    return f"{len(plan.rows)} micro-batches of {each} row{'s' * (most != 1)} ({rows} in the example)"
 
 
 def _limit(plan: Plan) -> str:
     return "" if plan.in_flight is None else f", at most {plan.in_flight} in flight"
 
 
-# ---------------------------------------------------------------------- sections
+# ---------------------------------------------------------------------- stages
 def _stages(plan: Plan) -> Iterator[str]:
     rows = [_stage(number, stage) for number, stage in enumerate(plan.stages.values())]
     return _table([_STAGE_HEAD, *rows], numbers=range(4, 8))
@@ -72,22 +75,45 @@ def _stage(number: int, stage: PlanStage) -> list[str]:
     return [str(number), stage.name, stage.cluster, stage.worker, *(f"{count:,}" for count in counts), *words]
 
 
+_WORK_HEAD = ("", "FLOPs forward", "backward", "a micro-batch keeps", "variables", "gradients", "slots", "memory")
+
+
+def _work(plan: Plan) -> Iterator[str]:
+    """FLOPs, and what the memory of a stage is made of."""
+    if not any(stage.flops or stage.memory_bytes for stage in plan.stages.values()):
+        return
+    yield from _table([_WORK_HEAD, *map(_worked, plan.stages.values())], numbers=range(1, 8))
+    loops = sum(stage.open_loops for stage in plan.stages.values())
+    if loops:
+        yield f"{loops} loop{'s' * (loops > 1)} of unknown length count as one turn: there is more to do than that"
+
+
+def _worked(stage: PlanStage) -> list[str]:
+    kept = f"{size(stage.activation_bytes)} × {stage.in_flight}" if stage.in_flight * stage.activation_bytes else "-"
+    parts = (stage.variable_bytes, stage.gradient_bytes, stage.slot_bytes, stage.memory_bytes)
+    flops = (stage.forward_flops, stage.backward_flops)
+    return [stage.name, *(amount(each) for each in flops), kept, *(size(each) if each else "-" for each in parts)]
+
+
+# ---------------------------------------------------------------------- what crosses
 def _boundaries(plan: Plan) -> Iterator[str]:
     if not plan.boundaries:
         return iter(())
-    head = ["", "tensor", "from", "to", "a micro-batch", "its gradient"]
     phases = len({once.phase for once in plan.once} | {each.phase for each in plan.boundaries}) > 1
-    return _table([head, *(_boundary(each, phases) for each in plan.boundaries)])
+    timed = any(each.seconds is not None for each in plan.boundaries)
+    head = ["", "tensor", "from", "to", "a micro-batch", "its gradient", "on lines a step", *["they are held"] * timed]
+    return _table([head, *(_boundary(each, phases, timed) for each in plan.boundaries)])
 
 
-def _boundary(each: PlanBoundary, phases: bool) -> list[str]:
+def _boundary(each: PlanBoundary, phases: bool, timed: bool) -> list[str]:
     name = f"{each.name} (phase {each.phase})" if phases else each.name
     spec = str(Spec(each.dtype, each.shape))
     sent = _sent(each.bytes, each.codec)
     back = _sent(each.backward_bytes, each.backward_codec) if each.backward else "does not return"
     if each.backward and len(each.destinations) > 1:
         back += " from each"
-    return [name, spec, each.source, _listed(each.destinations), sent, back]
+    known = [name, spec, each.source, _listed(each.destinations), sent, back, _in_a_step(each)]
+    return [*known, *[_held(each)] * timed]
 
 
 def _sent(count: int | None, codec: str) -> str:
@@ -95,20 +121,64 @@ def _sent(count: int | None, codec: str) -> str:
     return amount if codec == "none" else f"{amount} as {codec}"
 
 
+def _in_a_step(each: PlanBoundary) -> str:
+    ways = [each.step_bytes, each.backward_step_bytes] if each.backward else [each.step_bytes]
+    if None in ways:
+        return "?"
+    total = sum(way or 0 for way in ways)
+    return size(total) if total else "none"
+
+
+def _held(each: PlanBoundary) -> str:
+    ways = [each.seconds, each.backward_seconds] if each.backward else [each.seconds]
+    return " + ".join(duration(way) for way in ways if way is not None)
+
+
 def _links(plan: Plan) -> Iterator[str]:
-    rows = [["", "line", "tensors a step"]]
-    rows += [[name, link.line, size(link.bytes)] for name, link in plan.links.items()]
-    return _table(rows) if plan.links else iter(())
+    if not plan.links:
+        return
+    timed = any(link.seconds for link in plan.links.values())
+    rows = [["", "line", "tensors a step", *["it is held"] * timed]]
+    for name, link in plan.links.items():
+        held = duration(link.seconds) if link.seconds else ""
+        rows.append([name, link.line, size(link.bytes), *[held] * timed])
+    yield from _table(rows)
+    yield from links_bound(plan)
 
 
-def _tied(plan: Plan) -> Iterator[str]:
+def links_bound(plan: Plan) -> Iterator[str]:
+    """From which speed on a line is what a step waits for."""
+    held = {name: link.seconds for name, link in plan.links.items() if link.seconds}
+    if not held:
+        return
+    line = max(held, key=lambda name: held[name])
+    speeds = {s.name: f"{amount(s.flops / held[line])}FLOP/s" for s in plan.stages.values() if s.flops}
+    short = duration(held[line])
+    yield f"{line} is the busiest: a stage that computes its part of a step in less than {short} waits for it"
+    if speeds:
+        yield f"  (as it does beyond {_listed([f'{name} {speed}' for name, speed in speeds.items()])})"
+
+
+def tied_lines(plan: Plan) -> Iterator[str]:
+    """The variables that several stages hold, and what that costs."""
     for each in plan.tied:
         spec = Spec(each.dtype, each.shape)
         yield f"{each.path} {spec} is in {' and '.join(each.stages)}:"
-        yield f"  each holds it; their gradients, {size(each.bytes)} each, are summed once a step"
+        yield "  each holds it, and once a step its gradients are summed;"
+        yield f"  {_price(each)}"
 
 
-def _once(plan: Plan) -> Iterator[str]:
+def _price(each: PlanTied) -> str:
+    if not each.link_bytes:
+        return "no line is needed for that: they are in one cluster"
+    sent = " and ".join(f"{size(count)} on {line}" for line, count in each.link_bytes.items())
+    held = "" if each.seconds is None else f", {duration(each.seconds)} of the line"
+    return f"that puts {sent}{held}"
+
+
+# ---------------------------------------------------------------------- once a step
+def once_lines(plan: Plan) -> Iterator[str]:
+    """What runs once a step, and where."""
     several = len({each.worker for each in plan.once}) > 1
     phased = len({each.phase for each in plan.once}) > 1
     for each in plan.once:
@@ -136,44 +206,36 @@ def _written(each: PlanOnce) -> str:
     return f" write {' and '.join(parts)} variable{'s' * (len(each.writes) > 1)}"
 
 
+# ---------------------------------------------------------------------- schedule
 def _schedule(plan: Plan) -> Iterator[str]:
-    count = min(len(plan.rows), _DRAWN)
-    if count < len(plan.rows):
-        yield f"(the first {count} of {len(plan.rows)} micro-batches)"
-    phases = max((len(stage.runs) for stage in plan.stages.values()), default=0)
-    for phase in range(phases):
-        rows = _phase(plan, phase, count)
-        yield from ([f"phase {phase}"] if phases > 1 and rows else [])
-        yield from rows
+    drawn = times(plan, most=_DRAWN)
+    yield f"({drawn.assumed})"
+    if drawn.micro_batches < len(plan.rows):
+        yield f"(the first {drawn.micro_batches} of {len(plan.rows)} micro-batches)"
+    margin = _margin(plan, drawn)
+    for phase in drawn.phases:
+        yield from ([f"phase {phase.phase}"] if _phases(plan) > 1 else [])
+        yield from _drawn(phase, margin, lines=drawn.assumed.seconds is not None)
+    if drawn.assumed.seconds is not None:
+        yield f"so a step takes {duration(times(plan).seconds)}, plus what runs once"
 
 
-def _phase(plan: Plan, phase: int, count: int) -> list[str]:
-    """A row a stage: a forward takes one unit of time, a backward two, and links nothing."""
-    taking = [stage for stage in plan.stages.values() if stage.runs[phase]]
-    if not taking:
-        return []
-    works = [_work(stage.runs[phase]) for stage in taking]
-    hops = _hops(plan, [stage.name for stage in taking])
-    timeline = simulate(works, hops, count, name=plan.schedule, in_flight=plan.in_flight)
-    margin = max(len(stage.name) for stage in plan.stages.values())
-    rows = draw(timeline, width=WIDTH - 2 - margin + len("stage 0")).splitlines()
-    bars = [row[row.index("|") :] for row in rows]
-    return [f"{stage.name:<{margin}} {bar}" for stage, bar in zip(taking, bars, strict=True)]
+def _phases(plan: Plan) -> int:
+    return max((len(stage.runs) for stage in plan.stages.values()), default=0)
 
 
-def _work(runs: str) -> Work:
-    return Work(float("F" in runs), 2.0 if "B" in runs else None)
+def _margin(plan: Plan, drawn: Times) -> int:
+    lines = [line for phase in drawn.phases for line in phase.timeline.lines] if drawn.assumed.seconds else []
+    return max(map(len, [*plan.stages, *lines]), default=0)
 
 
-def _hops(plan: Plan, names: list[str]) -> dict[tuple[int, int], Hop]:
-    """What waits for what: a hop for each pair of stages that a boundary joins."""
-    pairs: dict[tuple[int, int], bool] = {}
-    for each in plan.boundaries:
-        for destination in {each.source, *each.destinations} - {each.source}:
-            if each.source in names and destination in names:
-                pair = names.index(each.source), names.index(destination)
-                pairs[pair] = pairs.get(pair, False) or each.backward
-    return {pair: Hop(None, None, 0.0, 0.0 if returns else None) for pair, returns in pairs.items()}
+def _drawn(phase: PhaseTimes, margin: int, *, lines: bool) -> list[str]:
+    """A row a stage and, where lines take time, a row a line."""
+    shown = phase.timeline.lines if lines else ()
+    own = max([len("stage 0"), *map(len, shown)])
+    rows = draw(phase.timeline, width=WIDTH - 2 - margin + own, lines=lines).splitlines()
+    names = [*(stage.name for stage in phase.stages), *shown]
+    return [f"{name:<{margin}} {row[row.index('|') :]}" for name, row in zip(names, rows, strict=True)]
 
 
 # ---------------------------------------------------------------------- layout
@@ -191,3 +253,20 @@ def _listed(names: Sequence[str]) -> str:
     if len(names) > _LISTED:
         names = [*names[: _LISTED - 1], f"{len(names) - _LISTED + 1} more"]
     return ", ".join(names) or "-"
+
+
+def amount(count: float) -> str:
+    """A large number for people, with a space for its unit.
+
+    >>> amount(950), amount(12_300), amount(2.5e9)
+    ('950 ', '12.3 k', '2.50 G')
+    """
+    for unit, size_of in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size_of:
+            return f"{_three(count / size_of)} {unit}"
+    return f"{count:.0f} "
+
+
+def _three(number: float) -> str:
+    """Three digits: 1.23, 12.3 or 123."""
+    return f"{number:.2f}" if number < 9.995 else f"{number:.1f}" if number < 99.95 else f"{number:.0f}"

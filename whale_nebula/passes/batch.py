@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from whale_nebula.errors import BatchCoupledError
+from whale_nebula.errors import CaptureError
 from whale_nebula.ir.graph import Op
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.spec import Value
-from whale_nebula.passes.effects import is_effect, resources
+from whale_nebula.passes.effects import is_check, is_effect, resources
 from whale_nebula.passes.reduce import Fold, Folding, fold, merge_rule, verdict
 
 _ONCE = frozenset({"after", "inverse"})
@@ -20,11 +21,15 @@ Where = Callable[[int], str]
 
 @dataclass
 class BatchFolds:
-    """`once` are ops that wait for merged values, `wholes` values of the inputs computed on the whole batch."""
+    """`once` are ops that wait for merged values, `wholes` values of the inputs computed on the whole batch.
+
+    `checks` are ops that assert; what they read of `once` they compute of their own micro-batch besides.
+    """
 
     program: Program
     folding: Folding | None = None
     once: frozenset[int] = frozenset()
+    checks: frozenset[int] = frozenset()
     wholes: frozenset[Value] = frozenset()
     where: Where = lambda op: ""
     notes: list[str] = field(default_factory=list)
@@ -48,7 +53,9 @@ class BatchFolds:
         """How a boundary lies on the micro-batches: by rows, the same in each, or a part of a sum."""
         if self.folding is None:
             return "rows"
-        kind = self.folding.of(value).kind
+        kind, shape = self.folding.of(value).kind, self.program.graph.spec(value).shape
+        if kind == "coupled" and shape and shape[0] is None:  # allowed: each micro-batch has rows of its own
+            return "rows"
         return kind if kind in ("rows", "whole") else "partial"
 
     def _coupled(self, value: Value, state: Fold) -> str:
@@ -64,7 +71,7 @@ class BatchFolds:
             return "mean" if spec.floating else "last"
         return "concat:0" if spec.shape and spec.shape[0] is None else "last"
 
-    def _note(self, refusal: BatchCoupledError | None) -> None:
+    def _note(self, refusal: CaptureError | None) -> None:
         if refusal is not None and refusal.what not in self.notes:
             self.notes.append(refusal.what)
 
@@ -72,25 +79,55 @@ class BatchFolds:
 def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     """Classify the forward's values where the batch is cut; with one micro-batch nothing needs to be known.
 
-    What is asserted is asserted of each micro-batch, and what is differentiated belongs to each.
+    What is asserted is asserted of each micro-batch, before anything is updated (of inputs alone it is asserted of
+    the whole batch), and what is differentiated belongs to each.
     """
     if program.pipeline.micro_batch < 2:
         return BatchFolds(program)
     backward = {op for request in program.requests for op in request.backward}
-    folding = fold(
+    own = [op for op in program.graph.ops if op.index not in backward]
+    checks = frozenset(op.index for op in own if is_check(op, program.graph, program.returns))
+    targets = [value for request in program.requests for value in request.targets]
+    folded = functools.partial(
+        fold,
         program.graph,
         {leaf.op: 0 for leaf in program.leaves if leaf.batched},
-        targets=[value for request in program.requests for value in request.targets],
+        targets=targets,
         skip=backward.__contains__,
+        checks=checks,
     )
+    folding = folded()
+    loss = next((folding.of(target) for target in targets if not folding.of(target).good), None)
+    if loss is not None and program.pipeline.coupled == "allow":
+        folding = folded(means=_terms(program, folding, targets))
     wholes = frozenset() if program.weights else frozenset(folding.wholes)
-    found = BatchFolds(program, folding, frozenset(), wholes, where)
-    own = [op for op in program.graph.ops if op.index not in backward]
-    checked = program.graph.ascend(op.index for op in own if op.type == "Assert")
-    checked |= program.graph.ascend(value.op for request in program.requests for value in request.targets)
-    found.once = frozenset(op.index for op in own if op.index not in checked and _waits(op, program, folding))
+    found = BatchFolds(program, folding, frozenset(), checks, wholes, where)
+    found._note(None if loss is None else verdict(loss, program.graph, where=where))
+    each = program.graph.ascend(value.op for request in program.requests for value in request.targets)
+    found.once = frozenset(op.index for op in own if op.index not in each and _waits(op, program, folding))
     _check_effects(own, found)
+    found.once -= _beside_coupled(own, found)
     return found
+
+
+_LINEAR = frozenset({"Identity", "AddV2", "AddN", "Sub", "Neg", "Mul", "RealDiv", "Cast"})
+
+
+def _terms(program: Program, folding: Folding, targets: Iterable[Value]) -> frozenset[Value]:
+    """The numbers that a loss with coupled rows is the sum of, and it itself: each is the mean over the micro-batches.
+
+    So what a step writes of them, Keras's metric of the loss, is written once.
+    """
+    found: set[Value] = set()
+    stack = list(targets)
+    while stack:
+        value = stack.pop()
+        spec, op = program.graph.spec(value), program.graph.ops[value.op]
+        if value in found or not (spec.scalar and spec.floating) or folding.of(value).good:
+            continue
+        found.add(value)
+        stack.extend(op.inputs if op.type in _LINEAR else ())
+    return frozenset(found)
 
 
 def _waits(op: Op, program: Program, folding: Folding) -> bool:
@@ -102,6 +139,24 @@ def _waits(op: Op, program: Program, folding: Folding) -> bool:
 
 def _given(op: Op, folding: Folding) -> list[Fold]:
     return [folding.of(value) for value in op.inputs]
+
+
+def _beside_coupled(own: list[Op], found: BatchFolds) -> set[int]:
+    """Writes of a mean that a coupled write is made of, too: they go with it, once for each micro-batch.
+
+    BatchNormalization's variance is coupled, and its mean is not; averages of both move at one pace.
+    """
+    if found.folding is None:
+        return set()
+    folding, graph = found.folding, found.program.graph
+    writes = [op for op in own if is_effect(op, graph) and resources(op, graph)]
+    coupled = [op for op in writes if op.index not in found.once and not all(s.good for s in _given(op, folding))]
+
+    def other(op: int) -> bool:
+        return any(folding.of(value).kind != "mean" for value in graph.ops[op].values)
+
+    means = [op for op in graph.ascend(op.index for op in coupled) if graph.ops[op].outputs and not other(op)]
+    return graph.descend(means, skip=other) & {op.index for op in writes} if means else set()
 
 
 def _check_effects(own: list[Op], found: BatchFolds) -> None:

@@ -144,7 +144,7 @@ class Cutter:
     def _weights(self, worker: int) -> None:
         """What nb.loss_weight was given, for each micro-batch, before the first one starts."""
         for value in self.program.weights if self.program.pipeline.micro_batch > 1 else ():
-            if value.op not in self.parts.pure:
+            if value.op not in self.parts.pure and self.program.graph.ops[value.op].type != "Const":
                 raise NotYetError(
                     "nb.loss_weight of a tensor that depends on the model",
                     where=self.program.graph.ops[value.op].name,
@@ -211,7 +211,9 @@ class Cutter:
         label = self._label(op.index, stage)
         if op.index in self.parts.pure:
             return None if op.stage is None or label == stage else ("forward", phase, label, 0)
-        part = self._time(op, 3 * phase + FORWARD)
+        part = self.parts.again.get(op.index, -1)
+        if part // 3 != phase:
+            part = self._time(op, 3 * phase + FORWARD)
         if part % 3 == UPDATE:
             return ("update", part // 3, worker, self.homes.rounds(part // 3, worker))
         once = op.index in self.parts.effects or self._pinned(op, 3 * phase + FORWARD)
@@ -277,7 +279,7 @@ class Cutter:
             return self._updated(op, value, part // 3, worker)
         if worker not in self.homes.of(op.index):
             return self._cross(value, phase, worker)
-        if part < at and self._pinned(op, at):
+        if part < at and (op.index in self.parts.effects or self._pinned(op, at)):
             return ("prologue", part // 3, worker, 0)
         made = self.homes.round_of(op.index, worker)
         return None if made == number or self._cheap(op) else ("update", phase, worker, made)

@@ -1,15 +1,21 @@
-"""Which ops do something that lasts: write a variable, print, call Python."""
+"""Which ops do something that lasts (write a variable, print, call Python), and which only check."""
 
 from __future__ import annotations
 
-from whale_nebula.ir.graph import CAPTURE, Graph, Op
+from collections.abc import Collection
 
-_HARMLESS = frozenset({
-    "Placeholder", "Const", "VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp",
-    "VariableShape", "RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial",
-    "RandomShuffle", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2", "_ReadVariablesOp",
-    "LookupTableFindV2", "LookupTableSizeV2", "EmptyTensorList", "TensorListReserve",
+from whale_nebula.ir.graph import CAPTURE, Graph, Op
+from whale_nebula.ir.spec import Value
+
+_DRAWS = frozenset({
+    "RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial", "RandomShuffle",
+    "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2",
 })  # fmt: skip
+_HARMLESS = _DRAWS | {
+    "Placeholder", "Const", "VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp",
+    "VariableShape", "_ReadVariablesOp", "LookupTableFindV2", "LookupTableSizeV2", "EmptyTensorList",
+    "TensorListReserve",
+}  # fmt: skip
 
 _RANDOM = (
     "StatelessRandom", "StatelessTruncated", "StatelessMultinomial", "StatelessParameterized", "StatelessShuffle",
@@ -22,6 +28,35 @@ def is_effect(op: Op, graph: Graph) -> bool:
     if op.functions:
         return any(is_effect(inner, graph) for name in op.functions for inner in graph.functions[name].ops)
     return op.stateful and op.type not in _HARMLESS
+
+
+_CHECKS = frozenset({"Assert", "CheckNumerics", "CheckNumericsV2"})
+
+
+def is_check(op: Op, graph: Graph, returned: Collection[Value] = ()) -> bool:
+    """Whether an op asserts something and does nothing else.
+
+    What `tf.debugging.assert_less` makes of a tensor is a branch that asserts, and whose result nobody reads.
+    """
+    if op.type in _CHECKS:
+        return True
+    bodies = [graph.functions[name] for name in op.functions]
+    effects = [(inner, body) for body in bodies for inner in body.ops if is_effect(inner, body)]
+    if not effects or _is_read(op, graph, returned):
+        return False
+    return all(is_check(inner, body, body.returns) for inner, body in effects)
+
+
+def _is_read(op: Op, graph: Graph, returned: Collection[Value]) -> bool:
+    """Whether a value of an op goes anywhere but into an Identity that nobody reads."""
+    readers = [reader for value in op.values for reader in graph.consumers(value)]
+    read = any(reader.type != "Identity" or _is_read(reader, graph, returned) for reader in readers)
+    return read or any(value in returned for value in op.values)
+
+
+def draws(op: Op) -> bool:
+    """Whether an op draws numbers by itself: each time it runs they are others."""
+    return op.type in _DRAWS
 
 
 def is_random(op: Op) -> bool:

@@ -38,9 +38,9 @@ class _Labelling:
     def run(self) -> dict[int, int]:
         free = [op for op in self.graph.ops if not self._settled(op)]
         owners = self._owners()
-        earliest = self._earliest(free, owners)
+        earliest, needed = self._earliest(free, owners), self._earliest(free, {})
         for op in reversed(free):
-            self._settle(op, earliest)
+            self._settle(op, earliest, needed)
         return self.labels
 
     def _settled(self, op: Op) -> bool:
@@ -78,13 +78,18 @@ class _Labelling:
             return owners[op]
         return self.labels.get(op, found.get(op))
 
-    def _settle(self, op: Op, earliest: Mapping[int, int]) -> None:
-        """Readers are settled first (ops come last to first), so the latest possible stage is known."""
+    def _settle(self, op: Op, earliest: Mapping[int, int], needed: Mapping[int, int]) -> None:
+        """Readers are settled first (ops come last to first), so the latest possible stage is known.
+
+        What a reader needs before the owner of a variable comes runs without the owner: both hold the variable.
+        """
         readers = [
             s for v in op.values for c in self.graph.consumers(v) if (s := self.labels.get(c.index)) is not None
         ]
         latest = min(readers) if readers else len(self.numbers) - 1
         first = earliest.get(op.index)
+        if first is not None and first > latest >= needed.get(op.index, 0):
+            first = None
         if first is None:
             self.labels[op.index] = latest
         elif first >= latest or not readers or self._reads_variable(op):

@@ -4,9 +4,9 @@ A phase has a *prologue*, a *forward* and an *update*; their numbers are 3p, 3p+
 trap that a real training step set:
 
 * what descends from a gradient is update;
-* an effect that ignores the batch (a counter, a weight decay) runs once: in the update, or in the prologue where the
-  forward reads what it wrote;
-* a seed advances with each micro-batch: it belongs to the forward;
+* an effect that ignores the batch (a counter, a weight decay, a number drawn) runs once: in the update, or in the
+  prologue where the forward reads what it wrote;
+* a seed of the forward advances with each micro-batch: it belongs to the forward;
 * a metric's write waits for the update, unless the forward needs it: so a failing forward leaves metrics alone;
 * a forward op that depends on an update belongs to the next phase.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Op
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.spec import Spec
-from whale_nebula.passes.effects import is_effect, is_random, is_read, resources
+from whale_nebula.passes.effects import draws, is_effect, is_random, is_read, resources
 
 PROLOGUE, FORWARD, UPDATE = 0, 1, 2
 SMALL = 4096
@@ -30,7 +30,10 @@ _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 
 @dataclass(frozen=True)
 class Parts:
-    """What the pass found. `part` numbers ops that have a time of their own; others run wherever they are read."""
+    """What the pass found. `part` numbers ops that have a time of their own; others run wherever they are read.
+
+    `again` are ops of an update that a check of an earlier part computes besides, and which part that is.
+    """
 
     part: Mapping[int, int]
     phase_of: tuple[int, ...]
@@ -42,21 +45,27 @@ class Parts:
     latest: Mapping[int, int]
     forward_written: frozenset[int]
     leading: frozenset[int]
+    again: Mapping[int, int] = field(default_factory=dict)
 
     def phase(self, op: int) -> int:
         """The phase an op runs in."""
         return self.part.get(op, 0) // 3
 
 
-def split_parts(program: Program, once: frozenset[int] = frozenset()) -> Parts:
-    """Give every op of the user's own its part; `once` are ops that must wait for merged values."""
-    return _Splitter(program, once).run()
+def split_parts(program: Program, once: frozenset[int] = frozenset(), checks: frozenset[int] = frozenset()) -> Parts:
+    """Give every op of the user's own its part; `once` are ops that must wait for merged values.
+
+    `checks` do not: they compute what they read for their own micro-batch.
+    """
+    return _Splitter(program, once, checks).run()
 
 
 @dataclass
 class _Splitter:
     program: Program
     once: frozenset[int]
+    checks: frozenset[int] = frozenset()
+    again: dict[int, int] = field(default_factory=dict)
     part: dict[int, int] = field(default_factory=dict)
     level: dict[int, int] = field(default_factory=dict)
     phase_of: list[int] = field(default_factory=list)
@@ -67,13 +76,15 @@ class _Splitter:
         self.own = [op for op in graph.ops if op.index not in self.backward and op.role not in _HOLDS]
         self.batch = graph.descend(program.leaf_ops, skip=self._elsewhere)
         self.held = graph.descend(program.holders, skip=self._elsewhere)
-        self.effects = {op.index for op in self.own if is_effect(op, graph)}
-        self.seeds = self._seed_variables()
+        once = {op.index for op in self.own if draws(op)} - self.batch
+        self.effects = once | {op.index for op in self.own if is_effect(op, graph)}
         self.targets = graph.ascend(v.op for request in program.requests for v in request.targets)
         self.leading = self._leading()
+        self.seeds = self._seed_variables()
         self.pure = self._pure()
         self.row_made = self._row_made()
         self._levels()
+        self.checked = graph.ascend(self.checks) & self.once - self.held - self.effects
         for op in self.own:
             self._place(op)
         return self._found()
@@ -82,11 +93,20 @@ class _Splitter:
         return op in self.backward
 
     def _seed_variables(self) -> set[int]:
-        """A variable whose value seeds a random op of the step; those that only give it a shape do not."""
+        """A variable whose value seeds a draw of the forward; those that only give it a shape do not.
+
+        A single number that goes into a seed is a count of steps: it counts them, whatever is drawn with it.
+        """
         graph = self.program.graph
-        whole = [v.op for op in self.own if is_random(op) for v in op.inputs if not graph.spec(v).floating]
+        drawn = [op for op in self.own if is_random(op) and op.index in self.leading]
+        whole = [v.op for op in drawn for v in op.inputs if not graph.spec(v).floating]
         above = graph.ascend(whole, stop=lambda op: graph.ops[op].type in _SHAPES)
-        return {handle for op in above if is_read(graph.ops[op]) for handle in resources(graph.ops[op], graph)}
+        read = {handle for op in above if is_read(graph.ops[op]) for handle in resources(graph.ops[op], graph)}
+        return {handle for handle in read if not self._is_count(handle)}
+
+    def _is_count(self, handle: int) -> bool:
+        variable = self.program.variable_ops.get(handle)
+        return variable is not None and variable.spec.scalar
 
     def _is_seed_write(self, op: Op) -> bool:
         return not self.seeds.isdisjoint(resources(op, self.program.graph))
@@ -95,7 +115,8 @@ class _Splitter:
         """Ops that something of the forward depends on: a stage's op, a target of a gradient, an effect that stays."""
         found: set[int] = set()
         for op in reversed(self.own):
-            base = op.index in self.targets or (op.stage is not None and op.index not in self.effects)
+            staged = op.stage is not None and op.index not in self.effects and op.type != "Const"
+            base = op.index in self.targets or staged
             if base or op.index in found:
                 found.update(value.op for value in op.inputs)
                 found.update(op.control)
@@ -145,6 +166,8 @@ class _Splitter:
 
     def _place(self, op: Op) -> None:
         early = self._early(op)
+        if op.index in self.checked:
+            self.again[op.index] = _next(self._early(op, self.again), FORWARD)
         if op.index in self.effects:
             self.part[op.index] = self._effect(op, early)
         elif op.index in self.held or op.index in self.once:
@@ -172,8 +195,9 @@ class _Splitter:
                 found.update(value.op for value in op.inputs)
         return found
 
-    def _early(self, op: Op) -> int:
-        found = [self._time(value.op) for value in op.inputs]
+    def _early(self, op: Op, again: Mapping[int, int] | None = None) -> int:
+        again = self.again if op.index in self.checks else again or {}
+        found = [again.get(value.op, self._time(value.op)) for value in op.inputs]
         if op.index in self.effects or is_read(op) or op.functions:
             found += [self.part[c] for c in op.control if c in self.effects and c in self.part]
         return max(found, default=0)
@@ -195,7 +219,7 @@ class _Splitter:
             return _next(early, FORWARD) if leads or self._stays(op) else update
         if last >= 0 or not leads:
             return update
-        return _next(early, PROLOGUE)
+        return _next(early, FORWARD if early % 3 == FORWARD else PROLOGUE)
 
     def _last_phase(self, op: Op) -> int:
         """The phase of the last request before an op, or -1."""
@@ -218,6 +242,7 @@ class _Splitter:
             latest=self._latest(),
             leading=frozenset(self.leading | self.targets),
             forward_written=frozenset(h for e in forward for h in resources(graph.ops[e], graph)),
+            again=dict(self.again),
         )
 
     def _latest(self) -> dict[int, int]:

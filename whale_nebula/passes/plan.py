@@ -2,28 +2,62 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from whale_nebula.ir.plan import Boundary, Crossing, Cut, Fragment, PhasePlan, StagePhase, VirtualDevice, Worker
+from whale_nebula.errors import NotYetError
+from whale_nebula.ir.plan import (
+    Boundary,
+    Crossing,
+    Cut,
+    Exchange,
+    Fragment,
+    PhasePlan,
+    StagePhase,
+    VirtualDevice,
+    Worker,
+)
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.spec import Value
 from whale_nebula.passes.batch import BatchFolds, fold_batch
+from whale_nebula.passes.crossable import check_crossable
 from whale_nebula.passes.cut import Cutter, Draft, Key, finish
+from whale_nebula.passes.exchange import clusters_apart, exchanges
 from whale_nebula.passes.homes import Homes
 from whale_nebula.passes.order import check_order
 from whale_nebula.passes.parts import Parts, split_parts
+from whale_nebula.passes.python_ops import one_in_flight, python_notes
+from whale_nebula.passes.shared import check_shared
 
 
 def cut_program(program: Program, workers: Sequence[Worker], where: Callable[[int], str] = lambda op: "") -> Cut:
     """Map a program to workers. `where` tells the user's line that made an op."""
+    program = one_in_flight(program)
     folds = fold_batch(program, where)
-    parts = split_parts(program, folds.once)
+    folds.notes.extend(python_notes(program, where))
+    parts = split_parts(program, folds.once, folds.checks)
     check_order(program.graph, program.labels, program.stages, phase_of=parts.phase, where=where)
+    check_shared(program, parts, [set(worker.stages) for worker in workers], where)
+    cut = _mapped(program, workers, parts, folds)
+    check_crossable(cut, where)
+    return replace(cut, exchange=_exchange(cut, parts, folds))
+
+
+def _mapped(program: Program, workers: Sequence[Worker], parts: Parts, folds: BatchFolds) -> Cut:
     numbers = {stage: number for number, worker in enumerate(workers) for stage in worker.stages}
     homes = Homes(program, parts, [numbers[stage] for stage in range(len(program.stages))])
     cutter = Cutter(program, parts, homes, folds.wholes)
     return _Builder(program, parts, homes, cutter.run(), cutter, tuple(workers), folds).build()
+
+
+def _exchange(cut: Cut, parts: Parts, folds: BatchFolds) -> tuple[Exchange, ...]:
+    """What updates would exchange if each cluster were a process; nothing where that is not built for this step."""
+    workers = clusters_apart(cut.program)
+    if len(workers) > len(cut.workers):
+        with contextlib.suppress(NotYetError):
+            return exchanges(_mapped(cut.program, workers, parts, folds))
+    return exchanges(cut)
 
 
 @dataclass

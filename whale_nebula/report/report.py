@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
-from whale_nebula.errors import StateError
+from whale_nebula.report.basis import Basis
+from whale_nebula.report.prediction import Prediction, predict
 
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took time: a stage's forward of a micro-batch, a wait, a message on a link."""
+    """Something that took time, in seconds from the start of the step: a stage's forward of a micro-batch, a message
+    that held a line, or what runs once a step.
+
+    `lane` is the stage's name, the link's ("gpu->npu") or `ONCE`; `micro_batch` is None for what has none, `bytes` are
+    those of a message.
+    """
 
     lane: str
     what: str
     start: float
     end: float
+    micro_batch: int | None = None
+    phase: int = 0
+    bytes: int | None = None
+
+
+ONCE = "once a step"
+"""The lane of what belongs to no stage: no stage can have this name."""
+
+EXCHANGE = "exchange"
+"""What an update waits for others, within that lane: scalars, results, gradients of tied variables."""
 
 
 @dataclass(frozen=True)
 class StageReport:
-    """A stage in a step. Seconds are None where the step ran as one function and stages were not timed apart."""
+    """A stage in a step. Seconds are None where the step ran as one function and stages were not timed apart.
+
+    `in_flight` is the most micro-batches that were forward but not yet backward, at any time of the step.
+    """
 
     compute_seconds: float | None = None
     wait_seconds: float | None = None
+    cluster: str = ""
+    in_flight: int | None = None
 
 
 @dataclass(frozen=True)
 class LinkReport:
     """Everything that workers of one cluster sent to workers of another in a step.
+
+    `seconds` is how long that held the line: of an emulated line by its rate, of a socket while it was written to.
 
     >>> LinkReport(payload_bytes=50, bytes=60, raw_bytes=120).ratio
     0.5
@@ -39,6 +64,7 @@ class LinkReport:
     bytes: int = 0
     raw_bytes: int = 0
     frames: int = 0
+    seconds: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -51,7 +77,31 @@ class LinkReport:
             self.bytes + other.bytes,
             self.raw_bytes + other.raw_bytes,
             self.frames + other.frames,
+            self.seconds + other.seconds,
         )
+
+
+class Scalars(Mapping[str, float]):
+    """Numbers by name. They may still be on a device: one is fetched when it is read.
+
+    >>> Scalars(("loss",), [0.5])["loss"]
+    0.5
+    """
+
+    def __init__(self, names: Sequence[str] = (), values: Sequence[Any] = ()) -> None:
+        self._held = dict(zip(names, values, strict=True))
+
+    def __getitem__(self, name: str) -> float:
+        return float(self._held[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 @dataclass(frozen=True)
@@ -65,7 +115,11 @@ class RunTotals:
 
 @dataclass(frozen=True)
 class Report:
-    """The last step: its stages in order, its links as "a->b", what was predicted, and the run's totals."""
+    """The last step: its stages in order, its links as "a->b", what was predicted, and the run's totals.
+
+    `scalars` are the single numbers that the step returned, its loss and metrics; `worker` is the process that
+    reports, and `time` when the step ended, in seconds since 1970.
+    """
 
     program: str
     step: int
@@ -74,55 +128,80 @@ class Report:
     stages: Mapping[str, StageReport]
     links: Mapping[str, LinkReport]
     spans: tuple[Span, ...] = ()
-    predicted_seconds: float | None = None
+    basis: Basis | None = None
     notes: tuple[str, ...] = ()
     run: RunTotals = RunTotals()
+    scalars: Mapping[str, float] = field(default_factory=Scalars)
+    worker: str = "local/0"
+    time: float = 0.0
+
+    @cached_property
+    def prediction(self) -> Prediction | None:
+        """What the simulator says of this step, from the pace of those before; None before two have run, and where
+        stages are not timed apart.
+        """
+        return None if self.basis is None else predict(self.basis)
+
+    @property
+    def predicted_seconds(self) -> float | None:
+        """The seconds of `prediction`: to be held against `step_seconds`."""
+        return None if self.prediction is None else self.prediction.seconds
+
+    @cached_property
+    def bottleneck(self) -> str:
+        """What the step waits for, and what would help, in a sentence. It says nothing that was not computed.
+
+        >>> Report("predict", 1, 0.1, 1, {"gpu": StageReport()}, {}).bottleneck
+        'there is one stage, and nothing crosses a link'
+        """
+        from whale_nebula.report.bottleneck import sentence
+
+        return sentence(self)
 
     def timeline(self) -> tuple[Span, ...]:
         """What ran when, in seconds from the start of the step."""
         return self.spans
 
+    def to_chrome_trace(self) -> dict[str, Any]:
+        """The timeline as trace events, for Perfetto (ui.perfetto.dev) or chrome://tracing.
+
+        >>> Report("fit", 1, 0.5, 1, {"gpu": StageReport()}, {}).to_chrome_trace()["displayTimeUnit"]
+        'ms'
+        """
+        from whale_nebula.report.trace import chrome_trace
+
+        return chrome_trace(self)
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write `to_chrome_trace()` to a file that Perfetto opens."""
+        from whale_nebula.report.saved import write
+
+        write(path, self.to_chrome_trace(), indent=None)
+
+    def to_json(self) -> str:
+        """The report on one line of JSON, as the metrics file has it, with the spans besides.
+
+        >>> Report("fit", 1, 0.5, 1, {}, {}).to_json()[:30]
+        '{"format":"whale_nebula report'
+        """
+        from whale_nebula.report.saved import text
+
+        return text(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as JSON: `whale-nebula show --report FILE` prints it, and `Report.load` reads it."""
+        from whale_nebula.report.saved import save
+
+        save(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Report:
+        """Read what `save` wrote; of a metrics file, the last step."""
+        from whale_nebula.report.loaded import load
+
+        return load(path)[-1]
+
     def __str__(self) -> str:
         from whale_nebula.report.text import report_text
 
         return report_text(self)
-
-
-_LOCK = threading.Lock()
-_last: Report | None = None
-
-
-def publish(report: Report) -> Report:
-    """Make a step's report the last one, and add it to the run's totals."""
-    global _last
-    with _LOCK:
-        before = _last.run if _last is not None else RunTotals()
-        links = {name: before.links.get(name, LinkReport()) + link for name, link in report.links.items()}
-        totals = RunTotals(before.steps + 1, before.seconds + report.step_seconds, {**before.links, **links})
-        _last = replace(report, run=totals)
-        return _last
-
-
-def forget() -> None:
-    """Start the totals anew: a run was opened or closed."""
-    global _last
-    with _LOCK:
-        _last = None
-
-
-def last_report() -> Report:
-    """The report of the last step that was run, whatever the program.
-
-    >>> import whale_nebula as nb
-    >>> nb.shutdown()
-    >>> nb.last_report()
-    Traceback (most recent call last):
-        ...
-    whale_nebula.errors.StateError: NB-305 no step has run yet
-      mend: run a step first: model.fit(...), or a function under @nb.function
-    """
-    if _last is None:
-        raise StateError(
-            "no step has run yet", mend="run a step first: model.fit(...), or a function under @nb.function"
-        )
-    return _last

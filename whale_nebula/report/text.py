@@ -1,35 +1,100 @@
-"""A report as lines for a terminal or a log."""
+"""A report as lines for a terminal or a log: what was measured, and beside it what was predicted."""
 
 from __future__ import annotations
 
-from whale_nebula.report.report import LinkReport, Report
+from whale_nebula.report.prediction import LinkPrediction, StagePrediction
+from whale_nebula.report.report import EXCHANGE, ONCE, LinkReport, Report, StageReport
+
+_FAR_ABOVE = 1.1
 
 
-def report_text(report: Report) -> str:
-    """The report, a line for each stage and link.
+def report_text(report: Report, *, bottleneck: bool = True) -> str:
+    """The report, a line for each stage and link, and the bottleneck in a sentence.
 
-    >>> from whale_nebula.report.report import StageReport
     >>> links = {"gpu->npu": LinkReport(payload_bytes=2048, bytes=2150, raw_bytes=4096, frames=1)}
-    >>> print(report_text(Report("fit", 3, 0.5, 2, {"gpu": StageReport(0.2, 0.3)}, links)))
-    step 3 of fit: 0.500 s, 2 micro-batches
+    >>> print(report_text(Report("fit", 2, 0.5, 2, {"gpu": StageReport(0.2, 0.3)}, links)))
+    step 2 of fit: 0.500 s, 2 micro-batches
       stage gpu: computes 0.200 s, waits 0.300 s
       link gpu->npu: 2.1 KiB (52 % of the tensors)
+      bottleneck: stage gpu waits 60 % of the step; what for, the simulator says once two steps have been measured
     """
-    head = f"step {report.step} of {report.program}: {report.step_seconds:.3f} s"
-    lines = [f"{head}, {report.micro_batches} micro-batches"]
-    if report.predicted_seconds is not None:
-        lines.append(f"  predicted: {report.predicted_seconds:.3f} s")
-    for name, stage in report.stages.items():
-        if stage.compute_seconds is not None and stage.wait_seconds is not None:
-            lines.append(f"  stage {name}: computes {stage.compute_seconds:.3f} s, waits {stage.wait_seconds:.3f} s")
-        else:
-            lines.append(f"  stage {name}: part of one local function, not timed apart")
-    lines += [f"  link {name}: {_link(link)}" for name, link in report.links.items()]
+    lines = [f"step {report.step} of {report.program}: {duration(report.step_seconds)}, {_many(report.micro_batches)}"]
+    if report.scalars:
+        lines.append(f"  returned: {scalars_text(report)}")
+    prediction = report.prediction
+    if prediction is not None:
+        lines.append(f"  predicted: {duration(prediction.seconds)}, by the simulator from the pace of the steps before")
+    stages = prediction.stages if prediction is not None else {}
+    links = prediction.links if prediction is not None else {}
+    lines += [f"  stage {name}: {_stage(stage, stages.get(name))}" for name, stage in report.stages.items()]
+    lines += [f"  link {name}: {_link(link, links.get(name))}" for name, link in report.links.items()]
+    if (once := _once(report)) is not None:
+        lines.append(f"  {ONCE} (the update): {once}")
+    if bottleneck:
+        lines.append(f"  bottleneck: {report.bottleneck}")
     return "\n".join([*lines, *(f"  note: {note}" for note in report.notes)])
 
 
-def _link(link: LinkReport) -> str:
-    return f"{size(link.bytes)} ({100 * link.ratio:.0f} % of the tensors)"
+def _many(count: int) -> str:
+    return f"{count} micro-batch{'es' * (count != 1)}"
+
+
+def scalars_text(report: Report) -> str:
+    """What the step returned: "loss 0.3124, accuracy 0.91"."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in report.scalars.items())
+
+
+def _stage(stage: StageReport, predicted: StagePrediction | None) -> str:
+    if stage.compute_seconds is None or stage.wait_seconds is None:
+        return "part of one local function, not timed apart"
+    computes = _predicted(None if predicted is None else predicted.compute_seconds)
+    waits = _predicted(None if predicted is None else predicted.wait_seconds)
+    return f"computes {duration(stage.compute_seconds)}{computes}, waits {duration(stage.wait_seconds)}{waits}"
+
+
+def _link(link: LinkReport, predicted: LinkPrediction | None) -> str:
+    parts = [f"{size(link.bytes)} ({100 * link.ratio:.0f} % of the tensors{_why(link)})"]
+    if link.seconds:
+        parts.append(f"holds the line {duration(link.seconds)}")
+    if predicted is not None:
+        parts.append(f"predicted {size(predicted.bytes)}, {duration(predicted.seconds)}")
+    return ", ".join(parts)
+
+
+def _why(link: LinkReport) -> str:
+    """More bytes than the tensors had: frames have headers, and control messages are counted too."""
+    extra = link.bytes - link.payload_bytes
+    if link.ratio < _FAR_ABOVE or not link.frames:
+        return ""
+    frames = f"{link.frames} frame{'s' * (link.frames != 1)}"
+    return f": the headers of {frames}, {size(extra)} with control messages, outweigh them"
+
+
+def _once(report: Report) -> str | None:
+    """What ran once a step, where that was timed."""
+    own = [span for span in report.spans if span.lane == ONCE]
+    took = sum(span.end - span.start for span in own if span.what != EXCHANGE)
+    waited = sum(span.end - span.start for span in own if span.what == EXCHANGE)
+    if not own:
+        return None
+    told = report.basis
+    said = f"computes {duration(took - waited)}{_predicted(None if told is None else told.once)}"
+    return f"{said}, waits {duration(waited)}{_predicted(None if told is None else told.exchange_seconds)}"
+
+
+def _predicted(seconds: float | None) -> str:
+    return "" if seconds is None else f" (predicted {duration(seconds)})"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> duration(1.5), duration(0.0123), duration(0.000456)
+    ('1.500 s', '12.3 ms', '0.456 ms')
+    """
+    if seconds >= 0.1:
+        return f"{seconds:.3f} s"
+    return f"{1e3 * seconds:.1f} ms" if seconds >= 1e-3 else f"{1e3 * seconds:.3g} ms"
 
 
 def size(count: float) -> str:

@@ -10,18 +10,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from whale_nebula.feed.batch import Batch
 from whale_nebula.ir.plan import PhasePlan
 from whale_nebula.ir.spec import Value
-from whale_nebula.runtime.clock import StageClock
+from whale_nebula.runtime.clock import Clocks
 from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.gradients import Sums
 from whale_nebula.runtime.guard import Guard
 from whale_nebula.runtime.once_run import OnceRun, Peers
 from whale_nebula.runtime.post import Post
 from whale_nebula.runtime.stage_run import StageRun
+from whale_nebula.runtime.timed_peers import TimedPeers
 from whale_nebula.schedule.instructions import Backward, Instruction
 from whale_nebula.schedule.limits import Pace
 from whale_nebula.schedule.schedules import limits, schedule
@@ -41,34 +43,40 @@ class ActorStep:
         self,
         batch: Batch,
         post: Post,
-        clocks: Mapping[int, StageClock],
+        clocks: Clocks,
         guard: Guard,
-        pace: Pace | None = None,
+        paces: Sequence[Pace] = (),
         peers: Peers | None = None,
-        agreed: Callable[[], None] = lambda: None,
+        agreed: Callable[[], object] = lambda: None,
         blame: Callable[[BaseException], BaseException] = lambda failure: failure,
     ) -> list[Any]:
         """Run one step; gives its results.
 
-        `agreed` returns when an update may begin, or raises. `blame` gets to know what a stage raised, and gives
-        what is to be raised for it.
+        `paces` are those of the phases, once they have been measured. `agreed` returns when an update may begin, or
+        raises. `blame` gets to know what a stage raised, and gives what is to be raised for it.
         """
         program = self.compiled.cut.program
-        once: dict[Value, Any] = {}
-        worker = OnceRun(self.compiled, batch, once, peers)
-        batch = worker.weighed()
-        runs = {s: StageRun(self.compiled, s, batch, post, once, Sums(program), clocks[s]) for s in clocks}
+        values: dict[Value, Any] = {}
+        once = clocks.once
+        timed = None if peers is None else TimedPeers(peers, clocks.once)
+        worker = OnceRun(self.compiled, batch, values, timed)
+        with once.computing("whole batch"):
+            batch = worker.weighed()
+        runs = {
+            stage: StageRun(self.compiled, stage, batch, post, values, Sums(program), clock)
+            for stage, clock in clocks.stages.items()
+        }
         with guard.undone():
-            with guard.once("part that is computed from the whole batch", 0):
+            with guard.once("part that is computed from the whole batch", 0), once.computing("whole batch"):
                 worker.whole()
             for phase in self.compiled.cut.phases:
-                with guard.once("prologue", phase.index):
+                with guard.once("prologue", phase.index), once.computing("prologue", phase=phase.index):
                     worker.prologue(phase)
-                self._micro_batches(phase, runs, post, guard, pace, blame)
+                self._micro_batches(phase, runs, post, guard, _of(paces, phase), blame)
                 agreed()
                 guard.begun = True
-                with guard.once("update", phase.index):
-                    worker.update(phase, list(runs.values()))
+                with guard.once("update", phase.index), once.computing("update", phase=phase.index):
+                    self._whole(partial(worker.update, phase, list(runs.values())))
             return worker.results()
 
     def _micro_batches(
@@ -84,10 +92,16 @@ class ActorStep:
         for stage, run in runs.items():
             work = self._list(phase, stage, run, pace)
             futures.append(self.pool.submit(self._work, phase, run, work, guard, post, blame))
-        wait(futures)
+        _wait(futures, post.abort)
         failed = [error for future in futures if (error := future.exception()) is not None]
         if failed:
             raise min(failed, key=lambda error: getattr(error, "nebula_when", float("inf")))
+
+    def _whole(self, update: Callable[[], None]) -> None:
+        """Run an update to its end, even where the user interrupts the step on the way."""
+        future = self.pool.submit(update)
+        _wait([future])
+        future.result()
 
     def _list(self, phase: PhasePlan, stage: int, run: StageRun, pace: Pace | None) -> Sequence[Instruction]:
         plan = next((s for s in phase.stages if s.stage == stage), None)
@@ -129,4 +143,18 @@ class ActorStep:
     def close(self) -> None:
         """Let the threads go."""
         self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _wait(futures: Sequence[Future[None]], stop: Callable[[BaseException], None] = lambda cause: None) -> None:
+    """Wait for threads. One that is interrupted lets them come to rest first, so that nothing is half done."""
+    try:
+        wait(futures)
+    except BaseException as interrupt:
+        stop(interrupt)
+        wait(futures)
+        raise
+
+
+def _of(paces: Sequence[Pace], phase: PhasePlan) -> Pace | None:
+    return paces[phase.index] if paces else None
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from whale_nebula.ir.plan import Boundary, Cut, Fragment, PhasePlan, StagePhase
 from whale_nebula.ir.spec import Value
 from whale_nebula.runtime.fragment_function import Function, Workshop
+from whale_nebula.runtime.whereabouts import Whereabouts
 
 
 class Feed(NamedTuple):
@@ -58,11 +59,17 @@ class Compiled:
     workshop: Workshop
     _pieces: dict[Fragment, Piece] = field(default_factory=dict)
     _later: dict[tuple[int, int], frozenset[Value]] = field(default_factory=dict)
+    _made_once: dict[int, frozenset[Value]] = field(default_factory=dict)
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
         """The stages of this worker."""
         return next(w.stages for w in self.cut.workers if w.name == self.worker)
+
+    @cached_property
+    def whereabouts(self) -> Whereabouts:
+        """Where ops stand in the user's code, for when they fail."""
+        return Whereabouts(self.workshop.graph, self.cut.program.stages)
 
     @cached_property
     def boundaries(self) -> Mapping[Value, Boundary]:
@@ -128,19 +135,22 @@ class Compiled:
             return Feed("arrival", value)
         if value.op in program.holders:
             return Feed("holder", value)
-        if fragment.stage is None or value in self._once:
+        if fragment.stage is None or value in self._once(fragment.phase):
             return Feed("once", value)
         boundary = self.boundaries.get(value)
         crosses = boundary is not None and boundary.source != fragment.stage
         return Feed("boundary" if crosses else "local", value)
 
-    @cached_property
-    def _once(self) -> frozenset[Value]:
-        """Values made once a step: by a prologue, an update or from the whole batch."""
-        fragments = [self.cut.whole.get(self.worker)]
-        for phase in self.cut.phases:
-            fragments += [phase.prologue.get(self.worker), *phase.updates.get(self.worker, ())]
-        return frozenset(value for f in fragments if f is not None for value in f.fetches if value not in f.feeds)
+    def _once(self, phase: int) -> frozenset[Value]:
+        """Values made once a step, from the whole batch or by a prologue or update, before a phase's forward."""
+        if phase not in self._made_once:
+            fragments = [self.cut.whole.get(self.worker)]
+            for earlier in self.cut.phases[: phase + 1]:
+                fragments += [earlier.prologue.get(self.worker)]
+                fragments += earlier.updates.get(self.worker, ()) if earlier.index < phase else ()
+            fetches = (value for f in fragments if f is not None for value in f.fetches if value not in f.feeds)
+            self._made_once[phase] = frozenset(fetches)
+        return self._made_once[phase]
 
     def needed_after(self, phase: PhasePlan, stage: int) -> frozenset[Value]:
         """Local values of a stage that a later phase reads."""

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import tensorflow as tf
 
 from whale_nebula.ir.plan import Crossing, Cut, PhasePlan
+from whale_nebula.passes.exchange import shared_parts
 from whale_nebula.runtime.gradients import PartKey
 from whale_nebula.transport.protocol import Key, KeyKind, Link
-
-
-class Shared(NamedTuple):
-    """A tensor of a gradient part that crosses: its number, where it belongs, who has it and who needs it."""
-
-    slot: int
-    key: PartKey
-    piece: int
-    source: str
-    destinations: tuple[str, ...]
 
 
 @dataclass
@@ -60,7 +51,7 @@ class Wires:
 
     def parts(self, phase: PhasePlan, own: dict[PartKey, tuple[Any, ...]]) -> dict[PartKey, tuple[Any, ...]]:
         """Give the parts of shared variables to the others that hold them, and take theirs."""
-        shared = list(self._shared(phase))
+        shared = list(shared_parts(self.cut, phase))
         for part in shared:
             if part.source == self.worker:
                 array = tf.convert_to_tensor(own[part.key][part.piece]).numpy()
@@ -74,20 +65,3 @@ class Wires:
                 array = self.links[part.source].receive(key, self.patience)
                 found.setdefault(part.key, []).append(tf.convert_to_tensor(array))
         return {key: tuple(tensors) for key, tensors in found.items()}
-
-    def _shared(self, phase: PhasePlan) -> Iterator[Shared]:
-        """Every part's tensor that another worker needs too, numbered alike in every process."""
-        program = self.cut.program
-        workers = {stage: worker.name for worker in self.cut.workers for stage in worker.stages}
-        slot = 0
-        for number in phase.requests:
-            request = program.requests[number]
-            for part in sorted(request.parts, key=lambda part: (part.source, part.stage)):
-                variable = program.variable_ops.get(request.origins[part.source])
-                holders = self.cut.held.get(variable.path, ()) if variable is not None else ()
-                source = workers[part.stage]
-                others = tuple(worker for worker in holders if worker != source)
-                for index in range(len(part.values)):
-                    if others:
-                        yield Shared(slot, (number, part.source, part.stage), index, source, others)
-                    slot += 1

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from whale_nebula.config import Links
 from whale_nebula.errors import InputMismatchError, LinkClosedError, PlanMismatchError
 from whale_nebula.feed.batch import Batch, cut, micro_batches
 from whale_nebula.feed.fingerprint import fingerprints
 from whale_nebula.report.report import LinkReport
 from whale_nebula.runtime.actors import ActorStep
-from whale_nebula.runtime.clock import StageClock
+from whale_nebula.runtime.clock import Clocks, LineClock, held
 from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.crossing import Wires
 from whale_nebula.runtime.guard import Guard
 from whale_nebula.runtime.outcome import StepOutcome
+from whale_nebula.runtime.pace import Measured, Medians
 from whale_nebula.runtime.post import Post, Slots
 from whale_nebula.runtime.session import Session
 from whale_nebula.transport.protocol import LinkTotals
+
+Agreed = Future[Mapping[str, Mapping[str, Any]]]
+"""What every peer says of a step, once all have said the same."""
 
 
 @dataclass
@@ -35,7 +39,9 @@ class DistributedStep:
     name: str
     program: int
     ids: frozenset[str] = frozenset()
+    lines: Links = field(default_factory=Links)
     steps: int = 0
+    clocks: Clocks | None = None
     watch: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-agree"))
 
     def __post_init__(self) -> None:
@@ -44,6 +50,8 @@ class DistributedStep:
         self.clusters = {w.name: w.cluster for w in self.compiled.cut.workers}
         self.actors = ActorStep(self.compiled)
         self.slots = Slots(self.compiled.cut)
+        clusters = [self.clusters[host] for host in self.hosts]
+        self.measured = Measured(self.compiled.cut, self.hosts, self.lines, clusters, paced=False)
         self.links = {(self.session.worker, peer): link for peer, link in self.session.links.items()}
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
@@ -58,22 +66,33 @@ class DistributedStep:
         program = self.compiled.cut.program
         counts = micro_batches(program.leaves, tensors, program.pipeline.micro_batch)
         before = self._totals()
-        start = time.perf_counter()
-        agreed = self._announce(tensors, counts)
-        clocks = {s: StageClock(program.stages[s].key, start) for s in self.compiled.stages}
+        medians = {what: round(seconds, 6) for what, seconds in self.measured.medians().items()}
+        own = {stage: program.stages[stage] for stage in self.compiled.stages}
+        self.clocks = clocks = Clocks.start(own, self._lines())
+        agreed = self._announce(tensors, counts, medians)
         results = self._results(cut(program.leaves, tensors, counts), clocks, agreed)
+        seconds = clocks.seconds()
+        self.measured.add(clocks)
         self.steps += 1
         return StepOutcome(
             results,
-            seconds=time.perf_counter() - start,
+            seconds=seconds,
             counts=counts,
-            stages={clock.lane: clock.report() for clock in clocks.values()},
-            links=self._since(before),
-            spans=tuple(span for clock in clocks.values() for span in clock.spans),
+            stages=clocks.reports(),
+            links=held(self._since(before), clocks.lines.told),
+            spans=clocks.spans(),
+            basis=self.measured.basis(counts, _together(agreed, medians)),
         )
 
-    def _announce(self, tensors: Sequence[Any], counts: Sequence[int]) -> Future[None]:
-        """Say which step this is, and check beside the computing that all others say the same."""
+    def _lines(self) -> LineClock:
+        here = self.clusters[self.session.worker]
+        links = ((f"{here}->{self.clusters[peer]}", link) for peer, link in self.session.links.items())
+        return LineClock.start(self.program, self.steps, links)
+
+    def _announce(self, tensors: Sequence[Any], counts: Sequence[int], medians: Medians) -> Agreed:
+        """Say which step this is, and check beside the computing that all others say the same. Each also tells its
+        pace: a prediction needs that of all stages.
+        """
         leaves = self.compiled.cut.program.leaves
         sheet = {
             "program": self.program,
@@ -81,12 +100,15 @@ class DistributedStep:
             "step": self.steps,
             "rows": sum(counts),
             "inputs": fingerprints(leaves, tensors, self.ids),
+            "pace": medians,
         }
         self.session.start_step(sheet)
         return self.watch.submit(self.session.check_step, sheet)
 
-    def _results(self, batch: Batch, clocks: Mapping[int, StageClock], agreed: Future[None]) -> list[Any]:
-        guard = Guard(self.variables, self.compiled.cut.forward_written, alone=False)
+    def _results(self, batch: Batch, clocks: Clocks, agreed: Agreed) -> list[Any]:
+        guard = Guard(
+            self.variables, self.compiled.cut.forward_written, alone=False, whereabouts=self.compiled.whereabouts
+        )
         patience = self.session.patience
         post = Post(self.slots, self.hosts, self.links, self.program, self.steps, patience, lambda host: False)
         agreed.add_done_callback(lambda done: _abort(post, done, self.session))
@@ -115,7 +137,13 @@ class DistributedStep:
         self.watch.shutdown(wait=False, cancel_futures=True)
 
 
-def _abort(post: Post, done: Future[None], session: Session) -> None:
+def _together(agreed: Agreed, own: Medians) -> Medians:
+    """The pace of all stages, each as its own process told it."""
+    told = [sheet.get("pace", {}) for sheet in agreed.result().values()]
+    return {what: seconds for medians in (*told, own) for what, seconds in medians.items()}
+
+
+def _abort(post: Post, done: Agreed, session: Session) -> None:
     failure = done.exception() if not done.cancelled() else None
     if failure is not None:
         post.abort(failure)
@@ -125,7 +153,7 @@ def _abort(post: Post, done: Future[None], session: Session) -> None:
 _SOON = 1.0
 
 
-def _blame(agreed: Future[None], session: Session, failure: BaseException) -> BaseException:
+def _blame(agreed: Agreed, session: Session, failure: BaseException) -> BaseException:
     """Where the processes do not do the same, that is why a stage failed. Whatever it was, all get to know."""
     cause = None
     with contextlib.suppress(TimeoutError):

@@ -32,7 +32,11 @@ class Kept:
 
 @dataclass
 class Ledger:
-    """Which worker holds which variable, the same in every process."""
+    """Which worker holds which variable, the same in every process.
+
+    Variables are held until the run ends, those of dropped models too: Python frees them at another moment in each
+    process, and processes that disagree on what there is cannot exchange it.
+    """
 
     session: Session
     kept: dict[int, Kept] = field(default_factory=dict)

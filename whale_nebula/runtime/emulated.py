@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
@@ -12,12 +11,14 @@ from whale_nebula.config import Links
 from whale_nebula.feed.batch import Batch, cut, micro_batches
 from whale_nebula.report.report import LinkReport
 from whale_nebula.runtime.actors import ActorStep
-from whale_nebula.runtime.clock import StageClock
+from whale_nebula.runtime.clock import Clocks, LineClock, held
 from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.guard import Guard
 from whale_nebula.runtime.outcome import StepOutcome
-from whale_nebula.runtime.pace import Measured
+from whale_nebula.runtime.pace import Measured, paces
 from whale_nebula.runtime.post import Post, Slots
+from whale_nebula.runtime.rehearsal import Rehearsal
+from whale_nebula.schedule.limits import Pace
 from whale_nebula.transport import Link, MemoryNetwork
 from whale_nebula.transport.protocol import LinkTotals
 
@@ -34,6 +35,7 @@ class EmulatedStep:
     program: int = 0
     steps: int = 0
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
+    clocks: Clocks | None = None
 
     def __post_init__(self) -> None:
         self.hosts = [stage.cluster for stage in self.compiled.cut.program.stages]
@@ -52,34 +54,40 @@ class EmulatedStep:
         program = self.compiled.cut.program
         counts = micro_batches(program.leaves, tensors, program.pipeline.micro_batch)
         batch = cut(program.leaves, tensors, counts)
-        guard = Guard(self.variables, self.compiled.cut.forward_written)
-        before = self._totals()
-        start = time.perf_counter()
-        clocks = {s: StageClock(program.stages[s].key, start) for s in self.compiled.stages}
-        results = self._results(batch, clocks, guard)
-        seconds = time.perf_counter() - start
-        spans = {stage: clock.spans for stage, clock in clocks.items()}
-        self.measured.add(spans)
+        guard = Guard(
+            self.variables, self.compiled.cut.forward_written, whereabouts=self.compiled.whereabouts
+        )
+        before, medians = self._totals(), self.measured.medians()
+        self.clocks = clocks = Clocks.start(dict(enumerate(program.stages)), self._lines())
+        results = self._results(batch, clocks, guard, paces(self.measured.phases(batch.rows[0], medians)))
+        seconds = clocks.seconds()
+        self.measured.add(clocks)
         self.steps += 1
         return StepOutcome(
             results,
             seconds=seconds,
             counts=counts,
-            stages={clock.lane: clock.report() for clock in clocks.values()},
-            links=self._since(before),
-            spans=tuple(span for own in spans.values() for span in own),
-            predicted=self.measured.predicted(counts),
+            stages=clocks.reports(),
+            links=held(self._since(before), clocks.lines.told),
+            spans=clocks.spans(),
+            basis=self.measured.basis(counts, medians),
         )
 
-    def _results(self, batch: Batch, clocks: Mapping[int, StageClock], guard: Guard) -> list[Any]:
+    def _lines(self) -> LineClock:
+        return LineClock.start(self.program, self.steps, ((f"{a}->{b}", link) for (a, b), link in self.links.items()))
+
+    def _results(self, batch: Batch, clocks: Clocks, guard: Guard, paces: Sequence[Pace]) -> list[Any]:
         post = Post(self.slots, self.hosts, self.links, self.program, self.steps, PATIENCE)
-        pace = self.measured.pace(batch.rows[0])
         try:
-            return self.actors.run(batch, post, clocks, guard, pace, blame=self._tell)
+            peers = self._rehearsal(sum(batch.rows))
+            return self.actors.run(batch, post, clocks, guard, paces, peers=peers, blame=self._tell)
         except BaseException:
             self.steps += 1
             self._connect()
             raise
+
+    def _rehearsal(self, rows: int) -> Rehearsal:
+        return Rehearsal(self.compiled.cut.exchange, self.links, self.program, self.steps, rows, PATIENCE)
 
     def _tell(self, failure: BaseException) -> BaseException:
         """Who waits for something at a link stops waiting."""

@@ -7,23 +7,28 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from typing import Any, Protocol
 
 import tensorflow as tf
 
+from whale_nebula.capture import tracing
 from whale_nebula.capture.mirror import in_order
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.step import Captured, Signature, filled
-from whale_nebula.errors import NebulaWarning
+from whale_nebula.errors import NebulaWarning, StageFailedError
 from whale_nebula.ir.canonical import canonical_lines
 from whale_nebula.ir.digest import digest_lines, first_difference
 from whale_nebula.ir.plan import Cut, Worker
+from whale_nebula.ir.program import Stage
 from whale_nebula.passes.plan import cut_program
-from whale_nebula.report.report import Report, StageReport, publish
+from whale_nebula.report.published import begin, publish
+from whale_nebula.report.report import Report, StageReport
 from whale_nebula.run import Run, current_run
+from whale_nebula.runtime.clock import annotation
 from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.distributed import DistributedStep
 from whale_nebula.runtime.emulated import EmulatedStep
@@ -31,6 +36,10 @@ from whale_nebula.runtime.fragment_function import Workshop
 from whale_nebula.runtime.guard import whole_step
 from whale_nebula.runtime.local_step import LocalStep
 from whale_nebula.runtime.outcome import StepOutcome
+from whale_nebula.runtime.scalars import ScalarResults, scalar_results
+from whale_nebula.runtime.whereabouts import Whereabouts
+from whale_nebula.runtime.xla import Xla, refused_by_xla
+from whale_nebula.scopes.site import script_site
 
 
 class Runner(Protocol):
@@ -49,14 +58,20 @@ class Engine:
     captured: Captured
     cut: Cut
     runner: Runner
+    worker: str = "local/0"
     steps: int = 0
+    notes: Sequence[str] = ()
+    xla: Xla | None = None
+    without_xla: Callable[[], Runner] | None = None
 
     def run(self, tensors: Sequence[Any]) -> Any:
         """Run one step, report on it, and pack its results as the user's code returns them."""
-        outcome = self.runner.run(tensors)
+        begin(self)
+        with annotation("whale_nebula", step_num=self.steps, _r=1):
+            outcome = self._run(tensors)
         self.steps += 1
         if self.steps == 1:
-            self._warn_few(len(outcome.counts))
+            self._warn_few(outcome.counts)
         publish(
             Report(
                 program=self.name,
@@ -66,24 +81,53 @@ class Engine:
                 stages=outcome.stages,
                 links=outcome.links,
                 spans=outcome.spans,
-                predicted_seconds=outcome.predicted,
-                notes=self.cut.notes,
+                basis=outcome.basis,
+                notes=(*self.cut.notes, *self.notes, *(self.xla.notes if self.xla is not None else ())),
+                scalars=self._scalars.of(outcome.tensors),
+                worker=self.worker,
+                time=time.time(),
             )
         )
         return self.captured.pack(outcome.tensors)
 
+    def _run(self, tensors: Sequence[Any]) -> StepOutcome:
+        """Run the step; one that XLA cannot compile after all is run without it, from then on."""
+        try:
+            return self.runner.run(tensors)
+        except StageFailedError as failure:
+            began = failure.torn and not isinstance(self.runner, Uncut)
+            if self.xla is None or self.without_xla is None or began or not refused_by_xla(failure):
+                raise
+            self.xla.give_up(failure)
+            self.runner, self.without_xla = self.without_xla(), None
+            return self.runner.run(tensors)
 
-    def _warn_few(self, count: int) -> None:
+    @cached_property
+    def _scalars(self) -> ScalarResults:
+        return scalar_results(self.captured.structured_outputs)
+
+    @property
+    def doing(self) -> Mapping[str, str]:
+        """What each stage does at this moment, where stages run apart."""
+        clocks = getattr(self.runner, "clocks", None)
+        return {} if clocks is None else clocks.doing()
+
+    def _warn_few(self, counts: Sequence[int]) -> None:
         """More micro-batches than rows: each row is one, and the rest is not there."""
         asked = self.cut.program.pipeline.micro_batch
-        if count < asked:
+        given = any(leaf.batched for leaf in self.cut.program.leaves)
+        rows = sum(counts) if given else 0
+        if len(counts) < asked:
             warning = NebulaWarning(
-                f"nb.pipeline asks for {asked} micro-batches, and the first batch has {count} rows",
+                f"nb.pipeline asks for {asked} micro-batches, and the first batch has {rows} row{'s' * (rows != 1)}",
                 where=self.name,
-                why="a micro-batch has at least one row",
-                mend=f"nb.pipeline(micro_batch={count}), or a larger batch",
+                why="a micro-batch has at least one row" if given else "no argument of the step has rows to cut",
+                mend=f"nb.pipeline(micro_batch={max(1, rows)}), or a larger batch"
+                if given
+                else "give the step its batch as arguments, for batch in dataset: step(*batch); not the iterator",
             )
-            warnings.warn(warning, stacklevel=2)
+            site = script_site()
+            warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
 
 
 @dataclass
@@ -91,7 +135,8 @@ class Uncut:
     """One stage, one micro-batch: the user's own function."""
 
     function: Any
-    stage: str
+    stage: Stage
+    graph: Any
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run it."""
@@ -99,22 +144,36 @@ class Uncut:
         try:
             results = tf.nest.flatten(self.function(*tensors), expand_composites=True)
         except tf.errors.OpError as failure:
-            raise whole_step(self.stage, failure) from failure
+            raise whole_step(self.stage.key, failure, Whereabouts(self.graph, [self.stage])) from failure
         found = [leaf for leaf in results if isinstance(leaf, tf.Tensor)]
-        return StepOutcome(found, time.perf_counter() - start, (1,), {self.stage: StageReport()})
+        return StepOutcome(found, time.perf_counter() - start, (1,), {self.stage.key: StageReport()})
 
 
-def engine(captured: Captured, call: Callable[[Sequence[Any]], Any], layout: Signature, name: str) -> Engine:
-    """Plan a captured step and choose what runs it."""
+def engine(
+    captured: Captured,
+    call: Callable[[Sequence[Any]], Any],
+    layout: Signature,
+    name: str,
+    *,
+    jit: bool = False,
+    notes: Sequence[str] = (),
+) -> Engine:
+    """Plan a captured step and choose what runs it. With `jit`, XLA compiles its stages where it can."""
     run = current_run()
     program = captured.program
     run.meet([stage.cluster for stage in program.stages])
     run.programs += 1
     operations = in_order(captured.graph.get_operations())
     cut = cut_program(program, place_workers(captured, run), lambda number: place_of(operations[number]))
+    xla = Xla(program.graph, program.stages) if jit else None
     if not run.alone:
-        return Engine(name, captured, cut, _together(captured, cut, run, name))
-    return Engine(name, captured, cut, _runner(captured, cut, run, call, layout))
+        runner = _together(captured, cut, run, name, xla)
+        return Engine(name, captured, cut, runner, run.ledger.session.worker, notes=notes, xla=xla)
+
+    def choose(xla: Xla | None = None) -> Runner:
+        return _runner(captured, cut, run, call, layout, xla)
+
+    return Engine(name, captured, cut, choose(xla), notes=notes, xla=xla, without_xla=choose if jit else None)
 
 
 def place_workers(captured: Captured, run: Run) -> list[Worker]:
@@ -130,12 +189,12 @@ def place_workers(captured: Captured, run: Run) -> list[Worker]:
 
 
 def _runner(
-    captured: Captured, cut: Cut, run: Run, call: Callable[[Sequence[Any]], Any], layout: Signature
+    captured: Captured, cut: Cut, run: Run, call: Callable[[Sequence[Any]], Any], layout: Signature, xla: Xla | None
 ) -> Runner:
     program = captured.program
     if len(program.stages) == 1 and program.pipeline.micro_batch == 1:
-        return Uncut(plain_function(call, layout), program.stages[0].key)
-    compiled = Compiled(cut, "local/0", Workshop(captured.graph, captured.aliases))
+        return Uncut(plain_function(call, layout, jit=xla is not None), program.stages[0], captured.graph)
+    compiled = Compiled(cut, "local/0", _workshop(captured, xla))
     if any(_slow(run, a.cluster, b.cluster) for a, b in combinations(program.stages, 2)):
         step = EmulatedStep(compiled, captured.variables, run.links, run.programs)
         _close_with(run, step)
@@ -143,7 +202,13 @@ def _runner(
     return LocalStep(compiled, captured.variables)
 
 
-def _together(captured: Captured, cut: Cut, run: Run, name: str) -> Runner:
+def _workshop(captured: Captured, xla: Xla | None) -> Workshop:
+    if xla is None:
+        return Workshop(captured.graph, captured.aliases)
+    return Workshop(captured.graph, captured.aliases, xla.takes)
+
+
+def _together(captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None) -> Runner:
     """Agree with the other processes, leave their variables to them, and run our stages."""
     session = run.ledger.session
     lines = canonical_lines(captured.program)
@@ -154,8 +219,8 @@ def _together(captured: Captured, cut: Cut, run: Run, name: str) -> Runner:
         session.fail(failure)
         raise
     ids = frozenset([run.ids] if isinstance(run.ids, str) else run.ids or ())
-    compiled = Compiled(cut, session.worker, Workshop(captured.graph, captured.aliases))
-    step = DistributedStep(compiled, captured.variables, session, name, run.programs, ids)
+    compiled = Compiled(cut, session.worker, _workshop(captured, xla))
+    step = DistributedStep(compiled, captured.variables, session, name, run.programs, ids, run.links)
     _close_with(run, step)
     return step
 
@@ -176,10 +241,11 @@ def _slow(run: Run, a: str, b: str) -> bool:
     return bool(line.rate or line.delay)
 
 
-def plain_function(call: Callable[[Sequence[Any]], Any], layout: Signature) -> Any:
+def plain_function(call: Callable[[Sequence[Any]], Any], layout: Signature, *, jit: bool = False) -> Any:
     """The user's step as a plain tf.function: the oracle of every other way to run it."""
 
     def body(*tensors: Any) -> Any:
-        return call(filled(layout, tensors))
+        with tracing.uncut():
+            return call(filled(layout, tensors))
 
-    return tf.function(body, autograph=False, input_signature=list(layout.specs))
+    return tf.function(body, autograph=False, input_signature=list(layout.specs), jit_compile=jit or None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,19 @@ class Function:
 
 
 class Workshop:
-    """Makes functions out of one traced graph, which it reads once; `aliases` are values to read for others."""
+    """Makes functions out of one traced graph, which it reads once; `aliases` are values to read for others.
 
-    def __init__(self, graph: Any, aliases: Aliases | None = None) -> None:
+    XLA compiles the fragments that `compiles` says yes to.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        aliases: Aliases | None = None,
+        compiles: Callable[[Fragment], bool] = lambda fragment: False,
+    ) -> None:
+        self.graph = graph
+        self._compiles = compiles
         self._donor = Donor(graph)
         self._donor.rename(aliases or {})
         self._external = {internal.op.name: external for external, internal in graph.captures}
@@ -52,7 +62,9 @@ class Workshop:
 
         signature = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in feeds]
         body.__name__ = _name(fragment)
-        concrete = tf.function(body, input_signature=signature, autograph=False).get_concrete_function()
+        xla = self._compiles(fragment) or None
+        traced = tf.function(body, input_signature=signature, autograph=False, jit_compile=xla)
+        concrete = traced.get_concrete_function()
         return Function(fragment, concrete, concrete.captured_inputs)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.errors import StageFailedError
+from whale_nebula.runtime.whereabouts import Whereabouts
 
 
 class Guard:
@@ -20,8 +21,15 @@ class Guard:
 
     begun = False
 
-    def __init__(self, variables: Mapping[str, Any], written: Sequence[str], alone: bool = True) -> None:
+    def __init__(
+        self,
+        variables: Mapping[str, Any],
+        written: Sequence[str],
+        alone: bool = True,
+        whereabouts: Whereabouts | None = None,
+    ) -> None:
         self._go_on = "go on" if alone else "start all workers again"
+        self._whereabouts = whereabouts or Whereabouts()
         self._saved = [(variables[path], variables[path].read_value()) for path in written if path in variables]
 
     def restore(self) -> None:
@@ -60,10 +68,10 @@ class Guard:
     ) -> StageFailedError:
         where = f" of stage {stage!r}" if stage else ""
         number = "" if micro_batch is None else f", micro-batch {micro_batch}"
-        state = f"the variables are as they were before the step: correct the input or the op and {self._go_on}"
+        state = f"{self._whereabouts.mend(failure)}; the variables are as they were before the step: then {self._go_on}"
         return StageFailedError(
             f"the {what}{where} failed in phase {phase}{number}",
-            where=_node(failure),
+            where=self._whereabouts.of(failure, stage),
             why=_sentence(failure),
             mend="an earlier phase has updated some variables: go back to a checkpoint" if self.begun else state,
             stage=stage,
@@ -76,27 +84,26 @@ class Guard:
         """The error for a failure during an update: some variables are new, some old."""
         return StageFailedError(
             "the update failed, and the step is torn: some variables are updated and some are not",
-            where=_node(failure),
+            where=self._whereabouts.of(failure),
             why=_sentence(failure),
             mend="go back to a checkpoint before going on",
             torn=True,
         )
 
 
-def whole_step(stage: str, failure: BaseException) -> StageFailedError:
+def whole_step(stage: str, failure: BaseException, whereabouts: Whereabouts) -> StageFailedError:
     """The error for a step that runs as the user's own function: nobody knows how far it came."""
     return StageFailedError(
         f"the step of stage {stage!r} failed",
-        where=_node(failure),
+        where=whereabouts.of(failure, stage),
         why=_sentence(failure),
-        mend="correct the input or the op; some variables may be updated, so go back to a checkpoint if that matters",
+        mend=f"{whereabouts.mend(failure)}; some variables may be updated, so go back to a checkpoint if that matters",
         stage=stage,
         torn=True,
     )
 
 
 _FRAMES = ("Graph execution error", "Detected at node", "<stack traces", "File ", "[[{{node")
-_DETECTED = re.compile(r"Detected at node (\S+) defined at|\{\{(?:function_)?node (\S+?)\}\}")
 
 
 def _sentence(failure: BaseException) -> str:
@@ -104,9 +111,3 @@ def _sentence(failure: BaseException) -> str:
     lines = [line.strip() for line in str(getattr(failure, "message", failure)).splitlines()]
     said = [line for line in lines if line and not line.startswith(_FRAMES)]
     return re.sub(r"^\{\{.*?\}\} ", "", (said or [type(failure).__name__])[0])[:300]
-
-
-def _node(failure: BaseException) -> str:
-    """The op that failed, as TensorFlow names it."""
-    found = _DETECTED.search(str(getattr(failure, "message", failure)))
-    return "" if found is None else f"op {(found[1] or found[2])!r}"

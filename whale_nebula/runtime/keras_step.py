@@ -8,10 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from whale_nebula.capture.surroundings import foreign_strategy
 from whale_nebula.errors import UnsupportedError
 from whale_nebula.run import current_run
+from whale_nebula.runtime import executions
 from whale_nebula.runtime.collective import make_collective
-from whale_nebula.runtime.step import Arguments, Step, Unpack
+from whale_nebula.runtime.step import Arguments, Step, Unpack, positional
+from whale_nebula.scopes.site import script_site
 
 _INPUTS = ("x", "y", "sample_weight")
 
@@ -27,9 +30,7 @@ def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
     def run(data: Any) -> Any:
         return step.run(*_arguments(data))
 
-    if kind == "predict":
-        return lambda data: run(data[0] if isinstance(data, list) else data)
-    return lambda iterator: run(next(iter(iterator)))
+    return executions.predicting(run) if kind == "predict" else executions.training(run, model)
 
 
 def keras_step(model: Any, kind: str, data: Any) -> tuple[Step, Arguments, Unpack]:
@@ -39,26 +40,34 @@ def keras_step(model: Any, kind: str, data: Any) -> tuple[Step, Arguments, Unpac
 
 
 def _step(model: Any, kind: str) -> Step:
-    return Step(getattr(model, f"{kind}_step"), name=f"{model.name}.{kind}_step", paths=lambda: _paths(model))
+    note = executions.note(model)
+    return Step(
+        getattr(model, f"{kind}_step"),
+        name=f"{model.name}.{kind}_step",
+        paths=lambda: _paths(model),
+        jit=bool(model.jit_compile),
+        notes=(note,) if note else (),
+        widens=True,
+    )
 
 
 def _arguments(data: Any) -> tuple[Arguments, Unpack]:
-    named = _named(_without_optionals(data))
-    return list(named.items()), partial(_restored, tuple(named))
-
-
-def _named(data: Any) -> dict[str, Any]:
-    """A batch of Keras, (x, y, sample_weight) or less, by the names that reports and plans use."""
+    data = _without_optionals(data)
     if not isinstance(data, tuple):
-        return {"x": data}
-    return {name: part for name, part in zip(_INPUTS, data, strict=False) if part is not None}
+        return [("x", data)], positional
+    names = tuple(None if part is None else _name(place) for place, part in enumerate(data))
+    return [(name, part) for name, part in zip(names, data, strict=True) if name], partial(_restored, names)
 
 
-def _restored(names: tuple[str, ...], values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+def _name(place: int) -> str:
+    """A part of a batch of Keras, (x, y, sample_weight) or what a step of the user's takes, in reports and plans."""
+    return _INPUTS[place] if place < len(_INPUTS) else f"input{place}"
+
+
+def _restored(names: tuple[str | None, ...], values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """The tuple that Keras's step expects."""
-    parts = dict(zip(names, values, strict=True))
-    last = max(_INPUTS.index(name) for name in parts)
-    return [tuple(parts.get(name) for name in _INPUTS[: last + 1])], {}
+    given = iter(values)
+    return [tuple(None if name is None else next(given) for name in names)], {}
 
 
 def _without_optionals(data: Any) -> Any:
@@ -80,23 +89,14 @@ def _of_optimizer(model: Any) -> list[Any]:
 
 
 def _check(model: Any) -> None:
-    """Options of `compile` that would make the step something else than one traced function."""
-    reasons = {
-        "run_eagerly": (getattr(model, "run_eagerly", False), "an eager step is never traced, so it cannot be cut"),
-        "steps_per_execution": (
-            getattr(model, "steps_per_execution", 1) != 1,
-            "each step ends with an exchange between clusters",
-        ),
-        "jit_compile": (
-            getattr(model, "jit_compile", False) is True,
-            "XLA would have to compile the communication too",
-        ),
-    }
-    for option, (set_so, why) in reasons.items():
-        if set_so:
-            raise UnsupportedError(
-                f"compile({option}={getattr(model, option)!r}) does not go with scopes",
-                where=model.name,
-                why=why,
-                mend=f"model.compile(...) without {option}",
-            )
+    """What would make the step something else than one traced function in one place."""
+    strategy = model.distribute_strategy
+    if strategy is not tf.distribute.get_strategy():
+        raise foreign_strategy(strategy, f"{model.name}, {script_site()}")
+    if model.run_eagerly:
+        raise UnsupportedError(
+            "compile(run_eagerly=True) does not go with scopes",
+            where=f"{model.name}, {script_site()}",
+            why="an eager step is never traced, so it cannot be cut",
+            mend="model.compile(...) without run_eagerly; to debug eagerly, take the scopes out",
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -37,12 +38,14 @@ class LocalStep:
         if key not in self._functions:
             self._functions[key] = one_function(self.compiled, counts, self._begun)
         function = self._functions[key]
-        guard = Guard(self.variables, self.compiled.cut.forward_written)
+        guard = Guard(
+            self.variables, self.compiled.cut.forward_written, whereabouts=self.compiled.whereabouts
+        )
         start = time.perf_counter()
         try:
             results = tf_private.call_flat(function, tensors, function.captured_inputs)
             return StepOutcome(
-                results, time.perf_counter() - start, counts, self._stages(), self._links(counts)
+                results, time.perf_counter() - start, counts, self._stages, self._links(counts)
             )
         except tf.errors.OpError as failure:
             guard.restore()
@@ -51,8 +54,10 @@ class LocalStep:
                     self._locate(tensors, counts, guard)
             raise guard.torn(failure) from failure
 
-    def _stages(self) -> dict[str, StageReport]:
-        return {stage.key: StageReport() for stage in self.compiled.cut.program.stages}
+    @cached_property
+    def _stages(self) -> Mapping[str, StageReport]:
+        """What every step says of its stages, which are not timed apart."""
+        return {stage.key: StageReport(cluster=stage.cluster) for stage in self.compiled.cut.program.stages}
 
     def _links(self, counts: tuple[int, ...]) -> Mapping[str, LinkReport]:
         """Free links carry what others would: counted, once for each way the batch is cut."""

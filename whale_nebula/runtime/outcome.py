@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from whale_nebula.report.basis import Basis
 from whale_nebula.report.report import LinkReport, Span, StageReport
 
 
@@ -19,4 +20,4 @@ class StepOutcome:
     stages: Mapping[str, StageReport] = field(default_factory=dict)
     links: Mapping[str, LinkReport] = field(default_factory=dict)
     spans: tuple[Span, ...] = ()
-    predicted: float | None = None
+    basis: Basis | None = None

@@ -2,67 +2,141 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from whale_nebula.config import Links
-from whale_nebula.ir.plan import Cut
-from whale_nebula.report.report import Span
-from whale_nebula.runtime.sizes import messages
+from whale_nebula.ir.plan import Cut, PhasePlan, StagePhase
+from whale_nebula.report.basis import Basis, Carried, Numbers, PhaseBasis
+from whale_nebula.runtime.clock import Clocks
+from whale_nebula.runtime.sizes import Message, all_sized, link_reports, messages
 from whale_nebula.schedule.limits import Pace
 from whale_nebula.schedule.lines import Hop, Line, Work, pace
-from whale_nebula.schedule.simulate import simulate
 from whale_nebula.wire.frame import wire_bytes
 
 _SKIP = 1  # the first step also pays for TensorFlow's own warming up
+_KEPT = 64
+
+_Pair = tuple[int, int]
+_Crossing = tuple[dict[_Pair, Hop], dict[_Pair, tuple[Numbers, Numbers]]]
+Medians = Mapping[str, float]
+"""Seconds of a piece for a micro-batch, by "phase.stage.kind"; "once" is what runs once a step."""
 
 
 @dataclass
 class Measured:
-    """Median seconds of each stage's forward and backward of a micro-batch, over the last steps."""
+    """Median seconds of each stage's forward and backward of a micro-batch, over the last steps.
+
+    `hosts` are what stages run on, as links name them; `clusters` what lines join, where that is not the same.
+    """
 
     cut: Cut
     hosts: Sequence[str]
     links: Links
+    clusters: Sequence[str] = ()
+    paced: bool = True
     steps: int = 0
-    seconds: dict[tuple[int, str], list[float]] = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    _bytes: dict[tuple[int, ...], Mapping[str, int]] = field(default_factory=dict)
+    _crossing: dict[tuple[int, int], _Crossing] = field(default_factory=dict)
+    _exchanges: dict[int, tuple[tuple[Carried, ...], ...]] = field(default_factory=dict)
 
-    def add(self, spans: Mapping[int, Sequence[Span]]) -> None:
-        """Take in a step's spans, by stage."""
+    def add(self, clocks: Clocks) -> None:
+        """Take in what a step took."""
         self.steps += 1
         if self.steps <= _SKIP:
             return
-        for stage, own in spans.items():
-            for span in own:
-                kept = self.seconds.setdefault((stage, span.what.split()[0]), [])
-                kept.append(span.end - span.start)
-                del kept[:-64]
+        for stage, clock in clocks.stages.items():
+            for span in clock.spans:
+                self._keep(f"{span.phase}.{stage}.{span.what.split()[0]}", span.end - span.start)
+        self._keep("once", clocks.once.compute - clocks.once.waiting)
 
-    def works(self) -> list[Work] | None:
-        """What each stage computes for a micro-batch; None before it was measured."""
-        found = [self._work(stage) for stage in range(len(self.cut.program.stages))]
-        known = [work for work in found if work is not None]
-        return known if len(known) == len(found) else None
+    def _keep(self, what: str, seconds: float) -> None:
+        kept = self.seconds.setdefault(what, [])
+        kept.append(seconds)
+        del kept[:-_KEPT]
 
-    def _work(self, stage: int) -> Work | None:
-        forward, backward = self._median(stage, "forward"), self._median(stage, "backward")
-        fused = self._median(stage, "fused")
-        if fused is not None:
-            return Work(0.0, fused)
-        return None if forward is None else Work(forward, backward)
+    def medians(self) -> Medians:
+        """What was measured here; nothing before the second step."""
+        return {what: sorted(kept)[len(kept) // 2] for what, kept in self.seconds.items()}
 
-    def _median(self, stage: int, what: str) -> float | None:
-        kept = sorted(self.seconds.get((stage, what), ()))
-        return kept[len(kept) // 2] if kept else None
+    def basis(self, counts: Sequence[int], medians: Medians) -> Basis | None:
+        """What the simulator is told of a step whose micro-batches have `counts` rows; None while a pace or the size
+        of a crossing is not known.
+        """
+        phases = self.phases(counts[0], medians)
+        if not phases or not all_sized(self.cut):
+            return None
+        pipeline = self.cut.program.pipeline
+        return Basis(
+            stages=tuple(stage.key for stage in self.cut.program.stages),
+            phases=phases,
+            micro_batches=len(counts),
+            rows=min(counts),
+            schedule=pipeline.schedule,
+            in_flight=pipeline.in_flight,
+            paced=self.paced,
+            once=medians.get("once", 0.0),
+            exchange=self._exchanged(sum(counts)),
+            bytes=self._carried(tuple(counts)),
+        )
 
-    def hops(self, rows: int) -> dict[tuple[int, int], Hop]:
-        """What crosses between stages for a micro-batch, and over which lines."""
-        there: dict[tuple[int, int], float] = {}
-        for message in messages(self.cut, self.hosts, rows):
-            key = (message.source, message.destination)
-            there[key] = there.get(key, 0.0) + wire_bytes(message.payload)
-        pairs = {(a, b) if a < b else (b, a) for a, b in there}
-        return {(a, b): self._hop(a, b, there) for a, b in sorted(pairs)}
+    def phases(self, rows: int, medians: Medians) -> tuple[PhaseBasis, ...]:
+        """Each phase for a micro-batch of `rows` rows; none before all of them were measured. What crosses in a size
+        that only a step knows is left out.
+        """
+        phases = [self._phase(phase, rows, medians) for phase in self.cut.phases]
+        known = tuple(phase for phase in phases if phase is not None)
+        return known if len(known) == len(phases) else ()
+
+    def _carried(self, counts: tuple[int, ...]) -> Mapping[str, int]:
+        if counts not in self._bytes:
+            reports = link_reports(self.cut, self.hosts, counts, self._clusters)
+            self._bytes[counts] = {name: link.bytes for name, link in reports.items()}
+        return self._bytes[counts]
+
+    def _exchanged(self, rows: int) -> tuple[tuple[Carried, ...], ...]:
+        """What updates exchange in a step of so many rows, round after round."""
+        if rows not in self._exchanges:
+            rounds: defaultdict[tuple[int, int], Counter[tuple[str, str]]] = defaultdict(Counter)
+            for each in self.cut.exchange:
+                size = wire_bytes(each.spec.nbytes(unknown=rows))
+                rounds[each.phase, each.round][each.source, each.destination] += size
+            self._exchanges[rows] = tuple(
+                tuple(Carried(self._joining(*ends), size) for ends, size in together.items())
+                for together in rounds.values()
+            )
+        return self._exchanges[rows]
+
+    def _phase(self, phase: PhasePlan, rows: int, medians: Medians) -> PhaseBasis | None:
+        plans = {plan.stage: plan for plan in phase.stages}
+        works = [_work(plans.get(stage), medians) for stage in range(len(self.cut.program.stages))]
+        known = tuple(work for work in works if work is not None)
+        if len(known) < len(works):
+            return None
+        fused = tuple(stage in plans and plans[stage].fused for stage in range(len(works)))
+        return PhaseBasis(known, fused, *self._hops(phase.index, rows))
+
+    def _hops(self, phase: int, rows: int) -> _Crossing:
+        """What crosses between stages for a micro-batch, over which lines, and how much of it are numbers."""
+        if (phase, rows) not in self._crossing:
+            sizes: dict[_Pair, float] = {}
+            numbers: defaultdict[_Pair, Numbers] = defaultdict(Numbers)
+            for message in messages(self.cut, self.hosts, rows):
+                if message.phase == phase:
+                    key = (message.source, message.destination)
+                    sizes[key] = sizes.get(key, 0.0) + wire_bytes(message.payload)
+                    numbers[key] += _numbers(message)
+            pairs = sorted({(a, b) if a < b else (b, a) for a, b in sizes})
+            hops = {(a, b): self._hop(a, b, sizes) for a, b in pairs}
+            self._crossing[phase, rows] = hops, {(a, b): (numbers[a, b], numbers[b, a]) for a, b in pairs}
+        return self._crossing[phase, rows]
+
+    @cached_property
+    def _clusters(self) -> Sequence[str]:
+        return self.clusters or self.hosts
 
     def _hop(self, a: int, b: int, sizes: Mapping[tuple[int, int], float]) -> Hop:
         return Hop(self._line(a, b), self._line(b, a), sizes.get((a, b), 0.0), sizes.get((b, a)))
@@ -70,21 +144,29 @@ class Measured:
     def _line(self, a: int, b: int) -> Line | None:
         if self.hosts[a] == self.hosts[b]:
             return None
-        line = self.links.between(self.hosts[a], self.hosts[b])
-        rate = line.rate / 8 if line.rate else float("inf")
-        return Line(f"{self.hosts[a]}->{self.hosts[b]}", rate, line.delay)
+        return self._joining(self._clusters[a], self._clusters[b])
 
-    def pace(self, rows: int) -> Pace | None:
-        """The pace of a micro-batch of `rows` rows, or None before anything was measured."""
-        works = self.works()
-        return None if works is None else pace(works, self.hops(rows))
+    def _joining(self, here: str, there: str) -> Line:
+        line = self.links.between(here, there)
+        return Line(f"{here}->{there}", line.rate / 8 if line.rate else float("inf"), line.delay)
 
-    def predicted(self, counts: Sequence[int]) -> float | None:
-        """Seconds that the simulator gives for the micro-batches of a step, its updates left out."""
-        works = self.works()
-        if works is None or len(self.cut.phases) > 1:
-            return None
-        pipeline = self.cut.program.pipeline
-        return simulate(
-            works, self.hops(counts[0]), len(counts), name=pipeline.schedule, in_flight=pipeline.in_flight
-        ).seconds
+
+def paces(phases: Sequence[PhaseBasis]) -> list[Pace]:
+    """The pace of each phase, which sets its in-flight limits."""
+    return [pace(phase.works, phase.hops) for phase in phases]
+
+
+def _work(plan: StagePhase | None, medians: Medians) -> Work | None:
+    """What a stage computes for a micro-batch in a phase: None where that is not known yet."""
+    if plan is None:
+        return Work(0.0)
+    pieces = [piece for piece in (plan.forward, plan.backward) if piece is not None]
+    found = {piece.kind: medians.get(f"{plan.phase}.{plan.stage}.{piece.kind}") for piece in pieces}
+    if None in found.values():
+        return None
+    backward = found.get("fused") if plan.fused else found.get("backward")
+    return Work(found.get("forward") or 0.0, backward)
+
+
+def _numbers(message: Message) -> Numbers:
+    return Numbers(message.payload, message.numbers) if message.numbers else Numbers()

@@ -70,12 +70,14 @@ class Session:
         """Announce a step: program, number, rows and fingerprints."""
         self._say("STEP", _step(sheet), sheet)
 
-    def check_step(self, sheet: Sheet) -> None:
-        """Every peer must have announced the same step of the same program on the same rows."""
-        for peer, theirs in self._hear("STEP", _step(sheet)).items():
+    def check_step(self, sheet: Sheet) -> Mapping[str, Sheet]:
+        """Every peer must have announced the same step of the same program on the same rows; gives what each said."""
+        told = self._hear("STEP", _step(sheet))
+        for peer, theirs in told.items():
             if (theirs["program"], theirs["step"]) != (sheet["program"], sheet["step"]):
                 raise self._astray(_step(sheet), peer, _at(theirs))
             self._same_rows(peer, sheet, theirs)
+        return told
 
     def meet(self, doing: str) -> None:
         """Wait until every process has come to the same."""

@@ -6,34 +6,52 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from whale_nebula.ir.plan import Cut
+from whale_nebula.ir.program import Flow
 from whale_nebula.ir.spec import Spec, Value
 from whale_nebula.report.report import LinkReport
-from whale_nebula.wire.frame import wire_bytes
+from whale_nebula.wire.frame import frame_count, wire_bytes
 
 _PRECISION = {"fp16": 2, "bf16": 2}
 
 
 class Message(NamedTuple):
-    """A tensor that goes from a stage to a host, in one direction."""
+    """A tensor that goes from a stage to a host, in one direction.
+
+    `numbers` is how many floating-point numbers it holds: those a codec can make smaller.
+    """
 
     source: int
     destination: int
     payload: int
     raw: int
+    phase: int = 0
+    numbers: int = 0
 
 
 def messages(cut: Cut, hosts: Sequence[str], rows: int) -> Iterator[Message]:
     """What crosses between hosts for a micro-batch of `rows` rows; sizes that only a step knows are left out."""
-    flows = [flow for request in cut.program.requests for flow in request.flows]
     codecs = {b.value: b.backward_codec for b in cut.boundaries}
     for boundary in cut.boundaries:
         for destination in _once(boundary.source, boundary.destinations, hosts):
-            yield from _message(cut, boundary.value, boundary.codec, boundary.source, destination, rows)
-    for flow in flows:
+            ends = boundary.source, destination, boundary.phase
+            yield from _message(cut, boundary.value, boundary.codec, ends, rows)
+    for phase, flow in _flows(cut):
         target = cut.program.labels.get(flow.boundary.op, 0)
         for destination in _once(flow.stage, (target,), hosts):
             codec = codecs.get(flow.boundary, "none")
-            yield from _message(cut, flow.gradient, codec, flow.stage, destination, rows)
+            yield from _message(cut, flow.gradient, codec, (flow.stage, destination, phase), rows)
+
+
+def all_sized(cut: Cut) -> bool:
+    """Whether the size of all that crosses is known before a step, given its rows."""
+    crossing = [*(b.value for b in cut.boundaries), *(flow.gradient for _, flow in _flows(cut))]
+    return all(_bytes(cut.program.graph.spec(value), 1) is not None for value in crossing)
+
+
+def _flows(cut: Cut) -> Iterator[tuple[int, Flow]]:
+    """The gradients that cross, each with its phase."""
+    phases = {request: phase.index for phase in cut.phases for request in phase.requests}
+    return ((phases[r.index], flow) for r in cut.program.requests for flow in r.flows)
 
 
 def _once(source: int, destinations: Sequence[int], hosts: Sequence[str]) -> list[int]:
@@ -45,12 +63,13 @@ def _once(source: int, destinations: Sequence[int], hosts: Sequence[str]) -> lis
     return list(first.values())
 
 
-def _message(cut: Cut, value: Value, codec: str, source: int, destination: int, rows: int) -> Iterator[Message]:
+def _message(cut: Cut, value: Value, codec: str, ends: tuple[int, int, int], rows: int) -> Iterator[Message]:
     spec = cut.program.graph.spec(value)
     raw = _bytes(spec, rows)
     if raw is not None:
         payload = raw * _PRECISION[codec] // _width(spec) if codec in _PRECISION else raw
-        yield Message(source, destination, payload, raw)
+        source, destination, phase = ends
+        yield Message(source, destination, payload, raw, phase, raw // _width(spec) if spec.floating else 0)
 
 
 def _bytes(spec: Spec, rows: int) -> int | None:
@@ -64,12 +83,21 @@ def _width(spec: Spec) -> int:
     return Spec(spec.dtype, ()).nbytes()
 
 
-def link_reports(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mapping[str, LinkReport]:
-    """What each link carries in a step whose micro-batches have `counts` rows."""
+def link_reports(
+    cut: Cut, hosts: Sequence[str], counts: Sequence[int], clusters: Sequence[str] = ()
+) -> Mapping[str, LinkReport]:
+    """What each link carries in a step whose micro-batches have `counts` rows; `clusters` name the hosts' links."""
     found: dict[str, LinkReport] = {}
+    names = clusters or hosts
     for rows in counts:
         for message in messages(cut, hosts, rows):
-            name = f"{hosts[message.source]}->{hosts[message.destination]}"
-            link = LinkReport(message.payload, wire_bytes(message.payload), message.raw, 1)
+            name = f"{names[message.source]}->{names[message.destination]}"
+            frames = frame_count(message.payload)
+            link = LinkReport(message.payload, wire_bytes(message.payload), message.raw, frames)
+            found[name] = found.get(name, LinkReport()) + link
+    for each in cut.exchange:
+        name, size = f"{each.source}->{each.destination}", _bytes(each.spec, sum(counts))
+        if size is not None:
+            link = LinkReport(size, wire_bytes(size), size, frame_count(size))
             found[name] = found.get(name, LinkReport()) + link
     return found

@@ -71,8 +71,8 @@ class StageRun:
         self._hand_on(piece, micro_batch, results)
 
     def _computing(self, piece: Piece, micro_batch: int) -> contextlib.AbstractContextManager[None]:
-        what = f"{piece.fragment.kind} {micro_batch}"
-        return _timed(None if self.clock is None else self.clock.computing(what))
+        about = piece.fragment
+        return _timed(None if self.clock is None else self.clock.computing(about.kind, micro_batch, about.phase))
 
     def _take(self, feed: Feed, micro_batch: int) -> Any:
         kind, what = feed

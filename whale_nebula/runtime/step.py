@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from whale_nebula.capture.keys import alive
+from whale_nebula.capture.placed import changes
 from whale_nebula.capture.step import Signature, capture, signature
+from whale_nebula.capture.surroundings import check_surroundings
+from whale_nebula.errors import CaptureError
+from whale_nebula.observing import observer
+from whale_nebula.run import Run, current_run
 from whale_nebula.runtime.engine import Engine, engine
+from whale_nebula.runtime.pinning import check_pinned
+from whale_nebula.runtime.widening import takes, widened
 
 Arguments = Sequence[tuple[str, Any]]
 Unpack = Callable[[list[Any]], tuple[Sequence[Any], Mapping[str, Any]]]
@@ -20,39 +29,91 @@ def positional(values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
     return values, {}
 
 
-
 @dataclass
 class Step:
-    """Calls of `fn`, run by a plan. One engine is kept for each form of the arguments."""
+    """Calls of `fn`, run by a plan. One engine is kept for each form of the arguments.
+
+    A step that `widens` has one engine for all forms that differ in sizes alone, from the second on.
+    """
 
     fn: Callable[..., Any]
     name: str
     paths: Callable[[], Mapping[int, str]] = dict
     whole: frozenset[str] = frozenset()
+    jit: bool = False
+    notes: tuple[str, ...] = ()
+    widens: bool = False
     engines: dict[Any, Engine] = field(default_factory=dict)
+    forms: list[Signature] = field(default_factory=list)
     last: Engine | None = None
+    placed: int = -1
+    run_of_plans: weakref.ref[Run] | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def run(self, arguments: Arguments, unpack: Unpack = positional) -> Any:
         """Run one step on the given arguments (name and value each)."""
+        check_surroundings()
         with self._lock:
             layout, tensors = signature(arguments, self.whole)
+            looked = self._looked_at(layout, tensors, unpack)
+            if looked is not None:
+                return looked[0]
             self.last = self._engine(layout, unpack)
             return self.last.run(tensors)
 
     def plan(self, arguments: Arguments, unpack: Unpack = positional) -> Engine:
         """Capture and plan for the given arguments without running."""
         with self._lock:
-            layout, _ = signature(arguments, self.whole)
+            layout, tensors = signature(arguments, self.whole)
+            self._looked_at(layout, tensors, unpack)
             return self._engine(layout, unpack)
 
+    def _looked_at(self, layout: Signature, tensors: list[Any], unpack: Unpack) -> tuple[Any] | None:
+        """What stands for the results where the script is only shown; None where the step is to run."""
+        watching = observer()
+        return None if watching is None else watching.look(self, layout, tensors, unpack)
+
     def _engine(self, layout: Signature, unpack: Unpack) -> Engine:
+        self._forget_others()
         if layout.key not in self.engines:
-
-            def call(given: Sequence[Any]) -> Any:
-                args, kwargs = unpack(list(given))
-                return self.fn(*args, **kwargs)
-
-            captured = capture(call, layout, paths=self.paths)
-            self.engines[layout.key] = engine(captured, call, layout, self.name)
+            found = self._taking(layout) or self._widened(layout, unpack) or self._made(layout, unpack)
+            self.engines[layout.key] = found
         return self.engines[layout.key]
+
+    def _forget_others(self) -> None:
+        """What was planned for another run, or before `nb.place` was called, does not count."""
+        run, placed = current_run(), changes()
+        if self.run_of_plans is None or self.run_of_plans() is not run or self.placed != placed:
+            self.run_of_plans, self.placed = weakref.ref(run), placed
+            self.engines.clear()
+            self.forms.clear()
+
+    def _taking(self, layout: Signature) -> Engine | None:
+        """The engine of a form with free axes that takes this one, too."""
+        return next((self.engines[form.key] for form in self.forms if takes(form, layout)), None)
+
+    def _widened(self, layout: Signature, unpack: Unpack) -> Engine | None:
+        """An engine with free axes in the place of one more for every size; None where the step needs to know them."""
+        form = widened(layout, self.forms) if self.widens else None
+        if form is None:
+            return None
+        try:
+            return self._made(form, unpack)
+        except (CaptureError, TypeError, ValueError):
+            self.widens = False
+            return None
+
+    def _made(self, layout: Signature, unpack: Unpack) -> Engine:
+        self.engines = {key: kept for key, kept in self.engines.items() if alive(key[-1])}
+        self.forms = [form for form in self.forms if form.key in self.engines]
+
+        def call(given: Sequence[Any]) -> Any:
+            args, kwargs = unpack(list(given))
+            return self.fn(*args, **kwargs)
+
+        captured = capture(call, layout, paths=self.paths)
+        check_pinned(self.name, captured, layout)
+        found = engine(captured, call, layout, self.name, jit=self.jit, notes=self.notes)
+        self.engines[layout.key] = found
+        self.forms.append(layout)
+        return found

@@ -10,15 +10,18 @@ from whale_nebula.scopes.frames import (
     add_watcher,
     cluster_block_of,
     compress_of,
+    imposed,
     numbering,
     open_frames,
     pipeline_of,
     reenter,
     stage_of,
+    told_again,
     watchers,
 )
 from whale_nebula.scopes.identity import deal_to
 from whale_nebula.scopes.parsing import Tree, parsing
+from whale_nebula.scopes.placing import Placement, Rule
 from whale_nebula.scopes.public import (
     auto_parallel,
     cluster,
@@ -35,6 +38,8 @@ from whale_nebula.scopes.site import Site, calling_site
 __all__ = [
     "Block",
     "Frame",
+    "Placement",
+    "Rule",
     "Scope",
     "Site",
     "Tree",
@@ -47,6 +52,7 @@ __all__ = [
     "compress",
     "compress_of",
     "deal_to",
+    "imposed",
     "numbering",
     "open_frames",
     "parsing",
@@ -58,5 +64,6 @@ __all__ = [
     "split",
     "stage",
     "stage_of",
+    "told_again",
     "watchers",
 ]

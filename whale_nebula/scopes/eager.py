@@ -1,4 +1,7 @@
-"""A stage in plain eager code catches nothing: that is said once for each place."""
+"""A stage that caught nothing says so, once for each place.
+
+Only our own trace of a step is cut. Plain eager code and a plain tf.function run as if no scope were there.
+"""
 
 from __future__ import annotations
 
@@ -12,34 +15,51 @@ from whale_nebula.scopes import identity
 from whale_nebula.scopes.frames import Frame, Stack
 from whale_nebula.scopes.site import Site
 
-_said: set[Site] = set()
+_MENDS = {
+    "plain eager code": "call it from a function under @nb.function, or train the model with fit",
+    "a plain tf.function": "use @nb.function instead of @tf.function, or train the model with fit",
+}
+_said: set[tuple[Site, str]] = set()
 
 
 @contextlib.contextmanager
 def watched(frame: Frame, around: Stack) -> Iterator[None]:
-    """Around a stage: warn when it ends without having caught anything, in eager code."""
-    eager = executing_eagerly()
+    """Around a stage: warn when it ends without having caught anything."""
+    code = running()
     try:
         yield
     finally:
         if not frame.touched:
             identity.release(around)
-    if eager and not frame.touched and frame.site not in _said:
-        _said.add(frame.site)
-        _warn(frame)
+    if code is not None and not frame.touched:
+        outermost = around.frames[0] if around.frames else frame
+        then = "so this scope caught nothing"
+        tell(frame, code, then, where=frame.site, program=outermost.site, mend=_INSIDE.get(code))
 
 
-def executing_eagerly() -> bool:
-    """Whether TensorFlow runs ops as they are written; not so where it is not even loaded."""
+def running() -> str | None:
+    """What kind of code runs, as far as TensorFlow knows; nothing is said where it is not even loaded."""
     tensorflow = sys.modules.get("tensorflow")
-    return tensorflow is not None and bool(tensorflow.executing_eagerly())
+    if tensorflow is None:
+        return None
+    return "plain eager code" if tensorflow.executing_eagerly() else "a plain tf.function"
 
 
-def _warn(frame: Frame) -> None:
+_INSIDE = {
+    "plain eager code": "enter it where layers are called: while a functional model is built, in the model's call, "
+    "or in a function under @nb.function;\nmaking layers in it, or calling fit, is not enough"
+}
+
+
+def tell(stage: Frame, code: str, then: str, *, where: Site, program: Site, mend: str | None = None) -> None:
+    """Say that a stage runs uncut: once for a program and kind of code, not for each of its stages."""
+    if (program, code) in _said:
+        return
+    _said.add((program, code))
     warning = NebulaWarning(
-        f"stage {frame.key!r} runs uncut",
-        where=str(frame.site),
-        why="plain eager code is not captured, so this scope caught nothing; it is said once for this line",
-        mend="call it from a function under @nb.function, or train the model with fit",
+        f"stage {stage.key!r} runs uncut",
+        where=str(where),
+        why=f"{code} is not captured, {then}; it is said once for this place",
+        mend=mend or _MENDS[code],
     )
-    warnings.warn_explicit(warning, NebulaWarning, frame.site.file, frame.site.line)
+    warnings.warn_explicit(warning, NebulaWarning, where.file, where.line)

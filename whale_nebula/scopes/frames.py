@@ -39,7 +39,8 @@ class Block:
 class Frame:
     """One entry of a scope; two frames are equal only if they are the same one.
 
-    `touched` is set by watchers as soon as the scope really caught something: an op, a Keras layer.
+    `touched` is set by watchers as soon as the scope really caught something: an op, a Keras layer. `closed` says
+    that a scope around it has ended before it did.
     """
 
     kind: str
@@ -49,6 +50,7 @@ class Frame:
     cluster: str | None = None
     block: Block | None = None
     touched: bool = False
+    closed: bool = False
 
 
 class Watcher(Protocol):
@@ -117,6 +119,16 @@ def standing(stack: Stack) -> Iterator[None]:
         _STACK.set(before)
 
 
+@contextlib.contextmanager
+def unmoved() -> Iterator[None]:
+    """Leave the stack as it is, whatever is closed inside."""
+    stack = _STACK.get()
+    try:
+        yield
+    finally:
+        _STACK.set(stack)
+
+
 def reenter(frames: Sequence[Frame]) -> contextlib.AbstractContextManager[None]:
     """Open exactly these frames, as they are: not checked, not counted, not numbered again.
 
@@ -125,9 +137,24 @@ def reenter(frames: Sequence[Frame]) -> contextlib.AbstractContextManager[None]:
     return standing(replace(_STACK.get(), frames=tuple(frames), replayed=len(frames)))
 
 
+def imposed(frames: Sequence[Frame]) -> contextlib.AbstractContextManager[None]:
+    """Open exactly these frames; what is entered inside must fit in them, as if they were written here."""
+    return standing(replace(_STACK.get(), frames=tuple(frames), replayed=0))
+
+
 def numbering() -> contextlib.AbstractContextManager[None]:
     """Count stages that stand in no block from `stage0` on, as a `cluster` block counts those inside it."""
     return standing(replace(_STACK.get(), block=Block()))
+
+
+@contextlib.contextmanager
+def told_again() -> Iterator[None]:
+    """Tell watchers of the scopes around a step, now that it is traced: all but stages, which must lie inside it."""
+    with contextlib.ExitStack() as opened:
+        for frame in open_frames():
+            for watcher in tuple(watchers) if frame.kind not in ("stage", "split") else ():
+                opened.enter_context(watcher.enter(frame))
+        yield
 
 
 def stage_of(frames: Sequence[Frame]) -> Frame | None:

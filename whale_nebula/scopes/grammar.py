@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from whale_nebula.errors import NestingError
 from whale_nebula.scopes.frames import Frame, Stack
-from whale_nebula.scopes.site import Site
+from whale_nebula.scopes.site import Site, runs_now
 
 LEVELS = ("cluster", "replica", "pipeline", "stage", "split")
 
@@ -58,6 +58,10 @@ def excludes(outer: str, inner: str) -> bool:
 
 
 def _violation(kind: str, site: Site, outer: Frame) -> NestingError:
+    if "layer" in outer.options:
+        return _in_placed(kind, site, outer)
+    if not runs_now(outer.site):
+        return _left_open(kind, site, outer)
     if kind == outer.kind:
         why, mend = _TWICE[kind], _INSTEAD[kind]
     elif outer.kind == "compress":
@@ -71,6 +75,25 @@ def _violation(kind: str, site: Site, outer: Frame) -> NestingError:
         where=str(site),
         why=why,
         mend=mend,
+    )
+
+
+def _in_placed(kind: str, site: Site, outer: Frame) -> NestingError:
+    layer, cluster = outer.options["layer"], outer.cluster
+    return NestingError(
+        f"nb.{kind} stands in the code of layer {layer!r}, which nb.place at {outer.site} gives to {cluster!r}",
+        where=str(site),
+        why="a layer gets its stage from its own code or from nb.place, not from both",
+        mend=f"take nb.{kind} out of the code, or leave the layer out of nb.place",
+    )
+
+
+def _left_open(kind: str, site: Site, outer: Frame) -> NestingError:
+    return NestingError(
+        f"nb.{kind} is entered while nb.{outer.kind} at {outer.site} is still open",
+        where=str(site),
+        why="what opened it (a generator that has yielded, a call of __enter__) has not closed it",
+        mend=f"with nb.{outer.kind}(...): around the lines of the stage themselves, and no yield inside it",
     )
 
 

@@ -7,17 +7,17 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from whale_nebula.schedule.schedules import DEFAULT, SCHEDULES
-from whale_nebula.scopes import compressing, values
+from whale_nebula.scopes import compressing, placing, values
 from whale_nebula.scopes.frames import Frame, current_stack
 from whale_nebula.scopes.scope import Missing, Scope
 from whale_nebula.scopes.site import calling_site
-from whale_nebula.scopes.words import checked
+from whale_nebula.scopes.words import checked, scope
 
 Opens = AbstractContextManager[Frame]
 Codecs = Any  # "auto", a codec, or its text form
 
 
-@checked
+@scope
 def cluster(layout: str | Iterable[str] = "all", *, name: str | None = None) -> Opens:
     """Open a program: what is inside runs on these clusters.
 
@@ -43,7 +43,7 @@ def cluster(layout: str | Iterable[str] = "all", *, name: str | None = None) -> 
     return Scope("cluster", {"layout": layout, "name": name})
 
 
-@checked
+@scope
 def replica(count: int | None = None) -> Opens:
     """Copy what is inside; each copy takes its share of the batch. So far there is one.
 
@@ -57,7 +57,7 @@ def replica(count: int | None = None) -> Opens:
     return Scope("replica", {"count": number}, missing)
 
 
-@checked
+@scope
 def stage(*, cluster: str | None = None, name: str | None = None) -> Opens:
     """A part of the model that one cluster runs.
 
@@ -82,7 +82,7 @@ def stage(*, cluster: str | None = None, name: str | None = None) -> Opens:
     return Scope("stage", {"cluster": cluster, "name": name})
 
 
-@checked
+@scope
 def pipeline(
     micro_batch: int = 1,
     *,
@@ -112,7 +112,7 @@ def pipeline(
     return Scope("pipeline", options)
 
 
-@checked
+@scope
 def split(count: int | None = None, *, axis: int = -1) -> Opens:
     """Shard the operators inside over workers. It has no engine yet: entering it raises `NotYetError`."""
     options = {
@@ -122,7 +122,7 @@ def split(count: int | None = None, *, axis: int = -1) -> Opens:
     return Scope("split", options, Missing("nb.split", mend="leave nb.split out: the operators run whole"))
 
 
-@checked
+@scope
 def compress(
     codec: Codecs = None,
     *,
@@ -167,20 +167,40 @@ def auto_parallel(**limits: Any) -> None:
 
 
 @checked
-def place(model: Any, mapping: Mapping[str, str]) -> None:
-    """Give a model's layers to clusters by regex of their paths. It has no engine yet: raises `NotYetError`.
+def place(model: Any, mapping: Mapping[str, Any]) -> None:
+    """Give a model's layers to clusters by their paths; its code stays as it is.
 
     `nb.place(model, {"encoder/.*": "gpu", "decoder/.*": "npu"})`
+
+    A path is the names of layers from the model to the layer, as `model.summary(expand_nested=True)` shows them:
+    "encoder/block0/attention". A pattern is a regex that must match a whole path; what is inside a layer goes with it.
+    A pattern that matches no layer, or a layer that two patterns match, is an error. Layers that are not named run
+    where the fewest bytes cross. A cluster's name is the name of its stage; where a cluster has two stages, give the
+    second as `nb.stage(cluster="gpu", name="head")`.
+
+    Scopes that are open here, `nb.cluster`, `nb.pipeline` and `nb.compress`, stand around the stages. Calling it again
+    replaces the map, from the next step on; an empty one takes it away. Copies and saved models do not have it.
+
+    >>> import keras
+    >>> import whale_nebula as nb
+    >>> inputs = keras.Input((4,))
+    >>> hidden = keras.layers.Dense(8, name="encoder")(inputs)
+    >>> model = keras.Model(inputs, keras.layers.Dense(1, name="decoder")(hidden))
+    >>> with nb.cluster(), nb.pipeline(micro_batch=2):
+    ...     nb.place(model, {"encoder": "gpu", "decoder": "npu"})
+    >>> plan = nb.plan(model, keras.KerasTensor((8, 4)))
+    >>> list(plan.stages), plan.rows
+    (['gpu', 'npu'], (4, 4))
     """
-    if not isinstance(mapping, Mapping):
-        raise values.refuse(
-            f"the places of a model are a dict, not {mapping!r}",
-            why="it maps layer paths (regex) to clusters",
-            mend='nb.place(model, {"encoder/.*": "gpu", "decoder/.*": "npu"})',
-        )
-    words = [f"{pattern}={home}" for pattern, home in mapping.items()]
-    mend = "build the model's parts inside 'with nb.stage(cluster=...):'"
-    _statement(" ".join(["place", *words]), Missing("nb.place", mend=mend))
+    made = placing.placement(mapping)
+    recorder = current_stack().recorder
+    if recorder is not None:
+        words = [f"{rule.pattern.pattern}={rule.key}" for rule in made.rules]
+        recorder.statement(" ".join(["place", *words]), made.frames, None)
+        return
+    from whale_nebula.capture import placed  # only a model brings TensorFlow with it
+
+    placed.place(model, made)
 
 
 def _statement(text: str, missing: Missing) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType, TracebackType
 from typing import NamedTuple, NoReturn
 
-from whale_nebula.errors import NestingError, NotYetError, ScopeError
+from whale_nebula.errors import NestingError, NotYetError
 from whale_nebula.scopes import eager, identity
-from whale_nebula.scopes.frames import Block, Frame, Stack, current_stack, open_frames, standing
+from whale_nebula.scopes.frames import Block, Frame, Stack, current_stack, open_frames, standing, unmoved
 from whale_nebula.scopes.grammar import settle
 from whale_nebula.scopes.site import Site, calling_site
+from whale_nebula.scopes.words import no_decorator
 
 
 class Missing(NamedTuple):
@@ -36,17 +37,22 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         self._missing = missing
         self._open: dict[Frame, contextlib.ExitStack] = {}
 
+    @property
+    def kind(self) -> str:
+        """Which scope it is: cluster, stage and so on."""
+        return self._kind
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """What was written between its parentheses."""
+        return self._options
+
     def __repr__(self) -> str:
         return f"nb.{self._kind}({', '.join(f'{name}={value!r}' for name, value in self._options.items())})"
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         """Scopes are no decorators: what they hold is written inside them."""
-        raise ScopeError(
-            f"nb.{self._kind} is no decorator",
-            where=str(calling_site()),
-            why="a scope holds the lines that are written inside it",
-            mend=f"with nb.{self._kind}(...): inside the function, around what belongs to it",
-        )
+        raise no_decorator(self._kind)
 
     def __enter__(self) -> Frame:
         site = calling_site()
@@ -64,14 +70,30 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         frames = open_frames()
-        closing = self._open.pop(frames[-1], None) if frames else None
-        if closing is None:
-            raise self._out_of_order()
+        if not frames or frames[-1] not in self._open:
+            self._close_out_of_order(frames, error)
+            return
         try:
-            closing.__exit__(kind, error, trace)
+            self._open.pop(frames[-1]).__exit__(kind, error, trace)
         finally:
             if frames[-1].touched and len(frames) > 1:
                 frames[-2].touched = True
+
+    def _close_out_of_order(self, frames: Sequence[Frame], error: BaseException | None) -> None:
+        """Close all the same, with what is open inside, so that the stack is clean; and say so, once."""
+        ended = next((frame for frame in self._open if frame.closed), None)
+        if ended is not None:
+            with unmoved():
+                self._open.pop(ended).close()
+            return
+        mine = next((number for number, frame in enumerate(frames) if frame in self._open), None)
+        inside = frames[mine + 1 :] if mine is not None else ()
+        if mine is not None:
+            self._open[frames[mine]].close()
+        for frame in frames[mine:] if mine is not None else ():
+            frame.closed = True
+        if error is None or isinstance(error, GeneratorExit):
+            raise self._out_of_order(inside)
 
     def _frame(self, site: Site, around: Stack) -> Frame:
         cluster, name = self._options.get("cluster"), self._options.get("name")
@@ -94,9 +116,10 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         elif self._missing is not None:
             raise self._missing.error(frame.site)
 
-    def _out_of_order(self) -> NestingError:
+    def _out_of_order(self, inside: Sequence[Frame]) -> NestingError:
+        inner = f"while another scope is open inside it: nb.{inside[-1].kind} at {inside[-1].site}" if inside else ""
         return NestingError(
-            f"nb.{self._kind} is closed while another scope is open inside it, or in another context",
+            f"nb.{self._kind} is closed {inner or 'in another context than it was opened in'}",
             where=str(calling_site()),
             why="scopes close from the inside to the outside, in the thread that opened them",
             mend=f"with nb.{self._kind}(...): and nothing that yields or changes threads inside it",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
 _OURS = str(Path(__file__).resolve().parents[1]) + "/"
+_PYTHONS_OWN = str(Path(os.__file__).parent) + "/"
 _PASSED_THROUGH = ("contextlib.py", "functools.py")
+_AUTOGRAPH = "/tensorflow/python/autograph/"
 
 
 class Site(NamedTuple):
@@ -28,28 +31,49 @@ class Site(NamedTuple):
 def calling_site() -> Site:
     """The innermost line on Python's stack that is neither ours nor contextlib's."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_machinery(frame.f_code.co_filename):
+    while frame is not None:
+        site = Site(frame.f_code.co_filename, frame.f_lineno)
+        if not _is_machinery(site.file) and not _is_machinery((site := _written(site, frame)).file):
+            return site
         frame = frame.f_back
-    if frame is None:
-        return Site("<unknown>", 0)
-    return _written(Site(frame.f_code.co_filename, frame.f_lineno), frame)
+    return Site("<unknown>", 0)
 
 
-def script_site() -> Site:
-    """The innermost line on Python's stack that is in no installed package: what the script is doing now."""
+def script_site(start: FrameType | None = None) -> Site:
+    """The innermost line on Python's stack (from `start` outwards) that is in no installed package: the script's."""
+    frame: FrameType | None = start or sys._getframe(1)
+    while frame is not None:
+        site = Site(frame.f_code.co_filename, frame.f_lineno)
+        passed = _is_machinery(site.file) or _is_installed(frame)
+        if not passed and not _is_machinery((site := _written(site, frame)).file):
+            return site
+        frame = frame.f_back
+    return Site("<unknown>", 0)
+
+
+def runs_now(site: Site) -> bool:
+    """Whether the function that holds a line is running: a generator that has yielded is not.
+
+    Of functions that AutoGraph rewrote it cannot be told; they are taken to be running.
+    """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (_is_machinery(frame.f_code.co_filename) or _is_installed(frame)):
+    while frame is not None:
+        code = frame.f_code
+        if "__autograph_generated_file" in code.co_filename:
+            return True
+        if code.co_filename == site.file and any(line == site.line for *_, line in code.co_lines()):
+            return True
         frame = frame.f_back
-    return Site("<unknown>", 0) if frame is None else Site(frame.f_code.co_filename, frame.f_lineno)
+    return False
 
 
 def _is_installed(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    return "site-packages" in file or file.startswith("<frozen")
+    return "site-packages" in file or file.startswith(("<frozen", _PYTHONS_OWN))
 
 
 def _is_machinery(file: str) -> bool:
-    return file.startswith(_OURS) or file.endswith(_PASSED_THROUGH)
+    return file.startswith(_OURS) or file.endswith(_PASSED_THROUGH) or _AUTOGRAPH in file
 
 
 def _written(site: Site, frame: FrameType) -> Site:

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 from whale_nebula.errors import OptionError
 from whale_nebula.scopes.site import calling_site
-from whale_nebula.suggest import did_you_mean
+from whale_nebula.suggest import closest, did_you_mean
 
-_NAME = re.compile(r"\w([\w./-]*\w)?")
+_NAME = re.compile(r"\w(?:[\w./-]*\w)?")
 
 
 def refuse(what: str, *, mend: str, why: str | None = None) -> OptionError:
@@ -25,7 +25,16 @@ def integer(option: str, value: object) -> int:
             raise TypeError
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise refuse(f"{option}={value!r} is no whole number", mend=f"{option}=2") from None
+        raise refuse(f"{option}={value!r} is no whole number", mend=f"{option}={_whole(value)}") from None
+
+
+def _whole(value: object) -> int:
+    """The whole number that was probably meant, or an example."""
+    try:
+        found = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return 2
+    return int(found) if found.is_integer() and not isinstance(value, bool) else 2
 
 
 def count(option: str, value: object) -> int:
@@ -57,9 +66,27 @@ def name(option: str, value: object) -> str:
         raise refuse(
             f"{option}={value!r} is no name",
             why="a name is letters, digits and '_', with '.', '/' or '-' between them",
-            mend=f'{option}="encoder"',
+            mend=f'{option}="{_proper(value) or _EXAMPLES.get(option, "gpu")}"',
         )
     return value
+
+
+_EXAMPLES = {"name": "encoder", "delta": "ids"}
+
+
+def _proper(value: object) -> str:
+    """The name that was probably meant."""
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    return "_".join(re.findall(_NAME, value)) if isinstance(value, str) else ""
+
+
+def _listed(value: object) -> str:
+    """The layout that was probably meant."""
+    if isinstance(value, str) and closest(value, ["all"]):
+        return 'did you mean "all"? nb.cluster()'
+    names = re.findall(_NAME, value) if isinstance(value, str) else []
+    return f"nb.cluster({names or ['gpu', 'npu']!r})"
 
 
 def layout(value: object) -> str | tuple[str, ...]:
@@ -71,13 +98,11 @@ def layout(value: object) -> str | tuple[str, ...]:
     if value == "all" or value in ({"all"}, ["all"], ("all",)):
         return "all"
     if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
-        raise refuse(
-            f"layout={value!r} is neither 'all' nor a list of clusters", mend=f"nb.cluster([{value!r}])"
-        )
+        raise refuse(f"layout={value!r} is neither 'all' nor a list of clusters", mend=_listed(value))
     names = [name("layout", each) for each in value]
     names = sorted(names) if isinstance(value, set | frozenset) else names
     if not names or len(set(names)) < len(names) or "all" in names:
-        raise refuse(
-            f"layout={value!r} is no list of clusters", why="it names each cluster once", mend='layout="all"'
-        )
+        once = [each for each in dict.fromkeys(names) if each != "all"]
+        mend = f"nb.cluster({once})" if once else 'nb.cluster(), which is layout="all"'
+        raise refuse(f"layout={value!r} is no list of clusters", why="it names each cluster once", mend=mend)
     return tuple(names)

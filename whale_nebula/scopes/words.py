@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from typing import ParamSpec, TypeVar
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, NoReturn, ParamSpec, TypeVar
 
-from whale_nebula.errors import OptionError
+from whale_nebula.errors import OptionError, ScopeError
 from whale_nebula.scopes.site import calling_site
-from whale_nebula.suggest import did_you_mean
+from whale_nebula.suggest import closest, did_you_mean
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_COLLECTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def checked(function: Callable[P, T]) -> Callable[P, T]:
@@ -25,7 +29,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     ...
     whale_nebula.errors.OptionError: NB-104 nb.pipeline has no option 'shedule' (...)
       why: its options are 'micro_batch', 'schedule'
-      mend: did you mean 'schedule'?
+      mend: did you mean 'schedule'? nb.pipeline(schedule='1f1b')
     """
     signature = inspect.signature(function)
 
@@ -40,21 +44,120 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+def scope(function: Callable[P, T]) -> Callable[P, T]:
+    """A checked function that opens a scope: what is written with it, but without its parentheses, is refused.
+
+    >>> @scope
+    ... def cluster(layout="all"): ...
+    >>> with cluster:
+    ...     pass
+    Traceback (most recent call last):
+    ...
+    whale_nebula.errors.ScopeError: NB-100 nb.cluster has no parentheses here (...)
+      why: it makes a scope when it is called
+      mend: with nb.cluster():
+    """
+    return _Opener(function)
+
+
+class _Opener(Generic[P, T]):
+    """The function of a scope, as an object: `with` asks the class of what it is given how to enter it."""
+
+    def __init__(self, function: Callable[P, T]) -> None:
+        functools.update_wrapper(self, function)
+        self._name = function.__name__
+        self._checked = checked(function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        if args and inspect.isroutine(args[0]):
+            raise no_decorator(self._name)
+        if self._name == "stage" and list(kwargs.values()) == [None]:
+            raise _names_nothing(next(iter(kwargs)))
+        return self._checked(*args, **kwargs)
+
+    def __enter__(self) -> NoReturn:
+        raise ScopeError(
+            f"nb.{self._name} has no parentheses here",
+            where=str(calling_site()),
+            why="it makes a scope when it is called",
+            mend=f"with nb.{self._name}({_EXAMPLES.get(self._name, '')}):",
+        )
+
+    def __exit__(self, *exc: object) -> None:
+        """Never reached: nothing is entered."""
+
+    def __repr__(self) -> str:
+        return f"<function nb.{self._name}>"
+
+
+_EXAMPLES = {"stage": 'cluster="gpu"', "pipeline": "micro_batch=4", "compress": "fp16=True"}
+
+
+def no_decorator(name: str) -> ScopeError:
+    """The error for a scope that is written over a function."""
+    return ScopeError(
+        f"nb.{name} is no decorator",
+        where=str(calling_site()),
+        why="a scope holds the lines that are written inside it",
+        mend=f"with nb.{name}(...): inside the function, around what belongs to it",
+    )
+
+
+def _names_nothing(option: str) -> OptionError:
+    return OptionError(
+        f"nb.stage({option}=None) names nothing",
+        where=str(calling_site()),
+        why="what was given is None: the stage would be called after its number, on any cluster",
+        mend=f'nb.stage({option}="gpu"), or nb.stage() if that is meant',
+    )
+
+
 def _misfit(
-    name: str, signature: inspect.Signature, args: Sequence[object], words: Iterable[str], error: TypeError
+    name: str, signature: inspect.Signature, args: Sequence[object], words: Mapping[str, object], error: TypeError
 ) -> OptionError:
-    known = list(signature.parameters)
-    unknown = [word for word in words if word not in known]
-    where = str(calling_site())
-    if unknown:
-        what, mend = f"nb.{name} has no option {unknown[0]!r}", did_you_mean(unknown[0], known)
-    elif len(args) > (places := _places(signature)):
+    parameters = list(signature.parameters.values())
+    known = [each.name for each in parameters if each.kind not in _COLLECTS]
+    unknown = next((word for word in words if word not in known), None)
+    places = sum(each.kind in _PLACED for each in parameters)
+    collects = any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters)
+    if unknown is not None:
+        what = f"nb.{name} has no option {unknown!r}"
+        mend = _meant(name, unknown, words[unknown], known)
+        if collects and closest(unknown, known) is None:
+            mend = f"give it in its place: nb.{name}{_bare(signature)}"
+    elif len(args) > places and not collects:
         what = f"nb.{name} takes {places or 'no'} positional argument{'s' * (places > 1)}, not {len(args)}"
-        mend = f"say what it is: nb.{name}({known[min(places, len(known) - 1)]}={args[places]!r})"
+        mend = _named(name, args, known, places)
     else:
-        what, mend = f"nb.{name}: {error}", f"nb.{name}{signature}"
-    return OptionError(what, where=where, why=f"its options are {', '.join(map(repr, known))}", mend=mend)
+        what, mend = f"nb.{name}: {error}", f"nb.{name}{_bare(signature)}"
+    options = ", ".join(map(repr, known))
+    why = f"its options are {options}" if known else "it has no options"
+    return OptionError(what, where=str(calling_site()), why=why, mend=mend)
 
 
-def _places(signature: inspect.Signature) -> int:
-    return sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in signature.parameters.values())
+def _meant(name: str, unknown: str, value: object, known: Sequence[str]) -> str:
+    """The option that was meant, and the call with it."""
+    if not known:
+        return f"nb.{name}()"
+    meant = closest(unknown, known)
+    if meant is None:
+        return f"leave it out; help(nb.{name}) says what each of them does"
+    return f"{did_you_mean(unknown, known)} nb.{name}({meant}={reprlib.repr(value)})"
+
+
+def _named(name: str, args: Sequence[object], known: Sequence[str], places: int) -> str:
+    """The call with its arguments where they belong."""
+    if name == "cluster" and all(isinstance(each, str) for each in args):
+        return f"give their names as a list: nb.cluster({list(args)!r})"
+    if name == "here":
+        return f"nb.here().runs({args[0]!r})"
+    first = [reprlib.repr(each) for each in args[:places]]
+    rest = [f"{word}={reprlib.repr(each)}" for word, each in zip(known[places:], args[places:], strict=False)]
+    return "say what it is: " * bool(rest) + f"nb.{name}({', '.join([*first, *rest])})"
+
+
+def _bare(signature: inspect.Signature) -> str:
+    """A signature as one writes it: without types."""
+    empty = inspect.Parameter.empty
+    parameters = [each.replace(annotation=empty) for each in signature.parameters.values()]
+    return str(inspect.Signature(parameters))

@@ -14,7 +14,7 @@ from whale_nebula.errors import (
     RemoteFailureError,
 )
 from whale_nebula.transport.mailbox import Mailbox
-from whale_nebula.transport.protocol import Key, LinkTotals, Payload
+from whale_nebula.transport.protocol import Key, LinkTotals, Payload, Sent
 from whale_nebula.transport.tally import Tally
 
 BYE = "BYE"
@@ -29,6 +29,7 @@ class LinkEnd:
         self.there = inbox.there
         self._inbox = inbox
         self._tally = Tally()
+        self.on_sent: Sent | None = None
 
     def receive(self, key: Key, deadline: float) -> Payload:
         """Wait for the tensor with this key. Keys may be asked for in any order, each once."""

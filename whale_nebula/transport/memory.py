@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from whale_nebula.errors import LocalProtocolError
 from whale_nebula.transport.base import BYE, FAIL, LinkEnd, closed_by, closed_here, failed, refuse_reserved
@@ -32,6 +32,14 @@ class LineSpec(Protocol):
         """Seconds from the last byte's leaving to its arrival."""
 
 
+class Passage(NamedTuple):
+    """When the first byte of a message enters the line, when its last leaves, and when that arrives."""
+
+    start: float
+    left: float
+    due: float
+
+
 class EmulatedLine:
     """One direction of a line between two clusters; all workers of these clusters share it."""
 
@@ -42,14 +50,14 @@ class EmulatedLine:
         self._lock = threading.Lock()
         self._free_at = 0.0
 
-    def occupy(self, size: int, *, overtakes: bool = False) -> float:
-        """Put so many bytes on the line; gives when the last of them arrives."""
+    def occupy(self, size: int, *, overtakes: bool = False) -> Passage:
+        """Put so many bytes on the line."""
         with self._lock:
             now = self._clock.now()
             start = now if overtakes else max(now, self._free_at)
             left = start + size * self._seconds_per_byte
             self._free_at = max(left, self._free_at)
-            return left + self._delay
+            return Passage(start, left, left + self._delay)
 
 
 class MemoryLink(LinkEnd):
@@ -67,26 +75,29 @@ class MemoryLink(LinkEnd):
         self._check(key, self.here, self.there)
         self._inbox.check_open()
         total = self._tally.tensor(_checked_size(array, size), raw_bytes)
-        self._outbox.put(key, array, self._line.occupy(total))
+        passage = self._line.occupy(total)
+        self._outbox.put(key, array, passage.due)
+        if self.on_sent is not None:
+            self.on_sent(key, total, passage.start, passage.left)
 
     def post(self, message: Mapping[str, Any]) -> None:
         """Hand over a control message; the other side gets a copy, as over any link."""
         refuse_reserved(message)
         self._inbox.check_open()
         data = encode_message(message)
-        self._outbox.put_message(decode_message(data), self._line.occupy(self._tally.message(len(data))))
+        self._outbox.put_message(decode_message(data), self._line.occupy(self._tally.message(len(data))).due)
 
     def fail(self, reason: Mapping[str, Any]) -> None:
         """Tell the other worker that this one failed and why."""
         data = encode_message({"kind": FAIL, "reason": dict(reason)})
-        due = self._line.occupy(self._tally.message(len(data)), overtakes=True)
+        due = self._line.occupy(self._tally.message(len(data)), overtakes=True).due
         told = decode_message(data)["reason"]
         self._outbox.end(lambda: failed(self.here, told), due=due, at_once=True)
 
     def close(self) -> None:
         """End in order: what was sent before still arrives. Closing twice does nothing."""
         if self._inbox.close(lambda: closed_here(self.here, self.there)):
-            due = self._line.occupy(self._tally.message(len(encode_message({"kind": BYE}))))
+            due = self._line.occupy(self._tally.message(len(encode_message({"kind": BYE})))).due
             self._outbox.end(lambda: closed_by(self.here), due=due)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -74,12 +74,18 @@ class LinkTotals:
         return self + LinkTotals(-other.payload_bytes, -other.bytes, -other.raw_bytes, -other.frames)
 
 
+Sent: TypeAlias = Callable[[Key, int, float, float], None]
+"""Is told of a tensor that was sent: its key, its bytes on the wire, and when it held the line (time.monotonic)."""
+
+
 class Link(Protocol):
     """One worker's end of the link to one other worker. Every method may be called from any thread.
 
     Deadlines are seconds from now. What a wait raises: `DeadlineError` when they pass, `LinkClosedError`
-    when the other worker is gone, `RemoteFailureError` when it has said that it failed.
+    when the other worker is gone, `RemoteFailureError` when it has said that it failed. `on_sent` may be set.
     """
+
+    on_sent: Sent | None
 
     @property
     def here(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
@@ -156,11 +157,14 @@ class SocketLink(LinkEnd):
             self._outbox.stop()
 
     def _write_parcel(self, parcel: Parcel) -> None:
+        began = time.monotonic()
         for header, chunk in chunks(parcel.header, parcel.payload):
             while (urgent := self._outbox.get_urgent()) is not None:
                 self._write_parcel(urgent)
             self._write_frame(header, chunk)
             self._outbox.done(HEADER_BYTES + chunk.size)
+        if self.on_sent is not None and parcel.header.kind != Kind.CONTROL:
+            self.on_sent(self._roster.key(parcel.header), parcel.size, began, time.monotonic())
 
     def _write_frame(self, header: Header, chunk: Any) -> None:
         head = pack(header._replace(sequence=self._sequence), checksum(chunk))

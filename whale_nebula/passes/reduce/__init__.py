@@ -32,6 +32,7 @@ from whale_nebula.passes.reduce import (
     lists,
     making,
     networks,
+    python,
     reductions,
     shapes,
     slicing,
@@ -42,8 +43,8 @@ from whale_nebula.passes.reduce.state import Fold
 from whale_nebula.passes.reduce.verdict import merge_rule, verdict
 
 FAMILIES = (
-    control, elementwise, gather, gradients, layout, linear, lists, making, networks, reductions, shapes,
-    slicing,
+    control, elementwise, gather, gradients, layout, linear, lists, making, networks, python, reductions,
+    shapes, slicing,
 )  # fmt: skip
 """The modules that hold the rules: importing them registers these."""
 

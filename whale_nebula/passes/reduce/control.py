@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from whale_nebula.passes.reduce.algebra import joined
 from whale_nebula.passes.reduce.registry import Result, Site, rule
-from whale_nebula.passes.reduce.state import COUPLED, WHOLE, Fold
+from whale_nebula.passes.reduce.state import AFTER, COUNT, COUPLED, WHOLE, Fold
 
 _TURNS = 8
 
@@ -44,11 +44,15 @@ def loop(site: Site) -> Result:
     end = _run(site, test, state, 1)[0]
     if end.kind == WHOLE:
         return state
-    return _spoilt(site, state, f"micro-batches may turn a loop differently often: its end hangs on {_named(end)}")
+    return _spoilt(site, state, _turning(end, state))
 
 
-def _named(fold: Fold) -> str:
-    return fold.reason if fold.kind == COUPLED else f"a {fold.kind} over the batch"
+def _turning(end: Fold, state: tuple[Fold, ...]) -> str:
+    """Why micro-batches may turn a loop differently often."""
+    if end.kind == AFTER and any(fold.kind == COUNT for fold in state):
+        return "a loop turns once for each row (tf.map_fn, tf.scan)"
+    why = end.reason if end.kind in (AFTER, COUPLED) else f"its end hangs on a {end.kind} over the batch"
+    return f"micro-batches may turn a loop differently often: {why}"
 
 
 def _spoilt(site: Site, state: tuple[Fold, ...], reason: str) -> tuple[Fold, ...]:

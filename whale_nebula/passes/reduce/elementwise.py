@@ -22,13 +22,13 @@ _UNARY = """
     Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Bitcast Bucketize Ceil ComplexAbs Cos Cosh
     DecodeRaw Digamma Elu Erf Erfc Erfinv Exp Expm1 Floor Inv Invert IsFinite IsInf IsNan LeakyRelu
     Lgamma Log Log1p LogicalNot Ndtri Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh
-    Softplus Softsign Sqrt Square StringLength StringLower StringStrip StringToHashBucketFast
-    StringToNumber StringUpper AsString Tan Tanh
+    Softplus Softsign Sqrt Square StaticRegexFullMatch StaticRegexReplace StringLength StringLower StringStrip
+    StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber StringUpper AsString Tan Tanh
 """
 _BINARY = """
     ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex Equal Greater GreaterEqual LeftShift
     Less LessEqual LogicalAnd LogicalOr Mod NextAfter NotEqual Polygamma Pow RightShift SquaredDifference
-    TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta Igamma Igammac
+    TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta Igamma Igammac StringJoin
 """
 _NUMBERS: Mapping[str, Callable[..., Number]] = {
     "Add": operator.add, "AddV2": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Maximum": max,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
 from whale_nebula.ir.spec import Value
-from whale_nebula.passes.reduce.mends import FED, Edge, Outcome, badness, feed, grow
+from whale_nebula.passes.reduce.mends import FED, Edge, Outcome, Recount, badness, feed, grow, recount, whole_for_check
 from whale_nebula.passes.reduce.registry import Site, transfer
 from whale_nebula.passes.reduce.state import (
     INVERSE,
+    MEAN,
     ROWS,
     WHOLE,
     Fold,
@@ -30,12 +31,14 @@ class Folding:
     """How each value was folded, and what must be done for it to be so.
 
     `wholes` come from the user's inputs alone: they are evaluated once, on the whole batch, and all who
-    read them read that. At `grows` an op must read the value times rows / rows_m, and only there.
+    read them read that. At `grows` an op must read the value times rows / rows_m, and only there. The ops of
+    `recounts` must reckon the shape that they ask for from what they reshape.
     """
 
     folds: Mapping[Value, Fold]
     wholes: tuple[Value, ...] = ()
     grows: tuple[Edge, ...] = ()
+    recounts: tuple[Recount, ...] = ()
 
     def of(self, value: Value) -> Fold:
         """The state of a value; one of an op that was left out is the same everywhere."""
@@ -48,12 +51,16 @@ def fold(
     *,
     targets: Iterable[Value] = (),
     skip: Callable[[int], bool] = lambda op: False,
+    checks: Collection[int] = (),
+    means: Collection[Value] = (),
+    recounting: bool = False,
 ) -> Folding:
     """How the batch axis is folded into each value of a step that is cut into micro-batches.
 
     `batched` says for the ops that hold inputs where the batch lies; the others are the same in every
     micro-batch. `targets` are what is differentiated: there, and only there, a value may be grown. `skip`
-    leaves ops out.
+    leaves ops out; `checks` assert, and of inputs alone they do so of the whole batch; `means` are means over
+    the micro-batches because it was said so, whatever they are made of; `recounting` asks for `recounts`.
 
     >>> from whale_nebula.ir.text import from_text
     >>> graph = from_text('''
@@ -68,10 +75,10 @@ def fold(
     kept = closure | _kept(graph, skip)
     fed: frozenset[Value] = frozenset()
     while True:
-        run = _Run(graph, batched, closure, kept, skip, fed)
+        run = _Run(graph, batched, closure, kept, skip, fed, checks, means, recounting)
         run.interpret()
         if run.asked <= fed:
-            return Folding(run.folds, tuple(sorted(run.used)), tuple(run.grows))
+            return Folding(run.folds, tuple(sorted(run.used)), tuple(run.grows), tuple(run.recounts))
         fed |= run.asked
 
 
@@ -122,10 +129,14 @@ class _Run:
     kept: set[int]
     skip: Callable[[int], bool]
     fed: frozenset[Value]
+    checks: Collection[int] = ()
+    means: Collection[Value] = ()
+    recounting: bool = False
     folds: dict[Value, Fold] = field(default_factory=dict)
     used: set[Value] = field(default_factory=set)
     asked: set[Value] = field(default_factory=set)
     grows: list[Edge] = field(default_factory=list)
+    recounts: list[Recount] = field(default_factory=list)
     bodies: Bodies = field(default_factory=Bodies)
 
     def interpret(self) -> None:
@@ -134,6 +145,7 @@ class _Run:
                 held = op.role in _HELD or op.index in self.batched or op.type == "Placeholder"
                 outcome = self._held(op) if held else self._made(op)
                 for value, found in zip(op.values, outcome, strict=True):
+                    found = Fold(MEAN) if value in self.means and not found.good else found
                     self.folds[value] = self._once(value, found) if value in self.fed else found
 
     def _once(self, value: Value, found: Fold) -> Fold:
@@ -158,6 +170,8 @@ class _Run:
             return (_constant(op)._replace(inputs=True),)
         folds = tuple(whole() if self.skip(value.op) else self.folds[value] for value in op.inputs)
         site = Site(self.graph, op, folds, self.bodies, op.index)
+        if self.recounting:
+            site = recount(site, self.recounts)
         return self._mended(site, transfer(site))
 
     def _mended(self, site: Site, outcome: Outcome) -> Outcome:
@@ -165,6 +179,9 @@ class _Run:
 
         Among inputs alone it is put off until rows need it; what is only written into variables may be a sum.
         """
+        if site.op.index in self.checks:
+            self.asked.update(whole_for_check(site))
+            return outcome
         own = all(fold.inputs for fold in site.folds)
         if own or site.op.index not in self.kept:
             if badness(outcome) and any(fold.kind == ROWS for fold in site.folds):

@@ -44,6 +44,13 @@ def random(site: Site) -> Result:
     return made if plain else site.coupled("what is drawn depends on the batch")
 
 
+@rule("RngReadAndSkip")
+def next_seed(site: Site) -> Result:
+    """A tf.random.Generator's state, which each micro-batch moves on by what it draws."""
+    plain = all(fold.kind in (WHOLE, COUNT) for fold in site.folds)
+    return whole() if plain else site.coupled("how much is drawn depends on the batch")
+
+
 @rule("Multinomial", "StatelessMultinomial", "RandomGammaGrad", "RandomPoissonV2")
 def drawn(site: Site) -> Result:
     """Draws for each row of scores."""

@@ -1,8 +1,8 @@
-"""Two mends where an op's rule alone would couple the rows, or lose a sum.
+"""Three mends where an op's rule alone would couple the rows, or lose a sum.
 
 What comes from inputs alone can be read as it is for the whole batch: fed. What is differentiated may be
 multiplied by rows / rows_m on its way: grown, a sum becomes a mean, and a number of rows that of the whole
-batch.
+batch. And inputs that are given a shape by way of a model's output count their own rows instead: recounted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from whale_nebula.ir.spec import Value
 from whale_nebula.passes.reduce.registry import Site, transfer
-from whale_nebula.passes.reduce.state import AFTER, COUNT, COUPLED, INVERSE, MEAN, SUM, Fold, whole
+from whale_nebula.passes.reduce.state import AFTER, COUNT, COUPLED, INVERSE, MEAN, ROWS, SUM, WHOLE, Fold, whole
 
 _ONCE = frozenset({SUM, MEAN, INVERSE, AFTER, COUPLED})
 _BADNESS = {AFTER: 1, COUPLED: 2}
@@ -25,6 +25,14 @@ class Edge(NamedTuple):
     consumer: int
     position: int
     value: Value
+
+
+class Recount(NamedTuple):
+    """A reshape whose rows lie along `axis`, and the shape that it asks for: None is the count of them."""
+
+    consumer: int
+    axis: int
+    sizes: tuple[int | None, ...]
 
 
 Outcome = tuple[Fold, ...]
@@ -42,6 +50,38 @@ def feed(site: Site, outcome: Outcome, asked: set[Value], *, always: bool) -> tu
         return site, outcome
     asked.update(site.op.inputs[place] for place in places)
     return mended, better
+
+
+def whole_for_check(site: Site) -> list[Value]:
+    """What an assertion should read of the whole batch: numbers of inputs alone.
+
+    That something holds for all rows can be asserted of each micro-batch, which then has a name.
+    """
+    folds = zip(site.op.inputs, site.folds, strict=True)
+    return [value for value, fold in folds if fold.inputs and fold.kind in _ONCE and not _for_all(site, fold)]
+
+
+def _for_all(site: Site, fold: Fold) -> bool:
+    return fold.kind == COUPLED and 0 <= fold.blame < len(site.graph) and site.graph.ops[fold.blame].type == "All"
+
+
+def recount(site: Site, recounts: list[Recount]) -> Site:
+    """Let inputs that are reshaped count their own rows, so that the result comes from inputs alone, too."""
+    if site.op.type != "Reshape" or not site.folds[0].inputs or site.folds[1].inputs:
+        return site
+    data, parts = site.folds[0], site.parts(1)
+    sizes = None if data.kind != ROWS or parts is None else tuple(_asked(part, data.per) for part in parts)
+    if sizes is None or sizes.count(None) != 1 or sizes.count(-1) > 1:
+        return site
+    recounts.append(Recount(site.op.index, data.axis, sizes))
+    return replace(site, folds=(data, site.folds[1]._replace(inputs=True)))
+
+
+def _asked(part: Fold, per: int) -> int | None:
+    """A size of a shape: -1 where it is not known, None where it counts rows as the data does."""
+    if part.kind == COUNT and part.per == per > 0:
+        return None
+    return int(part.literal[0]) if part.kind == WHOLE and part.literal is not None else -1
 
 
 def grow(site: Site, outcome: Outcome, edges: list[Edge]) -> Outcome:

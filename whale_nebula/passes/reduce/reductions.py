@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from whale_nebula.ir.graph import Graph
+from whale_nebula.ir.spec import Value
 from whale_nebula.passes.reduce.algebra import added, multiplied, structured
 from whale_nebula.passes.reduce.registry import Result, Site, rule
-from whale_nebula.passes.reduce.state import MEAN, ROWS, SUM, WHOLE, Fold, Number, whole
+from whale_nebula.passes.reduce.state import MEAN, ROWS, SUM, UNKNOWN, WHOLE, Fold, Number, count, whole
 
 _OTHERS = ("Prod", "Max", "Min", "All", "Any", "EuclideanNorm")
 
@@ -16,7 +18,8 @@ _OTHERS = ("Prod", "Max", "Min", "All", "Any", "EuclideanNorm")
 def reduction(site: Site) -> Result:
     """Sums and means over the batch stay linear; every other function over it couples the rows."""
     data, axes = site.folds
-    if data.parts is not None or (data.literal is not None and site.rank(0) == 1):
+    vector = data.parts is not None or (data.literal is not None and site.rank(0) == 1)
+    if vector and data.kind != ROWS:
         return _of_vector(site)
     if data.kind != ROWS or axes.kind != WHOLE:
         return _without_rows(site)
@@ -41,12 +44,33 @@ def _axes(site: Site) -> frozenset[int] | None:
 
 def _over_rows(site: Site, data: Fold) -> Fold:
     if site.op.type == "Sum":
-        return Fold(SUM)
+        return count(UNKNOWN) if _all_the_same(site.graph, site.op.inputs[0]) else Fold(SUM)
     if site.op.type != "Mean":
         return site.coupled(f"{site.op.type} over the batch is neither a sum nor a mean")
     if data.ragged:
         return site.coupled("a mean over entries of which each row has another number")
     return Fold(MEAN)
+
+
+def _all_the_same(graph: Graph, value: Value) -> bool:
+    """Whether every entry is the same constant: tf.ones, times numbers that come from constants. It is counted.
+
+    So TensorFlow 1's losses find out what they divide by.
+    """
+    op = graph.ops[value.op]
+    if op.type == "Fill":
+        return _constant(graph, op.inputs[1])
+    if op.type != "Mul":
+        return False
+    left, right = op.inputs
+    pairs = ((left, right), (right, left))
+    return any(graph.spec(one).scalar and _constant(graph, one) and _all_the_same(graph, rows) for one, rows in pairs)
+
+
+def _constant(graph: Graph, value: Value) -> bool:
+    """Whether a number comes from constants alone."""
+    above = graph.ascend([value.op])
+    return all(graph.ops[op].inputs or graph.ops[op].type == "Const" for op in above)
 
 
 def _without_rows(site: Site) -> Fold:

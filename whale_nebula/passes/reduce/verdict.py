@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from whale_nebula.errors import BatchCoupledError
-from whale_nebula.ir.graph import Graph
+from whale_nebula.errors import BatchCoupledError, CaptureError
+from whale_nebula.ir.graph import Graph, Op
+from whale_nebula.ir.origin import Origin
+from whale_nebula.passes.reduce.baked import baked
 from whale_nebula.passes.reduce.state import (
     AFTER,
     COUNT,
@@ -19,6 +21,7 @@ from whale_nebula.passes.reduce.state import (
     Fold,
 )
 
+LOSS = "what is differentiated"
 _RULES = {
     WHOLE: "same", EMPTY: "same", COUNT: "sum", SUM: "sum", MEAN: "mean", AFTER: "after", INVERSE: "after",
     SHAPE: "after", COUPLED: "coupled",
@@ -46,8 +49,8 @@ def verdict(
     graph: Graph,
     *,
     where: Callable[[int], str] = lambda op: "",
-    what: str = "what is differentiated",
-) -> BatchCoupledError | None:
+    what: str = LOSS,
+) -> CaptureError | None:
     """Why a value cannot be had from micro-batches, or None where it can. `where` gives an op's line in the
     source.
 
@@ -59,11 +62,37 @@ def verdict(
     """
     if fold.good:
         return None
+    static = baked(fold, graph, where)
+    if static is not None:
+        return static
     op = graph.ops[fold.blame] if 0 <= fold.blame < len(graph) else None
+    origin = "" if op is None else where(op.index)
+    layer = origin.said if isinstance(origin, Origin) else ""
+    named = "" if op is None else f"{op.name} ({op.type})"
     return BatchCoupledError(
-        f"micro-batches would change {what}: "
-        + ("it is neither a sum nor a mean over the batch" if fold.kind == AFTER else "its rows depend on each other"),
-        op="" if op is None else f"{op.name} ({op.type})",
-        line="" if op is None else where(op.index),
-        why=fold.reason,
+        f"micro-batches would change {what}: {_said(fold, layer)}",
+        op=named,
+        line=str(origin),
+        where=str(origin) if layer else None,
+        why=f"{fold.reason}: op {named}" if layer else fold.reason,
+        mends=_mends(graph, op, what, origin),
     )
+
+
+def _said(fold: Fold, layer: str) -> str:
+    if fold.kind == AFTER:
+        return "it is neither a sum nor a mean over the batch" + f", in {layer}" * bool(layer)
+    return f"{layer} makes its rows depend on each other" if layer else "its rows depend on each other"
+
+
+def _mends(graph: Graph, op: Op | None, what: str, origin: str) -> tuple[str, ...]:
+    """The ways out that fit: a weight says what a loss is a mean over, another layer normalises each row alone."""
+    alone, weight, allow = BatchCoupledError.usual_mends
+    scalar = op is not None and bool(op.outputs) and all(spec.scalar for spec in op.outputs)
+    found = [alone, *([weight] if scalar and what == LOSS else []), allow]
+    if isinstance(origin, Origin) and origin.kind in _BY_ROW:
+        found.append(f"{_BY_ROW[origin.kind]} in the place of {origin.said}")
+    return tuple(found)
+
+
+_BY_ROW = {"BatchNormalization": "keras.layers.LayerNormalization or GroupNormalization"}

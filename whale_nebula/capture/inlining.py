@@ -1,0 +1,61 @@
+"""A tf.function that a step calls is run inline, so that scopes inside it count as if they stood in the step.
+
+TensorFlow would trace it into a graph of its own, which runs as one op, and no boundary could lie inside it. Some
+stay calls: what XLA compiles, what names an implementation of its own, and what a loop's body or a branch calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula import tf_private
+from whale_nebula.capture.tracing import Tracing, current
+
+_LOCK = threading.Lock()
+_open = 0
+_call = tf_private.PolymorphicFunction.__call__
+
+
+@functools.wraps(_call)  # AutoGraph goes by its module: it calls TensorFlow's own objects as they are
+def _called(function: Any, *args: Any, **kwargs: Any) -> Any:
+    trace = current()
+    if trace is None or trace.busy or tf.compat.v1.get_default_graph() is not trace.graph:
+        return _call(function, *args, **kwargs)
+    if tf_private.compiled_by_xla(function):
+        with _compiled(trace):
+            return _call(function, *args, **kwargs)
+    if not tf_private.can_inline(function):
+        return _call(function, *args, **kwargs)
+    return tf_private.run_inline(function, args, kwargs)
+
+
+@contextlib.contextmanager
+def _compiled(trace: Tracing) -> Iterator[None]:
+    """Around the call of a function that XLA compiles: a scope inside it says so."""
+    before, trace.compiled = trace.compiled, True
+    try:
+        yield
+    finally:
+        trace.compiled = before
+
+
+@contextlib.contextmanager
+def inlining() -> Iterator[None]:
+    """Hook the calls of tf.functions while a step is traced; taken off when the last trace ends."""
+    global _open
+    with _LOCK:
+        _open += 1
+        tf_private.PolymorphicFunction.__call__ = _called
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _open -= 1
+            if _open == 0:
+                tf_private.PolymorphicFunction.__call__ = _call

@@ -1,0 +1,122 @@
+"""Copies of a model that was built under scopes have none, and that is said.
+
+The scopes lie on the calls of layers. `clone_model`, `save` and `copy.deepcopy` make what they make from configs, which
+hold no calls; so each layer that bears scopes tells when it gives its config. Who asked is read off the stack. What is
+loaded or made from a config later is only known by its names: that is said when it is first trained.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from whale_nebula import scopes, tf_private
+from whale_nebula.capture.keras_frames import built_under_scopes
+from whale_nebula.errors import NebulaWarning
+from whale_nebula.scopes.site import Site, script_site
+from whale_nebula.tf_private import KerasCall
+
+_LIE = "scopes lie on the calls of layers, and the configs that models are copied by hold none"
+_BUILD = "build it by the same code, under the scopes"
+_PLACE = 'or nb.place(model, {"layer/.*": "cluster", ...})'
+
+
+class _Way(NamedTuple):
+    """A way to copy: what is said of it, and what to do."""
+
+    what: str
+    mend: str
+
+
+_WAYS = {
+    "clone_model": _Way("the clone of model {!r} has no scopes", f"{_BUILD}, {_PLACE}"),
+    "__reduce__": _Way("the copy of model {!r} has no scopes", f"{_BUILD}, {_PLACE}"),
+    "save_model": _Way(
+        "model {!r} is saved without its scopes",
+        f"to train it again by a plan, {_BUILD}, and load_weights(file), {_PLACE} after load_model(file)",
+    ),
+}
+
+
+class _Print(NamedTuple):
+    """What a model and its copies have in common."""
+
+    model: str
+    operations: tuple[tuple[str, str], ...]
+
+
+_given: set[_Print] = set()
+_said: set[tuple[str, Site] | _Print] = set()
+
+
+def watch(operation: Any) -> None:
+    """Hear when this layer or operation, which was called under scopes, gives its config."""
+    if not hasattr(operation.get_config, "nebula_heard"):
+        tf_private.on_config(operation, _asked)
+        operation.get_config.nebula_heard = True
+
+
+def watch_node(node: Any) -> None:
+    """Hear when this node, which was made under scopes, is run for a clone: layers may be shared, unasked."""
+    tf_private.on_run(node, _ran)
+
+
+def _ran(arguments: Any) -> None:
+    if any(isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten(arguments)):
+        _asked()
+
+
+def tell_if_copy(model: Any) -> None:
+    """Say that a model without scopes, about to run, has the layers of one that had some."""
+    parts = filter(_model, tf_private.layers_of(model)) if _given else ()
+    copy = next((part for part in parts if _print(part) in _given), None)
+    if copy is not None and _print(copy) not in _said:
+        _said.add(_print(copy))
+        _warn(
+            f"model {copy.name!r} runs uncut",
+            why=f"it has no scopes, and a model of the same layers that was saved had some: {_LIE}",
+            mend=f"{_BUILD}, and load_weights(file), {_PLACE}",
+            site=script_site(),
+        )
+
+
+def _asked() -> None:
+    """The outermost call of Keras that copies a whole model is what the user wrote."""
+    calls = [call for call in tf_private.keras_calls() if isinstance(call.given, keras.Model)]
+    found = next((call for call in reversed(calls) if call.name in _WAYS), None)
+    if found is None or found.name == "save_model":
+        _given.update(_print(call.given) for call in calls if call.name == "get_config" and _model(call.given))
+    if found is not None and built_under_scopes(found.given) and not _gets_others(found):
+        _tell(found)
+
+
+def _gets_others(call: KerasCall) -> bool:
+    """Whether what a call makes stands in scopes of its own."""
+    return call.name != "save_model" and bool(scopes.open_frames())
+
+
+def _tell(call: KerasCall) -> None:
+    way, site = _WAYS[call.name], script_site(call.frame)
+    if (call.name, site) not in _said:
+        _said.add((call.name, site))
+        why = f"{_LIE}; it is said once for this place"
+        _warn(way.what.format(call.given.name), why=why, mend=way.mend, site=site)
+
+
+def _warn(what: str, *, why: str, mend: str, site: Site) -> None:
+    warning = NebulaWarning(what, where=str(site), why=why, mend=mend)
+    warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
+
+
+def _model(given: Any) -> bool:
+    return isinstance(given, (tf_private.KerasFunction, tf_private.KerasSequential))
+
+
+def _print(model: Any) -> _Print:
+    """The names of a model's operations, inputs apart; a Sequential's are its layers."""
+    found = model.operations if isinstance(model, tf_private.KerasFunction) else model.layers
+    kept = (part for part in found if not isinstance(part, tf_private.KerasInput))
+    return _Print(model.name, tuple(sorted((type(part).__name__, part.name) for part in kept)))

@@ -1,0 +1,146 @@
+"""What is wrong with a map of `nb.place`, in words."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from whale_nebula.capture.layer_paths import Spot, spots
+from whale_nebula.errors import BoundaryInBodyError, PlacementError
+from whale_nebula.scopes import Frame, Placement, Rule
+from whale_nebula.suggest import closest, listed
+
+_SHOWN = 8
+_TAILS = ("(/.*)?", "/.*", "/.+", ".*", "/")
+
+
+def no_match(model: Any, placement: Placement, rule: Rule) -> PlacementError:
+    """A pattern that no layer's path matches."""
+    paths = list(dict.fromkeys(spot.path for spot in spots(model)))
+    head, tail = _parted(rule.pattern.pattern)
+    return PlacementError(
+        f"nb.place: no layer of {model.name!r} matches {rule.pattern.pattern!r}",
+        where=str(placement.site),
+        why=_nearby(head, paths) if paths else "it has no layers inside",
+        mend=_meant(head, tail, paths),
+    )
+
+
+def _parted(pattern: str) -> tuple[str, str]:
+    """A pattern without what stands at its end for all that is inside."""
+    tail = next((tail for tail in _TAILS if pattern.endswith(tail)), "")
+    return pattern.removesuffix(tail), tail
+
+
+def _nearby(head: str, paths: Sequence[str]) -> str:
+    near = difflib.get_close_matches(head, paths, n=_SHOWN, cutoff=0.4)
+    shown = [*near, *(path for path in paths if path not in near)][:_SHOWN]
+    more = len(paths) - len(shown)
+    return f"its layers are {listed(shown)}" + (f" and {more} more" if more else "")
+
+
+def _meant(head: str, tail: str, paths: Sequence[str]) -> str:
+    meant = head if head in paths else closest(head, paths)
+    if meant is None:
+        return "a pattern must match the whole path of a layer, from the model on"
+    inside = any(path.startswith(f"{meant}/") for path in paths)
+    if meant == head and tail:
+        return f"did you mean {head!r}? it has no layers inside"
+    return f"did you mean {meant + tail * inside!r}?"
+
+
+def two_rules(model: Any, placement: Placement, path: str, rules: Sequence[Rule]) -> PlacementError:
+    """A layer that two patterns match."""
+    one, two = sorted(rules[:2], key=lambda rule: rule.pattern.pattern.replace("\\", "") != path)
+    return PlacementError(
+        f"nb.place: layer {path!r} of {model.name!r} matches two patterns, {one} and {two}",
+        where=str(placement.site),
+        why="a layer belongs to one stage",
+        mend=f"let one of them leave it out: (?!{path}$){two.pattern.pattern}",
+    )
+
+
+def inside(model: Any, placement: Placement, spot: Spot, own: Rule, around: Rule) -> PlacementError:
+    """A layer that is given elsewhere than the layer that it is a part of."""
+    return PlacementError(
+        f"nb.place: layer {spot.path!r} of {model.name!r} comes under {own}, and {spot.around!r}, "
+        f"which holds it, under {around}",
+        where=str(placement.site),
+        why="stages follow one another, they do not nest",
+        mend=f"place the layers inside {spot.around!r} one by one, or leave {own.pattern.pattern!r} out",
+    )
+
+
+Homes = Sequence[tuple[str, Rule | None, Placement]]
+
+
+def two_maps(homes: Homes) -> PlacementError:
+    """A layer that two maps give to two stages: a model is placed, and so is one inside it."""
+    said = [f"as {path!r} under {rule} at {placement.site}" for path, rule, placement in homes]
+    return PlacementError(
+        f"nb.place: one layer comes {' and '.join(said)}",
+        where=str(homes[-1][2].site),
+        why="a layer belongs to one stage",
+        mend="take one of the maps away: nb.place(model, {})",
+    )
+
+
+def undecided(layer: Any, homes: Homes) -> PlacementError:
+    """A shared layer that is given to two stages, called from neither of its places."""
+    said = [f"{path!r} ({f'under {rule}' if rule else 'under no pattern'})" for path, rule, _ in homes]
+    return PlacementError(
+        f"nb.place: layer {layer.name!r} stands at {' and at '.join(said)}",
+        where=str(homes[0][2].site),
+        why="it is called by none of the layers that hold it, so nothing says which of them is meant",
+        mend="give both to the same stage",
+    )
+
+
+def two_stages(path: str, rule: Rule, placement: Placement, open_stage: Frame) -> PlacementError:
+    """A placed layer that is called inside another stage."""
+    outer = open_stage.options.get("layer")
+    if outer is not None:
+        inside_of = f"inside layer {outer!r}, which comes under {open_stage.options['rule']}"
+        mend = f"give both to the same stage, or leave {rule.pattern.pattern!r} out"
+    else:
+        inside_of = f"inside nb.stage at {open_stage.site}"
+        mend = f"take that scope out of the model's code, or leave {rule.pattern.pattern!r} out"
+    return PlacementError(
+        f"nb.place: layer {path!r}, which comes under {rule}, is called {inside_of}",
+        where=str(placement.site),
+        why="stages follow one another, they do not nest",
+        mend=mend,
+    )
+
+
+def two_scopes(path: str, placement: Placement, own: Frame, other: Frame) -> PlacementError:
+    """Two scopes of one kind around a placed layer."""
+    return PlacementError(
+        f"nb.place stands inside nb.{own.kind} at {own.site}, and layer {path!r} inside that at {other.site}",
+        where=str(placement.site),
+        why=f"there is one nb.{own.kind} around a stage",
+        mend=f"leave one nb.{own.kind} out",
+    )
+
+
+def in_body(path: str, rule: Rule, placement: Placement) -> BoundaryInBodyError:
+    """A placed layer that is called where no boundary can lie."""
+    around = path.rpartition("/")[0]
+    return BoundaryInBodyError(
+        f"nb.place: layer {path!r}, which comes under {rule}, is called inside a loop, a branch "
+        "or a nested tf.function",
+        where=str(placement.site),
+        why="TensorFlow runs such a body as one op, so no boundary can lie inside it",
+        mend=f"place what is around it: {around!r}" if around else "place layers that are called outside of it",
+    )
+
+
+def too_late(path: str, rule: Rule, placement: Placement) -> PlacementError:
+    """A layer that was not there yet when the step was traced."""
+    return PlacementError(
+        f"nb.place: layer {path!r}, which comes under {rule}, was made while the step was traced",
+        where=str(placement.site),
+        why="it ran before it could be placed",
+        mend="build the model first: model.build(shape), or call it once",
+    )

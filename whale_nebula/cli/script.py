@@ -1,0 +1,97 @@
+"""Running a script as `python script.py` does, but with someone who looks at its steps instead of running them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from whale_nebula.errors import NebulaError
+from whale_nebula.observing import Observer, PlanShown, observed_by
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a script ended: `stopped` by us, by the error it raised, or by itself with an exit status."""
+
+    stopped: bool = False
+    error: BaseException | None = None
+    status: int = 0
+
+
+def run(path: str, arguments: Sequence[str], observer: Observer) -> Ending:
+    """Run a script; what it prints goes to stderr, so that stdout is ours."""
+    with _as_main(path, arguments), _output_aside(), observed_by(observer):
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except PlanShown:
+            return Ending(stopped=True)
+        except SystemExit as end:
+            return Ending(status=_status(end.code))
+        except BaseException as error:
+            _print(error, path)
+            return Ending(error=error)
+    return Ending()
+
+
+def _status(code: object) -> int:
+    """What a process that ends so gives its parent; a message is printed."""
+    if code is None or isinstance(code, int):
+        return int(code or 0)
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _print(error: BaseException, path: str) -> None:
+    """The traceback from the script's own first line on: what is above it is ours.
+
+    Our own errors say where and why; of their tracebacks only the user's lines are worth reading.
+    """
+    told = traceback.TracebackException(type(error), error, _from(error.__traceback__, path))
+    if isinstance(error, NebulaError):
+        lines = [frame for frame in told.stack if not _installed(frame.filename)]
+        told.stack = traceback.StackSummary.from_list(lines)
+    print("".join(told.format(chain=not isinstance(error, NebulaError))), end="", file=sys.stderr)
+
+
+def _installed(file: str) -> bool:
+    return file.startswith((_OURS, "<")) or "site-packages" in file or "__autograph_generated" in file
+
+
+def _from(trace: TracebackType | None, path: str) -> TracebackType | None:
+    while trace is not None and trace.tb_frame.f_code.co_filename != path:
+        trace = trace.tb_next
+    return trace
+
+
+@contextlib.contextmanager
+def _as_main(path: str, arguments: Sequence[str]) -> Iterator[None]:
+    """The arguments and the folder of the script, where a script finds them."""
+    argv, first = sys.argv, sys.path[0]
+    sys.argv, sys.path[0] = [path, *arguments], os.path.dirname(os.path.abspath(path))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[0] = argv, first
+
+
+@contextlib.contextmanager
+def _output_aside() -> Iterator[None]:
+    """Send what is written to stdout to stderr, by Python, by TensorFlow and by processes that the script starts."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,86 @@
+"""The command line of a command that is given a script: which words are ours, and which are the script's."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, NoReturn
+
+from whale_nebula.suggest import did_you_mean
+
+
+class Words(NamedTuple):
+    """Our options, the script (or file), and the arguments that are handed on to it."""
+
+    options: list[str]
+    script: str | None
+    arguments: list[str]
+
+
+def split(argv: Sequence[str], flags: Collection[str], valued: Collection[str]) -> Words:
+    """Sort the words of a command line: our options may stand anywhere, but after "--" all is the script's.
+
+    >>> split(["--json", "train.py", "--epochs", "3", "--links", "10mbit"], {"--json"}, {"--links"})
+    Words(options=['--json', '--links', '10mbit'], script='train.py', arguments=['--epochs', '3'])
+    >>> split(["train.py", "--", "--json"], {"--json"}, {"--links"}).arguments
+    ['--json']
+    """
+    options: list[str] = []
+    arguments: list[str] = []
+    script: str | None = None
+    waiting = iter(argv)
+    for word in waiting:
+        name = word.partition("=")[0]
+        if word == "--":
+            arguments += waiting
+        elif name in flags:
+            options.append(word)
+        elif name in valued:
+            options += [word] if "=" in word else [word, *_next(waiting)]
+        elif script is None and word.startswith("-"):
+            options.append(word)
+        elif script is None:
+            script = word
+        else:
+            arguments.append(word)
+    if script is None and arguments:
+        script, *arguments = arguments
+    return Words(options, script, arguments)
+
+
+def _next(waiting: object) -> list[str]:
+    found = next(waiting, None)  # type: ignore[call-overload]
+    return [] if found is None else [found]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that takes no abbreviations, and says what was meant."""
+
+    def __init__(self, *, prog: str, description: str, epilog: str = "") -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.names: list[str] = []
+
+    def option(self, name: str, text: str, value: str | None = None) -> None:
+        """One option: a flag, or one that is given a value."""
+        self.names.append(name)
+        if value is None:
+            self.add_argument(name, action="store_true", help=text)
+        else:
+            self.add_argument(name, metavar=value, help=text)
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """The options in these words."""
+        found, unknown = self.parse_known_args(list(words))
+        if unknown:
+            self.refuse(f"there is no option {unknown[0]!r}; {did_you_mean(unknown[0], self.names)}")
+        return found
+
+    def refuse(self, why: str) -> NoReturn:
+        """End with a usage error."""
+        self.error(why)

@@ -1,0 +1,147 @@
+"""What a plan says to a reader: its stages, what crosses between them, what runs once. Small plain data.
+
+Counts say by their names of what they are: `step_...` and FLOPs are those of a whole step of the example,
+`activation_bytes` and a boundary's `bytes` those of its first micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Count = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class PlanLayer:
+    """A part of a stage by its name, such as "block0/attention"; "" is what stands in no layer.
+
+    A layer counts what lies directly in it: the parts inside it have rows of their own.
+    """
+
+    name: str
+    forward_ops: int = 0
+    backward_ops: int = 0
+    parameters: int = 0
+    flops: int = 0
+    activation_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class PlanStage:
+    """One stage: who runs it, how much there is of it, what it reads and what it gives.
+
+    `inputs` and `outputs` are leaves of the batch, boundaries (b0, b1 ...), "loss" and "result"; `runs` says
+    for each phase what the stage does in it: "F", "B", "FB" or nothing. `activation_bytes` is what a micro-batch
+    keeps for its backward, `in_flight` how many micro-batches do so at a time. What a loop does of which nothing
+    tells how often it turns counts once; `open_loops` says how many such loops there are.
+    """
+
+    name: str
+    cluster: str
+    worker: str
+    forward_ops: int
+    backward_ops: int
+    variables: tuple[str, ...]
+    parameters: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    runs: tuple[str, ...]
+    forward_flops: int = 0
+    backward_flops: int = 0
+    activation_bytes: int = 0
+    in_flight: int = 0
+    variable_bytes: int = 0
+    gradient_bytes: int = 0
+    slot_bytes: int = 0
+    open_loops: int = 0
+    layers: tuple[PlanLayer, ...] = ()
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of a step, forward and backward."""
+        return self.forward_flops + self.backward_flops
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is held at the fullest moment of a step: kept activations, variables, gradients, slots.
+
+        The working memory of single ops and of TensorFlow itself comes on top of it.
+        """
+        return self.activation_bytes * self.in_flight + self.variable_bytes + self.gradient_bytes + self.slot_bytes
+
+
+@dataclass(frozen=True)
+class PlanBoundary:
+    """One tensor that crosses, and the bytes that a micro-batch of it takes; None where only a step knows.
+
+    `step_bytes` and `backward_step_bytes` are what a step puts on lines for it, `seconds` and `backward_seconds` for
+    how long that holds the slowest of them; None where there is no rate. Inside a cluster nothing is on a line.
+    """
+
+    name: str
+    source: str
+    destinations: tuple[str, ...]
+    dtype: str
+    shape: tuple[int | None, ...] | None
+    phase: int
+    codec: str
+    bytes: int | None
+    backward: bool
+    backward_codec: str
+    backward_bytes: int | None
+    step_bytes: int | None = None
+    backward_step_bytes: int | None = None
+    seconds: float | None = None
+    backward_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class PlanLink:
+    """What joins two clusters, in one direction, and what a step puts on it.
+
+    `bytes` are those of the tensors, `wire_bytes` with their frames; `rate` is in bits a second (None: free), `delay`
+    in seconds.
+    """
+
+    line: str
+    bytes: int
+    wire_bytes: int = 0
+    messages: int = 0
+    rate: float | None = None
+    delay: float = 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        """For how long a step holds the line; None where it has no rate."""
+        return 8 * self.wire_bytes / self.rate if self.rate else None
+
+
+@dataclass(frozen=True)
+class PlanOnce:
+    """What one worker runs once a step in one phase: `kind` is whole, prologue or update."""
+
+    kind: str
+    phase: int
+    worker: str
+    ops: int
+    rounds: int
+    writes: tuple[str, ...]
+    trainable: int
+
+
+@dataclass(frozen=True)
+class PlanTied:
+    """A variable that two or more stages use: each holds it, and its gradients are summed.
+
+    `bytes` are those of the variable. Between processes each cluster sends its gradient to the others once a step:
+    `link_bytes` says how much, by the link, and `seconds` for how long that holds the slowest line.
+    """
+
+    path: str
+    dtype: str
+    shape: tuple[int | None, ...] | None
+    stages: tuple[str, ...]
+    bytes: int
+    link_bytes: Count = field(default_factory=dict)
+    seconds: float | None = None

@@ -1,0 +1,240 @@
+"""How large every tensor of a program is once the rows of the batch are known.
+
+TensorFlow leaves open what depends on the batch. The rules here follow the sizes through the graph, exactly where an
+op says what it makes of them, and by likeness (an axis that is open in an input, too) where it does not: so the
+answers are for counting, never for computing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from whale_nebula.ir.graph import Graph, Op
+from whale_nebula.ir.integers import MOST, Numbers, Shape, Site, broadcast, integers
+from whale_nebula.ir.spec import Spec, Value
+
+_WHOLE = frozenset({"int32", "int64", "bool"})
+
+
+@dataclass
+class Sizes:
+    """The shapes of a graph's values; `rows` stands for every size that nothing tells.
+
+    `shapes` may hold what is known from elsewhere; `like` says of an op that holds a tensor which one it is like.
+    """
+
+    graph: Graph
+    rows: int
+    shapes: dict[Value, Shape] = field(default_factory=dict)
+    like: Mapping[int, Value] = field(default_factory=dict)
+    numbers: dict[Value, Numbers] = field(default_factory=dict)
+
+    def follow(self, ops: Iterable[int]) -> Sizes:
+        """Go through these ops, which must come in an order in which inputs are known first.
+
+        >>> from whale_nebula.ir.graph import Op
+        >>> ops = [Op(0, "Placeholder", outputs=(Spec("float32", (None, 64)),))]
+        >>> ops += [Op(1, "Shape", (Value(0),), (Spec("int32", (2,)),))]
+        >>> ops += [Op(2, "Reshape", (Value(0), Value(1)), (Spec("float32", (None, None)),))]
+        >>> Sizes(Graph(tuple(ops)), rows=8).follow(range(3)).shape(Value(2))
+        (8, 64)
+        """
+        for index in ops:
+            self._visit(self.graph.ops[index])
+        return self
+
+    def shape(self, value: Value) -> Shape:
+        """The shape of a value; one that was not followed has `rows` wherever a size is open."""
+        found = self.shapes.get(value)
+        return filled(self.graph.spec(value), self.rows) if found is None else found
+
+    def nbytes(self, value: Value) -> int:
+        """The bytes of a value; 0 for what is no plain tensor (a handle, a list of tensors)."""
+        spec = self.graph.spec(value)
+        return 0 if spec.dtype in ("resource", "variant") else Spec(spec.dtype, self.shape(value)).nbytes()
+
+    def site(self, op: Op) -> Site:
+        """An op with what is known of its inputs."""
+        return Site(op, tuple(map(self.shape, op.inputs)), tuple(self.numbers.get(value) for value in op.inputs))
+
+    def _visit(self, op: Op) -> None:
+        if op.index in self.like:
+            self.shapes[Value(op.index)] = self.shape(self.like[op.index])
+        if _settled(op):
+            return
+        site = self.site(op)
+        for value, spec, shape in zip(op.values, op.outputs, _shapes(site, self._open(op), self.rows), strict=True):
+            self.shapes.setdefault(value, shape if _fits(spec, shape) else filled(spec, self.rows))
+        if any(spec.dtype in _WHOLE for spec in op.outputs):
+            self._count(op, integers(site))
+
+    def _count(self, op: Op, found: Sequence[Numbers | None]) -> None:
+        """Keep the numbers of an op's outputs; as many as there are, so long is a list of them."""
+        for value, spec, numbers in zip(op.values, op.outputs, found, strict=False):
+            if numbers is not None and spec.dtype in _WHOLE:
+                self.numbers[value] = numbers
+                if spec.rank == 1:
+                    self.shapes[value] = (len(numbers),)
+
+    def _open(self, op: Op) -> int | None:
+        """The size of the first axis that is open in an input: mostly the rows of the batch."""
+        for value in op.inputs:
+            static = self.graph.spec(value).shape
+            for axis, size in enumerate(static or ()):
+                if size is None:
+                    return self.shape(value)[axis]
+        return None
+
+
+def filled(spec: Spec, rows: int) -> Shape:
+    """A shape with `rows` for each size that is open.
+
+    >>> filled(Spec("float32", (None, 64)), 8)
+    (8, 64)
+    """
+    return tuple(rows if axis is None else axis for axis in spec.shape or ())
+
+
+def _settled(op: Op) -> bool:
+    """Nothing to find out: all sizes are written down, and nobody computes with the numbers."""
+    known = all(spec.shape is not None and None not in spec.shape for spec in op.outputs)
+    return known and not any(spec.dtype in _WHOLE and _few(spec) for spec in op.outputs)
+
+
+def _few(spec: Spec) -> bool:
+    return spec.shape is not None and math.prod(axis or 0 for axis in spec.shape) <= MOST
+
+
+def _fits(spec: Spec, shape: Shape) -> bool:
+    if spec.shape is None:
+        return True
+    return len(shape) == len(spec.shape) and all(s in (None, d) for s, d in zip(spec.shape, shape, strict=True))
+
+
+# ---------------------------------------------------------------------- shapes
+def _shapes(site: Site, open_size: int | None, rows: int) -> Sequence[Shape]:
+    """The shapes of an op's outputs: by its rule, else by likeness."""
+    rule = RULES.get(site.op.type)
+    if rule is not None and len(site.op.outputs) == 1:
+        try:
+            found = rule(site)
+        except (IndexError, TypeError, ValueError, ZeroDivisionError):
+            found = None
+        if found is not None:
+            return [found]
+    return [_alike(site, spec, rows if open_size is None else open_size) for spec in site.op.outputs]
+
+
+def _alike(site: Site, spec: Spec, open_size: int) -> Shape:
+    """An open axis is as long as that of an input of the same rank, else as the first that is open in any."""
+    known = [shape for shape in site.shapes if shape is not None]
+    if spec.shape is None:
+        return max(known, key=math.prod, default=())
+    same = [shape for shape in known if len(shape) == len(spec.shape) and _fits(spec, shape)]
+    if same:
+        return same[0]
+    return tuple(open_size if axis is None else axis for axis in spec.shape)
+
+
+def _reshape(site: Site) -> Shape | None:
+    wanted, given = site.numbers[1], site.shapes[0]
+    if wanted is None or given is None:
+        return None
+    rest = math.prod(size for size in wanted if size >= 0)
+    return tuple(math.prod(given) // rest if size < 0 else size for size in wanted)
+
+
+def _said(place: int) -> Callable[[Site], Shape | None]:
+    """An input says what the shape is."""
+    return lambda site: site.numbers[place]
+
+
+def _tile(site: Site) -> Shape | None:
+    given, times = site.shapes[0], site.numbers[1]
+    return None if given is None or times is None else tuple(a * b for a, b in zip(given, times, strict=True))
+
+
+def _reduce(site: Site) -> Shape | None:
+    given, axes = site.shapes[0], site.numbers[1]
+    if given is None or axes is None:
+        return None
+    gone = {axis % len(given) for axis in axes} if given else set()
+    if site.attribute("keep_dims"):
+        return tuple(1 if axis in gone else size for axis, size in enumerate(given))
+    return tuple(size for axis, size in enumerate(given) if axis not in gone)
+
+
+def _joined(site: Site) -> Shape | None:
+    first, second = site.shapes[:2]
+    return None if first is None or second is None else broadcast(first, second)
+
+
+def _product(site: Site) -> Shape | None:
+    left, right = site.shapes[:2]
+    if left is None or right is None:
+        return None
+    turned = ("transpose_a", "transpose_b") if site.op.type == "MatMul" else ("adj_x", "adj_y")
+    rows = left[-1] if site.attribute(turned[0]) else left[-2]
+    columns = right[-2] if site.attribute(turned[1]) else right[-1]
+    return (*broadcast(left[:-2], right[:-2]), rows, columns)
+
+
+def _transpose(site: Site) -> Shape | None:
+    given, order = site.shapes[0], site.numbers[1]
+    return None if given is None or order is None else tuple(given[axis] for axis in order)
+
+
+def _gather(site: Site) -> Shape | None:
+    table, places = site.shapes[:2]
+    axis = site.numbers[2] if len(site.numbers) > 2 else (0,)
+    if table is None or places is None or axis is None or site.attribute("batch_dims"):
+        return None
+    at = axis[0] % len(table)
+    return (*table[:at], *places, *table[at + 1 :])
+
+
+def _lookup(site: Site) -> Shape | None:
+    places, rows = site.shapes[1], site.op.outputs[0].shape
+    if places is None or rows is None or None in rows[len(places) :]:
+        return None
+    return (*places, *(size for size in rows[len(places) :] if size is not None))
+
+
+def _concat(site: Site) -> Shape | None:
+    parts, axis = site.shapes[:-1], site.numbers[-1]
+    if axis is None or parts[0] is None:
+        return None
+    at = axis[0] % len(parts[0])
+    length = sum(part[at] for part in parts if part is not None)
+    return (*parts[0][:at], length, *parts[0][at + 1 :])
+
+
+_SUMS = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")
+_BOTH = (
+    "Add", "AddV2", "Sub", "Mul", "RealDiv", "Div", "DivNoNan", "Maximum", "Minimum", "Pow", "SquaredDifference",
+    "FloorDiv", "FloorMod", "Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual", "LogicalAnd",
+    "LogicalOr",
+)  # fmt: skip
+_DRAWN = (
+    "RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "StatelessRandomUniformV2",
+    "StatelessRandomNormalV2", "StatelessTruncatedNormalV2", "StatelessRandomUniform", "StatelessRandomNormal",
+)  # fmt: skip
+
+RULES: Mapping[str, Callable[[Site], Shape | None]] = {
+    "Reshape": _reshape,
+    "BroadcastTo": _said(1),
+    "Fill": _said(0),
+    "Tile": _tile,
+    **dict.fromkeys(_DRAWN, _said(0)),
+    **dict.fromkeys(_SUMS, _reduce),
+    **dict.fromkeys(_BOTH, _joined),
+    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _product),
+    "Transpose": _transpose,
+    "GatherV2": _gather,
+    "ResourceGather": _lookup,
+    "ConcatV2": _concat,
+    "Conv2DBackpropInput": _said(0),
+    "StridedSliceGrad": _said(0),
+}

@@ -1,0 +1,100 @@
+"""A batch size that is written into the step as a number: with micro-batches there are fewer rows than it says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from whale_nebula.errors import StaticBatchError
+from whale_nebula.ir.graph import Graph, Op
+from whale_nebula.ir.spec import Value
+from whale_nebula.passes.reduce.state import Fold
+
+_WHY = "a micro-batch has only its share of the rows, and the last batch of an epoch may have fewer too"
+
+
+class _Found(NamedTuple):
+    rows: int
+    mend: str
+
+
+def baked(fold: Fold, graph: Graph, where: Callable[[int], str] = lambda op: "") -> StaticBatchError | None:
+    """The error for a value that couples the rows because a batch size is a constant; else None."""
+    if not 0 <= fold.blame < len(graph):
+        return None
+    op = graph.ops[fold.blame]
+    finder = _FINDERS.get(op.type)
+    found = finder(graph, op) if finder is not None else None
+    if found is None:
+        return None
+    place = ", ".join(part for part in (f"{op.name} ({op.type})", where(op.index)) if part)
+    mend = f"{found.mend}\nor nb.pipeline(micro_batch=1)"
+    return StaticBatchError(f"the batch size {found.rows} is baked in", where=place, why=_WHY, mend=mend)
+
+
+def free(sizes: Sequence[int], shape: Sequence[int | None]) -> list[int]:
+    """The target of a reshape with -1 where the number of rows stands.
+
+    >>> free([32, -1], [None, 4]), free([32, 2, 2], [None, 4])
+    ([-1, 4], [-1, 2, 2])
+    """
+    rest = list(sizes[1:])
+    if -1 in rest:
+        known = math.prod(size for size in rest if size > 0)
+        rest[rest.index(-1)] = _row(shape) // known if known and None not in shape[1:] else -1
+    return [-1, *rest]
+
+
+def _row(shape: Sequence[int | None]) -> int:
+    """How many numbers a row has."""
+    return math.prod(size or 1 for size in shape[1:])
+
+
+def _reshape(graph: Graph, op: Op) -> _Found | None:
+    sizes = graph.ops[op.inputs[1].op].constant or ()
+    shape = graph.spec(op.inputs[0]).shape
+    if not sizes or sizes[0] < 2 or not shape or shape[0] is not None:
+        return None
+    if -1 not in sizes and None not in shape[1:] and math.prod(sizes[1:]) != _row(shape):
+        return None  # rows are merged or taken apart: they would be with -1 as well
+    return _Found(sizes[0], f"tf.reshape(x, {free(sizes, shape)})")
+
+
+def _operand(graph: Graph, op: Op) -> _Found | None:
+    """An operand that is made of constants and is as long as a batch."""
+    for value in op.inputs:
+        shape = graph.spec(value).shape
+        if shape and shape[0] is not None and shape[0] > 1 and _constant(graph, value):
+            rest = "".join(f", {size}" for size in shape[1:])
+            return _Found(shape[0], f"make it as long as the batch: tf.zeros([tf.shape(x)[0]{rest}]) for zeros")
+    return None
+
+
+def _constant(graph: Graph, value: Value) -> bool:
+    return all(not graph.ops[op].role and not graph.ops[op].stateful for op in graph.ascend([value.op]))
+
+
+def _unpack(graph: Graph, op: Op) -> _Found | None:
+    number = op.attributes.get("num")
+    along = op.attributes.get("axis", 0)
+    if not isinstance(number, int) or number < 2 or along != 0:
+        return None
+    return _Found(number, "work on all rows at once, or tf.map_fn(f, x)")
+
+
+def _split(graph: Graph, op: Op) -> _Found | None:
+    sizes = graph.ops[op.inputs[1].op].constant or ()
+    axis = graph.ops[op.inputs[2].op].constant or ()
+    if axis[:1] != (0,) or not sizes or min(sizes) < 0:
+        return None
+    return _Found(sum(sizes), "work on all rows at once, or split another axis: tf.split(x, n, axis=1)")
+
+
+_FINDERS: dict[str, Callable[[Graph, Op], _Found | None]] = {
+    "Reshape": _reshape,
+    "Unpack": _unpack,
+    "SplitV": _split,
+    **dict.fromkeys(("ConcatV2", "Pack", "AddV2", "Add", "Sub", "Mul", "RealDiv", "Maximum", "Minimum"), _operand),
+    **dict.fromkeys(("SelectV2", "Select", "BatchMatMulV2", "MatMul", "SquaredDifference"), _operand),
+}

@@ -1,0 +1,107 @@
+"""A captured step becomes the plan that a user sees: cut as it would be for running, and counted."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import whale_nebula
+from whale_nebula.capture.mirror import in_order
+from whale_nebula.capture.places import place_of
+from whale_nebula.capture.step import Captured
+from whale_nebula.feed.batch import micro_batches
+from whale_nebula.ir.canonical import canonical_lines
+from whale_nebula.ir.face import Plan
+from whale_nebula.ir.overview import Overview
+from whale_nebula.ir.parts import PlanLink
+from whale_nebula.ir.plan import Cut
+from whale_nebula.ir.timing import counted
+from whale_nebula.passes.plan import cut_program
+from whale_nebula.run import Run, current_run
+from whale_nebula.runtime.engine import place_workers
+from whale_nebula.runtime.fragment_function import Workshop
+from whale_nebula.runtime.sizes import link_reports
+
+
+def planned(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str] = ()) -> Plan:
+    """The plan of a captured step; `example` are tensors in the form of its leaves."""
+    with _uncollected():
+        return _planned(name, captured, example, notes)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Let Python look for no garbage meanwhile: a plan is made of many small things that stay, and none are cycles."""
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collected:
+            gc.enable()
+
+
+def _planned(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str]) -> Plan:
+    run = current_run()
+    run.meet([stage.cluster for stage in captured.program.stages])
+    operations = in_order(captured.graph.get_operations())
+    cut = cut_program(captured.program, place_workers(captured, run), lambda op: place_of(operations[op]))
+    rows = micro_batches(captured.program.leaves, example, captured.program.pipeline.micro_batch)
+    plan = _plan(name, captured, cut, rows, [tuple(tensor.shape) for tensor in example], run)
+    return counted(replace(plan, notes=(*plan.notes, *notes)))
+
+
+def _plan(
+    name: str, captured: Captured, cut: Cut, rows: Sequence[int], shapes: Sequence[tuple[int, ...]], run: Run
+) -> Plan:
+    pipeline = cut.program.pipeline
+    model, _, step = name.rpartition(".")
+    overview = Overview(cut, rows, run.links, shapes, model if step.endswith("_step") else "")
+    return Plan(
+        name=name,
+        stages=overview.stages(),
+        boundaries=overview.boundaries(),
+        links=_links(cut, rows, run),
+        once=overview.once(),
+        tied=overview.tied(),
+        micro_batch=pipeline.micro_batch,
+        rows=tuple(rows),
+        schedule=pipeline.schedule,
+        in_flight=pipeline.in_flight,
+        versions={
+            "tensorflow": tf.__version__, "keras": keras.__version__, "whale_nebula": whale_nebula.__version__
+        },
+        threads={
+            "intra_op": tf.config.threading.get_intra_op_parallelism_threads(),
+            "inter_op": tf.config.threading.get_inter_op_parallelism_threads(),
+        },
+        notes=cut.notes,
+        lines=canonical_lines(cut.program),
+        definition=functools.partial(_graph_def, cut, Workshop(captured.graph, captured.aliases)),
+    )  # fmt: skip
+
+
+def _links(cut: Cut, rows: Sequence[int], run: Run) -> dict[str, PlanLink]:
+    """The lines that this step uses; sizes by the formula that links count by."""
+    clusters = [stage.cluster for stage in cut.program.stages]
+    found: dict[str, PlanLink] = {}
+    for name, link in link_reports(cut, clusters, rows).items():
+        line = run.links.between(*name.split("->"))
+        found[name] = PlanLink(str(line), link.payload_bytes, link.bytes, link.frames, line.rate, line.delay)
+    return found
+
+
+def _graph_def(cut: Cut, workshop: Workshop, stage: str) -> Any:
+    """The graph of a stage's forward, in the first phase in which it has one."""
+    for phase in cut.phases:
+        for found in phase.stages:
+            if cut.program.stages[found.stage].key == stage and found.forward is not None:
+                return workshop.make(found.forward).concrete.graph.as_graph_def()
+    return tf.compat.v1.GraphDef()

@@ -1,0 +1,159 @@
+"""What a prediction is made of: the pace of the steps before, what crosses between stages, and over which lines.
+
+Pure data, kept in a report and in its file: so the simulator can be asked later what another codec or another cut
+of the computing would have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from whale_nebula.schedule.lines import Hop, Hops, Line, Work
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """How much of a hop's bytes are floating-point numbers, and how many numbers: what a codec can make small."""
+
+    bytes: float = 0.0
+    count: float = 0.0
+
+    def __add__(self, other: Numbers) -> Numbers:
+        return Numbers(self.bytes + other.bytes, self.count + other.count)
+
+    def saves(self, width: float) -> float:
+        """Bytes that go away where each number is sent in `width` bytes; nothing ever grows.
+
+        >>> Numbers(bytes=4000, count=1000).saves(1), Numbers(bytes=2000, count=1000).saves(2)
+        (3000, 0)
+        """
+        return max(self.bytes - width * self.count, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What an update exchanges with another cluster, all at once: so many bytes over one line."""
+
+    line: Line
+    bytes: float
+
+    @property
+    def seconds(self) -> float:
+        """From sending it to its arrival."""
+        return self.line.seconds(self.bytes) + self.line.delay
+
+
+@dataclass(frozen=True)
+class PhaseBasis:
+    """One phase, for one micro-batch: each stage's work, and what crosses between each two of them.
+
+    `fused` says of a stage that its forward and backward are one function; `numbers` belong to `hops`, those of the
+    way there and of the way back.
+    """
+
+    works: tuple[Work, ...]
+    fused: tuple[bool, ...]
+    hops: Hops
+    numbers: Mapping[Pair, tuple[Numbers, Numbers]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Basis:
+    """A step as the simulator sees it.
+
+    `paced` says that the in-flight limits follow the pace (they do in one process); `once` is what runs once a step,
+    in seconds, and `exchange` what it sends and waits for, round after round (no codec touches that). `rows` are those
+    of a micro-batch, `bytes` what each link is going to carry.
+    """
+
+    stages: tuple[str, ...]
+    phases: tuple[PhaseBasis, ...]
+    micro_batches: int
+    rows: int
+    schedule: str
+    in_flight: int | None = None
+    paced: bool = True
+    once: float = 0.0
+    exchange: tuple[tuple[Carried, ...], ...] = ()
+    bytes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def exchange_seconds(self) -> float:
+        """How long updates wait for one another, at least."""
+        return sum(max(each.seconds for each in together) for together in self.exchange)
+
+    def numbers_of(self, width: float) -> Basis:
+        """The same with every number that crosses sent in `width` bytes, both ways: 2 is fp16, 1 is int8."""
+        return self._phases(lambda phase: replace(phase, hops=_narrow(phase, width)))
+
+    def over(self, change: Callable[[Line], Line]) -> Basis:
+        """The same over other lines."""
+        changed = self._phases(lambda phase: replace(phase, hops={p: _over(h, change) for p, h in phase.hops.items()}))
+        rounds = tuple(tuple(Carried(change(one.line), one.bytes) for one in together) for together in self.exchange)
+        return replace(changed, exchange=rounds)
+
+    def balanced(self) -> Basis:
+        """The same computing, in equal parts; each stage keeps its own proportion of forward to backward."""
+        return self._phases(lambda phase: replace(phase, works=_balanced(phase.works)))
+
+    def divided(self, parts: int) -> Basis:
+        """Each micro-batch in so many, where computing divides as evenly as the bytes do."""
+        smaller = self._phases(lambda phase: _divided(phase, parts))
+        return replace(smaller, micro_batches=self.micro_batches * parts, rows=self.rows // parts)
+
+    def _phases(self, change: Callable[[PhaseBasis], PhaseBasis]) -> Basis:
+        return replace(self, phases=tuple(map(change, self.phases)))
+
+
+def free(line: Line) -> Line:
+    """A line that takes no time at all."""
+    return Line(line.name)
+
+
+def wide(line: Line) -> Line:
+    """A line of any rate, and the same delay."""
+    return Line(line.name, delay=line.delay)
+
+
+def _narrow(phase: PhaseBasis, width: float) -> Hops:
+    none = (Numbers(), Numbers())
+    return {pair: _less(hop, *phase.numbers.get(pair, none), width) for pair, hop in phase.hops.items()}
+
+
+def _less(hop: Hop, there: Numbers, back: Numbers, width: float) -> Hop:
+    backward = None if hop.backward is None else hop.backward - back.saves(width)
+    return replace(hop, forward=hop.forward - there.saves(width), backward=backward)
+
+
+def _over(hop: Hop, change: Callable[[Line], Line]) -> Hop:
+    there = None if hop.there is None else change(hop.there)
+    return replace(hop, there=there, back=None if hop.back is None else change(hop.back))
+
+
+def _balanced(works: tuple[Work, ...]) -> tuple[Work, ...]:
+    busy = [work for work in works if work.seconds]
+    mean = sum(work.seconds for work in busy) / len(busy) if busy else 0.0
+    return tuple(_times(work, mean / work.seconds) if work.seconds else work for work in works)
+
+
+def _times(work: Work, factor: float) -> Work:
+    backward = None if work.backward is None else work.backward * factor
+    return Work(work.forward * factor, backward, work.overhead * factor)
+
+
+def _divided(phase: PhaseBasis, parts: int) -> PhaseBasis:
+    works = tuple(_times(work, 1 / parts) for work in phase.works)
+    hops = {pair: _smaller(hop, parts) for pair, hop in phase.hops.items()}
+    numbers = {pair: (_part(there, parts), _part(back, parts)) for pair, (there, back) in phase.numbers.items()}
+    return PhaseBasis(works, phase.fused, hops, numbers)
+
+
+def _smaller(hop: Hop, parts: int) -> Hop:
+    return replace(hop, forward=hop.forward / parts, backward=None if hop.backward is None else hop.backward / parts)
+
+
+def _part(numbers: Numbers, parts: int) -> Numbers:
+    return Numbers(numbers.bytes / parts, numbers.count / parts)

@@ -1,0 +1,164 @@
+"""What a step waits for, in a sentence. Every number in it is measured, or simulated on what was measured.
+
+The simulator runs the step again with one thing changed at a time: lines that take no time, numbers sent in fewer
+bytes, computing in equal parts, more micro-batches. What is not computed is not said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from whale_nebula.report.basis import Basis, free, wide
+from whale_nebula.report.prediction import Prediction, predict, seconds
+from whale_nebula.report.report import Report
+from whale_nebula.report.text import duration
+
+NOTHING = 0.05
+"""A change of less than this share of the step is not worth a word."""
+
+FAR_OFF = 0.3
+"""Where measured and predicted differ by more than this share, the simulator misses something, and says so."""
+
+CODECS = (("fp16", 2.0), ("int8", 1.0))
+_PARTS = (2, 4, 8)
+_MEASURED = 2
+_LOCAL = 'over free links a step is one local function, not timed apart; nb.init(links="60mbit,20ms") emulates a line'
+
+
+def sentence(report: Report) -> str:
+    """The bottleneck of a step."""
+    if report.basis is not None and report.prediction is not None:
+        return _Told(report, report.basis, report.prediction).sentence()
+    if len(report.stages) == 1 and not report.links:
+        return "there is one stage, and nothing crosses a link"
+    waits = _waits(report)
+    if not waits:
+        return _LOCAL
+    stage = max(waits, key=lambda name: waits[name])
+    said = f"stage {stage} waits {_percent(waits[stage])} of the step"
+    if report.step > _MEASURED:
+        return f"{said}; what for is not known, because the size of what crosses is only known when it does"
+    return f"{said}; what for, the simulator says once two steps have been measured"
+
+
+def _waits(report: Report) -> dict[str, float]:
+    """The share of the step that each stage waits, where that was measured."""
+    whole = report.step_seconds or 1.0
+    return {n: s.wait_seconds / whole for n, s in report.stages.items() if s.wait_seconds is not None}
+
+
+@dataclass
+class _Told:
+    """One report, and what the simulator says of changes to it."""
+
+    report: Report
+    basis: Basis
+    prediction: Prediction
+
+    @property
+    def whole(self) -> float:
+        return self.prediction.seconds
+
+    @cached_property
+    def without_lines(self) -> Prediction:
+        return predict(self.basis.over(free))
+
+    def worth(self, other: float) -> bool:
+        """Whether a step of so many seconds would be clearly shorter."""
+        return other < (1.0 - NOTHING) * self.whole
+
+    def sentence(self) -> str:
+        if self.report.step_seconds < (1.0 - FAR_OFF) * self.whole:
+            why = "the steps before were slower" if self.basis.paced else "the line is faster than the config says"
+            return f"not known: {self._apart()}; {why}"
+        if self.worth(self.without_lines.seconds):
+            return self._line() + self._caution()
+        if self.basis.once > 0.5 * self.whole:
+            share = _percent(self.basis.once / self.whole)
+            return f"what runs once a step, the update, takes {share} of it{self._caution()}"
+        return self._computing() + self._caution()
+
+    def _caution(self) -> str:
+        """A step that takes much longer than it should has a reason that the simulator does not know."""
+        if self.whole >= (1.0 - FAR_OFF) * self.report.step_seconds:
+            return ""
+        why = "something else takes time too" if self.basis.paced else "the line may be slower than the config says"
+        return f" ({self._apart()}: {why})"
+
+    def _apart(self) -> str:
+        return f"this step took {duration(self.report.step_seconds)}, the simulator says {duration(self.whole)}"
+
+    # -------------------------------------------------------------------------- the line
+    def _line(self) -> str:
+        exchange = self.basis.exchange_seconds
+        if exchange > 0.5 * (self.whole - self.without_lines.seconds):
+            what = "the exchange of updates (tied variables, global norms, results)"
+            return f"{what} holds the step for {_percent(exchange / self.whole)} of it, and no codec touches that"
+        return f"{self._who()}; {self._mend()}"
+
+    def _who(self) -> str:
+        """The stage that waits most for lines, by the simulator; how long it waits, as it was measured."""
+        alone = self.without_lines.stages
+        lost = {name: own.wait_seconds - alone[name].wait_seconds for name, own in self.prediction.stages.items()}
+        stage = max(lost, key=lambda name: lost[name])
+        waits, part = _waits(self.report).get(stage), lost[stage] / self.whole
+        if waits is None:
+            return f"stage {stage} waits for the line: {_percent(part)} of the step, by the simulator"
+        if part >= (1.0 - 2 * NOTHING) * waits:
+            return f"stage {stage} waits {_percent(waits)} of the step for {self._lines()}"
+        rest = f"{_percent(part)} for {self._lines()}, else for other stages"
+        return f"stage {stage} waits {_percent(waits)} of the step ({rest})"
+
+    def _lines(self) -> str:
+        """The line on which a message is longest on its way; where others are as long, lines."""
+        lines = [line for phase in self.basis.phases for hop in phase.hops.values() for line in (hop.there, hop.back)]
+        delays = {line.name: line.delay for line in lines if line is not None}
+        links, many = self.prediction.links, self.basis.micro_batches
+        away = {name: links[name].seconds / many + delay for name, delay in delays.items()}
+        worst = sorted(name for name, each in away.items() if each >= (1.0 - NOTHING) * max(away.values()))
+        return f"the line {worst[0]}" if len(worst) == 1 else f"the lines {' and '.join(worst)}"
+
+    def _mend(self) -> str:
+        fast = seconds(self.basis.over(wide))
+        if not self.worth(fast):
+            more = self._more()
+            return f"the delay costs that, not the rate{f'; {more}' if more else ', and no codec shortens it'}"
+        taken = {name: seconds(self.basis.numbers_of(width)) for name, width in CODECS}
+        for name, took in taken.items():
+            if took <= (1.0 + NOTHING) * fast:
+                return f"{name} both ways would hide it: {self._instead(took)}"
+        name = min(taken, key=lambda each: taken[each])
+        if not self.worth(taken[name]):
+            return "no codec would help, because hardly anything that crosses is made of numbers that could be smaller"
+        return f"{name} both ways would help, though not hide it: {self._instead(taken[name])}"
+
+    # -------------------------------------------------------------------------- computing
+    def _computing(self) -> str:
+        stages = self.prediction.stages
+        busiest = max(stages, key=lambda name: stages[name].compute_seconds)
+        busy = duration(stages[busiest].compute_seconds)
+        said = f"computing, not the line: stage {busiest} computes {busy} of {duration(self.whole)}"
+        even = seconds(self.basis.balanced())
+        if len(stages) > 1 and self.worth(even):
+            return f"{said}; stages that compute equally long would make it {self._instead(even)}"
+        more = self._more()
+        return f"{said}; {more}" if more else f"{said}, and neither other stages nor more micro-batches would help"
+
+    def _more(self) -> str:
+        """More micro-batches overlap more, until their rows run out."""
+        tries = [parts for parts in _PARTS if parts <= self.basis.rows]
+        taken = {parts: seconds(self.basis.divided(parts)) for parts in tries}
+        best = min(taken, key=lambda parts: taken[parts], default=1)
+        if not taken or not self.worth(taken[best]):
+            return ""
+        enough = next(parts for parts, took in taken.items() if took <= (1.0 + NOTHING) * taken[best])
+        many = enough * self.basis.micro_batches
+        return f"{many} micro-batches would make it {self._instead(taken[enough])}, if computing divides evenly"
+
+    def _instead(self, other: float) -> str:
+        return f"{duration(other)} a step instead of {duration(self.whole)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

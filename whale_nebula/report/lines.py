@@ -1,0 +1,111 @@
+"""Steps as plain lines in the log: the first of each program, one every ten seconds, and the last."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from whale_nebula.report.report import Report
+from whale_nebula.report.text import duration, scalars_text, size
+
+EVERY_SECONDS = 10.0
+_RECENT = 32
+
+log = logging.getLogger("whale_nebula.steps")
+
+
+@dataclass
+class Rate:
+    """Steps a second, over the last steps of a program."""
+
+    _ended: dict[str, deque[float]] = field(default_factory=dict)
+
+    def add(self, report: Report) -> float:
+        """Take in a step; gives the rate. With only one step it is what that took."""
+        ended = self._ended.setdefault(report.program, deque(maxlen=_RECENT))
+        ended.append(report.time)
+        passed = ended[-1] - ended[0]
+        return (len(ended) - 1) / passed if passed > 0.0 else 1.0 / max(report.step_seconds, 1e-9)
+
+
+class Lines:
+    """Says at sensible intervals how it goes, where `here` says that this process is the one to say it."""
+
+    def __init__(
+        self,
+        here: Callable[[], bool] = lambda: True,
+        every: float = EVERY_SECONDS,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._here, self._every, self._now = here, every, now
+        self._rate = Rate()
+        self._begun: set[str] = set()
+        self._last = float("-inf")
+        self._unsaid: dict[str, tuple[Report, float]] = {}
+        self._undo = _audible(log)
+
+    def step(self, report: Report) -> None:
+        """Say it if it is a program's first, or if it is time again; else remember it for the end."""
+        rate = self._rate.add(report)
+        first = report.program not in self._begun
+        self._begun.add(report.program)
+        if first or self._now() - self._last >= self._every:
+            self._say(report, rate)
+        else:
+            self._unsaid[report.program] = report, rate
+
+    def _say(self, report: Report, rate: float) -> None:
+        self._last = self._now()
+        self._unsaid.pop(report.program, None)
+        if self._here():
+            log.info("%s", step_line(report, rate))
+
+    def tick(self) -> None:
+        """Lines come with steps."""
+
+    def close(self) -> None:
+        """Say the last step of each program."""
+        for report, rate in list(self._unsaid.values()):
+            self._say(report, rate)
+        self._undo()
+
+    def __str__(self) -> str:
+        return "the log of steps"
+
+
+def step_line(report: Report, rate: float) -> str:
+    """A step on one line.
+
+    >>> from whale_nebula.report.report import LinkReport, StageReport
+    >>> links = {"gpu->npu": LinkReport(2048, 2176, 2048, 1)}
+    >>> step_line(Report("fit", 12, 0.5, 4, {"gpu": StageReport(0.2, 0.3, in_flight=3)}, links), 1.9)
+    'step 12 of fit: 0.500 s, 1.9 steps/s; gpu computes 0.200 s, waits 0.300 s, 3 in flight; gpu->npu 2.1 KiB'
+    """
+    head = [f"step {report.step} of {report.program}: {duration(report.step_seconds)}", f"{rate:.3g} steps/s"]
+    parts = [", ".join([*head, *([scalars_text(report)] if report.scalars else [])])]
+    for name, stage in report.stages.items():
+        if stage.compute_seconds is not None and stage.wait_seconds is not None:
+            computes, waits = duration(stage.compute_seconds), duration(stage.wait_seconds)
+            parts.append(f"{name} computes {computes}, waits {waits}, {stage.in_flight} in flight")
+    return "; ".join([*parts, *(f"{name} {size(link.bytes)}" for name, link in report.links.items())])
+
+
+def _audible(logger: logging.Logger) -> Callable[[], None]:
+    """Who asks for lines gets them: where no handler is set up, on standard error. Gives what takes that back."""
+    level = logger.level
+    if not logger.isEnabledFor(logging.INFO):
+        logger.setLevel(logging.INFO)
+    handler = None if logger.hasHandlers() else logging.StreamHandler()
+    if handler is not None:
+        handler.setFormatter(logging.Formatter("whale_nebula: %(message)s"))
+        logger.addHandler(handler)
+
+    def undo() -> None:
+        logger.setLevel(level)
+        if handler is not None:
+            logger.removeHandler(handler)
+
+    return undo

@@ -1,0 +1,72 @@
+"""A table that follows the training on a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from rich.console import Console
+
+from whale_nebula.report.lines import Rate
+from whale_nebula.report.published import under_way
+from whale_nebula.report.report import Report
+from whale_nebula.report.screen import Screen
+from whale_nebula.report.table import step_table
+
+_THINK_SECONDS = 5.0
+_DRAW_SECONDS = 0.25
+
+
+class Live:
+    """Draws the last step, and what is under way, four times a second at most.
+
+    It stays below what others print, and leaves them the terminal while a line of theirs is unfinished.
+    """
+
+    def __init__(self, stream: TextIO, here: Callable[[], bool] = lambda: True) -> None:
+        self._here = here
+        self._screen = Screen(stream)
+        self._console = Console(file=stream, force_terminal=True, highlight=False)
+        self._rate = Rate()
+        self._report: Report | None = None
+        self._per_second = 0.0
+        self._drawn = self._thought = float("-inf")
+        self._bottleneck = ""
+        self._screen.open()
+
+    def step(self, report: Report) -> None:
+        """Take in a step."""
+        self._report, self._per_second = report, self._rate.add(report)
+        if time.monotonic() - self._drawn >= _DRAW_SECONDS:
+            self._draw()
+
+    def tick(self) -> None:
+        """No step has ended for a while: show what the stages do."""
+        self._draw()
+
+    def close(self) -> None:
+        """Leave the last step on the terminal."""
+        self._thought = float("-inf")
+        self._draw()
+        self._screen.close()
+
+    def _draw(self) -> None:
+        if self._report is None or not self._here():
+            return
+        self._drawn = time.monotonic()
+        self._screen.draw(self._text(self._report))
+
+    def _text(self, report: Report) -> str:
+        """The table as the terminal takes it; what is higher than the terminal is cut off below."""
+        now = under_way()
+        if self._drawn - self._thought > _THINK_SECONDS:
+            self._thought, self._bottleneck = self._drawn, report.bottleneck
+        table = step_table(report, self._per_second, {} if now is None else now.doing, self._bottleneck)
+        with self._console.capture() as drawn:
+            self._console.print(table)
+        lines = drawn.get().splitlines(keepends=True)
+        return "".join(lines[: max(self._console.size.height - 1, 1)])
+
+    def __str__(self) -> str:
+        return "the table on the terminal"

@@ -1,0 +1,131 @@
+"""Reports read back from JSON, written by this or an earlier process."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from whale_nebula.errors import StateError
+from whale_nebula.report.basis import Basis, Carried, Numbers, PhaseBasis
+from whale_nebula.report.prediction import LinkPrediction, Prediction, StagePrediction
+from whale_nebula.report.report import LinkReport, Report, RunTotals, Span, StageReport
+from whale_nebula.report.saved import FORMAT
+from whale_nebula.schedule.lines import Hop, Line, Work
+
+
+def load(path: str | os.PathLike[str]) -> list[Report]:
+    """The reports in a file, one or many; a line that was cut short when a process died is left out."""
+    return read(path)[0]
+
+
+def read(path: str | os.PathLike[str]) -> tuple[list[Report], int]:
+    """The reports in a file, and how many of its lines hold none."""
+    try:
+        documents, broken = _documents(Path(path).read_text("utf-8"))
+        reports = [_report(each) for each in documents]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _no_report(path, f"{type(error).__name__}: {error}") from None
+    if not reports:
+        raise _no_report(path, "it is empty" if not broken else f"none of its {broken} lines is a report")
+    return reports, broken
+
+
+def _no_report(path: str | os.PathLike[str], why: str) -> StateError:
+    mend = 'nb.last_report().save("step.json") writes one, nb.init(metrics="run.jsonl") a line for each step'
+    return StateError("this file holds no report", where=str(path), why=why, mend=mend)
+
+
+def _documents(text: str) -> tuple[list[dict[str, Any]], int]:
+    try:
+        whole = json.loads(text)
+        found = [whole] if isinstance(whole, dict) else []
+    except ValueError:
+        found = list(_lines(text))
+    ours = [each for each in found if each.get("format") == FORMAT]
+    return ours, len(found) - len(ours)
+
+
+def _lines(text: str) -> Iterator[dict[str, Any]]:
+    for one in filter(None, text.splitlines()):
+        try:
+            value = json.loads(one)
+        except ValueError:
+            value = None
+        yield value if isinstance(value, dict) else {}
+
+
+def _report(values: Mapping[str, Any]) -> Report:
+    plain = {name: values[name] for name in ("program", "step", "step_seconds", "micro_batches", "worker", "time")}
+    report = Report(
+        **plain,
+        stages={name: _made(StageReport, each) for name, each in values["stages"].items()},
+        links={name: _made(LinkReport, each) for name, each in values["links"].items()},
+        spans=tuple(_made(Span, each) for each in values.get("spans", ())),
+        basis=None if values["basis"] is None else _basis_of(values["basis"]),
+        notes=tuple(values["notes"]),
+        run=_totals(values["run"]),
+        scalars={name: float("nan") if value is None else value for name, value in values["scalars"].items()},
+    )
+    vars(report)["prediction"] = _prediction(values["predicted"])  # what was simulated then is not simulated again
+    return report
+
+
+def _prediction(values: Mapping[str, Any] | None) -> Prediction | None:
+    if values is None:
+        return None
+    return Prediction(
+        seconds=values["seconds"],
+        stages={name: StagePrediction(**each) for name, each in values["stages"].items()},
+        links={name: LinkPrediction(**each) for name, each in values["links"].items()},
+    )
+
+
+def _totals(values: Mapping[str, Any]) -> RunTotals:
+    links = {name: _made(LinkReport, each) for name, each in values["links"].items()}
+    return RunTotals(values["steps"], values["seconds"], links)
+
+
+def _made(kind: Any, values: Mapping[str, Any]) -> Any:
+    return kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})
+
+
+def _basis_of(values: Mapping[str, Any]) -> Basis:
+    phases = tuple(_phase_of(each) for each in values["phases"])
+    rounds = tuple(tuple(_carried(one) for one in together) for together in values["exchange"])
+    basis: Basis = _made(Basis, {**values, "stages": tuple(values["stages"]), "phases": phases, "exchange": rounds})
+    return basis
+
+
+def _phase_of(values: Mapping[str, Any]) -> PhaseBasis:
+    return PhaseBasis(
+        works=tuple(Work(**each) for each in values["works"]),
+        fused=tuple(values["fused"]),
+        hops={_pair(key): _hop(each) for key, each in values["hops"].items()},
+        numbers={_pair(key): (Numbers(**there), Numbers(**back)) for key, (there, back) in values["numbers"].items()},
+    )
+
+
+def _pair(key: str) -> tuple[int, int]:
+    source, destination = key.split(">")
+    return int(source), int(destination)
+
+
+def _hop(values: Mapping[str, Any]) -> Hop:
+    return Hop(_way(values["there"]), _way(values["back"]), values["forward"], values["backward"])
+
+
+def _carried(values: Mapping[str, Any]) -> Carried:
+    return Carried(_line(values["line"]), values["bytes"])
+
+
+def _way(values: Mapping[str, Any] | None) -> Line | None:
+    return None if values is None else _line(values)
+
+
+def _line(values: Mapping[str, Any]) -> Line:
+    return Line(values["name"], math.inf if values["rate"] is None else values["rate"], values["delay"])

@@ -1,0 +1,23 @@
+"""Hold a step that was just captured against the pinned plan of its name, before anything of it runs."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from whale_nebula.capture.step import Captured, Signature
+from whale_nebula.run import current_run
+
+
+def check_pinned(name: str, captured: Captured, layout: Signature) -> None:
+    """Refuse a step that is not planned as it was pinned; without pins do nothing."""
+    pins = current_run().pins
+    if name in pins:
+        from whale_nebula.planned import planned  # it plans by the engine, which imports this
+
+        pins.check(planned(name, captured, [_example(spec) for spec in layout.specs]))
+    elif pins and any(stage.where for stage in captured.program.stages):
+        pins.miss(name)
+
+
+def _example(spec: tf.TensorSpec) -> tf.Tensor:
+    return tf.zeros([1 if axis is None else axis for axis in spec.shape], spec.dtype)

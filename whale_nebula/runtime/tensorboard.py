@@ -1,0 +1,79 @@
+"""Steps as TensorBoard's event files: what a step returned, seconds by stage, bytes by link.
+
+TensorFlow writes them itself; TensorBoard is only needed to look at them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.errors import ConfigError
+from whale_nebula.report.report import Report
+
+_FLUSH_MILLISECONDS = 10_000
+_ALONE = "local/0"
+
+
+class EventFiles:
+    """A folder of event files, and for several processes a folder in it for each. A program's scalars have its name."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._writer: Any = None
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                "the folder for TensorBoard cannot be made",
+                where=str(self.folder),
+                why=error.strerror,
+                mend='nb.init(tensorboard="logs"), a folder in which this user may write',
+            ) from None
+
+    def step(self, report: Report) -> None:
+        """Write the numbers of a step."""
+        if self._writer is None:
+            own = self.folder if report.worker == _ALONE else self.folder / report.worker.replace("/", "-")
+            self._writer = tf.summary.create_file_writer(str(own), flush_millis=_FLUSH_MILLISECONDS)
+        with self._writer.as_default(report.step):
+            for name, value in scalars(report):
+                tf.summary.write(f"{report.program}/{name}", value, metadata=_metadata())
+
+    def tick(self) -> None:
+        """The writer flushes by itself."""
+
+    def close(self) -> None:
+        """Flush and close."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def __str__(self) -> str:
+        return f"the event files in {self.folder}"
+
+
+def scalars(report: Report) -> Iterator[tuple[str, float]]:
+    """All single numbers of a report, with their paths."""
+    yield from report.scalars.items()
+    yield "step_seconds", report.step_seconds
+    if report.prediction is not None:
+        yield "predicted_seconds", report.prediction.seconds
+    for name, stage in report.stages.items():
+        if stage.compute_seconds is not None and stage.wait_seconds is not None:
+            yield f"stage {name}/compute_seconds", stage.compute_seconds
+            yield f"stage {name}/wait_seconds", stage.wait_seconds
+    for name, link in report.links.items():
+        yield f"link {name}/bytes", float(link.bytes)
+        yield f"link {name}/seconds", link.seconds
+
+
+def _metadata() -> Any:
+    """What makes TensorBoard's scalar dashboard take a tensor for its own; the same as tf.summary.scalar writes."""
+    made = tf.compat.v1.SummaryMetadata()
+    made.plugin_data.plugin_name = "scalars"
+    made.data_class = 1
+    return made

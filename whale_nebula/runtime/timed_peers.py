@@ -1,0 +1,46 @@
+"""The other workers, as an update sees them, with what it waits for them taken apart from what it computes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from whale_nebula.ir.plan import Crossing, PhasePlan
+from whale_nebula.report.report import EXCHANGE, Span
+from whale_nebula.runtime.clock import StageClock
+from whale_nebula.runtime.gradients import PartKey
+from whale_nebula.runtime.once_run import Peers
+
+T = TypeVar("T")
+Parts = dict[PartKey, tuple[Any, ...]]
+
+
+@dataclass
+class TimedPeers:
+    """Peers whose answers are waited for on the clock of what runs once a step."""
+
+    peers: Peers
+    clock: StageClock
+
+    def send(self, crossing: Crossing, tensor: Any) -> None:
+        """Send a value: nobody waits for that."""
+        self.peers.send(crossing, tensor)
+
+    def receive(self, crossing: Crossing) -> Any:
+        """Wait for a value."""
+        return self._timed(lambda: self.peers.receive(crossing), crossing.phase)
+
+    def parts(self, phase: PhasePlan, own: Parts) -> Parts:
+        """Exchange the gradient parts of variables that live on several workers."""
+        return self._timed(lambda: self.peers.parts(phase, own), phase.index)
+
+    def _timed(self, wait: Callable[[], T], phase: int) -> T:
+        began = time.perf_counter()
+        found = wait()
+        ended = time.perf_counter()
+        self.clock.waiting += ended - began
+        start = self.clock.start
+        self.clock.spans.append(Span(self.clock.lane, EXCHANGE, began - start, ended - start, None, phase))
+        return found

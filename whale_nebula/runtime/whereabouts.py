@@ -1,0 +1,55 @@
+"""Where an op stands that failed while a step ran: what TensorFlow says names it, and no more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from whale_nebula import tf_private
+from whale_nebula.capture.baked import baked_reshape
+from whale_nebula.capture.places import place_of
+from whale_nebula.ir.program import Stage
+
+_NAMED = re.compile(r"Detected at node (\S+) defined at|\{\{node (\S+?)\}\}|\{\{function_node (\S+?)\}\}")
+_SHAPES = re.compile(r"but the requested shape|[Ii]ncompatible shapes|[Dd]imensions? .* must")
+
+
+class Whereabouts:
+    """The user's lines behind the ops of a traced graph, and the clusters of its stages."""
+
+    def __init__(self, graph: Any = None, stages: Sequence[Stage] = ()) -> None:
+        self._graph = graph
+        self._clusters = {stage.key: stage.cluster for stage in stages}
+
+    def of(self, failure: BaseException, stage: str = "") -> str:
+        """The op that failed, its line in the user's code, and the cluster."""
+        name = op_of(failure)
+        cluster = self._clusters.get(stage)
+        parts = [f"op {name!r}" if name else "", self.line(name), f"cluster {cluster!r}" if cluster else ""]
+        return ", ".join(part for part in parts if part)
+
+    def line(self, name: str) -> str:
+        """The user's line that made an op, or the op that it is the gradient of; '' where none is known."""
+        op = self._operations.get(name)
+        place = "" if op is None else str(place_of(tf_private.forward_op(op)))
+        return "" if op is None or place == op.name else place
+
+    def mend(self, failure: BaseException) -> str:
+        """What to write: where shapes do not fit, a batch size that is baked in may be why."""
+        shapes = _SHAPES.search(str(getattr(failure, "message", failure)))
+        baked = baked_reshape(self._graph) if shapes else None
+        if baked is None:
+            return "correct the input or the op"
+        return f"{baked.mend} at {baked.line}, where the batch size {baked.sizes[0]} is baked in"
+
+    @cached_property
+    def _operations(self) -> dict[str, Any]:
+        return {} if self._graph is None else {op.name: op for op in self._graph.get_operations()}
+
+
+def op_of(failure: BaseException) -> str:
+    """The op that failed, as TensorFlow names it."""
+    found = _NAMED.search(str(getattr(failure, "message", failure)))
+    return "" if found is None else next(name for name in found.groups() if name)

@@ -1,0 +1,103 @@
+"""The map of `nb.place`: which layers, by a pattern of their paths, belong to which stage."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from whale_nebula.errors import NestingError
+from whale_nebula.scopes import identity, values
+from whale_nebula.scopes.frames import Block, Frame, Stack, current_stack
+from whale_nebula.scopes.scope import Scope
+from whale_nebula.scopes.site import Site, calling_site
+
+_MEND = 'nb.place(model, {"encoder/.*": "gpu", "decoder/.*": "npu"})'
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One line of the map: layers whose whole path matches belong to this stage."""
+
+    pattern: re.Pattern[str]
+    key: str
+    cluster: str
+
+    def __str__(self) -> str:
+        return f"{self.pattern.pattern!r}: {self.key!r}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """The whole map, where it was written, and the scopes that it was written in: they stand around its stages."""
+
+    rules: tuple[Rule, ...]
+    frames: tuple[Frame, ...]
+    site: Site
+
+    def frame(self, rule: Rule, path: str) -> Frame:
+        """The stage of a rule, for one call of a layer."""
+        options = {"cluster": rule.cluster, "name": rule.key, "layer": path, "rule": rule}
+        return Frame("stage", options, self.site, key=rule.key, cluster=rule.cluster)
+
+
+def placement(mapping: Any) -> Placement:
+    """The map as it was written, with every line checked."""
+    if not isinstance(mapping, Mapping):
+        raise values.refuse(
+            f"the places of a model are a dict, not {mapping!r}",
+            why="it maps layer paths (regex) to clusters",
+            mend=_MEND,
+        )
+    stack = _stack()
+    rules = tuple(_rule(pattern, home, stack) for pattern, home in mapping.items())
+    for frame in stack.frames:
+        frame.touched = True
+    return Placement(rules, stack.frames, calling_site())
+
+
+def _stack() -> Stack:
+    """What is open; where no block is, the lines of the map are one."""
+    stack = current_stack()
+    for frame in stack.frames:
+        if frame.kind in ("stage", "split"):
+            raise NestingError(
+                f"nb.place stands inside nb.{frame.kind} at {frame.site}",
+                where=str(calling_site()),
+                why="it makes stages, and stages do not nest",
+                mend=f"dedent it: only nb.cluster, nb.replica, nb.pipeline and nb.compress stand around {_MEND}",
+            )
+    blocks = any(frame.block is not None for frame in stack.frames)
+    return stack if blocks else replace(stack, block=Block())
+
+
+def _rule(pattern: Any, home: Any, stack: Stack) -> Rule:
+    cluster, name = _home(pattern, home)
+    key, found = identity.identify(name, cluster, calling_site(), stack)
+    return Rule(_compiled(pattern), key, found)
+
+
+def _compiled(pattern: Any) -> re.Pattern[str]:
+    if not isinstance(pattern, str):
+        raise values.refuse(f"{pattern!r} is no pattern", why="layer paths are matched by a regex", mend=_MEND)
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise values.refuse(
+            f"{pattern!r} is no regular expression", why=str(error), mend=f"{re.escape(pattern)!r}"
+        ) from None
+
+
+def _home(pattern: Any, home: Any) -> tuple[str | None, str | None]:
+    """(cluster, name) of a line: a cluster's name, or `nb.stage(...)` where a cluster has several stages."""
+    if isinstance(home, Scope) and home.kind == "stage" and any(home.options.values()):
+        cluster, name = (home.options[option] for option in ("cluster", "name"))
+        return str(cluster) if cluster else None, str(name) if name else None
+    if not isinstance(home, str):
+        raise values.refuse(
+            f"{pattern!r} is given to {home!r}",
+            why="layers are given to a cluster, or to a stage with a cluster or a name",
+            mend=f'{{{pattern!r}: "gpu"}}, or {{{pattern!r}: nb.stage(cluster="gpu", name="encoder")}}',
+        )
+    return values.name("cluster", home), None
