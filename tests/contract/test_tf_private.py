@@ -1,6 +1,9 @@
 """What we rely on in TensorFlow's and Keras's insides: an upgrade that changes it fails here, by name."""
 
+import copy
 import inspect
+import subprocess
+import sys
 import types
 from typing import Any
 
@@ -129,6 +132,34 @@ def test_stamped_does_not_reach_into_bodies() -> None:
     assert loop.node_def.attr["_stage"].s == b"a"
     body = tf_private.function_graph(graph, loop.node_def.attr["body"].func.name)
     assert {op.node_def.attr["_stage"].s for op in body.get_operations() if op.type == "Sin"} == {b""}
+
+
+def test_stamp_of_an_op_is_what_was_stamped() -> None:
+    def step(x: Any) -> Any:
+        with tf_private.stamped(tf.compat.v1.get_default_graph(), {"_line": "train.py:3"}):
+            inside = tf.sin(x)
+        return tf.cos(inside)
+
+    ops = {op.type: op for op in graph_of(step, VECTOR).get_operations()}
+    assert [tf_private.stamp_of(ops[kind], "_line") for kind in ("Sin", "Cos")] == ["train.py:3", ""]
+
+
+def test_layers_around_an_op_are_the_name_scopes_that_their_calls_opened() -> None:
+    """Keras opens one for building and one for each call, and TensorFlow numbers all but the first."""
+    inner = keras.Sequential([layers.Dense(2, name="dense_1"), layers.BatchNormalization(name="norm")], name="inner")
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, inner(inputs), name="outer")
+
+    def step(x: Any) -> Any:
+        return model(model(x) @ tf.ones([2, 3]), training=True)
+
+    graph = graph_of(step, tf.TensorSpec([None, 3], tf.float32))
+    made = [op for op in graph.get_operations() if op.type in ("BiasAdd", "SquaredDifference")]
+    found = {tf_private.layers_around(op) for op in made}
+    assert {names for names, _ in found} == {("outer", "inner", "dense_1"), ("outer", "inner", "norm")}
+    assert {file.rpartition("/")[2] for _, file in found} == {"dense.py", "batch_normalization.py"}
+    product = next(op for op in graph.get_operations() if op.type == "MatMul" and op.name.startswith("matmul"))
+    assert tf_private.layers_around(product) == ((), "")
 
 
 def test_function_graph_gives_the_body_of_a_call() -> None:
@@ -472,6 +503,132 @@ def test_compute_output_spec_calls_a_subclass_without_computing() -> None:
     assert called[-1] is model
 
 
+def test_in_symbolic_scope_only_while_keras_asks_for_shapes() -> None:
+    found = []
+
+    class Asked(layers.Layer):
+        def call(self, x: Any) -> Any:
+            found.append(tf_private.in_symbolic_scope())
+            return x + 1.0
+
+    layer = Asked()
+    layer(keras.Input((2,)))
+    assert set(found) == {True}
+    found.clear()
+    layer(np.ones((1, 2)))
+    tf.function(layer)(tf.ones((1, 2)))
+    assert set(found) == {False}
+    assert not tf_private.in_symbolic_scope()
+
+
+def test_on_run_hears_every_run_of_a_node() -> None:
+    heard: list[Any] = []
+    inputs = keras.Input((2,))
+    outputs = layers.Dense(3)(inputs)
+    tf_private.on_run(outputs._keras_history.operation._inbound_nodes[0], heard.append)
+    model = keras.Model(inputs, outputs)
+    heard.clear()
+    expected = model.layers[1](np.ones((1, 2)))
+    np.testing.assert_array_equal(model(np.ones((1, 2))), expected)
+    ((given,), options) = heard.pop()
+    assert given.shape == (1, 2)
+    assert options == {}
+    keras.models.clone_model(model)
+    assert isinstance(heard[0][0][0], keras.KerasTensor)
+
+
+def test_on_config_hears_what_copies_are_made_from(tmp_path: Any) -> None:
+    heard: list[int] = []
+
+    class Own(layers.Layer):
+        """Its config is made by Keras, which looks whether `get_config` is its own."""
+
+        def __init__(self, units: int, **options: Any) -> None:
+            super().__init__(**options)
+            self.units = units
+
+        def call(self, x: Any) -> Any:
+            return x
+
+    own = Own(3, name="own")
+    plain = own.get_config()
+    tf_private.on_config(own, lambda: heard.append(1))
+    assert own.get_config() == plain
+    assert plain["units"] == 3
+    model = keras.Sequential([keras.Input((2,)), own])
+    for copy_it in (keras.models.clone_model, lambda m: m.save(tmp_path / "m.keras"), lambda m: m.get_config()):
+        heard.clear()
+        copy_it(model)
+        assert heard
+
+
+def test_on_build_hears_a_sequential_that_has_its_nodes() -> None:
+    heard: list[int] = []
+    model = keras.Sequential([layers.Dense(2)])
+    tf_private.on_build(model, lambda: heard.append(len(tf_private.nodes_by_depth(model))))
+    model(np.ones((1, 2)))
+    model.add(layers.Dense(3))
+    assert heard == [2, 3]
+
+
+def test_keras_calls_lead_to_the_model_that_is_copied() -> None:
+    found: list[Any] = []
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(3)])
+
+    def clone(layer: Any) -> Any:
+        found.extend(tf_private.keras_calls())
+        return type(layer).from_config(layer.get_config())
+
+    keras.models.clone_model(model, clone_function=clone)
+    (call,) = (call for call in found if call.name == "clone_model")
+    assert call.given is model
+    assert call.frame.f_code.co_name == "clone_model"
+    assert tf_private.keras_calls() == []
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        (lambda model, path: model.save(path / "m.keras"), "save_model"),
+        (lambda model, path: model.save(path / "m", zipped=False), "save_model"),
+        (lambda model, path: keras.saving.save_model(model, path / "m.h5"), "save_model"),
+        (lambda model, path: copy.deepcopy(model), "__reduce__"),
+        (lambda model, path: model.get_config(), "get_config"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5")
+def test_keras_calls_are_named_as_we_know_them(way: Any, name: str, tmp_path: Any) -> None:
+    found: list[Any] = []
+    dense = layers.Dense(3)
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, dense(inputs))
+    tf_private.on_config(dense, lambda: found.extend(tf_private.keras_calls()))
+    way(model, tmp_path)
+    assert any(call.name == name and call.given is model for call in found)
+    assert any(call.name == "get_config" and call.given is model for call in found)
+
+
+def test_exporting_while_a_saved_model_is_traced(tmp_path: Any) -> None:
+    found: list[bool] = []
+
+    class Exported(keras.Model):
+        def call(self, x: Any) -> Any:
+            found.append(tf_private.exporting())
+            return x + 1.0
+
+    model = Exported()
+    model(np.ones((1, 2)))
+    tf.function(model)(tf.ones((1, 2)))
+    assert set(found) == {False}
+    for export in (
+        lambda: model.export(str(tmp_path / "a"), verbose=False),
+        lambda: tf.saved_model.save(model, str(tmp_path / "b")),
+    ):
+        found.clear()
+        export()
+        assert set(found) == {True}
+
+
 def test_keras_tree_is_the_tree_of_keras() -> None:
     assert tf_private.keras_tree.flatten({"b": 1, "a": [2]}) == [2, 1]
 
@@ -617,3 +774,256 @@ def test_TensorFlowTrainer_skips_the_symbolic_build() -> None:
     model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
     assert where
     assert all(where)
+
+
+def test_runtime_started_tells_whether_anything_was_computed() -> None:
+    tf.ones(1)
+    assert tf_private.runtime_started()
+    code = "from whale_nebula import tf_private; import sys; sys.exit(tf_private.runtime_started())"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
+
+
+def test_not_rewritten_keeps_autograph_away() -> None:
+    @tf_private.not_rewritten
+    class Ours:
+        def __call__(self, x: Any) -> Any:
+            return "rewritten" if "autograph" in inspect.stack()[0].filename else "as it is"
+
+    ours = Ours()
+    said: list[str] = []
+    tf.function(lambda x: said.append(ours(x)) or x)(tf.ones(1))
+    assert said == ["as it is"]
+
+
+def test_xla_takes_what_it_has_kernels_for() -> None:
+    assert [tf_private.xla_takes(op, gpu=False) for op in ("MatMul", "AssignSubVariableOp")] == [True, True]
+    assert [tf_private.xla_takes(op, gpu=True) for op in ("MatMul", "Conv2D")] == [True, True]
+    assert not any(tf_private.xla_takes(op, gpu=False) for op in ("EagerPyFunc", "WriteSummary", "AsString"))
+
+
+def test_forward_op_goes_back_to_what_is_differentiated() -> None:
+    def step(x: Any) -> Any:
+        y = tf.sin(x, name="forward")
+        return tf_private.differentiate([y], [x], [None], [])[0]
+
+    graph = graph_of(step, VECTOR)
+    made = [op for op in graph.get_operations() if "_grad/" in op.name]
+    assert made
+    assert {tf_private.forward_op(op).name for op in made} == {"forward"}
+    forward = graph.get_operation_by_name("forward")
+    assert tf_private.forward_op(forward) is forward
+
+
+def test_sublayers_are_those_directly_inside_each_once() -> None:
+    shared = layers.Dense(2, name="shared")
+    inner = keras.Sequential([keras.Input((2,)), layers.Dense(2, name="a"), shared], name="inner")
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, shared(inner(inputs)))
+    assert [layer.name for layer in tf_private.sublayers(inner)][1:] == ["a", "shared"]
+    assert isinstance(tf_private.sublayers(inner)[0], tf_private.KerasInput)
+    assert [layer.name for layer in tf_private.sublayers(model)][1:] == ["inner", "shared"]
+
+
+def test_KerasLayer_is_called_by_its_class_whatever_kind_of_layer_it_is() -> None:
+    """`nb.place` hooks `__call__` of the class: no layer of Keras has one that passes it by."""
+    called: list[str] = []
+    original = tf_private.KerasLayer.__call__
+
+    def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        called.append(self.name)
+        return original(self, *args, **kwargs)
+
+    inner = keras.Sequential([keras.Input((3, 2)), layers.GRU(2, name="gru")], name="inner")
+    inputs = keras.Input((3, 2))
+    model = keras.Model(inputs, layers.Dense(1, name="dense")(inner(inputs)), name="model")
+    tf_private.KerasLayer.__call__ = noting
+    try:
+        model(tf.ones((1, 3, 2)))
+    finally:
+        tf_private.KerasLayer.__call__ = original
+    assert called[:3] == ["model", "inner", "gru"]
+    assert called[-1] == "dense"
+    assert original.__module__.startswith("keras.")
+
+
+def test_KerasInput_is_what_models_hold_for_their_inputs() -> None:
+    inputs = keras.Input((2,))
+    assert isinstance(keras.Model(inputs, layers.Dense(1)(inputs)).layers[0], tf_private.KerasInput)
+
+
+def test_ops_watched_while_a_debugger_is_on() -> None:
+    assert not tf_private.ops_watched()
+    tf.debugging.enable_check_numerics()
+    try:
+        assert tf_private.ops_watched()
+    finally:
+        tf.debugging.disable_check_numerics()
+    assert not tf_private.ops_watched()
+
+
+def test_caching_device_kept_mends_what_a_failed_scan_leaves() -> None:
+    """TensorFlow's own: without it, the next strategy's scope fails."""
+    scope = tf.compat.v1.get_variable_scope()
+
+    def body(_: Any, row: Any) -> Any:
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError), tf_private.caching_device_kept():
+        tf.function(lambda x: tf.scan(body, x))(tf.ones(3))
+    assert scope.caching_device is None
+
+
+# ---------------------------------------------------------------- tf.functions and tf.gradients
+
+
+def test_parallel_for_vectorizes_in_the_graph_where_it_is_called() -> None:
+    """A body's ops are made in the graph around it, and then others in their place: we must keep out of both."""
+    met: list[Any] = []
+    plain = tf_private.parallel_for._pfor_impl
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        met.append(tf.compat.v1.get_default_graph())
+        return plain(*args, **kwargs)
+
+    tf_private.parallel_for._pfor_impl = noting
+    try:
+        with tf.Graph().as_default() as graph:
+            tf.vectorized_map(lambda row: 2.0 * row, tf.ones([2, 3]))
+    finally:
+        tf_private.parallel_for._pfor_impl = plain
+    assert met == [graph]
+
+
+def test_PolymorphicFunction_is_called_by_its_class_methods_too() -> None:
+    """`f()` looks `__call__` up on the class: hooking it there reaches functions, and methods of objects."""
+    called: list[str] = []
+    plain = tf_private.PolymorphicFunction.__call__
+
+    class Thing:
+        @tf.function
+        def method(self, x: Any) -> Any:
+            return x
+
+    def noting(function: Any, *args: Any, **kwargs: Any) -> Any:
+        called.append(function.python_function.__name__)
+        return plain(function, *args, **kwargs)
+
+    thing, alone = Thing(), tf.function(tf.identity)
+    tf_private.PolymorphicFunction.__call__ = noting
+    try:
+        thing.method(1.0), alone(1.0)
+    finally:
+        tf_private.PolymorphicFunction.__call__ = plain
+    assert called == ["method", "identity"]
+
+
+def test_compiled_by_xla_and_can_inline_tell_functions_apart() -> None:
+    plain, compiled = tf.function(tf.identity), tf.function(tf.identity, jit_compile=True)
+    named = tf.function(tf.identity, experimental_implements="tests.own")
+    assert [tf_private.compiled_by_xla(f) for f in (plain, compiled)] == [False, True]
+    assert [tf_private.can_inline(f) for f in (plain, named)] == [True, False]
+
+
+def test_can_inline_not_where_functions_run_eagerly() -> None:
+    tf.config.run_functions_eagerly(True)
+    try:
+        assert not tf_private.can_inline(tf.function(tf.identity))
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
+@pytest.mark.parametrize("autograph", [True, False])
+def test_run_inline_does_what_tracing_does(autograph: bool) -> None:
+    """Defaults, casts to the signature, AutoGraph where it is on, and what is returned becomes tensors."""
+
+    @tf.function(autograph=autograph, input_signature=[tf.TensorSpec([None], tf.float64), tf.TensorSpec([], tf.int32)])
+    def inner(x: Any, turns: Any = 3) -> Any:
+        if autograph:
+            for _ in tf.range(turns):
+                x = x * 2.0
+        return {"x": x, "three": 3, "none": None, "rank": turns.dtype.name == "int32"}
+
+    found: dict[str, Any] = {}
+
+    def outer() -> Any:
+        found.update(tf_private.run_inline(inner, ([1.0, 2.0],), {}))
+        return found["x"]
+
+    graph = graph_of(outer)
+    assert {op.type for op in graph.get_operations()}.isdisjoint({"PartitionedCall", "StatefulPartitionedCall"})
+    assert found["x"].dtype == tf.float64
+    assert found["three"].dtype == tf.int32
+    assert found["none"] is None
+    assert tf.get_static_value(found["rank"])
+    assert any("while" in op.type.lower() for op in graph.get_operations()) == autograph
+
+
+def test_run_inline_makes_variables_as_the_graph_around_does() -> None:
+    made: list[tf.Variable] = []
+
+    @tf.function
+    def inner(x: Any) -> Any:
+        if not made:
+            made.append(tf.Variable(2.0))
+        return x * made[0]
+
+    step = tf.function(lambda x: tf_private.run_inline(inner, (x,), {}), autograph=False)
+    assert float(step(3.0)) == 6.0
+    assert float(made[0]) == 2.0
+
+
+def test_run_inline_draws_what_a_function_of_its_own_would() -> None:
+    """Random ops without a seed are numbered by graph, and seeded by their number."""
+    inner = tf.function(lambda: tf.random.uniform([2]))
+
+    def outer(call: Any) -> Any:
+        first = tf.random.uniform([2])
+        return first, call(), tf.random.uniform([2])
+
+    found = []
+    for call in (inner, lambda: tf_private.run_inline(inner, (), {})):
+        tf.random.set_seed(3)
+        found.append([t.numpy().tolist() for t in tf.function(lambda call=call: outer(call), autograph=False)()])
+    assert found[0] == found[1]
+
+
+def test_hook_gradients_hears_of_tf_gradients_and_of_v1_optimizers() -> None:
+    heard: list[tuple[int, int]] = []
+
+    def asked(targets: Any, sources: Any, seeds: Any, stops: Any, unconnected: Any) -> None:
+        heard.append((len(targets) if isinstance(targets, list) else 1, len(sources)))
+
+    variable = tf.Variable(2.0)
+
+    def step() -> Any:
+        loss = variable**2
+        optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+        pairs = optimizer.compute_gradients(loss, [variable])
+        return tf.gradients([loss, loss], [variable])[0], pairs[0][0]
+
+    tf_private.hook_gradients(asked)
+    try:
+        twice, once = tf.function(step, autograph=False)()
+    finally:
+        tf_private.hook_gradients(None)
+    assert sorted(heard) == [(1, 1), (2, 1)]
+    assert (float(twice), float(once)) == (8.0, 4.0)
+
+
+def test_hook_gradients_is_not_asked_about_bodies() -> None:
+    """The gradients of a loop or a cond are TensorFlow's own matter: it says which graph they are about."""
+    heard: list[Any] = []
+    tf_private.hook_gradients(lambda *options: heard.append(options))
+    try:
+
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = tf.while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, v * x), [0, x])[1]
+                y = tf.cond(y > 1.0, lambda: y * x, lambda: y)
+            return tape.gradient(y, x)
+
+        assert float(tf.function(step, autograph=False)(tf.constant(2.0))) == 80.0
+    finally:
+        tf_private.hook_gradients(None)
+    assert heard == []

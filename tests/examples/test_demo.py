@@ -41,9 +41,10 @@ def test_what_crosses_is_what_the_table_says(demo: ModuleType) -> None:
     demo.train(demo.language_model(cut=True))
     links = nb.last_report().links
     activations = 4 * demo.BATCH * demo.SIZES.length * demo.SIZES.width
+    loss = 4  # what fit returns goes to every cluster
     assert {name: link.payload_bytes for name, link in links.items()} == {
         "gpu->npu": activations,
-        "npu->gpu": activations,
+        "npu->gpu": activations + loss,
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import whale_nebula as nb
 from tests.parity.zoo import Outcome
 
 MARK = "told: "
@@ -40,3 +41,8 @@ def left(outcome: Outcome) -> dict[str, Any]:
         "outputs": bits(outcome.outputs),
         "stages": list(outcome.stages),
     }
+
+
+def sent() -> dict[str, list[int]]:
+    """What the last step put on each link: bytes as sent, and in their own element type."""
+    return {name: [link.payload_bytes, link.raw_bytes] for name, link in nb.last_report().links.items()}

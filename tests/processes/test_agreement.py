@@ -13,6 +13,7 @@ from tests.processes.lesson import lesson
 from tests.processes.running import SEED, Ended, run
 from tests.processes.telling import bits
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*saved without its scopes:whale_nebula.errors.NebulaWarning")
 PARTS = ["initial", "history", "evaluate", "predict", "weights", "optimizer", "nested", "after the nested", "summary",
          "function", "loaded", "set"]  # fmt: skip
 

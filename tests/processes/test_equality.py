@@ -10,7 +10,7 @@ import pytest
 import whale_nebula as nb
 from tests.parity.zoo import ZOO, Cut
 from tests.processes.running import Ended, ended, started
-from tests.processes.telling import left
+from tests.processes.telling import left, sent
 
 # Sixteen programs and more, traced in each process, beside the reference: on two busy cores that takes its time.
 DEADLINE = 240.0
@@ -24,6 +24,7 @@ def reference(stages: int, micro_batches: int) -> dict[str, Any]:
         nb.shutdown()
         with nb.init(links="10gbit,0ms"):
             found[f"{name} {stages},{micro_batches}"] = left(trial.run(Cut(stages, micro_batches)))
+            found[f"{name} {stages},{micro_batches} sent"] = sent()
     return found
 
 
@@ -53,6 +54,9 @@ def check(run: Both, name: str) -> None:
         assert {**part, "stages": None} == {**expected[name], "stages": None}
     # Each process reports on its own stage: together they are those of the plan.
     assert [stage for part in parts for stage in part["stages"]] == expected[name]["stages"]
+    # And on what it sent: the emulated lines carried the same bytes, an update's among them.
+    sent = {link: count for part in found.all(f"{name} sent") for link, count in part.items() if count[0]}
+    assert sent == expected[f"{name} sent"]
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])

@@ -38,6 +38,12 @@ def test_a_submodule_never_hides_a_public_name(name: str) -> None:
     assert callable(getattr(nb, name))
 
 
+def test_dir_shows_what_is_public_and_nothing_else() -> None:
+    _ = nb.stage  # loads what is behind it
+    assert [name for name in dir(nb) if not name.startswith("__")] == sorted(set(nb.__all__) - {"__version__"})
+    assert {"__version__", "__doc__", "__path__"} <= set(dir(nb))
+
+
 def test_a_misspelt_name_is_suggested() -> None:
     with pytest.raises(AttributeError, match="did you mean 'pipeline'"):
         _ = nb.pipelin

@@ -18,7 +18,7 @@ COMPRESS = (
     " backward='default', start_step=0, ramp=None, basis='shared', delta=None, mask=None, forward=None)"
 )
 SIGNATURES = {
-    "init": "(config=None, *, links=None, seed=None, ids=None)",
+    "init": "(config=None, *, links=None, seed=None, ids=None, plan=None, show=None, metrics=None, tensorboard=None)",
     "shutdown": "()",
     "here": "()",
     "cluster": "(layout='all', *, name=None)",

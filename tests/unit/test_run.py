@@ -41,6 +41,57 @@ def test_links_of_the_config_count_where_none_are_given() -> None:
     assert nb.here().clusters == ("gpu", "npu")
 
 
+def test_links_of_a_cluster_that_the_config_does_not_know_are_refused_at_once() -> None:
+    with pytest.raises(nb.errors.ConfigError, match="no cluster is called 'zpu'") as caught:
+        nb.init({"clusters": {"gpu": {}, "npu": {}}}, links={("gpu", "zpu"): "60mbit"})
+    assert caught.value.mend == "did you mean 'npu'?"
+    assert "test_run.py" in caught.value.where
+
+
+def test_links_of_a_cluster_that_no_stage_is_on_are_refused_with_the_first_plan_that_has_links() -> None:
+    run = nb.init(links={("gpu", "zpu"): "60mbit"})
+    run.meet(["gpu"])
+    with pytest.raises(nb.errors.ConfigError, match="name cluster 'zpu', and no stage is on it") as caught:
+        run.meet(["gpu", "npu"])
+    assert "did you mean 'npu'?" in caught.value.mend
+    assert "nb.init({'clusters': {'gpu': {}, 'npu': {}, 'zpu': {}}}, links=...)" in caught.value.mend
+    assert "test_run.py" in caught.value.where
+
+
+def test_links_may_name_clusters_that_come_later_if_the_config_does() -> None:
+    run = nb.init({"clusters": {"gpu": {}, "npu": {}, "tpu": {}}}, links={("gpu", "tpu"): "60mbit"})
+    run.meet(["gpu", "npu"])
+    assert run.links.names == ("gpu", "tpu")
+
+
+@pytest.mark.parametrize(
+    ("given", "what", "mend"),
+    [
+        ({"config": "60mbit,20ms"}, "that is a line", "nb.init(links='60mbit,20ms')"),
+        ({"config": ["gpu", "npu"]}, "is no mapping", "clusters: {gpu: {}, npu: {}}"),
+        ({"config": {"clusters": ["gpu"]}}, "is no mapping", "clusters: {gpu: {}}"),
+        ({"config": {"clutsers": {}}}, "no key is called", "did you mean 'clusters'?"),
+        ({"links": "60mbits"}, "'60mbits' is no rate", 'did you mean "60mbit"?'),
+        ({"links": {"gpu->npu": "60mbit"}}, "no pair of clusters", '{("gpu", "npu"): "60mbit,20ms"}'),
+        ({"seed": "1"}, "no whole number", "seed=1"),
+        ({"ids": 3}, "names no input", 'ids="x/id"'),
+    ],
+)
+def test_what_is_said_of_a_wrong_run(given: dict[str, object], what: str, mend: str) -> None:
+    with pytest.raises(nb.errors.NebulaError, match=what) as caught:
+        nb.init(**given)
+    assert mend in caught.value.mend
+    assert "test_run.py" in caught.value.where
+    assert current_run().links.between("gpu", "npu").rate is None
+
+
+def test_a_second_run_is_refused_at_its_line() -> None:
+    nb.init()
+    with pytest.raises(nb.errors.OptionError) as caught:
+        nb.init()
+    assert "test_run.py" in caught.value.where
+
+
 def test_clusters_come_to_be_by_being_named() -> None:
     run = nb.init()
     run.meet(["gpu", "npu"])

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.errors import OptionError, StateError, UnsupportedError, VerificationError
+from whale_nebula.errors import OptionError, PlanError, StateError, UnsupportedError, VerificationError
 from whale_nebula.verification import Row, Verification
 
 layers = keras.layers
@@ -169,15 +169,24 @@ def test_it_sees_a_step_that_is_not_the_same_twice() -> None:
 def test_dropout_with_micro_batches_is_not_comparable() -> None:
     found = nb.verify(model(rate=0.5), *batch())
     assert not found.comparable
-    assert found.ok
-    assert "not comparable" in found.to_text()
-    assert any("random" in note for note in found.notes)
+    assert not found.ok
+    assert not found
+    assert "not comparable: the step draws random numbers" in found.to_text()
+    assert "mend: nb.pipeline(micro_batch=1), or a dropout rate of zero, for the check" in found.to_text()
+    with pytest.raises(VerificationError, match="draws random numbers") as caught:
+        found.raise_if_bad()
+    assert "dropout rate of zero" in str(caught.value)
+
+
+def test_what_the_mend_says_is_comparable() -> None:
+    assert nb.verify(model(micro=1, rate=0.5), *batch()).raise_if_bad()
+    assert nb.verify(model(rate=0.0), *batch()).raise_if_bad()
 
 
 def test_dropout_with_one_micro_batch_is_the_same_draw() -> None:
     found = nb.verify(model(micro=1, rate=0.5), *batch())
     assert found.comparable
-    assert found.ok
+    assert found
     assert found.worst is not None
     assert found.worst.error <= found.worst.limit
 
@@ -186,6 +195,8 @@ def test_coupled_rows_that_were_allowed_are_not_comparable() -> None:
     found = nb.verify(model(coupled="allow", norm=True), *batch())
     assert not found.comparable
     assert any("depend on each other" in note for note in found.notes)
+    assert found.mends == ("nb.pipeline(micro_batch=1) for the check",)
+    assert not found.ok
 
 
 def test_stateful_random_ops_are_not_comparable() -> None:
@@ -198,7 +209,8 @@ def test_stateful_random_ops_are_not_comparable() -> None:
 
     found = nb.verify(draw, normal(4, 2))
     assert not found.comparable
-    assert found.ok
+    assert not found.ok
+    assert "keras.random.SeedGenerator" in str(found)
 
 
 def test_noise_that_adam_blows_up_is_no_difference() -> None:
@@ -262,6 +274,23 @@ def test_what_it_cannot_run_is_told(subject: Any, arguments: Any, message: str) 
         nb.verify(subject, *arguments)
 
 
+def unscoped_model() -> keras.Model:
+    made = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    made.compile("sgd", "mse")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("subject", "arguments"), [(unscoped_model(), batch()), (nb.function(lambda x: 2.0 * x), (normal(4, 2),))]
+)
+def test_what_has_no_scopes_is_refused_as_nb_plan_refuses_it(subject: Any, arguments: Any) -> None:
+    with pytest.raises(PlanError, match="has no scopes") as refused:
+        nb.verify(subject, *arguments)
+    with pytest.raises(PlanError) as planned:
+        nb.plan(subject, *arguments)
+    assert (refused.value.what, refused.value.why) == (planned.value.what, planned.value.why)
+
+
 def test_too_many_parts_of_a_batch() -> None:
     with pytest.raises(OptionError, match="x, y and sample_weight"):
         nb.verify(model(), 1, 2, 3, 4)
@@ -282,3 +311,5 @@ def test_rows() -> None:
     assert Row("a", 5.0, math.inf).ok
     assert Verification(()).worst is None
     assert Verification(()).ok
+    assert not Verification((Row("a", 2.0, 1.0),))
+    assert not Verification((), comparable=False).ok

@@ -96,3 +96,17 @@ def test_the_digest_of_a_trace_does_not_depend_on_names_or_order_of_capture() ->
 
     first, second = make("one"), make("two")
     assert [op.type for op in first.graph.ops] == [op.type for op in second.graph.ops]
+
+
+def test_a_pipeline_around_the_call_of_a_step_counts() -> None:
+    nb.shutdown()
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.stage(cluster="gpu"):
+            return tf.reduce_sum(x)
+
+    with nb.cluster(), nb.pipeline(3):
+        assert float(step(tf.ones([6]))) == 6.0
+    assert nb.last_report().micro_batches == 3
+    nb.shutdown()

@@ -105,6 +105,41 @@ def test_texts_that_are_no_line(text: str) -> None:
         parse_links(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "mend"),
+    [
+        ("60mbits", 'did you mean "60mbit"?'),
+        ("60Mbps,20ms", 'did you mean "60mbit,20ms"?'),
+        ("60mbit,20msec", 'did you mean "60mbit,20ms"?'),
+        ("60mbit 20ms", 'did you mean "60mbit,20ms"?'),
+        ("60mbit;20msec", 'did you mean "60mbit,20ms"?'),
+        ("fast", '"60mbit,20ms"'),
+        ("60", '"60mbit,20ms"'),
+        (60, 'say in what: "60mbit", "60ms" ...'),
+    ],
+)
+def test_what_a_line_was_probably_meant_to_be(text: Any, mend: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_links(text)
+    assert caught.value.mend == mend
+
+
+def test_a_rate_of_the_config_too() -> None:
+    with pytest.raises(ConfigError) as caught:
+        rate(Place("60mbps"))
+    assert caught.value.mend == "did you mean '60mbit'?"
+    with pytest.raises(ConfigError) as caught:
+        seconds(Place("60mbps", "delay"))
+    assert caught.value.mend == "delay: 20ms"
+
+
+def test_ends_of_links_are_clusters_that_are_known() -> None:
+    assert parse_links({("gpu", "npu"): "free"}, ["gpu", "npu"]).names == ("gpu", "npu")
+    with pytest.raises(ConfigError, match="no cluster is called 'nup'") as caught:
+        parse_links({("gpu", "nup"): "free"}, ["gpu", "npu"], "train.py:3")
+    assert (caught.value.mend, caught.value.where) == ("did you mean 'npu'?", "train.py:3: links")
+
+
 @pytest.mark.parametrize("value", [60, True, ["60mbit"], b"60mbit"])
 def test_values_that_are_no_line(value: Any) -> None:
     with pytest.raises(ConfigError, match="is no line"):

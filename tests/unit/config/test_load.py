@@ -211,7 +211,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=8,
 )
-KEYS = ["run", "clusters", "links", "security", "inputs", "results", "weights", "patience", "seed"]
+KEYS = ["run", "clusters", "links", "security", "inputs", "results", "weights", "patience", "seed", "plan"]
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))

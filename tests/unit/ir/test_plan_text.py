@@ -51,15 +51,12 @@ def test_the_text_fits_a_page(name: str) -> None:
 
 def test_many_micro_batches_are_drawn_in_part() -> None:
     drawn = replace(plan("skipping"), micro_batch=40, rows=(1,) * 40).to_text()
-    assert "40 micro-batches of 1 rows (40 in the example)" in drawn
+    assert "40 micro-batches of 1 row (40 in the example)" in drawn
     assert "(the first 12 of 40 micro-batches)" in drawn
 
 
 def test_fewer_rows_than_micro_batches_are_said() -> None:
-    assert (
-        "1 micro-batch (of 8 asked for) of 1 rows"
-        in replace(plan("tied"), micro_batch=8, rows=(1,)).to_text()
-    )
+    assert "1 micro-batch (of 8 asked for) of 1 row," in replace(plan("tied"), micro_batch=8, rows=(1,)).to_text()
 
 
 def test_many_inputs_are_shortened() -> None:

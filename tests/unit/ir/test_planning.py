@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.unit.ir.traced import inference, skipping
-from whale_nebula.errors import NotYetError, OptionError, PlanError, StateError
+from whale_nebula.errors import OptionError, PlanError, StateError
 
 ROWS = 12
 
@@ -125,7 +125,7 @@ def test_what_is_neither_model_nor_function_is_refused(thing: Any) -> None:
 def test_a_model_needs_an_example() -> None:
     with pytest.raises(OptionError) as caught:
         nb.plan(model())
-    assert caught.value.mend == "nb.plan(model, x, y)"
+    assert caught.value.mend.startswith("nb.plan(model, x, y)")
 
 
 # ---------------------------------------------------------------------- digests, files, graphs
@@ -188,9 +188,3 @@ def test_the_graph_of_a_stage() -> None:
     with pytest.raises(OptionError) as caught:
         given.graph_def("gpuu")
     assert caught.value.mend == "did you mean 'gpu'?"
-
-
-def test_html_is_not_built_yet() -> None:
-    with pytest.raises(NotYetError) as caught:
-        inference().to_html()
-    assert caught.value.feature == "Plan.to_html"

@@ -147,3 +147,20 @@ def test_what_an_earlier_call_said_stays() -> None:
 
 def test_without_stages_there_are_no_labels() -> None:
     assert label(program_of("%0 = input x float32[?]\n%1 = Exp(%0) float32[?]").graph, []) == {}
+
+
+def test_a_variable_of_a_later_stage_is_read_early_where_an_early_stage_needs_it() -> None:
+    """A shared layer, called once in no scope and once in the second stage: both stages hold its variable."""
+    check(
+        """
+        stages a b
+        %0 = input x float32[?,4]
+        %1 = capture w resource[]
+        %2 = ReadVariableOp(%1) float32[4,4] stateful      => a
+        %3 = MatMul(%0, %2) float32[?,4]                   => a
+        %4 = Exp(%3) float32[?,4] @a
+        %5 = ReadVariableOp(%1) float32[4,4] stateful @b
+        %6 = MatMul(%4, %5) float32[?,4] @b
+        """,
+        said,
+    )

@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.passes.programs import cut, program_of
 from whale_nebula.errors import StageOrderError
-from whale_nebula.passes.order import check_order
+from whale_nebula.passes.order import check_order, in_flow_order
 
 BACK_AND_FORTH = """
     stages a b=npu
@@ -45,3 +45,47 @@ def test_skipping_a_stage_is_no_step_back() -> None:
         %3 = Mul(%1, %2) float32[?,4] @c
     """)
     check_order(program.graph, program.labels, program.stages)
+
+
+def test_what_nb_place_gave_names_its_layers() -> None:
+    program = program_of("""
+        stages a b=npu
+        %0 = input x float32[?,4]
+        %1 = Exp(%0) {_nebula_layer="layer 'x' to 'a' by 'x'"} float32[?,4] @a
+        %2 = Neg(%1) {_nebula_layer="layer 'y' to 'npu' by 'y'"} float32[?,4] @b
+        %3 = Exp(%2) float32[?,4]
+        %4 = Sin(%3) {_nebula_layer="layer 'z' to 'a' by 'z'"} float32[?,4] @a
+    """)
+    with pytest.raises(StageOrderError) as caught:
+        check_order(program.graph, program.labels, program.stages)
+    assert caught.value.why.endswith("nb.place gives layer 'z' to 'a' by 'z' and layer 'y' to 'npu' by 'y'")
+    assert caught.value.mend.endswith("name='a_2') in the map of nb.place")
+
+
+def test_stages_are_put_in_the_order_of_the_flow() -> None:
+    """A functional model runs its nodes by depth: the decoder's embedding may come before the encoder's."""
+    program = program_of("""
+        stages decoder encoder loss
+        %0 = input x float32[?,4]
+        %1 = Exp(%0) float32[?,4] @decoder
+        %2 = Neg(%0) float32[?,4] @encoder
+        %3 = Sin(%2) float32[?,4]
+        %4 = Add(%1, %3) float32[?,4] @decoder
+        %5 = Cos(%4) float32[?,4] @loss
+    """)
+    assert in_flow_order(program.graph, ["decoder", "encoder", "loss"]) == ["encoder", "decoder", "loss"]
+
+
+def test_stages_that_do_not_feed_each_other_stay_as_they_were_entered() -> None:
+    program = program_of("""
+        stages a b c
+        %0 = input x float32[?,4]
+        %1 = Exp(%0) float32[?,4] @b
+        %2 = Neg(%0) float32[?,4] @a
+        %3 = Add(%1, %2) float32[?,4] @c
+    """)
+    assert in_flow_order(program.graph, ["b", "a", "c"]) == ["b", "a", "c"]
+
+
+def test_stages_that_go_in_a_circle_stay_as_they_were_entered() -> None:
+    assert in_flow_order(program_of(BACK_AND_FORTH).graph, ["a", "b"]) == ["a", "b"]

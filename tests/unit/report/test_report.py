@@ -6,7 +6,7 @@ import pytest
 
 from whale_nebula.errors import StateError
 from whale_nebula.report import LinkReport, Report, StageReport, last_report, publish
-from whale_nebula.report.report import forget
+from whale_nebula.report.published import forget
 
 
 @pytest.fixture(autouse=True)

@@ -27,13 +27,24 @@ def test_a_stage_in_eager_code_warns_once_for_its_line() -> None:
     assert "fit" in str(caught[0].message)
 
 
-def test_each_line_warns() -> None:
+def test_each_program_warns() -> None:
     with pytest.warns(NebulaWarning) as caught:
         with nb.stage(name="a"):
             pass
         with nb.stage(name="b"):
             pass
     assert len(caught) == 2
+
+
+def test_a_program_warns_for_its_first_stage() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with nb.cluster():
+            with nb.stage(name="a") as first:
+                pass
+            with nb.stage(name="b"):
+                pass
+    assert [warning.lineno for warning in caught] == [first.site.line]
 
 
 def test_only_stages_warn() -> None:
@@ -65,17 +76,48 @@ def test_a_warning_made_an_error_leaves_no_scope_open() -> None:
     assert open_frames() == ()
 
 
-def test_a_stage_in_a_graph_does_not_warn() -> None:
+def test_a_stage_in_a_plain_tf_function_warns_once_with_its_own_mend() -> None:
+    sites: list[Site] = []
+
     @tf.function
     def step(x: tf.Tensor) -> tf.Tensor:
-        with nb.stage():
+        with nb.stage() as frame:
+            sites.append(frame.site)
+            return x + 1.0
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert float(step(tf.constant(1.0))) == 2.0
+        step(tf.constant([1.0, 2.0]))
+    assert [(warning.filename, warning.lineno) for warning in caught] == [sites[0]]
+    assert "use @nb.function instead of @tf.function" in str(caught[0].message)
+
+
+def test_a_place_that_ran_eagerly_warns_again_in_a_tf_function() -> None:
+    def forward(x: tf.Tensor) -> tf.Tensor:
+        with nb.cluster(), nb.stage():
+            return x + 1.0
+
+    with pytest.warns(NebulaWarning, match="plain eager code"):
+        forward(tf.constant(1.0))
+    with pytest.warns(NebulaWarning, match=r"a plain tf\.function"):
+        tf.function(forward)(tf.constant(1.0))
+
+
+def test_what_is_captured_does_not_warn_nor_what_is_uncut_on_purpose() -> None:
+    @nb.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with nb.cluster(), nb.stage(cluster="a"):
             return x + 1.0
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert float(step(tf.constant(1.0))) == 2.0
+        nb.plan(step, tf.constant(1.0))
+        assert nb.verify(step, tf.constant(1.0))
 
 
+@pytest.mark.filterwarnings("ignore::whale_nebula.errors.NebulaWarning")
 def test_rewritten_code_is_named_as_it_was_written() -> None:
     sites: list[Site] = []
 

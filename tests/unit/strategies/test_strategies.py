@@ -115,6 +115,21 @@ def test_an_unbuilt_model_cannot_be_weighed() -> None:
         by_parameters(keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(2)]), ["gpu", "npu"])
 
 
+class Twins(keras.Model):
+    """Two layers of one name, which Keras allows in a subclassed model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = keras.layers.Dense(2, name="d"), keras.layers.Dense(2, name="d")
+        self.one.build((None, 2))
+        self.two.build((None, 2))
+
+
+@BOTH
+def test_layers_of_one_name_go_to_their_own_parts(strategy) -> None:
+    assert strategy(Twins(), ["gpu", "npu"]) == {"(d)(/.*)?": "gpu", r"(d\#2)(/.*)?": "npu"}
+
+
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.data())
 def test_the_heaviest_part_is_as_light_as_any_cut_makes_it(weights: list[int], data: st.DataObject) -> None:
     count = data.draw(st.integers(1, len(weights)))

@@ -31,6 +31,18 @@ def test_the_batch_axis_moves_down_when_axes_before_it_go() -> None:
     """)
 
 
+def test_rows_with_a_last_axis_of_one_are_no_vector() -> None:
+    """As a mask is counted: one more axis behind, then a sum over time."""
+    check("""
+        %0 = input x float32[?,5]
+        %1 = Const {value=(2)} int32[]
+        %2 = Const {value=(1)} int32[]
+        %3 = ExpandDims(%0, %1) float32[?,5,1]            => rows(0) of inputs
+        %4 = Sum(%3, %2) float32[?,1]                     => rows(0) of inputs
+        %5 = Max(%3, %1) float32[?,5]                     => rows(0) of inputs
+    """)
+
+
 @pytest.mark.parametrize("name", ["Max", "Min", "Prod", "EuclideanNorm", "All", "Any"])
 def test_no_other_function_over_the_batch_is_linear(name: str) -> None:
     text = f"""

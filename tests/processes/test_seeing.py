@@ -1,0 +1,48 @@
+"""Several processes: each reports on its own stage, and each predicts the step of all, because all tell their pace."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.processes.running import Ended, run
+from whale_nebula.report.loaded import read
+from whale_nebula.report.report import Report
+from whale_nebula.report.summary import programs
+
+WORKERS = ("c0/0", "c1/0")
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, list[Report]]:
+    path = tmp_path_factory.mktemp("seeing") / "run.jsonl"
+    ended = run("seeing", 2, path)
+    ended.result.check()
+    reports, broken = read(path)
+    assert broken == 0
+    return ended, reports
+
+
+def test_each_process_reports_on_its_own_stage(seen: tuple[Ended, list[Report]]) -> None:
+    ended, reports = seen
+    assert ended.all("worker") == list(WORKERS)
+    assert ended.all("stages") == [["c0"], ["c1"]]
+    assert {program.worker: len(program.reports) for program in programs(reports)} == dict.fromkeys(WORKERS, 4)
+    assert len({report.scalars["loss"] for report in reports}) == 4  # a loss for each step, the same in both
+
+
+def test_each_process_predicts_all_stages(seen: tuple[Ended, list[Report]]) -> None:
+    told = {(report.worker, report.step): report for report in seen[1]}
+    assert [told[worker, step].prediction is None for worker in WORKERS for step in (1, 2, 3, 4)] == [
+        True, True, False, False, True, True, False, False,
+    ]  # fmt: skip
+    first, second = (told[worker, 4] for worker in WORKERS)
+    assert first.prediction.stages.keys() == second.prediction.stages.keys() == {"c0", "c1"}
+    assert first.basis.phases == second.basis.phases  # made of what both told
+    assert first.prediction.links == second.prediction.links
+
+
+def test_the_line_is_that_of_the_config(seen: tuple[Ended, list[Report]]) -> None:
+    report = seen[1][-1]
+    for link in report.prediction.links.values():
+        assert link.seconds == pytest.approx(8 * link.bytes / 1e6)
+    assert all("predicted" in text for text in seen[0].all("text"))

@@ -1,0 +1,213 @@
+"""Models in models, and layers that are called twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import layers, ops
+
+from tests.parity.zoo import Cut
+from tests.scripts.keras.script import adam, numbers, program, rows, script
+
+
+def _compiled(inputs: Any, outputs: Any) -> Any:
+    model = keras.Model(inputs, outputs)
+    model.compile(adam(), "mse", metrics=["mae"])
+    return model
+
+
+@script(rows())
+def nested_in_a_stage(cut: Cut) -> Any:
+    """A functional model used as a layer."""
+    inner = keras.Input((6,))
+    encoder = keras.Model(inner, layers.Dense(8, activation="tanh")(layers.Dense(7)(inner)))
+    inputs = keras.Input((6,))
+    with program(cut):
+        with cut.at(0):
+            hidden = encoder(inputs)
+        with cut.at(1):
+            outputs = layers.Dense(3)(hidden)
+    return _compiled(inputs, outputs)
+
+
+@script(rows(), stages=(1, 2, 3))
+def nested_spanning(cut: Cut) -> Any:
+    """A functional model whose own layers lie in two stages."""
+    inner = keras.Input((6,))
+    with program(cut):
+        with cut.at(0):
+            hidden = layers.Dense(8, activation="tanh")(inner)
+        with cut.at(1):
+            hidden = layers.Dense(8, activation="gelu")(hidden)
+    encoder = keras.Model(inner, hidden, name="encoder")
+    inputs = keras.Input((6,))
+    hidden = encoder(inputs)
+    with program(cut), cut.at(2):
+        outputs = layers.Dense(3)(hidden)
+    return _compiled(inputs, outputs)
+
+
+@script(rows())
+def nested_twice(cut: Cut) -> Any:
+    """A model in a model in a model."""
+
+    def block(width: int, name: str, third: int) -> Any:
+        inner = keras.Input((width,))
+        with program(cut), cut.at(third):
+            hidden = layers.Dense(width, activation="tanh")(inner)
+        return keras.Model(inner, hidden, name=name)
+
+    inner = keras.Input((6,))
+    middle = keras.Model(inner, block(6, "second", 1)(block(6, "first", 0)(inner)), name="middle")
+    inputs = keras.Input((6,))
+    hidden = middle(inputs)
+    with program(cut), cut.at(2):
+        outputs = layers.Dense(3)(hidden)
+    return _compiled(inputs, outputs)
+
+
+@script(rows())
+def sequential_in_functional(cut: Cut) -> Any:
+    """A Sequential in each stage, and one that spans them."""
+    inputs = keras.Input((6,))
+    spanning = keras.Sequential()
+    with program(cut):
+        with cut.at(0):
+            hidden = keras.Sequential([layers.Dense(8, activation="tanh"), layers.Dense(7)])(inputs)
+            spanning.add(layers.Dense(8, activation="gelu"))
+        with cut.at(1):
+            spanning.add(layers.Dense(8))
+    hidden = spanning(hidden)
+    with program(cut), cut.at(2):
+        outputs = layers.Dense(3)(hidden)
+    return _compiled(inputs, outputs)
+
+
+@script(rows())
+def sequential_in_a_list(cut: Cut) -> Any:
+    """Layers given to Sequential in a list, each model of the list in a scope."""
+    with program(cut):
+        with cut.at(0):
+            first = keras.Sequential([keras.Input((6,)), layers.Dense(8, activation="tanh")])
+        with cut.at(1):
+            second = keras.Sequential([keras.Input((8,)), layers.Dense(3)])
+    model = keras.Sequential([first, second])
+    model.compile(adam(), "mse", metrics=["mae"])
+    return model
+
+
+class Block(layers.Layer):
+    """A residual block that enters scopes in its `call`, if it is told to."""
+
+    def __init__(self, cut: Cut | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.cut = cut or Cut(0)
+        self.first, self.second = layers.Dense(8, activation="tanh"), layers.Dense(8)
+
+    def call(self, x: Any) -> Any:
+        with program(self.cut):
+            with self.cut.at(0):
+                hidden = self.first(x)
+            with self.cut.at(1):
+                return ops.add(hidden, self.second(hidden))
+
+
+@script(rows())
+def subclassed_in_functional(cut: Cut) -> Any:
+    """A layer with scopes in its own `call`, and one without that lies in a stage."""
+    inputs = keras.Input((6,))
+    hidden = Block(cut)(inputs)
+    with program(cut), cut.at(2):
+        outputs = layers.Dense(3)(Block()(hidden))
+    return _compiled(inputs, outputs)
+
+
+class Tower(keras.Model):
+    """A subclassed model around a functional and a Sequential one."""
+
+    def __init__(self, cut: Cut) -> None:
+        super().__init__()
+        self.cut = cut
+        inner = keras.Input((6,))
+        self.functional = keras.Model(inner, layers.Dense(8, activation="tanh")(inner))
+        self.sequential = keras.Sequential([layers.Dense(8, activation="gelu"), layers.Dense(3)])
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        with program(self.cut):
+            with self.cut.at(0):
+                hidden = self.functional(x)
+            with self.cut.at(1):
+                return self.sequential(hidden, training=training)
+
+
+@script(rows())
+def functional_in_subclassed(cut: Cut) -> Any:
+    """Built lazily: `fit` comes first."""
+    model = Tower(cut)
+    model.compile(adam(), "mse", metrics=["mae"])
+    return model
+
+
+@script(rows())
+def subclassed_model_in_functional(cut: Cut) -> Any:
+    """A subclassed `keras.Model` with scopes in its `call`, used as a layer."""
+    inputs = keras.Input((6,))
+    outputs = Tower(cut)(inputs)
+    return _compiled(inputs, outputs)
+
+
+@script(rows())
+def shared_in_a_stage(cut: Cut) -> Any:
+    """The same layer called twice in one stage."""
+    inputs = keras.Input((6,))
+    shared = layers.Dense(6, activation="tanh")
+    with program(cut):
+        with cut.at(0):
+            hidden = shared(shared(inputs))
+        with cut.at(1):
+            outputs = layers.Dense(3)(hidden)
+    return _compiled(inputs, outputs)
+
+
+@script(rows(), stages=(1, 2, 3))
+def shared_over_stages(cut: Cut) -> Any:
+    """The same layer called in every stage: its weights are tied."""
+    inputs = keras.Input((6,))
+    shared = layers.Dense(6, activation="tanh")
+    with program(cut):
+        with cut.at(0):
+            hidden = shared(inputs)
+        with cut.at(1):
+            hidden = shared(hidden)
+        with cut.at(2):
+            outputs = layers.Dense(3)(shared(hidden))
+    return _compiled(inputs, outputs)
+
+
+@script(lambda: {"x": {"left": numbers(6), "right": numbers(6, seed=2)}, "y": numbers(1, seed=1)})
+def shared_model(cut: Cut) -> Any:
+    """Two towers of one model, the inputs in a dict."""
+    inner = keras.Input((6,))
+    tower = keras.Model(inner, layers.Dense(5, activation="tanh")(inner))
+    inputs = {"left": keras.Input((6,), name="left"), "right": keras.Input((6,), name="right")}
+    with program(cut):
+        with cut.at(0):
+            left = tower(inputs["left"])
+        with cut.at(1):
+            right = tower(inputs["right"])
+            outputs = layers.Dense(1)(ops.abs(left - right))
+    return _compiled(inputs, outputs)
+
+
+@script(rows())
+def ops_between_stages(cut: Cut) -> Any:
+    """`keras.ops`, operators and a Lambda on symbolic tensors, in scopes and outside of them."""
+    inputs = keras.Input((6,))
+    with program(cut), cut.at(0):
+        first = layers.Dense(8, activation="tanh")(inputs)
+        second = layers.Lambda(lambda t: t * 0.5)(first) + 1.0
+    hidden = ops.concatenate([first, ops.square(second)], axis=-1)
+    with program(cut), cut.at(1):
+        outputs = layers.Dense(3)(hidden[:, 2:])
+    return _compiled(inputs, outputs)

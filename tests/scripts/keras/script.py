@@ -1,0 +1,184 @@
+"""What a small Keras script is here: a model's builder, what `fit` is given, and how to look at what it left.
+
+Every script runs the same with `Cut(0)`, which leaves the scope lines away: that run is the oracle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+import whale_nebula as nb
+from tests.parity.zoo import Cut, Outcome
+
+Given = dict[str, Any]
+ROWS = 29
+"""With batches of 12: two whole ones and a ragged last one of 5."""
+
+
+NAN = 12345.0
+"""Stands for what is not a number, so that two runs can be compared where a script goes wrong on purpose."""
+
+
+@contextlib.contextmanager
+def program(cut: Cut, **options: Any) -> Iterator[None]:
+    """`cut.program()` with options of `nb.pipeline`."""
+    if not cut.stages:
+        yield
+        return
+    with nb.cluster(), nb.pipeline(cut.micro_batches, schedule=cut.schedule, **options):
+        yield
+
+
+class Watch(keras.callbacks.Callback):
+    """Keeps the logs of every batch and epoch, over several calls of `fit`, and the weights after the first step."""
+
+    def __init__(self, cut: Cut) -> None:
+        super().__init__()
+        self.cut = bool(cut.stages)
+        self.steps: list[float] = []
+        self.history: dict[str, list[float]] = {}
+        self.first: list[np.ndarray] = []
+        self.stages: tuple[str, ...] = ()
+        self.found: dict[str, Any] = {}
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.steps += [float(logs[key]) for key in sorted(logs) if np.ndim(logs[key]) == 0]
+        self.stages = tuple(nb.last_report().stages) if self.cut else ()
+        if not self.first:
+            self.first = [np.array(v) for v in self.model.trainable_variables]
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        for key, value in (logs or {}).items():
+            self.history.setdefault(key, []).append(value)
+
+
+Train = Callable[[Any, Given, Watch], None]
+
+
+def fit(model: Any, given: Given, watch: Watch, **options: Any) -> None:
+    """`model.fit` on what the script gives; `options` have the last word."""
+    given = {"batch_size": 12, "epochs": 2, "shuffle": False, "verbose": 0, **given, **options}
+    callbacks = [*given.pop("callbacks", ()), watch]
+    model.fit(**given, callbacks=callbacks)
+
+
+def look(model: Any, given: Given, watch: Watch) -> None:
+    """`evaluate` and `predict` on the data of the training."""
+    shown = {key: given[key] for key in ("x", "y", "sample_weight") if key in given}
+    size = {} if "batch_size" in given and given["batch_size"] is None else {"batch_size": given.get("batch_size", 12)}
+    for key, value in model.evaluate(**shown, **size, verbose=0, return_dict=True).items():
+        watch.history.setdefault(f"evaluate_{key}", []).append(value)
+    watch.found["predict"] = model.predict(given["x"], **size, verbose=0)
+
+
+@dataclass(frozen=True)
+class Script:
+    """A small user's script. `rate` is the learning rate, for the tolerance of weights; `micro` what it can take."""
+
+    name: str
+    build: Callable[[Cut], Any]
+    data: Callable[[], Given]
+    train: Train = fit
+    stages: tuple[int, ...] = (1, 2)
+    micro: tuple[int, ...] = (1, 2, 3)
+    rate: float = 1e-2
+    steps: int = 6
+    looks: bool = True
+    precision: float = 1e-5
+    notes: str = ""
+
+    def run(self, cut: Cut, *, looking: bool = True) -> Outcome:
+        """Build and train; with `looking`, `evaluate` and `predict` too."""
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(7)
+        watch = Watch(cut)
+        model = self.build(cut)
+        self.train(model, self.data(), watch)
+        if looking and self.looks:
+            look(model, self.data(), watch)
+        return _outcome(model, watch)
+
+
+def _outcome(model: Any, watch: Watch) -> Outcome:
+    found = Outcome(losses=watch.steps, history=watch.history, stages=watch.stages)
+    with nb.gathered():
+        state = [*model.non_trainable_variables, *getattr(model.optimizer, "variables", ())]
+        found.weights = [*watch.first, *map(_array, model.trainable_variables)]
+        found.outputs = [_array(v) for v in state if "seed" not in v.path]
+    kept = keras.tree.flatten([watch.found.get(key, ()) for key in ("predict", "kept")])
+    found.outputs += [np.asarray(tensor, "float32") for tensor in kept]
+    return found
+
+
+def _array(variable: Any) -> np.ndarray:
+    return np.nan_to_num(np.asarray(keras.ops.convert_to_numpy(variable), "float32"), nan=NAN)
+
+
+SCRIPTS: dict[str, Script] = {}
+"""Every script by its name."""
+
+
+def script(data: Callable[[], Given], *args: Any, **options: Any) -> Callable[[Callable[[Cut], Any]], Any]:
+    """Register a builder as the script of its own name."""
+
+    def register(build: Callable[[Cut], Any]) -> Callable[[Cut], Any]:
+        add(build.__name__, build, data, *args, **options)
+        return build
+
+    return register
+
+
+def add(name: str, build: Callable[[Cut], Any], data: Callable[[], Given], *args: Any, **options: Any) -> None:
+    """Register a script whose builder is made on the way."""
+    if name in SCRIPTS:
+        raise ValueError(f"two scripts are named {name!r}")
+    SCRIPTS[name] = Script(name, build, data, *args, **options)
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    """Normal numbers, the same each time; the first axis is rows."""
+    return np.random.default_rng(seed).standard_normal((ROWS, *shape)).astype("float32")
+
+
+def abs_numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    """Numbers above zero, for weights."""
+    return np.abs(numbers(*shape, seed=seed))
+
+
+def classes(count: int, *shape: int, seed: int = 0) -> np.ndarray:
+    """Class numbers."""
+    return np.random.default_rng(seed).integers(0, count, (ROWS, *shape))
+
+
+def rows(**more: Any) -> Callable[[], Given]:
+    """Six features and three targets a row."""
+    return lambda: {"x": numbers(6), "y": numbers(3, seed=1), **more}
+
+
+def labels(**more: Any) -> Callable[[], Given]:
+    """Six features and one class of four a row."""
+    return lambda: {"x": numbers(6), "y": classes(4, seed=1), **more}
+
+
+def adam(rate: float = 1e-2, **options: Any) -> Any:
+    """Adam whose epsilon is large enough that noise in a zero gradient stays noise."""
+    return keras.optimizers.Adam(rate, epsilon=1e-3, **options)
+
+
+def dense(cut: Cut, outputs: int = 3, **options: Any) -> Any:
+    """A small functional model in three parts, not compiled."""
+    inputs = keras.Input((6,))
+    with program(cut, **options):
+        with cut.at(0):
+            hidden = keras.layers.Dense(8, activation="tanh")(inputs)
+        with cut.at(1):
+            hidden = keras.layers.Dense(8, activation="gelu")(hidden)
+        with cut.at(2):
+            found = keras.layers.Dense(outputs)(hidden)
+    return keras.Model(inputs, found)

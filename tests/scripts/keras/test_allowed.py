@@ -1,0 +1,103 @@
+"""What micro-batches change is refused; allowed, it runs micro-batch by micro-batch, as a loop by hand does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import whale_nebula as nb
+from tests.parity.zoo import Cut
+from tests.scripts.keras.script import numbers, program
+from whale_nebula.errors import BatchCoupledError
+
+PARTS = 3
+X, Y = numbers(6)[:24], numbers(3, seed=1)[:24]
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+def _model(cut: Cut, layer: Any, kind: type = keras.Model, **options: Any) -> Any:
+    keras.utils.set_random_seed(7)
+    inputs = keras.Input((6,))
+    with program(cut, **options):
+        with cut.at(0):
+            hidden = layer()(layers.Dense(8, activation="tanh")(inputs))
+        with cut.at(1):
+            outputs = layers.Dense(3)(hidden)
+    model = kind(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    return model
+
+
+def _fitted(model: Any) -> Any:
+    return model.fit(X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0).history
+
+
+class ByHand(keras.Model):
+    """The uncut model, its batch cut by hand."""
+
+    def train_step(self, data: Any) -> Any:
+        cut = [tf.split(tensor, PARTS) for tensor in data]
+        sums, loss, outputs = [0.0] * len(self.trainable_weights), 0.0, []
+        for x, y in zip(*cut, strict=True):
+            with tf.GradientTape() as tape:
+                outputs.append(self(x, training=True))
+                part = self.compute_loss(y=y, y_pred=outputs[-1]) / PARTS
+            sums = [a + b for a, b in zip(sums, tape.gradient(part, self.trainable_weights), strict=True)]
+            loss += part
+        self.optimizer.apply(sums, self.trainable_weights)
+        self._loss_tracker.update_state(loss, sample_weight=tf.shape(data[0])[0])
+        return self.compute_metrics(data[0], data[1], tf.concat(outputs, 0))
+
+
+@pytest.mark.parametrize("line", [None, "1gbit,0ms"])
+def test_batch_norm_with_coupled_allow_is_the_loop_by_hand(line: str | None) -> None:
+    """Averages move once for each micro-batch; the report says what was allowed."""
+    by_hand = _model(Cut(0), layers.BatchNormalization, ByHand)
+    expected = _fitted(by_hand)
+    if line is not None:
+        nb.init(links=line)
+    model = _model(Cut(2, PARTS), layers.BatchNormalization, coupled="allow")
+    found = _fitted(model)
+    assert any("rows depend on each other" in note for note in nb.last_report().notes)
+    assert expected.keys() == found.keys()
+    for key, values in expected.items():
+        np.testing.assert_allclose(found[key], values, rtol=1e-5)
+    for a, b in zip(by_hand.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+
+
+def test_batch_norm_in_parts_is_refused_with_its_line_and_mends() -> None:
+    model = _model(Cut(2, PARTS), layers.BatchNormalization)
+    with pytest.raises(BatchCoupledError) as caught:
+        _fitted(model)
+    assert "batch_normalization" in str(caught.value)
+    assert 'coupled="allow"' in caught.value.mend
+
+
+def test_dropout_in_parts_is_reproducible() -> None:
+    """Seeds advance in the order of the micro-batches, whatever the schedule and the links."""
+
+    def run(line: str | None, schedule: str) -> Any:
+        nb.shutdown()
+        if line is not None:
+            nb.init(links=line)
+        model = _model(Cut(2, PARTS, schedule), lambda: layers.Dropout(0.5))
+        return _fitted(model), [np.array(v) for v in model.variables]
+
+    history, weights = run(None, "eager-1f1b")
+    for line, schedule in ((None, "gpipe"), ("1gbit,0ms", "gpipe"), ("1gbit,0ms", "1f1b")):
+        again, others = run(line, schedule)
+        np.testing.assert_allclose(again["loss"], history["loss"], rtol=1e-6)
+        for a, b in zip(weights, others, strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-7)

@@ -1,0 +1,299 @@
+"""Whole scripts as people have them: translation, adversaries, transfer, physics, text."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers, ops
+
+from tests.parity.zoo import Cut
+from tests.scripts.keras.masks import TIME, WORDS, sentences, tokens
+from tests.scripts.keras.script import (
+    ROWS,
+    Given,
+    Watch,
+    adam,
+    add,
+    classes,
+    dense,
+    fit,
+    numbers,
+    program,
+    rows,
+    script,
+)
+
+_CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy
+
+
+@script(lambda: {"x": [tokens(), np.roll(tokens(), 1, axis=1)], "y": classes(WORDS, TIME, seed=1)})
+def seq2seq(cut: Cut) -> Any:
+    """Keras's translation tutorial: the encoder's states start the decoder's. The inputs are a list."""
+    source, target = keras.Input((TIME,), dtype="int32"), keras.Input((TIME,), dtype="int32")
+    with program(cut):
+        with cut.at(0):
+            hidden = layers.Embedding(WORDS, 6, mask_zero=True)(source)
+            _, *states = layers.LSTM(5, return_state=True)(hidden)
+        with cut.at(1):
+            hidden = layers.Embedding(WORDS, 6, mask_zero=True)(target)
+            hidden = layers.LSTM(5, return_sequences=True)(hidden, initial_state=states)
+            outputs = layers.Dense(WORDS)(hidden)
+    model = keras.Model([source, target], outputs)
+    model.compile(adam(), _CROSSENTROPY(from_logits=True), metrics=["accuracy"])
+    return model
+
+
+@script(lambda: {"x": tokens(), "y": np.roll(tokens(), -1, axis=1)}, stages=(1, 2, 3))
+def language_model(cut: Cut) -> Any:
+    """A causal language model; its last layer is its first one, reversed."""
+    inputs = keras.Input((TIME,), dtype="int32")
+    embedding = layers.ReversibleEmbedding(WORDS, 8)
+    with program(cut):
+        with cut.at(0):
+            hidden = embedding(inputs) + layers.Embedding(TIME, 8)(ops.arange(TIME))
+        with cut.at(1):
+            hidden = layers.LayerNormalization()(
+                hidden + layers.MultiHeadAttention(2, 4)(hidden, hidden, use_causal_mask=True)
+            )
+        with cut.at(2):
+            outputs = embedding(layers.Dense(8, activation="gelu")(hidden), reverse=True)
+    model = keras.Model(inputs, outputs)
+    model.compile(adam(), _CROSSENTROPY(from_logits=True, ignore_class=0), metrics=["accuracy"])
+    return model
+
+
+def _play(model: Any, given: Given, watch: Watch) -> None:
+    """The classic loop: a step of the judge, a step of the whole, by `train_on_batch`."""
+    generator, judge = model.parts
+    watch.set_model(model)
+    for step in range(3):
+        fake = generator.predict_on_batch(given["noise"])
+        images = np.concatenate([given["x"], fake])
+        marks = np.concatenate([np.ones((ROWS, 1)), np.zeros((ROWS, 1))]).astype("float32")
+        judge.trainable = True
+        told = judge.train_on_batch(images, marks, return_dict=True)
+        judge.trainable = False
+        fooled = model.train_on_batch(given["noise"], np.ones((ROWS, 1), "float32"), return_dict=True)
+        watch.on_train_batch_end(step, {"judge": told["loss"], "whole": fooled["loss"]})
+
+
+@script(lambda: {"x": numbers(6), "noise": numbers(4, seed=2)}, _play, looks=False)
+def adversaries_by_hand(cut: Cut) -> Any:
+    """Three models that share layers; the judge is frozen in the third, and trained by itself."""
+    noise, images = keras.Input((4,)), keras.Input((6,))
+    with program(cut):
+        with cut.at(0):
+            fake = layers.Dense(6)(layers.Dense(8, activation="tanh")(noise))
+        with cut.at(1):
+            verdict = layers.Dense(1, activation="sigmoid")(layers.Dense(8, activation="relu")(images))
+    generator, judge = keras.Model(noise, fake), keras.Model(images, verdict)
+    judge.compile(adam(), "binary_crossentropy")
+    whole = keras.Model(noise, judge(generator(noise)))
+    whole.compile(adam(), "binary_crossentropy")
+    whole.parts = (generator, judge)
+    return whole
+
+
+class Endpoint(layers.Layer):
+    """Keras's endpoint layer: it takes the targets, and adds the loss itself."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.loss = keras.losses.MeanSquaredError()
+
+    def call(self, targets: Any, outputs: Any, weight: Any = None) -> Any:
+        self.add_loss(self.loss(targets, outputs, sample_weight=weight))
+        return outputs
+
+
+@script(lambda: {"x": {"x": numbers(6), "y": numbers(3, seed=1)}}, looks=False)
+def loss_from_a_layer(cut: Cut) -> Any:
+    """`compile` without a loss; the targets are inputs."""
+    inputs, targets = keras.Input((6,), name="x"), keras.Input((3,), name="y")
+    with program(cut):
+        with cut.at(0):
+            hidden = layers.Dense(8, activation="tanh")(inputs)
+        with cut.at(1):
+            outputs = Endpoint()(targets, layers.Dense(3)(hidden))
+    model = keras.Model({"x": inputs, "y": targets}, outputs)
+    model.compile(adam())
+    return model
+
+
+def _pretrained(cut: Cut) -> tuple[Any, Any]:
+    inputs = keras.Input((6,))
+    with program(cut), cut.at(0):
+        hidden = layers.BatchNormalization()(layers.Dense(8, activation="relu")(inputs))
+    base = keras.Model(inputs, hidden, name="base")
+    base.get_layer(index=2).moving_mean.assign(np.linspace(0.0, 1.0, 8))
+    return inputs, base
+
+
+@script(rows())
+def transfer(cut: Cut) -> Any:
+    """Keras's transfer learning guide: a frozen base called with `training=False`, a new head in another cluster."""
+    _, base = _pretrained(cut)
+    base.trainable = False
+    inputs = keras.Input((6,))
+    hidden = base(inputs, training=False)
+    with program(cut), cut.at(1):
+        outputs = layers.Dense(3)(layers.Dropout(0.0)(hidden))
+    model = keras.Model(inputs, outputs)
+    model.compile(adam(), "mse")
+    return model
+
+
+class Physics(keras.Model):
+    """A network whose loss holds its own derivative by its input."""
+
+    def __init__(self, cut: Cut) -> None:
+        super().__init__()
+        self.cut = cut
+        self.first, self.second = layers.Dense(8, activation="tanh"), layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        with program(self.cut):
+            with self.cut.at(0):
+                hidden = self.first(x)
+            with self.cut.at(1):
+                with tf.GradientTape() as tape:
+                    tape.watch(hidden)
+                    found = self.second(tf.sin(hidden))
+                slope = tape.gradient(found, hidden)
+                self.add_loss(0.1 * tf.reduce_mean(tf.square(slope)))
+                return found
+
+
+@script(lambda: {"x": numbers(6), "y": numbers(1, seed=1)})
+def physics(cut: Cut) -> Any:
+    """A tape in a `call`, differentiated again by the step's own."""
+    model = Physics(cut)
+    model.compile(adam(), "mse")
+    return model
+
+
+class Older(keras.Model):
+    """A `train_step` from the days of Keras 2."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compiled_loss(y, y_pred, regularization_losses=self.losses)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.compiled_metrics.update_state(y, y_pred)
+        return {m.name: m.result() for m in self.metrics}
+
+
+def _quietly(model: Any, given: Given, watch: Watch) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*model.compiled_", category=UserWarning)
+        fit(model, given, watch)
+
+
+@script(rows(), _quietly, looks=False)
+def older_train_step(cut: Cut) -> Any:
+    """`compiled_loss` and `compiled_metrics`."""
+    inner = dense(cut)
+    model = Older(inner.inputs, inner.outputs[0])
+    model.compile(adam(), "mse", metrics=["mae"])
+    return model
+
+
+def _texts() -> Given:
+    words = np.array(["to", "be", "or", "not", "that", "is", "the", "question"])
+    lines = [" ".join(words[row % 8]) for row in classes(8, 4)]
+    return {"x": tf.constant(lines)[:, None], "y": classes(4, seed=1)}
+
+
+@script(_texts, micro=(1,), notes="how strings are split into words is not followed row by row")
+def texts(cut: Cut) -> Any:
+    """Strings in: the vocabulary is a part of the model."""
+    vectorize = layers.TextVectorization(output_sequence_length=4)
+    vectorize.adapt(["to be or not to be that is the question"])
+    inputs = keras.Input((1,), dtype="string")
+    with program(cut):
+        with cut.at(0):
+            hidden = layers.Embedding(12, 6, mask_zero=True)(vectorize(inputs))
+        with cut.at(1):
+            outputs = layers.Dense(4)(layers.GRU(5)(hidden))
+    model = keras.Model(inputs, outputs)
+    model.compile(adam(), _CROSSENTROPY(from_logits=True))
+    return model
+
+
+@script(rows())
+def choices_cross(cut: Cut) -> Any:
+    """What crosses is no number alone: choices, and an activation whose gradient is stopped."""
+    inputs = keras.Input((6,))
+    with program(cut):
+        with cut.at(0):
+            hidden = layers.Dense(8, activation="tanh")(inputs)
+            best, sure = ops.argmax(hidden, axis=-1), ops.stop_gradient(hidden)
+            positive = hidden > 0.0
+        with cut.at(1):
+            chosen = layers.Embedding(8, 4)(best)
+            masked = ops.where(positive, hidden, 0.1 * sure)
+            outputs = layers.Dense(3)(layers.Concatenate()([chosen, masked, sure]))
+    model = keras.Model(inputs, outputs)
+    model.compile(adam(), "mse")
+    return model
+
+
+def _padded() -> Given:
+    lengths = [[int(n) for n in row if n] for row in tokens()]
+    data = tf.data.Dataset.from_generator(
+        lambda: zip(lengths, classes(4, seed=1), strict=True),
+        output_signature=(tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int64)),
+    )
+    return {"x": data.padded_batch(4).apply(tf.data.experimental.assert_cardinality(8)), "batch_size": None}
+
+
+@script(_padded, steps=16)
+def padded_batches(cut: Cut) -> Any:
+    """Sentences of many lengths: each batch is as long as its longest."""
+    inputs = keras.Input((None,), dtype="int32")
+    with program(cut):
+        with cut.at(0):
+            hidden = layers.Embedding(WORDS, 6, mask_zero=True)(inputs)
+        with cut.at(1):
+            outputs = layers.Dense(4)(layers.GRU(5)(hidden))
+    model = keras.Model(inputs, outputs)
+    model.compile(adam(), _CROSSENTROPY(from_logits=True))
+    return model
+
+
+def _features(model: Any, given: Given, watch: Watch) -> None:
+    """A model of a part of the layers, for looking inside."""
+    fit(model, given, watch)
+    watch.found["kept"] = keras.Model(model.inputs, model.layers[1].output).predict(given["x"], verbose=0)
+
+
+add("looking_inside", lambda cut: _compiled(dense(cut)), rows(), _features)
+
+
+def _compiled(model: Any) -> Any:
+    model.compile(adam(), "mse")
+    return model
+
+
+@script(sentences)
+def recurrent_cells(cut: Cut) -> Any:
+    """Cells of the user's own, stacked; a convolution over time; a second return value that is read elsewhere."""
+    inputs = keras.Input((TIME,), dtype="int32")
+    with program(cut):
+        with cut.at(0):
+            hidden = layers.Embedding(WORDS, 6)(inputs)
+            hidden, state = layers.GRU(6, return_sequences=True, return_state=True)(hidden)
+        with cut.at(1):
+            hidden = layers.Conv1D(6, 3, padding="causal", activation="relu")(hidden)
+            cells = [layers.LSTMCell(4), layers.GRUCell(5, reset_after=False)]
+            outputs = layers.Dense(4)(layers.Concatenate()([layers.RNN(cells)(hidden), state]))
+    model = keras.Model(inputs, outputs)
+    model.compile(adam(), _CROSSENTROPY(from_logits=True))
+    return model

@@ -1,0 +1,387 @@
+"""Gradients that are edited before they are applied, and gradients that are gathered over several steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, rows, script, weights
+
+Edit = Callable[[list[Any], list[Any], Any], list[Any]]
+
+
+def edited(cut: Cut, edit: Edit, *, steps: int = 3) -> Loop:
+    """A loop whose gradients pass through `edit(gradients, variables, loss)`."""
+    w = weights()
+
+    @cut.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            loss = mse(y, chain(cut, x, w))
+        gradients = edit(tape.gradient(loss, w), w, loss)
+        descend(w, gradients)
+        return loss, gradients
+
+    return Loop(step, w, rows(steps))
+
+
+@script()
+def scaled(cut: Cut) -> Loop:
+    return edited(cut, lambda gradients, w, loss: [0.5 * g / (1.0 + loss) for g in gradients])
+
+
+@script(rarely=True)
+def clipped_by_value(cut: Cut) -> Loop:
+    return edited(cut, lambda gradients, w, loss: [tf.clip_by_value(g, -0.01, 0.02) for g in gradients])
+
+
+@script(rarely=True)
+def clipped_by_norm(cut: Cut) -> Loop:
+    return edited(cut, lambda gradients, w, loss: [tf.clip_by_norm(g, 0.05) for g in gradients])
+
+
+@script()
+def clipped_by_global_norm(cut: Cut) -> Loop:
+    return edited(cut, lambda gradients, w, loss: tf.clip_by_global_norm(gradients, 0.1)[0])
+
+
+@script(rarely=True)
+def adaptively_clipped(cut: Cut) -> Loop:
+    """By the size of the variable (NFNet)."""
+
+    def edit(gradients: list[Any], w: list[Any], loss: Any) -> list[Any]:
+        limits = [0.01 * tf.maximum(tf.norm(v, axis=1, keepdims=True), 1e-3) for v in w]
+        return [tf.clip_by_norm(g, tf.reduce_max(limit)) for g, limit in zip(gradients, limits, strict=True)]
+
+    return edited(cut, edit)
+
+
+@script(rarely=True)
+def centred_and_signed(cut: Cut) -> Loop:
+    return edited(
+        cut, lambda gradients, w, loss: [tf.sign(g - tf.reduce_mean(g, axis=0, keepdims=True)) for g in gradients]
+    )
+
+
+@script(rarely=True)
+def decayed_by_hand(cut: Cut) -> Loop:
+    return edited(cut, lambda gradients, w, loss: [g + 0.1 * v for g, v in zip(gradients, w, strict=True)])
+
+
+@script()
+def noisy(cut: Cut) -> Loop:
+    """The same noise each time: it is drawn from a seed that counts steps."""
+    count = tf.Variable(0, dtype=tf.int32)
+
+    def edit(gradients: list[Any], w: list[Any], loss: Any) -> list[Any]:
+        count.assign_add(1)
+        return [g + 0.1 * tf.random.stateless_normal(g.shape, [n, count]) for n, g in enumerate(gradients)]
+
+    return edited(cut, edit)
+
+
+@script()
+def none_becomes_zero(cut: Cut) -> Loop:
+    w, unused = weights(), tf.Variable([1.0, 2.0])
+
+    @cut.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            loss = mse(y, chain(cut, x, w))
+        variables = [*w, unused]
+        found = tape.gradient(loss, variables)
+        gradients = [tf.zeros_like(v) if g is None else g for g, v in zip(found, variables, strict=True)]
+        descend(variables, gradients)
+        return loss, gradients
+
+    return Loop(step, [*w, unused], rows())
+
+
+@script()
+def averaged_with_the_last(cut: Cut) -> Loop:
+    w = weights()
+    last = [tf.Variable(tf.zeros_like(v), trainable=False) for v in w]
+
+    @cut.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            loss = mse(y, chain(cut, x, w))
+        gradients = tape.gradient(loss, w)
+        descend(w, [0.5 * (g + kept) for g, kept in zip(gradients, last, strict=True)])
+        for kept, gradient in zip(last, gradients, strict=True):
+            kept.assign(gradient)
+        return loss
+
+    return Loop(step, [*w, *last], rows())
+
+
+@script()
+def skipped_if_not_finite(cut: Cut) -> Loop:
+    """A cond around the update; the second batch makes a number that is none."""
+    w, skipped = weights(), tf.Variable(0)
+
+    @cut.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            loss = mse(y, chain(cut, x, w))
+        gradients = tape.gradient(loss, w)
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
+
+        def apply() -> Any:
+            descend(w, gradients)
+            return tf.constant(True)
+
+        def skip() -> Any:
+            skipped.assign_add(1)
+            return tf.constant(False)
+
+        return loss, tf.cond(finite, apply, skip)
+
+    batches = rows(4)
+    batches[1][1][0, 0] = float("inf")
+    return Loop(step, [*w, skipped], batches)
+
+
+@script(rarely=True)
+def rescaled_loss(cut: Cut) -> Loop:
+    """Loss scaling by hand: large before, small after, and the scale moves."""
+    w, scale = weights(), tf.Variable(1024.0, trainable=False)
+
+    @cut.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            loss = mse(y, chain(cut, x, w))
+            scaled_loss = loss * scale
+        gradients = [g / scale for g in tape.gradient(scaled_loss, w)]
+        descend(w, gradients)
+        scale.assign(tf.minimum(scale * 2.0, 4096.0))
+        return loss, gradients
+
+    return Loop(step, [*w, scale], rows())
+
+
+@script()
+def projected_conflict(cut: Cut) -> Loop:
+    """PCGrad: two tasks, and where their gradients disagree, one is projected onto the other."""
+    w = weights()
+
+    @cut.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape(persistent=True) as tape, cut.program():
+            outputs = chain(cut, x, w)
+            one, other = mse(y, outputs), tf.reduce_mean(tf.abs(outputs + y))
+        a, b = tape.gradient(one, w), tape.gradient(other, w)
+        dots = tf.add_n([tf.reduce_sum(p * q) for p, q in zip(a, b, strict=True)])
+        size = tf.add_n([tf.reduce_sum(q * q) for q in b])
+        along = tf.minimum(dots / size, 0.0)
+        descend(w, [p - along * q + q for p, q in zip(a, b, strict=True)])
+        return one, other, dots
+
+    return Loop(step, w, rows())
+
+
+@script(rarely=True)
+def line_search(cut: Cut) -> Loop:
+    """Armijo by hand: the loss is computed again after a trial step, which is taken back if it was too long."""
+    w = weights()
+
+    @cut.function
+    def step(x: Any, y: Any) -> Any:
+        with cut.program():
+            with tf.GradientTape() as tape:
+                loss = mse(y, chain(cut, x, w))
+            gradients = tape.gradient(loss, w)
+            descend(w, gradients, 2.0)
+            again = mse(y, chain(cut, x, w))
+        back = tf.where(again > loss, 1.5, 0.0)
+        for v, g in zip(w, gradients, strict=True):
+            v.assign_add(back * g)
+        return loss, again
+
+    return Loop(step, w, rows())
+
+
+@script()
+def sharpness_aware(cut: Cut) -> Loop:
+    """SAM: climb, ask again, come back, descend. Three phases."""
+    w = weights()
+
+    @cut.function
+    def step(x: Any, y: Any) -> Any:
+        with cut.program():
+            with tf.GradientTape() as tape:
+                loss = mse(y, chain(cut, x, w))
+            first = tape.gradient(loss, w)
+            norm = tf.linalg.global_norm(first)
+            climbs = [0.05 * g / (norm + 1e-8) for g in first]
+            for v, climb in zip(w, climbs, strict=True):
+                v.assign_add(climb)
+            with tf.GradientTape() as tape:
+                above = mse(y, chain(cut, x, w))
+            second = tape.gradient(above, w)
+        for v, climb in zip(w, climbs, strict=True):
+            v.assign_sub(climb)
+        descend(w, second)
+        return loss, above
+
+    return Loop(step, w, rows())
+
+
+# ---------------------------------------------------------------------- accumulation by hand
+@script()
+def accumulated_under_cond(cut: Cut) -> Loop:
+    w = weights()
+    sums = [tf.Variable(tf.zeros_like(v), trainable=False) for v in w]
+    count = tf.Variable(0, dtype=tf.int64)
+
+    @cut.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            loss = mse(y, chain(cut, x, w))
+        for total, gradient in zip(sums, tape.gradient(loss, w), strict=True):
+            total.assign_add(gradient)
+        count.assign_add(1)
+
+        def apply() -> Any:
+            descend(w, [total / 2.0 for total in sums])
+            for total in sums:
+                total.assign(tf.zeros_like(total))
+            return tf.constant(1)
+
+        return loss, tf.cond(tf.equal(count % 2, 0), apply, lambda: tf.constant(0))
+
+    return Loop(step, [*w, *sums, count], rows(4))
+
+
+@script(rarely=True)
+def accumulated_under_autograph(cut: Cut) -> Loop:
+    """The same with Python's `if`, which AutoGraph turns into a cond."""
+    w = weights()
+    sums = [tf.Variable(tf.zeros_like(v), trainable=False) for v in w]
+    count = tf.Variable(0)
+
+    @cut.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            loss = mse(y, chain(cut, x, w))
+        gradients = tape.gradient(loss, w)
+        for n in range(3):
+            sums[n].assign_add(gradients[n])
+        count.assign_add(1)
+        if count % 3 == 0:
+            for n in range(3):
+                w[n].assign_sub(0.1 * sums[n] / 3.0)
+                sums[n].assign(tf.zeros_like(sums[n]))
+        return loss
+
+    return Loop(step, [*w, *sums, count], rows(4))
+
+
+@script()
+def accumulated_by_python(cut: Cut) -> Loop:
+    """A Python flag, which retraces: two programs over the same variables."""
+    w = weights()
+    sums = [tf.Variable(tf.zeros_like(v), trainable=False) for v in w]
+
+    @cut.function
+    def step(x: Any, y: Any, apply: bool) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            loss = mse(y, chain(cut, x, w))
+        for total, gradient in zip(sums, tape.gradient(loss, w), strict=True):
+            total.assign_add(gradient)
+        if apply:
+            descend(w, [total / 2.0 for total in sums])
+            for total in sums:
+                total.assign(tf.zeros_like(total))
+        return loss
+
+    return Loop(step, [*w, *sums], [(*batch, n % 2 == 1) for n, batch in enumerate(rows(4))])
+
+
+@script(rarely=True)
+def accumulated_in_two_functions(cut: Cut) -> Loop:
+    """One function gathers, another, without a batch, applies; a Python loop calls both."""
+    w = weights()
+    sums = [tf.Variable(tf.zeros_like(v), trainable=False) for v in w]
+
+    @cut.function
+    def gather(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            loss = mse(y, chain(cut, x, w))
+        for total, gradient in zip(sums, tape.gradient(loss, w), strict=True):
+            total.assign_add(gradient)
+        return loss
+
+    @tf.function
+    def apply() -> None:
+        descend(w, [total / 2.0 for total in sums])
+        for total in sums:
+            total.assign(tf.zeros_like(total))
+
+    def step(batches: Any) -> Any:
+        losses = [gather(*batch) for batch in batches]
+        apply()
+        return losses
+
+    four = rows(4)
+    return Loop(step, [*w, *sums], [(four[:2],), (four[2:],)])
+
+
+@script()
+def accumulated_in_one_step(cut: Cut) -> Loop:
+    """Two tapes over two halves of what the step is given, added up, applied once."""
+    w = weights()
+
+    @cut.function
+    def step(pairs: Any) -> Any:
+        sums, losses = None, []
+        with cut.program():
+            for x, y in pairs:
+                with tf.GradientTape() as tape:
+                    loss = mse(y, chain(cut, x, w))
+                gradients = tape.gradient(loss, w)
+                sums = gradients if sums is None else [a + b for a, b in zip(sums, gradients, strict=True)]
+                losses.append(loss)
+        descend(w, [total / 2.0 for total in sums])
+        return losses
+
+    four = rows(6)
+    return Loop(step, w, [(four[n : n + 2],) for n in (0, 2, 4)])
+
+
+@script(micro=(1,))
+def gradient_in_a_cond(cut: Cut) -> Loop:
+    """The tape is asked inside a branch."""
+    w = weights()
+
+    @cut.function
+    def step(x: Any, y: Any, train: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            loss = mse(y, chain(cut, x, w))
+        gradients = tf.cond(train, lambda: tape.gradient(loss, w), lambda: [tf.zeros_like(v) for v in w])
+        descend(w, gradients)
+        return loss, gradients
+
+    return Loop(step, w, [(*batch, tf.constant(n != 1)) for n, batch in enumerate(rows())])
+
+
+@script()
+def update_in_a_branch(cut: Cut) -> Loop:
+    """All of the update under AutoGraph's `if`."""
+    w, count = weights(), tf.Variable(0)
+
+    @cut.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            loss = mse(y, chain(cut, x, w))
+        gradients = tape.gradient(loss, w)
+        if loss > 1.0:
+            for v, g in zip(w, gradients):  # noqa: B905 - AutoGraph converts it as it is
+                v.assign_sub(0.1 * g)
+        else:
+            count.assign_add(1)
+        return loss
+
+    return Loop(step, [*w, count], rows())

@@ -1,0 +1,161 @@
+"""Models whose code knows nothing of clusters, each with a map that places its layers and what to train it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.parity.zoo import data, optimizer
+from whale_nebula.strategies import by_parameters, halves
+
+layers = keras.layers
+BOTH = ["gpu", "npu"]
+Map = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Script:
+    """A builder, a map (or what makes one of a model), and the arguments of `fit`."""
+
+    build: Callable[[], Any]
+    places: Map | Callable[[Any], Map]
+    x: np.ndarray
+    y: np.ndarray
+    micro_batches: int = 1
+
+    def model(self) -> Any:
+        """A new model, the same each time."""
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(3)
+        return self.build()
+
+    def map(self, model: Any) -> Map:
+        """Where its layers go."""
+        return self.places(model) if callable(self.places) else self.places
+
+
+def nested() -> keras.Model:
+    """A functional model in a functional one, an operator between them that is no layer, and a layer not named."""
+    inside = keras.Input((16,))
+    hidden = layers.Dense(16, activation="tanh", name="wide")(inside)
+    encoder = keras.Model(inside, layers.LayerNormalization(name="norm")(hidden) + inside, name="encoder")
+    inputs = keras.Input((8,))
+    first = encoder(layers.Dense(16, name="entry")(inputs))
+    outputs = layers.Dense(3, name="head")(first * 2.0 + layers.Dense(16, name="between")(first))
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer(global_clipnorm=0.5), "mse", metrics=["mae"])
+    return model
+
+
+def chain() -> keras.Model:
+    """A Sequential that is built by its first step."""
+    model = keras.Sequential(
+        [layers.Dense(8, activation="relu"), layers.Dropout(0.0), layers.Dense(8), layers.Dense(3)]
+    )
+    model.compile(optimizer(), "mse")
+    return model
+
+
+class Encoder(layers.Layer):
+    """Attention and two layers of one name, of which the attention makes its own when it is built."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.attention = layers.MultiHeadAttention(1, 8, name="attention")
+        self.both = [layers.Dense(8, name="dense", activation="tanh"), layers.Dense(8, name="dense")]
+
+    def call(self, x: Any) -> Any:
+        for dense in self.both:
+            x = dense(x)
+        return self.attention(x, x) + x
+
+
+class Reader(keras.Model):
+    """Embedding, encoder, GRU: subclassed, and built by its first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = layers.Embedding(20, 8, name="embedding")
+        self.encoder = Encoder(name="encoder")
+        self.gru = layers.GRU(8, name="gru")
+        self.head = layers.Dense(3, name="head")
+
+    def call(self, tokens: Any) -> Any:
+        return self.head(self.gru(self.encoder(self.embedding(tokens))))
+
+
+def reader() -> keras.Model:
+    model = Reader()
+    model.compile(optimizer(), "mse")
+    return model
+
+
+class Half(layers.Layer):
+    """A layer of its own behind one that it shares."""
+
+    def __init__(self, shared: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.shared, self.own = shared, layers.Dense(8, name="own")
+
+    def call(self, x: Any) -> Any:
+        return self.own(self.shared(x))
+
+
+def tied() -> keras.Model:
+    """One layer that stands in two others."""
+    shared, inputs = layers.Dense(8, activation="tanh", name="shared"), keras.Input((8,))
+    hidden = Half(shared, name="encoder")(inputs)
+    hidden = Half(shared, name="decoder")(hidden)
+    model = keras.Model(inputs, layers.Dense(3, name="head")(hidden))
+    model.compile(optimizer(), "mse")
+    return model
+
+
+class Pair(keras.Model):
+    """Two parts that its own `train_step` calls: the model itself is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = keras.Sequential([layers.Dense(8, activation="tanh", name="a")], name="front")
+        self.back = keras.Sequential([layers.Dense(3, name="b")], name="back")
+
+    def train_step(self, batch: Any) -> Any:
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.back(self.front(x)) - y) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def pair() -> keras.Model:
+    model = Pair()
+    model.front.build((None, 8))
+    model.back.build((None, 8))
+    model.compile(optimizer())
+    return model
+
+
+TOKENS = np.random.default_rng(5).integers(0, 20, (29, 5))
+ROWS = data(29, 8), data(29, 3, seed=1)
+
+SCRIPTS = {
+    "nested": Script(nested, {"encoder(/.*)?": "gpu", "head": "npu"}, *ROWS, micro_batches=3),
+    "parts of a nested one": Script(nested, {"entry|encoder/wide": "gpu", "encoder/norm": "npu"}, *ROWS),
+    "sequential": Script(chain, lambda model: halves(model, BOTH), *ROWS, micro_batches=3),
+    "subclassed": Script(reader, lambda model: halves(model, BOTH), TOKENS, ROWS[1], micro_batches=3),
+    "inside attention": Script(
+        reader,
+        {"embedding|encoder/dense.*": "gpu", "encoder/attention/(query|key|value)": "gpu", "gru": "npu"},
+        TOKENS,
+        ROWS[1],
+    ),
+    "tied": Script(tied, {"encoder/.*": "gpu", "decoder/.*": "npu"}, *ROWS, micro_batches=3),
+    "tied in one place": Script(tied, {"encoder/own": "gpu", "decoder/.*": "npu"}, *ROWS),
+    "called by its train_step": Script(pair, {"front/.*": "gpu", "back": "npu"}, *ROWS, micro_batches=3),
+    "by parameters": Script(pair, lambda model: by_parameters(model, BOTH), *ROWS),
+}

@@ -1,0 +1,323 @@
+"""What a map of `nb.place` may say, when it holds, and how it is refused: both sides named, and the line to change."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula import tf_private
+from whale_nebula.errors import (
+    BoundaryInBodyError,
+    NebulaError,
+    NestingError,
+    OptionError,
+    PlacementError,
+    StageOrderError,
+)
+
+layers = keras.layers
+X, Y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+HERE = re.escape(__file__)
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+def chain(*names: str) -> keras.Model:
+    """Dense layers of these names, functional."""
+    keras.utils.clear_session()
+    inputs = hidden = keras.Input((4,))
+    for name in names:
+        hidden = layers.Dense(4, name=name)(hidden)
+    model = keras.Model(inputs, layers.Dense(1, name="head")(hidden), name="chain")
+    model.compile("sgd", "mse")
+    return model
+
+
+def stages(model: Any) -> dict[str, str]:
+    return {name: stage.cluster for name, stage in nb.plan(model, X, Y).stages.items()}
+
+
+def trained(model: Any) -> tuple[str, ...]:
+    """The stages of a step that runs."""
+    model.fit(X, Y, verbose=0)
+    return tuple(nb.last_report().stages)
+
+
+class Scoped(layers.Layer):
+    """Two layers, and code of its own in the place of `body`."""
+
+    def __init__(self, body: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.one, self.two, self.body = layers.Dense(4, name="one"), layers.Dense(4, name="two"), body
+
+    def build(self, shape: Any) -> None:
+        self.one.build(shape)
+        self.two.build(shape)
+
+    def call(self, x: Any) -> Any:
+        return self.body(self, x)
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return shape
+
+
+def around(body: Any) -> keras.Model:
+    """A model of a layer with that code, and a head."""
+    keras.utils.clear_session()
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Dense(1, name="head")(Scoped(body, name="mid")(inputs)), name="around")
+    model.compile("sgd", "mse")
+    return model
+
+
+# ---------------------------------------------------------------------- what may be said
+def test_a_cluster_may_have_two_stages_if_they_are_named() -> None:
+    model = chain("a", "b")
+    nb.place(model, {"a": "gpu", "b": "npu", "head": nb.stage(cluster="gpu", name="last")})
+    assert stages(model) == {"gpu": "gpu", "npu": "npu", "last": "gpu"}
+
+
+def test_the_scopes_around_it_stand_around_its_stages() -> None:
+    model = chain("a", "b")
+    with nb.cluster(["gpu", "npu"]), nb.pipeline(4, schedule="gpipe"), nb.compress(fp16=True):
+        nb.place(model, {"a": nb.stage(name="first"), "b": nb.stage(name="second")})
+    plan = nb.plan(model, X, Y)
+    assert {name: stage.cluster for name, stage in plan.stages.items()} == {"first": "gpu", "second": "npu"}
+    assert (plan.rows, plan.schedule, plan.boundaries[0].codec) == ((2, 2, 2, 2), "gpipe", "fp16")
+
+
+def test_scopes_that_are_open_around_fit_count_too() -> None:
+    model = chain("a", "b")
+    with nb.cluster(), nb.pipeline(4):
+        nb.place(model, {"a": "gpu", "b": "npu"})
+        trained(model)
+    assert nb.last_report().micro_batches == 4
+    other = chain("a", "b")
+    nb.place(other, {"a": "gpu", "b": "npu"})
+    with nb.cluster(), nb.pipeline(2):
+        trained(other)
+    assert nb.last_report().micro_batches == 2
+
+
+def test_a_model_may_be_built_under_the_scopes_that_it_is_placed_in() -> None:
+    with nb.cluster(), nb.pipeline(2):
+        model = chain("a", "b")
+        nb.place(model, {"a": "gpu", "b": "npu"})
+    assert trained(model) == ("gpu", "npu")
+    assert nb.last_report().micro_batches == 2
+
+
+def test_layers_not_named_may_have_scopes_of_their_own() -> None:
+    def body(layer: Any, x: Any) -> Any:
+        with nb.stage(cluster="npu"):
+            return layer.two(layer.one(x))
+
+    model = around(body)
+    nb.place(model, {"head": "tpu"})
+    assert stages(model) == {"npu": "npu", "tpu": "tpu"}
+
+
+def test_the_last_word_counts_from_the_next_step_on() -> None:
+    model = chain("a", "b")
+    model.fit(X, Y, verbose=0)
+    own = type(model.train_function)
+    nb.place(model, {"a": "gpu", "b": "npu"})
+    assert trained(model) == ("gpu", "npu")
+    nb.place(model, {"a|b": "gpu", "head": "tpu"})
+    assert trained(model) == ("gpu", "tpu")
+    steps = nb.last_report().run.steps
+    nb.place(model, {})
+    model.fit(X, Y, verbose=0)
+    assert nb.last_report().run.steps == steps
+    assert type(model.train_function) is own
+
+
+def test_a_function_of_ones_own_sees_the_model_that_it_calls() -> None:
+    model = chain("a", "b")
+
+    @nb.function
+    def step(x: Any) -> Any:
+        return tf.reduce_sum(model(x))
+
+    plain = float(step(X))
+    nb.place(model, {"a": "gpu", "b": "npu"})
+    assert float(step(X)) == pytest.approx(plain)
+    assert tuple(nb.last_report().stages) == ("gpu", "npu")
+
+
+def test_a_model_around_it_is_placed_with_it() -> None:
+    inner = chain("a", "b")
+    nb.place(inner, {"a": "gpu", "b": "npu"})
+    inputs = keras.Input((4,))
+    outer = keras.Model(inputs, layers.Dense(1, name="outer")(inner(inputs)))
+    outer.compile("sgd", "mse")
+    assert trained(outer) == ("gpu", "npu")
+    nb.place(outer, {"chain/a": "tpu"})
+    with pytest.raises(PlacementError, match=r"one layer comes as 'a' under .* and as 'chain/a' under"):
+        nb.plan(outer, X, Y)
+
+
+def test_keras_is_as_it_was_after_the_trace() -> None:
+    call = tf_private.KerasLayer.__call__
+    seen = []
+
+    def body(layer: Any, x: Any) -> Any:
+        seen.append(tf_private.KerasLayer.__call__)
+        return layer.two(layer.one(x))
+
+    model = around(body)
+    nb.place(model, {"mid/one": "gpu", "head": "npu"})
+    stages(model)
+    assert seen[-1] is not call
+    assert seen[-1].__module__ == call.__module__
+    assert tf_private.KerasLayer.__call__ is call
+
+
+# ---------------------------------------------------------------------- what is refused as it is written
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [
+        ({"encoder/.*": "gpu"}, "matches 'encoder/.*'.*its layers are 'a', 'bb', 'head'"),
+        ({"heda": "gpu"}, "did you mean 'head'"),
+        ({"head/.*": "gpu"}, "did you mean 'head'. it has no layers inside"),
+        ({"b": "gpu"}, "did you mean 'bb'|a pattern must match the whole path"),
+        ({"a|bb": "gpu", "b+": "npu"}, r"layer 'bb' of 'chain' matches two patterns.*let one of them leave it out"),
+    ],
+)
+def test_patterns_that_do_not_fit_are_refused_where_they_are_written(places: Any, said: str) -> None:
+    with pytest.raises(PlacementError, match=re.compile(said, re.DOTALL)) as caught:
+        nb.place(chain("a", "bb"), places)
+    assert caught.value.where.startswith(f"{__file__}:")
+
+
+def test_a_layer_goes_with_the_one_that_holds_it() -> None:
+    model = around(lambda layer, x: layer.two(layer.one(x)))
+    with pytest.raises(PlacementError, match=r"'mid/one' of 'around' comes under .* and 'mid', which holds it, under"):
+        nb.place(model, {"mid": "gpu", "mid/one": "npu"})
+    nb.place(model, {"mid": "gpu", "mid/one": "gpu", "head": "npu"})
+    assert list(stages(model)) == ["gpu", "npu"]
+
+
+@pytest.mark.parametrize("model", ["model", tf.Module(), X])
+def test_only_a_keras_model_has_layers(model: Any) -> None:
+    with pytest.raises(OptionError, match="takes a Keras model"):
+        nb.place(model, {"a": "gpu"})
+
+
+def test_a_pattern_that_nothing_can_match_yet_waits_for_the_first_step() -> None:
+    class Late(keras.Model):
+        def build(self, shape: Any) -> None:
+            self.made = layers.Dense(1, name="made")
+            super().build(shape)
+
+        def call(self, x: Any) -> Any:
+            return self.made(x)
+
+    model = Late()
+    model.compile("sgd", "mse")
+    nb.place(model, {"made": "gpu"})
+    assert trained(model) == ("gpu",)
+    other = Late(name="late")
+    other.compile("sgd", "mse")
+    nb.place(other, {"mead": "gpu"})
+    with pytest.raises(PlacementError, match="no layer of 'late' matches 'mead'") as caught:
+        trained(other)
+    assert "did you mean 'made'" in caught.value.mend
+
+
+# ---------------------------------------------------------------------- what is refused as a step is planned
+def in_stage(layer: Any, x: Any) -> Any:
+    with nb.stage(cluster="gpu"):
+        return layer.one(x)
+
+
+def in_pipeline(layer: Any, x: Any) -> Any:
+    with nb.pipeline(2):
+        return layer.two(layer.one(x))
+
+
+def in_loop(layer: Any, x: Any) -> Any:
+    return layer.two(tf.while_loop(lambda n, x: n < 2, lambda n, x: (n + 1, layer.one(x)), [0, x])[1])
+
+
+def test_a_scope_in_a_placed_layer_names_both() -> None:
+    model = around(in_stage)
+    nb.place(model, {"mid": "npu"})
+    with pytest.raises(NestingError, match=rf"code of layer 'mid', which nb.place at {HERE}:\d+ gives to 'npu'"):
+        nb.plan(model, X, Y)
+
+
+def test_a_scope_around_a_placed_layer_names_both() -> None:
+    model = around(in_stage)
+    nb.place(model, {"mid/one": "npu"})
+    with pytest.raises(PlacementError, match=rf"'mid/one', which comes under .* inside nb.stage at {HERE}:\d+"):
+        nb.plan(model, X, Y)
+
+
+def test_a_model_that_was_built_in_stages_is_not_placed_again() -> None:
+    with nb.cluster(), nb.stage(cluster="gpu"):
+        model = chain("a", "b")
+    nb.place(model, {"a": "npu"})
+    with pytest.raises(PlacementError, match=rf"'a', which comes under .* inside nb.stage at {HERE}:\d+"):
+        nb.plan(model, X, Y)
+
+
+def test_two_pipelines_around_a_placed_layer_are_one_too_many() -> None:
+    model = around(in_pipeline)
+    nb.place(model, {"mid/one": "gpu", "head": "npu"})
+    assert len(nb.plan(model, X, Y).rows) == 2
+    with nb.pipeline(4):
+        nb.place(model, {"mid/one": "gpu", "head": "npu"})
+    with pytest.raises(PlacementError, match=r"nb.place stands inside nb.pipeline at .* and layer 'mid/one' inside"):
+        nb.plan(model, X, Y)
+
+
+def test_a_layer_in_a_loop_is_not_placed_alone() -> None:
+    model = around(in_loop)
+    nb.place(model, {"mid/one": "gpu"})
+    with pytest.raises(BoundaryInBodyError, match="layer 'mid/one'") as caught:
+        nb.plan(model, X, Y)
+    assert caught.value.mend == "place what is around it: 'mid'"
+    nb.place(model, {"mid(/.*)?": "gpu", "head": "npu"})
+    assert list(stages(model)) == ["gpu", "npu"]
+
+
+def test_a_placed_layer_is_not_called_inside_another_stage() -> None:
+    shared = layers.Dense(4, name="shared")
+    shared.build((None, 4))
+    model = around(lambda layer, x: shared(x))
+    model.mid = model.get_layer("mid")
+    other = keras.Sequential([keras.Input((4,)), shared], name="other")
+    nb.place(model, {"mid": "gpu"})
+    nb.place(other, {"shared": "npu"})
+    with pytest.raises(PlacementError, match=r"'shared', which comes under .* inside layer 'mid', which comes under"):
+        nb.plan(model, X, Y)
+
+
+def test_back_to_an_earlier_stage_names_layers_and_patterns(recwarn: pytest.WarningsRecorder) -> None:
+    model = chain("a", "b")
+    nb.place(model, {"a": "gpu", "b": "npu", "head": "gpu"})
+    with pytest.raises(StageOrderError) as caught:
+        nb.plan(model, X, Y)
+    assert "layer 'head' to 'gpu' by 'head' and layer 'b' to 'npu' by 'b'" in caught.value.why
+    assert "name='gpu_2') in the map of nb.place" in caught.value.mend
+    assert not [warning for warning in recwarn if "Gradients do not exist" in str(warning.message)]
+
+
+def test_an_error_leaves_keras_as_it_was() -> None:
+    call = tf_private.KerasLayer.__call__
+    model = chain("a")
+    nb.place(model, {"a": "gpu", "head": "npu"})
+    with pytest.raises((NebulaError, ValueError)):
+        nb.plan(model, np.ones((8, 9), "float32"), Y)
+    assert tf_private.KerasLayer.__call__ is call

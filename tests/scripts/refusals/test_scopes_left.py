@@ -1,0 +1,195 @@
+"""Scopes that are left in strange ways: by exceptions, out of order, by generators, in other threads, after a fork."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.scripts.refusals.telling import fit, functional, marked, sub, told
+from whale_nebula import tf_private
+from whale_nebula.errors import NestingError, StateError
+from whale_nebula.scopes import eager, open_frames
+
+layers = keras.layers
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever a test did, no scope is open after it, and nothing of Keras is hooked."""
+    monkeypatch.setattr(eager, "running", lambda: None)  # that eager code runs uncut is another story
+    hooked = tf_private.KerasNode.__init__
+    yield
+    assert open_frames() == ()
+    assert tf_private.KerasNode.__init__ is hooked
+
+
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt, GeneratorExit])
+def test_an_exception_closes_what_is_open(error: type[BaseException]) -> None:
+    with pytest.raises(error), nb.cluster(), nb.pipeline(2), nb.stage(cluster="a"):
+        raise error
+
+
+def test_an_exception_in_a_step_leaves_it_as_it_was() -> None:
+    broken = [True]
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster():
+            with nb.stage(cluster="a"):
+                x = x * 2.0
+            with nb.stage(cluster="b"):
+                if broken[0]:
+                    raise RuntimeError("mine")
+                return x + 1.0
+
+    with pytest.raises(RuntimeError, match="mine"):
+        step(tf.ones([2]))
+    assert open_frames() == ()
+    assert tf.GradientTape.gradient.__module__.startswith("tensorflow")
+    broken[0] = False
+    assert step(tf.ones([2])).numpy().tolist() == [3.0, 3.0]
+
+
+def test_a_scope_that_is_closed_too_early_is_told_once_and_leaves_nothing_open() -> None:
+    outer, inner = nb.cluster(), nb.stage(cluster="b")
+    outer.__enter__()
+    inner.__enter__()  # mark: inner
+    said = ("while another scope is open inside it", marked("inner"))
+    told(NestingError, lambda: outer.__exit__(None, None, None), *said, at=__file__)
+    assert open_frames() == ()
+    inner.__exit__(None, None, None)
+    with nb.cluster(), nb.stage(cluster="a"):
+        assert len(open_frames()) == 2
+
+
+def test_a_generator_that_holds_a_scope_open_is_named() -> None:
+    def batches() -> Iterator[int]:
+        with nb.stage(cluster="a"):  # mark: generator
+            yield 1
+
+    generator = batches()
+    next(generator)
+
+    def enter() -> None:
+        with nb.stage(cluster="b"):
+            pass
+
+    told(NestingError, enter, "is still open", "a generator that has yielded", marked("generator"), at=__file__)
+    generator.close()
+    enter()
+
+
+def test_a_generator_that_is_used_up_is_no_trouble() -> None:
+    def places() -> Iterator[None]:
+        for cluster in ("a", "b"):
+            with nb.stage(cluster=cluster):
+                yield
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster():
+            for _ in places():
+                x = x * 2.0
+        return x
+
+    assert step(tf.ones([2])).numpy().tolist() == [4.0, 4.0]
+    assert list(nb.last_report().stages) == ["a", "b"]
+
+
+def test_a_scope_is_open_in_its_own_thread_only() -> None:
+    with ThreadPoolExecutor(1) as pool, nb.cluster(), nb.stage(cluster="a"):
+        assert pool.submit(open_frames).result() == ()
+        other = nb.stage(cluster="b")
+        pool.submit(other.__enter__).result()
+        told(NestingError, lambda: other.__exit__(None, None, None), "another context", at=__file__)
+        pool.submit(other.__exit__, None, None, None).result()
+        assert pool.submit(open_frames).result() == ()
+
+
+def together(*works: Callable[[], Any]) -> list[Any]:
+    """Run works at the same time, as far as they can be."""
+    barrier = threading.Barrier(len(works))
+
+    def start(work: Callable[[], Any]) -> Any:
+        barrier.wait(30.0)
+        return work()
+
+    with ThreadPoolExecutor(len(works)) as pool:
+        return [future.result(240.0) for future in [pool.submit(start, work) for work in works]]
+
+
+def test_models_that_are_built_at_once_keep_their_scopes() -> None:
+    def build() -> keras.Model:
+        inputs = keras.Input((4,))
+        with nb.cluster():
+            with nb.stage(cluster="a"):
+                hidden = layers.Dense(4)(inputs)
+            with nb.stage(cluster="b"):
+                outputs = layers.Dense(2)(hidden)
+        return keras.Model(inputs, outputs)
+
+    for model in together(*[build] * 4):
+        assert sorted(nb.plan(model, np.ones((2, 4), "float32")).stages) == ["a", "b"]
+
+
+def test_models_that_train_at_once_learn_what_they_learn_alone() -> None:
+    models = [sub(), functional(micro=2), sub(scoped=False), functional(scoped=False)]
+    histories = together(*[lambda model=model: fit(model, rows=24) for model in models])
+    for cut, uncut in ((0, 2), (1, 3)):
+        np.testing.assert_allclose(histories[cut]["loss"], histories[uncut]["loss"], rtol=2e-5)
+        for one, other in zip(models[cut].get_weights(), models[uncut].get_weights(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+
+def test_one_step_that_two_threads_call_runs_once_after_the_other() -> None:
+    total = tf.Variable(0.0)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster():
+            with nb.stage(cluster="a"):
+                x = x * 2.0
+            with nb.stage(cluster="b"):
+                added = tf.reduce_sum(x)
+        total.assign_add(added)
+        return added
+
+    together(*[lambda: [step(tf.ones([2])) for _ in range(5)]] * 3)
+    assert float(total) == 3 * 5 * 4.0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_process_that_was_forked_when_tensorflow_ran_already() -> None:
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster(), nb.stage(cluster="a"):
+            return x * 2.0
+
+    x = tf.ones([2])
+    step(x)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:  # nothing of TensorFlow's may run here: its threads are not copied
+        try:
+            step(x)
+        except StateError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    assert "NB-305 this process was forked" in text
+    assert __file__ in text
+    assert 'get_context("spawn")' in text
+    assert step(x).numpy().tolist() == [2.0, 2.0], "the first process goes on"

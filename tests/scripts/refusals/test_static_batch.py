@@ -1,0 +1,129 @@
+"""A batch size that is baked into the model: said before training starts, with the op, the line and what to write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.scripts.refusals.telling import ROWS, WIDTH, fit, marked, same_training, sub, told
+from whale_nebula.errors import BatchCoupledError, StageFailedError, StaticBatchError
+
+
+def reshaped(x: Any) -> Any:
+    return tf.reshape(x, [ROWS, -1])  # mark: reshape
+
+
+def reshaped_by_keras(x: Any) -> Any:
+    return keras.ops.reshape(x, (ROWS, WIDTH))  # mark: keras
+
+
+def concatenated(x: Any) -> Any:
+    return tf.concat([x, tf.zeros([ROWS, WIDTH])], 1)[:, :WIDTH]  # mark: concat
+
+
+def added(x: Any) -> Any:
+    return x + tf.ones([ROWS, WIDTH])  # mark: add
+
+
+def unstacked(x: Any) -> Any:
+    return tf.stack(tf.unstack(x, ROWS))  # mark: unstack
+
+
+def split_by_sizes(x: Any) -> Any:
+    return tf.concat(tf.split(x, [ROWS // 2, ROWS // 2]), 0)  # mark: sizes
+
+
+@pytest.mark.parametrize(
+    ("middle", "mark", "mend"),
+    [
+        (reshaped, "reshape", f"tf.reshape(x, [-1, {WIDTH}])"),
+        (reshaped_by_keras, "keras", f"tf.reshape(x, [-1, {WIDTH}])"),
+        (concatenated, "concat", f"tf.zeros([tf.shape(x)[0], {WIDTH}])"),
+        (added, "add", f"tf.zeros([tf.shape(x)[0], {WIDTH}])"),
+        (unstacked, "unstack", "tf.map_fn"),
+        (split_by_sizes, "sizes", "axis=1"),
+    ],
+)
+def test_micro_batches_find_a_constant_batch_size(middle: Any, mark: str, mend: str) -> None:
+    places = {name: marked(name) for name in ("reshape", "keras", "concat", "add", "unstack", "sizes")}
+    told(StaticBatchError, lambda: fit(sub(middle, micro=2)), str(ROWS), "baked in", mend, at=places[mark])
+
+
+def test_a_constant_batch_size_that_fits_is_no_mistake() -> None:
+    """One micro-batch of as many rows as it says: as in the original, nothing is wrong with it."""
+
+    def all_of_them(x: Any) -> Any:
+        return added(concatenated(reshaped_by_keras(x)))
+
+    same_training(sub(all_of_them), sub(all_of_them, scoped=False))
+
+
+def test_what_it_leaves_unknown_is_blamed_on_the_reshape() -> None:
+    """The number of rows is None, so [8, -1] gives a last axis that is None, and the next layer cannot be built."""
+    text = f"rows are reshaped to [{ROWS}, -1]"
+    told(StaticBatchError, lambda: fit(sub(reshaped)), text, f"[-1, {WIDTH}]", at=marked("reshape"))
+
+
+def test_a_last_batch_with_fewer_rows_names_the_reshape_whatever_failed_first() -> None:
+    model = sub(reshaped_by_keras)
+    mend = f"tf.reshape(x, [-1, {WIDTH}]) at {marked('keras')}, where the batch size {ROWS} is baked in"
+    told(StageFailedError, lambda: fit(model, rows=ROWS + 3), "stage 'b'", "cluster 'b'", mend)
+
+
+def test_a_reshape_that_merges_rows_couples_them() -> None:
+    """[4, 8] of eight rows of four: -1 would not mend it."""
+    merged = sub(lambda x: tf.reshape(tf.reshape(x, [ROWS // 2, 2 * WIDTH]), [-1, WIDTH]), micro=2)
+    told(BatchCoupledError, lambda: fit(merged), "fixed shape", "micro_batch=1", at=__file__)
+
+
+def times_rows(x: Any) -> Any:
+    return x * x.shape[0]  # mark: product
+
+
+def zeros_alike(x: Any) -> Any:
+    return x + tf.zeros(x.shape)  # mark: zeros
+
+
+def row_by_row(x: Any) -> Any:
+    return tf.stack([x[row] for row in range(x.shape[0])])  # mark: range
+
+
+def unstacked_freely(x: Any) -> Any:
+    return tf.stack(tf.unstack(x))  # mark: free
+
+
+@pytest.mark.parametrize(
+    ("middle", "mark", "mend"),
+    [
+        (times_rows, "product", "tf.shape(x)[0]"),
+        (zeros_alike, "zeros", "tf.shape(x)[0]"),
+        (row_by_row, "range", "tf.shape(x)[0]"),
+        (unstacked_freely, "free", "tf.map_fn"),
+    ],
+)
+@pytest.mark.parametrize("micro", [1, 2])
+def test_python_that_reads_the_number_of_rows(middle: Any, mark: str, mend: str, micro: int) -> None:
+    places = {name: marked(name) for name in ("product", "zeros", "range", "free")}
+    told(StaticBatchError, lambda: fit(sub(middle, micro)), "None", mend, at=places[mark])
+
+
+def test_in_a_custom_loop_it_is_the_same() -> None:
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster(), nb.stage(cluster="a"):
+            return x * x.shape[0]  # mark: loop
+
+    told(StaticBatchError, lambda: step(tf.ones([2, 2])), "tf.shape(x)[0]", at=marked("loop"))
+
+
+def test_an_error_of_the_users_about_shapes_is_the_users() -> None:
+    def picky(x: Any) -> Any:
+        raise ValueError(f"I want no shape like {x.shape}")
+
+    with pytest.raises(ValueError, match="I want no shape like") as caught:
+        fit(sub(picky))
+    assert type(caught.value) is ValueError

@@ -1,0 +1,83 @@
+"""A TensorFlow or Keras outside the supported range, and Keras on another backend: told at first use, by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from whale_nebula.supported import RANGES, in_range
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = """
+import keras, numpy as np, tensorflow as tf
+import whale_nebula as nb
+
+def scoped():
+    with nb.stage(cluster="a"):  # mark: scope
+        pass
+
+def attempt(module, name, value, use):
+    before = getattr(module, name)
+    setattr(module, name, value)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+    try:
+        use()
+    except nb.errors.NebulaError as error:
+        print(error, end="\\n--\\n")
+    setattr(module, name, before)
+
+attempt(tf, "__version__", "2.14.1", scoped)
+attempt(keras, "__version__", "3.16.0", scoped)
+attempt(keras.config, "backend", lambda: "jax", scoped)
+attempt(tf, "__version__", "2.9.0", lambda: nb.function(scoped))
+scoped()
+print("goes on")
+"""
+SAID = (
+    ("NB-501 TensorFlow 2.14.1 is not supported", "from 2.21 up to", 'pip install "tensorflow>=2.21,<2.22"'),
+    ("NB-501 Keras 3.16.0 is not supported", "from 3.15 up to", '"keras>=3.15,<3.16"'),
+    ("NB-206 Keras runs on jax", "a graph that TensorFlow traced", "KERAS_BACKEND=tensorflow"),
+    ("NB-501 TensorFlow 2.9.0 is not supported", "reads inner parts of TensorFlow", "pip install"),
+)
+
+
+def test_ranges_are_those_of_the_package() -> None:
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert {f"{name}>={low},<{high}" for name, (low, high) in RANGES.items()} <= set(wanted)
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [("2.21.0", True), ("2.21.9-rc1", True), ("2.22.0-dev1", False), ("2.3.1", False), ("3.0", False)],
+)
+def test_in_range(version: str, fits: bool) -> None:
+    assert in_range("tensorflow", version) is fits
+
+
+def test_what_does_not_fit_is_told_where_it_is_first_used(tmp_path: Path) -> None:
+    """At a scope, and at nb.function. A model without scopes is none of our business, whatever it runs on."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-Wignore", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    *messages, last = done.stdout.split("--\n")
+    assert last == "goes on\n", done.stderr
+    for message, said in zip(messages, SAID, strict=True):
+        what, why, mend = message.splitlines()
+        assert what.startswith(said[0])
+        assert f"({script}:" in what
+        assert said[1] in why
+        assert said[2] in mend
+    scope = SCRIPT.splitlines().index('    with nb.stage(cluster="a"):  # mark: scope') + 1
+    assert all(f"train.py:{scope})" in message for message in messages[:3])
+
+
+def test_importing_asks_for_nothing() -> None:
+    code = "import sys, whale_nebula; sys.exit('tensorflow' in sys.modules or 'whale_nebula.supported' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

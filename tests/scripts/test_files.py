@@ -1,0 +1,84 @@
+"""What one plan saved, another plan or none goes on with, weights and optimizer, as if nothing had happened.
+
+Seeds are not in Keras's files, whoever writes them: a loaded model's dropout begins anew, under a plan and without.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+from tests.parity.zoo import Cut, data
+
+CUTS = {"none": Cut(0), "two": Cut(2, 1), "two cut": Cut(2, 2), "three": Cut(3, 1)}
+X, Y = data(24, 6), data(24, 3, seed=1)
+
+
+def built(cut: Cut, seed: int) -> Any:
+    """The same model under a plan or none; only what is loaded makes it the same."""
+    keras.utils.set_random_seed(seed)
+    inputs = keras.Input((6,))
+    with cut.program():
+        with cut.at(0):
+            hidden = keras.layers.Dense(8, activation="tanh", name="first")(inputs)
+        with cut.at(1):
+            hidden = keras.layers.Dense(8, activation="gelu", name="second")(hidden)
+        with cut.at(2):
+            outputs = keras.layers.Dense(3, name="third")(hidden)
+    model = keras.Model(inputs, outputs, name="filed")
+    model.compile(keras.optimizers.AdamW(0.01), "mse", metrics=["mae"])
+    return model
+
+
+def trained(model: Any) -> dict[str, list[float]]:
+    return model.fit(X, Y, batch_size=8, epochs=1, shuffle=False, verbose=0).history
+
+
+def held(model: Any) -> list[np.ndarray]:
+    """Weights, and what the optimizer holds."""
+    return [np.array(v) for v in [*model.variables, *model.optimizer.variables]]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    """A saved model says that its scopes are not in the file; other tests hear that."""
+    nb.shutdown()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", nb.errors.NebulaWarning)
+        yield
+    nb.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("none", "two"), ("two", "none"), ("two cut", "three"), ("three", "two")]
+)
+def test_weights_go_from_plan_to_plan(before: str, after: str, tmp_path: Path) -> None:
+    """The second goes on where the first was."""
+    first, second, uncut = built(CUTS[before], 1), built(CUTS[after], 2), built(CUTS["none"], 1)
+    trained(first)
+    first.save_weights(tmp_path / "model.weights.h5")
+    trained(second)  # builds the optimizer, and makes it another model
+    second.load_weights(tmp_path / "model.weights.h5")
+    trained(uncut)
+    expected, found = trained(uncut), trained(second)
+    assert {key: pytest.approx(values, rel=1e-5) for key, values in expected.items()} == found
+    for a, b in zip(held(uncut), held(second), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("before", ["two cut", "three"])
+def test_a_saved_model_is_the_uncut_one(before: str, tmp_path: Path) -> None:
+    model = built(CUTS[before], 1)
+    trained(model)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for a, b in zip(held(model), held(loaded), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert [layer.name for layer in loaded.layers] == [layer.name for layer in model.layers]
+    assert {k: pytest.approx(v, rel=1e-5) for k, v in trained(model).items()} == trained(loaded)

@@ -1,0 +1,127 @@
+"""A user's script on a terminal: what is seen of it while it trains and afterwards, and that Keras's bar is its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.unit.report.terminal import Terminal
+from whale_nebula.cli.main import main
+from whale_nebula.report import Report
+
+DEADLINE = 120.0
+STEPS, EPOCHS = 4, 2
+
+SCRIPT = """
+import keras, numpy as np, sys
+import whale_nebula as nb
+
+nb.init(links="100mbit,1ms", show="live", metrics="run.jsonl", tensorboard="logs")
+inputs = keras.Input((8,))
+with nb.cluster(), nb.pipeline(micro_batch=2):
+    with nb.stage(cluster="gpu"):
+        hidden = keras.layers.Dense(16)(inputs)
+    with nb.stage(cluster="npu"):
+        outputs = keras.layers.Dense(1)(hidden)
+model = keras.Model(inputs, outputs, name="taught")
+model.compile("sgd", "mse")
+x = np.ones((32, 8), "float32")
+model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=1)
+nb.last_report().save("step.json")
+nb.last_report().save_trace("trace.json")
+print("that was it")
+"""
+
+
+class Ended(NamedTuple):
+    """What the script left: a folder, what it wrote to the terminal, and how that looked at the end."""
+
+    folder: Path
+    written: str
+    shown: list[str]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    folder = tmp_path_factory.mktemp("seeing")
+    (folder / "train.py").write_text(textwrap.dedent(SCRIPT))
+    leader, follower = os.openpty()
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "COLUMNS": "110", "LINES": "40", "TERM": "xterm"}
+    with (folder / "stderr").open("wb") as stderr:
+        script = subprocess.Popen(
+            [sys.executable, "train.py"], cwd=folder, stdout=follower, stderr=stderr, env=os.environ | quiet
+        )
+    os.close(follower)
+    written = _all(leader)
+    assert script.wait(DEADLINE) == 0, (folder / "stderr").read_text()
+    terminal = Terminal()
+    terminal.write(written)
+    return Ended(folder, written, terminal.shown)
+
+
+def _all(leader: int) -> str:
+    """What is written until the script has ended, which a pseudo-terminal tells by an error."""
+    found, limit = b"", time.monotonic() + DEADLINE
+    while time.monotonic() < limit:
+        try:
+            more = os.read(leader, 65536)
+        except OSError:
+            more = b""
+        if not more:
+            break
+        found += more
+    os.close(leader)
+    return found.decode().replace("\r\n", "\n")
+
+
+def test_keras_shows_its_bar_as_ever(ended: Ended) -> None:
+    bars = [line for line in ended.shown if line.startswith(f"{STEPS}/{STEPS} ")]
+    assert len(bars) == EPOCHS
+    assert [line for line in ended.shown if line.startswith("Epoch")] == ["Epoch 1/2", "Epoch 2/2"]
+    # from a bar's first letter to the end of its line nobody else moves the cursor up
+    for epoch in ended.written.split("Epoch ")[1:]:
+        bar = epoch.split("\n", 1)[1].split(f"{STEPS}/{STEPS}")[0]
+        first = bar.index(f"/{STEPS}")
+        assert "\x1b[1A" not in bar[first:]
+
+
+def test_the_last_step_stays_below(ended: Ended) -> None:
+    (title,) = [number for number, line in enumerate(ended.shown) if line.startswith("taught.train_step, step ")]
+    assert ended.shown[title].startswith(f"taught.train_step, step {STEPS * EPOCHS} ─")
+    assert ended.shown[title - 1] == "that was it"
+    below = " ".join(ended.shown[title:])
+    for part in ("loss ", "steps/s", "gpu ", "npu ", "gpu->npu", "npu->gpu"):
+        assert part in below
+    assert below.endswith(Report.load(ended.folder / "step.json").bottleneck)
+
+
+def test_every_step_is_a_line_of_the_metrics(ended: Ended) -> None:
+    lines = [json.loads(line) for line in (ended.folder / "run.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, STEPS * EPOCHS + 1))
+    assert all(line["scalars"].keys() == {"loss"} for line in lines)
+    assert [line["predicted"] is None for line in lines[:3]] == [True, True, False]
+    assert lines[-1]["run"]["links"]["gpu->npu"]["bytes"] == sum(line["links"]["gpu->npu"]["bytes"] for line in lines)
+
+
+def test_the_command_line_shows_them(ended: Ended, capsys: pytest.CaptureFixture) -> None:
+    assert main(["show", "--report", str(ended.folder / "run.jsonl")]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"taught.train_step in local/0: {STEPS * EPOCHS} steps, ")
+    assert "  bottleneck: stage " in said
+    assert main(["show", "--report", str(ended.folder / "step.json")]) == 0
+    assert capsys.readouterr().out == f"{Report.load(ended.folder / 'step.json')}\n"
+
+
+def test_the_trace_and_the_event_files_are_there(ended: Ended) -> None:
+    trace = json.loads((ended.folder / "trace.json").read_text())
+    names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
+    assert names == {"once a step", "stage gpu", "stage npu", "link gpu->npu", "link npu->gpu"}
+    assert len(list((ended.folder / "logs").glob("events.out.tfevents.*"))) == 1

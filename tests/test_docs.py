@@ -1,0 +1,85 @@
+"""The documentation is true: its links lead somewhere, its programs run, every error has its section, and it builds."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from whale_nebula import errors
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
+def anchors(text: str) -> set[str]:
+    """The names that headings can be linked by."""
+    heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", CODE.sub("", page.read_text())):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        found = (page.parent / name).resolve() if name else page
+        if not found.exists() or (anchor and anchor not in anchors(found.read_text())):
+            broken.append(target)
+    assert broken == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text() + (DOCS / "decisions.md").read_text()
+    own = [str(page.relative_to(DOCS)) for page in PAGES if page.name != "0000-template.md"]
+    assert [name for name in own if name not in navigation] == []
+
+
+def test_every_error_has_its_section() -> None:
+    codes = {
+        thing.code for thing in vars(errors).values() if isinstance(thing, type) and issubclass(thing, Exception)
+    }
+    sections = re.findall(r"^## (NB-\d+)\n`(\w+)`", (DOCS / "failures.md").read_text(), re.MULTILINE)
+    assert sorted(code for code, _ in sections) == sorted(codes)
+    assert {code: getattr(errors, name).code for code, name in sections} == {code: code for code, _ in sections}
+
+
+def test_every_name_of_the_reference_exists() -> None:
+    names = [name for page in PAGES for name in re.findall(r"^::: ([\w.]+)", page.read_text(), re.MULTILINE)]
+    assert names
+    for name in names:
+        module, _, thing = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), thing), name
+
+
+def test_the_five_minutes_run(tmp_path: Path) -> None:
+    """All programs of the first page, one after another, as a newcomer pastes them."""
+    program = "\n".join(CODE.findall((DOCS / "index.md").read_text()))
+    (tmp_path / "train.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning:__main__", "train.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "stage gpu" in done.stdout
+
+
+def test_the_pictures_of_schedules_are_what_is_drawn() -> None:
+    from whale_nebula.schedule import picture
+
+    page = (DOCS / "how-a-step-crosses.md").read_text()
+    for name in ("gpipe", "1f1b", "eager-1f1b"):
+        assert picture(name, stages=2, micro_batches=4, seconds=1.0, width=90) in page, name
+
+
+def test_the_site_builds(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "NB-101" in (tmp_path / "site" / "failures.html").read_text()

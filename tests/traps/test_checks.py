@@ -1,0 +1,114 @@
+"""What a step asserts is asserted of each micro-batch, before anything is updated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.errors import StageFailedError
+
+X = np.arange(6, dtype="float32")
+Check = Callable[[Any, Any, Any], Any]
+
+
+def loop(check: Check, micro: int = 3) -> tuple[Any, list[tf.Variable]]:
+    """A step of two stages that checks its input, what the first stage gives, and its loss."""
+    variables = [tf.Variable(2.0), tf.Variable(3.0)]
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(micro):
+            with nb.stage(cluster="a"):
+                hidden = x * variables[0]
+            with nb.stage(cluster="b"):
+                loss = tf.reduce_mean((hidden * variables[1]) ** 2)
+                checked = check(x, hidden, loss)
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(1e-3 * gradient)
+        return loss, checked
+
+    return step, variables
+
+
+def asserts(assertion: Callable[..., Any], choose: Callable[..., Any], limit: float) -> Check:
+    def check(x: Any, hidden: Any, loss: Any) -> None:
+        assertion(choose(x, hidden, loss), limit)
+
+    return check
+
+
+def loss_itself(x: Any, hidden: Any, loss: Any) -> Any:
+    return loss
+
+
+def plain_assert(value: Any, limit: float) -> None:
+    tf.debugging.Assert(value < limit, [value])
+
+
+FAILING: dict[str, Check] = {
+    "loss": asserts(tf.debugging.assert_less, loss_itself, 1.0),
+    "Assert": asserts(plain_assert, loss_itself, 1.0),
+    "root": asserts(tf.debugging.assert_less, lambda x, hidden, loss: tf.sqrt(loss), 1.0),
+    "sum": asserts(tf.debugging.assert_less, lambda x, hidden, loss: tf.reduce_sum(hidden), 1.0),
+    "rows": asserts(tf.debugging.assert_less, lambda x, hidden, loss: hidden, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_failing_check_leaves_no_trace(runner: str, name: str) -> None:
+    step, variables = loop(FAILING[name])
+    with pytest.raises(StageFailedError, match="assertion failed") as caught:
+        step(X)
+    assert (caught.value.stage, caught.value.micro_batch, caught.value.torn) == ("b", 0, False)
+    assert [float(variable) for variable in variables] == [2.0, 3.0]
+
+
+def returned_root(x: Any, hidden: Any, loss: Any) -> Any:
+    root = tf.sqrt(loss)
+    tf.debugging.assert_less(root, 100.0)
+    return root
+
+
+def returned_sum(x: Any, hidden: Any, loss: Any) -> Any:
+    total = tf.reduce_sum(hidden)
+    with tf.control_dependencies([tf.debugging.assert_less(total, 100.0)]):
+        return total * 2.0
+
+
+@pytest.mark.parametrize("check", [returned_root, returned_sum])
+def test_what_is_asserted_and_returned_is_merged(runner: str, check: Check) -> None:
+    plain, _ = loop(check, micro=1)
+    expected = [float(t) for t in plain(X)]
+    cut, _ = loop(check)
+    assert [float(t) for t in cut(X)] == pytest.approx(expected, rel=1e-6)
+    assert nb.last_report().micro_batches == 3
+
+
+def of_inputs(x: Any, hidden: Any, loss: Any) -> None:
+    tf.debugging.assert_equal(tf.reduce_sum(x), 15.0)
+    tf.debugging.assert_equal(tf.shape(x)[0], 6)
+    tf.debugging.assert_greater(tf.reduce_max(x), 4.0)
+    tf.debugging.assert_non_negative(x)
+
+
+def test_what_comes_from_inputs_alone_is_asserted_of_the_whole_batch(runner: str) -> None:
+    step, variables = loop(of_inputs)
+    step(X)
+    assert float(variables[0]) != 2.0
+    before = float(variables[0])
+    with pytest.raises(StageFailedError, match="assertion failed") as caught:
+        step(np.array([0, 1, 2, 3, 4.5, 4.5], "float32") * 2.0)
+    assert not caught.value.torn
+    assert float(variables[0]) == before
+
+
+def test_rows_of_inputs_are_asserted_of_their_own_micro_batch(runner: str) -> None:
+    step, _ = loop(asserts(tf.debugging.assert_less, lambda x, hidden, loss: x, 4.5))
+    with pytest.raises(StageFailedError) as caught:
+        step(X)
+    assert caught.value.micro_batch == 2

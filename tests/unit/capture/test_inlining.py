@@ -1,0 +1,124 @@
+"""A tf.function that a step calls is run inline, in the thread that traces, and nowhere else."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula import tf_private
+from whale_nebula.capture.inlining import inlining
+from whale_nebula.errors import BoundaryInBodyError
+
+ORIGINAL = tf_private.PolymorphicFunction.__call__
+ROWS = np.ones((4, 2), "float32")
+
+
+def sine(x: Any) -> Any:
+    return tf.sin(x)
+
+
+def calls(step: Any, *args: Any) -> int:
+    """The calls that are left in a captured step."""
+    program = step.step.plan(*step.arguments(*args)).cut.program
+    return sum(op.type.endswith("PartitionedCall") for op in program.graph.ops)
+
+
+def around(inner: Any) -> Any:
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.stage(cluster="a"):
+            return inner(x)
+
+    return step
+
+
+def test_it_is_taken_off_again() -> None:
+    with inlining(), inlining():
+        assert tf_private.PolymorphicFunction.__call__ is not ORIGINAL
+    assert tf_private.PolymorphicFunction.__call__ is ORIGINAL
+
+
+def test_it_is_taken_off_when_the_step_raises() -> None:
+    @nb.function
+    def step(x: Any) -> Any:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        step(ROWS)
+    assert tf_private.PolymorphicFunction.__call__ is ORIGINAL
+
+
+def test_what_is_called_becomes_part_of_the_step() -> None:
+    assert calls(around(tf.function(sine)), tf.constant(ROWS)) == 0
+
+
+@pytest.mark.parametrize("options", [{"jit_compile": True}, {"experimental_implements": "tests.own"}])
+def test_what_means_more_than_its_python_stays_a_call(options: dict[str, Any]) -> None:
+    assert calls(around(tf.function(sine, **options)), tf.constant(ROWS)) == 1
+
+
+def test_what_a_loop_calls_stays_in_its_body() -> None:
+    inner = tf.function(sine)
+    found = around(lambda x: tf.while_loop(lambda i, v: i < 2, lambda i, v: (i + 1, inner(v)), [0, x])[1])
+    np.testing.assert_allclose(found(tf.constant(ROWS)), np.sin(np.sin(ROWS)), rtol=1e-6)
+
+
+def test_a_scope_in_a_loop_in_an_inlined_function_is_refused() -> None:
+    @tf.function
+    def inner(x: Any) -> Any:
+        for _ in tf.range(2):
+            with nb.stage(cluster="a"):
+                x = tf.sin(x)
+        return x
+
+    @nb.function
+    def step(x: Any) -> Any:
+        return inner(x)
+
+    with pytest.raises(BoundaryInBodyError, match="loop") as caught:
+        step(ROWS)
+    assert "test_inlining.py" in caught.value.where
+
+
+def test_a_scope_in_a_concrete_function_is_refused() -> None:
+    """It is traced by itself before it is called, so it cannot be run inline."""
+
+    @tf.function
+    def inner(x: Any) -> Any:
+        with nb.stage(cluster="a"):
+            return tf.sin(x)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        return inner.get_concrete_function(tf.TensorSpec([None, 2]))(x)
+
+    with pytest.raises(BoundaryInBodyError, match=r"nested tf\.function"):
+        step(ROWS)
+
+
+def test_another_thread_keeps_its_calls() -> None:
+    inner, found = tf.function(sine), []
+    with inlining():
+        thread = threading.Thread(target=lambda: found.append(float(inner(0.0))))
+        thread.start()
+        thread.join(timeout=30)
+    assert found == [0.0]
+    assert inner.experimental_get_tracing_count() == 1
+
+
+def test_an_inlined_function_is_not_traced_and_can_be_called_as_before() -> None:
+    inner = tf.function(lambda x: 2.0 * x)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.stage(cluster="a"):
+            x = inner(x)
+        with nb.stage(cluster="b"):
+            return inner(x)
+
+    np.testing.assert_array_equal(step(ROWS), 4.0 * ROWS)
+    assert inner.experimental_get_tracing_count() == 0
+    assert float(inner(tf.constant(3.0))) == 6.0

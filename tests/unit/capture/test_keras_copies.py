@@ -1,0 +1,245 @@
+"""Copies of a model that was built under scopes lose them, and that is said: at once, or when they run."""
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+from whale_nebula.capture import keras_copies
+from whale_nebula.errors import NebulaWarning
+
+layers = keras.layers
+X, Y = np.ones((8, 4), "float32"), np.ones((8, 3), "float32")
+PLAN = ("a", "b")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(keras_copies, "_said", set())
+    monkeypatch.setattr(keras_copies, "_given", set())
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+def functional() -> keras.Model:
+    inputs = keras.Input((4,))
+    with nb.cluster():
+        with nb.stage(cluster="a"):
+            hidden = layers.Dense(5)(inputs)
+        with nb.stage(cluster="b"):
+            outputs = layers.Dense(3)(hidden)
+    return compiled(keras.Model(inputs, outputs))
+
+
+def sequential() -> keras.Model:
+    model = keras.Sequential([keras.Input((4,))])
+    with nb.cluster():
+        with nb.stage(cluster="a"):
+            model.add(layers.Dense(5))
+        with nb.stage(cluster="b"):
+            model.add(layers.Dense(3))
+    return compiled(model)
+
+
+def built_later() -> keras.Model:
+    model = keras.Sequential()
+    with nb.cluster(), nb.stage(cluster="a"):
+        model.add(layers.Dense(3))
+    model(X)
+    return compiled(model)
+
+
+def nested() -> keras.Model:
+    inner, inputs = functional(), keras.Input((4,))
+    return compiled(keras.Model(inputs, layers.Dense(3)(inner(inputs))))
+
+
+def compiled(model: keras.Model) -> keras.Model:
+    model.compile("sgd", "mse")
+    return model
+
+
+def caught(run: Callable[[], Any]) -> list[str]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", NebulaWarning)
+        run()
+    assert {warning.filename for warning in found} <= {__file__}
+    return [str(warning.message) for warning in found]
+
+
+ALL = [functional, sequential, built_later, nested]
+
+
+def cloned_by(function: Callable[[Any], Any]) -> Callable[[keras.Model], keras.Model]:
+    return lambda model: keras.models.clone_model(model, clone_function=function)
+
+
+COPIES = [
+    keras.models.clone_model,
+    lambda model: keras.models.clone_model(model, recursive=True),
+    cloned_by(lambda layer: type(layer).from_config(layer.get_config())),
+    copy.deepcopy,
+    lambda model: pickle.loads(pickle.dumps(model)),
+]
+
+
+@pytest.mark.parametrize("build", ALL)
+@pytest.mark.parametrize("duplicate", COPIES, ids=["clone", "recursive", "function", "deepcopy", "pickle"])
+def test_a_copy_says_at_once_that_it_has_no_scopes(
+    build: Callable[[], keras.Model], duplicate: Callable[[keras.Model], keras.Model]
+) -> None:
+    model, made = build(), []
+    (message,) = caught(lambda: made.append(duplicate(model)))
+    assert f"of model {model.name!r} has no scopes" in message
+    assert "nb.place" in message
+    assert caught(lambda: compiled(made[0]).fit(X, Y, verbose=0)) == []
+    assert caught(lambda: model.fit(X, Y, verbose=0)) == []
+    assert nb.last_report().stages
+
+
+def test_a_clone_that_shares_its_layers() -> None:
+    (message,) = caught(lambda: cloned_by(lambda layer: layer)(functional()))
+    assert "has no scopes" in message
+
+
+def test_a_place_says_it_once() -> None:
+    model = functional()
+    assert len(caught(lambda: [keras.models.clone_model(model) for _ in range(3)])) == 1
+
+
+@pytest.mark.parametrize("name", ["model.keras", "folder"])
+@pytest.mark.parametrize("build", [functional, sequential, nested])
+def test_save_says_it_and_so_does_the_first_run_of_what_is_loaded(
+    build: Callable[[], keras.Model], name: str, tmp_path: Path
+) -> None:
+    model, path = build(), tmp_path / name
+    (message,) = caught(lambda: model.save(path, zipped=None if path.suffix else False))
+    assert f"model {model.name!r} is saved without its scopes" in message
+    assert "load_weights" in message
+    loaded = keras.models.load_model(path)
+    (message,) = caught(lambda: loaded.fit(X, Y, verbose=0))
+    assert f"model {model.name!r} runs uncut" in message
+    assert caught(lambda: loaded.predict(X, verbose=0)) == []
+
+
+def test_the_file_is_the_one_that_keras_writes(tmp_path: Path) -> None:
+    """Loaded, it is the same model; and the mend holds: weights come back under the scopes."""
+    model, path = functional(), tmp_path / "model.keras"
+    model.fit(X, Y, verbose=0)
+    caught(lambda: model.save(path))
+    loaded = keras.models.load_model(path)
+    assert loaded.to_json() == model.to_json()
+    again = functional()
+    again.load_weights(path)
+    for one, other, third in zip(model.get_weights(), loaded.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(one, third)
+    assert caught(lambda: again.fit(X, Y, verbose=0)) == []
+    assert tuple(nb.last_report().stages) == PLAN
+
+
+@pytest.mark.parametrize("build", [functional, sequential])
+def test_what_is_made_from_a_config_says_it_when_it_runs(build: Callable[[], keras.Model]) -> None:
+    model = build()
+    made: list[keras.Model] = []
+    assert caught(lambda: made.append(type(model).from_config(model.get_config()))) == []
+    (message,) = caught(lambda: compiled(made[0]).fit(X, Y, verbose=0))
+    assert "runs uncut" in message
+
+
+def test_what_is_made_from_json_says_it_when_it_runs() -> None:
+    made = keras.models.model_from_json(functional().to_json())
+    (message,) = caught(lambda: made.predict(X, verbose=0))
+    assert "runs uncut" in message
+
+
+def test_checkpoints_of_whole_models_say_it_once_and_those_of_weights_do_not(tmp_path: Path) -> None:
+    def fit(**options: Any) -> list[str]:
+        kept = keras.callbacks.ModelCheckpoint(**options)
+        return caught(lambda: functional().fit(X, Y, epochs=2, callbacks=[kept], verbose=0))
+
+    assert fit(filepath=tmp_path / "kept.weights.h5", save_weights_only=True) == []
+    assert len(fit(filepath=tmp_path / "kept.keras")) == 1
+
+
+def test_copies_made_under_scopes_have_those() -> None:
+    model = functional()
+
+    def again() -> None:
+        with nb.cluster(), nb.stage(cluster="c"):
+            made = keras.models.clone_model(model)
+        compiled(made).fit(X, Y, verbose=0)
+
+    assert caught(again) == []
+    assert tuple(nb.last_report().stages) == ("c",)
+
+
+def test_models_without_scopes_are_copied_in_silence(tmp_path: Path) -> None:
+    def use() -> None:
+        keras.models.clone_model(compiled(keras.Sequential([keras.Input((4,)), layers.Dense(3)])))
+        model = compiled(keras.Sequential([keras.Input((4,)), layers.Dense(3)]))
+        model.save(tmp_path / "model.keras")
+        keras.models.load_model(tmp_path / "model.keras").fit(X, Y, verbose=0)
+
+    assert caught(use) == []
+
+
+def test_a_part_that_bears_none_itself_is_saved_in_silence(tmp_path: Path) -> None:
+    """The scopes lie on the outer model's calls: nothing of the inner one is lost."""
+    inner = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    inputs = keras.Input((4,))
+    with nb.cluster(), nb.stage(cluster="a"):
+        outputs = inner(inputs)
+    outer = compiled(keras.Model(inputs, outputs))
+    assert caught(lambda: inner.save(tmp_path / "inner.keras")) == []
+    assert len(caught(lambda: outer.save(tmp_path / "outer.keras"))) == 1
+
+
+@keras.saving.register_keras_serializable("copies")
+class Subclass(keras.Model):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.dense = layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        with nb.cluster(), nb.stage(cluster="a"):
+            return self.dense(x)
+
+
+def test_scopes_in_a_call_are_not_lost(tmp_path: Path) -> None:
+    model, path = compiled(Subclass()), tmp_path / "model.keras"
+    model.fit(X, Y, verbose=0)
+
+    def use() -> None:
+        model.save(path)
+        keras.models.load_model(path).fit(X, Y, verbose=0)
+        copy.deepcopy(model).fit(X, Y, verbose=0)
+
+    assert caught(use) == []
+    assert tuple(nb.last_report().stages) == ("a",)
+
+
+def test_a_subclassed_model_around_one_that_was_built_under_scopes() -> None:
+    @keras.saving.register_keras_serializable("copies")
+    class Around(keras.Model):
+        def __init__(self, inner: Any, **options: Any) -> None:
+            super().__init__(**options)
+            self.inner = keras.saving.deserialize_keras_object(inner) if isinstance(inner, dict) else inner
+
+        def call(self, x: Any) -> Any:
+            return self.inner(x)
+
+        def get_config(self) -> dict[str, Any]:
+            return {**super().get_config(), "inner": keras.saving.serialize_keras_object(self.inner)}
+
+    (message,) = caught(lambda: keras.models.clone_model(Around(functional(), name="around")))
+    assert "the clone of model 'around' has no scopes" in message

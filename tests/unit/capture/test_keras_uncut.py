@@ -1,0 +1,306 @@
+"""Models with scopes that run where no step is captured say so; where none should be captured, nothing is said."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.errors import NebulaWarning, UnsupportedError
+from whale_nebula.scopes import eager
+
+layers = keras.layers
+X, Y = np.ones((8, 4), "float32"), np.ones((8, 3), "float32")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(eager, "_said", set())
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+@keras.saving.register_keras_serializable("uncut")
+class Subclass(keras.Model):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.first, self.second = layers.Dense(5), layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        with nb.cluster():
+            with nb.stage(cluster="a"):
+                hidden = self.first(x)
+            with nb.stage(cluster="b"):
+                return self.second(hidden)
+
+
+def functional() -> keras.Model:
+    inputs = keras.Input((4,))
+    with nb.cluster():
+        with nb.stage(cluster="a"):
+            hidden = layers.Dense(5)(inputs)
+        with nb.stage(cluster="b"):
+            outputs = layers.Dense(3)(hidden)
+    return keras.Model(inputs, outputs)
+
+
+def sequential(with_input: bool = True) -> keras.Model:
+    model = keras.Sequential([keras.Input((4,))] if with_input else [])
+    with nb.cluster():
+        with nb.stage(cluster="a"):
+            model.add(layers.Dense(5))
+        with nb.stage(cluster="b"):
+            model.add(layers.Dense(3))
+    return model
+
+
+def built_later() -> keras.Model:
+    model = sequential(with_input=False)
+    model(X)
+    return model
+
+
+def subclass() -> keras.Model:
+    model = Subclass()
+    model(keras.Input((4,)))
+    return model
+
+
+def compiled(model: keras.Model, **options: Any) -> keras.Model:
+    model.compile("sgd", "mse", **options)
+    return model
+
+
+def loop(model: keras.Model, decorator: Callable[..., Any]) -> None:
+    """Two steps of a custom loop."""
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+
+    @decorator
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    step(tf.constant(X), tf.constant(Y))
+    step(tf.constant(X), tf.constant(Y))
+
+
+def caught(run: Callable[[], Any]) -> list[warnings.WarningMessage]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", NebulaWarning)
+        run()
+    return found
+
+
+ALL = [functional, sequential, built_later, subclass]
+
+
+@pytest.mark.parametrize("build", ALL)
+def test_a_plain_tf_function_around_a_model_with_scopes_warns_once(build: Callable[[], keras.Model]) -> None:
+    found = caught(lambda: loop(build(), tf.function))
+    assert len(found) == 1
+    assert "stage 'a' runs uncut" in str(found[0].message)
+    assert "use @nb.function instead of @tf.function" in str(found[0].message)
+    source = Path(__file__).read_text("utf-8").splitlines()
+    line = source[found[0].lineno - 1]
+    assert found[0].filename == __file__
+    assert ("model(x)" in line) or ('nb.stage(cluster="a")' in line and build is subclass)
+
+
+@pytest.mark.parametrize("build", ALL)
+def test_a_loop_under_nb_function_says_nothing(build: Callable[[], keras.Model]) -> None:
+    assert caught(lambda: loop(build(), nb.function)) == []
+    assert tuple(nb.last_report().stages) == ("a", "b")
+
+
+@pytest.mark.parametrize("build", ALL)
+def test_an_eager_loop_warns_once(build: Callable[[], keras.Model]) -> None:
+    found = caught(lambda: loop(build(), lambda step: step))
+    assert len(found) == 1
+    assert "plain eager code is not captured" in str(found[0].message)
+
+
+def test_calling_a_subclassed_model_once_to_build_it_warns_once() -> None:
+    def build() -> None:
+        model = Subclass()
+        model(X)
+        model(X)
+
+    (found,) = caught(build)
+    assert "stage 'a' runs uncut" in str(found.message)
+    assert "fit" in str(found.message)
+
+
+def test_and_then_it_trains_by_a_plan() -> None:
+    model = compiled(Subclass())
+    caught(lambda: model(X))
+    assert caught(lambda: model.fit(X, Y, verbose=0)) == []
+    assert tuple(nb.last_report().stages) == ("a", "b")
+
+
+@pytest.mark.parametrize("build", [functional, sequential])
+def test_looking_at_the_output_of_a_functional_model_says_nothing(build: Callable[[], keras.Model]) -> None:
+    assert caught(lambda: build()(X)) == []
+
+
+def everything_of_keras(model: keras.Model) -> None:
+    model.fit(X, Y, validation_data=(X, Y), verbose=0)
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X, verbose=0)
+    model.train_on_batch(X, Y)
+    model.test_on_batch(X, Y)
+    model.predict_on_batch(X)
+
+
+@pytest.mark.parametrize("build", ALL)
+def test_what_keras_does_with_a_model_says_nothing(build: Callable[[], keras.Model]) -> None:
+    def use() -> None:
+        model = compiled(build())
+        model.summary(print_fn=lambda *_, **__: None)
+        everything_of_keras(model)
+
+    assert caught(use) == []
+
+
+@pytest.mark.parametrize("build", [functional, sequential, subclass])
+def test_plan_and_verify_say_nothing(build: Callable[[], keras.Model]) -> None:
+    model = compiled(build())
+    assert caught(lambda: nb.plan(model, X, Y)) == []
+    assert caught(lambda: nb.verify(model, X, Y)) == []
+
+
+def test_a_step_that_runs_uncut_on_purpose_says_nothing() -> None:
+    class One(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.only = layers.Dense(3)
+
+        def call(self, x: Any) -> Any:
+            with nb.cluster(), nb.stage(cluster="a"):
+                return self.only(x)
+
+    model = compiled(One())
+    assert caught(lambda: everything_of_keras(model)) == []
+
+
+def test_keras_asking_for_shapes_says_nothing() -> None:
+    def ask() -> None:
+        inputs = keras.Input((4,))
+        keras.Model(inputs, Subclass()(inputs))
+        Subclass().compute_output_spec(keras.KerasTensor((2, 4)))
+        functional()(keras.KerasTensor((2, 4)))
+
+    assert caught(ask) == []
+
+
+@pytest.mark.parametrize("build", [functional, subclass])
+def test_exporting_says_nothing(build: Callable[[], keras.Model], tmp_path: Path) -> None:
+    model = compiled(build())
+    model.fit(X, Y, verbose=0)
+    assert caught(lambda: model.export(str(tmp_path / "keras"), verbose=False)) == []
+    assert caught(lambda: tf.saved_model.save(model, str(tmp_path / "tf"))) == []
+
+
+# ---------------------------------------------------------------- scopes that only a step shows
+
+
+class OwnStep(keras.Model):
+    """No `call`; the scopes are in the step."""
+
+    def __init__(self, scoped: bool = True) -> None:
+        super().__init__()
+        self.first, self.second, self.scoped = layers.Dense(5), layers.Dense(3), scoped
+
+    def forward(self, x: Any) -> Any:
+        if not self.scoped:
+            return self.second(self.first(x))
+        with nb.cluster():
+            with nb.stage(cluster="a"):
+                hidden = self.first(x)
+            with nb.stage(cluster="b"):
+                return self.second(hidden)
+
+    def train_step(self, data: Any) -> Any:
+        x, y, *_ = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.forward(x) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+    def test_step(self, data: Any) -> Any:
+        x, y, *_ = data
+        return {"loss": tf.reduce_mean((self.forward(x) - y) ** 2)}
+
+    def predict_step(self, data: Any) -> Any:
+        return self.forward(data[0] if isinstance(data, tuple) else data)
+
+
+def own_step(scoped: bool, **options: Any) -> keras.Model:
+    keras.utils.set_random_seed(5)
+    model = OwnStep(scoped)
+    model.compile("sgd", **options)
+    return model
+
+
+@pytest.mark.parametrize("data", ["arrays", "batch"])
+def test_scopes_in_a_train_step_are_captured_in_the_first_step(data: str) -> None:
+    histories = []
+    for model in (own_step(False), own_step(True)):
+        if data == "arrays":
+            histories.append(model.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"])
+        else:
+            histories.append([float(model.train_on_batch(X, Y)) for _ in range(2)])
+    assert tuple(nb.last_report().stages) == ("a", "b")
+    np.testing.assert_allclose(histories[1], histories[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "predict"])
+def test_so_are_those_in_the_other_steps(kind: str) -> None:
+    plain, model = own_step(False), own_step(True)
+    given = (X, Y) if kind == "evaluate" else (X,)
+    expected = getattr(plain, kind)(*given, verbose=0)
+    found = getattr(model, kind)(*given, verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert tuple(nb.last_report().stages) == ("a", "b")
+
+
+def test_a_functional_model_with_a_step_of_its_own() -> None:
+    class Own(keras.Model):
+        train_step = OwnStep.train_step
+
+        def forward(self, x: Any) -> Any:
+            with nb.cluster(), nb.stage(cluster="a"):
+                return self(x)
+
+    inputs = keras.Input((4,))
+    model = Own(inputs, layers.Dense(3)(inputs))
+    model.compile("sgd")
+    model.fit(X, Y, verbose=0)
+    assert tuple(nb.last_report().stages) == ("a",)
+
+
+def test_an_eager_step_with_scopes_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="run_eagerly"):
+        own_step(True, run_eagerly=True).fit(X, Y, verbose=0)
+    with pytest.raises(UnsupportedError, match="run_eagerly"):
+        compiled(Subclass(), run_eagerly=True).fit(X, Y, verbose=0)
+
+
+def test_a_model_without_a_call_and_without_scopes_is_left_as_keras_leaves_it() -> None:
+    model = own_step(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(X, Y, verbose=0)
+    assert not model.built
+    assert "whale_nebula" not in model.train_function.__module__

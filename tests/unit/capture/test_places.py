@@ -1,0 +1,193 @@
+"""Errors name the line that the user would change, and the Keras layer: also of a model that was built elsewhere."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.errors import BatchCoupledError, NebulaWarning, StageOrderError
+
+layers = keras.layers
+X, Y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+
+
+def line_of(function: Callable[..., Any], text: str) -> str:
+    """'file:line' of the line in a function that ends with this."""
+    lines, first = inspect.getsourcelines(function)
+    (found,) = [number for number, line in enumerate(lines) if line.rstrip().endswith(text)]
+    return f"{__file__}:{first + found}"
+
+
+def train(model: Any) -> None:
+    model.compile("sgd", "mse")
+    model.fit(X, Y, verbose=0)
+
+
+def functional() -> Any:
+    inputs = keras.Input((4,))
+    with nb.cluster(), nb.pipeline(2):
+        with nb.stage(cluster="gpu"):
+            hidden = layers.Dense(8)(inputs)
+            hidden = layers.BatchNormalization(name="norm_1")(hidden)  # here
+        with nb.stage(cluster="npu"):
+            outputs = layers.Dense(1)(hidden)
+    return keras.Model(inputs, outputs)
+
+
+def nested() -> Any:
+    encoder = keras.Sequential([layers.Dense(8), layers.BatchNormalization(name="norm_1")], name="encoder")
+    inputs = keras.Input((4,))
+    with nb.cluster(), nb.pipeline(2):
+        with nb.stage(cluster="gpu"):
+            hidden = encoder(inputs)  # here
+        with nb.stage(cluster="npu"):
+            outputs = layers.Dense(1)(hidden)
+    return keras.Model(inputs, outputs)
+
+
+def sequential() -> Any:
+    model = keras.Sequential([keras.Input((4,))])
+    with nb.cluster(), nb.pipeline(2):
+        with nb.stage(cluster="gpu"):
+            model.add(layers.Dense(8))
+            model.add(layers.BatchNormalization(name="norm_1"))  # here
+        with nb.stage(cluster="npu"):
+            model.add(layers.Dense(1))
+    return model
+
+
+class Block(layers.Layer):
+    def __init__(self) -> None:
+        super().__init__(name="block")
+        self.norm = layers.BatchNormalization(name="norm_1")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.norm(x, training=training)  # here
+
+
+def with_a_block() -> Any:
+    inputs = keras.Input((4,))
+    with nb.cluster(), nb.pipeline(2):
+        with nb.stage(cluster="gpu"):
+            hidden = Block()(layers.Dense(8)(inputs))
+        with nb.stage(cluster="npu"):
+            outputs = layers.Dense(1)(hidden)
+    return keras.Model(inputs, outputs)
+
+
+@pytest.mark.parametrize(
+    ("build", "source", "path"),
+    [
+        (functional, functional, "norm_1"),
+        (nested, nested, "encoder/norm_1"),
+        (sequential, sequential, "norm_1"),
+        (with_a_block, Block.call, "block/norm_1"),
+    ],
+)
+def test_a_layer_that_couples_rows_is_named_with_the_line_that_calls_it(
+    build: Callable[[], Any], source: Callable[..., Any], path: str
+) -> None:
+    with pytest.raises(BatchCoupledError) as caught:
+        train(build())
+    assert f"BatchNormalization {path!r} makes its rows depend on each other" in caught.value.what
+    assert caught.value.line == line_of(source, "# here")
+    assert not any("loss_weight" in mend for mend in caught.value.mends)
+    assert any("LayerNormalization" in mend for mend in caught.value.mends)
+
+
+def test_a_layer_in_a_custom_loop_is_named_too() -> None:
+    dense, norm = layers.Dense(4), layers.BatchNormalization(name="norm_1")
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(2), nb.stage(cluster="gpu"):
+            loss = tf.reduce_mean(norm(dense(x), training=True) ** 2)
+        return tape.gradient(loss, dense.trainable_variables)
+
+    with pytest.raises(BatchCoupledError, match="BatchNormalization 'norm_1'"):
+        step(tf.constant(X))
+
+
+def test_a_loss_that_couples_rows_is_no_layer() -> None:
+    weight = tf.Variable(tf.eye(4))
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(2), nb.stage(cluster="gpu"):
+            loss = tf.sqrt(tf.reduce_mean(x @ weight))
+        return tape.gradient(loss, weight)
+
+    with pytest.raises(BatchCoupledError, match="neither a sum nor a mean") as caught:
+        step(tf.constant(X))
+    assert any("nb.loss_weight(t)" in mend for mend in caught.value.mends)
+
+
+def there_and_back() -> Any:
+    inputs = keras.Input((4,))
+    with nb.cluster():
+        with nb.stage(cluster="gpu"):
+            hidden = layers.Dense(8)(inputs)
+        with nb.stage(cluster="npu"):
+            hidden = layers.Dense(8, name="middle")(hidden)  # made
+        with nb.stage(cluster="gpu"):
+            outputs = layers.Dense(1, name="last")(hidden)  # read
+    return keras.Model(inputs, outputs)
+
+
+def test_stages_in_the_wrong_order_are_named_with_their_lines_and_no_other_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(StageOrderError) as caught:
+            train(there_and_back())
+    assert caught.value.where == line_of(there_and_back, "# read")
+    made = line_of(there_and_back, "# made")
+    assert f"Dense 'last' of 'gpu' reads Dense 'middle' of 'npu' ({made})" in caught.value.why
+
+
+def test_a_gradient_that_would_flow_into_a_later_stage_is_refused() -> None:
+    """The stage that made it is done when its gradient comes: it would be lost."""
+    first, second = (tf.Variable(tf.eye(4)) for _ in range(2))
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            with nb.stage(cluster="gpu"):
+                hidden = x @ first
+            with nb.stage(cluster="npu"):
+                made = tf.tanh(hidden @ second)
+                loss = tf.reduce_mean(made)
+        first.assign_sub(tape.gradient(loss, first))
+        with tf.GradientTape() as again:
+            again.watch(made)
+            with nb.stage(cluster="gpu"):
+                loss = tf.reduce_mean(made @ first)
+        return again.gradient(loss, made)
+
+    with pytest.raises(StageOrderError, match="flows from stage 'gpu' back into 'npu'"):
+        step(tf.constant(X))
+
+
+def test_too_few_rows_are_told_at_the_users_line() -> None:
+    def fit() -> None:
+        model.fit(X[:1], Y[:1], verbose=0)  # here
+
+    inputs = keras.Input((4,))
+    with nb.cluster(), nb.pipeline(4):
+        with nb.stage(cluster="gpu"):
+            hidden = layers.Dense(8)(inputs)
+        with nb.stage(cluster="npu"):
+            outputs = layers.Dense(1)(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    with pytest.warns(NebulaWarning, match="the first batch has 1 row") as caught:
+        fit()
+    (found,) = [each for each in caught if each.category is NebulaWarning]
+    assert f"{found.filename}:{found.lineno}" == line_of(fit, "# here")

@@ -1,0 +1,133 @@
+"""The doctor says what is there, and ends with an error where something that is needed is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from whale_nebula.cli import checks, doctor
+from whale_nebula.cli.checks import in_order, requirements, within
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_this_machine_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main([]) == 0
+    told = capsys.readouterr().out
+    assert all(
+        name in told for name in ("Python", "TensorFlow", "Keras", "gRPC", "oneDNN", "CPU threads", "free memory")
+    )
+    assert told.endswith("everything that is needed is there\n")
+
+
+def test_it_loads_no_tensorflow_and_takes_no_second() -> None:
+    code = (
+        "import sys; from whale_nebula.cli.main import main; main(['doctor']);"
+        "sys.exit(bool({'tensorflow', 'keras', 'numpy', 'grpc'} & set(sys.modules)))"
+    )
+    start = time.process_time()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.process_time() - start < 1.0
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is True
+    assert {"name", "state", "found", "why", "mend"} == set(found["checks"][0])
+
+
+def test_the_ranges_are_those_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    wanted = {line.split(";")[0] for line in project["dependencies"]}
+    assert {name + range_ for name, range_ in requirements().items()} == wanted
+    assert checks.python_check().why == f"supported: {project['requires-python']}"
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "fits"),
+    [
+        ("2.21.0", ">=2.21,<2.22", True),
+        ("2.21", ">=2.21.0", True),
+        ("2.20.9", ">=2.21,<2.22", False),
+        ("2.22.0rc1", ">=2.21,<2.22", False),
+        ("3.9.1", ">=3.11,<3.14", False),
+        ("1.0.0.dev0", "", True),
+        ("2.0", "!=2.0", False),
+        ("2.0", "==2.0", True),
+        ("2.0", ">2.0", False),
+        ("2.0", "<=2.0", True),
+    ],
+)
+def test_versions(version: str, wanted: str, fits: bool) -> None:
+    assert within(version, wanted) is fits
+
+
+def test_ranges_begin_with_their_lower_end() -> None:
+    assert in_order("<2.22,>=2.21") == ">=2.21,<2.22"
+
+
+def test_a_version_out_of_range_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checks, "requirements", lambda: {"keras": ">=4.0"})
+    assert doctor.main([]) == 1
+    told = capsys.readouterr().out
+    assert "BAD   Keras" in told and 'mend: pip install "keras>=4.0"' in told
+    assert "1 of" in told and "must be mended" in told
+
+
+def test_what_is_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "NEEDED", {"no-such-package": "It"})
+    assert doctor.main(["--json"]) == 1
+    assert checks.package_check("no-such-package").found == "not installed"
+
+
+def test_another_backend_of_keras_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    assert checks.backend_check().state == "bad"
+    monkeypatch.delenv("KERAS_BACKEND")
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    assert checks.backend_check().found == "tensorflow"
+    (tmp_path / "keras.json").write_text('{"backend": "torch"}')
+    assert (checks.backend_check().state, checks.backend_check().found) == ("bad", "torch")
+    (tmp_path / "keras.json").write_text("[")
+    assert checks.backend_check().state == "ok"
+
+
+def test_settings_that_change_bits_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert (checks.onednn_check().state, checks.onednn_check().found) == ("note", "off")
+    (threads,) = checks.threads_checks()
+    assert threads.state == "note" and "OMP_NUM_THREADS=1" in threads.why
+
+
+def test_little_memory_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_allowed", lambda: 2.0**29)
+    assert (checks.memory_check().state, checks.memory_check().found) == ("note", "512.0 MiB")
+
+
+def test_a_config_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "clusters.yaml"
+    path.write_text("clusters: {gpu: {workers: ['a:1']}, npu: {}}\nsecurity: {insecure: true}\n")
+    assert doctor.main(["--config", str(path)]) == 0
+    assert "gpu, npu; 1 workers" in capsys.readouterr().out
+    path.write_text("clutsers: {}\n")
+    assert doctor.main(["--config", str(path)]) == 78
+    assert "did you mean 'clusters'?" in capsys.readouterr().err
+    assert doctor.main(["--config", str(path), "--json"]) == 78
+    assert json.loads(capsys.readouterr().out)["code"] == "NB-500"
+
+
+def test_an_argument_that_is_no_option_is_refused() -> None:
+    with pytest.raises(SystemExit) as ended:
+        doctor.main(["clusters.yaml"])
+    assert ended.value.code == 2

@@ -1,0 +1,129 @@
+"""Where two plans part, in one sentence: the cause before what follows from it."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+
+import whale_nebula as nb
+from whale_nebula.ir.plan_difference import plan_difference
+
+layers = keras.layers
+X, Y = keras.KerasTensor((8, 4)), keras.KerasTensor((8, 1))
+
+
+def plan(
+    *,
+    width: int = 6,
+    inputs: int = 4,
+    activation: str = "relu",
+    epsilon: float = 1e-3,
+    twice: bool = False,
+    places: Any = None,
+    loss: str = "mse",
+    metrics: Any = (),
+    clip: float | None = None,
+    **pipeline: Any,
+) -> nb.Plan:
+    """The plan of a small model in which one thing may be otherwise."""
+    nb.shutdown()
+    keras.utils.clear_session()
+    first = keras.Input((inputs,))
+    hidden = layers.Dense(width, activation=activation, name="a")(first)
+    hidden = layers.LayerNormalization(epsilon=epsilon, name="norm")(hidden)
+    model = keras.Model(first, layers.Dense(1, name="b")(hidden * 2.0 if twice else hidden), name="small")
+    model.compile(keras.optimizers.SGD(0.1, clipnorm=clip, name="sgd"), loss, metrics=list(metrics))
+    fp16 = pipeline.pop("fp16", False)
+    with nb.cluster(), nb.pipeline(**pipeline):
+        if fp16:
+            with nb.compress(fp16=True):
+                nb.place(model, places or {"a": "gpu", "b": "npu"})
+        else:
+            nb.place(model, places or {"a": "gpu", "b": "npu"})
+    return nb.plan(model, keras.KerasTensor((8, inputs)), Y)
+
+
+@pytest.fixture(scope="module")
+def base() -> nb.Plan:
+    return plan()
+
+
+EXACTLY = [
+    (
+        {"places": {"a": "gpu", "b": nb.stage(cluster="tpu", name="npu")}},
+        "stage 'npu' is on cluster 'npu' here, on 'tpu' there",
+    ),
+    (
+        {"places": {"a": "gpu", "b": "tpu"}},
+        "stage number 1 is 'npu' on cluster 'npu' here, 'tpu' on cluster 'tpu' there",
+    ),
+    ({"places": {"a": "npu", "b": "gpu"}}, "the stages follow one another as gpu, npu here, as npu, gpu there"),
+    ({"places": {"a|norm|b": "gpu"}}, "stage 'npu' exists here, and not there"),
+    ({"micro_batch": 2}, "micro_batch is 1 here, 2 there"),
+    ({"schedule": "gpipe"}, "schedule is eager-1f1b here, gpipe there"),
+    ({"recompute": True}, "recompute is False here, True there"),
+    ({"inputs": 5}, "input x is float32[?,4] batched here, float32[?,5] batched there"),
+    ({"width": 7}, "boundary b0, from gpu to npu, is float32[?,6] here, float32[?,7] there"),
+    ({"fp16": True}, "the codec of boundary b0, from gpu to npu, is none here, fp16 there"),
+    ({"metrics": ["mae"]}, "variable mean_absolute_error/count exists there, and not here"),
+]
+OPS = [
+    ({"activation": "tanh"}, r"op \d+ Relu stands here where op \d+ Tanh stands there; .* 'a/bias'"),
+    ({"activation": "gelu"}, r"op \d+ Relu stands here where op \d+ Mul stands there; .* 'a/bias'"),
+    ({"epsilon": 0.25}, r"op \d+ AddV2 reads the constant 0.00100.* here, 0.25 there; .* 'a/bias'"),
+    ({"twice": True}, r"op \d+ MatMul stands here where op \d+ Mul stands there; .* 'b/kernel'"),
+    ({"loss": "mae"}, r"op \d+ Square stands here where op \d+ Abs stands there; .* 'b/bias'"),
+    ({"places": {"a": "gpu", "norm|b": "npu"}}, r"op \d+ \w+ is in stage 'gpu' here, in 'npu' there; .*"),
+    (
+        {"places": {"a|norm": "gpu", "b": "npu"}},
+        r"op \d+ \w+ is given to its stage by a scope there, and by none here; .*",
+    ),
+]
+
+
+@pytest.mark.parametrize(("other", "said"), EXACTLY, ids=[" ".join(other) for other, _ in EXACTLY])
+def test_the_first_difference_is_told(base: nb.Plan, other: dict[str, Any], said: str) -> None:
+    assert base.difference(plan(**other)) == said
+
+
+@pytest.mark.parametrize(("other", "said"), OPS, ids=[" ".join(other) for other, _ in OPS])
+def test_an_op_is_told_by_what_it_does_and_where_it_is(base: nb.Plan, other: dict[str, Any], said: str) -> None:
+    found = base.difference(plan(**other))
+    assert re.fullmatch(said, found or ""), found
+
+
+def test_a_constant_of_the_optimizer_is_told() -> None:
+    found = plan(clip=1.0).difference(plan(clip=2.0))
+    assert found is not None
+    assert "reads the constant 1.0 here, 2.0 there" in found
+
+
+def test_the_same_plan_has_no_difference_wherever_it_was_made(base: nb.Plan, tmp_path: Path) -> None:
+    base.save(tmp_path / "plan.json")
+    assert base.difference(nb.Plan.load(tmp_path / "plan.json")) is None
+    assert base.difference(plan()) is None
+    assert base.difference(replace(base, rows=(3,), notes=("other",))) is None
+
+
+def test_versions_threads_and_workers(base: nb.Plan) -> None:
+    other = replace(base, versions={**base.versions, "tensorflow": "2.21.9"})
+    assert f"the version of tensorflow is {base.versions['tensorflow']} here, 2.21.9 there" == base.difference(other)
+    other = replace(base, threads={**base.threads, "intra_op": 77})
+    assert "the number of threads intra_op" in (base.difference(other) or "")
+    apart = replace(base, stages={name: replace(s, worker=f"{name}/0") for name, s in base.stages.items()})
+    moved = replace(base, stages={name: replace(s, worker=f"{name}/1") for name, s in base.stages.items()})
+    assert base.difference(apart) is None
+    assert apart.difference(moved) == "the worker of stage 'gpu' is gpu/0 here, gpu/1 there"
+
+
+def test_lines_that_nobody_can_read_are_compared_as_they_are(base: nb.Plan) -> None:
+    strange = replace(base, lines=(*base.lines[:-1], "%9999 = ???"))
+    assert base.difference(strange) is not None
+
+
+def test_the_words_for_the_two_sides_can_be_chosen(base: nb.Plan) -> None:
+    found = plan_difference(base, plan(micro_batch=2), ("now", "in the pinned plan"))
+    assert found == "micro_batch is 1 now, 2 in the pinned plan"

@@ -1,0 +1,166 @@
+"""Sizes and turns of traced graphs, against what TensorFlow makes of them when it runs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from whale_nebula.capture.mirror import in_order, mirror
+from whale_nebula.ir.effort import Effort
+from whale_nebula.ir.graph import Graph, Op
+from whale_nebula.ir.integers import Site, broadcast, integers
+from whale_nebula.ir.sizes import Sizes, filled
+from whale_nebula.ir.spec import Spec, Value
+
+ROWS = 5
+
+
+def attention(x: Any) -> Any:
+    return layers.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True)
+
+
+def dense(x: Any) -> Any:
+    return layers.LayerNormalization()(x + layers.Dense(8)(layers.Dense(16, "gelu")(x)))
+
+
+def pictures(x: Any) -> Any:
+    x = tf.reshape(x, [-1, 6, 8, 1])
+    return layers.Flatten()(layers.MaxPooling2D()(layers.Conv2D(3, 3, padding="same")(x)))
+
+
+def pieces(x: Any) -> Any:
+    flat = tf.reshape(x, [-1, 8])
+    pairs = tf.reshape(flat, [tf.shape(x)[0] * 3, 2, 8])
+    turned = tf.transpose(pairs, [1, 0, 2])
+    return tf.gather(turned, [0, 1], axis=0) + tf.broadcast_to(tf.reduce_mean(pairs, [1]), [2, tf.shape(x)[0] * 3, 8])
+
+
+@pytest.mark.parametrize("make", [attention, dense, pictures, pieces])
+def test_every_tensor_has_the_size_that_it_has_when_it_runs(make: Callable[[Any], Any]) -> None:
+    """Forward and gradients; the graph is run by a session, which gives any of its tensors."""
+    with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(tf.float32, [None, 6, 8])
+        loss = tf.reduce_mean(make(x))
+        tf.gradients(loss, [x, *tf.compat.v1.trainable_variables()])
+        operations = in_order(graph.get_operations())
+        tensors = [t for op in operations for t in op.outputs if t.dtype in (tf.float32, tf.int32, tf.bool)]
+        session.run(tf.compat.v1.global_variables_initializer())
+        found = session.run(tensors, {x: np.ones((ROWS, 6, 8), "float32")})
+        mirrored = mirror(graph)
+    sizes = Sizes(mirrored, ROWS).follow(range(len(mirrored)))
+    numbers = {op.name: index for index, op in enumerate(operations)}
+    told = {t.name: sizes.shape(Value(numbers[t.op.name], t.value_index)) for t in tensors}
+    real = {t.name: np.shape(value) for t, value in zip(tensors, found, strict=True)}
+    assert {name: (told[name], real[name]) for name in told if told[name] != real[name]} == {}
+
+
+def traced(function: Callable[..., Any], *specs: Any) -> Effort:
+    graph = mirror(tf.function(function).get_concrete_function(*specs).graph)
+    return Effort(Sizes(graph, ROWS).follow(range(len(graph))))
+
+
+def loops(effort: Effort) -> list[int]:
+    ops = [op for op in effort.sizes.graph.ops if op.type in ("While", "StatelessWhile")]
+    effort.flops(op.index for op in ops)
+    return [effort.turned[op.index] for op in ops]
+
+
+def test_a_loop_of_autograph_is_counted() -> None:
+    def total(x: Any) -> Any:
+        i = tf.constant(0)
+        while i < 7:
+            x, i = x * 2.0, i + 2
+        return x
+
+    assert loops(traced(total, tf.TensorSpec([None, 3]))) == [4]
+
+
+def test_the_gradient_of_a_loop_turns_as_often_as_the_loop() -> None:
+    def step(x: Any) -> Any:
+        body = lambda i, h: (i + 1, tf.tanh(h))  # noqa: E731
+        hidden = tf.while_loop(lambda i, h: i < 3, body, [tf.constant(0), x], maximum_iterations=9)[1]
+        return tf.gradients(hidden, x)
+
+    effort = traced(step, tf.TensorSpec([None, 3]))
+    assert loops(effort) == [9, 9]  # what TensorFlow is told of a loop's length is believed
+    assert effort.open_loops == set()
+
+
+def test_a_limit_is_believed() -> None:
+    def step(x: Any) -> Any:
+        return tf.while_loop(lambda h: tf.reduce_sum(h) < 9.0, lambda h: [h + 1.0], [x], maximum_iterations=6)
+
+    effort = traced(step, tf.TensorSpec([None, 3]))
+    assert loops(effort) == [6]
+    assert effort.flops(range(len(effort.sizes.graph))) == 6 * ROWS * 3
+
+
+def test_a_loop_that_waits_for_a_value_is_open() -> None:
+    def step(x: Any) -> Any:
+        return tf.while_loop(lambda h: tf.reduce_sum(h) < 9.0, lambda h: [h + 1.0], [x])
+
+    effort = traced(step, tf.TensorSpec([None, 3]))
+    assert (loops(effort), len(effort.open_loops)) == ([1], 1)
+
+
+def test_of_two_branches_the_dearer_counts() -> None:
+    def step(x: Any) -> Any:
+        return tf.cond(x[0, 0] > 0.0, lambda: x, lambda: tf.tanh(tf.tanh(x)))
+
+    effort = traced(step, tf.TensorSpec([None, 3]))
+    (branch,) = (op for op in effort.sizes.graph.ops if op.functions)
+    assert effort.of(branch) == 2 * ROWS * 3
+
+
+def test_what_a_loop_lists_is_measured() -> None:
+    def step(x: Any) -> Any:
+        rows = tf.TensorArray(tf.float32, 4)
+        for i in tf.range(4):
+            rows = rows.write(i, x * 2.0)
+        return rows.stack()
+
+    effort = traced(step, tf.TensorSpec([None, 3]))
+    (loop,) = (op for op in effort.sizes.graph.ops if op.functions)
+    lists = [value for value in loop.values if effort.sizes.graph.spec(value).dtype == "variant"]
+    assert [effort.nbytes(value) for value in lists] == [4 * ROWS * 3 * 4]
+
+
+# ---------------------------------------------------------------------- what is not known stays unknown
+def op(kind: str, *outputs: Spec, **attributes: Any) -> Op:
+    return Op(0, kind, outputs=outputs or (Spec("int32", (1,)),), attributes=attributes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "numbers"),
+    [
+        ("Nothing", ((2,),), ((1, 2),)),
+        ("Range", ((), (), ()), ((0,), (10**9,), (1,))),
+        ("GatherV2", ((2,), (1,), ()), ((1, 2), (5,), (0,))),
+        ("FloorDiv", ((), ()), ((1,), (0,))),
+        ("Prod", ((2, 2), (1,)), ((1, 2, 3, 4), (0,))),
+        ("Fill", ((1,), ()), ((10**6,), (0,))),
+        ("ConcatV2", ((1,), (1,), ()), ((1,), None, (0,))),
+    ],
+)
+def test_what_cannot_be_told_is_not_told(kind: str, shapes: Any, numbers: Any) -> None:
+    assert list(integers(Site(op(kind), shapes, numbers))) == [None]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "axes"), [((3, 4), (4,), [(), (0,)]), ((3, 1), (3, 4), [(1,), ()]), ((), (2,), [(0,), ()])]
+)
+def test_the_axes_of_a_gradient(left: tuple[int, ...], right: tuple[int, ...], axes: list[tuple[int, ...]]) -> None:
+    site = Site(op("BroadcastGradientArgs", Spec("int32", (None,)), Spec("int32", (None,))), ((), ()), (left, right))
+    assert list(integers(site)) == axes
+    real = tf.raw_ops.BroadcastGradientArgs(s0=list(left), s1=list(right))
+    assert [tuple(map(int, each)) for each in real] == axes
+    assert broadcast(left, right) == tuple(np.broadcast_shapes(left, right))
+
+
+def test_a_value_that_was_not_followed_has_the_rows_where_it_is_open() -> None:
+    graph = Graph((op("Placeholder", Spec("float32", (None, 3))),))
+    assert Sizes(graph, ROWS).shape(Value(0)) == (ROWS, 3)
+    assert filled(Spec("float32", None), ROWS) == ()

@@ -1,0 +1,153 @@
+"""What a plan says of each stage's work and memory, for models whose numbers one can work out on paper."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.unit.ir.traced import skipping, tied
+from whale_nebula.ir.layers import Names
+
+ROWS, WIDTH = 8, 16
+
+
+def plan(*, micro_batch: int = 1, recompute: bool = False, optimizer: Any = "sgd", norm: bool = False) -> nb.Plan:
+    """Two dense layers with stages; what comes before and after them stands in none."""
+    keras.utils.clear_session()
+    inputs = keras.Input((4,))
+    before = keras.layers.Dense(WIDTH, activation="tanh", name="before")(inputs)
+    if norm:
+        before = keras.layers.BatchNormalization(name="norm")(before)
+    with nb.cluster(), nb.pipeline(micro_batch, recompute=recompute):
+        with nb.stage(cluster="gpu"):
+            hidden = keras.layers.Dense(WIDTH, activation="tanh", name="first")(before)
+        with nb.stage(cluster="npu"):
+            hidden = keras.layers.Dense(WIDTH, activation="tanh", name="second")(hidden)
+    outputs = keras.layers.Dense(1, name="after")(hidden)
+    model = keras.Model(inputs, outputs, name="model")
+    model.compile(optimizer, "mse")
+    return nb.plan(model, np.zeros((ROWS, 4)), np.zeros((ROWS, 1)))
+
+
+def test_a_layer_outside_scopes_belongs_to_the_stage_that_runs_it() -> None:
+    gpu, npu = plan().stages.values()
+    assert gpu.variables == ("before/kernel", "before/bias", "first/kernel", "first/bias")
+    assert npu.variables == ("second/kernel", "second/bias", "after/kernel", "after/bias")
+    assert gpu.parameters == 4 * WIDTH + WIDTH + WIDTH * WIDTH + WIDTH
+    assert npu.parameters == WIDTH * WIDTH + WIDTH + WIDTH + 1
+
+
+def test_moving_averages_of_a_layer_outside_scopes_too() -> None:
+    gpu = plan(norm=True).stages["gpu"]
+    names = {path for path in gpu.variables if path.startswith("norm/")}
+    assert names == {"norm/gamma", "norm/beta", "norm/moving_mean", "norm/moving_variance"}
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_flops_are_those_of_the_products_and_a_little_more(micro_batch: int) -> None:
+    gpu, npu = plan(micro_batch=micro_batch).stages.values()
+    forward = 2 * ROWS * (4 * WIDTH + WIDTH * WIDTH)
+    assert forward < gpu.forward_flops < 1.2 * forward
+    backward = 2 * ROWS * (4 * WIDTH + 2 * WIDTH * WIDTH)  # the inputs need no gradient
+    assert backward < gpu.backward_flops < 1.2 * backward
+    assert npu.flops > npu.backward_flops > npu.forward_flops > 0
+
+
+def test_recomputing_costs_the_forward_again_and_keeps_less() -> None:
+    usual, again = plan(micro_batch=2).stages["gpu"], plan(micro_batch=2, recompute=True).stages["gpu"]
+    assert again.backward_flops == usual.backward_flops + usual.forward_flops
+    assert usual.activation_bytes == 2 * ROWS // 2 * WIDTH * 4  # what both activations gave
+    assert again.activation_bytes == 0
+
+
+def test_what_is_kept_is_what_the_gradients_read() -> None:
+    gpu = plan().stages["gpu"]
+    assert gpu.activation_bytes == 2 * ROWS * WIDTH * 4
+    assert {layer.name: layer.activation_bytes for layer in gpu.layers}["first"] == ROWS * WIDTH * 4
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "times"),
+    [
+        ("sgd", 0),
+        (lambda: keras.optimizers.SGD(0.1, momentum=0.9), 1),
+        (lambda: keras.optimizers.AdamW(0.1, global_clipnorm=1.0), 2),
+        (lambda: keras.optimizers.Adam(0.1, use_ema=True), 3),
+    ],
+    ids=["sgd", "momentum", "adamw", "ema"],
+)
+def test_slots_are_counted_with_their_variables(optimizer: Any, times: int) -> None:
+    found = plan(optimizer=optimizer() if callable(optimizer) else optimizer)
+    for stage in found.stages.values():
+        assert stage.variable_bytes == stage.gradient_bytes == 4 * stage.parameters
+        assert stage.slot_bytes == times * stage.variable_bytes
+        kept = stage.activation_bytes * stage.in_flight
+        assert stage.memory_bytes == kept + (2 + times) * stage.variable_bytes
+
+
+def test_layers_add_up_to_their_stage() -> None:
+    for stage in skipping().stages.values():
+        for count in ("forward_ops", "backward_ops", "parameters"):
+            assert sum(getattr(layer, count) for layer in stage.layers) == getattr(stage, count)
+        total = sum(layer.flops for layer in stage.layers)
+        assert abs(total - stage.flops) <= len(stage.layers)
+        assert sum(layer.activation_bytes for layer in stage.layers) == stage.activation_bytes
+
+
+def test_what_evaluates_holds_no_metric() -> None:
+    weight = tf.Variable(tf.ones((4, 2)), name="weight")
+    total = tf.Variable(0.0, name="total")
+
+    @nb.function
+    def evaluate(x: Any) -> Any:
+        with nb.cluster(), nb.stage(cluster="gpu"):
+            hidden = x @ weight
+        total.assign_add(tf.reduce_sum(hidden))
+        return total.read_value()
+
+    (stage,) = nb.plan(evaluate, np.zeros((6, 4), "float32")).stages.values()
+    assert (stage.variables, stage.backward_flops, stage.in_flight) == (("weight",), 0, 0)
+    assert stage.memory_bytes == 32
+
+
+def test_the_price_of_a_tied_variable() -> None:
+    found = tied()
+    (table,) = found.tied
+    assert table.bytes == 50 * 8 * 4
+    assert table.link_bytes["npu->gpu"] == table.bytes  # all of its rows, once a step
+    assert table.link_bytes["gpu->npu"] == 10 * (8 * 4 + 8)  # the rows that were looked up, with their indices
+    assert {stage.name for stage in found.stages.values() if "table" in stage.variables} == {"embed", "project"}
+
+
+def test_a_line_with_a_rate_is_held() -> None:
+    nb.shutdown()
+    try:
+        nb.init(links="8mbit,5ms")
+        found = plan(micro_batch=2)
+    finally:
+        nb.shutdown()
+    (boundary,) = found.boundaries
+    assert boundary.step_bytes == boundary.backward_step_bytes == ROWS * WIDTH * 4
+    assert boundary.seconds == found.links["gpu->npu"].seconds
+    assert found.links["gpu->npu"].seconds == found.links["gpu->npu"].wire_bytes / 1e6
+    assert (found.links["gpu->npu"].messages, found.links["gpu->npu"].delay) == (2, 0.005)
+    assert found.links["gpu->npu"].wire_bytes > found.links["gpu->npu"].bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("model_1/first_1/Tanh", "first"),
+        ("nebula/model_1/first_1/Tanh_grad/TanhGrad", "first"),
+        ("model_1/block_1/moments/mean", "block"),
+        ("model_1/dropout_1_1/stateless_dropout/Mul", "dropout_1"),
+        ("compile_loss/mse/Mean", "compile_loss"),
+        ("model_1/first_1/a_1/b_1/c_1/MatMul", "first/a/b"),
+        ("AddN", ""),
+    ],
+)
+def test_names_of_layers(name: str, layer: str) -> None:
+    assert Names("model", {"first", "block"}).layer(name) == layer

@@ -1,0 +1,70 @@
+"""Reports for tests: a step of two stages over a line, with numbers that can be reckoned by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from whale_nebula.report.basis import Basis, Carried, Numbers, PhaseBasis
+from whale_nebula.report.prediction import predict
+from whale_nebula.report.report import ONCE, LinkReport, Report, Scalars, Span, StageReport
+from whale_nebula.schedule.lines import Hop, Line, Work
+
+THERE, BACK = "gpu->npu", "npu->gpu"
+
+
+def basis(
+    *,
+    gpu: tuple[float, float] = (0.01, 0.02),
+    npu: float = 0.03,
+    size: float = 1000.0,
+    rate: float = float("inf"),
+    delay: float = 0.0,
+    micro_batches: int = 4,
+    rows: int = 8,
+    once: float = 0.0,
+    paced: bool = True,
+) -> Basis:
+    """Two stages; each micro-batch sends `size` bytes of float32 there and its gradient back."""
+    hop = Hop(Line(THERE, rate, delay), Line(BACK, rate, delay), size, size)
+    numbers = Numbers(size, size / 4)
+    works = (Work(*gpu), Work(0.0, npu))
+    phase = PhaseBasis(works, (False, True), {(0, 1): hop}, {(0, 1): (numbers, numbers)})
+    carried = int(size) * micro_batches
+    return Basis(
+        ("gpu", "npu"),
+        (phase,),
+        micro_batches,
+        rows,
+        "eager-1f1b",
+        paced=paced,
+        once=once,
+        bytes={THERE: carried, BACK: carried},
+    )
+
+
+def measured(given: Basis, slower: float = 1.0, **more: object) -> Report:
+    """The report of a step that went as predicted, or so many times slower."""
+    told = predict(given)
+    stages = {
+        name: StageReport(stage.compute_seconds, slower * stage.wait_seconds, name, 1)
+        for name, stage in told.stages.items()
+    }
+    links = {name: LinkReport(link.bytes, link.bytes, link.bytes, 1, link.seconds) for name, link in told.links.items()}
+    return Report("fit", 3, slower * told.seconds, given.micro_batches, stages, links, basis=given, **more)
+
+
+def full() -> Report:
+    """A report with something in every field."""
+    exchange = ((Carried(Line(THERE, 1e5), 500.0), Carried(Line(BACK), 500.0)),)
+    return measured(
+        replace(basis(rate=1e5, delay=0.01, once=0.005), exchange=exchange),
+        spans=(
+            Span("gpu", "forward 0", 0.0, 0.01, 0),
+            Span(THERE, "forward 0", 0.01, 0.02, 0, 0, 1000),
+            Span(ONCE, "update", 0.1, 0.105, None, 1),
+        ),
+        notes=("a note",),
+        scalars=Scalars(("loss", "accuracy"), (0.25, 0.5)),
+        worker="gpu/0",
+        time=1000.5,
+    )

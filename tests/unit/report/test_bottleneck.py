@@ -1,0 +1,135 @@
+"""The sentence: every number in it is what the simulator says of the changed step, and nothing is said that is not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.report.making import basis, measured
+from whale_nebula.report.basis import Basis, Carried, free, wide
+from whale_nebula.report.bottleneck import NOTHING, sentence
+from whale_nebula.report.prediction import predict, seconds
+from whale_nebula.report.report import LinkReport, Report, StageReport
+from whale_nebula.report.text import duration
+from whale_nebula.schedule.lines import Line
+
+
+def instead(given: Basis, changed: Basis) -> str:
+    return f"{duration(seconds(changed))} a step instead of {duration(seconds(given))}"
+
+
+@pytest.mark.parametrize(("size", "codec", "width"), [(4000, "fp16", 2), (11000, "int8", 1)])
+def test_the_weakest_codec_that_hides_the_line_is_named(size: float, codec: str, width: float) -> None:
+    given = basis(size=size, rate=1e5, micro_batches=64)
+    assert seconds(given.numbers_of(width)) <= (1 + NOTHING) * seconds(given.over(wide))
+    found = sentence(measured(given))
+    assert re.match(r"stage gpu waits \d+ % of the step", found)
+    assert found.endswith(f"; {codec} both ways would hide it: {instead(given, given.numbers_of(width))}")
+
+
+def test_a_line_that_no_codec_hides() -> None:
+    given = basis(size=100_000, rate=1e5)
+    found = sentence(measured(given))
+    assert found.endswith(f"int8 both ways would help, though not hide it: {instead(given, given.numbers_of(1))}")
+
+
+def test_the_share_is_what_was_measured() -> None:
+    given = basis(size=100_000, rate=1e5)
+    report = measured(given)
+    waits = report.stages["gpu"].wait_seconds / report.step_seconds
+    assert sentence(report).startswith(f"stage gpu waits {100 * waits:.0f} % of the step for the lines")
+
+
+def test_waiting_for_stages_is_told_from_waiting_for_lines() -> None:
+    given = basis(npu=0.2, size=4000, rate=1e5, micro_batches=2)
+    report = measured(given)
+    lost = predict(given).stages["gpu"].wait_seconds - predict(given.over(free)).stages["gpu"].wait_seconds
+    part = f"{100 * lost / seconds(given):.0f} % for the lines gpu->npu and npu->gpu, else for other stages"
+    assert f"({part})" in sentence(report)
+
+
+def test_a_delay_is_no_matter_of_codecs() -> None:
+    given = basis(delay=0.5, micro_batches=1, rows=1)
+    assert sentence(measured(given)).endswith("; the delay costs that, not the rate, and no codec shortens it")
+
+
+def test_updates_may_exchange_more_than_stages_do() -> None:
+    given = replace(basis(), exchange=((Carried(Line("gpu->npu", 1e5), 1e5),),))
+    share = 100 / seconds(given)
+    assert sentence(measured(given)) == (
+        f"the exchange of updates (tied variables, global norms, results) holds the step for {share:.0f} % of it, "
+        "and no codec touches that"
+    )
+
+
+def test_what_is_no_number_is_not_made_smaller() -> None:
+    given = basis(size=100_000, rate=1e5)
+    (phase,) = given.phases
+    found = Basis(
+        given.stages, (type(phase)(phase.works, phase.fused, phase.hops),), 4, 8, "eager-1f1b", bytes=given.bytes
+    )
+    assert "no codec would help" in sentence(measured(found))
+
+
+def test_stages_that_compute_unequally() -> None:
+    given = basis(gpu=(0.05, 0.1), npu=0.01, micro_batches=16)
+    found = sentence(measured(given))
+    assert found.startswith(f"computing, not the line: stage gpu computes {duration(16 * 0.15)} of ")
+    assert found.endswith(f"equally long would make it {instead(given, given.balanced())}")
+
+
+def test_more_micro_batches_overlap_more() -> None:
+    given = basis(micro_batches=1, rows=64)
+    found = sentence(measured(given))
+    many = int(re.search(r"; (\d+) micro-batches would make it", found)[1])
+    assert found.endswith(f"{instead(given, given.divided(many))}, if computing divides evenly")
+    assert many > 1
+
+
+def test_rows_run_out() -> None:
+    given = basis(micro_batches=1, rows=1)
+    assert "neither other stages nor more micro-batches would help" in sentence(measured(given))
+
+
+def test_the_update_may_be_what_takes_long() -> None:
+    found = sentence(measured(basis(once=5.0)))
+    assert re.fullmatch(r"what runs once a step, the update, takes 9\d % of it", found)
+
+
+def test_a_step_that_took_much_longer_says_so() -> None:
+    report = measured(basis(), slower=2.0)
+    apart = f"this step took {duration(report.step_seconds)}, the simulator says {duration(report.predicted_seconds)}"
+    assert sentence(report).endswith(f" ({apart}: something else takes time too)")
+    told = sentence(measured(basis(paced=False), slower=2.0))
+    assert told.endswith("the line may be slower than the config says)")
+
+
+def test_a_step_that_was_much_faster_claims_nothing() -> None:
+    assert re.fullmatch(
+        r"not known: this step took \S+ \w+, the simulator says \S+ \w+; the line is faster than the config says",
+        sentence(measured(basis(rate=1e3, paced=False), slower=0.1)),
+    )
+    assert sentence(measured(basis(), slower=0.1)).endswith("the steps before were slower")
+
+
+@pytest.mark.parametrize(
+    ("stages", "links", "said"),
+    [
+        ({"a": StageReport()}, {}, "there is one stage, and nothing crosses a link"),
+        ({"a": StageReport(), "b": StageReport()}, {"a->b": LinkReport()}, "over free links a step is one local"),
+        ({"a": StageReport(0.1, 0.4), "b": StageReport(0.1, 0.2)}, {}, "stage a waits 80 % of the step; what for"),
+    ],
+)
+def test_without_a_prediction_only_what_was_measured_is_said(
+    stages: dict[str, StageReport], links: dict[str, LinkReport], said: str
+) -> None:
+    assert sentence(Report("fit", 1, 0.5, 2, stages, links)).startswith(said)
+
+
+def test_a_stage_of_another_process_is_told_by_the_simulator() -> None:
+    given = basis(size=100_000, rate=1e5, paced=False)
+    report = measured(given)
+    here = Report("fit", 3, report.step_seconds, 4, {"npu": report.stages["npu"]}, report.links, basis=given)
+    assert re.match(r"stage gpu waits for the line: \d+ % of the step, by the simulator; ", sentence(here))

@@ -1,0 +1,109 @@
+"""Lines in the log: the first step of each program, one every ten seconds, and the last."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.report.making import full
+from whale_nebula.report import Report
+from whale_nebula.report.lines import Lines, Rate, log
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def at(clock: Clock, lines: Lines, second: float, step: int, program: str = "fit") -> None:
+    clock.now = second
+    lines.step(replace(full(), step=step, program=program, time=second))
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture):
+    """What was said so far, each line to its first comma."""
+    return lambda: [record.getMessage().split(":")[0] for record in caplog.records]
+
+
+def test_first_then_every_ten_seconds_and_at_the_end(said) -> None:
+    clock = Clock()
+    lines = Lines(now=clock)
+    for second in range(24):
+        at(clock, lines, second, second + 1)
+    assert said() == ["step 1 of fit", "step 11 of fit", "step 21 of fit"]
+    lines.close()
+    assert said()[3:] == ["step 24 of fit"]
+
+
+def test_a_last_step_that_was_said_is_not_said_again(said) -> None:
+    lines = Lines(now=Clock())
+    lines.step(full())
+    lines.close()
+    assert said() == ["step 3 of fit"]
+
+
+def test_each_program_has_a_first_and_a_last_step(said) -> None:
+    clock = Clock()
+    lines = Lines(now=clock)
+    for second, program in enumerate(["fit", "fit", "test", "test"]):
+        at(clock, lines, second, second + 1, program)
+    lines.close()
+    assert said() == ["step 1 of fit", "step 3 of test", "step 2 of fit", "step 4 of test"]
+
+
+def test_only_the_lead_says_anything(said) -> None:
+    lines = Lines(here=lambda: False, now=Clock())
+    lines.step(full())
+    lines.close()
+    assert said() == []
+
+
+def test_a_line_says_it_all(caplog: pytest.LogCaptureFixture) -> None:
+    report = full()
+    lines = Lines(now=Clock())
+    lines.step(report)
+    lines.close()
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("whale_nebula.steps", logging.INFO)
+    for part in (
+        "loss 0.25, accuracy 0.5",
+        "steps/s",
+        "gpu computes 0.120 s, waits",
+        "1 in flight",
+        "gpu->npu 3.9 KiB",
+    ):
+        assert part in record.getMessage()
+
+
+def test_where_nobody_listens_they_go_to_standard_error_and_after_that_all_is_as_before(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    before = log.level, list(log.handlers)
+    lines = Lines(now=Clock())
+    lines.step(full())
+    lines.close()
+    assert capsys.readouterr().err.startswith("whale_nebula: step 3 of fit: ")
+    assert (log.level, log.handlers) == before
+
+
+def test_the_rate_is_that_of_the_last_steps() -> None:
+    rate = Rate()
+    assert rate.add(replace(full(), time=5.0, step_seconds=0.5)) == 2.0
+    assert rate.add(replace(full(), time=5.25)) == 4.0
+    assert rate.add(replace(full(), program="other", time=9.0, step_seconds=0.1)) == pytest.approx(10.0)
+    for second in range(100):
+        found = rate.add(replace(full(), time=10.0 + second))
+    assert found == 1.0
+
+
+def test_a_stage_that_is_not_timed_apart_has_no_seconds() -> None:
+    from whale_nebula.report.lines import step_line
+    from whale_nebula.report.report import StageReport
+
+    assert step_line(Report("fit", 1, 0.5, 1, {"gpu": StageReport()}, {}), 2.0) == "step 1 of fit: 0.500 s, 2 steps/s"

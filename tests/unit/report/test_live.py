@@ -1,0 +1,98 @@
+"""The table: what stands in it, when it is drawn, and that it leaves the last step on the terminal."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.report.making import full
+from tests.unit.report.terminal import stand_in
+from whale_nebula.report import Report
+from whale_nebula.report.live import Live
+from whale_nebula.report.published import begin, forget, watch
+from whale_nebula.report.report import LinkReport, StageReport
+from whale_nebula.report.watching import Watching
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    forget()
+    yield
+    forget()
+
+
+def test_it_shows_stages_links_and_the_bottleneck(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = stand_in(monkeypatch)
+    live = Live(seen)
+    live.step(full())
+    title, head, stages, gpu, npu, links, there, back, *sentence = seen.shown
+    assert title.startswith("fit, step 3 ─")
+    assert head.startswith("loss 0.25, accuracy 0.5 · ") and "steps/s" in head and "predicted" in head
+    assert stages.split() == ["stage", "computes", "waits", "in", "flight", "of", "the", "step", "now"]
+    assert gpu.split()[:3] == ["gpu", "0.120", "s"] and npu.split()[0] == "npu"
+    assert links.split()[0] == "link"
+    assert there.split()[:5] == ["gpu->npu", "3.9", "KiB", "100", "%"] and back.split()[0] == "npu->gpu"
+    assert " ".join(sentence) == full().bottleneck
+    live.close()
+
+
+def test_the_last_step_stays_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = stand_in(monkeypatch)
+    live = Live(seen)
+    for step in range(3, 20):
+        live.step(replace(full(), step=step))
+    live.close()
+    print("done")
+    assert seen.shown[0].startswith("fit, step 19 ─")
+    assert seen.shown[-1] == "done"
+    assert sys.stdout is seen
+
+
+def test_between_steps_it_says_what_the_stages_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = stand_in(monkeypatch)
+
+    class Step:
+        name, steps, doing = "fit", 3, {"gpu": "backward 2", "npu": "waits"}
+
+    watching = Watching([])
+    watch([watching])
+    live = Live(seen)
+    live.step(full())
+    assert not any("backward 2" in line for line in seen.shown)
+    begin(Step())
+    live.tick()
+    assert [line.split()[-2:] for line in seen.shown[3:5]] == [["backward", "2"], seen.shown[4].split()[-2:]]
+    assert seen.shown[4].endswith("waits")
+    watching.close()
+    live.close()
+
+
+def test_before_a_step_and_where_another_process_leads_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = stand_in(monkeypatch)
+    live = Live(seen, here=lambda: False)
+    live.tick()
+    live.step(full())
+    live.close()
+    assert seen.shown == []
+
+
+def test_a_table_higher_than_the_terminal_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = stand_in(monkeypatch)
+    monkeypatch.setenv("LINES", "6")
+    live = Live(seen)
+    live.step(full())
+    assert len(seen.shown) == 5
+    live.close()
+
+
+def test_names_are_no_markup_and_clusters_are_named_where_they_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = stand_in(monkeypatch)
+    stages = {"a": StageReport(cluster="gpu"), "b": StageReport(0.1, 0.2, "b", 1)}
+    live = Live(seen)
+    live.step(Report("[red]fit[/red]", 1, 0.5, 1, stages, {"gpu->b": LinkReport(10, 10, 10, 1)}))
+    assert seen.shown[0].startswith("[red]fit[/red], step 1")
+    assert seen.shown[3].split()[:2] == ["a", "(gpu)"] and "not timed apart" in seen.shown[3]
+    assert seen.shown[6].endswith("free")
+    live.close()

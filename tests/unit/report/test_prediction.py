@@ -1,0 +1,107 @@
+"""What the simulator is told of a step, what it says, and what it says when one thing is changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.report.making import BACK, THERE, basis
+from whale_nebula.report.basis import Basis, Carried, Numbers, PhaseBasis, free, wide
+from whale_nebula.report.prediction import predict, seconds
+from whale_nebula.schedule.lines import Hop, Line, Work, uniform
+from whale_nebula.schedule.simulate import simulate
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager-1f1b"])
+@pytest.mark.parametrize("transfer", [0.0, 0.5, 3.0])
+def test_it_is_what_the_simulator_says(schedule: str, transfer: float) -> None:
+    works, hops = (Work(1.0, 2.0), Work(1.0, 2.0), Work(0.0, 3.0)), uniform(3, seconds=transfer)
+    given = Basis(("a", "b", "c"), (PhaseBasis(works, (False, False, True), hops),), 8, 1, schedule)
+    assert predict(given).seconds == seconds(given) == simulate(works, hops, 8, name=schedule).seconds
+
+
+def test_phases_follow_one_another_and_what_runs_once_is_added() -> None:
+    one = basis(rate=1e5)
+    two = Basis(one.stages, one.phases * 2, one.micro_batches, one.rows, one.schedule, once=0.5)
+    assert predict(two).seconds == pytest.approx(2 * predict(one).seconds + 0.5)
+    assert predict(two).stages["gpu"].compute_seconds == pytest.approx(2 * predict(one).stages["gpu"].compute_seconds)
+
+
+def test_a_stage_that_is_not_in_a_phase_computes_nothing_and_waits_for_nothing() -> None:
+    phase = PhaseBasis((Work(0.0), Work(0.0, 2.0)), (False, True), {})
+    found = predict(Basis(("a", "b"), (phase,), 3, 1, "1f1b"))
+    assert (found.seconds, found.stages["a"].compute_seconds, found.stages["a"].wait_seconds) == (6.0, 0.0, 0.0)
+
+
+def test_stages_and_links_add_up() -> None:
+    found = predict(basis(rate=1e5))
+    assert found.stages["gpu"].compute_seconds == pytest.approx(4 * 0.03)
+    assert found.stages["npu"].compute_seconds == pytest.approx(4 * 0.03)
+    # gpu's last backward ends the step: it computes or waits until then
+    assert found.stages["gpu"].compute_seconds + found.stages["gpu"].wait_seconds == pytest.approx(found.seconds)
+    assert {name: link.bytes for name, link in found.links.items()} == {THERE: 4000, BACK: 4000}
+    assert found.links[THERE].seconds == pytest.approx(4 * 1000 / 1e5)
+
+
+def test_fewer_bytes_a_number_make_what_crosses_smaller_but_not_its_headers() -> None:
+    numbers = Numbers(bytes=4000, count=1000)
+    hop = Hop(Line("a->b"), Line("b->a"), 4128, 4128)
+    given = Basis(
+        ("a", "b"), (PhaseBasis((Work(1.0),), (False,), {(0, 1): hop}, {(0, 1): (numbers, numbers)}),), 1, 1, ""
+    )
+    (halved,) = given.numbers_of(2).phases
+    assert (halved.hops[0, 1].forward, halved.hops[0, 1].backward) == (2128, 2128)
+    (quarter,) = given.numbers_of(1).phases
+    assert quarter.hops[0, 1].forward == 1128
+
+
+def test_what_is_small_already_or_no_number_stays_as_it_is() -> None:
+    half = Numbers(bytes=2000, count=1000)
+    hop = Hop(Line("a->b"), Line("b->a"), 2128, None)
+    phase = PhaseBasis((Work(1.0),), (False,), {(0, 1): hop}, {(0, 1): (half, Numbers())})
+    (found,) = Basis(("a", "b"), (phase,), 1, 1, "").numbers_of(2).phases
+    assert found.hops == phase.hops
+
+
+def test_lines_can_be_taken_away() -> None:
+    given = basis(rate=1e5, delay=0.02)
+    (line,) = {hop.there for hop in given.over(free).phases[0].hops.values()}
+    assert line == Line(THERE)
+    (line,) = {hop.back for hop in given.over(wide).phases[0].hops.values()}
+    assert line == Line(BACK, delay=0.02)
+
+
+def test_balanced_computing_is_as_much_as_before() -> None:
+    given = basis(gpu=(0.03, 0.06), npu=0.01)
+    works = given.balanced().phases[0].works
+    assert [work.seconds for work in works] == pytest.approx([0.05, 0.05])
+    assert works[0].backward == pytest.approx(2 * works[0].forward)
+
+
+def test_stages_without_work_take_no_part_in_the_balance() -> None:
+    phase = PhaseBasis((Work(1.0), Work(0.0)), (False, False), {})
+    (found,) = Basis(("a", "b"), (phase,), 1, 1, "1f1b").balanced().phases
+    assert found.works == (Work(1.0), Work(0.0))
+
+
+def test_divided_is_more_and_smaller() -> None:
+    given = basis(rate=1e5, micro_batches=2, rows=8)
+    found = given.divided(4)
+    assert (found.micro_batches, found.rows) == (8, 2)
+    assert found.phases[0].works[0].forward * 4 == pytest.approx(given.phases[0].works[0].forward)
+    assert found.phases[0].hops[0, 1].forward * 4 == given.phases[0].hops[0, 1].forward
+    assert found.phases[0].numbers[0, 1][0].count * 4 == given.phases[0].numbers[0, 1][0].count
+
+
+def test_what_an_update_exchanges_holds_the_lines_too() -> None:
+    plain = basis(rate=1e5, delay=0.25)
+    lines = [Line(name, 1e5, 0.25) for name in (THERE, BACK)]
+    rounds = ((Carried(lines[0], 5000.0), Carried(lines[1], 10_000.0)), (Carried(lines[0], 0.0),))
+    given = replace(plain, exchange=rounds)
+    # a round takes as long as the slower of its lines, and rounds follow one another
+    assert given.exchange_seconds == pytest.approx(0.1 + 0.25 + 0.25)
+    assert predict(given).seconds == pytest.approx(predict(plain).seconds + 0.6)
+    assert predict(given).links[BACK].seconds == pytest.approx(predict(plain).links[BACK].seconds + 0.1)
+    assert given.over(free).exchange_seconds == 0.0
+    assert given.numbers_of(1).exchange == given.divided(2).exchange == rounds

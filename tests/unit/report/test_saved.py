@@ -1,0 +1,94 @@
+"""Reports as JSON: what is written is read back as it was, and nothing else is taken for a report."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.report.making import basis, full, measured
+from whale_nebula.errors import StateError
+from whale_nebula.report import Report
+from whale_nebula.report.loaded import read
+from whale_nebula.report.report import RunTotals, Scalars
+from whale_nebula.report.saved import FORMAT, line, text
+
+
+def test_a_saved_report_is_read_back_as_it_was(tmp_path: Path) -> None:
+    report = replace(full(), run=RunTotals(3, 1.5, full().links))
+    report.save(tmp_path / "step.json")
+    found = Report.load(tmp_path / "step.json")
+    assert found == report
+    assert (found.prediction, found.bottleneck, str(found)) == (report.prediction, report.bottleneck, str(report))
+
+
+def test_lines_that_are_as_fast_as_memory_come_back(tmp_path: Path) -> None:
+    report = measured(basis(delay=0.5))
+    report.save(tmp_path / "step.json")
+    assert Report.load(tmp_path / "step.json").basis == report.basis
+    assert "Infinity" not in (tmp_path / "step.json").read_text()
+
+
+def test_what_was_predicted_then_is_not_simulated_anew(tmp_path: Path) -> None:
+    document = json.loads(text(full()))
+    document["predicted"]["seconds"] = 123.0
+    (tmp_path / "step.json").write_text(json.dumps(document))
+    assert Report.load(tmp_path / "step.json").predicted_seconds == 123.0
+
+
+def test_a_line_has_everything_but_spans() -> None:
+    document = json.loads(line(full()))
+    assert document["format"] == FORMAT
+    assert document.keys() == json.loads(text(full())).keys() - {"spans"}
+    assert document["predicted"]["links"].keys() == document["links"].keys()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_any_more_is_null(value: float, tmp_path: Path) -> None:
+    report = replace(full(), scalars=Scalars(("loss",), (value,)))
+    written = line(report)
+    assert json.loads(written, parse_constant=pytest.fail)["scalars"] == {"loss": None}
+    (tmp_path / "run.jsonl").write_text(written)
+    assert math.isnan(Report.load(tmp_path / "run.jsonl").scalars["loss"])
+
+
+def test_of_many_lines_the_last_is_loaded_and_a_cut_one_is_counted(tmp_path: Path) -> None:
+    lines = [line(replace(full(), step=step)) for step in (1, 2, 3)]
+    (tmp_path / "run.jsonl").write_text("\n".join([*lines, lines[0][:100], ""]))
+    assert Report.load(tmp_path / "run.jsonl").step == 3
+    reports, broken = read(tmp_path / "run.jsonl")
+    assert ([report.step for report in reports], broken) == ([1, 2, 3], 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nothing", "{}", "[1, 2]", '{"format": "whale_nebula plan 1"}', '{"format": "whale_nebula report 1"}']
+)
+def test_what_is_no_report_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(StateError, match="holds no report") as refused:
+        Report.load(tmp_path / "file")
+    assert str(tmp_path / "file") in refused.value.where
+    assert "save" in refused.value.mend
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="FileNotFoundError"):
+        Report.load(tmp_path / "none.json")
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    for step in (1, 2):
+        replace(full(), step=step).save(tmp_path / "step.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["step.json"]
+    assert Report.load(tmp_path / "step.json").step == 2
+
+
+def test_every_key_is_explained() -> None:
+    explained = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text("utf-8")
+    document = json.loads(text(full()))
+    parts = [document, document["basis"], document["basis"]["phases"][0], document["run"], document["spans"][1]]
+    parts += [next(iter(document[name].values())) for name in ("stages", "links")]
+    assert [key for part in parts for key in part if f"`{key}`" not in explained] == []

@@ -1,0 +1,77 @@
+"""A timeline as Chrome's trace events: what the format asks of an event, and where each span lies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.unit.report.making import THERE, full
+from whale_nebula.report.report import ONCE, Report, StageReport
+
+
+def lanes(trace: dict[str, Any]) -> dict[tuple[int, int], tuple[str, str]]:
+    """(process, thread) to their names."""
+    named: dict[str, dict[Any, str]] = {"process_name": {}, "thread_name": {}}
+    for event in trace["traceEvents"]:
+        if event["ph"] == "M":
+            key = event["pid"] if event["name"] == "process_name" else (event["pid"], event["tid"])
+            named[event["name"]][key] = event["args"]["name"]
+    return {key: (named["process_name"][key[0]], name) for key, name in named["thread_name"].items()}
+
+
+def spans(trace: dict[str, Any]) -> list[dict[str, Any]]:
+    return [event for event in trace["traceEvents"] if event["ph"] == "X"]
+
+
+def test_each_event_has_what_the_format_asks_for(tmp_path: Path) -> None:
+    full().save_trace(tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text(), parse_constant=lambda name: 1 / 0)
+    assert trace.keys() == {"traceEvents", "displayTimeUnit", "otherData"}
+    for event in trace["traceEvents"]:
+        assert event["ph"] in "MX"
+        assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        assert isinstance(event["name"], str)
+        if event["ph"] == "X":
+            assert event["ts"] >= 0 and event["dur"] >= 0
+    starts = [event["ts"] for event in spans(trace)]
+    assert starts == sorted(starts)
+
+
+def test_a_cluster_is_a_process_and_a_stage_or_link_a_lane() -> None:
+    trace = full().to_chrome_trace()
+    assert set(lanes(trace).values()) == {
+        ("step", ONCE),
+        ("cluster gpu", "stage gpu"),
+        ("cluster gpu", "link gpu->npu"),
+        ("cluster npu", "stage npu"),
+        ("cluster npu", "link npu->gpu"),
+    }
+
+
+def test_every_span_is_an_event_in_its_lane() -> None:
+    report = full()
+    trace = report.to_chrome_trace()
+    where = lanes(trace)
+    found = {(where[event["pid"], event["tid"]][1], event["name"]): event for event in spans(trace)}
+    assert found.keys() == {
+        (ONCE, "step 3 of fit"),
+        ("stage gpu", "forward 0"),
+        (f"link {THERE}", "forward 0"),
+        (ONCE, "update"),
+    }
+    message = found[f"link {THERE}", "forward 0"]
+    assert (message["ts"], message["dur"]) == (10_000, 10_000)
+    assert message["args"] == {"micro_batch": 0, "phase": 0, "bytes": 1000}
+    assert found[ONCE, "update"]["args"] == {"phase": 1}
+    assert found[ONCE, "step 3 of fit"]["dur"] == round(1e6 * report.step_seconds, 3)
+
+
+def test_a_step_that_is_one_function_is_one_event() -> None:
+    trace = Report("fit", 1, 0.5, 1, {"gpu": StageReport()}, {}).to_chrome_trace()
+    assert [event["name"] for event in spans(trace)] == ["step 1 of fit"]
+
+
+def test_lanes_have_numbers_of_their_own() -> None:
+    trace = full().to_chrome_trace()
+    assert len({thread for _, thread in lanes(trace)}) == len(lanes(trace)) == 5

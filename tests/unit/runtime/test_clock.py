@@ -1,0 +1,76 @@
+"""Clocks of a step: stages, lines, what runs once, and their names in TensorFlow's profiles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from whale_nebula.report.report import ONCE, LinkReport, Span
+from whale_nebula.runtime.clock import Clocks, LineClock, StageClock, held, in_flight
+from whale_nebula.transport import MemoryNetwork
+from whale_nebula.transport.protocol import Key
+
+
+def pieces(words: str, phase: int = 0) -> list[Span]:
+    """Spans from "F0 F1 B0": forward 0, forward 1, backward 0."""
+    kinds = {"F": "forward", "B": "backward", "X": "fused"}
+    return [Span("s", f"{kinds[w[0]]} {w[1:]}", 0.0, 0.0, int(w[1:]), phase) for w in words.split()]
+
+
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        ("", 0),
+        ("F0 F1 F2", 1),  # inference keeps nothing
+        ("X0 X1", 1),
+        ("F0 B0 F1 B1", 1),
+        ("F0 F1 F2 B0 B1 B2", 3),
+        ("F0 F1 B0 F2 B1 F3 B2 B3", 2),
+    ],
+)
+def test_the_most_that_is_in_flight(words: str, most: int) -> None:
+    assert in_flight(pieces(words)) == most
+
+
+def test_phases_are_counted_apart() -> None:
+    assert in_flight([*pieces("F0 F1"), *pieces("F0 F1 B0 B1", phase=1)]) == 2
+
+
+def test_a_stage_computes_waits_and_says_what_it_does() -> None:
+    clock = StageClock("gpu", 0.0, "c0")
+    with clock.waits():
+        assert clock.doing == "waits"
+    with clock.computing("forward", 2, 1):
+        assert clock.doing == "forward 2"
+    assert clock.doing == ""
+    (span,) = clock.spans
+    assert (span.lane, span.what, span.micro_batch, span.phase) == ("gpu", "forward 2", 2, 1)
+    found = clock.report()
+    assert found.compute_seconds == pytest.approx(span.end - span.start)
+    assert (found.cluster, found.in_flight, found.wait_seconds) == ("c0", 1, clock.waiting)
+
+
+def test_lines_tell_of_this_step_of_this_program_only() -> None:
+    link = MemoryNetwork().link("a", "b", "a", "b")
+    clock = LineClock.start(1, 5, [("a->b", link)])
+    keys = [Key("forward", program, step, 0, 3, program + step, "a", "b") for program in (1, 2) for step in (4, 5)]
+    for key in keys:
+        link.send(key, np.zeros(10, np.uint8))
+    link.send(Key("scalar", 1, 5, 1, -1, 9, "a", "b"), np.zeros((), np.float32))
+    message, scalar = clock.told
+    assert (message.lane, message.what, message.micro_batch, message.bytes) == ("a->b", "forward 3", 3, 138)
+    assert (scalar.what, scalar.micro_batch, scalar.phase) == ("scalar", None, 1)
+
+
+def test_all_spans_of_a_step() -> None:
+    lines = LineClock(1, 0, 0.0, [Span("a->b", "forward 0", 0.0, 0.5), Span("a->b", "forward 1", 0.5, 0.75)])
+    clocks = Clocks({0: StageClock("gpu", 0.0)}, StageClock(ONCE, 0.0), lines)
+    with clocks.stages[0].computing("forward", 0):
+        assert clocks.doing() == {"gpu": "forward 0"}
+    with clocks.once.computing("update", phase=1):
+        pass
+    assert [span.lane for span in clocks.spans()] == ["gpu", ONCE, "a->b", "a->b"]
+    assert held({"a->b": LinkReport(bytes=10), "b->a": LinkReport()}, lines.told) == {
+        "a->b": LinkReport(bytes=10, seconds=0.75),
+        "b->a": LinkReport(),
+    }

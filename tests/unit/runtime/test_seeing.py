@@ -1,0 +1,208 @@
+"""What a step over emulated lines tells: predictions beside measurements, a timeline, event files, a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.report.report import EXCHANGE, ONCE
+from whale_nebula.runtime.scalars import scalar_results
+from whale_nebula.runtime.tensorboard import EventFiles
+
+ROWS, WIDTH = 8, 16
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+def training_step(phases: int = 1) -> Callable[[Any], Any]:
+    """Gradient descent through two stages, once or twice in a step."""
+    kernels = [tf.Variable(tf.ones([WIDTH, WIDTH]) / WIDTH) for _ in range(2)]
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster(), nb.pipeline(2):
+            for _ in range(phases):
+                with tf.GradientTape() as tape:
+                    with nb.stage(cluster="gpu"):
+                        hidden = tf.tanh(x @ kernels[0])
+                    with nb.stage(cluster="npu"):
+                        loss = tf.reduce_mean(tf.square(hidden @ kernels[1]))
+                for kernel, gradient in zip(kernels, tape.gradient(loss, kernels), strict=True):
+                    kernel.assign_sub(0.1 * gradient)
+        return {"loss": loss, "hidden": hidden}
+
+    return step
+
+
+def run(steps: int, phases: int = 1) -> nb.Report:
+    step = training_step(phases)
+    for _ in range(steps):
+        step(tf.ones([ROWS, WIDTH]))
+    return nb.last_report()
+
+
+@pytest.fixture(scope="module")
+def seen() -> Iterator[tuple[nb.Report, nb.Report, list[tf.compat.v1.Event]]]:
+    """The second and the third step of a run over a line, and nothing else of it."""
+    nb.shutdown()
+    with nb.init(links="100mbit,1ms"):
+        step = training_step()
+        reports = []
+        for _ in range(3):
+            step(tf.ones([ROWS, WIDTH]))
+            reports.append(nb.last_report())
+    return reports[1], reports[2]
+
+
+def test_the_first_steps_are_measured_before_anything_is_predicted(seen) -> None:
+    assert seen[0].prediction is None
+    assert "what for, the simulator says once two steps have been measured" in seen[0].bottleneck
+    assert seen[1].prediction is not None
+
+
+def test_predictions_stand_beside_measurements(seen) -> None:
+    report = seen[1]
+    assert report.predicted_seconds == report.prediction.seconds > 0.002  # the line's delay, there and back
+    assert report.prediction.stages.keys() == report.stages.keys()
+    assert {name: link.bytes for name, link in report.prediction.links.items()} == {
+        name: link.bytes for name, link in report.links.items()
+    }
+    for name, link in report.links.items():
+        assert link.seconds == pytest.approx(8 * link.bytes / 100e6)
+        assert report.prediction.links[name].seconds == pytest.approx(link.seconds)
+    assert report.bottleneck in str(report)
+
+
+def test_what_an_update_computes_is_told_from_what_it_waits_for(seen) -> None:
+    report = seen[1]
+    # what the step returns goes over the line, there and back at the same time
+    assert report.basis.exchange_seconds == pytest.approx(0.001, rel=0.1)
+    assert 0.0 < report.basis.once < report.predicted_seconds - report.basis.exchange_seconds
+    own = [span for span in report.timeline() if span.lane == ONCE]
+    (waited,) = [span for span in own if span.what == EXCHANGE]
+    (update,) = [span for span in own if span.what == "update"]
+    assert update.start <= waited.start and waited.end <= update.end
+    assert waited.end - waited.start >= 0.001
+
+
+def test_the_timeline_has_stages_links_and_what_runs_once(seen) -> None:
+    report = seen[1]
+    lanes = {span.lane for span in report.timeline()}
+    assert lanes == {"gpu", "npu", "gpu->npu", "npu->gpu", ONCE}
+    for link, way in {"gpu->npu": "forward", "npu->gpu": "backward"}.items():
+        sent = [span for span in report.timeline() if span.lane == link]
+        assert [span.what for span in sent] == [f"{way} 0", f"{way} 1", "scalar"]
+        assert sum(span.bytes for span in sent) == report.links[link].bytes
+        assert all(0.0 <= span.start < span.end <= report.step_seconds for span in sent)
+    # a micro-batch leaves gpu before it reaches npu
+    at = {(span.lane, span.what): span for span in report.timeline()}
+    assert at["gpu", "forward 1"].end <= at["gpu->npu", "forward 1"].start < at["npu", "fused 1"].start
+    assert {name: stage.cluster for name, stage in report.stages.items()} == {"gpu": "gpu", "npu": "npu"}
+    assert report.stages["npu"].in_flight == 1
+
+
+def test_single_numbers_are_told_by_their_names(seen) -> None:
+    assert list(seen[1].scalars) == ["loss"]
+    assert 0.0 < seen[1].scalars["loss"] < seen[0].scalars["loss"]
+
+
+def test_a_step_of_two_phases_is_predicted_too() -> None:
+    with nb.init(links="100mbit,1ms"):
+        report = run(3, phases=2)
+    assert len(report.basis.phases) == 2
+    assert report.predicted_seconds > 2 * 0.002
+    assert {span.phase for span in report.timeline()} == {0, 1}
+    assert {name: link.bytes for name, link in report.prediction.links.items()} == {
+        name: link.bytes for name, link in report.links.items()
+    }
+
+
+def test_where_a_size_is_known_too_late_nothing_is_predicted() -> None:
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster():
+            with nb.stage(cluster="gpu"):
+                rows = tf.shape(x)[0]
+                hidden = tf.reshape(x, [rows, tf.size(x) // rows])
+            with nb.stage(cluster="npu"):
+                return tf.reduce_mean(hidden)
+
+    with nb.init(links="100mbit,1ms"):
+        for _ in range(3):
+            step(tf.ones([ROWS, WIDTH]))
+        report = nb.last_report()
+    assert report.links["gpu->npu"].payload_bytes == 4 * ROWS * WIDTH
+    assert report.prediction is None
+    assert report.bottleneck.endswith(
+        "; what for is not known, because the size of what crosses is only known when it does"
+    )
+
+
+def test_without_lines_nothing_is_timed_apart_and_nothing_is_claimed() -> None:
+    report = run(2)
+    assert report.prediction is None
+    assert report.bottleneck.startswith("over free links a step is one local function")
+    assert [stage.cluster for stage in report.stages.values()] == ["gpu", "npu"]
+
+
+def test_names_of_results() -> None:
+    with tf.Graph().as_default():
+        one, many = tf.constant(1.0), tf.zeros([3])
+        indexed = tf.IndexedSlices(many, tf.constant([0, 1, 2]))
+        found = scalar_results((many, indexed, {"b": one, "a": (many, one)}, tf.constant("text"), tf.constant(7)))
+        assert (found.names, found.places) == (("2/a/1", "2/b", "4"), (4, 5, 7))
+        assert scalar_results(one).names == ("result",)
+    assert dict(scalar_results(one).of([tf.constant(0.5)])) == {"result": 0.5}
+
+
+def events(folder: Path) -> list[Any]:
+    (path,) = folder.glob("events*")
+    records = tf.data.TFRecordDataset(str(path))
+    return [tf.compat.v1.Event.FromString(record.numpy()) for record in records]
+
+
+def test_event_files_hold_every_number(seen, tmp_path: Path) -> None:
+    files = EventFiles(tmp_path / "logs")
+    for report in seen:
+        files.step(report)
+    files.close()
+    found = {
+        (value.tag, event.step): tf.make_ndarray(value.tensor).item()
+        for event in events(tmp_path / "logs")
+        for value in event.summary.value
+    }
+    report = seen[1]
+    assert found["step/loss", 3] == pytest.approx(report.scalars["loss"])
+    assert found["step/link gpu->npu/bytes", 3] == report.links["gpu->npu"].bytes
+    assert found["step/stage npu/wait_seconds", 2] == pytest.approx(seen[0].stages["npu"].wait_seconds)
+    assert found["step/predicted_seconds", 3] == pytest.approx(report.predicted_seconds)
+    assert ("step/predicted_seconds", 2) not in found
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(nb.errors.ConfigError, match="cannot be made"):
+        nb.init(tensorboard=tmp_path / "file")
+
+
+def test_a_profile_has_our_names(tmp_path: Path) -> None:
+    with nb.init(links="1gbit,0ms"):
+        step = training_step()
+        step(tf.ones([ROWS, WIDTH]))
+        tf.profiler.experimental.start(str(tmp_path))
+        step(tf.ones([ROWS, WIDTH]))
+        tf.profiler.experimental.stop()
+    (path,) = tmp_path.rglob("*.xplane.pb")
+    profile = path.read_bytes()
+    names = [b"whale_nebula", b"gpu: forward", b"gpu: backward", b"npu: fused", b"once a step: update"]
+    assert [name for name in names if name not in profile] == []

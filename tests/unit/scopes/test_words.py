@@ -1,0 +1,110 @@
+"""Calls that do not fit: what is said of them, where, and the line to write instead."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import whale_nebula as nb
+from whale_nebula.errors import NebulaError, OptionError, ScopeError
+from whale_nebula.scopes import parsing, words
+
+SCOPES = ("cluster", "replica", "pipeline", "stage", "split", "compress", "gathered")
+
+
+@pytest.mark.parametrize("name", SCOPES)
+def test_a_scope_without_parentheses(name: str) -> None:
+    with pytest.raises(ScopeError, match=f"nb.{name} has no parentheses") as caught, getattr(nb, name):
+        pass
+    assert caught.value.mend.startswith(f"with nb.{name}(")
+    assert "test_words.py" in caught.value.where
+
+
+@pytest.mark.parametrize("name", SCOPES)
+def test_a_scope_is_entered_with_parentheses_only(name: str) -> None:
+    with contextlib.ExitStack() as stack, pytest.raises(ScopeError):
+        stack.enter_context(getattr(nb, name))
+
+
+@pytest.mark.parametrize("name", SCOPES[:-1])
+def test_a_scope_over_a_function(name: str) -> None:
+    with pytest.raises(ScopeError, match="is no decorator"):
+        getattr(nb, name)(lambda x: x)
+    with pytest.raises(ScopeError, match="is no decorator"):
+        nb.stage(cluster="gpu")(lambda x: x)  # type: ignore[operator]
+
+
+def test_a_scope_still_looks_like_its_function() -> None:
+    assert (nb.stage.__name__, nb.stage.__module__) == ("stage", "whale_nebula.scopes.public")
+    assert str(inspect.signature(nb.stage)).startswith("(*, cluster")
+    assert "A part of the model" in (nb.stage.__doc__ or "")
+
+
+WRONG: list[tuple[Callable[[], Any], str, str]] = [
+    (lambda: nb.init(link="60mbit"), "no option 'link'", "did you mean 'links'? nb.init(links='60mbit')"),
+    (lambda: nb.stage(clutser="gpu"), "no option", "did you mean 'cluster'? nb.stage(cluster='gpu')"),
+    (lambda: nb.stage("gpu"), "no positional argument, not 1", "nb.stage(cluster='gpu')"),
+    (lambda: nb.stage("gpu", "head"), "not 2", "nb.stage(cluster='gpu', name='head')"),
+    (lambda: nb.stage(cluster=None), "names nothing", 'nb.stage(cluster="gpu"), or nb.stage()'),
+    (lambda: nb.stage(cluster="my gpu"), "is no name", 'cluster="my_gpu"'),
+    (lambda: nb.stage(cluster=["gpu"]), "is no name", 'cluster="gpu"'),
+    (lambda: nb.cluster("gpu", "npu"), "not 2", "nb.cluster(['gpu', 'npu'])"),
+    (lambda: nb.cluster("al"), "neither 'all'", 'did you mean "all"? nb.cluster()'),
+    (lambda: nb.cluster("gpu, npu"), "neither 'all'", "nb.cluster(['gpu', 'npu'])"),
+    (lambda: nb.cluster({"gpu": 4}), "neither 'all'", "nb.cluster(['gpu', 'npu'])"),
+    (lambda: nb.cluster(["gpu", "gpu"]), "no list of clusters", "nb.cluster(['gpu'])"),
+    (lambda: nb.pipeline("4"), "no whole number", "micro_batch=4"),
+    (lambda: nb.pipeline(4.0), "no whole number", "micro_batch=4"),
+    (lambda: nb.pipeline("four"), "no whole number", "micro_batch=2"),
+    (lambda: nb.pipeline(4, "gpipe"), "not 2", "nb.pipeline(4, schedule='gpipe')"),
+    (lambda: nb.compress(fp8=True), "no option 'fp8'", "help(nb.compress)"),
+    (lambda: nb.here("gpu"), "no positional", "nb.here().runs('gpu')"),
+    (lambda: nb.shutdown(True), "no positional", "nb.shutdown()"),
+    (lambda: nb.plan(), "missing a required argument", "nb.plan(model_or_function, *example)"),
+    (lambda: nb.plan("model", x=3), "no option 'x'", "give it in its place: nb.plan(model_or_function, *example)"),
+    (lambda: nb.verify("model", batch=3), "no option 'batch'", "nb.verify(model_or_function, *batch)"),
+    (lambda: nb.loss_weight(), "missing a required argument", "nb.loss_weight(tensor)"),
+    (lambda: nb.function(hole=("t",)), "no option 'hole'", "did you mean 'whole'? nb.function(whole=('t',))"),
+]
+
+
+@pytest.mark.parametrize(("call", "what", "mend"), WRONG)
+def test_what_is_said_of_a_wrong_call(call: Callable[[], Any], what: str, mend: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        call()
+    assert what in caught.value.what
+    assert mend in caught.value.mend
+    assert "test_words.py" in caught.value.where
+
+
+def test_a_wrapper_may_hand_on_that_nothing_was_said() -> None:
+    def stage(cluster: str | None = None, name: str | None = None) -> Any:
+        return nb.stage(cluster=cluster, name=name)
+
+    with parsing(), nb.cluster(), stage() as frame:
+        assert frame.key == "stage0"
+
+
+def test_a_wrong_call_in_a_rewritten_function_is_told_at_the_users_line() -> None:
+    import tensorflow as tf
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.stage("gpu"):
+            return x
+
+    with pytest.raises(NebulaError, match="no positional") as caught:
+        step(tf.ones([2]))
+    assert "test_words.py" in caught.value.where
+
+
+def test_what_collects_its_arguments_takes_any_number() -> None:
+    @words.checked
+    def gather(*given: int, **others: int) -> int:
+        return len(given) + len(others)
+
+    assert gather(1, 2, three=3) == 3

@@ -1,0 +1,93 @@
+"""`nb.function`: what it wraps, and what is said of a wrong use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.errors import OptionError
+
+
+def test_anything_that_can_be_called_is_wrapped() -> None:
+    class Doubling:
+        def __call__(self, x: Any) -> Any:
+            with nb.stage(cluster="gpu"):
+                return x * 2.0
+
+    wrapped = nb.function(Doubling())
+    assert wrapped(tf.ones([2])).numpy().tolist() == [2.0, 2.0]
+    assert wrapped.step.name == "Doubling"
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(OptionError, match="wraps a function, not int 3") as caught:
+        nb.function(3)
+    assert "test_function.py" in caught.value.where
+
+
+def test_whole_names_arguments() -> None:
+    def step(x: Any, table: Any) -> Any:
+        return x + tf.reduce_sum(table)
+
+    assert nb.function(step, whole=("table",)).step.whole == {"table"}
+    assert nb.function(lambda **tables: tables, whole=("any",)).step.whole == {"any"}
+    with pytest.raises(OptionError, match="names 'tabel', and step has no such argument") as caught:
+        nb.function(step, whole=("tabel",))
+    assert caught.value.mend == "did you mean 'table'?"
+    with pytest.raises(OptionError, match="is a string") as caught:
+        nb.function(whole="table")
+    assert "test_function.py" in caught.value.where
+
+
+def test_a_call_that_does_not_fit_names_the_function() -> None:
+    @nb.function
+    def step(x: Any, rate: Any) -> Any:
+        return x * rate
+
+    with pytest.raises(TypeError, match=r"step\(x: 'Any', rate: 'Any'\).*missing a required argument: 'rate'"):
+        step(tf.ones([2]))
+
+
+def test_a_loss_weight_is_made_of_numbers() -> None:
+    weight = tf.Variable(2.0)
+
+    def step(given: Any) -> Any:
+        @nb.function
+        def run(x: Any) -> Any:
+            with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(2), nb.stage(cluster="gpu"):
+                nb.loss_weight(given)
+                loss = tf.reduce_mean(x * weight)
+            weight.assign_sub(tape.gradient(loss, weight))
+            return loss
+
+        return run(tf.constant([1.0, 2.0, 3.0, 6.0]))
+
+    with pytest.raises(OptionError, match="given no numbers") as caught:
+        step("rows")
+    assert "test_function.py" in caught.value.where
+    assert float(step(1.0)) == 6.0
+    assert float(weight) == -1.0
+
+
+def test_a_step_is_planned_anew_for_another_run() -> None:
+    """What was planned over free links does not run on after links were given a rate."""
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster():
+            with nb.stage(cluster="gpu"):
+                hidden = 2.0 * x
+            with nb.stage(cluster="npu"):
+                return hidden + 1.0
+
+    nb.shutdown()
+    assert step(tf.constant([1.0])).numpy().tolist() == [3.0]
+    assert nb.last_report().stages["gpu"].compute_seconds is None
+    nb.shutdown()
+    nb.init(links="10gbit,0ms")
+    assert step(tf.constant([1.0])).numpy().tolist() == [3.0]
+    assert nb.last_report().stages["gpu"].compute_seconds is not None
+    nb.shutdown()

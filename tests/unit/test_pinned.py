@@ -1,0 +1,142 @@
+"""A pinned step runs as it was planned, or not at all."""
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.errors import ConfigError, NebulaWarning, OptionError, PlanError, PlanMismatchError
+
+X, Y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NebulaWarning)
+        nb.shutdown()
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NebulaWarning)
+        nb.shutdown()
+
+
+def model(second: str = "npu", name: str = "small") -> Any:
+    keras.utils.clear_session()
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(3, name="a")(inputs)
+    made = keras.Model(inputs, keras.layers.Dense(1, name="b")(hidden), name=name)
+    made.compile(keras.optimizers.SGD(0.1, name="sgd"), "mse")
+    nb.place(made, {"a": "gpu", "b": nb.stage(cluster=second, name="last")})
+    return made
+
+
+@pytest.fixture
+def pin(tmp_path: Path) -> Path:
+    nb.plan(model(), X, Y).save(tmp_path / "plan.json")
+    nb.shutdown()
+    return tmp_path / "plan.json"
+
+
+def test_the_pinned_step_runs(pin: Path) -> None:
+    nb.init(plan=pin)
+    model().fit(X, Y, verbose=0)
+    assert tuple(nb.last_report().stages) == ("gpu", "last")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nb.shutdown()
+
+
+@pytest.mark.parametrize("how", ["plan", "list", "dict", "loaded"])
+def test_another_is_refused_before_anything_of_it_runs(pin: Path, how: str) -> None:
+    given: dict[str, Any] = {
+        "plan": {"plan": str(pin)},
+        "list": {"plan": [pin]},
+        "dict": {"config": {"plan": str(pin)}},
+        "loaded": {"plan": nb.Plan.load(pin)},
+    }[how]
+    nb.init(**given)
+    other = model("tpu")
+    before = other.get_weights()
+    with pytest.raises(PlanMismatchError) as caught:
+        other.fit(X, Y, verbose=0)
+    assert caught.value.what == "small.train_step is not planned as it was pinned"
+    assert caught.value.why == "stage 'last' is on cluster 'tpu' now, on 'npu' in the pinned plan"
+    assert caught.value.where == (str(pin) if how != "loaded" else caught.value.where)
+    assert "leave plan= out of nb.init" in caught.value.mend
+    assert all(map(np.array_equal, before, other.get_weights()))
+
+
+def test_other_batches_of_a_pinned_step_are_other_programs(pin: Path) -> None:
+    nb.init(plan=pin)
+    made = model()
+    made.fit(X, Y, verbose=0)
+    made.fit(X[:5], Y[:5], verbose=0)
+    with pytest.raises(PlanMismatchError, match="input sample_weight exists now, and not in the pinned plan"):
+        made.train_on_batch(X, Y, sample_weight=Y[:, 0])
+
+
+def test_a_step_without_scopes_is_not_the_pinned_one(tmp_path: Path) -> None:
+    scoped = True
+
+    @nb.function
+    def double(x: Any) -> Any:
+        if scoped:
+            with nb.stage(cluster="gpu"):
+                return 2.0 * x
+        return 2.0 * x
+
+    nb.plan(double, tf.constant([1.0])).save(tmp_path / "plan.json")
+    nb.shutdown()
+    nb.init(plan=tmp_path / "plan.json")
+    double(tf.constant([1.0]))
+    nb.shutdown()
+    scoped = False
+    nb.init(plan=tmp_path / "plan.json")
+    with pytest.raises(PlanMismatchError, match="stage number 0 is 'stage0' on cluster 'local' now, 'gpu'"):
+        double(tf.constant([1.0]))
+
+
+def test_a_step_of_another_model_and_a_pin_without_a_step_are_told(pin: Path) -> None:
+    nb.init(plan=pin)
+    made = model(name="other")
+    with pytest.warns(NebulaWarning, match="other.train_step has no pinned plan") as caught:
+        made.fit(X, Y, verbose=0)
+    assert len(caught) == 1
+    with pytest.warns(NebulaWarning, match="small.train_step has a pinned plan, and no such step was run"):
+        nb.shutdown()
+
+
+def test_other_steps_of_a_pinned_model_are_free(pin: Path) -> None:
+    nb.init(plan=pin)
+    made = model()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made.fit(X, Y, verbose=0)
+        made.predict(X, verbose=0)
+    nb.shutdown()
+
+
+@pytest.mark.parametrize("bad", [3, {"small": 3}.values(), object()])
+def test_what_is_no_plan_is_refused(bad: Any) -> None:
+    with pytest.raises(OptionError, match="neither a path nor a plan") as caught:
+        nb.init(plan=bad)
+    assert caught.value.where.startswith(f"{__file__}:")
+
+
+def test_two_pins_of_one_step_are_refused(pin: Path) -> None:
+    with pytest.raises(OptionError, match=r"two plans pin small.train_step"):
+        nb.init(plan=[pin, nb.Plan.load(pin)])
+
+
+def test_files_that_hold_no_plan_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="holds no plan"):
+        nb.init(plan=tmp_path / "none.json")
+    with pytest.raises(ConfigError, match="is no list"):
+        nb.init({"plan": 3})

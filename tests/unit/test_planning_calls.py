@@ -1,0 +1,78 @@
+"""`nb.plan` and `nb.verify` with the wrong arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+from whale_nebula.errors import NebulaError, OptionError, PlanError
+
+X, Y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+
+
+def model(loss: str | None = "mse", *, own: bool = False, scopes: bool = True) -> Any:
+    inputs = keras.Input((4,))
+    if not scopes:
+        made = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    else:
+        with nb.cluster(), nb.pipeline(2):
+            with nb.stage(cluster="gpu"):
+                hidden = keras.layers.Dense(3, activity_regularizer="l2" if own else None)(inputs)
+            with nb.stage(cluster="npu"):
+                outputs = keras.layers.Dense(1, activity_regularizer="l2" if own else None)(hidden)
+        made = keras.Model(inputs, outputs)
+    made.compile("sgd", loss)
+    return made
+
+
+@pytest.mark.parametrize(("call", "name"), [(nb.plan, "nb.plan"), (nb.verify, "nb.verify")])
+def test_a_model_whose_loss_needs_y_says_so(call: Callable[..., Any], name: str) -> None:
+    with pytest.raises(OptionError, match="needs y") as caught:
+        call(model(), X)
+    assert caught.value.mend == f"{name}(model, x, y)"
+    assert "test_planning_calls.py" in caught.value.where
+
+
+def test_a_model_whose_losses_are_its_own_needs_no_y() -> None:
+    assert set(nb.plan(model(None, own=True), X).stages) == {"gpu", "npu"}
+    assert nb.verify(model(None, own=True), X).ok
+
+
+def test_what_fails_for_another_reason_is_told_as_it_is() -> None:
+    with pytest.raises(NebulaError, match=r"expected shape=\(None, 4\)"):
+        nb.plan(model(), X[:, :3])
+
+
+def test_a_batch_as_one_tuple() -> None:
+    with pytest.raises(OptionError, match="given a tuple as x") as caught:
+        nb.plan(model(), (X, Y))
+    assert caught.value.mend == "nb.plan(model, *batch)"
+
+
+@pytest.mark.parametrize(
+    ("example", "what"),
+    [((), "needs an example"), ((X, Y, Y, Y), "4 parts"), (((8, 4), (8, 1)), "no array"), (([1.0], [2.0]), "no array")],
+)
+def test_examples_that_are_none(example: tuple[Any, ...], what: str) -> None:
+    with pytest.raises(OptionError, match=what) as caught:
+        nb.plan(model(), *example)
+    assert "test_planning_calls.py" in caught.value.where
+    assert "nb.plan(model, " in caught.value.mend
+
+
+@pytest.mark.parametrize(("given", "said"), [("model", "str 'model'"), (lambda x: x, "a plain function")])
+def test_what_cannot_be_planned(given: Any, said: str) -> None:
+    with pytest.raises(OptionError, match=said) as caught:
+        nb.plan(given, X)
+    assert "test_planning_calls.py" in caught.value.where
+
+
+def test_nothing_to_plan_is_told_at_the_users_line() -> None:
+    with pytest.raises(PlanError, match="has no scopes") as caught:
+        nb.plan(model(scopes=False), X, Y)
+    assert "test_planning_calls.py" in caught.value.where
