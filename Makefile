@@ -7,7 +7,7 @@ READY   := $(VENV)/.installed
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types unit bench lock clean
+.PHONY: help install demo test lint types unit bench docs lock clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +30,9 @@ unit: $(READY) ## pytest; ARGS="-k plan" picks, WORKERS=4 widens
 
 bench: $(READY) ## run every benchmark and rewrite its result
 	@set -e; for script in benchmarks/*/run.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+docs: $(READY) ## build the documentation as a site, in build/site
+	$(BIN)/mkdocs build --strict
 
 lock: $(READY) ## pin all dependencies anew, with hashes
 	$(PIP) install --quiet pip-tools

@@ -1,0 +1,118 @@
+"""What `whale-nebula show` costs on a transformer of a hundred layers, beyond TensorFlow's own tracing.
+
+    python benchmarks/show/run.py            # everything; writes result.json and the README's table
+    python benchmarks/show/run.py --quick    # eight blocks, to see that it runs; writes nothing
+
+The model is traced and captured once. From the captured step on, the plan is made three times, and written as text, as
+a page and as JSON; the median counts, in seconds of one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import keras
+import numpy as np
+from common import machine, verdict, write
+
+import whale_nebula as nb
+from whale_nebula import planning
+from whale_nebula.models import Sizes, transformer
+
+BLOCKS, QUICK = 100, 8
+ROUNDS = 3
+SHOW_BAR, PAGE_BAR = 10.0, 2_000_000
+
+
+def model(blocks: int) -> keras.Model:
+    """Half of the blocks in one cluster and half in the other, four micro-batches, Adam."""
+    sizes = Sizes(vocabulary=1000, length=32, width=64, heads=4, blocks=blocks)
+    with nb.cluster(), nb.pipeline(micro_batch=4):
+        made = transformer(sizes, around=lambda block: nb.stage(cluster="gpu" if block < blocks // 2 else "npu"))
+    made.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return made
+
+
+def seconds(work: Callable[[], Any], clock: Callable[[], float] = time.process_time) -> tuple[float, Any]:
+    """How long something takes, and what it gives. It is Python in one thread, so a core's time is what counts."""
+    start = clock()
+    found = work()
+    return clock() - start, found
+
+
+def measure(blocks: int) -> dict[str, Any]:
+    """Trace once; then plan, write and draw."""
+    nb.init(links="60mbit,20ms")
+    rows = np.zeros((32, 32), "int32")
+    given = model(blocks)
+    kept: list[Any] = []
+    inner = planning.planned
+
+    def planned(*arguments: Any) -> nb.Plan:
+        kept.append(arguments)
+        return inner(*arguments)
+
+    planning.planned = planned  # what nb.plan does once a step is captured
+    whole, plan = seconds(lambda: nb.plan(given, rows, rows))
+    planning.planned = inner
+    plans = [seconds(lambda: inner(*kept[0]))[0] for _ in range(ROUNDS)]
+    by_the_wall, _ = seconds(lambda: inner(*kept[0]), time.perf_counter)
+    written = {name: seconds(write)[0] for name, write in _writers(plan).items()}
+    planning_s = statistics.median(plans)
+    return {
+        "blocks": blocks,
+        "ops": len(kept[0][1].program.graph),
+        "traced_s": round(whole - plans[0], 2),
+        "planned_s": round(planning_s, 3),
+        "planned_wall_s": round(by_the_wall, 3),
+        **{f"{name}_s": round(took, 3) for name, took in written.items()},
+        "show_s": round(planning_s + written["text"], 3),
+        "show_verdict": verdict(planning_s + written["text"], SHOW_BAR),
+        "page_bytes": len(plan.to_html().encode()),
+        "page_verdict": verdict(len(plan.to_html().encode()), PAGE_BAR),
+        "json_bytes": len(plan.to_json().encode()),
+    }
+
+
+def _writers(plan: nb.Plan) -> dict[str, Callable[[], str]]:
+    return {"text": plan.to_text, "page": plan.to_html, "json": plan.to_json}
+
+
+def table(found: dict[str, Any]) -> Sequence[Sequence[object]]:
+    """The rows of the README's table."""
+    return [
+        ["what", "measured", "bar", ""],
+        [f"tracing and capturing {found['ops']:,} ops", f"{found['traced_s']:.1f} s", "", ""],
+        ["from there to the plan", f"{found['planned_s']:.2f} s", "", ""],
+        ["the plan as text", f"{found['text_s']:.3f} s", "", ""],
+        ["show, beyond tracing", f"{found['show_s']:.2f} s", f"≤ {SHOW_BAR:.0f} s", found["show_verdict"]],
+        ["the plan as a page", f"{found['page_s']:.3f} s", "", ""],
+        ["size of the page", f"{found['page_bytes'] / 1e3:.0f} kB", "≤ 2,000 kB", found["page_verdict"]],
+        ["the plan as JSON", f"{found['json_s']:.3f} s, {found['json_bytes'] / 1e3:.0f} kB", "", ""],
+    ]
+
+
+def main() -> None:
+    """Measure and write the result."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK} blocks; writes nothing")
+    quick = parser.parse_args().quick
+    here = machine()
+    found = measure(QUICK if quick else BLOCKS)
+    print(found, flush=True)
+    if not quick:
+        write(__file__, {"machine": here, **found}, table(found))
+
+
+if __name__ == "__main__":
+    main()

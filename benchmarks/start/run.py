@@ -1,0 +1,91 @@
+"""What starting costs: the import beside TensorFlow's own, and the commands that need no TensorFlow.
+
+    python benchmarks/start/run.py            # everything; writes result.json
+    python benchmarks/start/run.py --quick    # a few, to see that it runs; writes nothing
+
+Every start is a new process. Imports are timed inside it, after TensorFlow and Keras are loaded: whichever comes
+first pays for what both need. Commands are timed whole, from outside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common import machine, verdict, write
+
+IMPORT = "import time, tensorflow, keras; t = time.perf_counter(); {}; print(time.perf_counter() - t)"
+IMPORTS = {
+    "import whale_nebula": "import whale_nebula",
+    "with nb.init, nb.stage, nb.function": "import whale_nebula as nb; nb.init, nb.stage, nb.function",
+}
+COMMANDS = (("--help",), ("show", "--help"), ("doctor",), ("certs", "--help"))
+TIMES, IMPORT_BAR, COMMAND_BAR = 11, 100.0, 1000.0
+
+
+def imports(times: int) -> list[dict[str, Any]]:
+    """Milliseconds beyond TensorFlow."""
+    return [
+        _row(what, [1e3 * _inside(IMPORT.format(more)) for _ in range(times)], IMPORT_BAR)
+        for what, more in IMPORTS.items()
+    ]
+
+
+def commands(times: int) -> list[dict[str, Any]]:
+    """Milliseconds of a whole command."""
+    return [
+        _row(f"whale-nebula {' '.join(c)}", [1e3 * _outside(c) for _ in range(times)], COMMAND_BAR) for c in COMMANDS
+    ]
+
+
+def _row(what: str, taken: list[float], bar: float) -> dict[str, Any]:
+    middle = statistics.median(taken)
+    return {
+        "what": what,
+        "ms": round(middle, 1),
+        "worst_ms": round(max(taken), 1),
+        "bar_ms": bar,
+        "verdict": verdict(middle, bar),
+    }
+
+
+def _inside(code: str) -> float:
+    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120, env=quiet
+    )
+    return float(done.stdout.split()[-1])
+
+
+def _outside(arguments: tuple[str, ...]) -> float:
+    command = [str(Path(sys.executable).with_name("whale-nebula")), *arguments]
+    start = time.perf_counter()
+    subprocess.run(command, check=False, capture_output=True, timeout=60)
+    return time.perf_counter() - start
+
+
+def main() -> int:
+    """Measure, print, write."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--quick", action="store_true", help="two starts each; writes nothing")
+    quick = arguments.parse_args().quick
+    times = 2 if quick else TIMES
+    rows = [*imports(times), *commands(times)]
+    for row in rows:
+        print(row)
+    if not quick:
+        keys = tuple(rows[0])
+        write(__file__, {"machine": machine(), "rows": rows}, [keys, *([row[key] for key in keys] for row in rows)])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

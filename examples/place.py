@@ -1,0 +1,70 @@
+"""A model whose code nobody touches, MobileNet as Keras has it, trained by two clusters: `nb.place` says who gets what.
+
+The images are stripes; the model says in which of four directions they run.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import whale_nebula as nb
+from whale_nebula.strategies import by_parameters
+
+ROWS, BATCH, SIDE = 128, 32, 32
+LINE = "60mbit,20ms"
+
+
+def stripes() -> tuple[np.ndarray, np.ndarray]:
+    """Images and the number of their direction; seeded, so that every run sees the same."""
+    random = np.random.default_rng(0)
+    direction = random.integers(0, 4, ROWS)
+    angle, phase = direction * np.pi / 4, random.uniform(0, np.pi, ROWS)
+    across, down = np.meshgrid(np.arange(SIDE), np.arange(SIDE))
+    along = np.multiply.outer(np.cos(angle), across) + np.multiply.outer(np.sin(angle), down)
+    image = np.sin(along + phase[:, None, None])
+    return np.repeat(image[..., None], 3, axis=-1).astype("float32"), direction
+
+
+def mobilenet() -> keras.Model:
+    """A library's model: no line of it knows of clusters."""
+    keras.utils.set_random_seed(1)
+    shape = (SIDE, SIDE, 3)
+    model = keras.applications.MobileNet(shape, alpha=0.25, dropout=0.0, weights=None, classes=4)
+    model.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy")
+    return model
+
+
+def main() -> int:
+    """Place it by hand, look at the plan, train; then pin that plan, and place it otherwise."""
+    x, y = stripes()
+    nb.init(links=LINE)
+    model = mobilenet()
+
+    # Patterns match whole layer paths. What neither names, the activations and the pooling, runs where it is cheapest.
+    nb.place(model, {"conv1.*|conv_.w_[1-9](_bn)?": "gpu", "conv_.w_1[0-3](_bn)?|conv_preds": "npu"})
+    plan = nb.plan(model, x[:BATCH], y[:BATCH])
+    print(plan)
+    loss = model.fit(x, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0).history["loss"][-1]
+    print(f"\ntrained across {LINE}: loss {loss:.4f}")
+    for name, link in nb.last_report().links.items():
+        print(f"{name}: {link.payload_bytes / 1e3:.0f} kB a step")
+
+    # A pinned plan: the same script, cut in another way (here by a strategy), is refused before a step runs.
+    with tempfile.TemporaryDirectory() as folder:
+        plan.save(Path(folder) / "plan.json")
+        nb.shutdown()
+        nb.init(links=LINE, plan=Path(folder) / "plan.json")
+        nb.place(model, by_parameters(model, ["gpu", "npu"]))
+        try:
+            model.train_on_batch(x[:BATCH], y[:BATCH])
+        except nb.errors.PlanMismatchError as refused:
+            print(f"refused: {refused.why}")
+            return 0
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
