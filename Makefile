@@ -7,7 +7,7 @@ READY   := $(VENV)/.installed
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types unit bench docs lock clean
+.PHONY: help install demo test lint types unit soak bench docs lock clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -27,6 +27,11 @@ types: $(READY) ## mypy, strict
 
 unit: $(READY) ## pytest; ARGS="-k plan" picks, WORKERS=4 widens
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+soak: $(READY) ## the whole grids of which `make test` runs a sample: processes, loops, parity; under an hour
+	$(BIN)/python -m pytest --grid tests/processes/test_equality.py
+	$(BIN)/python -m tests.scripts.loops.grid
+	$(BIN)/python benchmarks/parity/run.py
 
 bench: $(READY) ## run every benchmark and rewrite its result
 	@set -e; for script in benchmarks/*/run.py; do echo "== $$script"; $(BIN)/python $$script; done

@@ -22,6 +22,11 @@ GRACE_SECONDS = 2.0
 PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make soak` runs whole grids where `make test` takes a sample."""
+    parser.addoption("--grid", action="store_true", help="run whole grids, not samples of them")
+
+
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
     """Every test draws the same numbers, alone or in company. Loads no TensorFlow that the test does not."""
