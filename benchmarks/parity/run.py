@@ -49,7 +49,7 @@ KERAS = (
 )  # fmt: skip
 LOOPS = (
     "tapes.penalty_in_a_stage", "tapes.recomputed", "tapes.persistent_two_losses", "edited.accumulated_under_cond",
-    "optimisers.sparse_by_keras", "forwards.scan_over_time",
+    "optimizers.sparse_by_keras", "forwards.scan_over_time",
 )  # fmt: skip
 QUICK = ("zoo functional", "keras mixture", "loops tapes.recomputed")
 
@@ -171,7 +171,15 @@ def part(number: int, quick: bool) -> None:
     """Be one of the processes: every n-th model, a row each."""
     chosen = [model for model in models() if not quick or model.name in QUICK]
     for model in chosen[number::PROCESSES]:
-        print(MARK + json.dumps(measured(model)), flush=True)
+        print(MARK + json.dumps(_row(model)), flush=True)
+
+
+def _row(model: Model) -> dict[str, Any]:
+    """A model that fails is a row too: the others are still measured."""
+    try:
+        return measured(model)
+    except Exception as failure:
+        return {"model": model.name, "cuts": 0, "worst": float("inf"), "at": str(failure), "seconds": 0, "verdict": "missed"}
 
 
 def all_rows(quick: bool) -> list[dict[str, Any]]:
