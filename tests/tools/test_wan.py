@@ -1,0 +1,78 @@
+"""The slow line between real hosts: what is asked of it is what crosses."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+WAN = ROOT / "tools" / "wan.py"
+DEADLINE = 60
+
+SENDER = """
+import socket, time
+deadline = time.monotonic() + 10
+while True:
+    try:
+        line = socket.create_connection(("10.77.0.2", 7000), timeout=10)
+        break
+    except OSError:
+        if time.monotonic() > deadline: raise
+start = time.monotonic(); line.sendall(bytes(1_000_000)); line.shutdown(socket.SHUT_WR); line.recv(1)
+print("seconds", time.monotonic() - start)
+"""
+READER = """
+import socket
+server = socket.create_server(("10.77.0.2", 7000)); server.settimeout(20)
+line, _ = server.accept()
+while line.recv(1 << 16): pass
+line.sendall(b"k")
+"""
+
+needs_hosts = pytest.mark.skipif(
+    os.geteuid() != 0 or not os.access("/dev/net/tun", os.W_OK), reason="needs root and /dev/net/tun"
+)
+
+
+def wan(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, WAN, *words], capture_output=True, text=True, timeout=DEADLINE)
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+@needs_hosts
+class TestLine:
+    def test_takes_at_least_the_time_that_rate_and_delay_ask_for(self) -> None:
+        ended = wan("--rate", "20mbit", "--delay", "20ms", "--", *python(SENDER), "---", *python(READER))
+        assert ended.returncode == 0, ended.stderr
+        assert float(ended.stdout.split()[1]) >= 8e6 / 20e6 + 0.04
+        crossed = json.loads(ended.stderr.splitlines()[-1])["links"]
+        assert crossed["0->1"]["bytes"] > 1_000_000 > crossed["1->0"]["bytes"]
+
+    def test_a_cut_line_carries_nothing(self) -> None:
+        ended = wan("--cut", "0s+60s", "--timeout", "3s", "--", *python(SENDER), "---", *python(READER))
+        assert ended.returncode != 0
+        links = json.loads(ended.stderr.splitlines()[-1])["links"]
+        assert links["0->1"]["bytes"] == 0 and links["0->1"]["lost"] > 0
+
+    def test_a_command_that_is_not_there_is_named(self) -> None:
+        ended = wan("--", "no-such-command", "---", "true")
+        assert ended.returncode == 127 and "site 0: no-such-command" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rate", "fast", "--", "true", "---", "true"], "'fast' is no quantity"),
+        (["--", "true"], "two commands or more"),
+        (["--rate", "1mbit"], "put them after --"),
+    ],
+)
+def test_what_cannot_be_read_is_said(words: list[str], said: str) -> None:
+    ended = wan(*words)
+    assert ended.returncode == 2 and said in ended.stderr

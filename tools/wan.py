@@ -1,0 +1,288 @@
+#!/usr/bin/env python3
+"""Run one command per site, each on a host of its own, joined by a slow wide-area network.
+
+    python tools/wan.py --rate 60mbit --delay 20ms --loss 0.1% -- CMD OF SITE 0 --- CMD OF SITE 1 [--- ...]
+
+Every site is a network namespace with one interface, `wan0`, at 10.77.0.1, 10.77.0.2 and so on. A router in user space
+carries packets between them and gives each direction of each pair its own rate, one-way delay and loss. Needs root,
+/dev/net/tun and iproute2. Commands get WAN_SITE (0, 1 ...) in their environment.
+
+    --cut 5s+3s         nothing passes from second 5 on, for 3 seconds
+    --cut 5s+3s@0:1     only what site 0 sends to site 1 is lost
+    --change 10s=6mbit  every rate is another one from second 10 on
+
+Both may be repeated. They count from the start or, with --go FILE, from when that file is there. The exit code is that
+of the first command that failed, or 0. What crossed is printed last, as one line of JSON on stderr: bytes and packets
+for each direction as they were delivered, headers included. Whoever ends wan.py ends the commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import ctypes
+import fcntl
+import heapq
+import json
+import os
+import random
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+TUNSETIFF, IFF_TUN, IFF_NO_PI, CLONE_NEWNET, PR_SET_PDEATHSIG = 0x400454CA, 0x0001, 0x1000, 0x40000000, 1
+UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "ms": 1e-3, "us": 1e-6, "s": 1.0, "%": 1e-2, "": 1.0}
+TICK_SECONDS = 0.05
+READS_AT_ONCE = 64
+_NET = b"\x0a\x4d\x00"  # 10.77.0
+
+Way = tuple[int, int]
+
+
+class Cut(NamedTuple):
+    """A span of time in which nothing passes, one way or every way."""
+
+    start: float
+    end: float
+    way: Way | None
+
+    def hides(self, now: float, way: Way) -> bool:
+        """Whether it swallows a packet."""
+        return self.start <= now < self.end and self.way in (None, way)
+
+
+class Site(NamedTuple):
+    """A host: its first process, the network device on our side, and the socket that lets it begin."""
+
+    pid: int
+    device: int
+    control: socket.socket
+
+
+def quantity(text: str) -> float:
+    """A number with its unit, in bits per second, seconds, or as a share."""
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyz%")
+    try:
+        return float(number) * UNITS[text[len(number) :]]
+    except (KeyError, ValueError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no quantity: write 60mbit, 20ms, 5s or 1%") from None
+
+
+def cut(text: str) -> Cut:
+    """START+LENGTH, and the way where it is only one."""
+    span, _, way = text.partition("@")
+    start, _, length = span.partition("+")
+    begin = quantity(start)
+    one, _, other = way.partition(":")
+    return Cut(begin, begin + quantity(length), (int(one), int(other)) if way else None)
+
+
+def change(text: str) -> tuple[float, float]:
+    """WHEN=RATE."""
+    when, _, rate = text.partition("=")
+    return quantity(when), quantity(rate)
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[list[str]]]:
+    """The options, and a command for each site."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=quantity, default=60e6, help="of each direction, 60mbit if not said")
+    parser.add_argument("--delay", type=quantity, default=0.0, help="one way: 20ms")
+    parser.add_argument("--loss", type=quantity, default=0.0, help="share of the packets: 1%%")
+    parser.add_argument("--queue", type=quantity, default=0.2, help="what the router holds, in seconds of line time")
+    parser.add_argument("--mtu", type=int, default=9000)
+    parser.add_argument("--seed", type=int, default=0, help="of what is lost")
+    parser.add_argument("--cut", type=cut, action="append", default=[], help="START+LENGTH[@FROM:TO]: 5s+3s")
+    parser.add_argument("--change", type=change, action="append", default=[], help="WHEN=RATE: 10s=6mbit")
+    parser.add_argument("--go", help="a file: cuts and changes count from when it is there")
+    parser.add_argument("--timeout", type=quantity, default=3600.0)
+    words = list(argv)
+    if "--" not in words:
+        parser.parse_args(words)
+        parser.error("no commands: put them after --, parted by ---")
+    at = words.index("--")
+    options, commands = parser.parse_args(words[:at]), _parted(words[at + 1 :])
+    if len(commands) < 2 or not all(commands):
+        parser.error("two commands or more are needed, parted by ---")
+    return options, commands
+
+
+def _parted(words: Sequence[str]) -> list[list[str]]:
+    commands: list[list[str]] = [[]]
+    for word in words:
+        if word == "---":
+            commands.append([])
+        else:
+            commands[-1].append(word)
+    return commands
+
+
+def start_site(index: int, command: Sequence[str], mtu: int) -> Site:
+    """Fork a process into a namespace of its own; its network device comes back, the command waits for go."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        _be_site(index, command, mtu, theirs)
+    theirs.close()
+    _, ancillary, _, _ = ours.recvmsg(1, socket.CMSG_SPACE(4))
+    if not ancillary:
+        sys.exit(f"wan.py: site {index} could not be made (see above)")
+    return Site(pid, array.array("i", ancillary[0][2])[0], ours)
+
+
+def _be_site(index: int, command: Sequence[str], mtu: int, parent: socket.socket) -> None:
+    """The forked process: make the namespace and its device, hand it over, and become the command."""
+    os.setsid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if libc.unshare(CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "unshare: root is needed")
+    device = os.open("/dev/net/tun", os.O_RDWR)
+    fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH", b"wan0", IFF_TUN | IFF_NO_PI))
+    for words in (
+        ["link", "set", "lo", "up"],
+        ["addr", "add", f"10.77.0.{index + 1}/24", "dev", "wan0"],
+        ["link", "set", "wan0", "mtu", str(mtu), "txqueuelen", "2000", "up"],
+    ):
+        subprocess.run(["ip", *words], check=True)
+    parent.sendmsg([b"t"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [device]))])
+    parent.recv(1)
+    os.environ["WAN_SITE"] = str(index)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.stderr.write(f"wan.py: site {index}: {command[0]}: {error.strerror}\n")
+        os._exit(127)
+
+
+@dataclass
+class Router:
+    """Carries packets between the sites: each way a line that is free again at a time, then a delay."""
+
+    devices: Sequence[int]
+    options: argparse.Namespace
+    random: random.Random
+    began: float = field(default_factory=time.monotonic)
+    gone: bool = False
+    free: defaultdict[Way, float] = field(default_factory=lambda: defaultdict(float))
+    line: list[tuple[float, int, Way, bytes]] = field(default_factory=list)
+    count: int = 0
+    sent: Counter[Way] = field(default_factory=Counter)
+    packets: Counter[Way] = field(default_factory=Counter)
+    lost: Counter[Way] = field(default_factory=Counter)
+
+    def elapsed(self, now: float) -> float:
+        """Seconds on the clock of cuts and changes; below zero until it goes."""
+        if self.options.go and not self.gone:
+            if not os.path.exists(self.options.go):
+                return -1.0
+            self.gone, self.began = True, now
+        return now - self.began
+
+    def wait(self) -> float:
+        """Seconds until something has to be delivered."""
+        return min(TICK_SECONDS, max(0.0, self.line[0][0] - time.monotonic())) if self.line else TICK_SECONDS
+
+    def read(self, source: int) -> None:
+        """Take what a site sends."""
+        for _ in range(READS_AT_ONCE):
+            try:
+                packet = os.read(self.devices[source], 65536)
+            except OSError:
+                return
+            if packet[0] >> 4 == 4 and packet[16:19] == _NET and 1 <= packet[19] <= len(self.devices):
+                self._take(packet, (source, packet[19] - 1), time.monotonic())
+
+    def _take(self, packet: bytes, way: Way, now: float) -> None:
+        elapsed = self.elapsed(now)
+        begin = max(self.free[way], now)
+        hidden = any(each.hides(elapsed, way) for each in self.options.cut)
+        if hidden or begin - now > self.options.queue or self.random.random() < self.options.loss:
+            self.lost[way] += 1
+            return
+        self.free[way] = begin + len(packet) * 8 / self._rate(elapsed)
+        self.count += 1
+        heapq.heappush(self.line, (self.free[way] + self.options.delay, self.count, way, packet))
+
+    def _rate(self, elapsed: float) -> float:
+        latest = max((each for each in self.options.change if each[0] <= elapsed), default=None)
+        return latest[1] if latest else self.options.rate
+
+    def deliver(self) -> None:
+        """Hand over what is due."""
+        now = time.monotonic()
+        while self.line and self.line[0][0] <= now:
+            _, _, way, packet = heapq.heappop(self.line)
+            try:
+                os.write(self.devices[way[1]], packet)
+            except OSError:
+                self.lost[way] += 1
+                continue
+            self.sent[way] += len(packet)
+            self.packets[way] += 1
+
+    def told(self) -> str:
+        """What crossed, as JSON."""
+        ways = {
+            f"{a}->{b}": {"bytes": self.sent[a, b], "packets": self.packets[a, b], "lost": self.lost[a, b]}
+            for a, b in sorted(self.sent | self.lost)
+        }
+        return json.dumps({"seconds": round(time.monotonic() - self.began, 3), "links": ways})
+
+
+def route(sites: Sequence[Site], options: argparse.Namespace) -> int:
+    """Carry packets until every command has ended; gives the exit code."""
+    # Losses are drawn so that a run can be repeated; nothing secret depends on them.
+    router = Router([site.device for site in sites], options, random.Random(options.seed))
+    poll, start = select.poll(), time.monotonic()
+    numbers = {site.device: number for number, site in enumerate(sites)}
+    for device in numbers:
+        os.set_blocking(device, False)
+        poll.register(device, select.POLLIN)
+    status: dict[int, int] = {}
+    while len(status) < len(sites):
+        if time.monotonic() - start > options.timeout:
+            sys.stderr.write("wan.py: the time is up\n")
+            _kill(sites, status)
+        for device, _ in poll.poll(router.wait() * 1000):
+            router.read(numbers[device])
+        router.deliver()
+        _look(sites, status)
+    sys.stderr.write(router.told() + "\n")
+    return next((status[site.pid] for site in sites if status[site.pid]), 0)
+
+
+def _kill(sites: Sequence[Site], status: dict[int, int]) -> None:
+    for site in sites:
+        if site.pid not in status:
+            os.killpg(site.pid, signal.SIGKILL)
+
+
+def _look(sites: Sequence[Site], status: dict[int, int]) -> None:
+    for site in sites:
+        if site.pid not in status:
+            done, code = os.waitpid(site.pid, os.WNOHANG)
+            if done:
+                status[site.pid] = os.waitstatus_to_exitcode(code)
+
+
+def main() -> int:
+    """Make the sites, let them begin together, and carry their packets."""
+    options, commands = parse(sys.argv[1:])
+    sites = [start_site(number, command, options.mtu) for number, command in enumerate(commands)]
+    for site in sites:
+        site.control.send(b"g")
+    return route(sites, options) & 0xFF
+
+
+if __name__ == "__main__":
+    sys.exit(main())
