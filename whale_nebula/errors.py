@@ -30,7 +30,20 @@
     · DeadlineError            NB-402  a wait that took too long
     * WireError                NB-410  bytes on a link
       · LocalProtocolError     NB-411  this side was about to break the protocol
-      · RemoteProtocolError    NB-412  the other side broke it
+      * RemoteProtocolError    NB-412  the other side broke it
+        · DamagedFrameError    NB-413  a frame that was changed on its way
+        · PeerRestartedError   NB-414  the worker at the other end was started anew
+    * IdentityError            NB-420  who may speak on a link: certificates and roles
+      · WrongAuthorityError    NB-421  a certificate of another run's authority
+      · SelfSignedError        NB-422  a certificate that nobody but its owner signed
+      · ExpiredError           NB-423  a certificate outside its dates
+      · WrongNameError         NB-424  a certificate of somebody else
+      · NoCertificateError     NB-425  a side that shows no certificate
+      · PlaintextError         NB-426  a side that speaks without TLS
+      · RevokedError           NB-427  a certificate that was taken back
+      · CredentialsError       NB-428  files of certificates and keys
+      · NotAllowedError        NB-429  a call that this role may not make
+    · AuditError               NB-430  an audit log that is not as it was written
   * ConfigError                NB-500  clusters.yaml, its dict, or the environment
     · VersionError             NB-501  a TensorFlow or Keras that this version is not made for
 
@@ -402,6 +415,101 @@ class RemoteProtocolError(WireError):
 
     code = "NB-412"
     usual_mend = "run the same version of this library in every cluster, and look at the line between them"
+
+
+class DamagedFrameError(RemoteProtocolError):
+    """A frame that is not what was sent: the connection is made again, and the frame comes again."""
+
+    code = "NB-413"
+    usual_mend = "look at the line and at what relays it: TCP alone lets such damage through rarely"
+
+
+class PeerRestartedError(RemoteProtocolError):
+    """The worker at the other end is another process than before, and knows nothing of this run."""
+
+    code = "NB-414"
+    usual_mend = "start all workers again, from the last checkpoint"
+
+
+class IdentityError(TransportError):
+    """Who may speak on a link: what is wrong with a certificate or a role. Trying again does not mend it.
+
+    >>> issubclass(ExpiredError, IdentityError), ExpiredError("the certificate of gpu/0 has expired").mend
+    (True, 'whale-nebula certs renew, where the authority is; then copy the new certificate to its host')
+    """
+
+    code = "NB-420"
+    usual_mend = "whale-nebula certs show, and whale-nebula doctor --config clusters.yaml on both sides"
+
+
+class WrongAuthorityError(IdentityError):
+    """A certificate that another authority signed than the one in `ca`."""
+
+    code = "NB-421"
+    usual_mend = "give every cluster the same ca.pem, and certificates that were issued beside it"
+
+
+class SelfSignedError(IdentityError):
+    """A certificate that nobody but its owner signed."""
+
+    code = "NB-422"
+    usual_mend = "whale-nebula certs issue, where the authority is, and use what it made"
+
+
+class ExpiredError(IdentityError):
+    """A certificate outside its dates, or a clock that is wrong."""
+
+    code = "NB-423"
+    usual_mend = "whale-nebula certs renew, where the authority is; then copy the new certificate to its host"
+
+
+class WrongNameError(IdentityError):
+    """A certificate of somebody else than who was expected."""
+
+    code = "NB-424"
+    usual_mend = "compare the addresses in clusters.yaml with the certificates: whale-nebula certs show"
+
+
+class NoCertificateError(IdentityError):
+    """A side that shows no certificate."""
+
+    code = "NB-425"
+    usual_mend = "security: {ca: certs/ca.pem, cert: ..., key: ...} in its clusters.yaml, without insecure: true"
+
+
+class PlaintextError(IdentityError):
+    """A side that speaks without TLS, where the other wants it."""
+
+    code = "NB-426"
+    usual_mend = "take insecure: true out of clusters.yaml; both sides must have the same"
+
+
+class RevokedError(IdentityError):
+    """A certificate that is on the deny list."""
+
+    code = "NB-427"
+    usual_mend = "whale-nebula certs issue makes a new one, if its owner may have one"
+
+
+class CredentialsError(IdentityError):
+    """Files of certificates and keys: missing, readable by others, or not belonging together."""
+
+    code = "NB-428"
+    usual_mend = "whale-nebula certs issue prints which files go where"
+
+
+class NotAllowedError(IdentityError):
+    """A call that a role may not make; what is not allowed by name is denied."""
+
+    code = "NB-429"
+    usual_mend = "issue a certificate of the role that may: whale-nebula certs issue --role ..."
+
+
+class AuditError(TransportError):
+    """An audit log that is not as it was written, or that cannot be written."""
+
+    code = "NB-430"
+    usual_mend = "whale-nebula audit verify FILE names the first record that is wrong"
 
 
 class ConfigError(NebulaError):

@@ -52,7 +52,8 @@ def _planned(name: str, captured: Captured, example: Sequence[Any], notes: Seque
     run = current_run()
     run.meet([stage.cluster for stage in captured.program.stages])
     operations = in_order(captured.graph.get_operations())
-    cut = cut_program(captured.program, place_workers(captured, run), lambda op: place_of(operations[op]))
+    workers, results = place_workers(captured, run), run.config.results
+    cut = cut_program(captured.program, workers, lambda op: place_of(operations[op]), results=results)
     rows = micro_batches(captured.program.leaves, example, captured.program.pipeline.micro_batch)
     plan = _plan(name, captured, cut, rows, [tuple(tensor.shape) for tensor in example], run)
     return counted(replace(plan, notes=(*plan.notes, *notes)))

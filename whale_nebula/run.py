@@ -182,12 +182,15 @@ def init(
         watching = observer()
         if watching is not None:  # nothing runs: nothing is held against a plan, and nothing is written
             (config, links), plan, show, metrics, tensorboard = watching.instead(config, links), (), "none", None, None
+        attachment = attach()
+        if config is None and attachment is not None:
+            config = attachment.config  # the one that the launcher was given
         loaded = load(_config(config, site), site)
         if watching is not None:
             loaded = replace(loaded, metrics=None, tensorboard=None)
         joined = parse_links(links, loaded.clusters, site) if links is not None else loaded.links
         held = pins(plan if plan is not None else loaded.plan, site)
-        run = Run(loaded, joined, _seed(seed), _ids(ids), attach(), site=site, pins=held)
+        run = Run(loaded, joined, _seed(seed), _ids(ids), attachment, site=site, pins=held)
         if held:
             run.closers.append(held.close)
             atexit.register(shutdown)
@@ -255,7 +258,7 @@ def _join(run: Run, attachment: Attachment) -> None:
     """Meet the other processes. The line between them is a real one: here is where TensorFlow is needed."""
     from whale_nebula.runtime.joining import join
 
-    run.ledger, run.hosts = join(attachment, run.seed if run.seed is not None else run.config.seed)
+    run.ledger, run.hosts = join(attachment, run.seed if run.seed is not None else run.config.seed, run.config)
     run.closers.append(run.ledger.session.close)
     atexit.register(shutdown)
 

@@ -441,3 +441,13 @@ def caching_device_kept() -> Iterator[None]:
         yield
     finally:
         scope._caching_device = before
+
+
+def dispatch_to(api: Any, kind: type, answer: Callable[..., Any]) -> None:
+    """Let `answer` do what a function of TensorFlow's cannot with arguments of a class of ours.
+
+    The public way for classes, `dispatch_for_api`, does not reach functions that are called without annotations.
+    """
+    from tensorflow.python.util import dispatch
+
+    dispatch.dispatch_for_types(api, kind)(answer)

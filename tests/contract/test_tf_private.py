@@ -1027,3 +1027,15 @@ def test_hook_gradients_is_not_asked_about_bodies() -> None:
     finally:
         tf_private.hook_gradients(None)
     assert heard == []
+
+
+def test_dispatch_to_answers_for_a_class_of_ours_and_for_no_other() -> None:
+    class Ours:
+        def __array__(self) -> None:
+            raise TypeError
+
+    tf_private.dispatch_to(tf.shape, Ours, lambda input, out_type=None, name=None: "ours")
+    assert tf.shape(Ours()) == "ours"
+    assert tf.shape([1, 2]).numpy().tolist() == [2]
+    with pytest.raises((TypeError, ValueError)):
+        tf.shape(object())

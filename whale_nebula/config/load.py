@@ -51,7 +51,7 @@ def _config(place: Place) -> Config:
         links=_links(root.key("links"), clusters),
         security=_security(root.key("security")),
         inputs={name: _input(each) for name, each in root.key("inputs").named().items()},
-        results=_kept(root.key("results"), "owner"),
+        results=root.key("results").given(lambda place: place.choice(("everywhere", "owner")), "everywhere"),
         weights=_kept(root.key("weights"), "own"),
         patience=root.key("patience").given(_patience, PATIENCE_SECONDS),
         seed=root.key("seed").given(_seed, None),

@@ -120,7 +120,7 @@ class Cut:
 
     `merges` says for a forward value that leaves the micro-batches how they become one; `held` which workers keep
     a variable; `whole` the fragment that computes batch-wide values from inputs alone, `weight` the one that weighs
-    a micro-batch.
+    a micro-batch. `owners` says which workers give the user a returned tensor, where not all do.
     """
 
     program: Program
@@ -135,3 +135,4 @@ class Cut:
     forward_written: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     exchange: tuple[Exchange, ...] = ()
+    owners: Mapping[Value, tuple[str, ...]] = field(default_factory=dict)

@@ -1,6 +1,8 @@
 """Starting the workers of a run, and, in a worker, finding out which one it is."""
 
 from whale_nebula.launch.attach import Attachment, attach
-from whale_nebula.launch.local import Job, Outcome, Result, spawn
+from whale_nebula.launch.identity import SecurityFiles
+from whale_nebula.launch.job import Job, Outcome, Result
+from whale_nebula.launch.local import spawn
 
-__all__ = ["Attachment", "Job", "Outcome", "Result", "attach", "spawn"]
+__all__ = ["Attachment", "Job", "Outcome", "Result", "SecurityFiles", "attach", "spawn"]

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import socket
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.identity import VARIABLE, Identity
+from whale_nebula.launch.identity import VARIABLE, Identity, SecurityFiles
+from whale_nebula.launch.pulse import start_beating
 
 EXIT_ORPHANED = 71
 
 
 @dataclass(frozen=True)
 class Attachment:
-    """What the launcher has given to this process: its place in the run and a socket to every peer."""
+    """What the launcher has given to this process: its place in the run, and a socket to every peer or its address.
+
+    Workers with addresses listen at `listen` and have `security`, which is None only where the config says
+    `insecure: true`. Where `gateway` is not None, other clusters are reached through it and not by their addresses.
+    """
 
     worker: str
     cluster: str
@@ -25,6 +32,12 @@ class Attachment:
     sockets: Mapping[str, socket.socket]
     run_id: str
     seed: int | None
+    listen: str | None = None
+    addresses: Mapping[str, str] = field(default_factory=dict)  # worker -> "host:port"
+    security: SecurityFiles | None = None
+    gateway: str | None = None
+    patience: float = PATIENCE_SECONDS
+    config: str | None = None
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -36,7 +49,8 @@ class Attachment:
 def attach() -> Attachment | None:
     """What the launcher has told this process, or None where no launcher started it; the same at every call.
 
-    From the first call on the process ends itself when its launcher is gone: no worker outlives its run.
+    From the first call on the process ends itself when its launcher is gone: no worker outlives its run. And its
+    heart beats, where the launcher listens for it.
 
     >>> attach() is None
     True
@@ -51,18 +65,29 @@ def attach() -> Attachment | None:
             why="that worker, or its launcher, has ended, or this process was started by the worker",
             mend=f"start processes of your own without {VARIABLE} in their environment",
         )
-    sockets = {name: _adopt(peer.fd) for name, peer in identity.peers.items()}
+    attachment = _attachment(identity)
     os.set_inheritable(identity.leash, False)
-    threading.Thread(
-        target=_end_with_launcher, args=(identity.leash,), name="nebula-leash", daemon=True
-    ).start()
+    threading.Thread(target=_end_with_launcher, args=(identity.leash,), name="nebula-leash", daemon=True).start()
+    if identity.pulse is not None:
+        start_beating(identity.pulse)
+    return attachment
+
+
+def _attachment(identity: Identity) -> Attachment:
+    peers = identity.peers.items()
     return Attachment(
         worker=identity.worker,
         cluster=identity.cluster,
-        peers={name: peer.cluster for name, peer in identity.peers.items()},
-        sockets=sockets,
+        peers={name: peer.cluster for name, peer in peers},
+        sockets={name: _adopt(peer.fd) for name, peer in peers if peer.fd is not None},
         run_id=identity.run_id,
         seed=identity.seed,
+        listen=identity.listen,
+        addresses={name: peer.address for name, peer in peers if peer.address is not None},
+        security=identity.security,
+        gateway=identity.gateway,
+        patience=identity.patience,
+        config=identity.config,
     )
 
 
@@ -73,7 +98,12 @@ def _adopt(fd: int) -> socket.socket:
 
 
 def _end_with_launcher(leash: int) -> None:
-    """Nothing is ever written to the leash: a read returns when the launcher is gone, by whatever death."""
+    """Nothing is ever written to the leash: a read returns when the launcher is gone, by whatever death.
+
+    What this process has started goes with it: the launcher gave it a process group of its own.
+    """
     while os.read(leash, 1):
         pass
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(EXIT_ORPHANED)

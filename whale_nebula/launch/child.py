@@ -7,24 +7,46 @@ A script that ends by an error says so to the others, who would wait for it in v
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import runpy
 import sys
 
-from whale_nebula.launch.attach import attach
+from whale_nebula.launch.attach import Attachment, attach
+from whale_nebula.launch.leaving import Leaving, departure, leave_on_signals
+from whale_nebula.launch.seeding import seed_all
 
 
 def main(argv: list[str]) -> None:
     """Seed this process and run the script as `__main__`."""
     attachment = attach()
-    if attachment is not None and attachment.seed is not None:
-        importlib.import_module("keras").utils.set_random_seed(attachment.seed)
+    if attachment is not None:
+        _prepare(attachment)
     sys.argv = argv
+    sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
     try:
         runpy.run_path(argv[0], run_name="__main__")
     except BaseException as failure:
-        if not (isinstance(failure, SystemExit) and failure.code in (None, 0)):
-            importlib.import_module("whale_nebula.run").report_failure(failure)
+        _tell(failure, attachment)
         raise
+
+
+def _prepare(attachment: Attachment) -> None:
+    leave_on_signals()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # it is a pipe to the launcher, and someone looks on
+    if attachment.seed is not None:
+        seed_all(attachment.seed)
+
+
+def _tell(failure: BaseException, attachment: Attachment | None) -> None:
+    """Those who do not leave with us must know that we are gone."""
+    if isinstance(failure, Leaving) and attachment is not None:
+        sys.stderr.write(f"whale-nebula: worker {attachment.worker} leaves: {failure}\n")
+        if departure.agreed:
+            return
+    if not (isinstance(failure, SystemExit) and failure.code in (None, 0)):
+        importlib.import_module("whale_nebula.run").report_failure(failure)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ from typing import IO
 
 _REST_SECONDS = 2.0
 
+Echo = Callable[[str, str, str], None]  # worker, "out" or "err", line
+
 
 class Output:
     """Two threads that read a process's standard output and standard error until they end."""
 
-    def __init__(
-        self, worker: str, process: subprocess.Popen[bytes], echo: Callable[[str, str, str], None] | None
-    ) -> None:
+    def __init__(self, worker: str, process: subprocess.Popen[bytes], echo: Echo | None) -> None:
         self._worker = worker
         self._echo = echo
         self._lines: dict[str, list[str]] = {"out": [], "err": []}

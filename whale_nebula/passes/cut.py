@@ -35,12 +35,17 @@ class Draft:
 
 @dataclass
 class Cutter:
-    """Holds the drafts while they are made. `wholes` are batch-wide values of inputs alone (micro-batches > 1)."""
+    """Holds the drafts while they are made. `wholes` are batch-wide values of inputs alone (micro-batches > 1).
+
+    With `owner`, a returned tensor stays where it is made; `owned` then names its workers. Numbers go everywhere.
+    """
 
     program: Program
     parts: Parts
     homes: Homes
     wholes: frozenset[Value] = frozenset()
+    owner: bool = False
+    owned: dict[Value, frozenset[int]] = field(default_factory=dict)
     drafts: dict[Key, Draft] = field(default_factory=dict)
     crossings: dict[tuple[Value, int, int], int] = field(default_factory=dict)
     demanded: dict[Value, set[int]] = field(default_factory=dict)
@@ -96,7 +101,7 @@ class Cutter:
         draft = self.draft(("update", self.parts.phases - 1, worker, self.homes.rounds(self.parts.phases - 1, worker)))
         for value in self.program.returns:
             op = self.program.graph.ops[value.op]
-            if op.role == INPUT:
+            if op.role == INPUT or worker not in self._owners(op, value):
                 continue
             home = self._result_home(draft, op, value, worker)
             if home is None or home[0] != "forward":
@@ -104,6 +109,20 @@ class Cutter:
             else:
                 self.ask(home, value)
                 self.demanded.setdefault(value, set()).add(worker)
+
+    def _owners(self, op: Op, value: Value) -> frozenset[int]:
+        """The workers that give the user a returned value."""
+        if not self.owner or self.program.graph.spec(value).scalar or op.index in self.parts.pure:
+            return self.homes.everywhere
+        part = self._time(op, 3 * self.parts.phases - 3 + UPDATE)
+        if not op.role and part % 3 == FORWARD:
+            found = frozenset({self.homes.worker_of(self._label(op.index))})
+        else:
+            found = self.homes.of(op.index)
+        if found == self.homes.everywhere:
+            found = frozenset({self.homes.worker_of(len(self.program.stages) - 1)})
+        self.owned[value] = found
+        return found
 
     def _result_home(self, draft: Draft, op: Op, value: Value, worker: int) -> Key | None:
         """Where a returned value is made, or None: in this worker's last update."""

@@ -30,33 +30,43 @@ from whale_nebula.passes.parts import Parts, split_parts
 from whale_nebula.passes.python_ops import one_in_flight, python_notes
 from whale_nebula.passes.shared import check_shared
 
+EVERYWHERE = "everywhere"
 
-def cut_program(program: Program, workers: Sequence[Worker], where: Callable[[int], str] = lambda op: "") -> Cut:
-    """Map a program to workers. `where` tells the user's line that made an op."""
+
+def cut_program(
+    program: Program,
+    workers: Sequence[Worker],
+    where: Callable[[int], str] = lambda op: "",
+    *,
+    results: str = EVERYWHERE,
+) -> Cut:
+    """Map a program to workers. `where` tells the user's line that made an op; `results` who is given the tensors that
+    the step returns: every worker, or only the "owner", which makes them.
+    """
     program = one_in_flight(program)
     folds = fold_batch(program, where)
     folds.notes.extend(python_notes(program, where))
     parts = split_parts(program, folds.once, folds.checks)
     check_order(program.graph, program.labels, program.stages, phase_of=parts.phase, where=where)
     check_shared(program, parts, [set(worker.stages) for worker in workers], where)
-    cut = _mapped(program, workers, parts, folds)
+    cut = _mapped(program, workers, parts, folds, results)
     check_crossable(cut, where)
-    return replace(cut, exchange=_exchange(cut, parts, folds))
+    return replace(cut, exchange=_exchange(cut, parts, folds, results))
 
 
-def _mapped(program: Program, workers: Sequence[Worker], parts: Parts, folds: BatchFolds) -> Cut:
+def _mapped(program: Program, workers: Sequence[Worker], parts: Parts, folds: BatchFolds, results: str) -> Cut:
     numbers = {stage: number for number, worker in enumerate(workers) for stage in worker.stages}
     homes = Homes(program, parts, [numbers[stage] for stage in range(len(program.stages))])
-    cutter = Cutter(program, parts, homes, folds.wholes)
+    cutter = Cutter(program, parts, homes, folds.wholes, owner=results != EVERYWHERE)
     return _Builder(program, parts, homes, cutter.run(), cutter, tuple(workers), folds).build()
 
 
-def _exchange(cut: Cut, parts: Parts, folds: BatchFolds) -> tuple[Exchange, ...]:
+def _exchange(cut: Cut, parts: Parts, folds: BatchFolds, results: str) -> tuple[Exchange, ...]:
     """What updates would exchange if each cluster were a process; nothing where that is not built for this step."""
     workers = clusters_apart(cut.program)
     if len(workers) > len(cut.workers):
         with contextlib.suppress(NotYetError):
-            return exchanges(_mapped(cut.program, workers, parts, folds))
+            return exchanges(_mapped(cut.program, workers, parts, folds, results))
     return exchanges(cut)
 
 
@@ -90,6 +100,7 @@ class _Builder:
                 sorted(variables[op].path for op in self.parts.forward_written if op in variables)
             ),
             notes=tuple(self.folds.notes),
+            owners={value: tuple(names[w] for w in sorted(owned)) for value, owned in self.cutter.owned.items()},
         )
 
     def _outside(self) -> Mapping[Value, set[tuple[str, int, int]]]:

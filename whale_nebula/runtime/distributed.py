@@ -13,6 +13,7 @@ from whale_nebula.config import Links
 from whale_nebula.errors import InputMismatchError, LinkClosedError, PlanMismatchError
 from whale_nebula.feed.batch import Batch, cut, micro_batches
 from whale_nebula.feed.fingerprint import fingerprints
+from whale_nebula.launch.leaving import departure
 from whale_nebula.report.report import LinkReport
 from whale_nebula.runtime.actors import ActorStep
 from whale_nebula.runtime.clock import Clocks, LineClock, held
@@ -55,7 +56,8 @@ class DistributedStep:
         self.links = {(self.session.worker, peer): link for peer, link in self.session.links.items()}
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
-        """Run one step; what fails here is told to all."""
+        """Run one step; what fails here is told to all. Who leaves with all others does so before it."""
+        departure.begin()
         try:
             return self._run(tensors)
         except BaseException as failure:
@@ -69,8 +71,11 @@ class DistributedStep:
         medians = {what: round(seconds, 6) for what, seconds in self.measured.medians().items()}
         own = {stage: program.stages[stage] for stage in self.compiled.stages}
         self.clocks = clocks = Clocks.start(own, self._lines())
-        agreed = self._announce(tensors, counts, medians)
+        asked = departure.asked
+        agreed = self._announce(tensors, counts, medians, asked)
         results = self._results(cut(program.leaves, tensors, counts), clocks, agreed)
+        told = {peer: sheet.get("leaving") for peer, sheet in agreed.result().items()}
+        departure.settle({self.session.worker: asked, **told})
         seconds = clocks.seconds()
         self.measured.add(clocks)
         self.steps += 1
@@ -89,9 +94,11 @@ class DistributedStep:
         links = ((f"{here}->{self.clusters[peer]}", link) for peer, link in self.session.links.items())
         return LineClock.start(self.program, self.steps, links)
 
-    def _announce(self, tensors: Sequence[Any], counts: Sequence[int], medians: Medians) -> Agreed:
+    def _announce(
+        self, tensors: Sequence[Any], counts: Sequence[int], medians: Medians, asked: str | None
+    ) -> Agreed:
         """Say which step this is, and check beside the computing that all others say the same. Each also tells its
-        pace: a prediction needs that of all stages.
+        pace, since a prediction needs that of all stages, and whether it was asked to leave.
         """
         leaves = self.compiled.cut.program.leaves
         sheet = {
@@ -101,6 +108,7 @@ class DistributedStep:
             "rows": sum(counts),
             "inputs": fingerprints(leaves, tensors, self.ids),
             "pace": medians,
+            "leaving": asked,
         }
         self.session.start_step(sheet)
         return self.watch.submit(self.session.check_step, sheet)

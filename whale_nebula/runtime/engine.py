@@ -164,7 +164,8 @@ def engine(
     run.meet([stage.cluster for stage in program.stages])
     run.programs += 1
     operations = in_order(captured.graph.get_operations())
-    cut = cut_program(program, place_workers(captured, run), lambda number: place_of(operations[number]))
+    workers, results = place_workers(captured, run), run.config.results
+    cut = cut_program(program, workers, lambda number: place_of(operations[number]), results=results)
     xla = Xla(program.graph, program.stages) if jit else None
     if not run.alone:
         runner = _together(captured, cut, run, name, xla)
@@ -212,6 +213,7 @@ def _together(captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None
     """Agree with the other processes, leave their variables to them, and run our stages."""
     session = run.ledger.session
     lines = canonical_lines(captured.program)
+    session.expected.add(run.programs, cut)
     try:
         session.agree(name, digest_lines(lines), lines, first_difference)
         run.ledger.settle(captured.variables, cut.held)

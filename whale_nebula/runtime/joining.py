@@ -11,34 +11,30 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula
+from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.runtime.collective import host_name
 from whale_nebula.runtime.elsewhere import Ledger
+from whale_nebula.runtime.expected import Expected
+from whale_nebula.runtime.linking import join_links
 from whale_nebula.runtime.session import Session
-from whale_nebula.transport import SocketLink
-
-PATIENCE = 120.0
 
 
-def join(
-    attachment: Attachment, seed: int | None, patience: float = PATIENCE
-) -> tuple[Ledger, dict[str, str]]:
+def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledger, dict[str, str]]:
     """Open the session of this process; all processes leave it with the same seed. Gives every worker's host too."""
-    workers = attachment.workers
-    links = {
-        peer: SocketLink(sock, attachment.worker, peer, workers, patience=patience)
-        for peer, sock in attachment.sockets.items()
-    }
-    session = Session(attachment.worker, links, patience)
-    sheet = _sheet(attachment, seed)
+    expected = Expected()
+    joined = join_links(attachment, expected, config)
+    session = Session(attachment.worker, joined.links, config.patience, expected, joined.close)
+    sheet = _sheet(attachment, seed, config)
     told = session.hello(sheet)
     _agree_on_seed(attachment, seed, told)
+    _agree_on_results(attachment.worker, config.results, told)
     hosts = {attachment.worker: sheet["host"], **{peer: str(theirs["host"]) for peer, theirs in told.items()}}
     return Ledger(session), hosts
 
 
-def _sheet(attachment: Attachment, seed: int | None) -> dict[str, Any]:
+def _sheet(attachment: Attachment, seed: int | None, config: Config) -> dict[str, Any]:
     return {
         "run": attachment.run_id,
         "whale_nebula": whale_nebula.__version__,
@@ -51,6 +47,7 @@ def _sheet(attachment: Attachment, seed: int | None) -> dict[str, Any]:
             tf.config.threading.get_inter_op_parallelism_threads(),
         ],
         "host": host_name(),
+        "results": config.results,
         "seed": seed,
         "launched": attachment.seed,
     }
@@ -67,3 +64,15 @@ def _agree_on_seed(attachment: Attachment, seed: int | None, told: Mapping[str, 
         )
     if seed is not None:
         keras.utils.set_random_seed(seed)
+
+
+def _agree_on_results(worker: str, results: str, told: Mapping[str, Mapping[str, Any]]) -> None:
+    """Where results go is a part of the plan."""
+    named = {worker: results, **{peer: sheet.get("results") for peer, sheet in told.items()}}
+    if len(set(named.values())) > 1:
+        said = ", ".join(f"{each}: {where}" for each, where in sorted(named.items()))
+        raise ConfigError(
+            f"the processes want results in different places: {said}",
+            why="who is sent a tensor that a step returns is a part of the plan, and all have the same plan",
+            mend="results: owner in the config of every cluster, or of none",
+        )

@@ -11,6 +11,7 @@ import tensorflow as tf
 from whale_nebula.feed.batch import Batch
 from whale_nebula.ir.plan import Crossing, PhasePlan
 from whale_nebula.ir.spec import Value
+from whale_nebula.runtime.absent import Absent
 from whale_nebula.runtime.compiled import Compiled, Feed, Piece
 from whale_nebula.runtime.gradients import PartKey, total
 from whale_nebula.runtime.merge import merge
@@ -124,11 +125,17 @@ class OnceRun:
 
     def results(self) -> list[Any]:
         """What the user's step returns, tensor by tensor."""
-        program = self.compiled.cut.program
-        return [
-            self.batch.whole[program.leaf_ops[value.op]] if value.op in program.leaf_ops else self.once[value]
-            for value in program.returns
-        ]
+        return [self._result(value) for value in self.compiled.cut.program.returns]
+
+    def _result(self, value: Value) -> Any:
+        """A tensor that the step returns; where it stays with its owners, something that says so when it is read."""
+        cut = self.compiled.cut
+        if value.op in cut.program.leaf_ops:
+            return self.batch.whole[cut.program.leaf_ops[value.op]]
+        owners = cut.owners.get(value, ())
+        if owners and self.compiled.worker not in owners:
+            return Absent(owners[0], cut.program.graph.spec(value))
+        return self.once[value]
 
 
 def _weight(tensors: Sequence[Any]) -> Any:

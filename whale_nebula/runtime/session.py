@@ -9,11 +9,12 @@ traces its own copy of the script.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from whale_nebula.errors import InputMismatchError, LinkClosedError, NebulaError, PlanMismatchError
+from whale_nebula.runtime.expected import Expected
 from whale_nebula.scopes.site import script_site
 from whale_nebula.transport import Link
 
@@ -23,11 +24,13 @@ _KIND = "SESSION"
 
 @dataclass
 class Session:
-    """The links of this process to its peers (worker name to link), and how long it waits for them."""
+    """The links of this process to its peers (worker name to link), how long it waits for them, and what may come."""
 
     worker: str
     links: Mapping[str, Link]
     patience: float
+    expected: Expected = field(default_factory=Expected)
+    leave: Callable[[], None] | None = None
     _line: str = ""
 
     def hello(self, sheet: Sheet) -> Mapping[str, Sheet]:
@@ -152,7 +155,10 @@ class Session:
             link.fail(parts)
 
     def close(self) -> None:
-        """End in order."""
+        """End in order: all links together, where something that they stand on knows how, else one by one."""
+        if self.leave is not None:
+            self.leave()
+            return
         for link in self.links.values():
             link.close()
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from whale_nebula.errors import (
+    DeadlineError,
     InputMismatchError,
     LinkClosedError,
     LocalProtocolError,
@@ -77,6 +78,16 @@ def lost(there: str, why: str) -> NebulaError:
     """The other worker went without a word."""
     return LinkClosedError(
         f"worker '{there}' is gone", why=why, mend=f"look at the output of '{there}': its process has ended"
+    )
+
+
+def silent(there: str, where: str, seconds: float, why: str) -> NebulaError:
+    """Nothing was heard from the other worker for as long as it may be waited for."""
+    return DeadlineError(
+        f"worker '{there}' was not heard for {seconds:g} s",
+        where=where,
+        why=why,
+        mend="look at the line and at the host beyond it, or allow more time: 'patience' in the config",
     )
 
 

@@ -1,4 +1,4 @@
-"""What waits to be written to a socket: in order, within a budget of bytes, what is urgent first."""
+"""What waits to be written to the line: in order, within a budget of bytes, what is urgent first."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ class Outbox:
     """A queue between the threads that send and the one that writes.
 
     `put` blocks while more than `budget` bytes wait (one parcel is always let in); `finish` lets the writer
-    drain what is there and then ends it; `stop` ends it at once and frees who is blocked.
+    drain what is there and then ends it; `stop` ends it at once and frees who is blocked. A writer that waits for
+    more than parcels gives the condition on which it waits (`changed`) and asks with `poll`.
     """
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, changed: threading.Condition | None = None) -> None:
         self.written = 0
         self._budget = budget
-        self._changed = threading.Condition()
+        self._changed = changed or threading.Condition()
         self._waiting: deque[Parcel] = deque()
         self._urgent: deque[Parcel] = deque()
         self._bytes = 0
@@ -84,6 +85,29 @@ class Outbox:
         """An urgent parcel if there is one: asked between the chunks of a tensor."""
         with self._changed:
             return self._urgent.popleft() if self._urgent else None
+
+    def poll(self) -> Parcel | None:
+        """The next parcel if there is one, without waiting."""
+        with self._changed:
+            if self._urgent:
+                return self._urgent.popleft()
+            return self._waiting.popleft() if self._waiting else None
+
+    @property
+    def waiting(self) -> int:
+        """How many bytes wait."""
+        return self._bytes
+
+    @property
+    def urgent(self) -> bool:
+        """Whether something urgent waits."""
+        return bool(self._urgent)
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing waits and nothing more is taken."""
+        with self._changed:
+            return self._stopped or (self._finishing and not self._waiting and not self._urgent)
 
     def done(self, size: int) -> None:
         """So many bytes of the budget have left."""

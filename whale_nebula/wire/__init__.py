@@ -1,6 +1,10 @@
-"""What goes over a link, as bytes: frames in and out, and nothing that reads or writes a socket."""
+"""What goes over a link, as bytes: frames in and out, and nothing that reads or writes a socket.
 
-from whale_nebula.wire.decoder import Bound, FrameDecoder, MessageArrived, TensorArrived
+Exported here is what every link needs; one that outlives its connections takes `wire.conversation` too.
+"""
+
+from whale_nebula.wire.assembly import Bound, Expect, TensorArrived
+from whale_nebula.wire.decoder import FrameDecoder, MessageArrived
 from whale_nebula.wire.frame import (
     CHUNK_BYTES,
     FRAME_CAP,
@@ -18,6 +22,7 @@ __all__ = [
     "HEADER_BYTES",
     "Bound",
     "Direction",
+    "Expect",
     "Flag",
     "FrameDecoder",
     "Header",

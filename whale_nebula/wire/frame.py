@@ -3,6 +3,9 @@
 A tensor travels as frames of `CHUNK_BYTES` each but the last, which may be shorter; an empty tensor is one
 frame without payload. A control message (JSON) is one frame. The header describes the tensor as it is sent:
 after a codec, `dtype` and `dims` are those of what the codec made. Numbers are little-endian.
+
+A sealed frame carries its chunk as ciphertext and a tag of `TAG_BYTES`: `length` counts both, everything else is as
+it would be unsealed. It is legal only where there is a key, which `pack` and `unpack` are told by `sealed`.
 """
 
 from __future__ import annotations
@@ -11,12 +14,12 @@ import math
 import struct
 from collections.abc import Iterator
 from enum import IntEnum, IntFlag
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
 
-from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
+from whale_nebula.errors import DamagedFrameError, LocalProtocolError, RemoteProtocolError
 from whale_nebula.wire.tensor import Bytes, dtype_of
 
 MAGIC = b"NBLA"
@@ -24,12 +27,14 @@ VERSION = 1
 CHUNK_BYTES = 1 << 20
 FRAME_CAP = 8 << 20
 MAX_RANK = 8
+TAG_BYTES = 16
 
 # Magic and version, the fields of `Header` in its order (before the dims, of which there are always eight,
 # stands the rank), then the checksum of the payload and, last, that of all bytes before it.
-_LAYOUT = struct.Struct("<4sB BHI QQQ II HHI iI QQ HBBI B3x 8I II")
+_LAYOUT = struct.Struct("<4sB BHI QQQQ II HHI iI QQ HBBI B3x 8I II")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _LAYOUT.size
+MESSAGE_BYTES = FRAME_CAP - HEADER_BYTES - TAG_BYTES  # the longest control message
 
 
 class Kind(IntEnum):
@@ -41,6 +46,11 @@ class Kind(IntEnum):
     RESULT = 4
     VALUE = 5  # of the runtime's own: a fingerprint, a seed
     CONTROL = 6  # a message, not a tensor
+    ACK = 7  # nothing but a header: what has arrived
+    BEAT = 8  # the same, said because nothing else was said for long
+
+
+BARE = (Kind.ACK, Kind.BEAT)
 
 
 class Direction(IntEnum):
@@ -52,7 +62,7 @@ class Direction(IntEnum):
 
 
 class Flag(IntFlag):
-    """Bits of a frame: `LAST` ends a tensor, `SEALED` is kept for payloads that only the workers can read."""
+    """Bits of a frame: `LAST` ends a tensor, `SEALED` says that only the two workers can read the payload."""
 
     SEALED = 1
     LAST = 2
@@ -64,12 +74,16 @@ _KNOWN_FLAGS = int(
 
 
 class Header(NamedTuple):
-    """The fields of a frame's header. Workers are numbers here: their places in the sorted list of names."""
+    """The fields of a frame's header. Workers are numbers here: their places in the sorted list of names.
+
+    `ack` is the number of the next frame that the sender expects from the other side: all before it have come.
+    """
 
     kind: int
     flags: int = 0
     epoch: int = 0
     sequence: int = 0
+    ack: int = 0
     program: int = 0
     step: int = 0
     source: int = 0
@@ -127,22 +141,30 @@ def frames(header: Header, payload: Bytes) -> Iterator[tuple[bytes, Bytes]]:
         yield pack(each._replace(sequence=number), checksum(chunk)), chunk
 
 
-def pack(header: Header, payload_crc: int) -> bytes:
+def pack(header: Header, payload_crc: int, *, sealed: bool = False) -> bytes:
     """The bytes of one header, with both checksums. A header that breaks a rule is the caller's mistake."""
-    if fault := find_fault(header):
+    if fault := find_fault(header, sealed=sealed):
         raise LocalProtocolError(f"this frame must not be sent: {fault}")
+    body = _laid_out(header, payload_crc)[: -_CRC.size]
+    return body + _CRC.pack(google_crc32c.value(body))
+
+
+def authenticated(header: Header) -> bytes:
+    """What a seal binds its chunk to: the header's bytes without `ack` and the checksums."""
+    return _laid_out(header._replace(ack=0), 0)
+
+
+def _laid_out(header: Header, payload_crc: int) -> bytes:
     dims = header.dims + (0,) * (MAX_RANK - len(header.dims))
     try:
-        packed = _LAYOUT.pack(MAGIC, VERSION, *header[:-1], len(header.dims), *dims, payload_crc, 0)
+        return _LAYOUT.pack(MAGIC, VERSION, *header[:-1], len(header.dims), *dims, payload_crc, 0)
     except struct.error as error:
         raise LocalProtocolError(
             f"a number does not fit its field of the frame: {error}", where=str(header)
         ) from None
-    body = packed[: -_CRC.size]
-    return body + _CRC.pack(google_crc32c.value(body))
 
 
-def unpack(data: bytes) -> tuple[Header, int]:
+def unpack(data: bytes, *, sealed: bool = False) -> tuple[Header, int]:
     """The header in these bytes, checked in every field, and the checksum that its payload must have."""
     magic, version, *fields, payload_crc, header_crc = _LAYOUT.unpack(data)
     if magic != MAGIC or version != VERSION:
@@ -152,14 +174,14 @@ def unpack(data: bytes) -> tuple[Header, int]:
             mend="install the same release of whale_nebula in every cluster",
         )
     if header_crc != google_crc32c.value(data[: -_CRC.size]):
-        raise RemoteProtocolError("the checksum of a frame's header is wrong")
+        raise DamagedFrameError("the checksum of a frame's header is wrong")
     *plain, rank = fields[:-MAX_RANK]
     dims = fields[-MAX_RANK:]
     header = Header._make((*plain, tuple(dims[:rank])))
     if (
         fault := f"rank {rank} with sizes {dims}"
         if rank > MAX_RANK or any(dims[rank:])
-        else find_fault(header)
+        else find_fault(header, sealed=sealed)
     ):
         raise RemoteProtocolError(f"a frame breaks the protocol: {fault}")
     return header, payload_crc
@@ -174,9 +196,33 @@ def checksum(chunk: Bytes) -> int:
     return google_crc32c.value(chunk) if chunk.size else 0
 
 
-def find_fault(header: Header) -> str | None:
+def unsealed(header: Header) -> Header:
+    """The header that a sealed frame's chunk has once it is open; any other header as it is."""
+    if not header.flags & Flag.SEALED:
+        return header
+    return header._replace(flags=header.flags & ~Flag.SEALED, length=header.length - TAG_BYTES)
+
+
+def find_fault(header: Header, *, sealed: bool = False) -> str | None:
     """What breaks the rules within one header, in words, or None. The rules are the same for both sides."""
-    return _fault_of_kind(header) or _fault_of_tensor(header) or _fault_of_chunk(header)
+    if header.kind in BARE:
+        return _fault_of_bare(header)
+    if header.flags & Flag.SEALED and not sealed:
+        return "the frame is sealed, and this link has no key"
+    plain = unsealed(header)
+    return _fault_of_kind(plain) or _fault_of_tensor(plain) or _fault_of_chunk(plain)
+
+
+def _fault_of_bare(header: Header) -> str | None:
+    told = Header(
+        header.kind,
+        epoch=header.epoch,
+        ack=header.ack,
+        source=header.source,
+        destination=header.destination,
+        flags=Flag.LAST,
+    )
+    return None if header == told else f"a frame of kind {header.kind} says more than what has arrived"
 
 
 def _fault_of_kind(header: Header) -> str | None:
@@ -184,8 +230,6 @@ def _fault_of_kind(header: Header) -> str | None:
         return f"kind {header.kind} is unknown"
     if header.flags & ~_KNOWN_FLAGS:
         return f"flags {header.flags:#x} are unknown"
-    if header.flags & Flag.SEALED:
-        return "the frame is sealed, and this link has no key"
     ways = (Direction.FORWARD, Direction.BACKWARD) if header.kind == Kind.BOUNDARY else (Direction.NONE,)
     if header.direction not in ways:
         return f"kind {header.kind} with direction {header.direction}"
@@ -201,13 +245,19 @@ def _fault_of_tensor(header: Header) -> str | None:
     size = math.prod(header.dims) * dtype.itemsize
     if size != header.whole:
         return f"{dtype.name}{list(header.dims)} has {size} bytes, not {header.whole}"
-    if header.kind == Kind.CONTROL and (dtype != np.uint8 or len(header.dims) != 1):
+    return _fault_of_message(header, dtype) if header.kind == Kind.CONTROL else None
+
+
+def _fault_of_message(header: Header, dtype: np.dtype[Any]) -> str | None:
+    if dtype != np.uint8 or len(header.dims) != 1:
         return "a control message is a row of bytes"
-    return None
+    if any((header.program, header.step, header.phase, header.shard, header.slot, header.codec, header.state)):
+        return "a control message belongs to no step"
+    return None if header.micro_batch == -1 else f"a control message of micro-batch {header.micro_batch}"
 
 
 def _fault_of_chunk(header: Header) -> str | None:
-    most = FRAME_CAP - HEADER_BYTES if header.kind == Kind.CONTROL else CHUNK_BYTES
+    most = MESSAGE_BYTES if header.kind == Kind.CONTROL else CHUNK_BYTES
     if header.kind == Kind.CONTROL and header.whole > most:
         return f"a control message of {header.whole} bytes is above the cap of {most}"
     if header.offset % most or header.length != min(most, header.whole - header.offset):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
-from whale_nebula.wire.frame import FRAME_CAP, HEADER_BYTES
+from whale_nebula.wire.frame import MESSAGE_BYTES
 
 
 def encode_message(message: Mapping[str, Any]) -> bytes:
@@ -22,7 +22,7 @@ def encode_message(message: Mapping[str, Any]) -> bytes:
         data = json.dumps(message, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise LocalProtocolError(f"control message {message['kind']!r} is not plain JSON: {error}") from None
-    if len(data) > FRAME_CAP - HEADER_BYTES:
+    if len(data) > MESSAGE_BYTES:
         raise LocalProtocolError(
             f"control message {message['kind']!r} has {len(data)} bytes, above a frame's cap"
         )

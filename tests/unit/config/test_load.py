@@ -166,11 +166,14 @@ def test_a_mistake_in_a_file_names_the_file(written: Callable[[str], Path]) -> N
     assert caught.value.where == f"{path}: clusters.gpu.worker"
 
 
-@pytest.mark.parametrize(("key", "word"), [("results", "owner"), ("weights", "own")])
-def test_what_has_no_engine_is_not_yet(key: str, word: str) -> None:
+def test_what_has_no_engine_is_not_yet() -> None:
     with pytest.raises(NotYetError) as caught:
-        load({key: word})
-    assert caught.value.feature == f"{key}: {word}"
+        load({"weights": "own"})
+    assert caught.value.feature == "weights: own"
+
+
+def test_results_may_stay_with_their_owner() -> None:
+    assert (load({}).results, load({"results": "owner"}).results) == ("everywhere", "owner")
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_headers_with_right_checksums_and_any_fields_parse_or_raise(
         **fields
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("whale_nebula.wire.frame.find_fault", lambda header: None)
+        patch.setattr("whale_nebula.wire.frame.find_fault", lambda header, sealed: None)
         head = pack(header, 0)
     outcome(FrameDecoder(), iter([head + payload]))
 

@@ -12,6 +12,8 @@ from whale_nebula.wire.frame import (
     CHUNK_BYTES,
     FRAME_CAP,
     HEADER_BYTES,
+    MESSAGE_BYTES,
+    TAG_BYTES,
     Direction,
     Flag,
     Header,
@@ -22,6 +24,7 @@ from whale_nebula.wire.frame import (
     frames,
     pack,
     unpack,
+    unsealed,
     wire_bytes,
 )
 from whale_nebula.wire.tensor import dtype_code
@@ -51,9 +54,9 @@ GOOD = Header(
 )
 
 
-def test_header_has_128_bytes_and_starts_with_the_magic() -> None:
+def test_header_has_136_bytes_and_starts_with_the_magic() -> None:
     packed = pack(GOOD, 0)
-    assert HEADER_BYTES == len(packed) == 128
+    assert HEADER_BYTES == len(packed) == 136
     assert packed[:6] == b"NBLA\x01\x01"
 
 
@@ -115,6 +118,17 @@ BROKEN = {
     "offset between chunks": GOOD._replace(offset=4, length=20),
     "offset beyond": GOOD._replace(offset=CHUNK_BYTES, length=0),
     "last is not marked": GOOD._replace(flags=0),
+    "message of a step": Header(
+        Kind.CONTROL, flags=Flag.LAST, dtype=dtype_code("uint8"), dims=(4,), length=4, whole=4, step=1
+    ),
+    "message of a micro-batch": Header(
+        Kind.CONTROL, flags=Flag.LAST, dtype=dtype_code("uint8"), dims=(4,), length=4, whole=4, micro_batch=0
+    ),
+    "sealed without a tag": GOOD._replace(length=8, whole=8, dims=(1, 2), flags=Flag.LAST | Flag.SEALED),
+    "acknowledgement with a number": Header(Kind.ACK, flags=Flag.LAST, sequence=1),
+    "beat with a payload": Header(
+        Kind.BEAT, flags=Flag.LAST, dtype=dtype_code("uint8"), dims=(4,), length=4, whole=4
+    ),
     "message of floats": GOOD._replace(kind=Kind.CONTROL, direction=Direction.NONE),
 }
 
@@ -126,7 +140,7 @@ def test_what_breaks_a_rule_is_neither_sent_nor_taken(
     with pytest.raises(LocalProtocolError):
         pack(header, 0)
     if len(header.dims) <= 8:
-        monkeypatch.setattr("whale_nebula.wire.frame.find_fault", lambda header: None)
+        monkeypatch.setattr("whale_nebula.wire.frame.find_fault", lambda header, sealed: None)
         packed = pack(header, 0)
         monkeypatch.undo()
         with pytest.raises(RemoteProtocolError):
@@ -143,8 +157,8 @@ def sealed_again(data: bytearray) -> bytes:
     [
         (0, b"HTTP", "no frame of this protocol"),
         (4, b"\x02", "version 2"),
-        (84, b"\x09", "rank 9"),
-        (84, b"\x01", "rank 1"),
+        (92, b"\x09", "rank 9"),
+        (92, b"\x01", "rank 1"),
     ],
     ids=["magic", "version", "rank above eight", "sizes beyond the rank"],
 )
@@ -180,9 +194,10 @@ def test_frames_are_numbered_and_only_the_last_is_marked() -> None:
 
 
 def test_a_message_is_one_frame_up_to_the_cap_and_no_more() -> None:
-    most = FRAME_CAP - HEADER_BYTES
+    most = MESSAGE_BYTES
     header = Header(Kind.CONTROL, dtype=dtype_code("uint8"), dims=(most,))
-    assert [len(head) + chunk.size for head, chunk in frames(header, np.zeros(most, np.uint8))] == [FRAME_CAP]
+    (frame,) = frames(header, np.zeros(most, np.uint8))
+    assert len(frame[0]) + frame[1].size == FRAME_CAP - TAG_BYTES
     with pytest.raises(LocalProtocolError, match="cap"):
         list(frames(header._replace(dims=(most + 1,)), np.zeros(most + 1, np.uint8)))
 
@@ -190,3 +205,29 @@ def test_a_message_is_one_frame_up_to_the_cap_and_no_more() -> None:
 def test_checksum_is_crc32c() -> None:
     assert checksum(np.frombuffer(b"123456789", np.uint8)) == 0xE3069283
     assert checksum(np.zeros(0, np.uint8)) == 0
+
+
+@pytest.mark.parametrize("kind", [Kind.ACK, Kind.BEAT])
+def test_a_frame_that_only_acknowledges_is_a_header_and_comes_back(kind: Kind) -> None:
+    header = Header(kind, flags=Flag.LAST, epoch=9, ack=2**64 - 1, source=1, destination=2)
+    packed = pack(header, 0)
+    assert len(packed) == HEADER_BYTES
+    assert unpack(packed) == (header, 0)
+
+
+SEALED = GOOD._replace(flags=Flag.LAST | Flag.SEALED, length=24 + TAG_BYTES)
+
+
+def test_a_sealed_frame_counts_its_tag_and_is_the_same_tensor() -> None:
+    assert unpack(pack(SEALED, 0, sealed=True), sealed=True) == (SEALED, 0)
+    assert unsealed(SEALED) == GOOD == unsealed(GOOD)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"length": 24}, {"length": 15}, {"length": 0}, {"whole": 40, "dims": (10,)}, {"flags": Flag.SEALED}],
+    ids=str,
+)
+def test_a_sealed_frame_keeps_the_rules(fields: dict[str, int]) -> None:
+    with pytest.raises(LocalProtocolError):
+        pack(SEALED._replace(**fields), 0, sealed=True)

@@ -1,0 +1,46 @@
+"""The addresses and ports of this machine."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from whale_nebula.errors import ConfigError
+from whale_nebula.launch.hosts import is_local, listening, settled
+from whale_nebula.launch.resolve import ANY, Placement
+
+
+def test_what_is_local() -> None:
+    own = ["127.0.0.1", "127.9.9.9", "localhost", socket.gethostname()]
+    assert [is_local(host) for host in own] == [True] * 4
+    assert [is_local(host) for host in ("192.0.2.1", "2001:db8::1", "other.example", "")] == [False] * 4
+
+
+def test_every_worker_gets_a_port_of_its_own() -> None:
+    workers = {f"gpu/{number}": ANY for number in range(50)}
+    found = settled(Placement(tuple(workers), {**workers, "npu/0": "10.77.0.2:7101"}))
+    assert found.addresses["npu/0"] == "10.77.0.2:7101"
+    ports = {address for worker, address in found.addresses.items() if worker != "npu/0"}
+    assert len(ports) == 50
+    assert all(address.startswith("127.0.0.1:") and not address.endswith(":0") for address in ports)
+
+
+def test_a_port_that_is_taken_is_told_before_anything_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        address = f"127.0.0.1:{busy.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=r"worker gpu/0 cannot listen at 127\.0\.0\.1:\d+: Address already") as refused:
+            listening(Placement(("gpu/0",), {"gpu/0": address, "npu/0": "192.0.2.1:1"}))
+    assert "another port" in refused.value.mend
+    assert listening(Placement(("gpu/0",), {"gpu/0": address})) == {"gpu/0": address}
+
+
+def test_an_address_that_no_interface_has_is_listened_for_everywhere() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as trial:
+        port = trial.getsockname()[1]
+    assert listening(Placement(("gpu/0",), {"gpu/0": f"192.0.2.1:{port}"})) == {"gpu/0": f"0.0.0.0:{port}"}
+
+
+def test_a_name_that_no_server_knows_here_is_left_to_the_worker() -> None:
+    address = "no-such-host.invalid:7101"
+    assert listening(Placement(("gpu/0",), {"gpu/0": address})) == {"gpu/0": address}

@@ -1,0 +1,120 @@
+"""Heartbeats: the rule by a clock that does not tick, and the two ends of real pipes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+
+from whale_nebula.launch.pulse import Heard, Vitals, Ward, frozen, listen, start_beating, vitals
+
+SOON = 30.0
+
+
+def heard(*moments: tuple[bool, str, int], every: float = 1.0) -> Heard | None:
+    """What is known after some moments: was there a beat, the process's state, its CPU time."""
+    known: Heard | None = None
+    for beat, state, cpu in moments:
+        known = listen(known, every, beat, Vitals(state, cpu))
+    return known
+
+
+def is_frozen(*moments: tuple[bool, str, int], runnable: bool = False) -> bool:
+    return frozen(heard(*moments), lambda: runnable, silence=5.0)
+
+
+BEAT = (True, "S", 10)
+SILENT = (False, "S", 10)
+
+
+class TestTheRule:
+    def test_five_silent_seconds_without_computing_are_too_many(self) -> None:
+        assert not is_frozen(BEAT, *[SILENT] * 4)
+        assert is_frozen(BEAT, *[SILENT] * 5)
+
+    def test_a_beat_begins_anew(self) -> None:
+        assert not is_frozen(BEAT, *[SILENT] * 4, BEAT, *[SILENT] * 4)
+
+    def test_who_computes_is_not_frozen_however_long_it_says_nothing(self) -> None:
+        assert not is_frozen(BEAT, *[(False, "S", 10 + tick) for tick in range(1, 100)])
+
+    def test_who_stops_computing_is_frozen_five_seconds_later(self) -> None:
+        computing = [(False, "R", 10 + tick) for tick in range(1, 10)]
+        assert not is_frozen(BEAT, *computing, *[(False, "S", 19)] * 4)
+        assert is_frozen(BEAT, *computing, *[(False, "S", 19)] * 5)
+
+    def test_cpu_time_of_a_stopped_process_does_not_count(self) -> None:
+        assert is_frozen(BEAT, *[(False, "T", 10 + tick) for tick in range(1, 6)])
+
+    def test_who_only_waits_for_a_core_is_not_frozen(self) -> None:
+        assert not is_frozen(BEAT, *[SILENT] * 50, runnable=True)
+
+    def test_before_the_first_beat_nothing_is_known(self) -> None:
+        assert heard(*[SILENT] * 50) is None
+        assert not is_frozen(*[SILENT] * 50)
+
+
+def test_vitals_of_a_process() -> None:
+    before = vitals(os.getpid())
+    assert before is not None
+    while (now := vitals(os.getpid())) is not None and now.cpu == before.cpu:
+        pass
+    assert now is not None and now.cpu > before.cpu
+    assert vitals(2**22 + 1) is None
+
+
+def test_a_heart_beats_into_its_pipe_until_nobody_listens() -> None:
+    ear, mouth = os.pipe()
+    thread = start_beating(mouth, every=0.001)
+    assert not os.get_inheritable(mouth)
+    assert os.read(ear, 1) == b"."
+    os.close(ear)
+    thread.join(SOON)
+    assert not thread.is_alive()
+    os.close(mouth)
+
+
+def test_a_full_pipe_stops_no_heart() -> None:
+    ear, mouth = os.pipe()
+    os.set_blocking(mouth, False)
+    while True:
+        try:
+            os.write(mouth, b"." * 4096)
+        except BlockingIOError:
+            break
+    thread = start_beating(mouth, every=0.0)
+    thread.join(0.05)
+    assert thread.is_alive()
+    os.close(ear)
+    thread.join(SOON)
+    assert not thread.is_alive()
+    os.close(mouth)
+
+
+def test_a_ward_tells_once_of_who_is_frozen_and_not_of_who_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    still, alive = os.pipe(), os.pipe()
+    beating = start_beating(alive[1], every=0.002)
+    os.write(still[1], b".")
+    told: list[str] = []
+    monkeypatch.setattr("whale_nebula.launch.pulse.vitals", lambda pid: Vitals("S", 1))
+    monkeypatch.setattr("whale_nebula.launch.pulse.runnable", lambda pid: False)
+    ward = Ward({"gpu/0": alive[0], "npu/0": still[0]}, {"gpu/0": 1, "npu/0": 2}, told.append, silence=0.5)
+    wait_for(lambda: told)
+    ward.close()
+    assert told == ["npu/0"]
+    beating.join(SOON)
+    for fd in (still[1], alive[1]):
+        os.close(fd)
+
+
+def test_a_ward_of_nobody_costs_nothing() -> None:
+    Ward({}, {}, pytest.fail).close()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    limit = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.005)

@@ -1,0 +1,116 @@
+"""Where workers are: each resolver on environments as platforms set them, and the order in which they are asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from whale_nebula.config import Config, load
+from whale_nebula.errors import ConfigError
+from whale_nebula.launch.resolve import ANY, CHAIN, Asked, Placement, everything, resolve
+from whale_nebula.launch.resolve.node_list import nodes, tasks
+
+CASES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "placements.yaml").read_text())
+
+
+def asked(case: dict[str, Any]) -> Asked:
+    return Asked(**case.get("asked", {}), local=lambda host: host in case.get("local", ()))
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["case"] for case in CASES])
+def test_placements(case: dict[str, Any]) -> None:
+    config = load(case.get("config"))
+    if "error" in case:
+        with pytest.raises(ConfigError) as refused:
+            resolve(config, case.get("environ", {}), asked(case))
+        assert case["error"] in refused.value.what
+        assert case.get("mend", "") in refused.value.mend
+        return
+    found = resolve(config, case.get("environ", {}), asked(case))
+    assert found.source == case["expect"]["source"]
+    assert list(found.placement.here) == case["expect"]["here"]
+    assert found.placement.addresses == case["expect"]["addresses"]
+
+
+def test_every_resolver_is_in_the_golden_cases() -> None:
+    assert {case["expect"]["source"] for case in CASES if "expect" in case} == set(CHAIN)
+
+
+def test_who_was_asked_before_says_why_not() -> None:
+    environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1"}
+    found = resolve(load({"clusters": {"gpu": {}}}), environ, Asked())
+    assert dict(found.declined) == {
+        "config": "there is no config that lists workers",
+        "TF_CONFIG": "TF_CONFIG is not set",
+    }
+    assert found.explained().splitlines()[-1] == "Slurm: yes, it says where the workers are"
+
+
+def test_when_nobody_knows_all_reasons_are_told() -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve(load({"clusters": {"gpu": {}, "npu": {}}}), {}, Asked("gpu"))
+    assert [line.partition(":")[0] for line in refused.value.why.splitlines()] == list(CHAIN)
+
+
+def test_resolving_changes_nothing() -> None:
+    environ = {"TF_CONFIG": '{"cluster": {"gpu": ["a:1"]}, "task": {"type": "gpu", "index": 0}}'}
+    before = dict(environ)
+    assert resolve(Config(), environ, Asked()) == resolve(Config(), environ, Asked())
+    assert environ == before
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n1", ["n1"]),
+        ("n1,n2", ["n1", "n2"]),
+        ("gpu[01-04,07]", ["gpu01", "gpu02", "gpu03", "gpu04", "gpu07"]),
+        ("gpu[098-101]", ["gpu098", "gpu099", "gpu100", "gpu101"]),
+        ("gpu[1-2]-ib0,cpu3", ["gpu1-ib0", "gpu2-ib0", "cpu3"]),
+        ("r[0-1]n[1-2]", ["r0n1", "r0n2", "r1n1", "r1n2"]),
+        ("a.b-c[8,9-10].site", ["a.b-c8.site", "a.b-c9.site", "a.b-c10.site"]),
+    ],
+)
+def test_node_lists(text: str, names: list[str]) -> None:
+    assert nodes(text) == names
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ",", "n1,", ",n1", "n[", "n]", "n[]", "n[1-]", "n[3-1]", "n[a]", "n[[1]]", "n[0-99999999]", "n[0-999][0-999]"],
+)
+def test_what_is_no_node_list_is_refused_and_takes_no_memory(text: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        nodes(text)
+
+
+def test_tasks_of_nodes() -> None:
+    assert tasks("2") == [2]
+    assert tasks("2(x3),1,4(x2)") == [2, 2, 2, 1, 4, 4]
+
+
+@pytest.mark.parametrize("text", ["", "2(3)", "x2", "2,,1", "2(x9999999)"])
+def test_what_is_no_list_of_tasks_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        tasks(text)
+
+
+class TestEverything:
+    """`--all`."""
+
+    CONFIG = load({"clusters": {"gpu": {"workers": ["127.0.0.1:7101", "10.77.0.9:7101"]}, "npu": {}}})
+
+    def test_all_workers_are_here_and_strange_addresses_are_replaced(self) -> None:
+        placement = everything(self.CONFIG, [], lambda host: host == "127.0.0.1")
+        assert placement == Placement(
+            ("gpu/0", "gpu/1", "npu/0"), {"gpu/0": "127.0.0.1:7101", "gpu/1": ANY, "npu/0": ANY}
+        )
+        assert placement.clusters == ("gpu", "npu")
+
+    def test_without_a_config_clusters_must_be_named(self) -> None:
+        with pytest.raises(ConfigError, match="which clusters are there") as refused:
+            everything(Config(), [], lambda host: True)
+        assert "--clusters gpu,npu" in refused.value.mend

@@ -1,0 +1,74 @@
+"""What may arrive: every tensor of the plan within its bound, and nothing else."""
+
+import dataclasses
+
+import pytest
+
+from tests.unit.passes.examples import DESCENT, EXAMPLES, GLOBAL_NORM, TWO_STAGES
+from tests.unit.passes.programs import apart, cut
+from whale_nebula.errors import RemoteProtocolError
+from whale_nebula.runtime.expected import ANY_SIZE, ANYTHING, Expected, slots
+from whale_nebula.transport.protocol import Key
+
+PLAN = cut("codecs fp16 none\nmicro 2\n" + TWO_STAGES.replace("@a\n%6", "@a compress=0\n%6") + DESCENT, apart)
+FORWARD = Key("forward", 3, step=5, phase=0, micro_batch=1, slot=0, source="a/0", destination="b/0")
+
+
+def expected() -> Expected:
+    made = Expected()
+    made.add(3, PLAN)
+    return made
+
+
+def test_a_boundary_has_the_dtype_of_its_codec_and_the_sizes_that_the_plan_knows() -> None:
+    bound = expected()(FORWARD)
+    assert bound == ("float16", (ANY_SIZE, 8))
+    assert bound.admits("float16", (4, 8)) and not bound.admits("float16", (4, 9))
+    assert not bound.admits("float32", (4, 8))
+
+
+def test_its_gradient_goes_the_other_way() -> None:
+    back = dataclasses.replace(FORWARD, kind="backward", source="b/0", destination="a/0")
+    assert expected()(back) == ("float32", (ANY_SIZE, 8))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"slot": 1},
+        {"phase": 1},
+        {"program": 4},
+        {"micro_batch": 2},
+        {"micro_batch": -1},
+        {"kind": "scalar"},
+        {"source": "b/0", "destination": "a/0"},
+    ],
+    ids=str,
+)
+def test_what_no_plan_knows_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(RemoteProtocolError, match="came, "):
+        expected()(dataclasses.replace(FORWARD, **change))
+
+
+def test_a_result_is_no_micro_batch() -> None:
+    loss = Key("scalar", 3, step=5, phase=0, micro_batch=-1, slot=0, source="b/0", destination="a/0")
+    assert expected()(loss) == ("float32", ())
+    with pytest.raises(RemoteProtocolError, match="0 micro-batches"):
+        expected()(dataclasses.replace(loss, micro_batch=0))
+
+
+def test_values_of_variables_are_bounded_by_the_cap_alone() -> None:
+    value = Key("control", 0, step=1, phase=0, micro_batch=-1, slot=9, source="b/0", destination="a/0")
+    assert expected()(value) is ANYTHING and ANYTHING.admits("float32", (1, 2, 3))
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, "norm"])
+def test_all_that_the_plan_exchanges_has_a_slot(name: str) -> None:
+    plan = cut(EXAMPLES.get(name, TWO_STAGES + GLOBAL_NORM), apart)
+    found = dict(slots(plan))
+    names = {worker.cluster: worker.name for worker in plan.workers}
+    for each in plan.exchange:
+        ends = names[each.source], names[each.destination]
+        assert any((s.kind, s.phase, s.source, s.destination) == (each.kind, each.phase, *ends) for s in found)
+    for boundary in plan.boundaries:
+        assert any(s.kind == "forward" and s.number == boundary.slot for s in found)

@@ -1,0 +1,83 @@
+"""Authorities and certificates for the tests of this folder: good ones, and every kind of bad one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.x509.oid import NameOID
+
+from whale_nebula.security import Credentials, Files, Identity, authority, files, issue, making
+from whale_nebula.security.authority import Authority
+
+RUN = "mt"
+GPU = Identity(RUN, "gpu")
+NPU = Identity(RUN, "npu")
+GATE = Identity(RUN, "gpu", "gateway")
+OTHER_GATE = Identity(RUN, "npu", "gateway")
+DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Home:
+    """An authority in a folder."""
+
+    folder: Path
+    authority: Authority
+
+    @classmethod
+    def at(cls, folder: Path, run: str = RUN, at: datetime | None = None, days: float = 90) -> Home:
+        made = Authority.fresh(run, {}, days, at)
+        authority.create(folder, made)
+        return cls(folder, made)
+
+    def files(self, identity: Identity, days: float = 7, at: datetime | None = None) -> Files:
+        return issue.issue(self.folder, self.authority, [identity], days, at)[0].files
+
+    def credentials(self, identity: Identity) -> Credentials:
+        return Credentials.of(self.files(identity))
+
+    def certificate(self, identity: Identity = GPU, days: float = 7, at: datetime | None = None) -> x509.Certificate:
+        """One that lies in no file."""
+        moment = at or making.now()
+        public = making.new_key().public_key()
+        signs = self.authority
+        return making.process_certificate(
+            identity, public, signs.certificate, signs.key, moment + timedelta(days=days), moment
+        )
+
+    def outside_its_dates(self, identity: Identity, begin: datetime) -> Files:
+        """Files with a certificate of one day, whenever it begins."""
+        paths = Files.under(self.folder / "odd", identity)
+        signs, key = self.authority, making.new_key()
+        made = making.process_certificate(identity, key.public_key(), signs.certificate, signs.key, begin + DAY, begin)
+        return put(paths, made, making.key_bytes(key), self.folder)
+
+
+def self_signed(folder: Path, identity: Identity) -> Files:
+    """Files with a certificate that names the right process, and that its own key signed."""
+    key, now = making.new_key(), making.now()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.worker)])
+    names = [x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)]
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - DAY)
+        .not_valid_after(now + DAY)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return put(Files.under(folder, identity), made, making.key_bytes(key), folder)
+
+
+def put(paths: Files, made: x509.Certificate, key_pem: bytes, ca_folder: Path) -> Files:
+    paths.cert.parent.mkdir(parents=True, exist_ok=True)
+    files.write(paths.cert, making.certificate_bytes(made), files.PUBLIC)
+    files.write(paths.key, key_pem, files.SECRET)
+    return paths._replace(ca=ca_folder / "ca.pem", revoked=None)

@@ -1,0 +1,200 @@
+"""What a process holds: consistent or refused, renewed without a pause, and proved to a peer."""
+
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.unit.security.made import DAY, GPU, NPU, Home, self_signed
+from whale_nebula.errors import (
+    CredentialsError,
+    ExpiredError,
+    IdentityError,
+    RevokedError,
+    SelfSignedError,
+    WrongAuthorityError,
+    WrongNameError,
+)
+from whale_nebula.security import Credentials, CurrentCredentials, Files, Prover, issue, making
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home.at(tmp_path / "certs")
+
+
+class TestLoading:
+    def test_all_that_belongs_together(self, home: Home) -> None:
+        paths = home.files(GPU)
+        found = Credentials.load(paths.ca, str(paths.cert), paths.key)
+        assert (found.identity, found.key_pem) == (GPU, paths.key.read_bytes())
+        assert found.not_after - making.now() <= 7 * DAY
+        assert len(found.serial) == 40
+
+    def test_its_text_shows_no_key(self, home: Home) -> None:
+        found = home.credentials(GPU)
+        assert "PRIVATE" not in repr(found) + str(found)
+        assert found.key_pem.decode().splitlines()[1] not in repr(found)
+
+    def test_a_key_that_others_can_read(self, home: Home) -> None:
+        paths = home.files(GPU)
+        os.chmod(paths.key, 0o640)
+        with pytest.raises(CredentialsError, match="chmod 600"):
+            Credentials.of(paths)
+
+    def test_the_key_of_another(self, home: Home) -> None:
+        paths, other = home.files(GPU), home.files(NPU)
+        with pytest.raises(CredentialsError, match="is not the key of"):
+            Credentials.of(paths._replace(key=other.key))
+
+    def test_the_authority_of_another_run(self, home: Home, tmp_path: Path) -> None:
+        other = Home.at(tmp_path / "other")
+        with pytest.raises(WrongAuthorityError, match="this process"):
+            Credentials.of(home.files(GPU)._replace(ca=other.folder / "ca.pem"))
+
+    def test_a_certificate_in_the_place_of_the_authority(self, home: Home) -> None:
+        paths = home.files(GPU)
+        with pytest.raises(CredentialsError, match="no authority's certificate"):
+            Credentials.of(paths._replace(ca=paths.cert))
+
+    def test_one_that_signed_itself(self, home: Home, tmp_path: Path) -> None:
+        paths = self_signed(tmp_path, GPU)
+        with pytest.raises(SelfSignedError):
+            Credentials.of(paths._replace(ca=home.folder / "ca.pem"))
+
+    def test_one_that_has_ended_or_not_begun(self, home: Home) -> None:
+        for begin in (making.now() - 3 * DAY, making.now() + 3 * DAY):
+            with pytest.raises(ExpiredError):
+                Credentials.of(home.outside_its_dates(GPU, begin))
+
+    def test_one_that_was_revoked(self, home: Home) -> None:
+        paths = home.files(GPU)
+        issue.revoke(home.folder, home.authority, [Credentials.of(paths).serial], "")
+        with pytest.raises(RevokedError):
+            Credentials.of(paths)
+
+    @pytest.mark.parametrize("part", ["ca", "cert", "key"])
+    @pytest.mark.parametrize("content", [None, b"", b"half", b"\x30\x82"])
+    def test_a_file_that_is_not_there_or_no_such_thing(self, home: Home, part: str, content: bytes | None) -> None:
+        paths = home.files(GPU)
+        path: Path = getattr(paths, part)
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+            path.chmod(0o600)
+        with pytest.raises(CredentialsError) as told:
+            Credentials.of(paths)
+        assert str(path) in told.value.where
+
+    def test_a_key_of_another_kind(self, home: Home) -> None:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+
+        paths = home.files(GPU)
+        pem = ed25519.Ed25519PrivateKey.generate().private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        paths.key.write_bytes(pem)
+        with pytest.raises(CredentialsError, match="no P-256"):
+            Credentials.of(paths)
+
+
+class TestRenewal:
+    def test_a_new_certificate_is_taken_up(self, home: Home) -> None:
+        told: list[Credentials] = []
+        first = home.credentials(GPU)
+        current = CurrentCredentials(first, told.append)
+        assert current() is first
+        assert not first.changed()
+        issue.renew(home.folder, home.authority, [GPU])
+        assert first.changed()
+        assert current().serial != first.serial
+        assert current() is current()
+        assert [each.serial for each in told] == [current().serial]
+
+    def test_while_files_are_half_copied_the_old_ones_stay(self, home: Home, caplog: pytest.LogCaptureFixture) -> None:
+        first = home.credentials(GPU)
+        current = CurrentCredentials(first)
+        good = first.files.cert.read_bytes()
+        with caplog.at_level(logging.WARNING, "whale_nebula.security"):
+            for spoilt in (good[:-40], b""):
+                first.files.cert.write_bytes(spoilt)
+                assert [current() is first for _ in range(3)] == [True] * 3
+            first.files.cert.unlink()
+            assert current() is first
+        assert len(caplog.records) == 3
+        issue.issue(home.folder, home.authority, [GPU])  # a new key, too
+        assert current().serial != first.serial
+        assert current().key_pem != first.key_pem
+
+    def test_a_process_stays_who_it_is(self, home: Home) -> None:
+        first, other = home.credentials(GPU), home.files(NPU)
+        shutil.copy(other.cert, first.files.cert)
+        shutil.copy(other.key, first.files.key)
+        with pytest.raises(CredentialsError, match="this process is gpu/0"):
+            first.reload()
+        assert CurrentCredentials(first)() is first
+
+    def test_twenty_renewals_lose_nobody(self, home: Home) -> None:
+        current = CurrentCredentials(home.credentials(GPU))
+        other = Prover(home.credentials(NPU))
+        prover, serials = Prover(current), set()
+        for number in range(20):
+            issue.renew(home.folder, home.authority, [GPU])
+            transcript = bytes([number])
+            other.verify(prover.certificate, prover.sign(transcript), transcript, "gpu/0")
+            serials.add(current().serial)
+        assert len(serials) == 20
+
+
+class TestProof:
+    @pytest.fixture
+    def both(self, home: Home) -> tuple[Prover, Prover]:
+        return Prover(home.credentials(GPU)), Prover(home.credentials(NPU))
+
+    def test_who_holds_the_key_is_believed(self, both: tuple[Prover, Prover]) -> None:
+        gpu, npu = both
+        npu.verify(gpu.certificate, gpu.sign(b"both hellos"), b"both hellos", "gpu/0")
+
+    @pytest.mark.parametrize("wrong", ["transcript", "signature", "key", "empty"])
+    def test_who_does_not_is_refused(self, both: tuple[Prover, Prover], wrong: str) -> None:
+        gpu, npu = both
+        signature = {"signature": b"0" * 70, "key": npu.sign(b"said"), "empty": b""}.get(wrong, gpu.sign(b"said"))
+        with pytest.raises(IdentityError, match="signature of gpu/0 is wrong"):
+            npu.verify(gpu.certificate, signature, b"other" if wrong == "transcript" else b"said", "gpu/0")
+
+    def test_another_worker_with_a_good_proof_is_not_the_one(self, both: tuple[Prover, Prover]) -> None:
+        gpu, npu = both
+        with pytest.raises(WrongNameError):
+            npu.verify(gpu.certificate, gpu.sign(b"said"), b"said", "gpu/1")
+
+    def test_one_of_another_run_is_not_the_one(self, both: tuple[Prover, Prover], tmp_path: Path) -> None:
+        stranger = Prover(Home.at(tmp_path / "other").credentials(GPU))
+        with pytest.raises(WrongAuthorityError):
+            both[1].verify(stranger.certificate, stranger.sign(b"said"), b"said", "gpu/0")
+
+    def test_a_signature_of_something_else_is_no_proof(self, home: Home, both: tuple[Prover, Prover]) -> None:
+        gpu, npu = both
+        with pytest.raises(IdentityError, match="signature"):
+            npu.verify(gpu.certificate, gpu.credentials.sign(b"said"), b"said", "gpu/0")
+
+    def test_one_that_was_revoked_meanwhile_proves_nothing(self, home: Home, both: tuple[Prover, Prover]) -> None:
+        gpu, npu = both
+        issue.revoke(home.folder, home.authority, [gpu.credentials.serial], "")
+        with pytest.raises(RevokedError):
+            npu.verify(gpu.certificate, gpu.sign(b"said"), b"said", "gpu/0")
+
+    def test_what_is_no_certificate_proves_nothing(self, both: tuple[Prover, Prover]) -> None:
+        with pytest.raises(CredentialsError):
+            both[0].verify("nonsense", b"", b"", "npu/0")
+
+
+def test_files_may_be_links_as_kubernetes_makes_them(home: Home, tmp_path: Path) -> None:
+    paths = home.files(GPU)
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    for path in (paths.ca, paths.cert, paths.key):
+        os.symlink(path, mounted / path.name)
+    assert Credentials.of(Files.under(mounted, GPU)).identity == GPU

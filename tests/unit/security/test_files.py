@@ -1,0 +1,100 @@
+"""Files are whole or as they were; keys are refused when others can read them."""
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.unit.security.made import GPU
+from whale_nebula.config import Security
+from whale_nebula.errors import CredentialsError
+from whale_nebula.security import Files, files
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_secret_is_0600_whatever_the_umask(tmp_path: Path) -> None:
+    old = os.umask(0o277)
+    try:
+        files.write(tmp_path / "key", b"x", files.SECRET)
+        files.write(tmp_path / "cert", b"x", files.PUBLIC)
+    finally:
+        os.umask(old)
+    assert (mode(tmp_path / "key"), mode(tmp_path / "cert")) == (0o600, 0o644)
+
+
+def test_nothing_is_left_beside_what_was_written(tmp_path: Path) -> None:
+    files.write(tmp_path / "key", b"one", files.SECRET)
+    files.write(tmp_path / "key", b"two", files.SECRET)
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+    assert (tmp_path / "key").read_bytes() == b"two"
+
+
+def test_what_must_not_be_replaced_stays(tmp_path: Path) -> None:
+    files.write(tmp_path / "ca.pem", b"one", files.PUBLIC, replace=False)
+    with pytest.raises(CredentialsError):
+        files.write(tmp_path / "ca.pem", b"two", files.PUBLIC, replace=False)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("ca.pem", b"one")]
+
+
+def test_a_folder_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:
+    with pytest.raises(CredentialsError, match="No such file"):
+        files.write(tmp_path / "no" / "key", b"x", files.SECRET)
+
+
+def test_a_reader_sees_the_old_or_the_new_and_nothing_between(tmp_path: Path) -> None:
+    path, texts = tmp_path / "key", [b"a" * 50_000, b"b" * 50_000]
+    files.write(path, texts[0], files.SECRET)
+    seen: set[bytes] = set()
+    ended = threading.Event()
+
+    def read() -> None:
+        while not ended.is_set():
+            seen.add(path.read_bytes())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(40):
+        files.write(path, texts[number % 2], files.SECRET)
+    ended.set()
+    reader.join(10)
+    assert seen <= set(texts)
+
+
+@pytest.mark.parametrize("bits", [0o640, 0o604, 0o660, 0o644, 0o601])
+def test_a_key_that_others_can_read_is_refused_with_the_line_that_mends_it(tmp_path: Path, bits: int) -> None:
+    path = tmp_path / "key"
+    files.write(path, b"x", bits)
+    with pytest.raises(CredentialsError) as told:
+        files.read(path, "the key", secret=True)
+    assert f"chmod 600 {path}" in told.value.mend
+    assert files.read(path, "the key") == b"x"
+
+
+def test_the_files_of_a_config_lie_beside_it() -> None:
+    found = Files.of(Security(), GPU, "/srv/run")
+    assert found == Files.under("/srv/run/certs", GPU)
+    assert found.revoked == Path("/srv/run/certs/revoked.json")
+
+
+def test_a_config_may_name_them(tmp_path: Path) -> None:
+    security = Security(ca="ca.pem", cert="{cluster}/{role}/{index}.pem", key="/keys/{cluster}.key")
+    found = Files.of(security, GPU, tmp_path)
+    assert found.cert == tmp_path / "gpu/worker/0.pem"
+    assert (found.key, found.ca, found.revoked) == (
+        Path("/keys/gpu.key"),
+        tmp_path / "ca.pem",
+        tmp_path / "revoked.json",
+    )
+
+
+def test_files_are_handed_on_as_text(tmp_path: Path) -> None:
+    found = Files.under(tmp_path, GPU)
+    assert Files.from_dict(found.as_dict()) == found
+    assert Files.from_dict(found._replace(revoked=None).as_dict()).revoked is None
+    with pytest.raises(CredentialsError, match="cert, key"):
+        Files.from_dict({"ca": "x"})

@@ -1,0 +1,70 @@
+"""Names in certificates: one way to write each, and nothing else passes."""
+
+import string
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from whale_nebula.errors import IdentityError
+from whale_nebula.security import Identity
+
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}", fullmatch=True)
+IDENTITIES = st.one_of(
+    st.builds(Identity, NAMES, NAMES, st.sampled_from(["worker", "operator"]), st.integers(0, 99999)),
+    st.builds(Identity, NAMES, NAMES, st.just("gateway")),
+)
+
+
+@given(IDENTITIES)
+def test_an_identity_is_read_as_it_was_written(one: Identity) -> None:
+    assert Identity.parse(one.uri) == one
+    assert Identity.of_worker(one.run, one.worker) == one
+
+
+@given(IDENTITIES, IDENTITIES)
+def test_two_identities_share_no_name(one: Identity, other: Identity) -> None:
+    same = one == other
+    assert ((one.uri == other.uri), (one.dns == other.dns)) == (same, same)
+    if one.run == other.run:
+        assert ((one.worker == other.worker), (one.stem == other.stem)) == (same, same)
+
+
+def test_a_cluster_cannot_be_called_so_that_its_files_are_those_of_another() -> None:
+    assert Identity("mt", "gpu-worker-0").stem != Identity("mt", "gpu").stem
+    assert Identity("mt", "gpu-operator", "worker", 1).stem != Identity("mt", "gpu", "operator", 1).stem
+
+
+@given(st.text(alphabet=string.printable + "äé\0\u2028", max_size=40))
+@example("nebula://mt/gpu/worker/0\n")
+@example("nebula://mt/../worker/0")
+@example("nebula://mt/gpu/worker/00")
+@example("nebula://mt/gpu/worker/-1")
+@example("nebula://mt/gpu/worker/100000")
+@example("nebula://mt/gpu/gateway/1")
+@example("nebula://mt/gpu/root/0")
+@example("nebula:///gpu/worker/0")
+@example("nebula://mt/gpu/worker/0/..")
+@example("nebula://mt/gpu%2f/worker/0")
+@example("nebula://m" + "t" * 48 + "/gpu/worker/0")
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(IdentityError):
+        Identity.parse(text)
+
+
+@given(IDENTITIES)
+def test_no_identity_leads_out_of_its_folder(one: Identity) -> None:
+    assert "/" not in one.stem
+    assert not one.stem.startswith((".", "-"))
+
+
+@pytest.mark.parametrize("worker", ["gpu", "gpu/", "gpu/x", "gpu/0/0", "../0", "/0", "gpu/operator", "gpu/0\n"])
+def test_what_is_no_worker_is_refused(worker: str) -> None:
+    with pytest.raises(IdentityError):
+        Identity.of_worker("mt", worker)
+
+
+def test_a_name_that_does_not_fit_is_mended() -> None:
+    with pytest.raises(IdentityError, match="run: my-run") as told:
+        Identity("my run!", "gpu")
+    assert "my run!" in told.value.what

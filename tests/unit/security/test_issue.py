@@ -1,0 +1,248 @@
+"""An authority and what it issues: nothing is lost on bad input, and nobody gets a second key."""
+
+import os
+import shutil
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.unit.security.made import DAY, GATE, GPU, NPU, RUN, Home
+from whale_nebula.config import load
+from whale_nebula.errors import CredentialsError, ExpiredError, IdentityError, RevokedError
+from whale_nebula.security import Credentials, Files, Identity, authority, denied, ephemeral, issue, making
+from whale_nebula.security.authority import Authority
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home.at(tmp_path / "certs", at=making.now() - 10 * DAY)
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class TestAnAuthority:
+    def test_its_folder_and_key_are_its_owners_alone(self, home: Home) -> None:
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (home.folder, *home.folder.iterdir())}
+        assert (modes["certs"], modes["ca.key"], modes["ca.pem"]) == (0o700, 0o600, 0o644)
+
+    def test_it_is_read_as_it_was_made(self, home: Home) -> None:
+        found = authority.load(home.folder)
+        assert (found.run, found.certificate) == (RUN, home.authority.certificate)
+
+    def test_a_second_one_in_the_same_place_is_refused(self, home: Home) -> None:
+        before = everything(home.folder)
+        with pytest.raises(CredentialsError, match="there is an authority here already"):
+            Home.at(home.folder)
+        assert everything(home.folder) == before
+
+    def test_one_whose_making_was_cut_short_may_be_made_again(self, home: Home) -> None:
+        (home.folder / "ca.pem").unlink()
+        assert authority.load(Home.at(home.folder).folder).run == RUN
+
+    def test_a_folder_that_others_can_enter_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "open").mkdir(mode=0o755)
+        os.chmod(tmp_path / "open", 0o755)
+        with pytest.raises(CredentialsError, match="chmod 700"):
+            Home.at(tmp_path / "open")
+        assert not (tmp_path / "open" / "ca.key").exists()
+
+    def test_two_at_once_leave_one(self, tmp_path: Path) -> None:
+        folder, ended = tmp_path / "certs", []
+
+        def make() -> None:
+            try:
+                Home.at(folder)
+                ended.append("made")
+            except CredentialsError:
+                ended.append("refused")
+
+        threads = [threading.Thread(target=make) for _ in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(20)
+        assert sorted(ended) == ["made", "refused", "refused", "refused"]
+        assert authority.load(folder).run == RUN  # the key is that of the certificate
+
+    def test_a_host_without_its_key_is_told_so(self, home: Home) -> None:
+        (home.folder / "ca.key").unlink()
+        with pytest.raises(CredentialsError, match="does not have the authority's key"):
+            authority.load(home.folder)
+
+    def test_a_key_of_another_is_refused(self, home: Home, tmp_path: Path) -> None:
+        shutil.copy(Home.at(tmp_path / "other").folder / "ca.key", home.folder / "ca.key")
+        with pytest.raises(CredentialsError, match="is not the key of"):
+            authority.load(home.folder)
+
+    def test_a_workers_certificate_is_no_authority(self, home: Home) -> None:
+        paths = home.files(GPU)
+        shutil.copy(paths.cert, home.folder / "ca.pem")
+        shutil.copy(paths.key, home.folder / "ca.key")
+        with pytest.raises(CredentialsError, match="no authority of ours"):
+            authority.load(home.folder)
+
+    def test_it_knows_its_clusters(self, tmp_path: Path) -> None:
+        config = load({"run": RUN, "clusters": {"gpu": {"workers": ["h:1", "h:2"], "gateway": "h:3"}, "npu": {}}})
+        made = Authority.fresh(RUN, authority.clusters_of(config))
+        authority.create(tmp_path / "certs", made)
+        found = authority.load(tmp_path / "certs")
+        for good in (Identity(RUN, "gpu", "worker", 1), NPU, GATE, Identity(RUN, "gpu", "operator", 7)):
+            found.check(good)
+        with pytest.raises(CredentialsError, match="did you mean 'gpu'"):
+            found.check(Identity(RUN, "gpuu"))
+        with pytest.raises(CredentialsError, match="has no worker 2"):
+            found.check(Identity(RUN, "gpu", "worker", 2))
+        with pytest.raises(CredentialsError, match="not of 'other'"):
+            found.check(Identity("other", "gpu"))
+        assert [each.worker for each in authority.everyone(RUN, config)] == ["gpu/0", "gpu/1", "gpu/gateway"]
+
+    def test_a_cluster_whose_name_no_certificate_can_hold_is_told_at_once(self) -> None:
+        with pytest.raises(IdentityError):
+            Authority.fresh(RUN, {"gpu/a": 1})
+
+    def test_a_new_certificate_of_it_leaves_those_of_others_good(self, home: Home) -> None:
+        paths = home.files(GPU)
+        renewed = issue.renew_authority(home.folder, 30)
+        assert renewed.certificate.serial_number != home.authority.certificate.serial_number
+        assert Credentials.of(paths).identity == GPU
+
+
+class TestIssuing:
+    def test_three_files_are_enough_on_another_host(self, home: Home, tmp_path: Path) -> None:
+        paths = home.files(GPU)
+        there = tmp_path / "there"
+        there.mkdir()
+        for path in paths[:3]:
+            shutil.copy2(path, there)
+        found = Credentials.of(Files.under(there, GPU))
+        assert (found.identity, found.trust.check(home.certificate(NPU)).identity) == (GPU, NPU)
+
+    def test_a_second_key_is_refused_while_the_first_is_good(self, home: Home) -> None:
+        home.files(GPU)
+        before = everything(home.folder)
+        with pytest.raises(CredentialsError, match="has a certificate already"):
+            issue.issue(home.folder, home.authority, [NPU, GPU])
+        assert everything(home.folder) == before  # npu/0 did not get one either
+
+    def test_after_its_end_or_a_revocation_a_new_key_is_made(self, home: Home) -> None:
+        now = making.now()
+        first = home.files(GPU, days=1, at=now - 3 * DAY).key.read_bytes()
+        second = home.files(GPU).key.read_bytes()
+        issue.revoke(home.folder, home.authority, [Credentials.of(Files.under(home.folder, GPU)).serial], "lost")
+        third = home.files(GPU).key.read_bytes()
+        assert len({first, second, third}) == 3
+
+    def test_it_ends_with_its_authority_at_the_latest(self, tmp_path: Path) -> None:
+        home = Home.at(tmp_path / "certs", days=2)
+        made = issue.issue(home.folder, home.authority, [GPU], 7)[0]
+        assert made.clipped
+        assert made.peer.not_after == home.authority.certificate.not_valid_after_utc
+
+    def test_an_authority_that_has_ended_signs_nothing(self, tmp_path: Path) -> None:
+        home = Home.at(tmp_path / "certs", at=making.now() - 5 * DAY, days=2)
+        for act in (issue.issue, issue.renew):
+            with pytest.raises(ExpiredError, match="renew --ca"):
+                act(home.folder, home.authority, [GPU])
+
+    @pytest.mark.parametrize("days", [0, -1, 4000, float("nan")])
+    def test_a_life_that_cannot_be_is_refused(self, home: Home, days: float) -> None:
+        with pytest.raises(CredentialsError):
+            home.files(GPU, days=days)
+        assert issue.issued(home.folder) == []
+
+    def test_an_unreadable_certificate_is_in_nobodys_way(self, home: Home) -> None:
+        Files.under(home.folder, GPU).cert.write_text("half")
+        assert Credentials.of(home.files(GPU)).identity == GPU
+
+
+class TestRenewing:
+    def test_the_key_stays_and_the_old_certificate_stays_good(self, home: Home) -> None:
+        paths = home.files(GPU)
+        key, old = paths.key.read_bytes(), Credentials.of(paths)
+        made = issue.renew(home.folder, home.authority, [GPU], 14)[0]
+        assert paths.key.read_bytes() == key
+        assert made.peer.serial != old.serial
+        assert made.peer.not_after > old.not_after
+        old.check_now()
+
+    def test_one_that_has_ended_can_be_renewed(self, home: Home) -> None:
+        paths = home.files(GPU, days=1, at=making.now() - 3 * DAY)
+        issue.renew(home.folder, home.authority, [GPU])
+        assert Credentials.of(paths).identity == GPU
+
+    def test_one_that_was_revoked_cannot(self, home: Home) -> None:
+        paths = home.files(GPU)
+        issue.revoke(home.folder, home.authority, [Credentials.of(paths).serial], "")
+        with pytest.raises(CredentialsError, match="was revoked"):
+            issue.renew(home.folder, home.authority, [GPU])
+
+    def test_nobody_is_renewed_if_one_cannot_be(self, home: Home) -> None:
+        home.files(GPU)
+        before = everything(home.folder)
+        with pytest.raises(CredentialsError, match="npu/0 has no certificate"):
+            issue.renew(home.folder, home.authority, [GPU, NPU])
+        assert everything(home.folder) == before
+
+    def test_one_of_another_authority_is_not_renewed(self, home: Home, tmp_path: Path) -> None:
+        shutil.copy(Home.at(tmp_path / "other").files(GPU).cert, home.folder)
+        with pytest.raises(CredentialsError, match="no certificate of gpu/0"):
+            issue.renew(home.folder, home.authority, [GPU])
+
+
+class TestRevoking:
+    def test_every_reader_refuses_it_from_then_on(self, home: Home) -> None:
+        held, other = home.credentials(GPU), home.credentials(NPU)
+        other.trust.check(held.cert_pem)
+        issue.revoke(home.folder, home.authority, [held.serial], "the host was sold")
+        with pytest.raises(RevokedError, match="the host was sold"):
+            other.trust.check(held.cert_pem)
+        with pytest.raises(RevokedError):
+            held.check_now()
+
+    def test_twice_is_once(self, home: Home) -> None:
+        serial = home.credentials(GPU).serial
+        assert len(issue.revoke(home.folder, home.authority, [serial], "a")) == 1
+        assert issue.revoke(home.folder, home.authority, [serial], "b") == []
+        assert denied.load(home.folder / "revoked.json")[serial].why == "a"
+
+    def test_what_nobody_has_is_refused(self, home: Home) -> None:
+        with pytest.raises(CredentialsError, match="no certificate has the serial"):
+            issue.revoke(home.folder, home.authority, ["00"], "")
+
+    def test_many_at_once_are_all_kept(self, home: Home) -> None:
+        who = [Identity(RUN, "gpu", "worker", index) for index in range(6)]
+        serials = [each.peer.serial for each in issue.issue(home.folder, home.authority, who)]
+        threads = [
+            threading.Thread(target=issue.revoke, args=(home.folder, home.authority, [serial], ""))
+            for serial in serials
+        ]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(20)
+        assert set(denied.load(home.folder / "revoked.json")) == set(serials)
+
+
+class TestForOneMachine:
+    def test_each_worker_trusts_the_others_and_nobody_else(self, tmp_path: Path) -> None:
+        made = ephemeral("demo", ["gpu/0", "gpu/gateway", "npu/0"], tmp_path)
+        held = {worker: Credentials.of(paths) for worker, paths in made.items()}
+        for one in held.values():
+            for worker, other in held.items():
+                assert one.trust.check(other.cert_pem).identity.worker == worker
+        with pytest.raises(IdentityError):
+            held["gpu/0"].trust.check(Home.at(tmp_path / "certs", "demo").certificate(Identity("demo", "gpu")))
+
+    def test_only_the_user_can_enter_and_no_key_is_left_to_sign_with(self, tmp_path: Path) -> None:
+        folder = ephemeral("demo", ["gpu/0"], tmp_path)["gpu/0"].cert.parent
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert [path.name for path in folder.glob("*.key")] == ["gpu-worker-0.key"]
+        assert folder.parent == tmp_path
+
+    def test_each_call_makes_another_authority(self, tmp_path: Path) -> None:
+        one, two = (ephemeral("demo", ["gpu/0"], tmp_path)["gpu/0"] for _ in range(2))
+        assert one.ca.read_bytes() != two.ca.read_bytes()

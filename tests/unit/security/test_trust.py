@@ -1,0 +1,245 @@
+"""Whom a process trusts: each rule refuses what it is for, with an error of its own."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from tests.unit.security.made import DAY, GPU, NPU, RUN, Home, self_signed
+from whale_nebula.errors import (
+    CredentialsError,
+    ExpiredError,
+    IdentityError,
+    RevokedError,
+    SelfSignedError,
+    WrongAuthorityError,
+    WrongNameError,
+)
+from whale_nebula.security import Identity, Trust, check_live, denied, issue, making, reading
+from whale_nebula.security.authority import Authority
+from whale_nebula.security.denied import DenyList, Revocation
+
+HOME = Authority.fresh(RUN, {})
+TRUST = Trust([HOME.certificate])
+
+
+def signed(home: Authority = HOME, identity: Identity = GPU, days: float = 7, begin=None) -> x509.Certificate:
+    at = begin or making.now()
+    return making.process_certificate(
+        identity, making.new_key().public_key(), home.certificate, home.key, at + days * DAY, at
+    )
+
+
+def test_a_good_certificate_says_who_it_is() -> None:
+    shown = signed()
+    for form in (shown, making.certificate_bytes(shown), making.certificate_bytes(shown).decode()):
+        assert TRUST.check(form, GPU).identity == GPU
+    found = TRUST.check(shown)
+    assert (found.serial, found.not_after) == (reading.serial(shown), shown.not_valid_after_utc)
+
+
+def test_it_holds_what_the_design_says() -> None:
+    shown = signed()
+    assert reading.alternative_names(shown) == ["nebula://mt/gpu/worker/0"]
+    assert reading.alternative_names(shown, x509.DNSName) == [GPU.dns]
+    uses = shown.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert set(uses) == {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
+    assert shown.public_key().curve.name == "secp256r1"
+    assert making.now() - shown.not_valid_before_utc >= making.SKEW
+
+
+def test_another_authority_of_the_same_name_is_refused() -> None:
+    with pytest.raises(WrongAuthorityError):
+        TRUST.check(signed(Authority.fresh(RUN, {})))
+
+
+def test_one_that_signed_itself_is_told_from_that(tmp_path: Path) -> None:
+    with pytest.raises(SelfSignedError):
+        TRUST.check(self_signed(tmp_path, GPU).cert.read_bytes())
+
+
+def test_dates() -> None:
+    now = making.now()
+    shown = signed(begin=now)
+    TRUST.check(shown, at=now + 7 * DAY)
+    with pytest.raises(ExpiredError, match="has expired") as told:
+        TRUST.check(shown, at=now + 8 * DAY)
+    assert "certs renew" in told.value.mend
+    with pytest.raises(ExpiredError, match="not valid yet") as told:
+        TRUST.check(shown, at=now - DAY)
+    assert "clock" in told.value.why
+    assert "set the clock" in told.value.mend
+
+
+def test_five_minutes_of_skew_are_no_matter() -> None:
+    now = making.now()
+    TRUST.check(signed(begin=now), at=now - making.SKEW)
+
+
+def test_an_authority_that_has_ended_is_told_from_a_certificate_that_has() -> None:
+    now = making.now()
+    old = Authority.fresh(RUN, {}, days=2, at=now)
+    with pytest.raises(ExpiredError, match="authority") as told:
+        Trust([old.certificate]).check(signed(old, days=7), at=now + 3 * DAY)
+    assert "renew --ca" in told.value.mend
+
+
+def test_an_old_short_certificate_hints_at_the_clock() -> None:
+    now = making.now()
+    with pytest.raises(ExpiredError, match="hints at a wrong clock"):
+        TRUST.check(signed(days=0.5, begin=now), at=now + 45 * DAY)
+
+
+def test_somebody_else_is_refused() -> None:
+    with pytest.raises(WrongNameError, match=r"expected npu/0, and this is gpu/0"):
+        TRUST.check(signed(), NPU)
+    with pytest.raises(WrongNameError):
+        TRUST.check(signed(), Identity(RUN, "gpu", "gateway"))
+
+
+def test_an_authority_speaks_for_its_own_run_only() -> None:
+    with pytest.raises(WrongNameError, match="another run"):
+        TRUST.check(signed(identity=Identity("other", "gpu")))
+
+
+def test_an_authority_is_no_process() -> None:
+    with pytest.raises(IdentityError):
+        TRUST.check(HOME.certificate)
+
+
+def odd(*extensions: x509.ExtensionType) -> x509.Certificate:
+    """A certificate that the authority signed, with other extensions."""
+    from cryptography.hazmat.primitives import hashes
+
+    now = making.now()
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([]))
+        .issuer_name(HOME.certificate.subject)
+        .public_key(making.new_key().public_key())
+        .serial_number(7)
+        .not_valid_before(now - DAY)
+        .not_valid_after(now + DAY)
+    )
+    for each in extensions:
+        builder = builder.add_extension(each, critical=False)
+    return builder.sign(HOME.key, hashes.SHA256())
+
+
+USES = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
+LEAF = x509.BasicConstraints(ca=False, path_length=None)
+
+
+def names(*uris: str, dns: str = GPU.dns) -> x509.SubjectAlternativeName:
+    return x509.SubjectAlternativeName([*(x509.UniformResourceIdentifier(uri) for uri in uris), x509.DNSName(dns)])
+
+
+@pytest.mark.parametrize(
+    "extensions",
+    [
+        (USES, LEAF),
+        (USES, LEAF, names()),
+        (USES, LEAF, names(GPU.uri, NPU.uri)),
+        (USES, LEAF, names("https://gpu")),
+        (USES, LEAF, names(GPU.uri + "/")),
+        (USES, LEAF, names(GPU.uri, dns=NPU.dns)),
+        (LEAF, names(GPU.uri)),
+        (USES, names(GPU.uri)),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), LEAF, names(GPU.uri)),
+        (USES, x509.BasicConstraints(ca=True, path_length=0), names(GPU.uri)),
+    ],
+)
+def test_even_the_authority_cannot_name_anything_else(extensions: tuple[x509.ExtensionType, ...]) -> None:
+    with pytest.raises(WrongNameError):
+        TRUST.check(odd(*extensions))
+    assert TRUST.check(odd(USES, LEAF, names(GPU.uri))).identity == GPU
+
+
+def test_a_strangers_text_stays_on_one_line() -> None:
+    with pytest.raises(IdentityError) as told:
+        TRUST.check(odd(USES, LEAF, names("nebula://mt/\n2026 allowed gpu/0")))
+    assert "\n2026" not in str(told.value)
+
+
+def test_what_is_no_certificate_is_an_error_in_words() -> None:
+    for text in ("", "x", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"):
+        with pytest.raises(CredentialsError):
+            TRUST.check(text)
+
+
+def test_a_new_authority_is_trusted_beside_the_old_one() -> None:
+    new = Authority.fresh(RUN, {})
+    both = Trust([HOME.certificate, new.certificate])
+    assert both.check(signed()).identity == both.check(signed(new)).identity
+
+
+class TestTheDenyList:
+    """A file that every process reads again when it changes."""
+
+    def put(self, path: Path, *shown: x509.Certificate) -> None:
+        entries = [Revocation(reading.serial(each), GPU.uri, "2026-11-21T22:00:00Z", "stolen") for each in shown]
+        denied.save(path, RUN, {each.serial: each for each in entries})
+
+    def test_a_revoked_certificate_is_refused_though_all_else_is_right(self, tmp_path: Path) -> None:
+        shown, other = signed(), signed()
+        self.put(tmp_path / "revoked.json", shown)
+        trust = Trust([HOME.certificate], DenyList(tmp_path / "revoked.json"))
+        with pytest.raises(RevokedError, match="stolen"):
+            trust.check(shown)
+        assert trust.check(other).identity == GPU
+
+    def test_it_is_read_again_on_a_live_channel(self, tmp_path: Path) -> None:
+        path, shown = tmp_path / "revoked.json", signed()
+        trust = Trust([HOME.certificate], DenyList(path))
+        peer = trust.check(shown)
+        check_live(trust, peer)
+        self.put(path, shown)
+        with pytest.raises(RevokedError):
+            check_live(trust, peer)
+        with pytest.raises(ExpiredError):
+            check_live(trust, peer, making.now() + 8 * DAY)
+
+    @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"format": "x", "revoked": {}}', b'{"revoked": 3}'])
+    def test_one_that_does_not_read_is_refused_at_the_start(self, tmp_path: Path, text: bytes) -> None:
+        path = tmp_path / "revoked.json"
+        path.write_bytes(text)
+        with pytest.raises(CredentialsError, match="deny list"):
+            DenyList(path)
+
+    @pytest.mark.parametrize("how", ["spoilt", "deleted"])
+    def test_later_it_takes_nothing_back(self, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+        path, shown = tmp_path / "revoked.json", signed()
+        self.put(path, shown)
+        found = DenyList(path)
+        path.write_text("{") if how == "spoilt" else path.unlink()
+        with caplog.at_level(logging.WARNING, "whale_nebula.security"):
+            assert [found.find(reading.serial(shown)) is not None for _ in range(3)] == [True] * 3
+        assert len(caplog.records) == 1
+
+    def test_what_is_taken_off_is_off(self, tmp_path: Path) -> None:
+        path, shown = tmp_path / "revoked.json", signed()
+        self.put(path, shown)
+        found = DenyList(path)
+        assert found.find(reading.serial(shown)) is not None
+        self.put(path)
+        assert found.find(reading.serial(shown)) is None
+
+    def test_asking_reads_the_file_only_when_it_changed(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        path = tmp_path / "revoked.json"
+        self.put(path)
+        found = DenyList(path)
+        before = os.stat(path)
+        path.write_text("{" + " " * (before.st_size - 1))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        with caplog.at_level(logging.WARNING, "whale_nebula.security"):
+            assert found.find("00") is None
+        assert caplog.records == []  # the same size, time and place: had it been read, it would not have read
+
+
+def test_a_home_is_what_certs_makes(tmp_path: Path) -> None:
+    home = Home.at(tmp_path / "certs")
+    assert Trust([home.authority.certificate]).check(home.files(GPU).cert.read_bytes()).identity == GPU
+    assert [peer.identity for peer in issue.issued(home.folder)] == [GPU]

@@ -1,0 +1,413 @@
+"""Links over a carrier that breaks: both ends in this process, joined by a cable that does to frames what it is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import pytest
+
+from whale_nebula.errors import (
+    DeadlineError,
+    LinkClosedError,
+    LocalProtocolError,
+    RemoteFailureError,
+    RemoteProtocolError,
+)
+from whale_nebula.testing.carrier import Cable, Passage
+from whale_nebula.transport.base import lost
+from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.memory import MemoryNetwork
+from whale_nebula.transport.peer import Faults, PeerLink
+from whale_nebula.transport.protocol import Key, Link
+from whale_nebula.transport.waiting import Wait
+from whale_nebula.wire import CHUNK_BYTES, HEADER_BYTES, Bound, Kind
+from whale_nebula.wire.frame import unpack
+from whale_nebula.wire.greeting import Greeting
+
+WORKERS = ("gpu/0", "npu/0")
+SOON = 20.0
+DEADLINES = Deadlines(patience=SOON, grace=2.0)
+
+
+def key(slot: int = 0, step: int = 0, source: str = "gpu/0", destination: str = "npu/0") -> Key:
+    return Key("forward", 1, step, 0, -1, slot, source, destination)
+
+
+def back(slot: int = 0, step: int = 0) -> Key:
+    return key(slot, step, "npu/0", "gpu/0")
+
+
+def step(number: int = 0) -> dict[str, object]:
+    return {"kind": "SESSION", "about": "STEP", "program": 1, "step": number}
+
+
+class Pair:
+    """Two links on one cable."""
+
+    def __init__(self, plan: Callable[[Passage], Iterable[bytes]] | None = None, **options: object) -> None:
+        self.cable = Cable(*WORKERS, *([plan] if plan else []))
+        options = {"deadlines": DEADLINES, **options}
+        self.here, self.there = (
+            PeerLink(end, Greeting("run-1", end.here, end.there), WORKERS, **options) for end in self.cable.ends
+        )
+
+    def begin(self, number: int = 0) -> None:
+        """Both announce a step."""
+        for link in (self.here, self.there):
+            link.post(step(number))
+
+    def close(self) -> None:
+        closing = [threading.Thread(target=link.close) for link in (self.here, self.there)]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join(SOON)
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Pair]]:
+    pairs: list[Pair] = []
+
+    def one(*given: object, **options: object) -> Pair:
+        pairs.append(Pair(*given, **options))
+        return pairs[-1]
+
+    yield one
+    for pair in pairs:
+        pair.close()
+    limit = time.monotonic() + SOON
+    while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("nebula-")]:
+        assert time.monotonic() < limit, left
+        threading.Event().wait(0.005)
+
+
+def kind_of(frame: bytes) -> int:
+    return unpack(frame[:HEADER_BYTES], sealed=True)[0].kind
+
+
+def tensor(passage: Passage, source: str = "gpu/0") -> bool:
+    return passage.source == source and kind_of(passage.frame) == Kind.BOUNDARY
+
+
+class TestUndisturbed:
+    def test_tensors_and_messages_arrive_both_ways(self, make: Callable[..., Pair]) -> None:
+        pair = make()
+        pair.begin()
+        sent = np.random.default_rng(0).standard_normal((3, CHUNK_BYTES // 8 + 1))
+        pair.here.send(key(), sent)
+        pair.there.send(back(), sent.T)
+        np.testing.assert_array_equal(pair.there.receive(key(), SOON), sent)
+        np.testing.assert_array_equal(pair.here.receive(back(), SOON), sent.T)
+        assert pair.there.take("SESSION", SOON) == step()
+
+    def test_what_is_sent_before_anybody_is_there_arrives(self, make: Callable[..., Pair]) -> None:
+        pair = make()
+        pair.here.post({"kind": "SESSION", "about": "HELLO"})
+        assert pair.there.take("SESSION", SOON)["about"] == "HELLO"
+
+    def test_totals_are_those_of_a_memory_link(self, make: Callable[..., Pair]) -> None:
+        def speak(here: Link, there: Link) -> None:
+            here.post(step())
+            for slot, size in enumerate([0, 1, CHUNK_BYTES, 3 * CHUNK_BYTES + 17]):
+                here.send(key(slot), np.zeros(size, np.uint8), raw_bytes=4 * size)
+                there.receive(key(slot), SOON)
+            here.close()
+
+        pair, network = make(), MemoryNetwork()
+        memory = network.link(*WORKERS, "gpu", "npu"), network.link(*reversed(WORKERS), "npu", "gpu")
+        speak(pair.here, pair.there)
+        speak(*memory)
+        assert pair.here.totals() == memory[0].totals()
+        assert pair.here.upkeep.resent_frames == 0
+
+    def test_every_frame_is_in_the_totals_or_in_the_upkeep(self, make: Callable[..., Pair]) -> None:
+        pair = make()
+        pair.begin()
+        pair.here.send(key(), np.zeros(3 * CHUNK_BYTES, np.uint8))
+        pair.there.receive(key(), SOON)
+        pair.close()
+        carried = pair.cable.ends[0].state().sent
+        assert carried == pair.here.totals().bytes + pair.here.upkeep.bytes
+
+    def test_on_sent_tells_of_tensors(self, make: Callable[..., Pair]) -> None:
+        pair = make()
+        told: list[tuple[Key, int, float, float]] = []
+        pair.here.on_sent = lambda *about: told.append(about)
+        pair.begin()
+        pair.here.send(key(), np.zeros(2 * CHUNK_BYTES, np.uint8))
+        pair.there.receive(key(), SOON)
+        pair.close()
+        ((about, size, began, ended),) = told
+        assert (about, size) == (key(), 2 * (CHUNK_BYTES + HEADER_BYTES))
+        assert began <= ended
+
+    def test_a_close_comes_after_everything_that_was_sent(self, make: Callable[..., Pair]) -> None:
+        pair = make()
+        big = np.ones(8 * CHUNK_BYTES, np.uint8)
+        pair.here.post(step())
+        pair.here.send(key(), big)
+        pair.here.close()
+        pair.here.close()
+        np.testing.assert_array_equal(pair.there.receive(key(), SOON), big)
+        with pytest.raises(LinkClosedError, match="'gpu/0' has closed its link"):
+            pair.there.receive(key(1), SOON)
+        with pytest.raises(LinkClosedError, match="has closed its link to 'npu/0'"):
+            pair.here.receive(back(), SOON)
+
+    def test_a_failure_overtakes(self, make: Callable[..., Pair]) -> None:
+        held = threading.Event()
+
+        def slowly(passage: Passage) -> Iterable[bytes]:
+            if tensor(passage):
+                held.wait(SOON)
+            return (passage.frame,)
+
+        pair = make(slowly)
+        pair.begin()
+        pair.here.send(key(0), np.ones(30 * CHUNK_BYTES, np.uint8))
+        pair.here.fail({"what": "division by zero", "why": "stage decoder"})
+        held.set()
+        with pytest.raises(RemoteFailureError, match="'gpu/0' failed: division by zero"):
+            pair.there.receive(key(1), SOON)
+
+    def test_a_word_out_of_turn_is_the_senders_mistake(self, make: Callable[..., Pair]) -> None:
+        pair = make()
+        pair.here.send(key(), np.zeros(3))  # no step was announced
+        with pytest.raises(LocalProtocolError, match="must not be sent"):
+            pair.here.receive(back(), SOON)
+
+
+class TestCuts:
+    def test_a_cut_in_every_frame_changes_nothing(self, make: Callable[..., Pair]) -> None:
+        """The cable breaks once at each of the first frames of either side."""
+        broken: set[tuple[str, int]] = set()
+
+        def breaks(passage: Passage) -> Iterable[bytes]:
+            if passage.number % 3 == 2 and len(broken) < 20:
+                broken.add((passage.source, passage.number))
+                pair.cable.cut()
+                return ()
+            return (passage.frame,)
+
+        pair = make(breaks)
+        draw = np.random.default_rng(1)
+        for number in range(6):
+            pair.begin(number)
+            sent = draw.standard_normal(CHUNK_BYTES // 8 * 3 + number)
+            pair.here.send(key(0, number), sent)
+            pair.there.send(back(0, number), sent[::-1])
+            np.testing.assert_array_equal(pair.there.receive(key(0, number), SOON), sent)
+            np.testing.assert_array_equal(pair.here.receive(back(0, number), SOON), sent[::-1])
+        assert len(broken) == 20
+        assert pair.here.upkeep.resent_frames > 0
+
+    def test_what_was_cut_off_is_sent_when_the_cable_is_mended(self, make: Callable[..., Pair]) -> None:
+        pair = make()
+        pair.begin()
+        pair.there.take("SESSION", SOON)
+        pair.cable.cut(mends=False)
+        pair.here.send(key(), np.arange(5))
+        with pytest.raises(DeadlineError):
+            pair.there.receive(key(), 0.02)
+        pair.cable.mend()
+        np.testing.assert_array_equal(pair.there.receive(key(), SOON), np.arange(5))
+
+    def test_duplicates_are_dropped(self, make: Callable[..., Pair]) -> None:
+        pair = make(lambda passage: (passage.frame,) * (2 if tensor(passage) else 1))
+        pair.begin()
+        for slot in range(3):
+            pair.here.send(key(slot), np.full(5, slot))
+        for slot in range(3):
+            np.testing.assert_array_equal(pair.there.receive(key(slot), SOON), np.full(5, slot))
+
+    def test_frames_that_overtake_each_other_wait(self, make: Callable[..., Pair]) -> None:
+        kept: list[bytes] = []
+
+        def swaps(passage: Passage) -> Iterable[bytes]:
+            if not tensor(passage):
+                return (passage.frame,)
+            kept.append(passage.frame)
+            return (kept.pop(), kept.pop()) if len(kept) == 2 else ()
+
+        pair = make(swaps)
+        pair.begin()
+        sent = np.random.default_rng(2).standard_normal(CHUNK_BYTES // 2)  # four frames
+        pair.here.send(key(), sent)
+        np.testing.assert_array_equal(pair.there.receive(key(), SOON), sent)
+
+    def test_without_a_window_none_may(self, make: Callable[..., Pair]) -> None:
+        """Each gap breaks the connection; the same gap again is meant so."""
+        missing = {"tensor": 2}
+
+        def loses(passage: Passage) -> Iterable[bytes]:
+            first = tensor(passage) and unpack(passage.frame[:HEADER_BYTES])[0].slot == 0
+            if first and missing["tensor"]:
+                missing["tensor"] -= 1
+                return ()
+            return (passage.frame,)
+
+        pair = make(loses, window=0)
+        pair.begin()
+        for slot in range(4):
+            pair.here.send(key(slot), np.arange(3))
+        with pytest.raises(RemoteProtocolError, match="was due"):
+            pair.there.receive(key(3), SOON)
+        with pytest.raises(RemoteFailureError, match="could not understand what 'gpu/0' sent"):
+            pair.here.receive(back(), SOON)
+
+    def test_damage_heals(self, make: Callable[..., Pair]) -> None:
+        times = {"damaged": 0}
+
+        def damages(passage: Passage) -> Iterable[bytes]:
+            if tensor(passage) and times["damaged"] < 3:
+                times["damaged"] += 1
+                return (passage.frame[:-1] + b"?",)
+            return (passage.frame,)
+
+        pair = make(damages)
+        pair.begin()
+        pair.here.send(key(), np.arange(1000))
+        np.testing.assert_array_equal(pair.there.receive(key(), SOON), np.arange(1000))
+        assert times["damaged"] == 3
+
+    def test_damage_without_end_ends_the_link(self, make: Callable[..., Pair]) -> None:
+        def damages(passage: Passage) -> Iterable[bytes]:
+            return (passage.frame[:-1] + b"?",) if tensor(passage) else (passage.frame,)
+
+        pair = make(damages)
+        pair.begin()
+        pair.here.send(key(), np.arange(1000))
+        with pytest.raises(RemoteProtocolError, match="checksum"):
+            pair.there.receive(key(), SOON)
+
+    def test_what_the_plan_does_not_allow_is_refused_on_both_sides(self, make: Callable[..., Pair]) -> None:
+        pair = make(expect={key(0): Bound("float32", (4,))}.get)
+        pair.begin()
+        pair.here.send(key(0), np.zeros(3, np.float32))
+        assert pair.there.receive(key(0), SOON).shape == (3,)
+        pair.here.send(key(1), np.zeros(3, np.float32))
+        with pytest.raises(RemoteProtocolError, match="the plan does not know"):
+            pair.there.receive(key(1), SOON)
+        with pytest.raises(RemoteFailureError, match="'npu/0' failed"):
+            pair.here.receive(back(), SOON)
+
+    def test_a_worker_that_was_started_anew_is_told_apart(self, make: Callable[..., Pair]) -> None:
+        pair = make()
+        pair.begin()
+        pair.there.take("SESSION", SOON)
+        other = Pair()  # its links have other nonces
+        hello = threading.Event()
+
+        def impostor(passage: Passage) -> Iterable[bytes]:
+            if passage.source == "gpu/0":
+                hello.set()
+            return (passage.frame,)
+
+        pair.cable.plan = impostor
+        pair.there._conversation._introduction._greeting = Greeting("run-1", "npu/0", "gpu/0")
+        pair.cable.cut()
+        with pytest.raises(RemoteProtocolError, match="'npu/0' was restarted"):
+            pair.here.receive(back(), SOON)
+        other.close()
+
+
+class TestBudget:
+    def test_a_full_line_holds_the_sender(self, make: Callable[..., Pair]) -> None:
+        stuck = threading.Event()
+
+        def sticks(passage: Passage) -> Iterable[bytes]:
+            if tensor(passage):
+                stuck.wait(SOON)
+            return (passage.frame,)
+
+        pair = make(sticks, budget=CHUNK_BYTES, deadlines=Deadlines(patience=0.1, silence=SOON, grace=1.0))
+        pair.here.post(step())
+        with pytest.raises(DeadlineError, match=r"0\.1 s to send to worker 'npu/0'"):
+            for slot in range(20):
+                pair.here.send(key(slot), np.zeros(CHUNK_BYTES, np.uint8))
+        stuck.set()
+
+    def test_what_is_not_acknowledged_stalls_and_is_never_dropped(self, make: Callable[..., Pair]) -> None:
+        """A side that keeps two chunks at most sends forty."""
+        pair = make(budget=2 * CHUNK_BYTES)
+        pair.begin()
+
+        def pump() -> None:
+            for slot in range(40):
+                pair.here.send(key(slot), np.full(CHUNK_BYTES, slot, np.uint8))
+
+        thread = threading.Thread(target=pump)
+        thread.start()
+        for slot in range(40):
+            assert pair.there.receive(key(slot), SOON)[-1] == slot
+        thread.join(SOON)
+        assert pair.here._conversation.unacked <= 2 * (CHUNK_BYTES + HEADER_BYTES) + CHUNK_BYTES
+
+
+class TestAbsence:
+    def test_a_dead_worker_reaches_all_who_wait(self, make: Callable[..., Pair]) -> None:
+        pair = make()
+        pair.begin()
+        pair.there.take("SESSION", SOON)
+        pair.cable.kill("npu/0", lost("npu/0", "its address has refused twice"))
+        for attempt in (lambda: pair.here.receive(back(), SOON), lambda: pair.here.send(key(), np.zeros(3))):
+            with pytest.raises(LinkClosedError, match="worker 'npu/0' is gone"):
+                attempt()
+
+    def test_silence_is_announced_and_ended(self, make: Callable[..., Pair]) -> None:
+        said: list[Wait] = []
+        deadlines = Deadlines(patience=0.6, silence=0.2, grace=0.2)
+        pair = make(deadlines=deadlines, announce=said.append)
+        pair.begin()
+        pair.there.take("SESSION", SOON)
+        pair.cable.plan = lambda passage: ()  # a hole: the connection stands, nothing comes
+        with pytest.raises(DeadlineError, match=r"was not heard for 0\.6 s"):
+            pair.here.receive(back(), SOON)
+        about_npu = [wait for wait in said if wait.who == "worker 'npu/0'"]
+        assert about_npu[0].why == "nothing is heard from it"
+        assert about_npu[0].limit == 0.6
+
+    def test_beats_keep_a_quiet_link_alive(self, make: Callable[..., Pair]) -> None:
+        beats = threading.Semaphore(0)
+
+        def counts(passage: Passage) -> Iterable[bytes]:
+            if kind_of(passage.frame) == Kind.BEAT:
+                beats.release()
+            return (passage.frame,)
+
+        said: list[Wait] = []
+        pair = make(counts, deadlines=Deadlines(patience=1.0, silence=0.2, grace=1.0), announce=said.append)
+        pair.begin()
+        for _ in range(50):  # more than a second's worth, both ways
+            assert beats.acquire(timeout=SOON)
+        assert [wait for wait in said if wait.why == "nothing is heard from it"] == []
+        pair.here.send(key(), np.zeros(3))
+        assert pair.there.receive(key(), SOON).shape == (3,)
+
+    def test_who_has_not_come_yet_is_announced_with_where_and_how_long(self) -> None:
+        said: list[Wait] = []
+        cable = Cable(*WORKERS)
+        link = PeerLink(
+            cable.ends[0],
+            Greeting("run-1", *WORKERS),
+            WORKERS,
+            deadlines=Deadlines(patience=1.5, silence=0.2, grace=0.1),
+            announce=said.append,
+        )
+        with pytest.raises(DeadlineError, match=r"'npu/0' was not heard for 1\.5 s \(memory\)"):
+            link.take("SESSION", SOON)
+        assert (said[0].who, said[0].where, said[0].limit) == ("worker 'npu/0'", "memory", 1.5)
+        link.close()
+        cable.ends[1].close()
+
+
+def test_faults_at_one_place_are_hopeless_and_damage_has_chances() -> None:
+    from whale_nebula.errors import DamagedFrameError
+
+    faults = Faults()
+    damage = DamagedFrameError("no")
+    assert [faults.hopeless(damage, 5) for _ in range(9)] == [False] * 8 + [True]
+    assert not faults.hopeless(damage, 6)

@@ -1,0 +1,589 @@
+"""The conversation: greetings, numbers, acknowledgements, cuts, and what each side may not do."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.wire.talk import (
+    BYE,
+    FAIL,
+    NAMES,
+    STEP,
+    SharedSecret,
+    contents,
+    conversation,
+    cut,
+    greet,
+    greeting,
+    opened,
+    pair,
+    said,
+    sent,
+    tensor,
+    whole,
+)
+from whale_nebula.errors import (
+    DamagedFrameError,
+    LocalProtocolError,
+    PeerRestartedError,
+    RemoteProtocolError,
+)
+from whale_nebula.wire import CHUNK_BYTES, HEADER_BYTES, Bound, Header, Kind, MessageArrived, TensorArrived
+from whale_nebula.wire.conversation import ACK_BYTES, Answer, Conversation, Opened
+from whale_nebula.wire.frame import TAG_BYTES, Flag, checksum, pack, unpack
+from whale_nebula.wire.replay import Acknowledged
+from whale_nebula.wire.states import State
+from whale_nebula.wire.tensor import dtype_code
+
+SMALL = np.arange(5, dtype=np.float32)
+LARGE = np.arange(3 * CHUNK_BYTES // 8 + 11, dtype=np.int64)  # four frames
+SEALED = pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
+
+
+def header_of(frame: bytes, sealed: bool = False) -> Header:
+    return unpack(frame[:HEADER_BYTES], sealed=sealed)[0]
+
+
+def changed(frame: bytes, **fields: Any) -> bytes:
+    """A frame with other fields and right checksums."""
+    header = header_of(frame)._replace(**fields)
+    payload = np.frombuffer(frame[HEADER_BYTES:], np.uint8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("whale_nebula.wire.frame.find_fault", lambda header, sealed: None)
+        return pack(header, checksum(payload)) + payload.tobytes()
+
+
+ILLEGAL = {
+    "a tensor before a step": (False, tensor(0, SMALL), "TENSOR in state OPEN"),
+    "a tensor of another step": (True, tensor(0, SMALL, step=1), "a tensor of step 1 of program 7, where step 0"),
+    "a tensor of another program": (True, tensor(0, SMALL, program=8), "of program 8"),
+    "a shard": (True, tensor(0, SMALL, shard=1), "shard 1, codec 0, state 0"),
+    "a value in a step": (True, tensor(0, SMALL, kind=Kind.VALUE), "VALUE in state STEPPING"),
+    "a second init": (True, said(0, {"kind": "SESSION", "about": "HELLO"}), "INIT in state STEPPING"),
+    "lines without an agreement": (True, said(0, {"kind": "SESSION", "about": "LINES"}), "LINES in state"),
+    "an unknown session message": (True, said(0, {"kind": "SESSION", "about": "X"}), "SESSION in state"),
+    "a greeting of the wire": (True, said(0, {"kind": "HELLO"}), "HELLO in state STEPPING"),
+    "a step without numbers": (True, said(0, {"kind": "SESSION", "about": "STEP"}), "without the numbers"),
+}
+
+
+class TestGreeting:
+    @SEALED
+    def test_both_are_ready_once_both_have_proven_themselves(self, sealed: bool) -> None:
+        a, b = pair(sealed=sealed)
+        assert not a.ready and a.epoch == 0
+        assert greet(a, b) == ([Opened([], resumed=False)], [Opened([], resumed=False)])
+        assert a.ready and b.ready and a.epoch == b.epoch != 0
+        assert a.states == b.states == (State.OPEN, State.OPEN)
+
+    def test_certificates_are_verified_on_both_sides(self) -> None:
+        provers = [SharedSecret(name, certificate=f"that of {name}") for name in NAMES]
+        a, b = (conversation(side, prover=prover) for side, prover in enumerate(provers))
+        greet(a, b)
+        assert [prover.verified for prover in provers] == [
+            [("that of npu/0", "npu/0")],
+            [("that of gpu/0", "gpu/0")],
+        ]
+
+    def test_who_does_not_know_the_secret_gets_nowhere(self) -> None:
+        a, b = conversation(0, proven=True), conversation(1, prover=SharedSecret(NAMES[1], b"guessed"))
+        with pytest.raises(RemoteProtocolError, match="signature of npu/0"):
+            greet(a, b)
+        assert not a.ready
+        with pytest.raises(RemoteProtocolError, match="signature"):
+            a.receive(b"anything")
+
+    def test_nothing_is_sent_before_it_is_over(self) -> None:
+        a, _ = pair()
+        for _ in range(2):
+            with pytest.raises(LocalProtocolError, match="before the greeting is over"):
+                a.frame(*said(0, STEP)[0])
+            with pytest.raises(LocalProtocolError, match="before the greeting is over"):
+                a.beat()
+            assert a.due() is None
+            if not a._connected:
+                a.connected()
+
+    def test_nothing_is_taken_before_it_is_over(self) -> None:
+        a, b = opened()
+        frame = sent(a, said(0, STEP))[0]
+        cut(b)
+        b.connected()
+        with pytest.raises(RemoteProtocolError, match="before the greeting was over"):
+            b.receive(frame)
+
+    def test_without_a_connection_nothing_is_taken_and_two_are_none(self) -> None:
+        a, b = pair()
+        hello = whole(b.connected()[0])
+        with pytest.raises(LocalProtocolError, match="no connection"):
+            a.receive(hello)
+        a.connected()
+        with pytest.raises(LocalProtocolError, match="already"):
+            a.connected()
+
+    def test_a_greeting_is_said_once(self) -> None:
+        a, b = pair()
+        a.connected()
+        hello = whole(b.connected()[0])
+        a.receive(hello)
+        with pytest.raises(RemoteProtocolError, match="HELLO in state GREETED"):
+            a.receive(hello)
+
+    @pytest.mark.parametrize(
+        "fields",
+        [{"sequence": 1}, {"ack": 1}, {"step": 1}, {"kind": Kind.SCALAR}, {"dtype": dtype_code("bool")}],
+        ids=str,
+    )
+    def test_a_greeting_has_no_number_and_nothing_else(self, fields: dict[str, int]) -> None:
+        a, b = pair()
+        a.connected()
+        with pytest.raises(RemoteProtocolError):
+            a.receive(changed(whole(b.connected()[0]), **fields))
+
+    def test_a_long_greeting_is_refused(self) -> None:
+        a = conversation(0)
+        a.connected()
+        b = conversation(1, greeting=greeting(1, versions={str(n): "x" * 40_000 for n in range(2)}))
+        with pytest.raises(RemoteProtocolError, match="no greeting"):
+            a.receive(whole(b.connected()[0]))
+
+    def test_other_messages_are_no_greeting(self) -> None:
+        a, _ = pair()
+        a.connected()
+        header, chunk = said(1, BYE)[0]
+        with pytest.raises(RemoteProtocolError, match="BYE in state START"):
+            a.receive(pack(header, checksum(chunk)) + chunk.tobytes())
+
+    @pytest.mark.parametrize(("here", "there"), [(1, 0), (0, 2)], ids=["back", "to another"])
+    def test_frames_of_others_are_refused(self, here: int, there: int) -> None:
+        a, b = pair()
+        a.connected()
+        with pytest.raises(RemoteProtocolError, match="where worker 1 speaks to worker 0"):
+            a.receive(changed(whole(b.connected()[0]), source=there, destination=here))
+
+
+class TestFrames:
+    @SEALED
+    def test_tensors_and_messages_arrive(self, sealed: bool) -> None:
+        a, b = opened(sealed=sealed)
+        frames = [*said(0, STEP), *tensor(0, LARGE), *tensor(0, np.zeros(0)), *tensor(0, np.array(True))]
+        events = [event for frame in sent(a, frames) for event in b.receive(frame)]
+        assert list(contents(events)) == [STEP, LARGE.tobytes(), b"", b"\x01"]
+        assert (events[1].array.dtype, events[1].array.shape) == (LARGE.dtype, LARGE.shape)
+        assert not any(event.header.flags & Flag.SEALED for event in events)
+
+    @SEALED
+    def test_they_arrive_as_a_stream_in_any_pieces(self, sealed: bool) -> None:
+        a, b = opened(sealed=sealed)
+        stream = b"".join(sent(a, [*said(0, STEP), *tensor(0, SMALL), *tensor(0, SMALL, slot=1)]))
+        events = [event for start in range(0, len(stream), 7) for event in b.receive_data(stream[start : start + 7])]
+        assert list(contents(events)) == [STEP, SMALL.tobytes(), SMALL.tobytes()]
+
+    def test_numbers_begin_with_one_and_each_frame_says_what_has_arrived(self) -> None:
+        a, b = opened()
+        frames = sent(a, said(0, STEP) * 2)
+        headers = [header_of(frame) for frame in frames]
+        assert [(each.sequence, each.ack, each.epoch) for each in headers] == [(1, 1, a.epoch), (2, 1, a.epoch)]
+        b.receive(frames[0])
+        assert header_of(sent(b, said(1, STEP))[0]).ack == 2
+
+    def test_what_is_sealed_cannot_be_read(self) -> None:
+        a, _ = opened(sealed=True)
+        sent(a, said(0, STEP))
+        array = np.full(1000, 65, np.uint8)
+        (frame,) = sent(a, tensor(0, array))
+        assert len(frame) == HEADER_BYTES + array.size + TAG_BYTES
+        assert b"AAAA" not in frame
+        assert header_of(frame, sealed=True).whole == array.size
+
+    def test_a_frame_that_is_not_sealed_is_refused_where_all_are(self) -> None:
+        a, b = opened(sealed=True)
+        header, chunk = said(0, STEP)[0]
+        forged = pack(header._replace(sequence=1, epoch=a.epoch, ack=1), checksum(chunk)) + chunk.tobytes()
+        with pytest.raises(RemoteProtocolError, match="not sealed"):
+            b.receive(forged)
+
+    def test_a_sealed_frame_is_refused_where_none_is(self) -> None:
+        a, _ = opened(sealed=True)
+        _, b = opened()
+        with pytest.raises(RemoteProtocolError, match="no key"):
+            b.receive(sent(a, said(0, STEP))[0])
+
+    def test_a_large_tensor_is_copied_once_into_its_array(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        a, b = opened(stepping=True)
+        made: list[int] = []
+        plain = np.empty
+        monkeypatch.setattr(np, "empty", lambda shape, *rest: made.append(int(np.prod(shape))) or plain(shape, *rest))
+        for frame in sent(a, tensor(0, LARGE)):
+            events = b.receive(frame)
+        assert made == [LARGE.nbytes]
+        assert np.shares_memory(events[0].array, events[0].array.base)
+
+    def test_the_plan_is_asked_before_anything_is_allocated(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[Header] = []
+
+        def expect(header: Header) -> Bound:
+            asked.append(header)
+            return Bound("float32", (3,))
+
+        a, b = opened(stepping=True, expect=expect)
+        monkeypatch.setattr(np, "empty", lambda *size: pytest.fail("allocated"))
+        with pytest.raises(RemoteProtocolError, match="plan expects float32"):
+            b.receive(sent(a, tensor(0, SMALL, slot=4))[0])
+        assert [header.slot for header in asked] == [4]
+
+    def test_a_tensor_above_the_limit_is_refused(self) -> None:
+        a, b = opened(stepping=True, limit=100)
+        with pytest.raises(RemoteProtocolError, match="limit of 100"):
+            b.receive(sent(a, tensor(0, np.zeros(101, np.uint8)))[0])
+
+    def test_messages_go_between_the_chunks_of_a_tensor(self) -> None:
+        a, b = opened(stepping=True)
+        chunk = tensor(0, LARGE)
+        frames = sent(a, [chunk[0], *said(0, FAIL), *chunk[1:]])
+        events = [event for frame in frames for event in b.receive(frame)]
+        assert list(contents(events)) == [FAIL, LARGE.tobytes()]
+
+
+class TestWhatIsLegal:
+    """The same rules for both sides: who breaks them is told, here as its own mistake, there as the other's."""
+
+    @pytest.mark.parametrize(("stepping", "frames", "words"), ILLEGAL.values(), ids=ILLEGAL.keys())
+    def test_what_is_not_in_the_table_is_neither_sent_nor_taken(
+        self, stepping: bool, frames: list[Any], words: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        a, b = opened(stepping=stepping)
+        with pytest.raises(LocalProtocolError, match=words):
+            a.frame(*frames[0])
+        with monkeypatch.context() as patch:
+            patch.setattr("whale_nebula.wire.conversation.speak", lambda side, *rest: side)
+            (frame,) = sent(a, frames)
+        with pytest.raises(RemoteProtocolError, match=words):
+            b.receive(frame)
+
+    def test_what_may_not_be_sent_changes_nothing(self) -> None:
+        a, b = opened(stepping=True)
+        before = a.unacked, a.states
+        for frames in (tensor(0, SMALL, step=3), tensor(1, SMALL), said(0, {"kind": "HELLO"})):
+            with pytest.raises(LocalProtocolError):
+                a.frame(*frames[0])
+        assert (a.unacked, a.states) == before
+        assert list(contents(b.receive(sent(a, tensor(0, SMALL))[0]))) == [SMALL.tobytes()]
+
+    def test_headers_and_chunks_fit_each_other(self) -> None:
+        a, _ = opened(stepping=True)
+        header, chunk = tensor(0, SMALL)[0]
+        for wrong in (
+            (header, chunk[:-1]),
+            (header._replace(whole=21), chunk),
+            (Header(Kind.BEAT, destination=1, flags=Flag.LAST), chunk[:0]),
+            (header._replace(destination=2), chunk),
+            (header._replace(flags=Flag.LAST | Flag.SEALED), chunk),
+        ):
+            with pytest.raises(LocalProtocolError, match="must not be sent"):
+                a.frame(*wrong)
+        junk = np.frombuffer(b"no json", np.uint8)
+        with pytest.raises(LocalProtocolError, match="not JSON"):
+            a.frame(said(0, {"kind": "A"})[0][0]._replace(length=7, whole=7, dims=(7,)), junk)
+
+    def test_values_follow_an_agreement_and_a_meeting(self) -> None:
+        a, b = opened()
+        for about in ("AGREE", "MEET"):
+            frames = [*said(0, {"kind": "SESSION", "about": about}), *tensor(0, SMALL, kind=Kind.VALUE, program=0)]
+            assert len([event for frame in sent(a, frames) for event in b.receive(frame)]) == 2
+
+    def test_after_bye_only_a_failure_is_sent(self) -> None:
+        a, b = opened(stepping=True)
+        b.receive(sent(a, said(0, BYE))[0])
+        assert b.states == (State.STEPPING, State.DRAINED)
+        with pytest.raises(LocalProtocolError, match="in state DRAINED"):
+            a.frame(*tensor(0, SMALL)[0])
+        assert list(contents(b.receive(sent(a, said(0, FAIL))[0]))) == [FAIL]
+
+
+class TestAcknowledgements:
+    @SEALED
+    def test_what_arrived_is_let_go(self, sealed: bool) -> None:
+        a, b = opened(stepping=True, sealed=sealed)
+        a.receive(sent(b, said(1, {"kind": "A"}))[0])
+        frames = sent(a, tensor(0, LARGE))
+        for frame in frames:
+            b.receive(frame)
+        before = a.unacked
+        assert before >= sum(map(len, frames))
+        events = a.receive(whole(b.beat()))
+        assert [type(event) for event in events] == [Acknowledged]
+        assert events[0].bytes == before and a.unacked == 0
+
+    def test_every_frame_acknowledges(self) -> None:
+        a, b = opened(stepping=True)
+        b.receive(sent(a, tensor(0, SMALL))[0])
+        events = a.receive(sent(b, tensor(1, SMALL))[0])
+        assert [type(event) for event in events] == [Acknowledged, TensorArrived]
+        assert a.unacked == 0
+
+    def test_an_acknowledgement_is_due_after_many_bytes_without_an_answer(self) -> None:
+        a, b = opened(stepping=True)
+        for slot in range(ACK_BYTES // CHUNK_BYTES):
+            assert b.due() is None
+            b.receive(sent(a, tensor(0, np.zeros(CHUNK_BYTES, np.uint8), slot=slot))[0])
+        packet = b.due()
+        assert packet is not None and header_of(packet[0]).kind == Kind.ACK
+        assert b.due() is None
+        assert a.receive(whole(packet))[0].frames == ACK_BYTES // CHUNK_BYTES
+
+    def test_a_small_budget_of_the_other_side_is_acknowledged_earlier(self) -> None:
+        a, b = conversation(0, budget=4000), conversation(1)
+        greet(a, b)
+        b.receive(sent(a, said(0, STEP))[0])
+        assert b.due() is None
+        b.receive(sent(a, tensor(0, np.zeros(1000, np.uint8)))[0])
+        assert b.due() is not None
+
+    def test_what_was_sent_instead_counts_as_an_answer(self) -> None:
+        a, b = conversation(0, budget=4000), conversation(1)
+        greet(a, b)
+        for frame in sent(a, [*said(0, STEP), *tensor(0, np.zeros(1000, np.uint8))]):
+            b.receive(frame)
+        sent(b, said(1, STEP))
+        assert b.due() is None
+
+    @pytest.mark.parametrize("last", [BYE, FAIL], ids=["bye", "fail"])
+    def test_the_end_is_acknowledged_at_once(self, last: dict[str, Any]) -> None:
+        a, b = opened(stepping=True)
+        b.receive(sent(a, said(0, last))[0])
+        packet = b.due()
+        assert packet is not None
+        a.receive(whole(packet))
+        assert a.unacked == 0 and b.due() is None
+
+    def test_without_room_tensors_stall_and_messages_do_not(self) -> None:
+        a, b = opened(stepping=True, budget=1000)
+        frames = [*sent(a, tensor(0, np.zeros(1000, np.uint8)))]
+        assert a.room() <= 0
+        with pytest.raises(LocalProtocolError, match="not acknowledged"):
+            a.frame(*tensor(0, SMALL)[0])
+        frames += sent(a, said(0, FAIL))
+        for frame in frames:
+            b.receive(frame)
+        a.receive(whole(b.due() or b.beat()))
+        assert a.room() == 1000
+
+    def test_more_than_was_sent_is_not_acknowledged(self) -> None:
+        a, b = opened(stepping=True)
+        beat = whole(b.beat())
+        with pytest.raises(RemoteProtocolError, match="only 1 were sent"):
+            a.receive(changed(beat, ack=3))
+
+    @pytest.mark.parametrize("fields", [{"sequence": 1}, {"step": 1}, {"dims": (1,)}, {"flags": 0}], ids=str)
+    def test_a_beat_says_nothing_else(self, fields: dict[str, Any]) -> None:
+        a, b = opened()
+        with pytest.raises(RemoteProtocolError, match="more than what has arrived"):
+            a.receive(changed(whole(b.beat()), **fields))
+
+
+class TestCuts:
+    @SEALED
+    @pytest.mark.parametrize("arrived", range(6))
+    def test_after_a_cut_the_rest_comes_byte_for_byte(self, sealed: bool, arrived: int) -> None:
+        a, b = opened(sealed=sealed)
+        frames = sent(a, [*said(0, STEP), *tensor(0, LARGE)])
+        events = [event for frame in frames[:arrived] for event in b.receive(frame)]
+        cut(a, b)
+        learned, _ = greet(a, b)
+        reopened = learned[-1]
+        assert isinstance(reopened, Opened) and reopened.resumed
+        again = [whole(packet) for packet in reopened.resend]
+        assert again == frames[arrived:]
+        events += [event for frame in again for event in b.receive(frame)]
+        assert list(contents(events)) == [STEP, LARGE.tobytes()]
+
+    @SEALED
+    def test_half_a_frame_of_a_stream_comes_again_and_whole_ones_do_not(self, sealed: bool) -> None:
+        a, b = opened(sealed=sealed)
+        stream = b"".join(sent(a, [*said(0, STEP), *tensor(0, LARGE)]))
+        b.receive_data(stream[: 2 * CHUNK_BYTES])
+        cut(a, b)
+        reopened = greet(a, b)[0][-1]
+        assert len(reopened.resend) == 3  # of five: the step and the first chunk had come whole
+        (event,) = b.receive_data(b"".join(map(whole, reopened.resend)))
+        assert event.array.tobytes() == LARGE.tobytes()
+
+    def test_a_cut_in_the_greeting_is_greeted_again(self) -> None:
+        a, b = pair(proven=True)
+        hello = whole(a.connected()[0])
+        b.connected()
+        (answer,) = b.receive(hello)
+        assert isinstance(answer, Answer)
+        cut(a, b)
+        assert greet(a, b)[0] == [Opened([], resumed=False)]
+
+    def test_one_side_may_have_opened_when_the_cut_comes(self) -> None:
+        a, b = pair(sealed=True)
+        to_a, to_b = whole(b.connected()[0]), whole(a.connected()[0])
+        (lost,) = a.receive(to_a)
+        (auth,) = b.receive(to_b)
+        a.receive(whole(auth.packets[0]))
+        assert isinstance(lost, Answer) and a.ready and not b.ready
+        frames = sent(a, said(0, STEP))
+        cut(a, b)
+        for_a, for_b = greet(a, b)
+        assert for_a[-1].resumed and not for_b[-1].resumed
+        assert [whole(packet) for packet in for_a[-1].resend] == frames
+        assert list(contents(b.receive(frames[0]))) == [STEP]
+
+    def test_sides_are_after_a_cut_where_they_were(self) -> None:
+        a, b = opened(stepping=True)
+        cut(a, b)
+        assert a.states == (State.START, State.START)
+        greet(a, b)
+        assert a.states == b.states == (State.STEPPING, State.STEPPING)
+        b.receive(sent(a, tensor(0, SMALL))[0])
+
+    def test_the_epoch_and_the_numbers_go_on(self) -> None:
+        a, b = opened(stepping=True)
+        epoch = a.epoch
+        for _ in range(3):
+            cut(a, b)
+            greet(a, b)
+        assert a.epoch == b.epoch == epoch
+        assert header_of(sent(a, tensor(0, SMALL))[0]).sequence == 2
+
+    def test_what_comes_twice_is_dropped(self) -> None:
+        a, b = opened(stepping=True)
+        (frame,) = sent(a, tensor(0, SMALL))
+        assert list(contents(b.receive(frame))) == [SMALL.tobytes()]
+        assert b.receive(frame) == []
+        assert b.twice == 1 and b.received == 3
+
+    def test_a_gap_is_refused_and_mends_with_a_new_connection(self) -> None:
+        a, b = opened(stepping=True)
+        first, second = sent(a, [*tensor(0, SMALL), *tensor(0, SMALL, slot=1)])
+        with pytest.raises(RemoteProtocolError, match="frame 3 came where frame 2 was due"):
+            b.receive(second)
+        cut(a, b)
+        again = [whole(packet) for packet in greet(a, b)[0][-1].resend]
+        assert again == [first, second]
+
+    def test_a_restarted_worker_is_told_apart(self) -> None:
+        a, b = opened(proven=True)
+        cut(a, b)
+        for _ in range(2):
+            with pytest.raises(PeerRestartedError, match="'npu/0' was restarted"):
+                greet(a, conversation(1, proven=True))
+            cut(a)
+        greet(a, b)
+
+    def test_a_restarted_worker_learns_that_it_is_not_the_one_of_before(self) -> None:
+        _, b = opened(stepping=True)
+        cut(b)
+        fresh = conversation(0)
+        with pytest.raises(RemoteProtocolError, match=r"expects frame 2, and there are 1 to 0(.|\n)*another process"):
+            greet(fresh, b)
+
+    def test_what_was_acknowledged_is_not_asked_for_again(self) -> None:
+        a, b = opened(stepping=True)
+        a.receive(whole(b.beat()))
+        cut(a, b)
+        forgetful = conversation(1, greeting=b._introduction._greeting)
+        with pytest.raises(RemoteProtocolError, match="expects frame 1, and there are 2 to 1"):
+            greet(a, forgetful)
+
+    def test_frames_of_an_earlier_run_are_stale(self) -> None:
+        _, b = opened()
+        old, _ = opened()
+        with pytest.raises(RemoteProtocolError, match="of epoch"):
+            b.receive(sent(old, said(0, STEP))[0])
+
+
+class TestDamage:
+    @SEALED
+    def test_a_damaged_frame_changes_nothing_and_comes_again(self, sealed: bool) -> None:
+        a, b = opened(stepping=True, sealed=sealed)
+        frames = sent(a, tensor(0, LARGE))
+        b.receive(frames[0])
+        for damaged in (frames[1][:-1], frames[1] + b"x", b"", frames[1][:50], frames[1][:-1] + b"\xff"):
+            with pytest.raises(DamagedFrameError):
+                b.receive(damaged)
+            with pytest.raises(DamagedFrameError):
+                b.receive(frames[1])  # the connection is not trusted any more
+            cut(a, b)
+            assert [whole(packet) for packet in greet(a, b)[0][-1].resend] == frames[1:]
+        events = [event for frame in frames[1:] for event in b.receive(frame)]
+        assert events[0].array.tobytes() == LARGE.tobytes()
+
+    def test_a_forged_frame_with_right_checksums_breaks_on_its_seal(self) -> None:
+        a, b = opened(stepping=True, sealed=True)
+        frames = sent(a, tensor(0, LARGE))
+        body = bytearray(frames[0][HEADER_BYTES:])
+        body[7] ^= 1
+        header = header_of(frames[0], sealed=True)
+        with pytest.raises(DamagedFrameError, match="seal of frame 2"):
+            b.receive(pack(header, checksum(np.frombuffer(body, np.uint8)), sealed=True) + body)
+        cut(a, b)
+        events = [event for packet in greet(a, b)[0][-1].resend for event in b.receive(whole(packet))]
+        assert events[0].array.tobytes() == LARGE.tobytes()
+
+    def test_good_frames_before_a_bad_one_are_given_and_then_it_is_raised(self) -> None:
+        a, b = opened(stepping=True)
+        good = sent(a, tensor(0, SMALL))[0]
+        events = b.receive_data(good + b"x" * HEADER_BYTES)
+        assert list(contents(events)) == [SMALL.tobytes()]
+        assert isinstance(b.error, RemoteProtocolError) and not b.ready
+        with pytest.raises(RemoteProtocolError, match="no frame of this protocol"):
+            b.receive_data(b"")
+
+
+class TestSeveralConnections:
+    """Frames that overtake one another."""
+
+    def test_early_frames_wait_for_their_turn(self) -> None:
+        a, b = opened(window=1 << 20, stepping=True)
+        frames = sent(a, [*tensor(0, SMALL), *tensor(0, SMALL + 1, slot=1), *tensor(0, SMALL + 2, slot=2)])
+        assert b.receive(frames[2]) == b.receive(frames[1]) == []
+        events = b.receive(frames[0])
+        assert list(contents(events)) == [(SMALL + n).tobytes() for n in range(3)]
+        assert b.receive(frames[1]) == [] and b.twice == 1
+
+    def test_a_frame_may_overtake_the_greeting(self) -> None:
+        a, b = pair(window=1 << 20)
+        to_a, to_b = whole(b.connected()[0]), whole(a.connected()[0])
+        (auth_of_a,) = a.receive(to_a)
+        (auth_of_b,) = b.receive(to_b)
+        a.receive(whole(auth_of_b.packets[0]))
+        frame, beat = sent(a, said(0, STEP))[0], whole(a.beat())
+        assert b.receive(frame) == b.receive(beat) == []
+        events = b.receive(whole(auth_of_a.packets[0]))
+        assert [type(event) for event in events] == [Opened, MessageArrived]
+
+    def test_only_so_many_bytes_may_overtake_it(self) -> None:
+        a, b = opened(window=1000)
+        frames = [whole(a.beat()) for _ in range(20)]
+        cut(b)
+        b.connected()
+        with pytest.raises(RemoteProtocolError, match="before the greeting"):
+            for frame in frames:
+                b.receive(frame)
+
+    def test_what_was_held_at_a_cut_comes_again(self) -> None:
+        a, b = opened(window=1 << 20, stepping=True)
+        frames = sent(a, [*tensor(0, SMALL), *tensor(0, SMALL + 1, slot=1)])
+        b.receive(frames[1])
+        cut(a, b)
+        again = [whole(packet) for packet in greet(a, b)[0][-1].resend]
+        events = [event for frame in again for event in b.receive(frame)]
+        assert len(list(contents(events))) == 2 and b.twice == 0
+
+    def test_what_came_before_a_bad_held_frame_is_not_lost(self) -> None:
+        a, b = opened(window=1 << 20, stepping=True)
+        frames = [*sent(a, tensor(0, SMALL)), changed(sent(a, tensor(0, SMALL, slot=1))[0], step=9)]
+        b.receive(frames[1])
+        assert list(contents(b.receive(frames[0]))) == [SMALL.tobytes()]
+        with pytest.raises(RemoteProtocolError, match="a tensor of step 9"):
+            b.receive(whole(a.beat()))
+
+
+def test_a_conversation_needs_no_prover_but_sealing_does() -> None:
+    with pytest.raises(LocalProtocolError, match="proves nothing"):
+        Conversation(0, 1, greeting(0), sealed=True)

@@ -1,0 +1,172 @@
+"""Two conversations over lines that break, repeat and reorder: everything arrives once, in order, unchanged."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.unit.wire.talk import STEP, Node, conversation, said, tensor, whole
+from whale_nebula.wire import HEADER_BYTES
+
+CHUNK = 64  # instead of 1 MiB, so that small tensors have many frames
+BUDGET = 2_000
+SIDES = st.integers(0, 1)
+
+
+class Lines(RuleBasedStateMachine):
+    """What both kinds of line have in common: two nodes that say things, are cut, and greet again."""
+
+    options: ClassVar[dict[str, Any]] = {}
+
+    @initialize(sealed=st.booleans())
+    def begin(self, sealed: bool) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr("whale_nebula.wire.frame.CHUNK_BYTES", CHUNK)
+        self.nodes = [Node(conversation(side, sealed=sealed, budget=BUDGET, **self.options)) for side in (0, 1)]
+        self.up = False
+        self.clear()
+        self.connect()
+        for side, node in enumerate(self.nodes):
+            node.say(said(side, STEP), STEP)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "nodes"):
+            return
+        self.finish()
+        self.patch.undo()
+
+    def finish(self) -> None:
+        """Let the line hold, and see that all has arrived."""
+        if not self.up:
+            self.connect()
+        moved = True
+        while moved:
+            moved = any([node.pump() for node in self.nodes] + [self.deliver_all(side) for side in (0, 1)])
+        for node, other in (self.nodes, self.nodes[::-1]):
+            assert other.got == node.sent
+            other.line.append(whole(other.talk.beat()))
+        for side in (0, 1):
+            self.deliver_all(side)
+        assert [node.talk.unacked for node in self.nodes] == [0, 0]
+
+    def deliver_all(self, side: int) -> bool:
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        raise NotImplementedError
+
+    @precondition(lambda self: not self.up)
+    @rule()
+    def connect(self) -> None:
+        self.up = True
+        for node in self.nodes:
+            node.up()
+
+    @precondition(lambda self: self.up)
+    @rule()
+    def cut(self) -> None:
+        self.up = False
+        self.clear()
+        for node in self.nodes:
+            node.down()
+
+    @rule(side=SIDES, size=st.integers(0, 5 * CHUNK))
+    def say_tensor(self, side: int, size: int) -> None:
+        node = self.nodes[side]
+        array = np.random.default_rng(len(node.sent)).integers(0, 255, size, np.uint8)
+        node.say(tensor(side, array, slot=len(node.sent)), array.tobytes())
+
+    @rule(side=SIDES)
+    def say_message(self, side: int) -> None:
+        message = {"kind": "NUMBER", "number": len(self.nodes[side].sent)}
+        self.nodes[side].say(said(side, message), message)
+
+    @rule(side=SIDES, frames=st.integers(1, 9))
+    def pump(self, side: int, frames: int) -> None:
+        for _ in range(frames):
+            self.nodes[side].pump()
+
+    @precondition(lambda self: any(node.talk.ready for node in self.nodes))
+    @rule(side=SIDES)
+    def beat(self, side: int) -> None:
+        if self.nodes[side].talk.ready:
+            self.nodes[side].line.append(whole(self.nodes[side].talk.beat()))
+
+    @invariant()
+    def what_came_is_the_beginning_of_what_was_said(self) -> None:
+        for node, other in (self.nodes, self.nodes[::-1]) if hasattr(self, "nodes") else ():
+            assert other.got == node.sent[: len(other.got)]
+            assert node.talk.room() > -(HEADER_BYTES + CHUNK + 200)
+
+
+class Streams(Lines):
+    """A stream of bytes each way, which may end after any of them."""
+
+    def clear(self) -> None:
+        self.streams = [bytearray(), bytearray()]
+
+    def _flush(self, side: int) -> bytearray:
+        node, stream = self.nodes[side], self.streams[side]
+        for frame in (*node.greetings, *node.line):
+            stream += frame
+        node.greetings.clear()
+        node.line.clear()
+        return stream
+
+    @rule(side=SIDES, count=st.integers(1, 3 * (HEADER_BYTES + CHUNK)))
+    def deliver(self, side: int, count: int) -> None:
+        stream = self._flush(side)
+        data = bytes(stream[:count])
+        del stream[:count]
+        if data:
+            self.nodes[1 - side].take(self.nodes[1 - side].talk.receive_data(data))
+
+    def deliver_all(self, side: int) -> bool:
+        size = len(self._flush(side))
+        self.deliver(side, size)
+        return size > 0
+
+
+class Messages(Lines):
+    """Several connections that carry whole frames: they overtake one another, and some come twice."""
+
+    options: ClassVar[dict[str, Any]] = {"window": 1 << 20}
+
+    def clear(self) -> None:
+        self.delivered: list[list[bytes]] = [[], []]
+
+    def _hand_over(self, side: int, frame: bytes) -> None:
+        other = self.nodes[1 - side]
+        other.take(other.talk.receive(frame))
+
+    @rule(side=SIDES, place=st.integers(0, 30))
+    def deliver(self, side: int, place: int) -> None:
+        """Greetings in their order, and any of the frames before or after them."""
+        node = self.nodes[side]
+        if node.greetings and (place == 0 or not node.line):
+            self._hand_over(side, node.greetings.popleft())
+        elif node.line:
+            frame = node.line.pop(place % len(node.line))
+            self.delivered[side].append(frame)
+            self._hand_over(side, frame)
+
+    @rule(side=SIDES, place=st.integers(0, 30))
+    def deliver_again(self, side: int, place: int) -> None:
+        if self.delivered[side]:
+            self._hand_over(side, self.delivered[side][place % len(self.delivered[side])])
+
+    def deliver_all(self, side: int) -> bool:
+        node = self.nodes[side]
+        found = bool(node.greetings or node.line)
+        while node.greetings or node.line:
+            self.deliver(side, 0)
+        return found
+
+
+TestStreams = Streams.TestCase
+TestStreams.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestMessages = Messages.TestCase
+TestMessages.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,210 @@
+"""Who greets whom: what is checked, what is signed, and who is told apart on a later connection."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.unit.wire.talk import NAMES, SharedSecret, greeting
+from whale_nebula.errors import LocalProtocolError, PeerRestartedError, RemoteProtocolError
+from whale_nebula.wire.greeting import Introduction
+from whale_nebula.wire.hello import Hello, epoch, parse_hello, salt, transcript
+
+HELLO = Hello("run-1", *NAMES, nonce="0a" * 16, budget=100, received=1, versions={"python": "3.11"})
+OTHER = dataclasses.replace(HELLO, worker=NAMES[1], to=NAMES[0], nonce="0b" * 16)
+
+
+def introduction(side: int, *, proven: bool = True, exchange: bytes | None = None, **fields: Any) -> Introduction:
+    prover = SharedSecret(NAMES[side]) if proven else None
+    return Introduction(greeting(side, **fields), 100, prover, exchange)
+
+
+def meet(a: Introduction, b: Introduction) -> tuple[Hello, Hello]:
+    """A connection on which both greet; gives what `a` knows after it."""
+    hellos = a.hello(1), b.hello(1)
+    auth = a.answer(hellos[1]), b.answer(hellos[0])
+    b.settle(auth[0])
+    return a.settle(auth[1])
+
+
+class TestHello:
+    def test_it_comes_back_from_its_message(self) -> None:
+        assert parse_hello(HELLO.message()) == HELLO
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"run": 3},
+            {"worker": None},
+            {"nonce": "0a"},
+            {"nonce": "0A" * 16},
+            {"nonce": "zz" * 16},
+            {"budget": 0},
+            {"budget": "1"},
+            {"received": True},
+            {"received": 0},
+            {"received": 2**64},
+            {"received": 1.0},
+            {"certificate": 5},
+            {"certificate": "x" * 50_000},
+            {"exchange": "00" * 31},
+            {"versions": []},
+            {"versions": {"a": 1}},
+            {"more": 1},
+            {"kind": "AUTH"},
+        ],
+        ids=lambda change: str(change)[:40],
+    )
+    def test_every_field_is_checked(self, change: dict[str, Any]) -> None:
+        with pytest.raises(RemoteProtocolError, match=f"no HELLO of this protocol: {next(iter(change))}"):
+            parse_hello({**HELLO.message(), **change})
+
+    @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Hello)])
+    def test_no_field_may_lack(self, field: str) -> None:
+        message = HELLO.message()
+        del message[field]
+        with pytest.raises(RemoteProtocolError, match=field):
+            parse_hello(message)
+
+    def test_both_sides_make_the_same_of_it(self) -> None:
+        for made in (epoch, salt, lambda both: transcript(both, "gpu/0")):
+            assert made((HELLO, OTHER)) == made((OTHER, HELLO))
+        assert 0 < epoch((HELLO, OTHER)) < 2**32
+
+    @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Hello)])
+    def test_all_that_is_static_is_signed(self, field: str) -> None:
+        value = {"budget": 7, "received": 7, "versions": {}}.get(field, "0c" * 16)
+        changed = dataclasses.replace(HELLO, **{field: value})
+        same = transcript((changed, OTHER), "gpu/0") == transcript((HELLO, OTHER), "gpu/0")
+        assert same == (field == "received")
+
+
+class TestIntroduction:
+    def test_both_prove_themselves_and_know_the_same(self) -> None:
+        a, b = introduction(0), introduction(1)
+        ours, theirs = meet(a, b)
+        assert (ours.worker, theirs.worker) == NAMES
+        assert a.proven == theirs and b.proven == ours
+
+    def test_without_a_prover_nothing_is_proven_but_all_else_is_checked(self) -> None:
+        ours, _ = meet(introduction(0, proven=False), introduction(1, proven=False))
+        assert ours.certificate is None
+        with pytest.raises(RemoteProtocolError, match="of run 'other'"):
+            meet(introduction(0, proven=False), introduction(1, proven=False, run="other"))
+
+    @pytest.mark.parametrize(
+        ("fields", "words"),
+        [
+            ({"run": "run-2"}, "is of run 'run-2', and this is run 'run-1'"),
+            ({"worker": "tpu/0"}, "'tpu/0' greets 'gpu/0' where 'gpu/0' expects 'npu/0'"),
+            ({"peer": "tpu/0"}, "'npu/0' greets 'tpu/0'"),
+            ({"proven": False}, "only 'gpu/0' greets with a certificate"),
+            ({"exchange": bytes(32)}, "only 'npu/0' greets with a key"),
+        ],
+        ids=str,
+    )
+    def test_who_does_not_fit_is_refused(self, fields: dict[str, Any], words: str) -> None:
+        here = introduction(0)
+        here.hello(1)
+        with pytest.raises(RemoteProtocolError, match=words):
+            here.answer(introduction(1, **fields).hello(1))
+
+    def test_an_echo_is_no_greeting(self) -> None:
+        here = introduction(0)
+        said = here.hello(1)
+        with pytest.raises(RemoteProtocolError, match="echo"):
+            here.answer({**said, "worker": NAMES[1], "to": NAMES[0]})
+
+    def test_a_proof_sent_back_is_no_proof(self) -> None:
+        a, b = introduction(0), introduction(1)
+        hellos = a.hello(1), b.hello(1)
+        own = a.answer(hellos[1])
+        with pytest.raises(RemoteProtocolError, match="signature of npu/0 is wrong"):
+            a.settle(own)
+
+    def test_a_proof_of_another_greeting_is_no_proof(self) -> None:
+        a, b = introduction(0), introduction(1)
+        first = a.hello(1), b.hello(1)
+        old = b.answer(first[0])
+        a, later = introduction(0), b.hello(1)  # another process greets the same peer
+        a.hello(1)
+        a.answer(later)
+        with pytest.raises(RemoteProtocolError, match="signature"):
+            a.settle(old)
+
+    @pytest.mark.parametrize(
+        "auth",
+        [{}, {"signature": None}, {"signature": 5}, {"signature": "xy"}, {"signature": "00", "more": 1}],
+        ids=str,
+    )
+    def test_what_is_no_proof_is_refused(self, auth: dict[str, Any]) -> None:
+        a, b = introduction(0), introduction(1)
+        a.hello(1)
+        a.answer(b.hello(1))
+        with pytest.raises(RemoteProtocolError):
+            a.settle({"kind": "AUTH", **auth})
+        assert a.proven is None
+
+    def test_a_signature_where_none_is_asked_is_refused(self) -> None:
+        a, b = introduction(0, proven=False), introduction(1, proven=False)
+        a.hello(1)
+        a.answer(b.hello(1))
+        with pytest.raises(RemoteProtocolError, match="no AUTH"):
+            a.settle({"kind": "AUTH", "signature": "00"})
+
+    def test_each_connection_is_greeted_anew(self) -> None:
+        a, b = introduction(0), introduction(1)
+        meet(a, b)
+        a.hello(1)
+        with pytest.raises(RemoteProtocolError, match="AUTH came before HELLO"):
+            a.settle({"kind": "AUTH", "signature": "00"})
+
+    def test_without_a_connection_nothing_is_answered(self) -> None:
+        with pytest.raises(LocalProtocolError, match="no connection"):
+            introduction(0).answer(introduction(1).hello(1))
+
+    def test_sealing_needs_a_proof(self) -> None:
+        with pytest.raises(LocalProtocolError, match="proves nothing"):
+            introduction(0, proven=False, exchange=bytes(32))
+
+
+class TestLaterConnections:
+    def test_the_same_process_resumes_with_a_renewed_certificate(self) -> None:
+        prover = SharedSecret(NAMES[0])
+        a, b = introduction(0), Introduction(greeting(1), 100, prover)
+        meet(a, b)
+        prover.certificate = "renewed"
+        assert meet(a, b)[1].certificate == "renewed"
+
+    def test_another_process_is_a_restart(self) -> None:
+        a = introduction(0)
+        meet(a, introduction(1))
+        for _ in range(2):
+            with pytest.raises(PeerRestartedError, match="worker 'npu/0' was restarted"):
+                meet(a, introduction(1))
+
+    @pytest.mark.parametrize("secret", [b"secret", b"other"], ids=["proven", "not proven"])
+    def test_only_who_proves_itself_can_say_that_it_was_restarted(self, secret: bytes) -> None:
+        a = introduction(0)
+        meet(a, introduction(1))
+        stranger = Introduction(greeting(1), 100, SharedSecret(NAMES[1], secret))
+        hellos = a.hello(1), stranger.hello(1)
+        a.answer(hellos[1])
+        auth = stranger.answer(hellos[0])
+        with pytest.raises(PeerRestartedError if secret == b"secret" else RemoteProtocolError) as caught:
+            a.settle(auth)
+        assert isinstance(caught.value, PeerRestartedError) == (secret == b"secret")
+
+    @pytest.mark.parametrize(
+        "other",
+        [lambda nonce: {"versions": {"x": "1"}, "nonce": nonce}, lambda nonce: {"exchange": bytes(32), "nonce": nonce}],
+        ids=["versions", "exchange"],
+    )
+    def test_the_same_process_does_not_change(self, other: Callable[[bytes], dict[str, Any]]) -> None:
+        nonce = bytes(range(16))
+        a = introduction(0, exchange=bytes(31) + b"\x01")
+        meet(a, introduction(1, nonce=nonce, exchange=bytes(31) + b"\x02"))
+        changed = introduction(1, **{"exchange": bytes(31) + b"\x02", **other(nonce)})
+        with pytest.raises(RemoteProtocolError, match="greets unlike before"):
+            meet(a, changed)

@@ -1,0 +1,77 @@
+"""What is kept until it is acknowledged."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
+from whale_nebula.wire.replay import Acknowledged, Packet, Replay
+
+
+def packet(number: int, size: int = 10) -> Packet:
+    return bytes([number]), np.full(size, number, np.uint8)
+
+
+def filled(count: int, budget: int = 1000) -> Replay:
+    replay = Replay(budget)
+    for number in range(1, count + 1):
+        replay.keep(packet(number))
+    return replay
+
+
+def numbers(packets: list[Packet]) -> list[int]:
+    return [head[0] for head, _ in packets]
+
+
+def test_what_was_sent_is_kept_from_the_first_unacknowledged_on() -> None:
+    replay = filled(5)
+    assert (replay.oldest, replay.next, replay.bytes, replay.room) == (1, 6, 55, 945)
+    assert replay.acknowledge(3) == Acknowledged(frames=2, bytes=22)
+    assert (replay.oldest, replay.next, replay.bytes) == (3, 6, 33)
+    assert numbers(replay.since(4)) == [4, 5]
+    assert numbers(replay.since(6)) == []
+
+
+def test_the_very_bytes_are_kept_without_a_copy() -> None:
+    replay = Replay(100)
+    head, chunk = packet(1)
+    replay.keep((head, chunk))
+    ((again, same),) = replay.since(1)
+    assert again is head and same is chunk
+
+
+def test_an_old_acknowledgement_says_nothing_new() -> None:
+    replay = filled(3)
+    replay.acknowledge(3)
+    assert replay.acknowledge(1) == replay.acknowledge(3) == Acknowledged(0, 0)
+
+
+def test_what_was_never_sent_is_not_acknowledged() -> None:
+    replay = filled(3)
+    with pytest.raises(RemoteProtocolError, match="frame 5 is asked for, and only 3 were sent"):
+        replay.acknowledge(5)
+    assert replay.bytes == 33
+
+
+@pytest.mark.parametrize("number", [2, 5])
+def test_what_is_not_kept_cannot_be_sent_again(number: int) -> None:
+    replay = filled(3)
+    replay.acknowledge(3)
+    with pytest.raises(LocalProtocolError, match="is not kept"):
+        replay.since(number)
+
+
+@given(st.lists(st.integers(0, 40) | st.none(), max_size=60))
+def test_bytes_and_numbers_always_fit(moves: list[int | None]) -> None:
+    """None sends a frame, a number acknowledges so many of those that are out."""
+    replay = Replay(100)
+    for move in moves:
+        if move is None:
+            replay.keep(packet(replay.next % 256, size=replay.next % 7))
+        else:
+            replay.acknowledge(min(replay.oldest + move, replay.next))
+        kept = replay.since(replay.oldest)
+        assert replay.bytes == sum(len(head) + chunk.size for head, chunk in kept)
+        assert numbers(kept) == [n % 256 for n in range(replay.oldest, replay.next)]
+        assert replay.room == 100 - replay.bytes

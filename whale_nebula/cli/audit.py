@@ -1,0 +1,109 @@
+"""`whale-nebula audit verify`: is an audit log as it was written? Needs no TensorFlow."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from whale_nebula.cli import exits
+from whale_nebula.cli.telling import tell
+from whale_nebula.cli.words import Parser
+from whale_nebula.errors import AuditError, NebulaError
+from whale_nebula.security import files, reading
+from whale_nebula.security.heads import Head, read_heads
+from whale_nebula.security.trust import Trust
+from whale_nebula.security.verdict import Verdict, verify
+
+_DESCRIPTION = """\
+Verify an audit log: follow its chain from the first record, with the files before it if it has several. With --heads,
+the file of a peer that keeps the log's signed heads, an end that was cut off and a log that was written anew are
+found, too; with --ca, heads count only if a certificate of this authority signed them."""
+
+_EPILOG = """\
+examples:
+  whale-nebula audit verify audit.jsonl
+  whale-nebula audit verify gpu/audit.jsonl --heads npu/heads.jsonl --ca certs/ca.pem
+  whale-nebula audit verify audit.jsonl --json
+
+exit status:
+  0   the log is as it was written
+  1   it is not: the first record that is wrong or missing is named
+  2   the command line is wrong
+  65  the heads or the authority's certificate do not read
+  66  there is no such file"""
+
+COMMANDS = ("verify",)
+
+
+def parser() -> Parser:
+    """The options of the command."""
+    made = Parser(prog="whale-nebula audit", description=_DESCRIPTION, epilog=_EPILOG)
+    made.usage = "whale-nebula audit verify FILE [--heads FILE] [--ca FILE] [--json]"
+    made.option("--heads", "heads of this log that a peer has kept", "FILE")
+    made.option("--ca", "the authority's certificate", "FILE")
+    made.option("--json", "print one JSON object")
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; gives the exit status."""
+    made = parser()
+    made.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    given = made.read(argv)
+    if given.words[:1] != ["verify"] or len(given.words) != 2:
+        made.refuse("whale-nebula audit verify FILE")
+    path = given.words[1]
+    for each in (path, given.heads, given.ca):
+        if each is not None and not os.path.isfile(each):
+            tell(AuditError(f"there is no file {each!r}", mend="whale-nebula audit verify FILE"), as_json=given.json)
+            return exits.NO_FILE
+    try:
+        verdict = verify(path, _heads(given.heads), _trust(given.ca))
+    except NebulaError as error:
+        tell(error, as_json=given.json)
+        return exits.NO_DATA
+    print(json.dumps({"ok": verdict.ok, **asdict(verdict)}, indent=1) if given.json else _text(verdict, given))
+    return exits.DONE if verdict.ok else exits.FAILED
+
+
+def _heads(path: str | None) -> list[Head]:
+    if path is None:
+        return []
+    found = list(read_heads(path))
+    if not found:
+        raise AuditError("there is no head in this file", where=path, mend="--heads takes what a peer has kept")
+    return found
+
+
+def _trust(path: str | None) -> Trust | None:
+    return None if path is None else Trust(reading.certificates(files.read(path, "the authority's certificate"), path))
+
+
+def _text(verdict: Verdict, given: argparse.Namespace) -> str:
+    name = Path(verdict.path).name
+    if not verdict.ok:
+        return f"{name}: record {verdict.bad} is the first that is wrong\n  why: {verdict.why}"
+    lines = [
+        f"{name}: {verdict.records} records, each as it was written",
+        f"  log of {verdict.site}, run {verdict.run}",
+    ]
+    lines += [f"  {len(verdict.files)} files: {', '.join(verdict.files)}"] * (len(verdict.files) > 1)
+    lines += [f"  {verdict.torn} times a crash tore a line; the writer said so when it went on"] * bool(verdict.torn)
+    lines.append(_signed(verdict, given))
+    if verdict.kept is not None:
+        lines.append(f"  the peer's heads agree up to record {verdict.kept}")
+    if not verdict.closed:
+        cut = "" if given.heads else "; whether an end was cut off, only a peer's heads can tell: --heads FILE"
+        lines.append(f"  the log was not closed: it is open, or its process crashed{cut}")
+    return "\n".join(lines)
+
+
+def _signed(verdict: Verdict, given: argparse.Namespace) -> str:
+    if verdict.signed is None:
+        return "  no head in it is signed: whoever could write the file could write it anew"
+    by = "by a certificate of this authority" if given.ca else "by the certificate it names itself; check with --ca"
+    return f"  {verdict.heads} heads in it, the last of record {verdict.signed}, signed {by}"

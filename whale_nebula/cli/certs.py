@@ -1,0 +1,293 @@
+"""`whale-nebula certs`: make a run's authority; issue, show, renew and revoke certificates. Needs no TensorFlow."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from whale_nebula.cli import certs_shown, exits
+from whale_nebula.cli.telling import remark, tell
+from whale_nebula.cli.words import Parser
+from whale_nebula.config import Config, load
+from whale_nebula.errors import ConfigError, CredentialsError, NebulaError
+from whale_nebula.security import GATEWAY, WORKER, Identity, authority, issue
+from whale_nebula.security.authority import AUTHORITY_DAYS, Authority
+from whale_nebula.security.identity import ROLES
+from whale_nebula.security.issue import DAYS, Issued
+from whale_nebula.suggest import did_you_mean
+
+_DESCRIPTION = """\
+Certificates say who a process is. One host has the run's authority: a folder with its key, made once by "init".
+There all certificates are issued, and copied to the hosts of their owners: "issue" prints which files go where."""
+
+_EPILOG = """\
+commands:
+  init     make the authority of a run
+  issue    a new key and certificate for a worker, a gateway or an operator
+  show     who has a certificate, until when, and in which state
+  renew    a new certificate for the key that is there: only its .pem must be copied again, while the run goes on
+  revoke   put a certificate on the deny list
+
+examples:
+  whale-nebula certs init --config clusters.yaml
+  whale-nebula certs issue --all --config clusters.yaml
+  whale-nebula certs issue --cluster gpu --count 2
+  whale-nebula certs issue --cluster gpu --role gateway --days 30
+  whale-nebula certs show
+  whale-nebula certs renew --cluster gpu
+  whale-nebula certs renew --ca
+  whale-nebula certs revoke --cluster npu --index 1 --why "the host was sold"
+
+whale-nebula certs COMMAND --help says more of each.
+
+exit status:
+  0   done
+  1   refused: nothing was changed, and the message says why
+  2   the command line is wrong
+  78  the config is wrong"""
+
+_TEXT = {
+    "init": "Make the authority of a run: a folder that only you can enter, with the key that signs all certificates.",
+    "issue": "Make a new key and a certificate for each of these. Nobody who has a good certificate gets another key.",
+    "show": "Show the authority and every certificate that was issued here, or copied here.",
+    "renew": "Make new certificates for the keys that are there: of all, or of those that are named. The old ones stay "
+    "good until their dates, and running processes take up new ones by themselves.",
+    "revoke": "Put certificates on the deny list, revoked.json; every process reads it again when it changes. Copy it "
+    "to every host.",
+}
+_OPTIONS: dict[str, tuple[str | None, str]] = {
+    "--run": ("NAME", "the run's name, if the config names none"),
+    "--config": ("FILE", "clusters.yaml: the run's name, and which clusters there are"),
+    "--cluster": ("NAME", "whose certificates"),
+    "--role": ("ROLE", f"{', '.join(ROLES)}; worker if it is not given"),
+    "--index": ("N", "the number of the worker in its cluster; 0 if it is not given"),
+    "--count": ("N", "workers 0 to N-1"),
+    "--all": (None, "every worker of the config, and every gateway that it names"),
+    "--ca": (None, "the authority's own certificate: new dates for the same key"),
+    "--serial": ("HEX", "one certificate, by the first digits of its serial number"),
+    "--why": ("TEXT", "what to remember about it"),
+    "--days": ("DAYS", f"how long it is good: {DAYS:g} if it is not given, {AUTHORITY_DAYS:g} for the authority"),
+    "--folder": ("FOLDER", 'where the authority is; "certs" if it is not given'),
+    "--json": (None, "print one JSON object"),
+}
+_WHO = ("--cluster", "--role", "--index", "--count")
+_TAKES = {
+    "init": ("--run", "--config", "--days", "--folder", "--json"),
+    "issue": (*_WHO, "--all", "--config", "--days", "--folder", "--json"),
+    "show": ("--folder", "--json"),
+    "renew": (*_WHO, "--ca", "--days", "--folder", "--json"),
+    "revoke": (*_WHO, "--serial", "--why", "--folder", "--json"),
+}
+
+
+def parser(command: str = "") -> Parser:
+    """The options of `certs`, or of one of its commands."""
+    if not command:
+        made = Parser(prog="whale-nebula certs", description=_DESCRIPTION, epilog=_EPILOG)
+        made.usage = "whale-nebula certs init|issue|show|renew|revoke [options]"
+        return made
+    made = Parser(prog=f"whale-nebula certs {command}", description=_TEXT[command])
+    for name in _TAKES[command]:
+        value, text = _OPTIONS[name]
+        made.option(name, text, value)
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; gives the exit status."""
+    command = argv[0] if argv else ""
+    if command not in _COMMANDS:
+        made = parser()
+        made.read([word for word in argv if word.startswith("-")])
+        made.refuse(
+            f"there is no command {command!r}: {did_you_mean(command, _COMMANDS)}"
+            if command
+            else f"which of {', '.join(_COMMANDS)}?"
+        )
+    made = parser(command)
+    given = made.read(argv[1:])
+    try:
+        return _COMMANDS[command](given, made)
+    except NebulaError as error:
+        tell(error, as_json=given.json)
+        return exits.CONFIG if isinstance(error, ConfigError) else exits.FAILED
+
+
+# ---------------------------------------------------------------------- the commands
+def _init(given: argparse.Namespace, made: Parser) -> int:
+    config = _config(given)
+    run = given.run or config.run
+    if not run:
+        made.refuse('which run? --run mt, or --config clusters.yaml with "run: mt" in it')
+    if given.run and config.run not in (None, given.run):
+        made.refuse(f"the config's run is {config.run!r}: leave --run out")
+    new = Authority.fresh(run, authority.clusters_of(config), _days(given, made, AUTHORITY_DAYS))
+    authority.create(_folder(given), new)
+    if given.json:
+        print(json.dumps(certs_shown.authority_document(_folder(given)), indent=1))
+    else:
+        print(certs_shown.made(new, _folder(given)))
+    return exits.DONE
+
+
+def _issue(given: argparse.Namespace, made: Parser) -> int:
+    folder, config = _folder(given), _config(given)
+    days, wanted = _days(given, made, DAYS), _wanted(given, made)
+    if given.all and (wanted or given.config is None):
+        made.refuse("--all takes its workers from --config clusters.yaml, and from nothing else")
+    if not given.all and not wanted:
+        made.refuse("whose? --cluster gpu, or --all --config clusters.yaml")
+    signs = _with_config(authority.load(folder), config, folder)
+    who = authority.everyone(signs.run, config) if given.all else [Identity(signs.run, *each) for each in wanted]
+    _print_issued(issue.issue(folder, signs, who, days), given, "issued", certs_shown.where_they_go)
+    return exits.DONE
+
+
+def _show(given: argparse.Namespace, made: Parser) -> int:
+    folder = _folder(given)
+    if given.json:
+        print(json.dumps(certs_shown.document(folder), indent=1))
+    else:
+        certs_shown.show(folder)
+    return exits.DONE
+
+
+def _renew(given: argparse.Namespace, made: Parser) -> int:
+    folder, wanted = _folder(given), _wanted(given, made)
+    if given.ca:
+        if wanted:
+            made.refuse("--ca renews the authority's certificate, and no other")
+        new = issue.renew_authority(folder, _days(given, made, AUTHORITY_DAYS))
+        text = (
+            json.dumps(certs_shown.authority_document(folder), indent=1)
+            if given.json
+            else certs_shown.made(new, folder)
+        )
+        print(text)
+        return exits.DONE
+    signs = authority.load(folder)
+    who = [Identity(signs.run, *each) for each in wanted] or certs_shown.renewable(folder)
+    if not who:
+        raise CredentialsError("there is nothing to renew", where=str(folder), mend="whale-nebula certs issue")
+    _print_issued(issue.renew(folder, signs, who, _days(given, made, DAYS)), given, "renewed", certs_shown.only_pem)
+    return exits.DONE
+
+
+def _revoke(given: argparse.Namespace, made: Parser) -> int:
+    folder, wanted = _folder(given), _wanted(given, made)
+    if bool(wanted) == bool(given.serial):
+        made.refuse("which? --cluster gpu --index 0, or --serial with its first digits")
+    signs = authority.load(folder)
+    serials = (
+        _by_serial(folder, given.serial) if given.serial else _of(folder, [Identity(signs.run, *w) for w in wanted])
+    )
+    new = issue.revoke(folder, signs, serials, given.why or "")
+    if given.json:
+        print(json.dumps({"revoked": [each._asdict() for each in new]}, indent=1))
+    else:
+        print(certs_shown.revoked(new, folder))
+    return exits.DONE
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace, Parser], int]] = {
+    "init": _init,
+    "issue": _issue,
+    "show": _show,
+    "renew": _renew,
+    "revoke": _revoke,
+}
+
+
+# ---------------------------------------------------------------------- what the options mean
+def _folder(given: argparse.Namespace) -> Path:
+    return Path(given.folder or "certs")
+
+
+def _config(given: argparse.Namespace) -> Config:
+    return load(given.config) if given.config is not None else Config()
+
+
+def _days(given: argparse.Namespace, made: Parser, usual: float) -> float:
+    try:
+        return usual if given.days is None else float(given.days)
+    except ValueError:
+        made.refuse(f"--days takes a number, and {given.days!r} is none")
+
+
+def _wanted(given: argparse.Namespace, made: Parser) -> list[tuple[str, str, int]]:
+    """Cluster, role and number of those that the options name; none where they name nobody."""
+    if given.cluster is None:
+        if given.role or given.index or given.count:
+            made.refuse("of which cluster? --cluster gpu")
+        return []
+    role = given.role or WORKER
+    if role not in ROLES:
+        made.refuse(f"there is no role {role!r}: {did_you_mean(role, ROLES)}")
+    if given.index is not None and given.count is not None:
+        made.refuse("--index is one, --count is several: choose one of them")
+    count = _number(given.count, made, "--count")
+    index = _number(given.index, made, "--index")
+    if role == GATEWAY and (count or index):
+        made.refuse("a cluster has one gateway: leave --index and --count out")
+    if count == 0:
+        made.refuse("--count takes a number from 1 up")
+    return [(given.cluster, role, number) for number in (range(count) if count else [index or 0])]
+
+
+def _number(text: str | None, made: Parser, name: str) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or not text.isascii() or int(text) > 99999:
+        made.refuse(f"{name} takes a whole number, and {text!r} is none")
+    return int(text)
+
+
+def _with_config(signs: Authority, config: Config, folder: Path) -> Authority:
+    """The authority with the clusters of the config that is given now, if one is."""
+    if config.run not in (None, signs.run):
+        raise CredentialsError(
+            f"the config is of run {config.run!r}, and the authority of {signs.run!r}",
+            where=str(folder),
+            mend=f"whale-nebula certs init --folder certs-{config.run}, or the right --config",
+        )
+    clusters = authority.clusters_of(config)
+    if not clusters or clusters == signs.clusters:
+        return signs
+    changed = replace(signs, clusters=clusters)
+    authority.save_clusters(folder, changed)
+    return changed
+
+
+def _of(folder: Path, who: Sequence[Identity]) -> list[str]:
+    """The serial numbers of all that somebody ever had: an old certificate serves a thief as well."""
+    found = [peer.serial for peer in issue.issued(folder) if peer.identity in who]
+    if not found:
+        said = ", ".join(each.worker for each in who)
+        raise CredentialsError(f"{said} has no certificate here", where=str(folder), mend="whale-nebula certs show")
+    return found
+
+
+def _by_serial(folder: Path, start: str) -> list[str]:
+    found = [peer.serial for peer in issue.issued(folder) if peer.serial.startswith(start.lower())]
+    if len(found) != 1:
+        said = f"{len(found)} certificates begin with" if found else "no certificate has"
+        raise CredentialsError(f"{said} the serial {start!r}", where=str(folder), mend="whale-nebula certs show")
+    return found
+
+
+def _print_issued(
+    made: Sequence[Issued], given: argparse.Namespace, verb: str, then: Callable[[Sequence[Issued]], str]
+) -> None:
+    if given.json:
+        said: dict[str, Any] = {verb: [certs_shown.issued_document(each) for each in made]}
+        print(json.dumps(said, indent=1))
+        return
+    for each in made:
+        print(certs_shown.line(each, verb))
+    if any(each.clipped for each in made):
+        remark("they end with the authority, before the days that were asked for: whale-nebula certs renew --ca")
+    print(then(made))

@@ -1,0 +1,213 @@
+"""What `whale-nebula certs` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+
+from whale_nebula.security import Identity, Peer, authority, denied, files, issue, making, reading
+from whale_nebula.security.authority import Authority
+from whale_nebula.security.denied import Revocation
+from whale_nebula.security.issue import Issued
+
+STATES = {
+    "good": "green",
+    "ends soon": "yellow",
+    "not yet valid": "yellow",
+    "expired": "red",
+    "revoked": "red",
+    "replaced": "dim",
+}
+_SERIAL = 16
+
+
+def moment(at: datetime) -> str:
+    """A date as people read it."""
+    return f"{at:%Y-%m-%d %H:%M} UTC"
+
+
+def left(until: datetime, at: datetime) -> str:
+    """How long something is good from now.
+
+    >>> now = datetime(2026, 1, 1)
+    >>> left(datetime(2026, 1, 7, 12), now), left(datetime(2026, 1, 1, 5), now), left(datetime(2025, 1, 1), now)
+    ('6 days', '5 hours', 'over')
+    """
+    rest = until - at
+    if rest <= timedelta():
+        return "over"
+    hours = int(rest.total_seconds() // 3600)
+    count, word = (hours // 24, "day") if hours >= 48 else (hours, "hour")
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
+def state(begin: datetime, end: datetime, at: datetime) -> str:
+    """What the dates say: the last quarter of its life is "ends soon"."""
+    if at < begin:
+        return "not yet valid"
+    if at > end:
+        return "expired"
+    return "ends soon" if end - at < (end - begin) / 4 else "good"
+
+
+# ---------------------------------------------------------------------- show
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """Every certificate of a folder as the fields of its row."""
+    revoked = denied.load(folder / files.REVOKED)
+    found = issue.issued(folder)
+    current = {_current(folder, identity) for identity in {peer.identity for peer in found}}
+    at = making.now()
+    return [_row(peer, at, peer.serial in current, revoked.get(peer.serial)) for peer in found]
+
+
+def _row(peer: Peer, at: datetime, current: bool, revoked: Revocation | None) -> dict[str, Any]:
+    said = state(peer.not_before, peer.not_after, at)
+    if not current and said != "expired":
+        said = "replaced"
+    return {
+        "who": peer.identity.worker,
+        "uri": peer.identity.uri,
+        "serial": peer.serial,
+        "not_after": peer.not_after.isoformat(),
+        "left": left(peer.not_after, at),
+        "state": "revoked" if revoked else said,
+        "why": revoked.why if revoked else "",
+    }
+
+
+def _current(folder: Path, identity: Identity) -> str | None:
+    """The serial number in the file that a process would use."""
+    path = files.Files.under(folder, identity).cert
+    if not path.exists():
+        return None
+    return reading.serial(reading.certificate(files.read(path, "a certificate"), str(path)))
+
+
+def renewable(folder: Path) -> list[Identity]:
+    """Who has a certificate in use, not revoked."""
+    revoked = denied.load(folder / files.REVOKED)
+    found = {peer.identity: peer for peer in issue.issued(folder)}
+    used = {identity: _current(folder, identity) for identity in found}
+    return sorted(identity for identity, serial in used.items() if serial is not None and serial not in revoked)
+
+
+def document(folder: Path) -> dict[str, Any]:
+    """The whole of `show`, for other programs."""
+    return {**authority_document(folder), "certificates": rows(folder)}
+
+
+def authority_document(folder: Path) -> dict[str, Any]:
+    """The authority, for other programs."""
+    found = authority.load_certificate(folder)
+    at = making.now()
+    return {
+        "run": reading.authority_run(found),
+        "folder": str(folder),
+        "authority": {
+            "ca": str(folder / authority.CA),
+            "serial": reading.serial(found),
+            "not_after": found.not_valid_after_utc.isoformat(),
+            "state": state(found.not_valid_before_utc, found.not_valid_after_utc, at),
+            "can_issue": (folder / authority.KEY).exists(),
+        },
+    }
+
+
+def show(folder: Path) -> None:
+    """Print the table; colours on a terminal only."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    certificate = authority.load_certificate(folder)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=120)
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    for column in ("who", "serial", "not after", "left", "state"):
+        table.add_column(column, no_wrap=column != "state")
+    found = rows(folder)
+    for row in found:
+        until = moment(datetime.fromisoformat(row["not_after"]))
+        said = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
+        table.add_row(row["who"], row["serial"][:_SERIAL], until, row["left"], Text(said, style=STATES[row["state"]]))
+    console.print(Text(_authority_line(certificate, folder)))
+    console.print()
+    console.print(table if found else Text("no certificate was issued yet: whale-nebula certs issue --cluster gpu"))
+
+
+def _authority_line(certificate: x509.Certificate, folder: Path) -> str:
+    at, end = making.now(), certificate.not_valid_after_utc
+    said = state(certificate.not_valid_before_utc, end, at)
+    where = "" if (folder / authority.KEY).exists() else "; its key is on another host"
+    return (
+        f"run {reading.authority_run(certificate)}: authority good until {moment(end)} ({left(end, at)}, {said}){where}"
+    )
+
+
+# ---------------------------------------------------------------------- what was done
+def made(new: Authority, folder: Path) -> str:
+    """After init, and after the authority was renewed."""
+    return "\n".join(
+        [
+            f"{folder / authority.CA}   the authority of run {new.run}, good until "
+            f"{moment(new.certificate.not_valid_after_utc)}: every host gets a copy",
+            f"{folder / authority.KEY}   its key: it stays on this host",
+        ]
+    )
+
+
+def line(each: Issued, verb: str) -> str:
+    """One certificate that was made."""
+    peer = each.peer
+    return f"{verb} {peer.identity.worker}   serial {peer.serial[:_SERIAL]}   good until {moment(peer.not_after)}"
+
+
+def where_they_go(made: Sequence[Issued]) -> str:
+    """Which files go to which host."""
+    lines = [""]
+    for each in made:
+        lines += [
+            f"to the host of {each.peer.identity.worker}, if it is another one:",
+            *(f"  {path}" for path in each.files[:3]),
+            f"  {each.files.revoked}   and again after each revocation",
+        ]
+    folder = made[0].files.ca.parent
+    return "\n".join(
+        [
+            *lines,
+            f"There they are found in {folder.name!r} beside clusters.yaml; or name them in it:",
+            f'  security: {{ca: {folder}/ca.pem, cert: "{folder}/{{cluster}}-{{role}}-{{index}}.pem", '
+            f'key: "{folder}/{{cluster}}-{{role}}-{{index}}.key"}}',
+        ]
+    )
+
+
+def only_pem(made: Sequence[Issued]) -> str:
+    """What must be copied after a renewal."""
+    lines = [f"  {each.files.cert}   to the host of {each.peer.identity.worker}" for each in made]
+    return "\n".join(["", "the keys are the same; copy these, if they are for another host:", *lines])
+
+
+def revoked(new: Sequence[Revocation], folder: Path) -> str:
+    """After a revocation."""
+    if not new:
+        return "nothing changed: it was revoked already"
+    lines = [f"revoked {Identity.parse(each.who).worker}   serial {each.serial[:_SERIAL]}" for each in new]
+    return "\n".join([*lines, "", f"copy to every host: {folder / files.REVOKED}"])
+
+
+def issued_document(each: Issued) -> dict[str, Any]:
+    """One certificate that was made, for other programs."""
+    return {
+        "who": each.peer.identity.worker,
+        "uri": each.peer.identity.uri,
+        "serial": each.peer.serial,
+        "not_after": each.peer.not_after.isoformat(),
+        "files": {part: str(path) for part, path in each.files._asdict().items()},
+        "clipped": each.clipped,
+    }

@@ -1,0 +1,219 @@
+"""The running workers of a run on this machine: how they are watched, asked to leave, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+from whale_nebula.errors import DeadlineError, RemoteFailureError
+from whale_nebula.launch import group
+from whale_nebula.launch.leaving import EXIT_LEFT
+from whale_nebula.launch.pulse import SILENCE_SECONDS, Ward
+
+GRACE_SECONDS = 5.0
+_TERM_SECONDS = 1.0
+_KILLED_SECONDS = 10.0
+
+
+class Reader(Protocol):
+    """Reads what a process writes."""
+
+    def close(self) -> tuple[str, str]:
+        """The process has ended: what is kept of its output and of its errors."""
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one worker ended: its exit code (negative: the signal that ended it) and what it wrote."""
+
+    worker: str
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a job ended. `culprit` is the worker that failed first, `late` says that the deadline passed.
+
+    `frozen` are those that were killed because their hearts stood still.
+    """
+
+    outcomes: Mapping[str, Outcome]
+    culprit: str | None
+    late: bool
+    frozen: frozenset[str] = frozenset()
+
+    @property
+    def codes(self) -> dict[str, int]:
+        """Exit codes by worker."""
+        return {name: outcome.code for name, outcome in self.outcomes.items()}
+
+    def check(self) -> Result:
+        """Give this result if every worker ended well; otherwise raise the error that says which did not."""
+        if self.culprit is not None:
+            outcome = self.outcomes[self.culprit]
+            raise RemoteFailureError(
+                f"worker '{outcome.worker}' ended with exit code {outcome.code}",
+                why=outcome.err[-2000:] or None,
+            )
+        if self.late:
+            raise DeadlineError("the workers did not end in time", where=", ".join(self.outcomes))
+        return self
+
+
+class Job:
+    """The running workers. As a context manager it leaves none behind.
+
+    `leash` is the launcher's end of the pipe by which workers see that it lives; each of the `readers` reads what one
+    of them writes; `pulses` are the pipes into which their hearts beat: one that is frozen is told to `notice`, and
+    killed.
+    """
+
+    def __init__(
+        self,
+        processes: Mapping[str, subprocess.Popen[bytes]],
+        leash: int,
+        readers: Mapping[str, Reader],
+        *,
+        pulses: Mapping[str, int] | None = None,
+        silence: float = SILENCE_SECONDS,
+        notice: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._processes = dict(processes)
+        self._leash: int | None = leash
+        self._readers = dict(readers)
+        self._ended: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._frozen: set[str] = set()
+        self._limit = float("inf")
+        self._notice = notice
+        self._silence = silence
+        self._ward = Ward(pulses or {}, self.pids, self._kill_frozen, silence)
+        for name, process in processes.items():
+            threading.Thread(
+                target=self._watch, args=(name, process), name=f"nebula-watch-{name}", daemon=True
+            ).start()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by worker."""
+        return {name: process.pid for name, process in self._processes.items()}
+
+    def signal(self, worker: str, number: int) -> None:
+        """Send a signal to one worker (and not to what it started)."""
+        self._processes[worker].send_signal(number)
+
+    def ask(self, number: int, seconds: float) -> None:
+        """Ask every worker to leave by a signal, and give them so long for it. A signal handler may call it."""
+        self._limit = min(self._limit, time.monotonic() + seconds)
+        for worker in self._processes:
+            self.signal(worker, number)
+        self._ended.put("")
+
+    def kill_now(self) -> None:
+        """Kill all, and wait for nothing. A signal handler may call it."""
+        self._signal(self._processes.values(), signal.SIGKILL)
+
+    def _kill_frozen(self, worker: str) -> None:
+        """End a worker whose heart stands still; no gentler signal would reach it."""
+        if self._processes[worker].poll() is None:
+            self._notice(f"worker {worker} is frozen (no heartbeat for {self._silence:g} s): it is killed")
+            self._frozen.add(worker)
+            self._signal([self._processes[worker]], signal.SIGKILL)
+
+    def wait(self, deadline: float, *, grace: float = GRACE_SECONDS, patience: float | None = None) -> Result:
+        """Wait until all workers have ended, at most `deadline` seconds; then whoever still runs is killed.
+
+        When one fails, the others have `grace` seconds to notice, to report and to end by themselves; when one leaves,
+        they have `patience` seconds to leave with it.
+        """
+        self._limit = min(self._limit, time.monotonic() + deadline)
+        order: list[str] = []
+        while len(order) < len(self._processes):
+            name = self._next()
+            if name is None:
+                break
+            if name:
+                order.append(name)
+                seconds = {0: None, EXIT_LEFT: patience or grace}.get(self._code(name), grace)
+                if seconds is not None:
+                    self._limit = min(self._limit, time.monotonic() + seconds)
+        culprit = self._culprit(order)
+        late = culprit is None and len(order) < len(self._processes)
+        self.kill(gently=not late)
+        outcomes = {name: self._outcome(name) for name in self._processes}
+        return Result(outcomes, culprit, late, frozenset(self._frozen))
+
+    def _next(self) -> str | None:
+        """The next worker that has ended; an empty text where the limit has changed, None where it has passed."""
+        left = self._limit - time.monotonic()
+        try:
+            return self._ended.get(timeout=max(0.0, min(left, 3600.0)))
+        except queue.Empty:
+            return "" if left > 3600.0 else None
+
+    def _culprit(self, order: Iterable[str]) -> str | None:
+        """Who failed first; who only left is the culprit where nobody failed."""
+        bad = [name for name in order if self._code(name) != 0]
+        failed = [name for name in bad if self._code(name) != EXIT_LEFT]
+        return next(iter(failed or bad), None)
+
+    def _code(self, name: str) -> int:
+        code = self._processes[name].returncode
+        return -signal.SIGKILL if code is None else code
+
+    def kill(self, *, gently: bool = False) -> None:
+        """End every worker that still runs, and what it started: with SIGKILL, if `gently` after SIGTERM."""
+        if gently:
+            self._signal(self._processes.values(), signal.SIGTERM)
+            self._await_all(_TERM_SECONDS)
+        self._signal(self._processes.values(), signal.SIGKILL)
+        self._await_all(_KILLED_SECONDS)
+        self._ward.close()
+        if self._leash is not None:
+            os.close(self._leash)
+            self._leash = None
+
+    def _signal(self, processes: Iterable[subprocess.Popen[bytes]], number: int) -> None:
+        for process in processes:
+            if process.poll() is None:
+                group.send(process.pid, number)
+
+    def _await_all(self, seconds: float) -> None:
+        limit = time.monotonic() + seconds
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, limit - time.monotonic()))
+
+    def _watch(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        """What a worker has started ends with it."""
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        if process.returncode is None:
+            group.end(process.pid)
+        process.wait()
+        self._ended.put(name)
+
+    def _outcome(self, name: str) -> Outcome:
+        out, err = self._readers[name].close()
+        return Outcome(name, self._code(name), out, err)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        for reader in self._readers.values():
+            reader.close()

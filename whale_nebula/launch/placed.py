@@ -1,0 +1,126 @@
+"""The workers of this host, started where a placement says, and told where all the others are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from whale_nebula.config import Config
+from whale_nebula.launch.identity import Identity, Peer, SecurityFiles
+from whale_nebula.launch.job import Job
+from whale_nebula.launch.pulse import SILENCE_SECONDS
+from whale_nebula.launch.relay import Relay, Sink
+from whale_nebula.launch.resolve import Placement, cluster_of
+from whale_nebula.launch.starting import abandon, start
+
+RUN = "run"
+"""The name of a run whose config names none."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the workers' output goes, and whether a line of it begins with its worker's name."""
+
+    sinks: Mapping[str, Sink] = field(default_factory=lambda: {"out": Sink(1), "err": Sink(2)})
+    named: frozenset[str] = frozenset()
+
+    def relay(self, worker: str, process: subprocess.Popen[bytes]) -> Relay:
+        """Hand on what a worker writes."""
+        return Relay(worker, process, self.sinks, dict.fromkeys(self.named, f"[{worker}] "))
+
+
+def run_name(config: Config) -> str:
+    """What the run is called, in certificates too."""
+    return config.run or RUN
+
+
+def seed_of(config: Config) -> int:
+    """The seed from which every process starts. Hosts cannot ask each other yet: what all know is the run's name.
+
+    >>> seed_of(Config(seed=7)), seed_of(Config(run="mt")) == seed_of(Config(run="mt"))
+    (7, True)
+    """
+    return zlib.crc32(run_name(config).encode()) if config.seed is None else config.seed
+
+
+def identities(
+    placement: Placement,
+    config: Config,
+    security: Mapping[str, SecurityFiles],
+    *,
+    listen: Mapping[str, str] | None = None,
+    path: str | None = None,
+    gateways: bool = True,
+) -> dict[str, Identity]:
+    """What each worker of this host is told, but for what belongs to its process.
+
+    `security` has the files of each of them, or is empty where the config is insecure; `listen` says where one listens
+    that does not at its address; `path` is the config's.
+    """
+    peers = {worker: Peer(cluster_of(worker), address=each) for worker, each in placement.addresses.items()}
+    return {
+        worker: Identity(
+            worker=worker,
+            cluster=cluster_of(worker),
+            peers={name: peer for name, peer in peers.items() if name != worker},
+            run_id=run_name(config),
+            seed=seed_of(config),
+            leash=0,
+            launcher=0,
+            listen=(listen or placement.addresses)[worker],
+            security=security.get(worker),
+            insecure=config.security.insecure,
+            gateway=_gateway(config, cluster_of(worker)) if gateways else None,
+            patience=config.patience,
+            config=None if path is None else os.path.abspath(path),
+        )
+        for worker in placement.here
+    }
+
+
+def _gateway(config: Config, cluster: str) -> str | None:
+    found = config.clusters.get(cluster)
+    return None if found is None else found.gateway
+
+
+def start_placed(
+    argv: Sequence[str],
+    workers: Mapping[str, Identity],
+    *,
+    output: Output | None = None,
+    notice: Callable[[str], None] = lambda text: None,
+    silence: float = SILENCE_SECONDS,
+) -> Job:
+    """Start one process for each of these workers. `argv` is what follows `python`, as for `spawn`."""
+    output = output or Output()
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    pulses: dict[str, int] = {}
+    leash, hold = os.pipe()
+    try:
+        for worker, identity in workers.items():
+            with _pulse(worker, pulses) as pulse:
+                told = replace(identity, leash=leash, launcher=os.getpid(), pulse=pulse)
+                processes[worker] = start(argv, told)
+        readers = {worker: output.relay(worker, process) for worker, process in processes.items()}
+        return Job(processes, hold, readers, pulses=pulses, silence=silence, notice=notice)
+    except BaseException:
+        for fd in (hold, *pulses.values()):
+            os.close(fd)
+        abandon(processes)
+        raise
+    finally:
+        os.close(leash)
+
+
+@contextlib.contextmanager
+def _pulse(worker: str, pulses: dict[str, int]) -> Iterator[int]:
+    """The worker's end of a new pipe, closed here once the worker has it; our end is kept."""
+    pulses[worker], theirs = os.pipe()
+    try:
+        yield theirs
+    finally:
+        os.close(theirs)

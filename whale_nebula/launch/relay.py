@@ -1,0 +1,85 @@
+"""What workers write, handed on as it comes: byte for byte, a whole line at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Mapping
+from typing import IO
+
+REST_SECONDS = 2.0
+_TAIL = 4096
+_LONGEST_LINE = 1 << 20
+
+
+class Sink:
+    """Where the lines of all workers go: an open file, written to by one of them at a time.
+
+    When its reader has gone away what is written to it is dropped: training goes on, and no worker waits for it.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lock = threading.Lock()
+
+    def write(self, data: bytes) -> None:
+        """Write all of it."""
+        with self._lock, contextlib.suppress(OSError):
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._fd, view) :]
+
+
+class Relay:
+    """Two threads that hand on a process's output and errors until they end. The last of its errors are remembered."""
+
+    def __init__(
+        self, worker: str, process: subprocess.Popen[bytes], sinks: Mapping[str, Sink], prefixes: Mapping[str, str]
+    ) -> None:
+        self._prefixes = prefixes
+        self._tail = b""
+        streams = {"out": process.stdout, "err": process.stderr}
+        self._threads = [
+            threading.Thread(
+                target=self._pump, args=(name, stream, sinks[name]), name=f"nebula-{name}-{worker}", daemon=True
+            )
+            for name, stream in streams.items()
+            if stream is not None
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> tuple[str, str]:
+        """Nothing of the output is kept; of the errors the end. The process has ended; a stream that something it
+        started still holds open is waited for only briefly.
+        """
+        for thread in self._threads:
+            thread.join(REST_SECONDS)
+        return "", self._tail.decode(errors="replace")
+
+    def _pump(self, name: str, stream: IO[bytes], sink: Sink) -> None:
+        prefix, started = self._prefixes.get(name, "").encode(), False
+        with stream:
+            while line := stream.readline(_LONGEST_LINE):
+                if name == "err":
+                    self._tail = (self._tail + line)[-_TAIL:]
+                sink.write(line if started else prefix + line)
+                started = not line.endswith(b"\n")
+            if started and prefix:
+                sink.write(b"\n")  # on a terminal the next line is another worker's
+
+
+def last_word(errors: str) -> str:
+    r"""The line in which a process most likely said why it ended: the last with an error's code, or the last there is.
+
+    >>> last_word("Traceback ...\nwhale_nebula.errors.LinkClosedError: NB-401 worker 'npu/0' is gone\n  mend: look\n")
+    "NB-401 worker 'npu/0' is gone"
+    >>> last_word("Traceback ...\n  File x\nValueError: no\n\n"), last_word("")
+    ('ValueError: no', '')
+    """
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    coded = [found[0] for line in lines if (found := re.search(r"NB-\d{3} .*", line))]
+    return (coded or lines or [""])[-1]

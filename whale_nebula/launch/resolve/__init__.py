@@ -1,0 +1,19 @@
+"""Where are the workers of a run? A config says it, or the platform that started this process."""
+
+from whale_nebula.launch.resolve.chain import CHAIN, Resolved, resolve
+from whale_nebula.launch.resolve.everything import everything
+from whale_nebula.launch.resolve.placement import ANY, PORT, Asked, Declined, Placement, cluster_of, host_of
+
+__all__ = [
+    "ANY",
+    "CHAIN",
+    "PORT",
+    "Asked",
+    "Declined",
+    "Placement",
+    "Resolved",
+    "cluster_of",
+    "everything",
+    "host_of",
+    "resolve",
+]

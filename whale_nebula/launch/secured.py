@@ -1,0 +1,53 @@
+"""The certificates of the workers that are started here: those of the config, or ones that live as long as the run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from whale_nebula.config import Config
+from whale_nebula.launch.identity import SecurityFiles
+from whale_nebula.launch.placed import run_name
+from whale_nebula.security import Credentials, Files, Identity, ephemeral
+
+
+def configured(config: Config, workers: Iterable[str], path: str | None) -> dict[str, SecurityFiles]:
+    """The files that the config names for each worker, or their usual names beside it; none where it is insecure."""
+    if config.security.insecure:
+        return {}
+    base = os.path.dirname(os.path.abspath(path)) if path is not None else os.getcwd()
+    found = {
+        worker: Files.of(config.security, Identity.of_worker(run_name(config), worker), base) for worker in workers
+    }
+    return {worker: _told(files) for worker, files in found.items()}
+
+
+def check(files: Mapping[str, SecurityFiles]) -> None:
+    """Read them all once, so that what is wrong is said before anything is started."""
+    for each in files.values():
+        revoked = None if each.revoked is None else Path(each.revoked)
+        Credentials.of(Files(Path(each.ca), Path(each.cert), Path(each.key), revoked)).check_now()
+
+
+@contextlib.contextmanager
+def for_one_run(config: Config, workers: Iterable[str]) -> Iterator[dict[str, SecurityFiles]]:
+    """An authority that nobody else has, and a certificate of it for each worker: in a folder that only this user
+    can open, and that is gone at the end. Its key is never written.
+    """
+    if config.security.insecure:
+        yield {}
+        return
+    made = ephemeral(run_name(config), workers)
+    try:
+        yield {worker: _told(files) for worker, files in made.items()}
+    finally:
+        for folder in {files.cert.parent for files in made.values()}:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _told(files: Files) -> SecurityFiles:
+    ca, cert, key, revoked = (path and os.path.abspath(path) for path in files)
+    return SecurityFiles(str(ca), str(cert), str(key), None if revoked is None else str(revoked))

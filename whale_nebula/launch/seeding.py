@@ -1,0 +1,98 @@
+"""A worker's seeds are set before its script can draw a number, and nothing is loaded for it that the script does not.
+
+A script may want to say something before TensorFlow is loaded, in the environment most often. So each library is
+seeded in the moment in which the script has loaded it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import random
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+def seed_all(seed: int) -> None:
+    """Do what `keras.utils.set_random_seed` does, now where a library is loaded, and else as soon as it is."""
+    random.seed(seed)
+    when_loaded("numpy", lambda: importlib.import_module("numpy").random.seed(seed))
+    when_loaded("keras", lambda: _seed_keras(seed))
+    when_loaded("tensorflow", lambda: None if "keras" in sys.modules else _load_keras())
+
+
+def _load_keras() -> None:
+    """Who waits for it seeds TensorFlow, too; where Keras loads TensorFlow it is not ready yet, and comes to that."""
+    importlib.import_module("keras")
+
+
+def _seed_keras(seed: int) -> None:
+    """Seed TensorFlow and Keras, and leave NumPy as it is: a script may have seeded it meanwhile."""
+    drawn = importlib.import_module("numpy").random
+    numpy = drawn.get_state()
+    importlib.import_module("keras").utils.set_random_seed(seed)
+    drawn.set_state(numpy)
+
+
+def when_loaded(name: str, do: Callable[[], object]) -> None:
+    """Do something once a module is loaded; at once if it is.
+
+    >>> when_loaded("sys", lambda: print("it is"))
+    it is
+    """
+    if name in sys.modules:
+        do()
+    else:
+        sys.meta_path.insert(0, _Waiting(name, do))
+
+
+class _Waiting(MetaPathFinder):
+    """Waits for one module to be loaded, and then is gone. Many only ask whether there is such a module."""
+
+    def __init__(self, name: str, do: Callable[[], object]) -> None:
+        self._name = name
+        self._do = do
+        self._asking = False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != self._name or self._asking:
+            return None
+        self._asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Telling(spec.loader, self._loaded)
+        return spec
+
+    def _loaded(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._do()
+
+
+class _Telling(Loader):
+    """Loads as the loader behind it does, and then does one thing more."""
+
+    def __init__(self, loader: Any, do: Callable[[], object]) -> None:
+        self._loader = loader
+        self._do = do
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = module.__loader__ = self._loader  # for who asks the module for its files
+        drawn = random.getstate()  # loading draws numbers, and how many is nobody's business
+        self._loader.exec_module(module)
+        self._do()
+        random.setstate(drawn)

@@ -1,0 +1,136 @@
+"""What the plan allows to arrive from another worker: asked for every tensor before anything is allocated for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from whale_nebula.errors import RemoteProtocolError
+from whale_nebula.ir.plan import Cut
+from whale_nebula.ir.spec import Spec
+from whale_nebula.passes.exchange import shared_parts
+from whale_nebula.transport.protocol import Key
+from whale_nebula.wire.decoder import Bound
+
+ANY_SIZE = 2**32 - 1
+"""The bound of an axis that only a step knows; the cap of a whole tensor still holds."""
+_NARROW = {"fp16": "float16", "bf16": "bfloat16"}
+_MICRO_BATCHED = ("forward", "backward")
+
+
+class Slot(NamedTuple):
+    """The part of a key that a plan fixes."""
+
+    kind: str
+    phase: int
+    number: int
+    source: str
+    destination: str
+
+
+class _Anything(Bound):
+    """Bounded by the cap of a tensor alone."""
+
+    def admits(self, dtype: str, dims: tuple[int, ...]) -> bool:
+        return True
+
+
+ANYTHING = _Anything("any", ())
+
+
+class _Table(NamedTuple):
+    bounds: Mapping[Slot, Bound]
+    micro_batches: int
+
+
+class Expected:
+    """Gives the bound of a key, for every program of a run; what no program knows is refused.
+
+    Values of variables (kind "control") are no part of a program: they are bounded by the cap of a tensor alone.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._programs: dict[int, _Table] = {}
+
+    def add(self, program: int, cut: Cut) -> None:
+        """Take in a program, before its first step."""
+        table = _Table(dict(slots(cut)), cut.program.pipeline.micro_batch)
+        with self._lock:
+            self._programs[program] = table
+
+    def __call__(self, key: Key) -> Bound:
+        """What the tensor of this key may be."""
+        if key.kind == "control":
+            return ANYTHING
+        table = self._programs.get(key.program)
+        slot = Slot(key.kind, key.phase, key.slot, key.source, key.destination)
+        if table is None or slot not in table.bounds:
+            raise RemoteProtocolError(f"{key} came, which no plan of this run knows", where=f"program {key.program}")
+        count = table.micro_batches if key.kind in _MICRO_BATCHED else 0
+        if not (0 <= key.micro_batch < count if count else key.micro_batch == -1):
+            raise RemoteProtocolError(f"{key} came, and a step has {count} micro-batches of it")
+        return table.bounds[slot]
+
+
+def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
+    """Everything that crosses between workers in a step, and what it may be."""
+    workers = {stage: worker.name for worker in cut.workers for stage in worker.stages}
+    yield from _boundaries(cut, workers)
+    yield from _gradients(cut, workers)
+    yield from _parts(cut)
+    yield from _scalars(cut)
+
+
+def _boundaries(cut: Cut, workers: Mapping[int, str]) -> Iterator[tuple[Slot, Bound]]:
+    for each in cut.boundaries:
+        bound = _bound(cut.program.graph.spec(each.value), each.codec)
+        for destination in _others(workers[each.source], each.destinations, workers):
+            yield Slot("forward", each.phase, each.slot, workers[each.source], destination), bound
+
+
+def _gradients(cut: Cut, workers: Mapping[int, str]) -> Iterator[tuple[Slot, Bound]]:
+    codecs = {each.value: each.backward_codec for each in cut.boundaries}
+    phases = {request: phase.index for phase in cut.phases for request in phase.requests}
+    flows = [(phases[request.index], flow) for request in cut.program.requests for flow in request.flows]
+    for number, (phase, flow) in enumerate(flows):
+        target = cut.program.labels.get(flow.boundary.op, 0)
+        bound = _bound(cut.program.graph.spec(flow.gradient), codecs.get(flow.boundary, "none"))
+        for destination in _others(workers[flow.stage], (target,), workers):
+            yield Slot("backward", phase, number, workers[flow.stage], destination), bound
+
+
+def _parts(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
+    for phase in cut.phases:
+        specs = {
+            ((number, part.source, part.stage), piece): cut.program.graph.spec(value)
+            for number in phase.requests
+            for part in cut.program.requests[number].parts
+            for piece, value in enumerate(part.values)
+        }
+        for part in shared_parts(cut, phase):
+            bound = _bound(specs[part.key, part.piece])
+            for destination in part.destinations:
+                yield Slot("part", phase.index, part.slot, part.source, destination), bound
+
+
+def _scalars(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
+    crossings = [crossing for phase in cut.phases for crossing in phase.crossings]
+    for number, crossing in enumerate(crossings):
+        bound = _bound(cut.program.graph.spec(crossing.value))
+        for destination in crossing.destinations:
+            yield Slot("scalar", crossing.phase, number, crossing.source, destination), bound
+
+
+def _others(home: str, stages: Sequence[int], workers: Mapping[int, str]) -> list[str]:
+    return [worker for worker in dict.fromkeys(workers[stage] for stage in stages) if worker != home]
+
+
+def _bound(spec: Spec, codec: str = "none") -> Bound:
+    """The bound of a tensor as it is sent."""
+    if spec.shape is None:
+        return ANYTHING
+    real = spec.floating and not spec.dtype.startswith("complex")
+    dtype = _NARROW[codec] if codec in _NARROW and real else spec.dtype
+    return Bound(dtype, tuple(ANY_SIZE if axis is None else axis for axis in spec.shape))

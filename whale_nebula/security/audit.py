@@ -1,0 +1,314 @@
+"""The audit log of a process: what was decided, when and about whom, in a chain that others can check.
+
+Each line holds `seq`, `time` (UTC), `mono_ns`, `site` (whose log it is), `actor`, `action`, `object`, `decision`,
+`reason` and `prev`. The first says for which run, and with which certificates. Nothing is ever removed: a log that
+has become large is given a new file, and the chain goes on in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives import hashes
+
+from whale_nebula.errors import AuditError
+from whale_nebula.security import chain
+from whale_nebula.security.chain import START, Link
+from whale_nebula.security.credentials import Credentials, CurrentCredentials
+from whale_nebula.security.files import sync_folder
+from whale_nebula.security.heads import Head
+from whale_nebula.security.identity import Identity
+
+HEAD_EVERY = 100
+MOST_BYTES = 64 << 20
+_LONGEST = 1000
+_OURS = frozenset({"seq", "prev", "time", "mono_ns", "site", "actor", "action", "object", "decision", "reason"})
+
+Signer = Credentials | CurrentCredentials
+
+
+class AuditLog:
+    """A log that is open for writing: by one process at a time, from any of its threads.
+
+    A record with a decision is on disk when `record` returns. `on_head` is given each signed head, to be sent to a
+    peer that keeps it; it is called outside the lock, by the thread that wrote.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        identity: Identity,
+        signer: Signer | None,
+        *,
+        on_head: Callable[[Head], None] | None = None,
+        head_every: int = HEAD_EVERY,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        self.path = Path(path)
+        self.identity = identity
+        self._signer, self._on_head = signer, on_head
+        self._head_every, self._most_bytes = head_every, most_bytes
+        self._lock = threading.Lock()
+        self._unsigned = 0
+        self._fingerprint = ""
+        self._first = 0
+        self._file, self._size = _open(self.path)
+        try:
+            self._link = self._begin()
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    @property
+    def link(self) -> Link:
+        """How far the log is."""
+        with self._lock:
+            return self._link
+
+    def record(
+        self,
+        action: str,
+        *,
+        actor: Identity | str = "",
+        target: str = "",
+        decision: str = "",
+        reason: str = "",
+        durable: bool | None = None,
+        **more: Any,
+    ) -> int:
+        """Write what happened; gives its number. `decision` is "allow", "deny" or nothing; `more` is plain JSON.
+
+        `target` stands in the line as `object`: what the action was about.
+        """
+        if not _OURS.isdisjoint(more):
+            raise AuditError(f"{sorted(_OURS & set(more))} are fields of every record", mend="choose another name")
+        said = {"actor": str(actor), "object": target, "decision": decision, "reason": reason, **more}
+        with self._lock:
+            if self._size >= self._most_bytes:
+                self._rotate()
+            self._write(action, said)
+            seq = self._link.seq
+            head = self._head() if self._unsigned >= self._head_every else None
+            if durable or (durable is None and decision) or head is not None:
+                self._sync()
+        self._tell(head)
+        return seq
+
+    def head(self) -> Head | None:
+        """Sign how far the log is, now."""
+        with self._lock:
+            head = self._head()
+            self._sync()
+        self._tell(head)
+        return head
+
+    def close(self, reason: str = "") -> None:
+        """Say that the log ends here, and sign it. Closing twice does nothing."""
+        with self._lock:
+            if self._file < 0:
+                return
+            self._write(chain.END, {"reason": reason})
+            head = self._head()
+            self._sync()
+            os.close(self._file)
+            self._file = -1
+        self._tell(head)
+
+    # ------------------------------------------------------------------ inside the lock
+    def _begin(self) -> Link:
+        """Go on where the file ends, or where the file before it does, or from nothing."""
+        data = _whole(self._file, self._size)
+        before = _before(self.path, data)
+        lines, rest = chain.split(data)
+        try:
+            self._link, aside = chain.tail_of(lines, before)
+        except chain.BrokenError as error:
+            raise _broken(self.path, str(error)) from None
+        if self._link == START and lines:
+            raise _broken(self.path, "it does not begin with a record")
+        self._first = before.seq + 1
+        if rest and not aside and _follows(rest, self._link):  # only its newline is missing
+            self._put(b"\n")
+            self._link, rest = Link(self._link.seq + 1, chain.digest(rest)), b""
+        if aside or rest:
+            torn = b"\n".join([*aside, rest] if rest else aside)
+            self._write(chain.RECOVERED, {"torn": chain.digest(torn), **self._about()}, ahead=b"\n" * bool(rest))
+        else:
+            self._write(chain.GENESIS if self._link == START else "start", self._about())
+        self._sync()
+        sync_folder(self.path.parent)
+        return self._link
+
+    def _about(self) -> dict[str, Any]:
+        """The run and the certificates, as their fingerprints."""
+        present = self._present()
+        if present is None:
+            return {"run": self.identity.run, "insecure": True}
+        self._fingerprint = present.peer.fingerprint
+        authorities = [each.fingerprint(hashes.SHA256()).hex() for each in present.trust.authorities]
+        return {"run": self.identity.run, "certificate": self._fingerprint, "authorities": authorities}
+
+    def _present(self) -> Credentials | None:
+        return self._signer() if isinstance(self._signer, CurrentCredentials) else self._signer
+
+    def _write(self, action: str, said: dict[str, Any], *, ahead: bytes = b"") -> None:
+        if self._file < 0:
+            raise AuditError("the audit log is closed", where=str(self.path), mend="open another AuditLog")
+        record = {
+            "time": datetime.now(UTC).isoformat(timespec="microseconds"),
+            "mono_ns": time.monotonic_ns(),
+            "site": self.identity.uri,
+            "action": action,
+            **{key: value[:_LONGEST] if isinstance(value, str) else value for key, value in said.items()},
+        }
+        line, link = _forged(self._link, record)
+        self._put(ahead + line + b"\n")
+        self._link = link
+        self._unsigned += 1
+
+    def _put(self, data: bytes) -> None:
+        """Add a line, whole or not at all: one that half fits on the disk is taken back."""
+        try:
+            if os.write(self._file, data) != len(data):
+                raise OSError(28, "the disk is full")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._size)
+            raise AuditError("the audit log cannot be written", where=str(self.path), why=error.strerror) from None
+        self._size += len(data)
+
+    def _head(self) -> Head | None:
+        present = self._present()
+        if present is None:
+            self._unsigned = 0
+            return None
+        if present.peer.fingerprint != self._fingerprint:
+            self._write("renewed", self._about())
+        head = Head.sign(present, *self._link)
+        self._write(chain.HEAD, {"head": head.as_dict()})
+        self._unsigned = 0
+        return head
+
+    def _sync(self) -> None:
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            raise AuditError("the audit log is not safe on disk", where=str(self.path), why=error.strerror) from None
+
+    def _rotate(self) -> None:
+        """Give the file its own name, and go on in a new one. The lock on the file goes with it."""
+        self._sync()
+        named = piece(self.path, self._first)
+        try:
+            if self.path.exists():  # an attempt before this one may have come so far
+                os.rename(self.path, named)
+        except OSError as error:
+            raise AuditError(f"{named} cannot be made", why=error.strerror) from None
+        old, (self._file, self._size) = self._file, _open(self.path)
+        os.close(old)
+        self._first = self._link.seq + 1
+        self._write("rotated", {"object": named.name})
+        self._sync()
+        sync_folder(self.path.parent)
+
+    def _tell(self, head: Head | None) -> None:
+        if head is not None and self._on_head is not None:
+            self._on_head(head)
+
+
+def _follows(line: bytes, before: Link) -> bool:
+    try:
+        chain.follow(line, before)
+    except chain.BrokenError:
+        return False
+    return True
+
+
+def _forged(before: Link, record: dict[str, Any]) -> tuple[bytes, Link]:
+    try:
+        return chain.forge(before, record)
+    except (TypeError, ValueError) as error:
+        raise AuditError("a record that is no plain JSON", why=str(error), mend="text, whole numbers, lists") from None
+
+
+def _open(path: Path) -> tuple[int, int]:
+    """The file for adding lines, locked, and its size."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise AuditError("the audit log cannot be opened", where=str(path), why=error.strerror) from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        why = "another process writes it"
+        raise AuditError("the audit log is taken", where=str(path), why=why, mend="end the other one") from None
+    return file, os.fstat(file).st_size
+
+
+def _whole(file: int, size: int) -> bytes:
+    with open(os.dup(file), "rb") as reading:
+        reading.seek(0)
+        return reading.read(size)
+
+
+def _broken(path: Path, why: str) -> AuditError:
+    return AuditError(
+        "the audit log was changed since it was written",
+        where=str(path),
+        why=why,
+        mend=f"whale-nebula audit verify {path}; keep it, and move it away: mv {path} {path}.broken",
+    )
+
+
+# ---------------------------------------------------------------------- several files, one chain
+def piece(path: Path, first: int) -> Path:
+    """The name of a file that is full, by the number of its first record.
+
+    >>> piece(Path("audit.jsonl"), 4100).name
+    'audit.000000004100.jsonl'
+    """
+    return path.with_name(f"{path.stem}.{first:012d}{path.suffix}")
+
+
+def pieces(path: Path) -> list[Path]:
+    """All files of a log, in the order of its chain, up to this one."""
+    named = re.fullmatch(r"(.+)\.\d{12}", path.stem)
+    stem = named[1] if named else path.stem
+    full = sorted(path.parent.glob(f"{_literal(stem)}.{'[0-9]' * 12}{_literal(path.suffix)}"))
+    return [each for each in full if not named or each.name <= path.name] + [path] * (named is None)
+
+
+def _literal(text: str) -> str:
+    return re.sub(r"([*?\[])", r"[\1]", text)
+
+
+def _before(path: Path, data: bytes) -> Link:
+    """Where the chain was before this file began: at its start, or at the end of the file before."""
+    older = pieces(path)[:-1]
+    if not older:
+        return START
+    first = chain.parse(data.split(b"\n", 1)[0])
+    if first is not None and isinstance(first.get("seq"), int):
+        return Link(first["seq"] - 1, str(first.get("prev")))
+    lines, rest = chain.split(older[-1].read_bytes())
+    begin = chain.parse(lines[0]) if lines else None
+    if begin is None or rest:
+        raise _broken(older[-1], "it does not begin and end with a record")
+    try:
+        link, aside = chain.tail_of(lines, Link(int(begin["seq"]) - 1, str(begin["prev"])))
+    except chain.BrokenError as error:
+        raise _broken(older[-1], str(error)) from None
+    if aside:
+        raise _broken(older[-1], "it does not end with a record")
+    return link

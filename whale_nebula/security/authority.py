@@ -1,0 +1,195 @@
+"""A run's authority: a folder with its certificate and key, on one host, from which all certificates come.
+
+    certs/              0700
+      ca.pem            its certificate: every host gets a copy
+      ca.key            its key, 0600: it stays here
+      authority.json    which clusters there are, if that was said
+      revoked.json      the deny list: every host gets a copy
+      issued/           every certificate that was ever issued, by its serial number
+      gpu-worker-0.pem  a worker's certificate and key: its host gets them
+      gpu-worker-0.key
+
+Nothing else is kept anywhere: the folder is the authority.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from whale_nebula.config.schema import Config
+from whale_nebula.errors import CredentialsError
+from whale_nebula.security import denied, files, making, reading
+from whale_nebula.security.identity import GATEWAY, WORKER, Identity, name
+from whale_nebula.security.trust import check_dates
+from whale_nebula.suggest import did_you_mean
+
+CA, KEY, ABOUT, ISSUED = "ca.pem", "ca.key", "authority.json", "issued"
+FORMAT = "whale_nebula authority 1"
+AUTHORITY_DAYS = 90.0
+MOST_DAYS = 3650.0
+
+Clusters = Mapping[str, int]
+"""How many workers each cluster has."""
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Who signs: its certificate and its key. `clusters` is empty where nobody said which there are."""
+
+    run: str
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+    clusters: Clusters
+
+    @classmethod
+    def fresh(cls, run: str, clusters: Clusters, days: float = AUTHORITY_DAYS, at: datetime | None = None) -> Authority:
+        """A new authority, in memory."""
+        moment = at or making.now()
+        key = making.new_key()
+        for cluster in clusters:
+            name(cluster, "cluster")
+        return cls(run, making.authority_certificate(run, key, moment + span(days), moment), key, dict(clusters))
+
+    def check(self, identity: Identity) -> None:
+        """Whether this is somebody whom the authority may name."""
+        if identity.run != self.run:
+            raise CredentialsError(f"the authority is that of run {self.run!r}, and not of {identity.run!r}")
+        if not self.clusters:
+            return
+        if identity.cluster not in self.clusters:
+            mend = did_you_mean(identity.cluster, self.clusters)
+            raise CredentialsError(f"no cluster is called {identity.cluster!r}", mend=f"{mend} Else: {_ADD}")
+        workers = self.clusters[identity.cluster]
+        if identity.role == WORKER and workers and identity.index >= workers:
+            raise CredentialsError(
+                f"cluster {identity.cluster!r} has no worker {identity.index}",
+                why=f"it has {workers}: {identity.cluster}/0 to {identity.cluster}/{workers - 1}",
+                mend=_ADD,
+            )
+
+
+_ADD = "add it to clusters.yaml, and name the file: --config clusters.yaml"
+
+
+def span(days: float) -> timedelta:
+    """So many days that a certificate is good for.
+
+    >>> span(0.5)
+    datetime.timedelta(seconds=43200)
+    """
+    if not 0 < days <= MOST_DAYS:
+        raise CredentialsError(
+            f"{days:g} days are no life of a certificate", why=f"from above 0 to {MOST_DAYS:g}", mend="--days 7"
+        )
+    return timedelta(seconds=round(days * 86400))
+
+
+def clusters_of(config: Config) -> Clusters:
+    """How many workers each cluster of a config has."""
+    return {cluster.name: len(cluster.workers) for cluster in config.clusters.values()}
+
+
+def everyone(run: str, config: Config) -> list[Identity]:
+    """All that need a certificate in a run: its workers, and the gateways that are named."""
+    found = []
+    for cluster in config.clusters.values():
+        found += [Identity(run, cluster.name, WORKER, index) for index in range(len(cluster.workers))]
+        found += [Identity(run, cluster.name, GATEWAY)] * (cluster.gateway is not None)
+    return found
+
+
+# ---------------------------------------------------------------------- the folder
+def create(folder: Path, authority: Authority) -> None:
+    """Put a new authority into a folder; one that is there already is left alone, with an error."""
+    _prepare(folder)
+    with files.locked(folder):
+        if (folder / CA).exists():
+            raise _exists(folder)
+        # The certificate comes last: a key without one has signed nothing yet, and may be written over.
+        files.write(folder / KEY, making.key_bytes(authority.key), files.SECRET)
+        save_clusters(folder, authority)
+        denied.save(folder / files.REVOKED, authority.run, {})
+        files.write(folder / CA, making.certificate_bytes(authority.certificate), files.PUBLIC, replace=False)
+
+
+def _prepare(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / ISSUED).mkdir(mode=0o700, exist_ok=True)
+        mode = stat.S_IMODE(os.stat(folder).st_mode)
+    except OSError as error:
+        raise CredentialsError(f"{folder} cannot be made", why=error.strerror, mend="--folder certs") from None
+    if mode & 0o077:
+        raise CredentialsError(
+            f"{folder} is open to others",
+            why=f"its mode is {mode:04o}; keys will lie in it",
+            mend=f"chmod 700 {folder}",
+        )
+
+
+def _exists(folder: Path) -> CredentialsError:
+    return CredentialsError(
+        "there is an authority here already",
+        where=str(folder / CA),
+        why="with another one, every certificate that was issued would be worthless",
+        mend="whale-nebula certs renew --ca gives it new dates; --folder other makes a second one",
+    )
+
+
+def save_clusters(folder: Path, authority: Authority) -> None:
+    """Keep which clusters there are."""
+    said = {"format": FORMAT, "run": authority.run, "clusters": dict(authority.clusters)}
+    files.write(folder / ABOUT, f"{json.dumps(said, indent=1)}\n".encode(), files.PUBLIC)
+
+
+def load(folder: Path) -> Authority:
+    """The authority in a folder, with its key: only the host where it was made has that."""
+    certificate = load_certificate(folder)
+    if not (folder / KEY).exists():
+        raise CredentialsError(
+            "this host does not have the authority's key",
+            where=str(folder / KEY),
+            why="certificates are issued where the authority was made, and copied from there",
+            mend="run this command there",
+        )
+    key = reading.private_key(files.read(folder / KEY, "the authority's key", secret=True), str(folder / KEY))
+    if key.public_key() != certificate.public_key():
+        raise CredentialsError(f"{KEY} is not the key of {CA}", where=str(folder))
+    run = reading.authority_run(certificate)
+    if run is None:
+        raise CredentialsError("this is no authority of ours", where=str(folder / CA), mend="whale-nebula certs init")
+    return Authority(run, certificate, key, _clusters(folder))
+
+
+def load_certificate(folder: Path) -> x509.Certificate:
+    """The authority's certificate, which every host has."""
+    if not (folder / CA).exists():
+        raise CredentialsError(
+            "there is no authority here", where=str(folder / CA), mend="whale-nebula certs init, or --folder certs"
+        )
+    return reading.certificate(files.read(folder / CA, "the authority's certificate"), str(folder / CA))
+
+
+def _clusters(folder: Path) -> Clusters:
+    path = folder / ABOUT
+    if not path.exists():
+        return {}
+    try:
+        said = json.loads(files.read(path, "the list of clusters"))
+        return {str(cluster): int(workers) for cluster, workers in said["clusters"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise CredentialsError("this does not read", where=str(path), mend=f"rm {path}, and give --config") from None
+
+
+def check_current(authority: Authority, at: datetime | None = None) -> None:
+    """Whether the authority may still sign."""
+    check_dates(authority.certificate, at or making.now(), "the authority", authority=True)

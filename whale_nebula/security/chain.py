@@ -1,0 +1,137 @@
+"""A log that cannot be changed unseen: lines of canonical JSON, each with the digest of the line before.
+
+A value cannot forge a line: text is ASCII with everything else escaped, newlines too. Pure: bytes in, records out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+Record = dict[str, Any]
+
+GENESIS, RECOVERED, HEAD, END = "genesis", "recovered", "head", "end"
+
+
+class Link(NamedTuple):
+    """Where a chain has come to: the number of its last record and the SHA-256 of that line."""
+
+    seq: int
+    digest: str
+
+
+START = Link(-1, "0" * 64)
+
+
+class BrokenError(Exception):
+    """A line that does not continue the chain; its text says why."""
+
+
+def digest(line: bytes) -> str:
+    """The digest of a line, its newline left out."""
+    return hashlib.sha256(line).hexdigest()
+
+
+def canonical(record: Mapping[str, Any]) -> bytes:
+    r"""The one way to write a record.
+
+    >>> canonical({"b": "x\ny", "a": 1})
+    b'{"a":1,"b":"x\\ny"}'
+    """
+    return json.dumps(record, sort_keys=True, allow_nan=False, ensure_ascii=True, separators=(",", ":")).encode()
+
+
+def forge(before: Link, said: Mapping[str, Any]) -> tuple[bytes, Link]:
+    """The next line of a chain, and where the chain has come to with it.
+
+    >>> line, link = forge(START, {"action": "genesis"})
+    >>> follow(line, START)[0]["action"], link.seq
+    ('genesis', 0)
+    """
+    line = canonical({**said, "seq": before.seq + 1, "prev": before.digest})
+    return line, Link(before.seq + 1, digest(line))
+
+
+def follow(line: bytes, before: Link) -> tuple[Record, Link]:
+    """The record in a line, if it is the next of the chain."""
+    record = parse(line)
+    if record is None:
+        raise BrokenError("this is no record: not canonical JSON, or torn")
+    if record.get("seq") != before.seq + 1:
+        raise BrokenError(f"the next record says it is number {record.get('seq')!r:.20}: one is missing or was moved")
+    if record.get("prev") != before.digest:
+        raise BrokenError("it does not follow from the record before: one of the two was changed")
+    return record, Link(before.seq + 1, digest(line))
+
+
+def parse(line: bytes) -> Record | None:
+    """The record in a line; None unless it is written in the one way."""
+    try:
+        record = json.loads(line)
+        written = canonical(record) if isinstance(record, dict) else None
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return record if written == line else None
+
+
+class Follower:
+    """Follows a chain line by line, and knows what a crash left.
+
+    A crash tears the last line. The writer that goes on does not remove it: it writes a record `recovered` after it,
+    with the digest of what was torn. So lines that are no records are set aside until that record comes.
+    """
+
+    def __init__(self, start: Link = START) -> None:
+        self.link = start
+        self.torn = 0
+        self.aside: list[bytes] = []
+        self._why = ""
+
+    def next(self, line: bytes) -> Record | None:
+        """The record of the next line; None for one that is set aside. Raises `BrokenError` once that is certain."""
+        try:
+            record, link = follow(line, self.link)
+        except BrokenError as error:
+            self._set_aside(line, str(error))
+            return None
+        if self.aside:
+            self._close(record)
+        self.link = link
+        return record
+
+    def end(self) -> None:
+        """The file has ended: what is still aside is broken."""
+        if self.aside:
+            raise BrokenError(self._why)
+
+    def _set_aside(self, line: bytes, why: str) -> None:
+        self._why = self._why or why
+        if parse(line) is not None:  # a whole record is not what a crash leaves
+            raise BrokenError(self._why)
+        self.aside.append(line)
+
+    def _close(self, record: Record) -> None:
+        if record.get("action") != RECOVERED or record.get("torn") != digest(b"\n".join(self.aside)):
+            raise BrokenError(self._why)
+        self.aside, self._why = [], ""
+        self.torn += 1
+
+
+def split(data: bytes) -> tuple[list[bytes], bytes]:
+    r"""The whole lines in these bytes, and what stands after the last newline.
+
+    >>> split(b"one\ntwo\nthr")
+    ([b'one', b'two'], b'thr')
+    """
+    *lines, rest = data.split(b"\n")
+    return lines, rest
+
+
+def tail_of(lines: Iterable[bytes], start: Link) -> tuple[Link, list[bytes]]:
+    """Where a chain has come to, and the lines after it that a crash left; raises `BrokenError` for other faults."""
+    follower = Follower(start)
+    for line in lines:
+        follower.next(line)
+    return follower.link, follower.aside

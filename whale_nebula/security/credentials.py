@@ -1,0 +1,220 @@
+"""What a process holds: its certificate, its key, and whom it trusts; and how it proves that to a peer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from whale_nebula.errors import CredentialsError, IdentityError
+from whale_nebula.security import files, making, reading
+from whale_nebula.security.denied import DenyList, Stamp, stamp
+from whale_nebula.security.files import Files
+from whale_nebula.security.identity import Identity
+from whale_nebula.security.reading import Peer
+from whale_nebula.security.trust import Trust
+
+_SIGNS = ec.ECDSA(hashes.SHA256())
+_LOG = logging.getLogger("whale_nebula.security")
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """The files of a process, read and found consistent. Data: a renewed certificate makes a new one (`reload`).
+
+    `ca_pem`, `cert_pem` and `key_pem` are what gRPC is given. Its text does not show the key.
+    """
+
+    files: Files
+    ca_pem: bytes = field(repr=False)
+    cert_pem: bytes = field(repr=False)
+    key_pem: bytes = field(repr=False)
+    peer: Peer
+    trust: Trust = field(repr=False)
+    stamps: tuple[Stamp, ...] = field(repr=False, default=())
+
+    @classmethod
+    def load(
+        cls,
+        ca: str | Path,
+        cert: str | Path,
+        key: str | Path,
+        revoked: str | Path | None = None,
+        *,
+        at: datetime | None = None,
+    ) -> Credentials:
+        """Read the files, and check that they belong together, that no other user can read the key, and the dates."""
+        paths = Files(Path(ca), Path(cert), Path(key), None if revoked is None else Path(revoked))
+        return _load(paths, DenyList(paths.revoked), at)
+
+    @classmethod
+    def of(cls, paths: Files) -> Credentials:
+        """`load`, from the files in one."""
+        return cls.load(*paths)
+
+    @property
+    def identity(self) -> Identity:
+        """Who this process is."""
+        return self.peer.identity
+
+    @property
+    def serial(self) -> str:
+        """The serial number of its certificate."""
+        return self.peer.serial
+
+    @property
+    def not_after(self) -> datetime:
+        """When its certificate ends."""
+        return self.peer.not_after
+
+    def check_now(self, at: datetime | None = None) -> None:
+        """Whether the certificate is good at present: raises `ExpiredError` or `RevokedError` if it is not."""
+        self.trust.check(self.cert_pem, whose=f"{self.identity.worker} (this process)", at=at)
+
+    def changed(self) -> bool:
+        """Whether a file is another one than was read."""
+        return _stamps(self.files) != self.stamps
+
+    def reload(self) -> Credentials:
+        """The same from the files as they are now; what is not consistent yet raises, and changes nothing."""
+        found = _load(self.files, self.trust.denied, None)
+        if found.identity != self.identity:
+            raise CredentialsError(
+                f"{self.files.cert} is now the certificate of {found.identity.worker}",
+                why=f"this process is {self.identity.worker}, and stays it",
+            )
+        return found
+
+    def sign(self, message: bytes) -> bytes:
+        """A signature by the key of this process."""
+        return reading.private_key(self.key_pem, str(self.files.key)).sign(message, _SIGNS)
+
+
+def _stamps(paths: Files) -> tuple[Stamp, ...]:
+    return tuple(stamp(path) for path in paths[:3])
+
+
+def _load(paths: Files, denied: DenyList, at: datetime | None) -> Credentials:
+    stamps = _stamps(paths)  # taken first: what changes while we read is read again
+    key_pem = files.read(paths.key, "the key of this process", secret=True)
+    cert_pem = files.read(paths.cert, "the certificate of this process")
+    ca_pem = files.read(paths.ca, "the authority's certificate")
+    shown = reading.certificate(cert_pem, str(paths.cert))
+    key = reading.private_key(key_pem, str(paths.key))
+    if shown.public_key() != key.public_key():
+        raise CredentialsError(
+            f"{paths.key.name} is not the key of {paths.cert.name}", where=str(paths.key.parent), mend=_BOTH
+        )
+    trust = Trust(_authorities(ca_pem, paths.ca), denied)
+    peer = trust.check(shown, whose=f"this process ({paths.cert})", at=at)
+    return Credentials(paths, ca_pem, cert_pem, key_pem, peer, trust, stamps)
+
+
+_BOTH = "copy both files of one worker from where they were issued"
+
+
+def _authorities(pem: bytes, path: Path) -> list[x509.Certificate]:
+    found = reading.certificates(pem, str(path))
+    strange = [each for each in found if reading.authority_run(each) is None]
+    if strange:
+        raise CredentialsError(
+            "this is no authority's certificate",
+            where=str(path),
+            why=f"it is that of {strange[0].subject.rfc4514_string()[:200]!r}",
+            mend="security: {ca: certs/ca.pem}",
+        )
+    return found
+
+
+def verify_signature(shown: x509.Certificate, signature: bytes, message: bytes) -> bool:
+    """Whether the key of a certificate made a signature."""
+    key = shown.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        return False
+    try:
+        key.verify(signature, message, _SIGNS)
+    except InvalidSignature:
+        return False
+    return True
+
+
+class CurrentCredentials:
+    """The credentials of a process that runs for longer than a certificate: read again once their files change.
+
+    Any thread may call it. Files that are half copied or wrong change nothing: the old ones stay, and the log
+    says why, once for each change. `renewed` is told of each new certificate.
+    """
+
+    def __init__(self, first: Credentials, renewed: Callable[[Credentials], None] | None = None) -> None:
+        self._lock = threading.Lock()
+        self._present = first
+        self._refused: tuple[Stamp, ...] | None = None
+        self._renewed = renewed
+
+    def __call__(self) -> Credentials:
+        """The credentials as they are now."""
+        with self._lock:
+            found = self._look()
+        if found is not None and self._renewed is not None:
+            self._renewed(found)
+        return self._present
+
+    def _look(self) -> Credentials | None:
+        stamps = _stamps(self._present.files)
+        if stamps in (self._present.stamps, self._refused):
+            return None
+        try:
+            self._present = self._present.reload()
+        except IdentityError as error:
+            self._refused = stamps
+            _LOG.warning("the old certificate stays in use: %s", error)
+            return None
+        _LOG.info("took up certificate %s, good until %s", self._present.serial[:16], self._present.not_after)
+        return self._present
+
+
+class Prover:
+    """Proves to a peer who this process is, and checks the peer's proof: signatures over what both have said.
+
+    TLS proves it to whoever ends the connection; behind a gateway that is not the peer, and this is.
+    """
+
+    def __init__(self, credentials: Credentials | CurrentCredentials) -> None:
+        self._credentials = credentials
+
+    @property
+    def credentials(self) -> Credentials:
+        """Those that hold at present."""
+        return self._credentials if isinstance(self._credentials, Credentials) else self._credentials()
+
+    @property
+    def certificate(self) -> str:
+        """The certificate as text, to be sent."""
+        return self.credentials.cert_pem.decode("ascii")
+
+    def sign(self, transcript: bytes) -> bytes:
+        """A signature that means a conversation and nothing else."""
+        return self.credentials.sign(_CONVERSATION + transcript)
+
+    def verify(self, certificate: str, signature: bytes, transcript: bytes, worker: str) -> None:
+        """Raise an `IdentityError` unless `worker`, with a certificate that is good now, signed this transcript."""
+        ours = self.credentials
+        shown = reading.certificate(certificate, f"what {worker} sent")
+        ours.trust.check(shown, Identity.of_worker(ours.identity.run, worker), at=making.now())
+        if not verify_signature(shown, signature, _CONVERSATION + transcript):
+            raise IdentityError(
+                f"the signature of {worker} is wrong",
+                why="it holds the certificate of a worker and not its key, or somebody between changed what was said",
+                mend="look at who runs the gateways, and revoke the certificate",
+            )
+
+
+_CONVERSATION = b"whale_nebula conversation 1\0"

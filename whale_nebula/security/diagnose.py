@@ -1,0 +1,212 @@
+"""Why a connection is refused, in words: gRPC tells a client hardly more than that a socket was closed.
+
+`inspect_own` looks at this side before anything is dialled; `probe` makes one TLS handshake by itself and says what
+is wrong at the other end, or with this side in the eyes of the other.
+
+A client sees the certificate of its server, and can say exactly what is wrong with it. A server tells a client that
+it refuses hardly anything; what it writes to its own log is read by `alerts.spoken`. read by `spoken`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from typing import NamedTuple
+
+from whale_nebula.errors import (
+    ExpiredError,
+    IdentityError,
+    NebulaError,
+    NoCertificateError,
+    PlaintextError,
+    RevokedError,
+    SelfSignedError,
+    TransportError,
+    WrongAuthorityError,
+    WrongNameError,
+)
+from whale_nebula.security import reading
+from whale_nebula.security.alerts import heard
+from whale_nebula.security.credentials import Credentials
+from whale_nebula.security.identity import Identity
+
+HERE, THERE = "here", "there"
+KINDS: dict[type[NebulaError], str] = {
+    WrongAuthorityError: "wrong authority",
+    SelfSignedError: "self-signed",
+    ExpiredError: "expired",
+    WrongNameError: "wrong name",
+    NoCertificateError: "no certificate",
+    PlaintextError: "plaintext",
+    RevokedError: "revoked",
+    IdentityError: "refused",
+    TransportError: "unreachable",
+}
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_SETTINGS = 4
+_SPEAKS_SECONDS = 2.0
+
+
+class Diagnosis(NamedTuple):
+    """What is wrong, on which side it must be mended ("here" or "there"), and the error that says so."""
+
+    kind: str
+    side: str
+    error: NebulaError
+
+
+def diagnosis(error: NebulaError, side: str) -> Diagnosis:
+    """An error as a diagnosis.
+
+    >>> diagnosis(ExpiredError("the certificate of gpu/0 has expired"), HERE)[:2]
+    ('expired', 'here')
+    """
+    return Diagnosis(KINDS.get(type(error), "refused"), side, error)
+
+
+def inspect_own(credentials: Credentials) -> Diagnosis | None:
+    """What is wrong with the certificate of this process by now, if anything is."""
+    try:
+        credentials.check_now()
+    except IdentityError as error:
+        return diagnosis(error, HERE)
+    return None
+
+
+def probe(
+    address: str, credentials: Credentials | None, expected: Identity | None = None, *, timeout: float = 5.0
+) -> Diagnosis | None:
+    """What keeps this process from talking to the one at an address, or None if TLS stands between them.
+
+    Without credentials this process is one that speaks plaintext (`insecure: true`).
+    """
+    own = None if credentials is None else inspect_own(credentials)
+    if own is not None:
+        return own
+    try:
+        with contextlib.closing(_dial(address, timeout)) as line:
+            if credentials is None:
+                return _probe_plaintext(address, line, timeout)
+            return _probe_tls(address, line, credentials, expected)
+    except OSError as error:
+        return _unreachable(address, error)
+
+
+def _dial(address: str, timeout: float) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout)
+
+
+def _unreachable(address: str, error: OSError) -> Diagnosis:
+    why = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
+    said = TransportError(f"nobody is reached at {address}", why=why, mend="start it, or mend the address or firewall")
+    return diagnosis(said, THERE)
+
+
+# ---------------------------------------------------------------------- with TLS
+def _probe_tls(
+    address: str, line: socket.socket, credentials: Credentials, expected: Identity | None
+) -> Diagnosis | None:
+    try:
+        secured = _context(credentials).wrap_socket(line, server_hostname=expected.dns if expected else None)
+    except TimeoutError as error:
+        return _unreachable(address, error)
+    except (ssl.SSLError, ConnectionError) as error:
+        return _no_handshake(address, error, line.gettimeout() or _SPEAKS_SECONDS)
+    with contextlib.closing(secured):
+        return _wrong_there(address, secured, credentials, expected) or _refused(address, secured, credentials)
+
+
+def _context(credentials: Credentials) -> ssl.SSLContext:
+    """One that takes every certificate: it is looked at afterwards, by rules that can say what is wrong with it.
+
+    TLS proves all the same that the other side holds the key of what it shows.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    context.load_cert_chain(credentials.files.cert, credentials.files.key)
+    return context
+
+
+def _no_handshake(address: str, error: OSError, timeout: float) -> Diagnosis:
+    told = heard(error, address)
+    if told is not None:
+        return diagnosis(told, HERE)
+    if _speaks_plaintext(address, timeout):
+        said = PlaintextError(
+            f"{address} speaks without TLS", why="it answers in the clear, and this side does not talk that way"
+        )
+        return diagnosis(said, THERE)
+    why = "it closed the line, or sent something else than TLS, before any certificate was seen"
+    mend = "see that the address is that of a worker or gateway; a proxy between the two must hand on TCP as it is"
+    return diagnosis(IdentityError(f"{address} does not speak TLS", why=why, mend=mend), THERE)
+
+
+def _wrong_there(
+    address: str, secured: ssl.SSLSocket, credentials: Credentials, expected: Identity | None
+) -> Diagnosis | None:
+    """What is wrong with the certificate that the other side shows."""
+    shown = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
+    try:
+        credentials.trust.check(reading.certificate(shown, address), expected, whose=f"the process at {address}")
+    except IdentityError as error:
+        return diagnosis(error, THERE)
+    return None
+
+
+def _refused(address: str, secured: ssl.SSLSocket, credentials: Credentials) -> Diagnosis | None:
+    """What the other side says of us. TLS 1.3 says it after the handshake, so something must be read.
+
+    Who takes us in speaks first (HTTP/2 begins with settings); who does not sends an alert, or just hangs up.
+    """
+    secured.settimeout(_SPEAKS_SECONDS)
+    try:
+        if secured.recv(1):
+            return None
+    except TimeoutError:
+        return None
+    except OSError as error:
+        told = heard(error, address)
+        if told is not None:
+            return diagnosis(told, HERE)
+    said = IdentityError(
+        f"{address} closes the line once it has seen the certificate of this process",
+        why=f"its own certificate is good, and so is {credentials.identity.worker}'s by the clock and the files of "
+        "this host: over there the clock is wrong, or ca.pem is another one",
+        mend=f"whale-nebula doctor --config clusters.yaml there; its log names the reason. Ours: {credentials.serial}",
+    )
+    return diagnosis(said, HERE)
+
+
+# ---------------------------------------------------------------------- without TLS
+def _probe_plaintext(address: str, line: socket.socket, timeout: float) -> Diagnosis | None:
+    if _answers_in_the_clear(line):
+        return None
+    said = PlaintextError(
+        f"{address} wants TLS, and this process speaks without it",
+        why="its config says insecure: true, and that of the other side does not",
+        mend="security: {ca: certs/ca.pem, cert: ..., key: ...} instead of insecure: true",
+    )
+    return diagnosis(said, HERE)
+
+
+def _speaks_plaintext(address: str, timeout: float) -> bool:
+    try:
+        with contextlib.closing(_dial(address, timeout)) as line:
+            return _answers_in_the_clear(line)
+    except OSError:
+        return False
+
+
+def _answers_in_the_clear(line: socket.socket) -> bool:
+    """Whether the first frame that comes back is one of HTTP/2 settings."""
+    line.settimeout(_SPEAKS_SECONDS)
+    try:
+        line.sendall(_PREFACE)
+        answer = line.recv(9)
+    except OSError:
+        return False
+    return len(answer) == 9 and answer[3] == _SETTINGS

@@ -1,0 +1,151 @@
+"""Files that must never be half written, and keys that nobody else may read."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from whale_nebula.config.schema import Security
+from whale_nebula.errors import CredentialsError
+from whale_nebula.security.identity import Identity
+
+SECRET = 0o600
+PUBLIC = 0o644
+REVOKED = "revoked.json"
+_MOST = 4 << 20
+
+
+class Files(NamedTuple):
+    """What a process needs to be somebody: the authority's certificate, its own, its key, and the deny list.
+
+    >>> one = Identity("mt", "gpu")
+    >>> Files.under("certs", one).cert.as_posix(), Files.under("certs", one).key.as_posix()
+    ('certs/gpu-worker-0.pem', 'certs/gpu-worker-0.key')
+    """
+
+    ca: Path
+    cert: Path
+    key: Path
+    revoked: Path | None = None
+
+    @classmethod
+    def under(cls, folder: str | os.PathLike[str], identity: Identity) -> Files:
+        """The names that `whale-nebula certs issue` gives."""
+        home = Path(folder)
+        return cls(home / "ca.pem", home / f"{identity.stem}.pem", home / f"{identity.stem}.key", home / REVOKED)
+
+    @classmethod
+    def of(cls, security: Security, identity: Identity, base: str | os.PathLike[str] = ".") -> Files:
+        """The files that a config names; `{cluster}`, `{role}` and `{index}` stand for the parts of the identity.
+
+        What is not given has the name that `certs issue` gives, in `certs` beside the config (`base`).
+
+        >>> named = Security(ca="/etc/nebula/ca.pem", cert="/etc/nebula/{cluster}-{index}.pem")
+        >>> found = Files.of(named, Identity("mt", "gpu", "worker", 3), "/srv")
+        >>> found.cert.as_posix(), found.key.as_posix(), found.revoked.as_posix()
+        ('/etc/nebula/gpu-3.pem', '/srv/certs/gpu-worker-3.key', '/etc/nebula/revoked.json')
+        """
+        usual = cls.under(Path(base) / "certs", identity)
+        given = [security.ca, security.cert, security.key]
+        ca, cert, key = (
+            other if text is None else Path(base) / os.path.expanduser(_filled(text, identity))
+            for text, other in zip(given, usual[:3], strict=True)
+        )
+        return cls(ca, cert, key, ca.parent / REVOKED)
+
+    @classmethod
+    def from_dict(cls, said: Mapping[str, str | None]) -> Files:
+        """What `as_dict` made."""
+        paths = {part: said.get(part) for part in cls._fields}
+        missing = [part for part in ("ca", "cert", "key") if not paths[part]]
+        if missing:
+            raise CredentialsError(f"no file is named for {', '.join(missing)}")
+        return cls(**{part: Path(path) for part, path in paths.items() if path})
+
+    def as_dict(self) -> dict[str, str | None]:
+        """The paths as text, absolute, to be handed to another process."""
+        return {part: path and os.path.abspath(path) for part, path in self._asdict().items()}
+
+
+def _filled(text: str, identity: Identity) -> str:
+    for part in ("cluster", "role", "index"):
+        text = text.replace("{" + part + "}", str(getattr(identity, part)))
+    return text
+
+
+def read(path: str | os.PathLike[str], what: str, *, secret: bool = False) -> bytes:
+    """The bytes of a file; a secret that others can read is refused, with the line that mends it."""
+    try:
+        with open(path, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if secret and stat.S_IMODE(mode) & 0o077:
+                raise _open_to_others(path, what, stat.S_IMODE(mode))
+            return file.read(_MOST)
+    except OSError as error:
+        raise CredentialsError(f"{what} cannot be read", where=str(path), why=error.strerror) from None
+
+
+def _open_to_others(path: str | os.PathLike[str], what: str, mode: int) -> CredentialsError:
+    return CredentialsError(
+        f"{what} can be read by others",
+        where=str(path),
+        why=f"its mode is {mode:04o}; who can read a key can be its owner",
+        mend=f"chmod 600 {path}, and issue a new one if others were on this host",
+    )
+
+
+def write(path: Path, data: bytes, mode: int, *, replace: bool = True) -> None:
+    """Put a whole file in its place, or leave what was there: written beside it, synced, then renamed."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        _put(temporary, data, mode)
+        try:
+            if replace:
+                os.replace(temporary, path)
+            else:
+                os.link(temporary, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise CredentialsError(f"{path} cannot be written", why=error.strerror, mend=f"ls -ld {path.parent}") from None
+
+
+def _put(path: Path, data: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    with open(descriptor, "wb") as file:
+        os.fchmod(descriptor, mode)  # whatever the umask is
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """A new name in a folder outlives a crash only once the folder is synced."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One command at a time changes what lies in a folder."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        mend = "whale-nebula certs init"
+        raise CredentialsError(f"{folder} cannot be opened", why=error.strerror, mend=mend) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

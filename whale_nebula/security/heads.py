@@ -1,0 +1,156 @@
+"""Heads of audit logs: signed words of a process about how long its log is, which another keeps for it.
+
+Whoever cuts the end off a log, or writes it anew with his own digests, would have to change what the peer keeps, too.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from whale_nebula.errors import AuditError, IdentityError
+from whale_nebula.security import reading
+from whale_nebula.security.chain import canonical
+from whale_nebula.security.credentials import Credentials, verify_signature
+from whale_nebula.security.identity import Identity
+from whale_nebula.security.trust import Trust
+
+_MEANING = b"whale_nebula audit head 1\0"
+
+
+class Head(NamedTuple):
+    """So long was a log, and this was the digest of its last record: signed by whose log it is."""
+
+    seq: int
+    digest: str
+    signature: str
+    certificate: str
+
+    @classmethod
+    def sign(cls, credentials: Credentials, seq: int, digest: str) -> Head:
+        """The head of one's own log."""
+        signature = credentials.sign(_message(credentials.identity, seq, digest))
+        return cls(seq, digest, base64.b64encode(signature).decode("ascii"), credentials.cert_pem.decode("ascii"))
+
+    @classmethod
+    def from_dict(cls, said: Mapping[str, Any]) -> Head:
+        """What a peer sent, or what a file holds."""
+        match dict(said):
+            case {
+                "seq": int(seq),
+                "digest": str(digest),
+                "signature": str(signature),
+                "certificate": str(certificate),
+            } if seq >= 0 and len(digest) == 64:
+                return cls(seq, digest, signature, certificate)
+        raise AuditError("this is no head of an audit log", why=f"it holds {', '.join(sorted(map(str, said)))[:200]}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """To be sent, or kept."""
+        return self._asdict()
+
+    def check(self, trust: Trust | None = None) -> Identity:
+        """Whose log this is about, if the signature is right and, with `trust`, an authority of it made the signer.
+
+        Dates are not looked at: a log is read long after its certificates have ended.
+        """
+        shown = reading.certificate(self.certificate, "the head of an audit log")
+        identity = reading.peer(shown).identity
+        if trust is not None and not any(reading.signed_by(shown, each) for each in trust.authorities):
+            raise AuditError(f"head {self.seq} is signed by a certificate of another authority")
+        try:
+            signature = base64.b64decode(self.signature, validate=True)
+        except binascii.Error:
+            signature = b""
+        if not verify_signature(shown, signature, _message(identity, self.seq, self.digest)):
+            raise AuditError(f"the signature of head {self.seq} is wrong", where=identity.worker)
+        return identity
+
+
+def _message(identity: Identity, seq: int, digest: str) -> bytes:
+    return _MEANING + canonical({"who": identity.uri, "seq": seq, "digest": digest})
+
+
+class KeptHeads:
+    """The heads of others, in a file to which lines are only added. Any thread may call it."""
+
+    def __init__(self, path: str | os.PathLike[str], trust: Trust) -> None:
+        self.path = Path(path)
+        self._trust = trust
+        self._lock = threading.Lock()
+        self._last: dict[Identity, Head] = {}
+        if self.path.exists():
+            self._last = {head.check(): head for head in read_heads(self.path)}
+
+    def last(self, who: Identity) -> Head | None:
+        """The longest that a log of somebody is known to have been."""
+        with self._lock:
+            return self._last.get(who)
+
+    def keep(self, head: Head, sender: Identity) -> bool:
+        """Keep what somebody says of his own log; False if it is known. A log that went back is an `AuditError`."""
+        self._trust.check(head.certificate, sender, whose="the sender of a head")
+        head.check(self._trust)
+        with self._lock:
+            last = self._last.get(sender)
+            if last is not None and (head.seq, head.digest) == (last.seq, last.digest):
+                return False
+            if last is not None and head.seq <= last.seq:
+                raise AuditError(
+                    f"the audit log of {sender.worker} is another than it was",
+                    why=f"it was at record {last.seq} with digest {last.digest[:16]}, and is now said to be at "
+                    f"{head.seq} with {head.digest[:16]}",
+                    mend=f"whale-nebula audit verify FILE --heads {self.path}, with the file of {sender.worker}",
+                )
+            self._write(head)
+            self._last[sender] = head
+        return True
+
+    def _write(self, head: Head) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "ab") as file:
+                file.write(b"\n" * self._torn() + canonical(head.as_dict()) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise AuditError(f"{self.path} cannot be written", why=error.strerror) from None
+
+    def _torn(self) -> bool:
+        """Whether a crash left half a line: the next one begins on a line of its own."""
+        with open(self.path, "rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            if not end:
+                return False
+            file.seek(end - 1)
+            return file.read(1) != b"\n"
+
+
+def read_heads(path: str | os.PathLike[str]) -> Iterator[Head]:
+    """The heads in a file; a line that a crash tore holds none."""
+    try:
+        lines = Path(path).read_bytes().split(b"\n")
+    except OSError as error:
+        raise AuditError("the heads cannot be read", where=str(path), why=error.strerror) from None
+    for number, line in enumerate(lines, start=1):
+        said = _json(line)
+        if said is None:
+            continue
+        try:
+            yield Head.from_dict(said)
+        except (AuditError, IdentityError) as error:
+            raise AuditError(error.what, where=f"{path}:{number}", why=error.why) from None
+
+
+def _json(line: bytes) -> dict[str, Any] | None:
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) else None

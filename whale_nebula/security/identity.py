@@ -1,0 +1,134 @@
+"""Who a process is: its run, its cluster, its role and its number there, as one name in a certificate.
+
+The names are strict, because they come from peers: a name can be compared and shown, and is never a path until
+it has matched here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from whale_nebula.errors import IdentityError
+
+WORKER, GATEWAY, OPERATOR = ROLES = ("worker", "gateway", "operator")
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}"
+_INDEX = r"0|[1-9][0-9]{0,4}"
+_URI = re.compile(rf"nebula://({_NAME})/({_NAME})/({'|'.join(ROLES)})/({_INDEX})")
+_RUN = re.compile(rf"nebula://({_NAME})")
+_WORKER = re.compile(rf"({_NAME})/(?:({_INDEX})|({GATEWAY})|{OPERATOR}-({_INDEX}))")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Identity:
+    """One process of a run; a cluster has one gateway, whose index is 0.
+
+    >>> one = Identity("mt", "gpu", "worker", 0)
+    >>> one.uri, one.worker, one.stem
+    ('nebula://mt/gpu/worker/0', 'gpu/0', 'gpu-worker-0')
+    >>> Identity.parse("nebula://mt/gpu/gateway/0").worker
+    'gpu/gateway'
+    """
+
+    run: str
+    cluster: str
+    role: str = WORKER
+    index: int = 0
+
+    def __post_init__(self) -> None:
+        name(self.run, "run")
+        name(self.cluster, "cluster")
+        if _URI.fullmatch(self.uri) is None or (self.role == GATEWAY and self.index):
+            raise IdentityError(
+                f"{self.uri!r} is no identity",
+                why=f"a role is one of {', '.join(ROLES)}; an index is a number; a cluster has one gateway",
+                mend="nebula://<run>/<cluster>/worker/<index>",
+            )
+
+    @property
+    def uri(self) -> str:
+        """The name in the certificate."""
+        return f"nebula://{self.run}/{self.cluster}/{self.role}/{self.index}"
+
+    @property
+    def worker(self) -> str:
+        """What a run calls it: "gpu/0", "gpu/gateway" or "gpu/operator-0"."""
+        short = {WORKER: str(self.index), GATEWAY: GATEWAY, OPERATOR: f"{OPERATOR}-{self.index}"}
+        return f"{self.cluster}/{short[self.role]}"
+
+    @property
+    def dns(self) -> str:
+        """The same as a host name, for TLS libraries that compare only those.
+
+        >>> Identity("mt", "gpu").dns
+        'd67186d6cb6874b399fa6e5213d5b47a.nebula'
+        """
+        return f"{hashlib.sha256(self.uri.encode()).hexdigest()[:32]}.nebula"
+
+    @property
+    def stem(self) -> str:
+        """How its files are called. Read from the right it can mean one identity only."""
+        return f"{self.cluster}-{self.role}-{self.index}"
+
+    @classmethod
+    def parse(cls, uri: str) -> Identity:
+        """The identity that a certificate names.
+
+        >>> Identity.parse("nebula://mt/../worker/0")
+        Traceback (most recent call last):
+        ...
+        whale_nebula.errors.IdentityError: NB-420 'nebula://mt/../worker/0' is no identity
+          mend: nebula://<run>/<cluster>/worker/<index>
+        """
+        match = _URI.fullmatch(uri)
+        if match is None:
+            raise IdentityError(f"{uri[:200]!r} is no identity", mend="nebula://<run>/<cluster>/worker/<index>")
+        return cls(match[1], match[2], match[3], int(match[4]))
+
+    @classmethod
+    def of_worker(cls, run: str, worker: str) -> Identity:
+        """The identity of what a run calls "gpu/0".
+
+        >>> Identity.of_worker("mt", "gpu/gateway").uri
+        'nebula://mt/gpu/gateway/0'
+        """
+        match = _WORKER.fullmatch(worker)
+        if match is None:
+            raise IdentityError(f"{worker[:200]!r} is no worker", mend='"gpu/0", or "gpu/gateway"')
+        cluster, index, gateway, operator = match.groups()
+        role = GATEWAY if gateway else OPERATOR if operator else WORKER
+        return cls(run, cluster, role, int(index or operator or 0))
+
+    def __str__(self) -> str:
+        return self.uri
+
+
+def name(text: str, what: str) -> str:
+    """The name of a run or a cluster as it may stand in a certificate, or an error."""
+    if re.fullmatch(_NAME, text) is None:
+        raise IdentityError(
+            f"{text[:200]!r} is no name of a {what} that a certificate can hold",
+            why="letters, digits, '.', '_' and '-', a letter or digit first, 48 at most",
+            mend=f"{what}: {re.sub('[^A-Za-z0-9]+', '-', text).strip('-')[:48] or what}",
+        )
+    return text
+
+
+def run_uri(run: str) -> str:
+    """The name of a run's authority.
+
+    >>> run_uri("mt")
+    'nebula://mt'
+    """
+    return f"nebula://{name(run, 'run')}"
+
+
+def run_of(uri: str) -> str | None:
+    """The run whose authority is called so, if it is one.
+
+    >>> run_of("nebula://mt"), run_of("https://mt")
+    ('mt', None)
+    """
+    match = _RUN.fullmatch(uri)
+    return match[1] if match else None

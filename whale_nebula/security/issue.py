@@ -1,0 +1,200 @@
+"""What an authority does for others: issue, renew and revoke certificates. Every change is whole or not at all."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from whale_nebula.errors import CredentialsError, IdentityError
+from whale_nebula.security import authority as home
+from whale_nebula.security import denied, files, making, reading
+from whale_nebula.security.authority import Authority
+from whale_nebula.security.denied import Revocation
+from whale_nebula.security.files import Files
+from whale_nebula.security.identity import Identity
+from whale_nebula.security.reading import Peer
+
+DAYS = 7.0
+_EPHEMERAL_DAYS = 30.0
+
+
+class Issued(NamedTuple):
+    """A certificate that was made. `clipped`: it ends with its authority, before the days that were asked for."""
+
+    peer: Peer
+    files: Files
+    clipped: bool = False
+
+
+def issue(
+    folder: Path, authority: Authority, wanted: Sequence[Identity], days: float = DAYS, at: datetime | None = None
+) -> list[Issued]:
+    """New keys and certificates for all of these, or an error before any of them is made."""
+    moment = at or making.now()
+    home.check_current(authority, moment)
+    with files.locked(folder):
+        revoked = denied.load(folder / files.REVOKED)
+        for identity in wanted:
+            authority.check(identity)
+            _check_free(folder, identity, revoked, moment)
+        return [_issue(folder, authority, identity, days, moment) for identity in wanted]
+
+
+def _check_free(folder: Path, identity: Identity, revoked: Iterable[str], at: datetime) -> None:
+    """Nobody gets a second key while the certificate of his first is good: a running process may hold it."""
+    path = Files.under(folder, identity).cert
+    if not path.exists():
+        return
+    found = _present(path)
+    if found is not None and found.not_after >= at and found.serial not in revoked:
+        raise CredentialsError(
+            f"{identity.worker} has a certificate already",
+            where=str(path),
+            why=f"it is good until {found.not_after:%Y-%m-%d %H:%M} UTC",
+            mend=f"whale-nebula certs renew --cluster {identity.cluster}; or revoke it first, for a new key",
+        )
+
+
+def _present(path: Path) -> Peer | None:
+    """Who a certificate file is about; None if it does not read, so that a new one may take its place."""
+    try:
+        return reading.peer(reading.certificate(files.read(path, "a certificate"), str(path)))
+    except (IdentityError, ValueError):
+        return None
+
+
+def _issue(folder: Path, authority: Authority, identity: Identity, days: float, at: datetime) -> Issued:
+    key = making.new_key()
+    until, clipped = _until(authority, days, at)
+    made = _signed(authority, identity, key.public_key(), until, at)
+    paths = Files.under(folder, identity)
+    _keep(folder, made)
+    files.write(paths.key, making.key_bytes(key), files.SECRET)
+    files.write(paths.cert, making.certificate_bytes(made), files.PUBLIC)
+    return Issued(reading.peer(made), paths, clipped)
+
+
+def _until(authority: Authority, days: float, at: datetime) -> tuple[datetime, bool]:
+    wanted, most = at + home.span(days), authority.certificate.not_valid_after_utc
+    return min(wanted, most), wanted > most
+
+
+def _signed(
+    authority: Authority, identity: Identity, public: ec.EllipticCurvePublicKey, until: datetime, at: datetime
+) -> x509.Certificate:
+    return making.process_certificate(identity, public, authority.certificate, authority.key, until, at)
+
+
+def _keep(folder: Path, made: x509.Certificate) -> None:
+    """Every certificate is remembered before it is given away, so that it can be revoked."""
+    (folder / home.ISSUED).mkdir(mode=0o700, exist_ok=True)
+    files.write(folder / home.ISSUED / f"{reading.serial(made)}.pem", making.certificate_bytes(made), files.PUBLIC)
+
+
+def renew(
+    folder: Path, authority: Authority, wanted: Sequence[Identity], days: float = DAYS, at: datetime | None = None
+) -> list[Issued]:
+    """New certificates for the keys that are there: one file each is replaced, whole, while processes run.
+
+    The old certificate stays good until its date, so nobody has to hurry.
+    """
+    moment = at or making.now()
+    home.check_current(authority, moment)
+    with files.locked(folder):
+        revoked = denied.load(folder / files.REVOKED)
+        found = [_renewable(folder, authority, identity, revoked) for identity in wanted]
+        return [_renew(folder, authority, each, days, moment) for each in found]
+
+
+def _renewable(folder: Path, authority: Authority, identity: Identity, revoked: Iterable[str]) -> x509.Certificate:
+    path = Files.under(folder, identity).cert
+    if not path.exists():
+        mend = f"whale-nebula certs issue --cluster {identity.cluster}"
+        raise CredentialsError(f"{identity.worker} has no certificate here", where=str(path), mend=mend)
+    found = reading.certificate(files.read(path, "a certificate"), str(path))
+    peer = reading.peer(found)
+    if peer.identity != identity or not reading.signed_by(found, authority.certificate):
+        raise CredentialsError(f"this is no certificate of {identity.worker}", where=str(path))
+    if peer.serial in revoked:
+        mend = f"whale-nebula certs issue --cluster {identity.cluster} makes a new key, too"
+        raise CredentialsError(f"the certificate of {identity.worker} was revoked", where=str(path), mend=mend)
+    return found
+
+
+def _renew(folder: Path, authority: Authority, old: x509.Certificate, days: float, at: datetime) -> Issued:
+    identity, public = reading.peer(old).identity, old.public_key()
+    if not isinstance(public, ec.EllipticCurvePublicKey):
+        raise CredentialsError(f"the key of {identity.worker} is none of ours", mend="revoke it, and issue a new one")
+    until, clipped = _until(authority, days, at)
+    made = _signed(authority, identity, public, until, at)
+    paths = Files.under(folder, identity)
+    _keep(folder, made)
+    files.write(paths.cert, making.certificate_bytes(made), files.PUBLIC)
+    return Issued(reading.peer(made), paths, clipped)
+
+
+def renew_authority(folder: Path, days: float = home.AUTHORITY_DAYS, at: datetime | None = None) -> Authority:
+    """New dates for the authority's key: what it signed stays good."""
+    moment = at or making.now()
+    old = home.load(folder)
+    made = making.authority_certificate(old.run, old.key, moment + home.span(days), moment)
+    files.write(folder / home.CA, making.certificate_bytes(made), files.PUBLIC)
+    return replace(old, certificate=made)
+
+
+def revoke(
+    folder: Path, authority: Authority, serials: Sequence[str], why: str, at: datetime | None = None
+) -> list[Revocation]:
+    """Put certificates on the deny list; gives those that were not on it yet."""
+    moment = f"{at or making.now():%Y-%m-%dT%H:%M:%SZ}"
+    with files.locked(folder):
+        path = folder / files.REVOKED
+        revoked = denied.load(path)
+        known = {peer.serial: peer for peer in issued(folder)}
+        if unknown := [each for each in serials if each not in known]:
+            raise CredentialsError(f"no certificate has the serial {unknown[0]!r}", mend="whale-nebula certs show")
+        new = [Revocation(each, known[each].identity.uri, moment, why) for each in serials if each not in revoked]
+        denied.save(path, authority.run, {**revoked, **{each.serial: each for each in new}})
+    return new
+
+
+def issued(folder: Path) -> list[Peer]:
+    """Every certificate that was issued here or copied here, the newest of each identity last."""
+    found = {}
+    for path in (*folder.glob(f"{home.ISSUED}/*.pem"), *folder.glob("*.pem")):
+        if path.name == home.CA or path.name.startswith("."):
+            continue
+        peer = _present(path)
+        if peer is not None:
+            found[peer.serial] = peer
+    return sorted(found.values(), key=lambda each: (each.identity, each.not_before, each.not_after))
+
+
+def ephemeral(run: str, workers: Iterable[str], folder: str | Path | None = None) -> dict[str, Files]:
+    """Certificates for a run on this machine alone, in a fresh folder that only its user can enter.
+
+    The authority's key is never written: nobody can be added later. Who calls this deletes the folder, which is
+    the parent of every file. `folder` is the place in which the fresh one is made.
+
+    >>> import shutil
+    >>> made = ephemeral("demo", ["gpu/0", "npu/0"])
+    >>> made["gpu/0"].cert.name, made["npu/0"].key.name
+    ('gpu-worker-0.pem', 'npu-worker-0.key')
+    >>> shutil.rmtree(made["gpu/0"].cert.parent)
+    """
+    moment = making.now()
+    names = {worker: Identity.of_worker(run, worker) for worker in workers}
+    authority = Authority.fresh(run, {}, _EPHEMERAL_DAYS, moment)
+    fresh = Path(tempfile.mkdtemp(prefix="whale-nebula-", dir=folder))
+    files.write(fresh / home.CA, making.certificate_bytes(authority.certificate), files.PUBLIC)
+    denied.save(fresh / files.REVOKED, run, {})
+    return {
+        worker: _issue(fresh, authority, identity, _EPHEMERAL_DAYS, moment).files for worker, identity in names.items()
+    }

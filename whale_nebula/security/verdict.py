@@ -1,0 +1,207 @@
+"""Whether an audit log is as it was written: followed from its first record, against its heads and those of others.
+
+What is found, and by what: a changed, inserted, moved or missing record by the digest in the one after it; a forged
+newline by the one way in which records are written; a log written anew by the heads in it, which only the key of its
+owner can sign; an end that is cut off, a log of somebody else, and one that its owner wrote anew, by heads that a
+peer has kept. An owner and a peer who lie together are not found.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from whale_nebula.errors import AuditError, NebulaError
+from whale_nebula.security import chain
+from whale_nebula.security.audit import pieces
+from whale_nebula.security.chain import BrokenError, Follower, Record
+from whale_nebula.security.heads import Head
+from whale_nebula.security.trust import Trust
+
+_FIRST = (chain.GENESIS, chain.RECOVERED)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found. `bad` is the number of the first record that is wrong or missing, None: the log is whole.
+
+    `signed` is the last record that a head in the log covers, `kept` the last that a peer's head does; `closed`
+    says that the log was ended on purpose.
+    """
+
+    path: str
+    files: tuple[str, ...] = ()
+    site: str = ""
+    run: str = ""
+    records: int = 0
+    bad: int | None = None
+    why: str = ""
+    heads: int = 0
+    signed: int | None = None
+    kept: int | None = None
+    torn: int = 0
+    closed: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return self.bad is None
+
+
+@dataclass
+class _Reading:
+    """The state of one look at a log."""
+
+    trust: Trust | None
+    kept: dict[int, list[Head]]
+    follower: Follower = field(default_factory=Follower)
+    first: Record = field(default_factory=dict)
+    heads: int = 0
+    signed: int | None = None
+    matched: int | None = None
+    before: list[str] = field(default_factory=list)
+    last_actions: tuple[str, str] = ("", "")
+
+
+def verify(path: str | os.PathLike[str], heads: Iterable[Head] = (), trust: Trust | None = None) -> Verdict:
+    """Follow a log from its first record. `heads` are what a peer has kept; `trust` says whose heads count."""
+    files = pieces(Path(path))
+    given = list(heads)
+    state = _Reading(trust, {})
+    bad: int | None = None
+    why = ""
+    try:
+        _read_heads(state, given)
+        for line in _lines(files):
+            _take(state, line)
+        state.follower.end()
+        _check_end(state, given)
+    except _MissingError as error:
+        bad, why = error.seq, str(error)
+    except BrokenError as error:
+        bad, why = state.follower.link.seq + 1, str(error)
+    return Verdict(
+        path=os.fspath(path),
+        files=tuple(each.name for each in files),
+        site=str(state.first.get("site", "")),
+        run=str(state.first.get("run", "")),
+        records=state.follower.link.seq + 1,
+        bad=bad,
+        why=why,
+        heads=state.heads,
+        signed=state.signed,
+        kept=state.matched,
+        torn=state.follower.torn,
+        closed=bad is None and state.last_actions in ((chain.END, chain.HEAD), _UNSIGNED_END),
+    )
+
+
+_UNSIGNED_END = ("", chain.END)
+
+
+class _MissingError(Exception):
+    """Something is wrong that does not show at the line that is read: `seq` is the first record it is about."""
+
+    def __init__(self, seq: int, why: str) -> None:
+        super().__init__(why)
+        self.seq = seq
+
+
+def _read_heads(state: _Reading, given: Iterable[Head]) -> None:
+    for head in given:
+        state.kept.setdefault(head.seq, []).append(head)
+
+
+def _lines(files: Iterable[Path]) -> Iterator[bytes]:
+    """All lines; what stands after the last newline of a file is one, too, and no record."""
+    for path in files:
+        try:
+            with open(path, "rb") as file:
+                for line in file:
+                    yield line[:-1] if line.endswith(b"\n") else line + _TORN
+        except OSError as error:
+            raise AuditError("the audit log cannot be read", where=str(path), why=error.strerror) from None
+
+
+_TORN = b"\0"
+
+
+def _take(state: _Reading, line: bytes) -> None:
+    record = state.follower.next(line)
+    if record is None:
+        return
+    seq, digest = state.follower.link
+    if not state.first:
+        _check_first(record)
+        state.first = record
+    if record.get("site") != state.first.get("site"):
+        raise _MissingError(seq, f"the record is of {record.get('site')!r:.200}, in the log of {state.first['site']}")
+    if record.get("action") == chain.HEAD:
+        _check_own(state, record, seq)
+    _check_kept(state, seq, digest)
+    state.before.append(digest)
+    del state.before[:-1]
+    state.last_actions = (_previous(state, record), str(record.get("action")))
+
+
+def _previous(state: _Reading, record: Record) -> str:
+    return state.last_actions[1] if record.get("action") == chain.HEAD else ""
+
+
+def _check_first(record: Record) -> None:
+    if record.get("action") not in _FIRST or not isinstance(record.get("site"), str):
+        raise _MissingError(0, "the log does not begin with its genesis")
+
+
+def _check_own(state: _Reading, record: Record, seq: int) -> None:
+    """A head in the log is about the record before it, and signed by whose log it is."""
+    try:
+        head = Head.from_dict(_mapping(record.get("head")))
+        who = head.check(state.trust)
+    except NebulaError as error:
+        raise _MissingError(seq, f"the head in the log is wrong: {error.what}") from None
+    if who.uri != state.first["site"]:
+        raise _MissingError(seq, f"the head in the log is signed by {who.uri}")
+    if head.seq != seq - 1 or [head.digest] != state.before:
+        raise _MissingError(seq, f"the head in the log is about another record {head.seq}")
+    state.heads += 1
+    state.signed = head.seq
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _check_kept(state: _Reading, seq: int, digest: str) -> None:
+    """Whether the log is still the one that a peer was told of."""
+    for head in state.kept.get(seq, ()):
+        if not _is_of(state, head):
+            continue
+        if head.digest != digest:
+            first = (-1 if state.matched is None else state.matched) + 1
+            raise _MissingError(first, f"a peer keeps another digest of record {seq}: the log was written anew")
+        state.matched = seq
+
+
+def _is_of(state: _Reading, head: Head) -> bool:
+    try:
+        return head.check(state.trust).uri == state.first["site"]
+    except NebulaError as error:
+        raise AuditError(f"head {head.seq} of the peer is wrong", why=error.what) from None
+
+
+def _check_end(state: _Reading, given: list[Head]) -> None:
+    """Whether the log is as long as its peers were told."""
+    last = state.follower.link.seq
+    if not state.first:
+        raise _MissingError(0, "the log is empty")
+    own = [head for head in given if _is_of(state, head)]
+    if given and not own:
+        said = sorted({head.check().uri for head in given})
+        raise _MissingError(0, f"the peer keeps heads of {', '.join(said)[:200]}, and none of {state.first['site']}")
+    longest = max((head.seq for head in own), default=-1)
+    if longest > last:
+        raise _MissingError(last + 1, f"the log ends at record {last}, and a peer knows that it had {longest}")

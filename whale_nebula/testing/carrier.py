@@ -1,0 +1,223 @@
+"""Two carriers joined in memory, and a plan of what happens to frames between them: for tests of links.
+
+It behaves as a network does: each way keeps its order unless the plan says otherwise, a sender feels that the line
+is full, a cut loses what is on its way, and after it there is another connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+from whale_nebula.errors import NebulaError
+from whale_nebula.transport.carrier import CarrierState, Receiver
+from whale_nebula.wire.tensor import Bytes
+
+_ROOM = 4  # frames on their way
+
+
+class Passage(NamedTuple):
+    """A frame on its way: from which worker, the how many-th of that side (from 0), and its bytes."""
+
+    source: str
+    number: int
+    frame: bytes
+
+
+Plan: TypeAlias = Callable[[Passage], Iterable[bytes]]
+"""What arrives in place of a frame: nothing, it, it twice, another. It may wait (a delay) or cut the cable."""
+
+
+def nothing_happens(passage: Passage) -> Iterable[bytes]:
+    """The plan of an undisturbed line."""
+    return (passage.frame,)
+
+
+class Cable:
+    """The line between two workers; `ends` are their carriers. It is connected once both have started.
+
+    `cut` breaks it; it is connected again at once, or at `mend` if it was cut with `mends=False`. `kill` takes one
+    worker off for good, as its death would.
+    """
+
+    def __init__(self, here: str, there: str, plan: Plan = nothing_happens) -> None:
+        self.plan = plan
+        self._changed = threading.Condition()
+        self._connection = 0  # the present one's number, negative while there is none
+        self._queues: dict[str, deque[bytes]] = {here: deque(), there: deque()}  # by source
+        self._counts = dict.fromkeys((here, there), 0)
+        self._gates = {here: threading.RLock(), there: threading.RLock()}
+        self._work: deque[Callable[[], None]] = deque()
+        self._receivers: dict[str, Receiver] = {}
+        self._closed: set[str] = set()
+        self.ends = MemoryCarrier(self, here, there), MemoryCarrier(self, there, here)
+        for source, target in ((here, there), (there, here)):
+            _thread(f"nebula-line-{source}", partial(self._deliver, source, target))
+        _thread("nebula-line-keeper", self._keep)
+
+    @property
+    def connected(self) -> bool:
+        """Whether frames pass."""
+        return self._connection > 0
+
+    def cut(self, why: str = "the cable is cut", *, mends: bool = True) -> None:
+        """Break the connection; what is on its way is lost."""
+        self._later(lambda: self._break(why))
+        if mends:
+            self.mend()
+
+    def mend(self) -> None:
+        """Connect again."""
+        self._later(self._join)
+
+    def kill(self, worker: str, error: NebulaError) -> None:
+        """Take one worker away: the other one's carrier gives up with this error."""
+        self._later(lambda: self._break("it is gone"))
+        for other in self._gates.keys() - {worker}:
+            self._later(partial(self._lose, other, error))
+
+    def _started(self, worker: str, receiver: Receiver) -> None:
+        with self._changed:
+            self._receivers[worker] = receiver
+            if len(self._receivers) == len(self._gates):
+                self.mend()
+
+    def _carry(self, source: str, connection: int, frame: bytes) -> bool:
+        with self._changed:
+            queue = self._queues[source]
+            self._changed.wait_for(lambda: self._connection != connection or len(queue) < _ROOM)
+            if self._connection != connection:
+                return False
+            queue.append(frame)
+            self._changed.notify_all()
+            return True
+
+    def _close(self, worker: str) -> None:
+        """One end leaves: what it sent still arrives, then the connection ends."""
+        with self._changed:
+            self._closed.add(worker)
+            self._changed.wait_for(lambda: not self._queues[worker] or self._connection < 0, timeout=5.0)
+        self._later(lambda: self._break("the other side has closed"))
+
+    # The threads: one for each way, and one that connects and breaks.
+
+    def _deliver(self, source: str, target: str) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queues[source] or self._over)
+                if self._over:
+                    return
+                connection, number = self._connection, self._counts[source]
+                frame = self._queues[source][0]
+                self._counts[source] += 1
+            for each in self.plan(Passage(source, number, frame)):
+                with self._gates[target]:
+                    if self._connection == connection and target not in self._closed:
+                        self._receivers[target].message(bytes(each))
+            with self._changed:
+                if self._connection == connection:
+                    self._queues[source].popleft()
+                self._changed.notify_all()
+
+    @property
+    def _over(self) -> bool:
+        return len(self._closed) == len(self._gates) and not self._work
+
+    def _keep(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._work or self._over)
+                if not self._work:
+                    return
+                work = self._work.popleft()
+            work()
+            with self._changed:
+                self._changed.notify_all()
+
+    def _later(self, work: Callable[[], None]) -> None:
+        with self._changed:
+            self._work.append(work)
+            self._changed.notify_all()
+
+    def _join(self) -> None:
+        with self._both_gates():
+            with self._changed:
+                if self._connection > 0 or self._closed:
+                    return
+                self._connection = 1 - self._connection
+            for receiver in self._receivers.values():
+                receiver.up(self._connection)
+
+    def _lose(self, worker: str, error: NebulaError) -> None:
+        with self._gates[worker]:
+            self._receivers[worker].lost(error)
+
+    def _break(self, why: str) -> None:
+        with self._both_gates():
+            with self._changed:
+                if self._connection <= 0:
+                    return
+                self._connection = -self._connection
+                for queue in self._queues.values():
+                    queue.clear()
+                self._changed.notify_all()
+            for worker, receiver in self._receivers.items():
+                if worker not in self._closed:
+                    receiver.down(why)
+
+    @contextlib.contextmanager
+    def _both_gates(self) -> Iterator[None]:
+        here, there = self._gates.values()
+        with here, there:
+            yield
+
+
+class MemoryCarrier:
+    """One end of a cable."""
+
+    def __init__(self, cable: Cable, here: str, there: str) -> None:
+        self.here = here
+        self.there = there
+        self.where = "memory"
+        self.paced: list[float] = []
+        self.opens = 0
+        self._cable = cable
+        self._sent = 0
+
+    def start(self, receiver: Receiver) -> None:
+        """Be connected, once the other end has started too."""
+        self._cable._started(self.here, receiver)
+
+    def send(self, connection: int, header: bytes, chunk: Bytes) -> bool:
+        """Hand one frame over, once there is room on the line."""
+        frame = header + chunk.tobytes()
+        self._sent += len(frame)
+        return self._cable._carry(self.here, connection, frame)
+
+    def opened(self) -> None:
+        """One lane is all that there is."""
+        self.opens += 1
+
+    def drop(self, why: str) -> None:
+        """Break the connection; another follows."""
+        self._cable.cut(why)
+
+    def pace(self, rate: float) -> None:
+        """Nothing depends on the rate here."""
+        self.paced.append(rate)
+
+    def close(self) -> None:
+        """Leave."""
+        self._cable._close(self.here)
+
+    def state(self) -> CarrierState:
+        """How it stands."""
+        return CarrierState(connected=self._cable.connected, connections=abs(self._cable._connection), sent=self._sent)
+
+
+def _thread(name: str, target: Callable[[], None]) -> None:
+    threading.Thread(target=target, name=name, daemon=True).start()

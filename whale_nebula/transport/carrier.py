@@ -1,0 +1,73 @@
+"""What carries whole frames between two workers and may break: below it is a network, above it a link.
+
+A carrier knows nothing of what it carries. It makes its connection again whenever it breaks; what was in flight
+then is lost, and the link above sends it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from whale_nebula.errors import NebulaError
+from whale_nebula.wire.tensor import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CarrierState:
+    """How a carrier stands: `since` (time.monotonic) it is as it is, `refusals` in a row, the last trouble.
+
+    `sent` and `received` are bytes of frames over all its connections, `connections` how many there were.
+    """
+
+    connected: bool = False
+    since: float = 0.0
+    connections: int = 0
+    refusals: int = 0
+    trouble: str = ""
+    sent: int = 0
+    received: int = 0
+
+
+class Receiver(Protocol):
+    """What a link is for its carrier. The calls come from the carrier's threads, for one connection in order."""
+
+    def up(self, connection: int) -> None:
+        """There is a fresh connection, the `connection`-th: greet over it."""
+
+    def message(self, data: bytes) -> None:
+        """One whole frame has come."""
+
+    def down(self, why: str) -> None:
+        """The connection is gone; the carrier is about to make another."""
+
+    def lost(self, error: NebulaError) -> None:
+        """There will be no other: the worker is dead, or it refuses this one for a reason that time does not mend."""
+
+
+class Carrier(Protocol):
+    """One worker's way to one other worker."""
+
+    there: str
+    where: str  # the address as it is shown: of the other worker, or of what leads to it
+
+    def start(self, receiver: Receiver) -> None:
+        """Begin to connect; threads start here and not before."""
+
+    def send(self, connection: int, header: bytes, chunk: Bytes) -> bool:
+        """Hand one frame over, once this connection takes it; False if it is gone, though there be another."""
+
+    def opened(self) -> None:
+        """The greeting over the present connection is done: a carrier of several lanes may now use them all."""
+
+    def drop(self, why: str) -> None:
+        """Break the present connection; another will be made."""
+
+    def pace(self, rate: float) -> None:
+        """The link has seen the line carry so many bytes per second: deadlines follow from it."""
+
+    def close(self) -> None:
+        """Let what was sent leave, and end for good."""
+
+    def state(self) -> CarrierState:
+        """How it stands."""

@@ -1,0 +1,133 @@
+"""What links that send frames do alike, whatever carries them: tensors and messages become parcels for a writer,
+what arrives goes to the mailbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from whale_nebula.errors import NebulaError, RemoteProtocolError
+from whale_nebula.transport.address import Roster
+from whale_nebula.transport.base import BYE, FAIL, LinkEnd, closed_by, failed, refuse_reserved
+from whale_nebula.transport.mailbox import Mailbox
+from whale_nebula.transport.outbox import Outbox, Parcel
+from whale_nebula.transport.protocol import Key, Payload
+from whale_nebula.wire.decoder import Bound, MessageArrived, TensorArrived
+from whale_nebula.wire.frame import Header, Kind, chunks, pack
+from whale_nebula.wire.message import encode_message
+from whale_nebula.wire.tensor import array_bytes, dtype_code
+
+BUDGET_BYTES = 64 << 20
+_UINT8 = dtype_code("uint8")
+
+ExpectKey: TypeAlias = Callable[[Key], Bound | None]
+
+
+class FramedEnd(LinkEnd):
+    """The end of a link whose writer takes parcels from an outbox; `patience` is how long a send may wait for room."""
+
+    def __init__(
+        self,
+        here: str,
+        there: str,
+        workers: Iterable[str],
+        outbox: Outbox,
+        *,
+        expect: ExpectKey | None,
+        patience: float,
+    ) -> None:
+        super().__init__(Mailbox(here, there, fault=RemoteProtocolError))
+        self._roster = Roster(workers)
+        self._ends = self._roster.number(there), self._roster.number(here)
+        self._expect = expect
+        self._patience = patience
+        self._outbox = outbox
+        self._farewell = self._parcel({"kind": BYE})
+
+    def send(
+        self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None
+    ) -> None:
+        """Queue a tensor for the writer. `size` is not needed here: the array has one."""
+        self._check(key, self.here, self.there)
+        array = np.asarray(array)
+        header = self._roster.header(key)._replace(dtype=dtype_code(array.dtype.name), dims=array.shape)
+        self._put(Parcel(header, array_bytes(array)))
+        self._tally.tensor(array.nbytes, raw_bytes)
+
+    def post(self, message: Mapping[str, Any]) -> None:
+        """Queue a control message for the writer."""
+        refuse_reserved(message)
+        parcel = self._parcel(message)
+        self._put(parcel)
+        self._tally.message(parcel.payload.size)
+
+    def fail(self, reason: Mapping[str, Any]) -> None:
+        """Tell the other worker that this one failed and why, before everything that is queued."""
+        parcel = self._parcel({"kind": FAIL, "reason": dict(reason)})
+        if self._outbox.put_urgent(parcel):
+            self._tally.message(parcel.payload.size)
+
+    def _say_farewell(self) -> None:
+        if self._outbox.finish(self._farewell):
+            self._tally.message(self._farewell.payload.size)
+
+    def _put(self, parcel: Parcel) -> None:
+        self._inbox.check_open()
+        # what is wrong with a parcel is raised here, to the caller, and not to the writer
+        pack(next(iter(chunks(parcel.header, parcel.payload)))[0], 0)
+        if not self._outbox.put(parcel, self._stall(), self.there):
+            self._inbox.check_open()
+
+    def _stall(self) -> float:
+        """How long a send may wait for room."""
+        return self._patience
+
+    def _parcel(self, message: Mapping[str, Any]) -> Parcel:
+        payload = np.frombuffer(encode_message(message), np.uint8)
+        there, here = self._ends
+        header = Header(Kind.CONTROL, source=here, destination=there, dtype=_UINT8, dims=(payload.size,))
+        return Parcel(header, payload)
+
+    def _arrived(self, event: TensorArrived | MessageArrived) -> None:
+        """Whatever has come whole."""
+        if isinstance(event, MessageArrived):
+            self._told(event.message)
+        else:
+            self._inbox.put(self._roster.key(event.header), event.array)
+
+    def _told(self, message: dict[str, Any]) -> None:
+        if message["kind"] == BYE:
+            self._inbox.end(partial(closed_by, self.there))
+            self._say_farewell()
+        elif message["kind"] == FAIL:
+            self._inbox.end(partial(failed, self.there, message.get("reason")), at_once=True)
+        else:
+            self._inbox.put_message(message)
+
+    def _refuse(self, error: NebulaError) -> None:
+        """What comes cannot be understood from here on: say so to both sides."""
+        self._inbox.end(lambda: error.with_traceback(None), at_once=True)
+        self.fail({"what": f"it could not understand what '{self.there}' sent", "why": error.what})
+        self._outbox.finish()
+
+    def _bound(self, header: Header) -> Bound | None:
+        """What the plan allows for a tensor that begins: asked before anything is allocated for it."""
+        self._check_ends(header)
+        if self._expect is None:
+            return None
+        key = self._roster.key(header)
+        bound = self._expect(key)
+        if bound is None:
+            raise RemoteProtocolError(f"{key} came, which the plan does not know")
+        return bound
+
+    def _check_ends(self, header: Header) -> None:
+        if (header.source, header.destination) != self._ends:
+            raise RemoteProtocolError(
+                f"a frame from worker {header.source} to worker {header.destination}, "
+                f"on the link from {self.there} to {self.here}"
+            )

@@ -1,0 +1,91 @@
+"""The side that is dialled: it takes what comes in at the listener, and looks after it."""
+
+from __future__ import annotations
+
+from whale_nebula.errors import IdentityError, TransportError
+from whale_nebula.security import Credentials, CurrentCredentials, Peer, check_live
+from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.grpc.carrier import GrpcCarrier
+from whale_nebula.transport.grpc.connection import Connection
+from whale_nebula.transport.grpc.knock import Knock
+from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.transport.grpc.listener import Hear
+from whale_nebula.transport.grpc.probing import probe
+
+_PROMPT_SECONDS = 0.3  # within which a worker that lives has dialled again, as a rule
+
+
+class AwaitingCarrier(GrpcCarrier):
+    """Waits to be dialled. `where` is the other worker's own address, if any: there it is looked for once it went.
+
+    What is found there counts only if it was ever open to this side: an address behind a wall refuses everybody. While
+    a connection stands, the certificate it was made with is looked at again and again: its dates and the deny list.
+    """
+
+    def __init__(
+        self,
+        here: str,
+        there: str,
+        where: str,
+        *,
+        credentials: CurrentCredentials | None = None,
+        deadlines: Deadlines,
+    ) -> None:
+        super().__init__(here, there, where, deadlines)
+        self._credentials = credentials
+        self._guest: Peer | None = None
+        self._was_open = False
+
+    def take(self, knock: Knock, guest: Peer | None, lane: Lane) -> Hear:
+        """A stream has come in, and whoever dialled it has been found to be the other worker (`guest`)."""
+        if self._closed:
+            raise TransportError(f"worker '{self.here}' is closing")
+        if knock.lane == 0:
+            connection = Connection(knock.connection)
+            connection.add(0, lane)
+            self._guest = guest
+            # The link greets at once: what it says waits in the lane until gRPC asks for it.
+            self._adopt(connection)
+        else:
+            connection = self._present(knock)
+            connection.add(knock.lane, lane)
+        return connection.hearer(knock.lane, lambda frame: self._hear(connection, frame))
+
+    def _present(self, knock: Knock) -> Connection:
+        connection = self._connection
+        if connection is None or connection.name != knock.connection:
+            raise TransportError("a further lane of a connection that is no more")
+        return connection
+
+    def _keep(self) -> None:
+        attempt = 0
+        while not self._closed:
+            if self._connection is not None:
+                attempt = 0
+                self._check_guest()
+                self._was_open = self._was_open or (self.where != "" and self._found())
+                self._rest(self._deadlines.look, while_connected=True)
+            else:
+                self._rest(_PROMPT_SECONDS + self._back_off(attempt))
+                attempt += 1
+                if self._was_open and self._connection is None:
+                    self._found()
+
+    def _check_guest(self) -> None:
+        if self._credentials is None or self._guest is None:
+            return
+        credentials: Credentials = self._credentials()
+        try:
+            check_live(credentials.trust, self._guest)
+        except IdentityError as error:
+            self.drop(error.what)
+
+    def _found(self) -> bool:
+        """Whether the other worker's own port is still there; raises once it has refused twice."""
+        found = probe(self.where, self._deadlines.connect)
+        if found.found != "refused":
+            self._refusals = 0
+            return True
+        if self._refused() and self._connection is None:
+            raise self._dead()
+        return False

@@ -1,0 +1,176 @@
+"""What the dialling and the dialled side of a gRPC carrier do alike: hold the present connection and tell the link."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+
+from whale_nebula.errors import NebulaError
+from whale_nebula.transport.base import lost
+from whale_nebula.transport.carrier import CarrierState, Receiver
+from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.grpc.connection import Connection
+from whale_nebula.transport.grpc.lane import reason
+from whale_nebula.wire.tensor import Bytes
+
+_LOG = logging.getLogger("whale_nebula.transport")
+
+
+class GrpcCarrier(ABC):
+    """One worker's way to another over gRPC. A connection that comes takes the place of the one before.
+
+    A thread of its own (`_keep`, the subclass's) makes connections or looks after them.
+    """
+
+    def __init__(self, here: str, there: str, where: str, deadlines: Deadlines) -> None:
+        self.here = here
+        self.there = there
+        self.where = where
+        self._deadlines = deadlines
+        self._gate = threading.RLock()  # one call into the link at a time, and only for the present connection
+        self._changed = threading.Condition()
+        self._receiver: Receiver | None = None
+        self._connection: Connection | None = None
+        self._closed = False
+        self._rate: float | None = None
+        self._since = time.monotonic()
+        self._connections = 0
+        self._refusals = 0
+        self._trouble = ""
+        self._sent = 0
+        self._received = 0
+        self._keeper = threading.Thread(target=self._run, name=f"nebula-keep-{there}", daemon=True)
+
+    def start(self, receiver: Receiver) -> None:
+        """Begin to connect."""
+        self._receiver = receiver
+        self._keeper.start()
+
+    def send(self, connection: int, header: bytes, chunk: Bytes) -> bool:
+        """Join header and chunk, which is the one copy that is made here, and hand the frame over."""
+        with self._gate:
+            present = self._connection if connection == self._connections else None
+        if present is None:
+            return False
+        frame = b"".join((header, chunk.data)) if chunk.size else bytes(header)
+        if not present.send(frame):
+            return False
+        self._sent += len(frame)
+        return True
+
+    def opened(self) -> None:
+        """The greeting is done: all lanes may be used."""
+        with self._gate:
+            if self._connection is not None:
+                self._connection.opened.set()
+
+    def drop(self, why: str) -> None:
+        """Break the present connection; another will be made."""
+        connection = self._connection
+        if connection is not None:
+            connection.end(why)
+
+    def pace(self, rate: float) -> None:
+        """What the line was seen to carry: connections made from now on allow their pings so much time."""
+        self._rate = rate
+
+    def close(self) -> None:
+        """Let what was sent leave, and end."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+        connection = self._connection
+        if connection is not None:
+            connection.finish()
+            connection.wait_over(self._deadlines.grace)
+            connection.end("closed")
+        if self._keeper.ident is not None and self._keeper is not threading.current_thread():
+            self._keeper.join(self._deadlines.grace)
+
+    def state(self) -> CarrierState:
+        """How it stands."""
+        return CarrierState(
+            connected=self._connection is not None,
+            since=self._since,
+            connections=self._connections,
+            refusals=self._refusals,
+            trouble=self._trouble,
+            sent=self._sent,
+            received=self._received,
+        )
+
+    @abstractmethod
+    def _keep(self) -> None:
+        """Make connections, or look after those that come, until it is closed."""
+
+    def _run(self) -> None:
+        try:
+            self._keep()
+        except NebulaError as error:
+            self._give_up(error)
+        except Exception as error:
+            _LOG.exception("the carrier to %s has failed", self.there)
+            self._give_up(lost(self.there, f"this side's carrier has failed: {reason(error)}"))
+
+    def _adopt(self, connection: Connection) -> None:
+        """A fresh connection takes the place of the one before."""
+        before = self._connection
+        if before is not None:
+            before.end("another connection has taken its place")
+        with self._gate:
+            if self._closed or self._receiver is None:
+                connection.end("this side has closed")
+                return
+            self._connection, self._since, self._trouble = connection, time.monotonic(), ""
+            self._connections += 1
+            self._refusals = 0
+            self._receiver.up(self._connections)
+        connection.on_end(lambda why: self._forget(connection, why))
+
+    def _forget(self, connection: Connection, why: str) -> None:
+        with self._gate:
+            if self._connection is not connection or self._receiver is None:
+                return
+            self._connection, self._since, self._trouble = None, time.monotonic(), why
+            if not self._closed:
+                _LOG.info("the connection between %s and %s is gone: %s", self.here, self.there, why)
+            self._receiver.down(why)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _hear(self, connection: Connection, frame: bytes) -> None:
+        """One frame of one connection, in the thread that reads it."""
+        with self._gate:
+            if self._connection is connection and self._receiver is not None:
+                self._received += len(frame)
+                self._receiver.message(frame)
+
+    def _give_up(self, error: NebulaError) -> None:
+        with self._gate:
+            if self._receiver is not None and not self._closed:
+                self._receiver.lost(error)
+
+    def _rest(self, seconds: float, *, while_connected: bool = False) -> bool:
+        """Wait so long, less if it is closed (or, `while_connected`, if the connection breaks); whether to go on."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or (while_connected and self._connection is None), seconds
+            )
+            return not self._closed
+
+    def _refused(self) -> bool:
+        """The address refused once more; whether that means that the worker, once met, is dead."""
+        self._refusals += 1
+        self._trouble = f"{self.where} refuses"
+        return self._connections > 0 and self._refusals >= 2
+
+    def _dead(self) -> NebulaError:
+        return lost(self.there, f"its address {self.where} has refused twice: no process has the port any more")
+
+    def _back_off(self, attempt: int) -> float:
+        return self._deadlines.again(attempt, random.random())  # noqa: S311 - no secret

@@ -1,0 +1,113 @@
+"""One connection of a carrier: a lane, or several over which large frames are spread. It breaks as a whole."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from whale_nebula.transport.grpc.lane import Lane
+
+_SMALL_BYTES = 64 << 10
+
+
+class Connection:
+    """Lanes under one number. Lane 0 carries the greeting and what is small, in order; any lane carries the rest.
+
+    The lanes above 0 are read only once the greeting is done (`opened`): a frame must not overtake it.
+
+    >>> connection = Connection("00112233aabbccdd")
+    >>> lane = connection.lane(0)
+    >>> connection.send(b"frame"), next(lane.outgoing())
+    (True, b'frame')
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.changed = threading.Condition()
+        self.opened = threading.Event()
+        self.closing = False
+        self._lanes: dict[int, Lane] = {}
+        self._over = False
+        self._why = ""
+        self._told: list[Callable[[str], None]] = []
+
+    @property
+    def over(self) -> bool:
+        """Whether it is gone."""
+        return self._over
+
+    def lane(self, number: int) -> Lane:
+        """A lane of it, made now; one that comes too late is over at once."""
+        lane = Lane(self.changed)
+        self.add(number, lane)
+        return lane
+
+    def add(self, number: int, lane: Lane) -> None:
+        """Take a lane in; it waits on this connection's condition from now on."""
+        with self.changed:
+            late = self._over or number in self._lanes
+            if not late:
+                lane.changed, lane.on_end = self.changed, self.end
+                self._lanes[number] = lane
+        if late:
+            lane.end(self._why or f"lane {number} came twice")
+
+    def on_end(self, tell: Callable[[str], None]) -> None:
+        """Be told once when it is gone, at once if it is."""
+        with self.changed:
+            over = self._over
+            if not over:
+                self._told.append(tell)
+        if over:
+            tell(self._why)
+
+    def hearer(self, number: int, hear: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """What a lane's reader calls: for the lanes above 0 it holds back until the greeting is done."""
+
+        def hold(frame: bytes) -> None:
+            self.opened.wait()
+            hear(frame)
+
+        return hold if number else hear
+
+    def send(self, frame: bytes) -> bool:
+        """Hand over one frame, once a lane has room for it; False if the connection is gone."""
+        with self.changed:
+            while not self._over:
+                lane = self._free(len(frame) < _SMALL_BYTES)
+                if lane is not None:
+                    return lane.put(frame)
+                self.changed.wait()
+            return False
+
+    def _free(self, small: bool) -> Lane | None:
+        lanes = list(self._lanes.values())[:1] if small else self._lanes.values()
+        return next((lane for lane in lanes if lane.free), None)
+
+    def finish(self) -> None:
+        """Let what was handed over leave, and end this side in order."""
+        with self.changed:
+            self.closing = True
+            lanes = list(self._lanes.values())
+        for lane in lanes:
+            lane.finish()
+
+    def end(self, why: str) -> None:
+        """Break it, all lanes, for this reason; the first reason stays."""
+        with self.changed:
+            if self._over:
+                return
+            self._over, self._why = True, why
+            lanes, told, self._told = list(self._lanes.values()), self._told, []
+            self.changed.notify_all()
+        self.opened.set()
+        for lane in lanes:
+            lane.end(why)
+        for tell in told:
+            tell(why)
+
+    def wait_over(self, seconds: float) -> bool:
+        """Wait so long for its end; whether that has come."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._over, seconds)
+            return self._over

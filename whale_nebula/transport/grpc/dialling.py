@@ -1,0 +1,186 @@
+"""The side that dials: it connects, notices what is in the way, and connects again."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import grpc
+
+from whale_nebula.errors import DeadlineError, IdentityError, LinkClosedError, NebulaError, TransportError
+from whale_nebula.security import Credentials, CurrentCredentials
+from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.grpc import options
+from whale_nebula.transport.grpc.carrier import GrpcCarrier
+from whale_nebula.transport.grpc.connection import Connection
+from whale_nebula.transport.grpc.knock import LANES, METHOD, Knock
+from whale_nebula.transport.grpc.lane import Lane, reason
+from whale_nebula.transport.grpc.probing import probe
+from whale_nebula.transport.grpc.tls import channel_credentials
+
+_LOG = logging.getLogger("whale_nebula.transport")
+_FINAL = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
+
+
+class Target(NamedTuple):
+    """What is dialled: its address, the name that its certificate must bear, and what this side shows.
+
+    Without `credentials` nothing is encrypted and nobody is proved to be who he says. `gateway`: it only leads to
+    the worker, so its refusals do not mean that the worker is dead. `diagnose` finds out why something that listens
+    there gives no stream; None: it cannot tell, so another try may go better.
+    """
+
+    address: str
+    name: str | None = None
+    credentials: CurrentCredentials | None = None
+    gateway: bool = False
+    diagnose: Callable[[], NebulaError | None] | None = None
+
+
+def dial(
+    target: Target,
+    knock: Knock,
+    lane: Lane,
+    hear: Callable[[bytes], None],
+    *,
+    deadlines: Deadlines,
+    rate: float | None = None,
+    credentials: Credentials | None = None,
+) -> int:
+    """Open one stream, and hear it in a thread of its own; gives how many lanes the other side asks for.
+
+    Raises `TransportError` for what may go better later, and another NebulaError for a refusal.
+    """
+    shown = credentials or (target.credentials() if target.credentials else None)
+    choice = options.client(deadlines, rate, name=target.name if shown else None)
+    channel = (
+        grpc.insecure_channel(target.address, choice)
+        if shown is None
+        else grpc.secure_channel(target.address, channel_credentials(shown), choice)
+    )
+    call = channel.stream_stream(METHOD)(lane.outgoing(), metadata=knock.metadata())
+    lane.attach(lambda why: call.cancel())
+    told: dict[str, str] = {}
+    settled = threading.Event()
+
+    def run() -> None:
+        told.update(call.initial_metadata() or ())
+        settled.set()
+        lane.read(call, hear)
+        channel.close()
+
+    threading.Thread(target=run, name="nebula-hear", daemon=True).start()
+    if not settled.wait(deadlines.connect):
+        lane.end(f"{target.address} took longer than {deadlines.connect:g} s to answer")
+        raise TransportError(lane.why)
+    if LANES not in told:
+        raise _refusal(target, call, lane)
+    return int(told[LANES]) if told[LANES].isdigit() else 1
+
+
+def _refusal(target: Target, call: Any, lane: Lane) -> NebulaError:
+    """Why a stream did not come about, from what gRPC says of it."""
+    code, why = call.code(), reason(call)
+    lane.end(why)
+    if code == grpc.StatusCode.UNIMPLEMENTED:
+        return IdentityError(f"what listens at {target.address} is no worker of ours", why=why)
+    if code == grpc.StatusCode.FAILED_PRECONDITION:
+        return LinkClosedError(why)
+    if code in _FINAL:
+        return IdentityError(f"{target.address} refuses this worker: {why}")
+    return TransportError(f"no connection to {target.address}", why=why)
+
+
+class DiallingCarrier(GrpcCarrier):
+    """Dials the other worker, or the gateway that leads to it, and dials again whenever the connection breaks."""
+
+    def __init__(self, run: str, here: str, there: str, target: Target, *, deadlines: Deadlines) -> None:
+        super().__init__(here, there, target.address, deadlines)
+        self._run_id = run
+        self._target = target
+        self._diagnosed: type[object] | None = None
+
+    def _keep(self) -> None:
+        attempt = 0
+        while not self._closed:
+            try:
+                lasted = self._live_through_one()
+                attempt = 0 if lasted > 1.0 else attempt + 1
+            except (IdentityError, LinkClosedError):
+                raise
+            except TransportError as error:
+                self._look_into(error)
+                attempt += 1
+            if not self._rest(self._back_off(attempt)):
+                return
+
+    def _live_through_one(self) -> float:
+        """Connect, and return once that is over; gives for how long it was."""
+        credentials = self._target.credentials() if self._target.credentials else None
+        connection = Connection(secrets.token_hex(8))
+        lanes = max(options.lanes(), self._open(connection, 0, credentials))
+        started = time.monotonic()
+        if not connection.over:
+            self._adopt(connection)
+        widened = lanes == 1
+        while not connection.wait_over(self._deadlines.look if widened else 0.05) and not self._closed:
+            if not widened and connection.opened.is_set():
+                self._widen(connection, lanes, credentials)
+                widened = True
+            if self._target.credentials and self._target.credentials() is not credentials:
+                connection.end("this side's certificate was renewed")
+        return time.monotonic() - started
+
+    def _open(self, connection: Connection, number: int, credentials: Credentials | None) -> int:
+        knock = Knock(self._run_id, self.here, self.there, connection.name, number)
+        lane = connection.lane(number)
+        hear = connection.hearer(number, lambda frame: self._hear(connection, frame))
+        return dial(
+            self._target,
+            knock,
+            lane,
+            hear,
+            deadlines=self._deadlines,
+            rate=self._rate,
+            credentials=credentials,
+        )
+
+    def _widen(self, connection: Connection, lanes: int, credentials: Credentials | None) -> None:
+        try:
+            for number in range(1, lanes):
+                self._open(connection, number, credentials)
+        except NebulaError as error:
+            connection.end(f"a further lane did not open: {reason(error)}")
+
+    def _look_into(self, error: TransportError) -> None:
+        """What is in the way: not up yet, dead, or something that no patience mends, which is raised."""
+        found = probe(self.where, self._deadlines.connect)
+        self._trouble = found.why or error.why or error.what
+        _LOG.debug("%s cannot reach %s: %s", self.here, self.there, self._trouble)
+        if found.found == "refused":
+            if self._refused() and not self._target.gateway:
+                raise self._dead()
+            if self._target.gateway and self._refused_since() > self._deadlines.gateway_grace:
+                raise self._gateway_lost()
+            return
+        self._refusals = 0
+        diagnosed = self._target.diagnose() if found.found == "open" and self._target.diagnose else None
+        if diagnosed is not None and type(diagnosed) is self._diagnosed:  # twice: it was not renewed meanwhile
+            raise diagnosed
+        self._diagnosed = type(diagnosed)
+        self._trouble = diagnosed.what if diagnosed else self._trouble
+
+    def _refused_since(self) -> float:
+        return time.monotonic() - self._since
+
+    def _gateway_lost(self) -> NebulaError:
+        return DeadlineError(
+            f"the gateway at {self.where} has refused for {self._deadlines.gateway_grace:g} s",
+            where=self.where,
+            why=f"it is the only way from '{self.here}' to '{self.there}', and its process has ended",
+            mend="start it again: whale-nebula gateway",
+        )

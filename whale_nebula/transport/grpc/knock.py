@@ -1,0 +1,71 @@
+"""What a dialling side says before the first frame: for which run it comes, who it is and whom it wants."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from whale_nebula.errors import RemoteProtocolError
+
+METHOD = "/nebula.Wire/Talk"
+VERSION = 1
+LANES = "nebula-lanes"
+_PREFIX = "nebula-"
+_LONGEST = 200
+_CONNECTION = re.compile(r"[0-9a-f]{16}")
+
+
+class Knock(NamedTuple):
+    """The metadata of a stream. `connection` is drawn anew for each attempt; its lanes share it.
+
+    >>> knock = Knock("mt", "npu/0", "gpu/0", "00112233aabbccdd", lane=1)
+    >>> Knock.read(knock.metadata()) == knock
+    True
+    """
+
+    run: str
+    source: str
+    destination: str
+    connection: str
+    lane: int = 0
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """As gRPC sends it."""
+        words = {**self._asdict(), "version": VERSION}
+        return tuple((_PREFIX + key, quote(str(value), safe="/")) for key, value in words.items())
+
+    @classmethod
+    def read(cls, metadata: Iterable[tuple[str, str | bytes]]) -> Knock:
+        """What somebody sent, checked; anything else is his mistake."""
+        said = {str(key).removeprefix(_PREFIX): value for key, value in metadata if str(key).startswith(_PREFIX)}
+        text = {key: unquote(value) for key, value in said.items() if isinstance(value, str)}
+        if text.get("version") != str(VERSION):
+            raise RemoteProtocolError(
+                f"a stream of another version of this protocol: {text.get('version', 'none')!r:.20}",
+                why=f"this side speaks version {VERSION}",
+            )
+        run, source, destination = (_name(text, each) for each in ("run", "source", "destination"))
+        return cls(run, source, destination, _connection(text), _lane(text))
+
+
+def _name(text: dict[str, str], key: str) -> str:
+    name = text.get(key, "")
+    if not 0 < len(name) <= _LONGEST or not name.isprintable():
+        raise RemoteProtocolError(f"a stream without a proper {key}")
+    return name
+
+
+def _connection(text: dict[str, str]) -> str:
+    name = text.get("connection", "")
+    if not _CONNECTION.fullmatch(name):
+        raise RemoteProtocolError("a stream without a proper connection number")
+    return name
+
+
+def _lane(text: dict[str, str]) -> int:
+    lane = text.get("lane", "")
+    if lane not in {str(number) for number in range(16)}:
+        raise RemoteProtocolError("a stream with a lane that cannot be")
+    return int(lane)

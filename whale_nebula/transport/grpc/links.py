@@ -1,0 +1,188 @@
+"""All links of one worker over gRPC: one port for those who dial it, and dialling for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from whale_nebula.errors import ConfigError, IdentityError, NebulaError
+from whale_nebula.security import Credentials, CurrentCredentials, Identity, Peer, Prover, policy
+from whale_nebula.security.diagnose import probe
+from whale_nebula.transport.carrier import Carrier
+from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.framed import BUDGET_BYTES, ExpectKey
+from whale_nebula.transport.grpc.awaiting import AwaitingCarrier
+from whale_nebula.transport.grpc.dialling import DiallingCarrier, Target
+from whale_nebula.transport.grpc.knock import Knock
+from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.transport.grpc.listener import Hear, Listener, Visitor
+from whale_nebula.transport.grpc.options import LANES_WITHOUT_BBR
+from whale_nebula.transport.grpc.tls import server_credentials
+from whale_nebula.transport.peer import PeerLink
+from whale_nebula.transport.waiting import Announce, log_wait
+from whale_nebula.wire.greeting import Greeting
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker stands in a run, and how it reaches the others.
+
+    `peers` gives each other worker's address, or None where it has none; `listen` is this worker's own. With a
+    `gateway` (this cluster's) the workers of other clusters are reached through it. Without `credentials` nothing is
+    encrypted, and everybody is believed.
+
+    >>> place = Place("mt", "npu/0", {"gpu/0": "10.77.0.1:7101"}, listen="10.77.0.2:7101")
+    >>> place.dials("gpu/0"), Place("mt", "gpu/0", {"npu/0": None}, listen="10.77.0.1:7101").dials("npu/0")
+    (True, False)
+    """
+
+    run: str
+    here: str
+    peers: Mapping[str, str | None]
+    listen: str | None = None
+    gateway: str | None = None
+    credentials: Credentials | None = None
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """All workers of the run."""
+        return (*self.peers, self.here)
+
+    def through_gateway(self, there: str) -> bool:
+        """Whether frames to a worker go through the gateways."""
+        return self.gateway is not None and there.rpartition("/")[0] != self.here.rpartition("/")[0]
+
+    def dials(self, there: str) -> bool:
+        """Whether this worker dials that one: through a gateway both do; else who has no address, or the later name."""
+        if self.through_gateway(there):
+            return True
+        if self.peers[there] is None:
+            if self.listen is None:
+                raise _no_way(self.here, there)
+            return False
+        return self.listen is None or self.here > there
+
+
+class GrpcLinks:
+    """The links of one worker, by the other worker's name, and the port on which it is dialled.
+
+    What `expect`, `budget`, `deadlines` and `announce` mean, PeerLink says. Links begin to connect at once; who waits
+    for whom is announced.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        expect: ExpectKey | None = None,
+        budget: int = BUDGET_BYTES,
+        deadlines: Deadlines | None = None,
+        announce: Announce = log_wait,
+        versions: Mapping[str, str] | None = None,
+    ) -> None:
+        self._place = place
+        self._deadlines = deadlines or Deadlines()
+        self._current = CurrentCredentials(place.credentials) if place.credentials else None
+        self._awaited: dict[str, AwaitingCarrier] = {}
+        carriers = {there: self._carrier(there) for there in sorted(place.peers)}
+        self.links = {
+            there: PeerLink(
+                carrier,
+                Greeting(place.run, place.here, there, versions=dict(versions or {})),
+                place.workers,
+                expect=expect,
+                budget=budget,
+                prover=Prover(self._current) if self._current else None,
+                sealed=self._current is not None and place.through_gateway(there),
+                deadlines=self._deadlines,
+                announce=announce,
+            )
+            for there, carrier in carriers.items()
+        }
+        self._listener = self._listen()
+        self.address = self._listener.address if self._listener else None
+
+    def close(self) -> None:
+        """Close all links together, each in order, and then the port."""
+        for link in self.links.values():
+            link.part()
+        for link in self.links.values():
+            link.close()
+        if self._listener is not None:
+            self._listener.stop()
+
+    def _carrier(self, there: str) -> Carrier:
+        place = self._place
+        if place.dials(there):
+            return DiallingCarrier(
+                place.run, place.here, there, self._target(there), deadlines=self._deadlines
+            )
+        carrier = AwaitingCarrier(
+            place.here, there, place.peers[there] or "", credentials=self._current, deadlines=self._deadlines
+        )
+        self._awaited[there] = carrier
+        return carrier
+
+    def _target(self, there: str) -> Target:
+        gateway = self._place.gateway if self._place.through_gateway(there) else None
+        cluster = self._place.here.rpartition("/")[0]
+        name = f"{cluster}/gateway" if gateway else there
+        address = gateway or self._place.peers[there]
+        if address is None:
+            raise _no_way(self._place.here, there)
+        return target(self._place.run, name, address, self._current, gateway=gateway is not None)
+
+    def _listen(self) -> Listener | None:
+        if self._place.listen is None:
+            return None
+        listener = Listener(
+            self._place.listen,
+            server_credentials(self._current) if self._current else None,
+            self._accept,
+            deadlines=self._deadlines,
+            connections=LANES_WITHOUT_BBR * (len(self._place.peers) + 1),
+        )
+        listener.start()
+        return listener
+
+    def _accept(self, knock: Knock, visitor: Visitor, lane: Lane) -> Hear:
+        """A stream for one of the links, if it is from whom it says."""
+        if (knock.run, knock.destination) != (self._place.run, self._place.here):
+            raise IdentityError(
+                f"this is worker '{self._place.here}' of run '{self._place.run}'",
+                why=f"'{knock.source}' looks for '{knock.destination}' of run '{knock.run}'",
+                mend="compare the addresses in the clusters' configs, and stop what is left of an earlier run",
+            )
+        carrier = self._awaited.get(knock.source)
+        if carrier is None:
+            raise IdentityError(f"worker '{self._place.here}' does not wait for '{knock.source}'")
+        return carrier.take(knock, self._guest(knock, visitor), lane)
+
+    def _guest(self, knock: Knock, visitor: Visitor) -> Peer | None:
+        if self._current is None:
+            return None
+        credentials = self._current()
+        guest = credentials.trust.check(visitor.certificate, Identity.of_worker(knock.run, knock.source))
+        policy.check(guest.identity, policy.Call.OPEN_PAIR, credentials.identity)
+        return guest
+
+
+def target(
+    run: str, who: str, address: str, current: CurrentCredentials | None, *, gateway: bool = False
+) -> Target:
+    """How to dial worker or gateway `who` ("gpu/0", "gpu/gateway") at an address."""
+    identity = None if current is None else Identity.of_worker(run, who)
+
+    def diagnose() -> NebulaError | None:
+        found = probe(address, current() if current else None, identity)
+        return None if found is None or found.kind == "unreachable" else found.error
+
+    return Target(address, identity.dns if identity else None, current, gateway, diagnose)
+
+
+def _no_way(here: str, there: str) -> NebulaError:
+    return ConfigError(
+        f"no way between '{here}' and '{there}'",
+        why="neither has an address at which the other could reach it",
+        mend='give one of them an address: workers: ["10.77.0.1:7101"], or each cluster a gateway',
+    )

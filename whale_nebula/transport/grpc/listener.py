@@ -1,0 +1,154 @@
+"""The one port of a process, on which all that dial it come in."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
+
+import grpc
+
+from whale_nebula.errors import LinkClosedError, NebulaError, TransportError
+from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.grpc import options
+from whale_nebula.transport.grpc.knock import LANES, METHOD, Knock
+from whale_nebula.transport.grpc.lane import Lane
+
+_LOG = logging.getLogger("whale_nebula.transport")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Visitor(NamedTuple):
+    """Who dialled, as TLS proved it: the names in the certificate, and the certificate (PEM); empty if insecure."""
+
+    names: tuple[str, ...] = ()
+    certificate: bytes = b""
+    address: str = ""
+
+
+Hear: TypeAlias = Callable[[bytes], None]
+Accept: TypeAlias = Callable[[Knock, Visitor, Lane], Callable[[bytes], None]]
+"""Takes a stream or raises why not. Gives what hears its frames; it runs in a thread of that stream."""
+
+
+class Listener:
+    """Serves streams on one address. `accept` is asked about each and raises a NebulaError to refuse it.
+
+    A refusal reaches the dialling side with the error's text and a code: UNAVAILABLE, which it tries again, for a plain
+    TransportError; FAILED_PRECONDITION for a LinkClosedError: who is wanted is gone for good; otherwise
+    PERMISSION_DENIED. `connections` is how many are expected at most.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        credentials: Any | None,
+        accept: Accept,
+        *,
+        deadlines: Deadlines | None = None,
+        connections: int = 64,
+    ) -> None:
+        self._asked = address
+        self._credentials = credentials
+        self._accept = accept
+        self._deadlines = deadlines or Deadlines()
+        self._connections = connections
+        self._server: Any = None
+        self.address = address
+
+    def start(self) -> str:
+        """Listen from now on; gives the address, with the port that was found if 0 was asked for."""
+        server = grpc.server(
+            _Threads(),
+            handlers=[_Door(self._talk)],
+            options=options.server(self._deadlines, self._connections),
+            maximum_concurrent_rpcs=4 * self._connections,
+        )
+        try:
+            port = (
+                server.add_insecure_port(self._asked)
+                if self._credentials is None
+                else server.add_secure_port(self._asked, self._credentials)
+            )
+        except RuntimeError:
+            port = 0
+        if not port:
+            raise TransportError(
+                f"cannot listen on {self._asked}",
+                why="another process has this port, or this host has no such address",
+                mend=f"ss -ltnp | grep {self._asked.rpartition(':')[2]}, or give another address in the config",
+            )
+        server.start()
+        self._server = server
+        self.address = f"{self._asked.rpartition(':')[0]}:{port}"
+        return self.address
+
+    def stop(self, grace: float = 0.0) -> None:
+        """Take nothing more, let streams end for so long, and close the port."""
+        if self._server is not None:
+            self._server.stop(grace or None).wait(grace + 5.0)
+            self._server = None
+
+    def _talk(self, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """One stream, in a thread of its own: what it yields goes out."""
+        lane = Lane()
+        try:
+            knock = Knock.read(context.invocation_metadata())
+            hear = self._accept(knock, visitor(context), lane)
+        except NebulaError as error:
+            _LOG.warning("a stream from %s is refused: %s", context.peer(), error.what)
+            context.abort(_refusal(error), _line(error))
+        lane.attach(lambda why: context.cancel())
+        if not context.add_callback(lambda: lane.end("the other side has broken the stream")):
+            lane.end("the other side was gone at once")
+        context.send_initial_metadata(((LANES, str(options.lanes())),))
+        reader = threading.Thread(target=lane.read, args=(incoming, hear), name="nebula-hear", daemon=True)
+        reader.start()
+        yield from lane.outgoing()
+
+
+def visitor(context: Any) -> Visitor:
+    """Who is at the other end of a call."""
+    proved = context.auth_context()
+    names = tuple(name.decode("utf-8", "replace") for name in proved.get("x509_subject_alternative_name", ()))
+    return Visitor(names, next(iter(proved.get("x509_pem_cert", ())), b""), context.peer())
+
+
+def _refusal(error: NebulaError) -> Any:
+    if isinstance(error, LinkClosedError):
+        return grpc.StatusCode.FAILED_PRECONDITION
+    return grpc.StatusCode.UNAVAILABLE if type(error) is TransportError else grpc.StatusCode.PERMISSION_DENIED
+
+
+def _line(error: NebulaError) -> str:
+    return f"{error.what}: {error.why}" if error.why else error.what
+
+
+class _Door(grpc.GenericRpcHandler):
+    """Knows one method, whose messages are bytes as they are."""
+
+    def __init__(self, talk: Callable[..., Iterator[bytes]]) -> None:
+        self._method = grpc.stream_stream_rpc_method_handler(talk)
+
+    def service(self, handler_call_details: Any) -> Any:
+        return self._method if handler_call_details.method == METHOD else None
+
+
+class _Threads(futures.Executor):
+    """A thread for each stream, as streams last. Python does not wait for them when it ends."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:
+        future: futures.Future[T] = futures.Future()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="nebula-stream", daemon=True).start()
+        return future

@@ -1,0 +1,77 @@
+"""What gRPC's channels and servers are told: each option stands for something that was measured.
+
+No static window is set: that would turn the bandwidth probe off, and a window that fits one line starves another.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.wire.frame import FRAME_CAP
+
+Options = list[tuple[str, int | str]]
+
+HANDSHAKES = 16  # connections that may be open without being anybody's yet
+LANES_WITHOUT_BBR = 4
+_HANDSHAKE_SECONDS = 5.0
+_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+
+
+def client(deadlines: Deadlines, rate: float | None = None, *, name: str | None = None) -> Options:
+    """A channel of its own connection; `name` is what the other side's certificate must say."""
+    options: Options = [
+        *_both(deadlines, rate),
+        ("grpc.use_local_subchannel_pool", 1),  # otherwise channels to one address share a connection
+        ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),
+    ]
+    return [*options, ("grpc.ssl_target_name_override", name)] if name else options
+
+
+def server(deadlines: Deadlines, connections: int) -> Options:
+    """A server for so many connections, and `HANDSHAKES` more that nobody has authenticated yet."""
+    return [
+        *_both(deadlines, None),
+        ("grpc.so_reuseport", 0),  # a second process on the port must fail, not share it
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 250),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.server_handshake_timeout_ms", _milliseconds(_HANDSHAKE_SECONDS)),
+        ("grpc.max_allowed_incoming_connections", connections + HANDSHAKES),
+    ]
+
+
+def lanes(control: str | None = None) -> int:
+    """Over how many connections frames are spread: one where the kernel runs BBR, several where losses would halve it.
+
+    >>> lanes("bbr"), lanes("reno")
+    (1, 4)
+    """
+    control = congestion_control() if control is None else control
+    return 1 if control.startswith("bbr") else LANES_WITHOUT_BBR
+
+
+def congestion_control() -> str:
+    """What this host's TCP uses; empty where that cannot be known."""
+    try:
+        return _CONTROL.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _both(deadlines: Deadlines, rate: float | None) -> Options:
+    patience = deadlines.ping(rate)
+    return [
+        ("grpc.max_send_message_length", FRAME_CAP),
+        ("grpc.max_receive_message_length", FRAME_CAP),
+        ("grpc.http2.bdp_probe", 1),
+        ("grpc.keepalive_time_ms", _milliseconds(deadlines.keepalive)),
+        ("grpc.keepalive_timeout_ms", _milliseconds(patience)),
+        ("grpc.http2.ping_timeout_ms", _milliseconds(patience)),  # without it a frozen peer goes unseen for a minute
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))

@@ -1,0 +1,334 @@
+"""A link to a worker in another process over a carrier that may break: the conversation survives its connections.
+
+One thread sends, the carrier's threads receive, a third looks at the clock. All of them, and the conversation, are
+behind one condition, which is never held while a frame is handed to the carrier.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from whale_nebula.errors import (
+    DamagedFrameError,
+    LocalProtocolError,
+    NebulaError,
+    PeerRestartedError,
+    RemoteProtocolError,
+)
+from whale_nebula.transport.base import BYE, FAIL, closed_here, silent
+from whale_nebula.transport.carrier import Carrier, CarrierState
+from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.framed import BUDGET_BYTES, ExpectKey, FramedEnd
+from whale_nebula.transport.meter import Meter
+from whale_nebula.transport.outbox import Outbox
+from whale_nebula.transport.sending import Sending, Shipment, Upkeep
+from whale_nebula.transport.waiting import Announce, Waiting, log_wait
+from whale_nebula.wire.conversation import Answer, Conversation, Event, Opened
+from whale_nebula.wire.frame import Kind
+from whale_nebula.wire.greeting import Greeting, Prover
+from whale_nebula.wire.replay import Acknowledged
+
+_LOG = logging.getLogger("whale_nebula.transport")
+_SEAL_BYTES = 16
+_CHANCES = 8  # for a frame to come undamaged
+_SHORT_SECONDS = 1.0  # a connection that is made again within this time is not worth a word
+
+
+class PeerLink(FramedEnd):
+    """One worker's end of a link to a worker in another process, over a carrier.
+
+    `greeting` says who both are, and in which run. `expect` and `budget` are as for a link over a socket; the budget
+    also bounds what is kept until it is acknowledged. `window` is how many bytes may arrive too early, for carriers
+    of several lanes. With a `prover` both sides prove who they are to each other, and with `sealed` nobody between
+    them can read what they send. `announce` is told of every wait.
+    """
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        greeting: Greeting,
+        workers: Iterable[str],
+        *,
+        expect: ExpectKey | None = None,
+        budget: int = BUDGET_BYTES,
+        window: int = BUDGET_BYTES,
+        prover: Prover | None = None,
+        sealed: bool = False,
+        deadlines: Deadlines | None = None,
+        announce: Announce = log_wait,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._deadlines = deadlines or Deadlines()
+        self._changed = threading.Condition()
+        outbox = Outbox(budget, self._changed)
+        here, there, patience = greeting.worker, greeting.peer, self._deadlines.patience
+        super().__init__(here, there, workers, outbox, expect=expect, patience=patience)
+        numbers = self._roster.number(here), self._roster.number(there)
+        self._conversation = Conversation(
+            *numbers, greeting, expect=self._bound, budget=budget, window=window, prover=prover, sealed=sealed
+        )
+        self._sending = Sending(self._conversation, outbox, beat=self._deadlines.beat, now=now)
+        self._carrier = carrier
+        self._now = now
+        self._meter = Meter()
+        self._waiting = Waiting(f"worker '{there}'", carrier.where, announce, now=now)
+        self._heard = now()
+        self._began: float | None = None  # when the first chunk of the parcel on its way was sent
+        self._bye_heard = False
+        self._closed = False
+        self._failed = False
+        self._deaf = False  # what comes is not to be trusted any more
+        self._faults = Faults()
+        self._ended = threading.Event()
+        self._writer = threading.Thread(target=self._write, name=f"nebula-write-{there}", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name=f"nebula-watch-{there}", daemon=True)
+        carrier.start(self)
+        self._writer.start()
+        self._watcher.start()
+
+    @property
+    def upkeep(self) -> Upkeep:
+        """What this link spent on itself, and what it sent again."""
+        return self._sending.upkeep
+
+    @property
+    def rate(self) -> float | None:
+        """What the line was seen to carry, in bytes per second."""
+        return self._meter.rate
+
+    def state(self) -> CarrierState:
+        """How its carrier stands."""
+        return self._carrier.state()
+
+    def part(self) -> None:
+        """Say goodbye and do not wait: of several links that end together each parts, and then each is closed."""
+        if self._inbox.close(lambda: closed_here(self.here, self.there)):
+            self._say_farewell()
+
+    def close(self) -> None:
+        """Send what is queued and a farewell, wait until it has arrived and for the other side's, and end."""
+        self.part()
+        if self._closed:
+            return
+        self._closed = True
+        self._drain()
+        self._end()
+        for thread in (self._writer, self._watcher):
+            thread.join(self._deadlines.grace)
+
+    def _drain(self) -> None:
+        """Wait for the end of the conversation, as long as there is hope of it."""
+        with self._changed:
+            before, since = self._progress(), self._now()
+            while not self._ended.is_set() and not self._over:
+                left = since + self._deadlines.grace - self._now()
+                if left <= 0 and not self._worth_waiting():
+                    return
+                self._changed.wait(max(left, 0.1))
+                if self._progress() != before:
+                    before, since = self._progress(), self._now()
+
+    def _progress(self) -> tuple[int, int, int]:
+        return self._outbox.written, self._conversation.unacked, self._conversation.received
+
+    def _worth_waiting(self) -> bool:
+        """Whether more than a farewell has not arrived yet, at somebody who wants it: that is worth patience."""
+        arrived = self._sending.drained and self._conversation.unacked <= self._farewell.size + _SEAL_BYTES
+        return not (self._failed or self._bye_heard or arrived)
+
+    @property
+    def _over(self) -> bool:
+        """Both sides have said goodbye, and all that this one sent has arrived; or there is nobody to listen to."""
+        if self._deaf:
+            return self._conversation.ready and self._sending.told_urgent
+        return self._bye_heard and self._sending.drained and self._conversation.unacked == 0
+
+    def _end(self) -> None:
+        self._outbox.stop()
+        self._ended.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _stall(self) -> float:
+        return self._deadlines.stall(self._outbox.waiting, self._meter.rate)
+
+    # The sending thread.
+
+    def _write(self) -> None:
+        try:
+            while (found := self._next()) is not None:
+                self._ship(*found)
+        except LocalProtocolError as error:
+            self._inbox.end(partial(_same, error), at_once=True)
+        finally:
+            self._end()
+            self._carrier.close()
+
+    def _next(self) -> tuple[int, Shipment] | None:
+        """The next frame and the connection it is for; None once there will be none."""
+        with self._changed:
+            while not self._ended.is_set():
+                shipment = self._sending.next()
+                if shipment is not None and self._sending.connection is not None:
+                    self._meter.busy(self._now())
+                    return self._sending.connection, shipment
+                if self._over:
+                    return None
+                self._changed.wait(self._until_beat())
+            return None
+
+    def _until_beat(self) -> float | None:
+        ready = self._sending.connection is not None and self._conversation.ready
+        return max(0.0, self._sending.quiet - self._now()) + 0.001 if ready else None
+
+    def _ship(self, connection: int, shipment: Shipment) -> None:
+        started = self._now()
+        self._carrier.send(connection, *shipment.packet)  # if it was lost, it will be sent again
+        parcel = shipment.parcel
+        if parcel is None:
+            return
+        self._outbox.done(shipment.share)
+        if parcel.header.kind == Kind.CONTROL:
+            return
+        began = started if self._began is None else self._began
+        self._began = None if shipment.last else began
+        if shipment.last and self.on_sent is not None:
+            self.on_sent(self._roster.key(parcel.header), parcel.size, began, self._now())
+
+    # What the carrier's threads call.
+
+    def up(self, connection: int) -> None:
+        """A fresh connection: greet."""
+        with self._changed:
+            self._sending.connected(connection, self._conversation.connected())
+            self._changed.notify_all()
+
+    def down(self, why: str) -> None:
+        """The connection is gone, the conversation is not."""
+        with self._changed:
+            self._conversation.disconnected()
+            self._sending.disconnected()
+            self._meter.idle()
+            self._changed.notify_all()
+
+    def message(self, data: bytes) -> None:
+        """One frame has come."""
+        with self._changed:
+            self._heard = self._now()
+            if self._deaf and self._conversation.ready:
+                return
+            greeted = self._conversation.ready
+            opened, error = self._take(data)
+            self._changed.notify_all()
+        if opened:
+            self._carrier.opened()
+        if error is not None:
+            self._wrong(error, greeted)
+
+    def _wrong(self, error: NebulaError, greeted: bool) -> None:
+        """A frame is wrong: damage heals, as the frame comes again on the next connection; intent does not."""
+        heals = isinstance(error, RemoteProtocolError) and not isinstance(error, PeerRestartedError)
+        if not heals or (not greeted and self._faults.hopeless(error, -1)):
+            self._refuse(error)
+            self._end()
+            return
+        if self._faults.hopeless(error, self._conversation.received):
+            self._refuse(error)
+        self._carrier.drop(error.what)
+
+    def lost(self, error: NebulaError) -> None:
+        """The carrier has given up."""
+        with self._changed:
+            if not self._bye_heard:
+                self._failed = True
+                self._inbox.end(partial(_same, error))
+        self._waiting.off()
+        self._end()
+
+    def _take(self, data: bytes) -> tuple[bool, NebulaError | None]:
+        """Whether the conversation is open from now on, and what is wrong with the frame."""
+        opened = False
+        try:
+            for event in self._conversation.receive(data):
+                opened |= isinstance(event, Opened)
+                self._handle(event)
+        except NebulaError as error:
+            return opened, error
+        return opened, self._conversation.error
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, Answer):
+            self._sending.answer(event.packets)
+        elif isinstance(event, Opened):
+            self._sending.again(event.resend)
+            if event.resumed:
+                _LOG.info("%s and %s go on: %d frames again", self.here, self.there, len(event.resend))
+        elif isinstance(event, Acknowledged):
+            self._meter.carried(event.bytes, self._heard, more=self._conversation.unacked > 0)
+        else:
+            self._arrived(event)
+
+    def _told(self, message: dict[str, Any]) -> None:
+        super()._told(message)
+        self._bye_heard |= message["kind"] == BYE
+        self._failed |= message["kind"] == FAIL
+
+    def _refuse(self, error: NebulaError) -> None:
+        """What comes is not to be trusted from here on: say so to both sides, if there still is a way to say it."""
+        with self._changed:
+            if self._deaf:
+                return
+            self._failed = self._deaf = True
+            super()._refuse(error)
+            self._changed.notify_all()
+
+    # The watching thread.
+
+    def _watch(self) -> None:
+        while not self._ended.wait(min(self._deadlines.look, self._deadlines.silence / 8)):
+            self._look()
+
+    def _look(self) -> None:
+        """Whether the other worker is heard, and whether it has been waited for long enough."""
+        with self._changed:
+            quiet, ready, bye = self._now() - self._heard, self._conversation.ready, self._bye_heard
+            rate = self._meter.rate
+        if rate is not None:
+            self._carrier.pace(rate)
+        if bye or quiet < (self._deadlines.silence if ready else _SHORT_SECONDS):
+            self._waiting.off()
+        elif quiet >= self._deadlines.patience:
+            self.lost(silent(self.there, self._carrier.where, self._deadlines.patience, self._trouble(ready)))
+        else:
+            self._waiting.on(self._trouble(ready), limit=self._deadlines.patience, since=self._heard)
+
+    def _trouble(self, ready: bool) -> str:
+        return "nothing is heard from it" if ready else self._carrier.state().trouble or "there is no connection"
+
+
+class Faults:
+    """When to give up on what comes wrong: the same place twice is meant so, damage may strike it by chance."""
+
+    def __init__(self) -> None:
+        self._at: int | None = None
+        self._times = 0
+
+    def hopeless(self, error: NebulaError, received: int) -> bool:
+        """One more error, where so much was received; whether another connection would change nothing.
+
+        >>> faults = Faults()
+        >>> [faults.hopeless(RemoteProtocolError("no"), at) for at in (3, 7, 7)]
+        [False, False, True]
+        """
+        self._times = self._times + 1 if received == self._at else 1
+        self._at = received
+        return self._times > (_CHANCES if isinstance(error, DamagedFrameError) else 1)
+
+
+def _same(error: NebulaError) -> NebulaError:
+    return error.with_traceback(None)

@@ -1,0 +1,112 @@
+"""Tensors out of their chunks: what the plan allows, where each chunk belongs, and the array at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from whale_nebula.errors import RemoteProtocolError
+from whale_nebula.wire.frame import Flag, Header
+from whale_nebula.wire.tensor import Bytes, array_from, dtype_of
+
+WHOLE_LIMIT = 1 << 30
+
+
+class Bound(NamedTuple):
+    """What the plan allows a tensor to be: its element type and, for every axis, the largest size."""
+
+    dtype: str
+    most: tuple[int, ...]
+
+    def admits(self, dtype: str, dims: tuple[int, ...]) -> bool:
+        """Whether such a tensor keeps within the bound.
+
+        >>> bound = Bound("float32", (8, 64))
+        >>> bound.admits("float32", (3, 64)), bound.admits("float32", (9, 64))
+        (True, False)
+        """
+        fits = len(dims) == len(self.most) and all(
+            size <= most for size, most in zip(dims, self.most, strict=True)
+        )
+        return fits and dtype == self.dtype
+
+
+class TensorArrived(NamedTuple):
+    """A whole tensor; the header is that of its last frame."""
+
+    header: Header
+    array: npt.NDArray[Any]
+
+
+Expect: TypeAlias = Callable[[Header], Bound | None]
+
+
+class Assembly:
+    """Puts the tensors of one direction together: one after the other, each from its first chunk to its last.
+
+    `expect` is asked before anything is allocated. It gives for a header what the plan allows, raises
+    `RemoteProtocolError` for a tensor that nobody expects, or gives None: then, as without `expect`, a tensor
+    may have up to `limit` bytes. What `place` refuses changes nothing, and a chunk that was given its place but
+    did not come whole may be placed again.
+    """
+
+    def __init__(self, expect: Expect | None = None, *, limit: int = WHOLE_LIMIT) -> None:
+        self._expect = expect
+        self._limit = limit
+        self._tensor: tuple[Header, Bytes] | None = None  # the tensor whose chunks are coming in
+        self._received = 0  # of that tensor, in bytes
+
+    @property
+    def between(self) -> bool:
+        """Whether no tensor is half received."""
+        return self._tensor is None
+
+    def place(self, header: Header) -> Bytes:
+        """Where the chunk of this (checked) header belongs."""
+        if self._tensor is None and header.offset == 0:
+            self._tensor, self._received = (header, self._allocate(header)), 0
+        if self._tensor is None or header.offset != self._received or not _continues(self._tensor[0], header):
+            raise RemoteProtocolError("a chunk does not continue the tensor that is being received")
+        return self._tensor[1][header.offset : header.offset + header.length]
+
+    def placed(self, header: Header) -> list[TensorArrived]:
+        """Say that the chunk of this header lies in its place; gives the tensor that it completes."""
+        self._received = header.offset + header.length
+        if not header.last or self._tensor is None:
+            return []
+        data, self._tensor = self._tensor[1], None
+        if header.dtype == 1 and data.size and data.max() > 1:
+            raise RemoteProtocolError("a bool that is neither 0 nor 1")
+        return [TensorArrived(header, array_from(data, header.dtype, header.dims))]
+
+    def forget(self) -> None:
+        """Let a half received tensor go."""
+        self._tensor = None
+
+    def _allocate(self, header: Header) -> Bytes:
+        bound = None if self._expect is None else self._expect(header)
+        dtype = dtype_of(header.dtype)
+        name = dtype.name if dtype else "?"
+        if bound is not None and not bound.admits(name, header.dims):
+            wanted = f"{bound.dtype}, at most {list(bound.most)}"
+            raise RemoteProtocolError(f"{name}{list(header.dims)} came where the plan expects {wanted}")
+        if header.whole > self._limit:
+            raise RemoteProtocolError(
+                f"a tensor of {header.whole} bytes is above this link's limit of {self._limit}"
+            )
+        try:
+            return np.empty(header.whole, np.uint8)
+        except MemoryError:
+            raise RemoteProtocolError(f"no memory for a tensor of {header.whole} bytes") from None
+
+
+def _continues(first: Header, header: Header) -> bool:
+    """Whether both are frames of one tensor: all fields are equal but those in which frames differ."""
+    return _common(first) == _common(header)
+
+
+def _common(header: Header) -> Header:
+    return header._replace(sequence=0, ack=0, offset=0, length=0, flags=header.flags & ~Flag.LAST)

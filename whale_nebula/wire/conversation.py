@@ -1,0 +1,413 @@
+"""The conversation of two workers as a machine without input and output: frames in, events out, frames to send.
+
+It outlives its connections. On each of them both sides greet and prove who they are; then numbered frames go both
+ways, each saying what has arrived of the other's. After a cut the next connection goes on where it was: what was not
+acknowledged is sent again, byte for byte, and what comes twice is dropped. It keeps no time and no lock: its owner
+calls it from one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from whale_nebula.errors import DamagedFrameError, LocalProtocolError, NebulaError, RemoteProtocolError
+from whale_nebula.wire import hello
+from whale_nebula.wire.arrivals import Arrivals, Turn, held_bytes
+from whale_nebula.wire.assembly import WHOLE_LIMIT, Assembly, Expect, TensorArrived
+from whale_nebula.wire.decoder import MessageArrived
+from whale_nebula.wire.frame import (
+    BARE,
+    HEADER_BYTES,
+    Flag,
+    Header,
+    Kind,
+    checksum,
+    chunks,
+    find_fault,
+    pack,
+    unpack,
+    unsealed,
+)
+from whale_nebula.wire.greeting import Greeting, Introduction, Prover
+from whale_nebula.wire.message import decode_message, encode_message
+from whale_nebula.wire.replay import Acknowledged, Packet, Replay
+from whale_nebula.wire.seal import Exchange, Sealer
+from whale_nebula.wire.side import Side, speak
+from whale_nebula.wire.splitter import Splitter
+from whale_nebula.wire.states import State, Word
+from whale_nebula.wire.tensor import Bytes, dtype_code
+
+BUDGET_BYTES = 64 << 20
+ACK_BYTES = 16 << 20
+GREETING_BYTES = 64 << 10
+_UINT8 = dtype_code("uint8")
+_ENDED = (State.DRAINED, State.FAILED)
+
+
+class Answer(NamedTuple):
+    """The other side has greeted: send these now."""
+
+    packets: list[Packet]
+
+
+class Opened(NamedTuple):
+    """Both sides have proven who they are: send these now, which the other side lacks, then go on.
+
+    `resumed`: this is not the first connection.
+    """
+
+    resend: list[Packet]
+    resumed: bool
+
+
+Event: TypeAlias = TensorArrived | MessageArrived | Answer | Opened | Acknowledged
+_Frame: TypeAlias = tuple[Header, Bytes]
+
+
+class Conversation:
+    """What worker `here` and worker `there` (their numbers on the wire) say to each other.
+
+    `expect` and `limit` bound what may arrive, as for `Assembly`; `budget` is how many bytes are kept until they are
+    acknowledged; `window` how many may arrive too early (more than 0 where several connections carry the frames).
+    With a `prover` both sides prove who they are, and with `sealed` nobody else can read what they send.
+
+    Whatever the other side does wrong raises `RemoteProtocolError`, now and until `disconnected`; what it had sent
+    whole before stays, so a new connection goes on after the last good frame.
+    """
+
+    def __init__(
+        self,
+        here: int,
+        there: int,
+        greeting: Greeting,
+        *,
+        expect: Expect | None = None,
+        limit: int = WHOLE_LIMIT,
+        budget: int = BUDGET_BYTES,
+        window: int = 0,
+        prover: Prover | None = None,
+        sealed: bool = False,
+    ) -> None:
+        self.epoch = 0  # until the first greeting is over
+        self._here, self._there = here, there
+        self._exchange = Exchange() if sealed else None
+        self._sealer: Sealer | None = None
+        self._introduction = Introduction(
+            greeting, budget, prover, self._exchange.public if self._exchange else None
+        )
+        self._ours, self._theirs = Side(), Side()
+        self._replay = Replay(budget)
+        self._arrivals = Arrivals[_Frame](window)
+        self._window = window
+        self._waiting: list[_Frame] = []  # for the greeting to be over
+        self._waiting_bytes = 0
+        self._assembly = Assembly(expect, limit=limit)
+        self._splitter = Splitter(sealed=sealed)
+        self._connected = False
+        self._error: NebulaError | None = None
+        self._heard = 0  # bytes since this side last said what has arrived
+        self._ack_bytes = ACK_BYTES
+
+    # What its owner asks.
+
+    @property
+    def ready(self) -> bool:
+        """Whether numbered frames may be sent on the present connection."""
+        return self._connected and self._ours.greeted and self._theirs.greeted and self._error is None
+
+    @property
+    def unacked(self) -> int:
+        """The bytes that were sent and are not acknowledged."""
+        return self._replay.bytes
+
+    @property
+    def twice(self) -> int:
+        """How many frames came that had come before."""
+        return self._arrivals.twice
+
+    @property
+    def received(self) -> int:
+        """The number of the next frame that is expected: it grows with every frame that is taken."""
+        return self._arrivals.expected
+
+    @property
+    def states(self) -> tuple[State, State]:
+        """Where this side and the other one are."""
+        return self._ours.state, self._theirs.state
+
+    @property
+    def error(self) -> NebulaError | None:
+        """What the other side did wrong on the present connection: the next call of `receive` raises it."""
+        return self._error
+
+    def room(self) -> int:
+        """How many bytes may still be sent before some are acknowledged; none at 0 or below."""
+        return self._replay.room
+
+    # Connections.
+
+    def connected(self) -> list[Packet]:
+        """A connection is up: gives what to send on it first."""
+        if self._connected:
+            raise LocalProtocolError("there is a connection already", mend="call disconnected() first")
+        self._connected = True
+        packet = self._greeting_packet(self._introduction.hello(self._arrivals.expected))
+        self._ours = _known(self._ours.said(Word.HELLO))
+        return [packet]
+
+    def disconnected(self) -> None:
+        """The connection is no more. Frames that came whole are kept, and half of one is forgotten."""
+        self._connected = False
+        self._error = None
+        self._ours, self._theirs = self._ours.cut(), self._theirs.cut()
+        self._splitter.forget()
+        self._arrivals.forget()
+        self._waiting, self._waiting_bytes = [], 0
+
+    # What goes out.
+
+    def frame(self, header: Header, chunk: Bytes) -> Packet:
+        """A frame as it goes out: numbered, sealed where it has to be, and kept until it is acknowledged.
+
+        `header` and `chunk` are one of `chunks(...)`. Messages may exceed the budget; tensors wait for `room`.
+        """
+        side = self._allowed(header, chunk)
+        numbered = header._replace(
+            epoch=self.epoch, sequence=self._replay.next, ack=self._arrivals.expected
+        )
+        if self._sealer is not None:
+            numbered, chunk = self._sealer.seal(numbered, chunk)
+        packet = pack(numbered, checksum(chunk), sealed=self._sealer is not None), chunk
+        self._replay.keep(packet)
+        self._ours = side
+        self._heard = 0
+        return packet
+
+    def due(self) -> Packet | None:
+        """A frame that only says what has arrived, when it is time for one."""
+        ended = self._theirs.state in _ENDED and self._heard > 0
+        return self._bare(Kind.ACK) if self.ready and (ended or self._heard > self._ack_bytes) else None
+
+    def beat(self) -> Packet:
+        """A frame that says that this side lives, and what has arrived."""
+        if not self.ready:
+            raise LocalProtocolError("nothing is sent before the greeting is over")
+        return self._bare(Kind.BEAT)
+
+    def _bare(self, kind: Kind) -> Packet:
+        self._heard = 0
+        header = Header(
+            kind,
+            flags=Flag.LAST,
+            epoch=self.epoch,
+            ack=self._arrivals.expected,
+            source=self._here,
+            destination=self._there,
+        )
+        return pack(header, 0), np.empty(0, np.uint8)
+
+    def _allowed(self, header: Header, chunk: Bytes) -> Side:
+        """What this side is after the frame, if it may be sent."""
+        if not self.ready:
+            raise LocalProtocolError("nothing is sent before the greeting is over", mend="wait for Opened")
+        fault = find_fault(header)
+        if header.kind in BARE or (header.source, header.destination) != (self._here, self._there):
+            fault = f"kind {header.kind} from worker {header.source} to worker {header.destination}"
+        elif header.length != chunk.size:
+            fault = f"a chunk of {chunk.size} bytes under a header for {header.length}"
+        elif header.kind != Kind.CONTROL and self.room() <= 0:
+            fault = f"{self.unacked} bytes are not acknowledged, and no more may be"
+        side = fault or speak(self._ours, header, _message(header, chunk))
+        if isinstance(side, str):
+            raise LocalProtocolError(f"this frame must not be sent: {side}")
+        return side
+
+    def _greeting_packet(self, message: Mapping[str, Any]) -> Packet:
+        payload = np.frombuffer(encode_message(message), np.uint8)
+        [(header, chunk)] = chunks(self._greeting_header(self._here, self._there, payload.size), payload)
+        return pack(header, checksum(chunk)), chunk
+
+    def _greeting_header(self, source: int, destination: int, size: int) -> Header:
+        return Header(Kind.CONTROL, source=source, destination=destination, dtype=_UINT8, dims=(size,))
+
+    # What comes in.
+
+    def receive(self, message: bytes | bytearray | memoryview) -> list[Event]:
+        """Take one whole frame; give what it completes, in order."""
+        return self._guarded([message])
+
+    def receive_data(self, data: bytes | bytearray | memoryview) -> list[Event]:
+        """Take any bytes of a stream of frames; give what they complete, in order."""
+        return self._guarded(self._splitter.split(data))
+
+    def _guarded(self, messages: Iterable[bytes | bytearray | memoryview]) -> list[Event]:
+        """The events of these frames. What is wrong is raised, now and at every later call; but where good frames came
+        before it, their events are given now, and it is raised from the next call on.
+        """
+        if self._error is not None:
+            raise self._error
+        if not self._connected:
+            raise LocalProtocolError("bytes came where there is no connection", mend="call connected() first")
+        events: list[Event] = []
+        try:
+            for message in messages:
+                self._receive(message, events)
+        except NebulaError as error:
+            self._error = error
+            if not events:
+                raise
+        return events
+
+    def _receive(self, message: bytes | bytearray | memoryview, events: list[Event]) -> None:
+        if len(message) < HEADER_BYTES:
+            raise DamagedFrameError(f"{len(message)} bytes came, which is less than a frame's header")
+        data = np.frombuffer(message, np.uint8)
+        header, crc = unpack(data[:HEADER_BYTES].tobytes(), sealed=self._exchange is not None)
+        payload = data[HEADER_BYTES:]
+        if payload.size != header.length:
+            raise DamagedFrameError(f"{payload.size} bytes came in a frame of {header.length}")
+        if (header.source, header.destination) != (self._there, self._here):
+            raise RemoteProtocolError(
+                f"a frame from worker {header.source} to worker {header.destination}, where worker {self._there} "
+                f"speaks to worker {self._here}"
+            )
+        if checksum(payload) != crc:
+            raise DamagedFrameError("the checksum of a frame's payload is wrong")
+        self._sort((header, payload), events)
+
+    def _sort(self, frame: _Frame, events: list[Event]) -> None:
+        """Greetings, frames before their time, frames without a number, and all others."""
+        header = frame[0]
+        if header.epoch == 0:
+            self._greet(frame, events)
+        elif not self.ready:
+            self._wait(frame)
+        elif header.epoch != self.epoch:
+            raise RemoteProtocolError(
+                f"a frame of epoch {header.epoch} in epoch {self.epoch}", why="it is left from an earlier run"
+            )
+        elif header.kind in BARE:
+            events += self._acknowledged(header.ack)
+        else:
+            self._order(frame, events)
+
+    def _order(self, frame: _Frame, events: list[Event]) -> None:
+        header, payload = frame
+        size = HEADER_BYTES + payload.size
+        self._heard += size
+        turn = self._arrivals.turn(header.sequence)
+        if turn is Turn.EARLY:
+            self._arrivals.hold(header.sequence, frame, size)
+        following = frame if turn is Turn.DUE else None
+        while following is not None:
+            events += self._take(*following)
+            following = self._arrivals.taken()
+
+    def _take(self, header: Header, payload: Bytes) -> list[Event]:
+        """The events of the frame that is due. One that is refused has changed nothing."""
+        self._replay.check(header.ack)
+        if bool(header.flags & Flag.SEALED) != (self._sealer is not None):
+            raise RemoteProtocolError("a frame is not sealed where all are")
+        take = self._take_message if header.kind == Kind.CONTROL else self._take_chunk
+        side, events = take(header, payload)
+        self._theirs = side
+        return [*self._acknowledged(header.ack), *events]
+
+    def _take_message(self, header: Header, payload: Bytes) -> tuple[Side, list[Event]]:
+        plain = unsealed(header)
+        data = self._into(np.empty(plain.length, np.uint8), header, payload) if self._sealer else payload
+        message = decode_message(data.tobytes())
+        return self._heard_from(plain, message), [MessageArrived(plain, message)]
+
+    def _take_chunk(self, header: Header, payload: Bytes) -> tuple[Side, list[Event]]:
+        plain = unsealed(header)
+        side = self._heard_from(plain, None)
+        self._into(self._assembly.place(plain), header, payload)
+        return side, list(self._assembly.placed(plain))
+
+    def _into(self, place: Bytes, header: Header, payload: Bytes) -> Bytes:
+        if self._sealer is None:
+            place[:] = payload
+        else:
+            self._sealer.open(header, payload, place)
+        return place
+
+    def _heard_from(self, header: Header, message: Mapping[str, Any] | None) -> Side:
+        side = speak(self._theirs, header, message)
+        if isinstance(side, str):
+            raise RemoteProtocolError(f"the other side said what it may not: {side}")
+        return side
+
+    def _acknowledged(self, ack: int) -> list[Event]:
+        done = self._replay.acknowledge(ack)
+        return [done] if done.frames else []
+
+    def _wait(self, frame: _Frame) -> None:
+        """Keep a frame that overtook the greeting on another connection."""
+        self._waiting.append(frame)
+        self._waiting_bytes += held_bytes(HEADER_BYTES + frame[1].size)
+        if self._waiting_bytes > self._window:
+            raise RemoteProtocolError("a frame came before the greeting was over")
+
+    # Greetings.
+
+    def _greet(self, frame: _Frame, events: list[Event]) -> None:
+        message = self._greeting(*frame)
+        word = Word(message["kind"]) if message["kind"] in (Word.HELLO, Word.AUTH) else None
+        side = self._theirs.said(word) if word else None
+        if side is None:
+            raise RemoteProtocolError(f"{message['kind']} in state {self._theirs.state}")
+        if word is Word.HELLO:
+            events.append(Answer([self._greeting_packet(self._introduction.answer(message))]))
+            self._ours = _known(self._ours.said(Word.AUTH))
+        else:
+            events += self._open(message)
+        self._theirs = side
+        if word is Word.AUTH:
+            waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+            for each in waiting:
+                self._sort(each, events)
+
+    def _greeting(self, header: Header, payload: Bytes) -> dict[str, Any]:
+        [(known, _)] = chunks(self._greeting_header(self._there, self._here, payload.size), payload)
+        if header != known or payload.size > GREETING_BYTES:
+            raise RemoteProtocolError("a frame without an epoch is no greeting")
+        return decode_message(payload.tobytes())
+
+    def _open(self, message: Mapping[str, Any]) -> list[Event]:
+        """The other side has proven itself: go on where it says that it is."""
+        resumed = self._introduction.proven is not None
+        hellos = self._introduction.settle(message)
+        theirs = hellos[1]
+        if not self._replay.oldest <= theirs.received <= self._replay.next:
+            raise RemoteProtocolError(
+                f"worker '{theirs.worker}' expects frame {theirs.received}, and there are {self._replay.oldest} to "
+                f"{self._replay.next - 1}",
+                why="it has heard from another process of this worker, or it forgets what it has heard",
+                mend="start all workers again",
+            )
+        self.epoch = hello.epoch(hellos)
+        if self._exchange is not None and self._sealer is None:
+            material = self._exchange.agree(bytes.fromhex(theirs.exchange or ""), hello.salt(hellos))
+            self._sealer = Sealer(material, self._here, self._there)
+        self._ack_bytes = min(ACK_BYTES, theirs.budget // 4)
+        return [*self._acknowledged(theirs.received), Opened(self._replay.since(theirs.received), resumed)]
+
+
+def _known(side: Side | None) -> Side:
+    if side is None:
+        raise LocalProtocolError("the greeting was said twice on one connection")
+    return side
+
+
+def _message(header: Header, chunk: Bytes) -> dict[str, Any] | None:
+    """The message in a frame that is to be sent."""
+    if header.kind != Kind.CONTROL:
+        return None
+    try:
+        return decode_message(chunk.tobytes())
+    except RemoteProtocolError as error:
+        raise LocalProtocolError(error.what) from None

@@ -1,0 +1,161 @@
+"""How two sides greet on a connection: HELLO both ways, then AUTH both ways, each a proof of what was greeted.
+
+The first greeting that is proven says who the other process is, for good: on a later connection the same process
+resumes, and another one is told apart.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from whale_nebula.errors import LocalProtocolError, PeerRestartedError, RemoteProtocolError
+from whale_nebula.wire.hello import NONCE_BYTES, Hello, parse_hello, transcript
+
+
+def fresh_nonce() -> bytes:
+    """Bytes that no other process has."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """Who this side is, whom it speaks to, and in which run; `versions` are only told.
+
+    >>> Greeting("run-1", "gpu/0", "npu/0").peer
+    'npu/0'
+    """
+
+    run: str
+    worker: str
+    peer: str
+    nonce: bytes = field(default_factory=fresh_nonce)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+class Prover(Protocol):
+    """Proves to the other side who this one is, and checks the other's proof."""
+
+    @property
+    def certificate(self) -> str:
+        """The certificate of this worker, as PEM; it may have been renewed since it was last asked for."""
+
+    def sign(self, transcript: bytes) -> bytes:
+        """A signature with the certificate's key."""
+
+    def verify(self, certificate: str, signature: bytes, transcript: bytes, worker: str) -> None:
+        """Raise unless this certificate is good, belongs to this worker, and its key made this signature."""
+
+
+class Introduction:
+    """The greetings of one side, on one connection after the other.
+
+    `exchange` is the public half of a key exchange, where frames are sealed.
+    """
+
+    def __init__(
+        self, greeting: Greeting, budget: int, prover: Prover | None = None, exchange: bytes | None = None
+    ) -> None:
+        if exchange is not None and prover is None:
+            raise LocalProtocolError(
+                "frames cannot be sealed for a worker that proves nothing",
+                why="without certificates anybody in between could exchange keys with both",
+                mend="give certificates in the config, or leave out the sealing",
+            )
+        self._greeting = greeting
+        self._budget = budget
+        self._prover = prover
+        self._exchange = exchange
+        self._ours: Hello | None = None
+        self._theirs: Hello | None = None
+        self.proven: Hello | None = None  # what the other process said first that it proved
+
+    def hello(self, received: int) -> dict[str, Any]:
+        """What to say first on a new connection."""
+        self._theirs = None
+        self._ours = Hello(
+            run=self._greeting.run,
+            worker=self._greeting.worker,
+            to=self._greeting.peer,
+            nonce=self._greeting.nonce.hex(),
+            budget=self._budget,
+            received=received,
+            certificate=self._prover.certificate if self._prover else None,
+            exchange=self._exchange.hex() if self._exchange else None,
+            versions=dict(self._greeting.versions),
+        )
+        return self._ours.message()
+
+    def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Take the other side's HELLO; gives the AUTH that answers it."""
+        theirs = parse_hello(message)
+        ours = self._said()
+        _check(ours, theirs)
+        self._theirs = theirs
+        if self._prover is None:
+            return {"kind": "AUTH", "signature": None}
+        return {"kind": "AUTH", "signature": self._prover.sign(transcript((ours, theirs), ours.worker)).hex()}
+
+    def settle(self, message: Mapping[str, Any]) -> tuple[Hello, Hello]:
+        """Take the other side's AUTH; gives both greetings once it has proven its own."""
+        if self._theirs is None:
+            raise RemoteProtocolError("AUTH came before HELLO")
+        hellos = self._said(), self._theirs
+        self._verify(message, hellos)
+        self.proven = self.proven or self._theirs
+        if self._theirs.nonce != self.proven.nonce:
+            raise PeerRestartedError(
+                f"worker '{self._theirs.worker}' was restarted", why="what it did in this run went with its process"
+            )
+        if self._theirs.lasting() != self.proven.lasting():
+            raise RemoteProtocolError(f"worker '{self._theirs.worker}' greets unlike before, and is the same process")
+        return hellos
+
+    def _verify(self, message: Mapping[str, Any], hellos: tuple[Hello, Hello]) -> None:
+        theirs = hellos[1]
+        signature = message.get("signature")
+        if message.keys() != {"kind", "signature"} or (signature is None) != (self._prover is None):
+            raise RemoteProtocolError("the greeting is no AUTH of this protocol")
+        if self._prover is not None:
+            proof = transcript(hellos, theirs.worker)
+            self._prover.verify(theirs.certificate or "", _from_hex(signature), proof, theirs.worker)
+
+    def _said(self) -> Hello:
+        if self._ours is None:
+            raise LocalProtocolError("there is no connection to greet on")
+        return self._ours
+
+
+def _check(ours: Hello, theirs: Hello) -> None:
+    """Both must be of one run, mean each other, and secure their frames alike."""
+    if theirs.run != ours.run:
+        raise RemoteProtocolError(
+            f"worker '{theirs.worker}' is of run '{theirs.run}', and this is run '{ours.run}'",
+            mend="give all clusters the same 'run', and stop what is left of an earlier one",
+        )
+    if (theirs.worker, theirs.to) != (ours.to, ours.worker):
+        raise RemoteProtocolError(
+            f"'{theirs.worker}' greets '{theirs.to}' where '{ours.worker}' expects '{ours.to}'",
+            mend="compare the addresses in the clusters' configs",
+        )
+    if theirs.nonce == ours.nonce:
+        raise RemoteProtocolError("the greeting is an echo of this side's own")
+    for what in ("certificate", "exchange"):
+        with_it = [hello.worker for hello in (ours, theirs) if getattr(hello, what) is not None]
+        if len(with_it) == 1:
+            raise RemoteProtocolError(
+                f"only '{with_it[0]}' greets with {_NOUNS[what]}",
+                mend="give both sides the same security section, and gateways to both or none",
+            )
+
+
+_NOUNS = {"certificate": "a certificate", "exchange": "a key for sealed frames"}
+
+
+def _from_hex(text: Any) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except (TypeError, ValueError):
+        raise RemoteProtocolError("the signature of the greeting is no row of hex digits") from None

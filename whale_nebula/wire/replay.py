@@ -1,0 +1,82 @@
+"""What was sent and has not been acknowledged: kept as it went out, to go out again after a cut."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple, TypeAlias
+
+from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
+from whale_nebula.wire.tensor import Bytes
+
+Packet: TypeAlias = tuple[bytes, Bytes]
+"""One whole frame: the bytes of its header, and its payload as it travels."""
+
+FIRST = 1  # the number of the first frame; 0 stands on what is not numbered
+
+
+class Acknowledged(NamedTuple):
+    """The other side has these frames: so many, of so many bytes."""
+
+    frames: int
+    bytes: int
+
+
+class Replay:
+    """The frames that were sent, from the first that is not acknowledged on.
+
+    It keeps the very bytes (a view of the tensor, or the ciphertext), so a frame that is sent again is the one that
+    was sent first. It never drops any: who sends looks at `room` first, and waits while there is none.
+
+    >>> import numpy as np
+    >>> replay = Replay(budget=300)
+    >>> for _ in range(3): replay.keep((b"h" * 100, np.zeros(20, np.uint8)))
+    >>> replay.next, replay.room, replay.acknowledge(3), replay.room
+    (4, -60, Acknowledged(frames=2, bytes=240), 180)
+    >>> [len(head) for head, chunk in replay.since(3)]
+    [100]
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.next = FIRST
+        self.bytes = 0
+        self._budget = budget
+        self._kept: deque[Packet] = deque()
+
+    @property
+    def room(self) -> int:
+        """How many bytes may still be kept. The frame that makes it negative was still let in."""
+        return self._budget - self.bytes
+
+    def keep(self, packet: Packet) -> None:
+        """A frame goes out: the one with the number `next`."""
+        self._kept.append(packet)
+        self.bytes += _size(packet)
+        self.next += 1
+
+    def check(self, ack: int) -> None:
+        """The other side cannot expect what was never sent."""
+        if ack > self.next:
+            raise RemoteProtocolError(f"frame {ack} is asked for, and only {self.next - FIRST} were sent")
+
+    def acknowledge(self, ack: int) -> Acknowledged:
+        """All frames before this number have come; an older number than one told before says nothing new."""
+        self.check(ack)
+        before = len(self._kept), self.bytes
+        while self._kept and self.oldest < ack:
+            self.bytes -= _size(self._kept.popleft())
+        return Acknowledged(before[0] - len(self._kept), before[1] - self.bytes)
+
+    def since(self, number: int) -> list[Packet]:
+        """What is to be sent again to a side that expects this number."""
+        if not self.oldest <= number <= self.next:
+            raise LocalProtocolError(f"frame {number} is not kept", why=f"kept are {self.oldest} to {self.next - 1}")
+        return [packet for at, packet in enumerate(self._kept, start=self.oldest) if at >= number]
+
+    @property
+    def oldest(self) -> int:
+        """The number of the oldest frame that is kept, or the next one's."""
+        return self.next - len(self._kept)
+
+
+def _size(packet: Packet) -> int:
+    return len(packet[0]) + packet[1].size
