@@ -11,7 +11,7 @@ from pathlib import Path
 
 from whale_nebula.cli import exits
 from whale_nebula.cli.telling import tell
-from whale_nebula.cli.words import Parser
+from whale_nebula.cli.words import Parser, split
 from whale_nebula.errors import AuditError, NebulaError
 from whale_nebula.security import files, reading
 from whale_nebula.security.heads import Head, read_heads
@@ -36,8 +36,6 @@ exit status:
   65  the heads or the authority's certificate do not read
   66  there is no such file"""
 
-COMMANDS = ("verify",)
-
 
 def parser() -> Parser:
     """The options of the command."""
@@ -52,11 +50,11 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Run the command; gives the exit status."""
     made = parser()
-    made.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    given = made.read(argv)
-    if given.words[:1] != ["verify"] or len(given.words) != 2:
+    words = split(argv, {"--json", "-h", "--help"}, {"--heads", "--ca"})
+    given = made.read([*words.options, *(word for word in words.arguments if word.startswith("-"))])
+    if words.script != "verify" or len(words.arguments) != 1:
         made.refuse("whale-nebula audit verify FILE")
-    path = given.words[1]
+    path = words.arguments[0]
     for each in (path, given.heads, given.ca):
         if each is not None and not os.path.isfile(each):
             tell(AuditError(f"there is no file {each!r}", mend="whale-nebula audit verify FILE"), as_json=given.json)

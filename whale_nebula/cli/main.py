@@ -24,7 +24,7 @@ COMMANDS = {
     "audit": "verify a gateway's audit log",
     "bench": "measure the line between two clusters: whale-nebula bench link",
 }
-BUILT = ("run", "show", "doctor", "certs", "audit")
+BUILT = ("run", "show", "doctor", "certs", "gateway", "audit")
 """Those that work; each is a module of its own here."""
 
 

@@ -79,7 +79,8 @@ class Exchange:
     """Something that an update in one cluster needs of another, were each a process of its own.
 
     `kind` is "scalar" (a global norm's share, a result) or "part": piece number `piece` of a gradient part of a
-    variable that both clusters hold, whose (request, source, stage) is `part`. What has the same `round` goes together.
+    variable that both clusters hold, whose (request, source, stage) is `part`. `result` says of a scalar that the step
+    returns it. What has the same `round` goes together.
     """
 
     kind: str
@@ -91,6 +92,14 @@ class Exchange:
     spec: Spec
     part: tuple[int, int, int] | None = None
     piece: int = 0
+    result: bool = False
+
+    @property
+    def what(self) -> str:
+        """In words, what this is."""
+        if self.part is not None:
+            return "gradients of tied variables"
+        return "results" if self.result else "scalars of the update"
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,16 @@ all have taken the same steps. A process that takes no steps yet leaves at once.
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from collections.abc import Mapping
 from types import FrameType
+from typing import Any
 
 EXIT_LEFT = 75
 """EX_TEMPFAIL of sysexits.h: nothing is wrong, start it again."""
+_HEARD = (signal.SIGTERM, signal.SIGINT)
 
 
 class Leaving(SystemExit):
@@ -72,7 +76,7 @@ class Departure:
 
 def _signal(why: object) -> str:
     """A peer's word, which ends up on a terminal: it can only be a signal's name."""
-    return str(why) if why in ("SIGTERM", "SIGINT") else "a signal"
+    return str(why) if why in [number.name for number in _HEARD] else "a signal"
 
 
 departure = Departure()
@@ -83,10 +87,30 @@ def leave_on_signals() -> None:
     """Let SIGTERM and SIGINT ask this process to leave; a signal more says nothing new.
 
     Some platforms signal the launcher and the workers alike, and the launcher passes on what it gets. Who is in a
-    hurry tells the launcher twice: it kills.
+    hurry tells the launcher twice: it kills. A process that this one forks, such as one that reads data, ends by a
+    signal like any other.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _asked)
+    forks = _Forks({number: signal.signal(number, _asked) for number in _HEARD})
+    os.register_at_fork(before=forks.hold, after_in_parent=forks.free, after_in_child=forks.restore)
+
+
+class _Forks:
+    """Gives forked processes the handlers that were there before ours. No signal is lost meanwhile: they are held."""
+
+    def __init__(self, handlers: Mapping[signal.Signals, Any]) -> None:
+        self._handlers = handlers
+        self._thread = threading.local()
+
+    def hold(self) -> None:
+        self._thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+
+    def free(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._thread.mask)
+
+    def restore(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self.free()
 
 
 def _asked(number: int, frame: FrameType | None) -> None:

@@ -143,7 +143,7 @@ class Ward:
         self._pulses.clear()
 
     def _listen(self) -> None:
-        tick = self._silence / 10
+        tick = self._silence / 20
         last, watched = time.monotonic(), set(self._pulses)
         while not self._ended.wait(tick):
             now = time.monotonic()

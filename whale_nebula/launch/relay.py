@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import subprocess
 import threading
 from collections.abc import Mapping
@@ -30,7 +31,14 @@ class Sink:
         with self._lock, contextlib.suppress(OSError):
             view = memoryview(data)
             while view:
-                view = view[os.write(self._fd, view) :]
+                view = view[self._some(view) :]
+
+    def _some(self, view: memoryview) -> int:
+        try:
+            return os.write(self._fd, view)
+        except BlockingIOError:  # whoever shares this file with us has made it so
+            select.select([], [self._fd], [])
+            return 0
 
 
 class Relay:

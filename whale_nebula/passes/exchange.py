@@ -56,11 +56,13 @@ def _parts(cut: Cut, phase: PhasePlan, clusters: dict[str, str]) -> Iterator[Exc
 
 
 def _scalars(cut: Cut, phase: PhasePlan, clusters: dict[str, str]) -> Iterator[Exchange]:
+    returned = frozenset(cut.program.returns)
     for slot, crossing in sorted(enumerate(phase.crossings), key=lambda each: each[1].round):
         spec = cut.program.graph.spec(crossing.value)
         for destination in crossing.destinations:
             ends = clusters[crossing.source], clusters[destination]
-            yield Exchange("scalar", phase.index, crossing.round, slot, *ends, spec)
+            result = crossing.value in returned
+            yield Exchange("scalar", phase.index, crossing.round, slot, *ends, spec, result=result)
 
 
 def shared_parts(cut: Cut, phase: PhasePlan) -> Iterator[Shared]:

@@ -35,10 +35,11 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What an update exchanges with another cluster, all at once: so many bytes over one line."""
+    """What clusters exchange once a step, all at once over one line: so many bytes, and in words what they are."""
 
     line: Line
     bytes: float
+    what: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -92,7 +93,7 @@ class Basis:
     def over(self, change: Callable[[Line], Line]) -> Basis:
         """The same over other lines."""
         changed = self._phases(lambda phase: replace(phase, hops={p: _over(h, change) for p, h in phase.hops.items()}))
-        rounds = tuple(tuple(Carried(change(one.line), one.bytes) for one in together) for together in self.exchange)
+        rounds = tuple(tuple(replace(one, line=change(one.line)) for one in together) for together in self.exchange)
         return replace(changed, exchange=rounds)
 
     def balanced(self) -> Basis:

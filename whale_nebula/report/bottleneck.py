@@ -6,13 +6,16 @@ bytes, computing in equal parts, more micro-batches. What is not computed is not
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 from whale_nebula.report.basis import Basis, free, wide
 from whale_nebula.report.prediction import Prediction, predict, seconds
 from whale_nebula.report.report import Report
 from whale_nebula.report.text import duration
+from whale_nebula.schedule.lines import Hop, Line
 
 NOTHING = 0.05
 """A change of less than this share of the step is not worth a word."""
@@ -73,7 +76,7 @@ class _Told:
             why = "the steps before were slower" if self.basis.paced else "the line is faster than the config says"
             return f"not known: {self._apart()}; {why}"
         if self.worth(self.without_lines.seconds):
-            return self._line() + self._caution()
+            return self._crossing() + self._caution()
         if self.basis.once > 0.5 * self.whole:
             share = _percent(self.basis.once / self.whole)
             return f"what runs once a step, the update, takes {share} of it{self._caution()}"
@@ -90,12 +93,22 @@ class _Told:
         return f"this step took {duration(self.report.step_seconds)}, the simulator says {duration(self.whole)}"
 
     # -------------------------------------------------------------------------- the line
-    def _line(self) -> str:
+    def _crossing(self) -> str:
+        """What crosses while stages compute, what crosses once a step, or both: whatever is worth a word."""
         exchange = self.basis.exchange_seconds
-        if exchange > 0.5 * (self.whole - self.without_lines.seconds):
-            what = "the exchange of updates (tied variables, global norms, results)"
-            return f"{what} holds the step for {_percent(exchange / self.whole)} of it, and no codec touches that"
-        return f"{self._who()}; {self._mend()}"
+        rest = self.whole - self.without_lines.seconds - exchange
+        if exchange <= NOTHING * self.whole:
+            return f"{self._who()}; {self._mend()}"
+        share = _percent(exchange / self.whole)
+        if rest <= NOTHING * self.whole:
+            return f"{self._exchanged(share, 'the step')}, and no codec touches that"
+        return f"{self._who()}, and {self._exchanged(share, 'it')}; {self._mend()}"
+
+    def _exchanged(self, share: str, step: str) -> str:
+        words = list(dict.fromkeys(chain.from_iterable(one.what for each in self.basis.exchange for one in each)))
+        if not words:
+            return f"what clusters exchange once a step holds {step} for {share}"
+        return f"{' and '.join(words)}, sent once a step, hold {step} for {share}"
 
     def _who(self) -> str:
         """The stage that waits most for lines, by the simulator; how long it waits, as it was measured."""
@@ -104,20 +117,23 @@ class _Told:
         stage = max(lost, key=lambda name: lost[name])
         waits, part = _waits(self.report).get(stage), lost[stage] / self.whole
         if waits is None:
-            return f"stage {stage} waits for the line: {_percent(part)} of the step, by the simulator"
+            return f"stage {stage} waits for {self._lines()}: {_percent(part)} of the step, by the simulator"
         if part >= (1.0 - 2 * NOTHING) * waits:
             return f"stage {stage} waits {_percent(waits)} of the step for {self._lines()}"
         rest = f"{_percent(part)} for {self._lines()}, else for other stages"
         return f"stage {stage} waits {_percent(waits)} of the step ({rest})"
 
     def _lines(self) -> str:
-        """The line on which a message is longest on its way; where others are as long, lines."""
-        lines = [line for phase in self.basis.phases for hop in phase.hops.values() for line in (hop.there, hop.back)]
-        delays = {line.name: line.delay for line in lines if line is not None}
-        links, many = self.prediction.links, self.basis.micro_batches
-        away = {name: links[name].seconds / many + delay for name, delay in delays.items()}
+        """The line on which a micro-batch is longest on its way; where others are as long, lines."""
+        away: dict[str, float] = {}
+        for line, size in chain.from_iterable(map(_ways, self._hops)):
+            away[line.name] = away.get(line.name, line.delay) + line.seconds(size)
         worst = sorted(name for name, each in away.items() if each >= (1.0 - NOTHING) * max(away.values()))
-        return f"the line {worst[0]}" if len(worst) == 1 else f"the lines {' and '.join(worst)}"
+        return f"the line {worst[0]}" if len(worst) == 1 else f"the lines {_and(worst)}"
+
+    @property
+    def _hops(self) -> Iterator[Hop]:
+        return (hop for phase in self.basis.phases for hop in phase.hops.values())
 
     def _mend(self) -> str:
         fast = seconds(self.basis.over(wide))
@@ -158,6 +174,17 @@ class _Told:
 
     def _instead(self, other: float) -> str:
         return f"{duration(other)} a step instead of {duration(self.whole)}"
+
+
+def _ways(hop: Hop) -> Iterator[tuple[Line, float]]:
+    """The lines that a hop puts something on, and how much; nothing comes back where no gradient is asked for."""
+    for line, size in ((hop.there, hop.forward), (hop.back, hop.backward)):
+        if line is not None and size is not None:
+            yield line, size
+
+
+def _and(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _percent(share: float) -> str:

@@ -120,7 +120,7 @@ def _hop(values: Mapping[str, Any]) -> Hop:
 
 
 def _carried(values: Mapping[str, Any]) -> Carried:
-    return Carried(_line(values["line"]), values["bytes"])
+    return Carried(_line(values["line"]), values["bytes"], tuple(values.get("what", ())))
 
 
 def _way(values: Mapping[str, Any] | None) -> Line | None:

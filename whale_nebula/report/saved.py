@@ -70,7 +70,7 @@ def _predicted(prediction: Prediction) -> dict[str, Any]:
 
 
 def _basis(basis: Basis) -> dict[str, Any]:
-    rounds = [[{"line": _rated(one.line), "bytes": one.bytes} for one in together] for together in basis.exchange]
+    rounds = [[{**_flat(one), "line": _rated(one.line)} for one in together] for together in basis.exchange]
     return {**_flat(basis), "phases": [_phase(phase) for phase in basis.phases], "exchange": rounds}
 
 

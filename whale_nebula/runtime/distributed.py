@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from whale_nebula.runtime.pace import Measured, Medians
 from whale_nebula.runtime.post import Post, Slots
 from whale_nebula.runtime.session import Session
 from whale_nebula.transport.protocol import LinkTotals
+
+_LOG = logging.getLogger("whale_nebula.run")
 
 Agreed = Future[Mapping[str, Mapping[str, Any]]]
 """What every peer says of a step, once all have said the same."""
@@ -54,6 +57,8 @@ class DistributedStep:
         clusters = [self.clusters[host] for host in self.hosts]
         self.measured = Measured(self.compiled.cut, self.hosts, self.lines, clusters, paced=False)
         self.links = {(self.session.worker, peer): link for peer, link in self.session.links.items()}
+        held = self.compiled.cut.held
+        self.written_here = [v for v in self.compiled.cut.forward_written if self.session.worker in held.get(v, ())]
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step; what fails here is told to all. Who leaves with all others does so before it."""
@@ -79,6 +84,7 @@ class DistributedStep:
         seconds = clocks.seconds()
         self.measured.add(clocks)
         self.steps += 1
+        _LOG.info("%s: applied %d of %r", self.session.worker, self.steps, self.name)
         return StepOutcome(
             results,
             seconds=seconds,
@@ -114,9 +120,7 @@ class DistributedStep:
         return self.watch.submit(self.session.check_step, sheet)
 
     def _results(self, batch: Batch, clocks: Clocks, agreed: Agreed) -> list[Any]:
-        guard = Guard(
-            self.variables, self.compiled.cut.forward_written, alone=False, whereabouts=self.compiled.whereabouts
-        )
+        guard = Guard(self.variables, self.written_here, alone=False, whereabouts=self.compiled.whereabouts)
         patience = self.session.patience
         post = Post(self.slots, self.hosts, self.links, self.program, self.steps, patience, lambda host: False)
         agreed.add_done_callback(lambda done: _abort(post, done, self.session))

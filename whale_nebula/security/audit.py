@@ -13,6 +13,7 @@ import os
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,7 +41,7 @@ class AuditLog:
     """A log that is open for writing: by one process at a time, from any of its threads.
 
     A record with a decision is on disk when `record` returns. `on_head` is given each signed head, to be sent to a
-    peer that keeps it; it is called outside the lock, by the thread that wrote.
+    peer that keeps it; it is called in their order, outside the lock, by a thread that wrote.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class AuditLog:
         self._signer, self._on_head = signer, on_head
         self._head_every, self._most_bytes = head_every, most_bytes
         self._lock = threading.Lock()
+        self._telling = threading.RLock()
+        self._untold: deque[Head] = deque()
         self._unsigned = 0
         self._fingerprint = ""
         self._first = 0
@@ -97,10 +100,12 @@ class AuditLog:
                 self._rotate()
             self._write(action, said)
             seq = self._link.seq
-            head = self._head() if self._unsigned >= self._head_every else None
-            if durable or (durable is None and decision) or head is not None:
+            full = self._unsigned >= self._head_every
+            if full:
+                self._head()
+            if full or durable or (durable is None and decision):
                 self._sync()
-        self._tell(head)
+        self._tell()
         return seq
 
     def head(self) -> Head | None:
@@ -108,7 +113,7 @@ class AuditLog:
         with self._lock:
             head = self._head()
             self._sync()
-        self._tell(head)
+        self._tell()
         return head
 
     def close(self, reason: str = "") -> None:
@@ -117,11 +122,11 @@ class AuditLog:
             if self._file < 0:
                 return
             self._write(chain.END, {"reason": reason})
-            head = self._head()
+            self._head()
             self._sync()
             os.close(self._file)
             self._file = -1
-        self._tell(head)
+        self._tell()
 
     # ------------------------------------------------------------------ inside the lock
     def _begin(self) -> Link:
@@ -194,6 +199,7 @@ class AuditLog:
         if present.peer.fingerprint != self._fingerprint:
             self._write("renewed", self._about())
         head = Head.sign(present, *self._link)
+        self._untold.append(head)
         self._write(chain.HEAD, {"head": head.as_dict()})
         self._unsigned = 0
         return head
@@ -220,9 +226,14 @@ class AuditLog:
         self._sync()
         sync_folder(self.path.parent)
 
-    def _tell(self, head: Head | None) -> None:
-        if head is not None and self._on_head is not None:
-            self._on_head(head)
+    # ------------------------------------------------------------------ outside the lock
+    def _tell(self) -> None:
+        """Give the heads away in their order, whichever thread signed them."""
+        with self._telling:
+            while self._untold:
+                head = self._untold.popleft()
+                if self._on_head is not None:
+                    self._on_head(head)
 
 
 def _follows(line: bytes, before: Link) -> bool:

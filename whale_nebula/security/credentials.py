@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -23,6 +24,7 @@ from whale_nebula.security.reading import Peer
 from whale_nebula.security.trust import Trust
 
 _SIGNS = ec.ECDSA(hashes.SHA256())
+_AGAIN_SECONDS = 10.0
 _LOG = logging.getLogger("whale_nebula.security")
 
 
@@ -150,13 +152,15 @@ class CurrentCredentials:
     """The credentials of a process that runs for longer than a certificate: read again once their files change.
 
     Any thread may call it. Files that are half copied or wrong change nothing: the old ones stay, and the log
-    says why, once for each change. `renewed` is told of each new certificate.
+    says why, once for each change; one that is not valid yet may be so later, so they are looked at again.
+    `renewed` is told of each new certificate.
     """
 
     def __init__(self, first: Credentials, renewed: Callable[[Credentials], None] | None = None) -> None:
         self._lock = threading.Lock()
         self._present = first
         self._refused: tuple[Stamp, ...] | None = None
+        self._again = 0.0
         self._renewed = renewed
 
     def __call__(self) -> Credentials:
@@ -169,13 +173,14 @@ class CurrentCredentials:
 
     def _look(self) -> Credentials | None:
         stamps = _stamps(self._present.files)
-        if stamps in (self._present.stamps, self._refused):
+        if stamps == self._present.stamps or (stamps == self._refused and time.monotonic() < self._again):
             return None
         try:
             self._present = self._present.reload()
         except IdentityError as error:
-            self._refused = stamps
-            _LOG.warning("the old certificate stays in use: %s", error)
+            if stamps != self._refused:
+                _LOG.warning("the old certificate stays in use: %s", error)
+            self._refused, self._again = stamps, time.monotonic() + _AGAIN_SECONDS
             return None
         _LOG.info("took up certificate %s, good until %s", self._present.serial[:16], self._present.not_after)
         return self._present

@@ -4,7 +4,7 @@
 is wrong at the other end, or with this side in the eyes of the other.
 
 A client sees the certificate of its server, and can say exactly what is wrong with it. A server tells a client that
-it refuses hardly anything; what it writes to its own log is read by `alerts.spoken`. read by `spoken`.
+it refuses hardly anything; what it writes to its own log is read by `alerts.spoken`.
 """
 
 from __future__ import annotations
@@ -140,9 +140,20 @@ def _no_handshake(address: str, error: OSError, timeout: float) -> Diagnosis:
             f"{address} speaks without TLS", why="it answers in the clear, and this side does not talk that way"
         )
         return diagnosis(said, THERE)
-    why = "it closed the line, or sent something else than TLS, before any certificate was seen"
+    if isinstance(error, ConnectionError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return diagnosis(_hung_up(address), THERE)
+    why = "it sent something else than TLS"
     mend = "see that the address is that of a worker or gateway; a proxy between the two must hand on TCP as it is"
     return diagnosis(IdentityError(f"{address} does not speak TLS", why=why, mend=mend), THERE)
+
+
+def _hung_up(address: str) -> TransportError:
+    """What stands there may lead to somebody who is not up yet: that mends itself."""
+    return TransportError(
+        f"{address} closes the line before it has shown a certificate",
+        why="who is there ends, or a proxy stands there and nobody behind it yet",
+        mend="start it; or see that the address is that of a worker or gateway",
+    )
 
 
 def _wrong_there(

@@ -84,33 +84,37 @@ class KeptHeads:
         self.path = Path(path)
         self._trust = trust
         self._lock = threading.Lock()
-        self._last: dict[Identity, Head] = {}
-        if self.path.exists():
-            self._last = {head.check(): head for head in read_heads(self.path)}
+        self._kept: dict[Identity, dict[int, Head]] = {}
+        for head in read_heads(self.path) if self.path.exists() else ():
+            self._kept.setdefault(head.check(), {})[head.seq] = head
 
     def last(self, who: Identity) -> Head | None:
         """The longest that a log of somebody is known to have been."""
         with self._lock:
-            return self._last.get(who)
+            kept = self._kept.get(who)
+            return kept[max(kept)] if kept else None
 
     def keep(self, head: Head, sender: Identity) -> bool:
         """Keep what somebody says of his own log; False if it is known. A log that went back is an `AuditError`."""
         self._trust.check(head.certificate, sender, whose="the sender of a head")
         head.check(self._trust)
         with self._lock:
-            last = self._last.get(sender)
-            if last is not None and (head.seq, head.digest) == (last.seq, last.digest):
+            kept = self._kept.setdefault(sender, {})
+            if head.seq in kept and kept[head.seq].digest == head.digest:
                 return False
-            if last is not None and head.seq <= last.seq:
-                raise AuditError(
-                    f"the audit log of {sender.worker} is another than it was",
-                    why=f"it was at record {last.seq} with digest {last.digest[:16]}, and is now said to be at "
-                    f"{head.seq} with {head.digest[:16]}",
-                    mend=f"whale-nebula audit verify FILE --heads {self.path}, with the file of {sender.worker}",
-                )
+            if kept and head.seq <= max(kept):
+                raise self._went_back(head, kept[max(kept)], sender)
             self._write(head)
-            self._last[sender] = head
+            kept[head.seq] = head
         return True
+
+    def _went_back(self, head: Head, last: Head, sender: Identity) -> AuditError:
+        return AuditError(
+            f"the audit log of {sender.worker} is another than it was",
+            why=f"it was at record {last.seq} with digest {last.digest[:16]}, and is now said to be at "
+            f"{head.seq} with {head.digest[:16]}",
+            mend=f"whale-nebula audit verify FILE --heads {self.path}, with the file of {sender.worker}",
+        )
 
     def _write(self, head: Head) -> None:
         try:

@@ -62,7 +62,7 @@ class _Reading:
     heads: int = 0
     signed: int | None = None
     matched: int | None = None
-    before: list[str] = field(default_factory=list)
+    before: str = ""
     last_actions: tuple[str, str] = ("", "")
 
 
@@ -142,8 +142,7 @@ def _take(state: _Reading, line: bytes) -> None:
     if record.get("action") == chain.HEAD:
         _check_own(state, record, seq)
     _check_kept(state, seq, digest)
-    state.before.append(digest)
-    del state.before[:-1]
+    state.before = digest
     state.last_actions = (_previous(state, record), str(record.get("action")))
 
 
@@ -162,13 +161,19 @@ def _check_own(state: _Reading, record: Record, seq: int) -> None:
         head = Head.from_dict(_mapping(record.get("head")))
         who = head.check(state.trust)
     except NebulaError as error:
-        raise _MissingError(seq, f"the head in the log is wrong: {error.what}") from None
+        raise _anew(state, f"the head at record {seq} is wrong: {error.what}") from None
     if who.uri != state.first["site"]:
-        raise _MissingError(seq, f"the head in the log is signed by {who.uri}")
-    if head.seq != seq - 1 or [head.digest] != state.before:
-        raise _MissingError(seq, f"the head in the log is about another record {head.seq}")
+        raise _anew(state, f"the head at record {seq} is signed by {who.uri}")
+    if head.seq != seq - 1 or head.digest != state.before:
+        raise _anew(state, f"the head at record {seq} is signed for another record {head.seq}")
     state.heads += 1
     state.signed = head.seq
+
+
+def _anew(state: _Reading, why: str) -> _MissingError:
+    """The chain is right and a head is not: what follows the last good head was written anew."""
+    last = max((seq for seq in (state.signed, state.matched) if seq is not None), default=-1)
+    return _MissingError(last + 1, f"{why}; from record {last + 1} on the log was written anew")
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -181,8 +186,7 @@ def _check_kept(state: _Reading, seq: int, digest: str) -> None:
         if not _is_of(state, head):
             continue
         if head.digest != digest:
-            first = (-1 if state.matched is None else state.matched) + 1
-            raise _MissingError(first, f"a peer keeps another digest of record {seq}: the log was written anew")
+            raise _anew(state, f"a peer keeps another digest of record {seq}")
         state.matched = seq
 
 

@@ -99,9 +99,9 @@ class Cable:
     def _close(self, worker: str) -> None:
         """One end leaves: what it sent still arrives, then the connection ends."""
         with self._changed:
-            self._closed.add(worker)
             self._changed.wait_for(lambda: not self._queues[worker] or self._connection < 0, timeout=5.0)
-        self._later(lambda: self._break("the other side has closed"))
+            self._closed.add(worker)
+            self._later(lambda: self._break("the other side has closed"))
 
     # The threads: one for each way, and one that connects and breaks.
 

@@ -35,7 +35,7 @@ class Deadlines:
     @property
     def keepalive(self) -> float:
         """After how long without a byte a connection is asked whether it still is one."""
-        return self.silence / 2
+        return self.silence * 0.375
 
     def ping(self, rate: float | None) -> float:
         """How long the answer to that may take: the rest of `silence`, or what a slow line's queue takes.

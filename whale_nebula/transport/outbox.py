@@ -109,6 +109,18 @@ class Outbox:
         with self._changed:
             return self._stopped or (self._finishing and not self._waiting and not self._urgent)
 
+    def forget(self) -> None:
+        """Drop what waits and is not urgent: nobody wants it any more."""
+        with self._changed:
+            self._bytes -= sum(parcel.size for parcel in self._waiting)
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    @property
+    def finishing(self) -> bool:
+        """Whether no more is taken."""
+        return self._over
+
     def done(self, size: int) -> None:
         """So many bytes of the budget have left."""
         with self._changed:

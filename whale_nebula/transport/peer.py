@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -77,11 +77,15 @@ class PeerLink(FramedEnd):
         self._now = now
         self._meter = Meter()
         self._waiting = Waiting(f"worker '{there}'", carrier.where, announce, now=now)
-        self._heard = now()
+        self._heard = self._down = now()
+        self._tick = min(self._deadlines.look, self._deadlines.silence / 8)
         self._began: float | None = None  # when the first chunk of the parcel on its way was sent
+        self._met = False
         self._bye_heard = False
         self._closed = False
         self._failed = False
+        self._fail_heard = False
+        self._fail_answered = False
         self._deaf = False  # what comes is not to be trusted any more
         self._faults = Faults()
         self._ended = threading.Event()
@@ -110,6 +114,13 @@ class PeerLink(FramedEnd):
         if self._inbox.close(lambda: closed_here(self.here, self.there)):
             self._say_farewell()
 
+    def fail(self, reason: Mapping[str, Any]) -> None:
+        """Tell the other worker that this one failed and why; what waits for the line is dropped, as it ends there."""
+        with self._changed:
+            self._failed = True
+            self._sending.forget()
+            super().fail(reason)
+
     def close(self) -> None:
         """Send what is queued and a farewell, wait until it has arrived and for the other side's, and end."""
         self.part()
@@ -121,11 +132,17 @@ class PeerLink(FramedEnd):
         for thread in (self._writer, self._watcher):
             thread.join(self._deadlines.grace)
 
+    def _say_farewell(self) -> None:
+        if self._failed:
+            self._outbox.finish()  # a failure is the last word
+        else:
+            super()._say_farewell()
+
     def _drain(self) -> None:
         """Wait for the end of the conversation, as long as there is hope of it."""
         with self._changed:
             before, since = self._progress(), self._now()
-            while not self._ended.is_set() and not self._over:
+            while not self._ended.is_set():  # the writer ends when it is over, having sent the last acknowledgement
                 left = since + self._deadlines.grace - self._now()
                 if left <= 0 and not self._worth_waiting():
                     return
@@ -138,15 +155,18 @@ class PeerLink(FramedEnd):
 
     def _worth_waiting(self) -> bool:
         """Whether more than a farewell has not arrived yet, at somebody who wants it: that is worth patience."""
-        arrived = self._sending.drained and self._conversation.unacked <= self._farewell.size + _SEAL_BYTES
-        return not (self._failed or self._bye_heard or arrived)
+        left = self._outbox.waiting + self._conversation.unacked
+        ending = self._failed or self._fail_heard or self._bye_heard
+        return self._met and not ending and left > self._farewell.size + _SEAL_BYTES
 
     @property
     def _over(self) -> bool:
         """Both sides have said goodbye, and all that this one sent has arrived; or there is nobody to listen to."""
         if self._deaf:
             return self._conversation.ready and self._sending.told_urgent
-        return self._bye_heard and self._sending.drained and self._conversation.unacked == 0
+        if self._fail_heard:
+            return self._outbox.finishing and (self._fail_answered or not self._conversation.ready)
+        return (self._bye_heard or self._failed) and self._sending.drained and self._conversation.unacked == 0
 
     def _end(self) -> None:
         self._outbox.stop()
@@ -164,7 +184,8 @@ class PeerLink(FramedEnd):
             while (found := self._next()) is not None:
                 self._ship(*found)
         except LocalProtocolError as error:
-            self._inbox.end(partial(_same, error), at_once=True)
+            _LOG.error("the link from %s to %s is broken by its own side: %s", self.here, self.there, error)
+            self.lost(error)
         finally:
             self._end()
             self._carrier.close()
@@ -172,15 +193,27 @@ class PeerLink(FramedEnd):
     def _next(self) -> tuple[int, Shipment] | None:
         """The next frame and the connection it is for; None once there will be none."""
         with self._changed:
-            while not self._ended.is_set():
-                shipment = self._sending.next()
+            while not self._ended.is_set() and not (self._fail_heard and self._over):
+                shipment = self._given()
                 if shipment is not None and self._sending.connection is not None:
                     self._meter.busy(self._now())
+                    self._fail_answered |= self._fail_heard
                     return self._sending.connection, shipment
                 if self._over:
                     return None
                 self._changed.wait(self._until_beat())
             return None
+
+    def _given(self) -> Shipment | None:
+        try:
+            return self._sending.next()
+        except LocalProtocolError as error:
+            if self._failed:
+                raise
+            self._inbox.end(partial(_same, error), at_once=True)
+            self.fail({"what": error.what, "why": error.why})
+            self._outbox.finish()
+            return self._sending.next()
 
     def _until_beat(self) -> float | None:
         ready = self._sending.connection is not None and self._conversation.ready
@@ -214,6 +247,7 @@ class PeerLink(FramedEnd):
             self._conversation.disconnected()
             self._sending.disconnected()
             self._meter.idle()
+            self._down = self._now()
             self._changed.notify_all()
 
     def message(self, data: bytes) -> None:
@@ -245,7 +279,6 @@ class PeerLink(FramedEnd):
         """The carrier has given up."""
         with self._changed:
             if not self._bye_heard:
-                self._failed = True
                 self._inbox.end(partial(_same, error))
         self._waiting.off()
         self._end()
@@ -265,6 +298,7 @@ class PeerLink(FramedEnd):
         if isinstance(event, Answer):
             self._sending.answer(event.packets)
         elif isinstance(event, Opened):
+            self._met = True
             self._sending.again(event.resend)
             if event.resumed:
                 _LOG.info("%s and %s go on: %d frames again", self.here, self.there, len(event.resend))
@@ -276,31 +310,31 @@ class PeerLink(FramedEnd):
     def _told(self, message: dict[str, Any]) -> None:
         super()._told(message)
         self._bye_heard |= message["kind"] == BYE
-        self._failed |= message["kind"] == FAIL
+        self._fail_heard |= message["kind"] == FAIL
 
     def _refuse(self, error: NebulaError) -> None:
         """What comes is not to be trusted from here on: say so to both sides, if there still is a way to say it."""
         with self._changed:
             if self._deaf:
                 return
-            self._failed = self._deaf = True
+            self._deaf = True
             super()._refuse(error)
             self._changed.notify_all()
 
     # The watching thread.
 
     def _watch(self) -> None:
-        while not self._ended.wait(min(self._deadlines.look, self._deadlines.silence / 8)):
+        while not self._ended.wait(self._tick):
             self._look()
 
     def _look(self) -> None:
         """Whether the other worker is heard, and whether it has been waited for long enough."""
         with self._changed:
             quiet, ready, bye = self._now() - self._heard, self._conversation.ready, self._bye_heard
-            rate = self._meter.rate
+            rate, away = self._meter.rate, self._now() - self._down
         if rate is not None:
             self._carrier.pace(rate)
-        if bye or quiet < (self._deadlines.silence if ready else _SHORT_SECONDS):
+        if bye or (quiet < self._deadlines.silence - self._tick if ready else away < _SHORT_SECONDS):
             self._waiting.off()
         elif quiet >= self._deadlines.patience:
             self.lost(silent(self.there, self._carrier.where, self._deadlines.patience, self._trouble(ready)))

@@ -79,6 +79,11 @@ class Sending:
         """These must be sent again before anything new."""
         self._again.extend(packets)
 
+    def forget(self) -> None:
+        """Drop what is new and not urgent, the rest of a tensor too."""
+        self._parcel = None
+        self._outbox.forget()
+
     @property
     def drained(self) -> bool:
         """Whether everything has been handed to the carrier at least once, and no more is taken."""

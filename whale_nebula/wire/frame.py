@@ -33,6 +33,7 @@ TAG_BYTES = 16
 # stands the rank), then the checksum of the payload and, last, that of all bytes before it.
 _LAYOUT = struct.Struct("<4sB BHI QQQQ II HHI iI QQ HBBI B3x 8I II")
 _CRC = struct.Struct("<I")
+_MOST_BYTES = (1 << 63) - 1  # of an array, even if one of its sizes were 1 instead of 0
 HEADER_BYTES = _LAYOUT.size
 MESSAGE_BYTES = FRAME_CAP - HEADER_BYTES - TAG_BYTES  # the longest control message
 
@@ -245,6 +246,8 @@ def _fault_of_tensor(header: Header) -> str | None:
     size = math.prod(header.dims) * dtype.itemsize
     if size != header.whole:
         return f"{dtype.name}{list(header.dims)} has {size} bytes, not {header.whole}"
+    if math.prod(max(size, 1) for size in header.dims) * dtype.itemsize > _MOST_BYTES:
+        return f"{dtype.name}{list(header.dims)} is no array"  # an empty one may not be of any size either
     return _fault_of_message(header, dtype) if header.kind == Kind.CONTROL else None
 
 

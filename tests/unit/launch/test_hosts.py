@@ -29,7 +29,7 @@ def test_every_worker_gets_a_port_of_its_own() -> None:
 def test_a_port_that_is_taken_is_told_before_anything_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         address = f"127.0.0.1:{busy.getsockname()[1]}"
-        with pytest.raises(ConfigError, match=r"worker gpu/0 cannot listen at 127\.0\.0\.1:\d+: Address already") as refused:
+        with pytest.raises(ConfigError, match=r"worker gpu/0 cannot listen at .*: Address already") as refused:
             listening(Placement(("gpu/0",), {"gpu/0": address, "npu/0": "192.0.2.1:1"}))
     assert "another port" in refused.value.mend
     assert listening(Placement(("gpu/0",), {"gpu/0": address})) == {"gpu/0": address}

@@ -1,16 +1,75 @@
 """The environment variable that tells a worker who it is."""
 
+import json
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.attach import attach
-from whale_nebula.launch.identity import VARIABLE, Identity, Peer
+from whale_nebula.launch.identity import VARIABLE, Identity, Peer, SecurityFiles
 
+FILES = SecurityFiles("/certs/ca.pem", "/certs/gpu-worker-0.pem", "/certs/gpu-worker-0.key", "/certs/revoked.json")
+ADDRESSED = Identity(
+    worker="gpu/0",
+    cluster="gpu",
+    peers={"npu/0": Peer("npu", address="10.77.0.2:7101"), "npu/1": Peer("npu", address="[::1]:7101")},
+    run_id="mt",
+    seed=7,
+    leash=6,
+    launcher=1,
+    listen="10.77.0.1:7101",
+    security=FILES,
+    gateway="10.77.0.9:7100",
+    pulse=7,
+    patience=20.5,
+    config="/srv/clusters.yaml",
+)
 IDENTITY = Identity("gpu/0", "gpu", {"npu/0": Peer("npu", 5)}, "run-1", None, leash=6, launcher=1)
 
 
-def test_an_identity_comes_back() -> None:
-    assert Identity.from_json(IDENTITY.to_json()) == IDENTITY
+@pytest.mark.parametrize(
+    "identity", [IDENTITY, ADDRESSED, replace(ADDRESSED, security=None, insecure=True, gateway=None, pulse=None)]
+)
+def test_an_identity_comes_back(identity: Identity) -> None:
+    assert Identity.from_json(identity.to_json()) == identity
+
+
+def test_the_descriptors_that_a_worker_gets() -> None:
+    assert IDENTITY.descriptors == (6, 5)
+    assert ADDRESSED.descriptors == (6, 7)
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("an unknown key", {"listens": "a:1"}, "no key is called 'listens'"),
+    ("a worker without a name", {"worker": ""}, "is no text"),
+    ("a descriptor that is none", {"leash": -1}, "leash"),
+    ("a truth for a number", {"leash": True}, "leash"),
+    ("no launcher", {"launcher": None}, "launcher"),
+    ("an address without a port", {"listen": "10.0.0.1"}, "is no address"),
+    ("a port that there is not", {"gateway": "10.0.0.1:70000"}, "is no address"),
+    ("peers in a list", {"peers": []}, "is no mapping"),
+    ("a peer without more", {"peers": {"npu/0": {"cluster": "npu"}}}, "either a socket or an address"),
+    ("a peer with both", {"peers": {"npu/0": {"cluster": "npu", "fd": 3, "address": "a:1"}}}, "either a socket or an"),
+    ("a peer with something else", {"peers": {"npu/0": {"cluster": "npu", "socket": 3}}}, "no key is called 'socket'"),
+    ("its own peer", {"peers": {"gpu/0": {"cluster": "gpu", "address": "a:1"}}}, "its own peer"),
+    ("nobody listens", {"listen": None, "security": None}, "this worker has none"),
+    ("no certificates", {"security": None}, "or is told to be insecure"),
+    ("certificates and insecure", {"insecure": True}, "or is told to be insecure"),
+    ("insecure in words", {"security": None, "insecure": "true"}, "neither true nor false"),
+    ("a certificate without a key", {"security": {"ca": "a", "cert": "b"}}, "security.key"),
+    ("a file too many", {"security": {"ca": "a", "cert": "b", "key": "c", "password": "d"}}, "'password'"),
+    ("no patience", {"patience": 0}, "patience"),
+]
+
+
+@pytest.mark.parametrize(("change", "why"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
+def test_what_does_not_fit_together_is_refused(change: dict[str, Any], why: str) -> None:
+    text = json.dumps({**json.loads(ADDRESSED.to_json()), **change})
+    with pytest.raises(ConfigError, match=VARIABLE) as refused:
+        Identity.from_json(text)
+    assert why in refused.value.what
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from whale_nebula.report.report import ONCE, LinkReport, Span
 from whale_nebula.runtime.clock import Clocks, LineClock, StageClock, held, in_flight
 from whale_nebula.transport import MemoryNetwork
 from whale_nebula.transport.protocol import Key
+from whale_nebula.wire import wire_bytes
 
 
 def pieces(words: str, phase: int = 0) -> list[Span]:
@@ -58,7 +59,7 @@ def test_lines_tell_of_this_step_of_this_program_only() -> None:
         link.send(key, np.zeros(10, np.uint8))
     link.send(Key("scalar", 1, 5, 1, -1, 9, "a", "b"), np.zeros((), np.float32))
     message, scalar = clock.told
-    assert (message.lane, message.what, message.micro_batch, message.bytes) == ("a->b", "forward 3", 3, 138)
+    assert (message.lane, message.what, message.micro_batch, message.bytes) == ("a->b", "forward 3", 3, wire_bytes(10))
     assert (scalar.what, scalar.micro_batch, scalar.phase) == ("scalar", None, 1)
 
 

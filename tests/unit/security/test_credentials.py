@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,20 @@ class TestRenewal:
         issue.issue(home.folder, home.authority, [GPU])  # a new key, too
         assert current().serial != first.serial
         assert current().key_pem != first.key_pem
+
+    def test_a_certificate_that_is_not_valid_yet_is_taken_up_once_it_is(
+        self, home: Home, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = home.credentials(GPU)
+        current = CurrentCredentials(first)
+        monkeypatch.setattr(making, "now", lambda: datetime.now(UTC) + 2 * DAY)  # the clock of the authority is ahead
+        issue.renew(home.folder, home.authority, [GPU])
+        monkeypatch.undo()
+        assert current() is first
+        monkeypatch.setattr(making, "now", lambda: datetime.now(UTC) + 3 * DAY)
+        assert current() is first
+        monkeypatch.setattr(current, "_again", 0.0)
+        assert current().serial != first.serial
 
     def test_a_process_stays_who_it_is(self, home: Home) -> None:
         first, other = home.credentials(GPU), home.files(NPU)

@@ -178,6 +178,8 @@ class TestUndisturbed:
         pair.here.send(key(), np.zeros(3))  # no step was announced
         with pytest.raises(LocalProtocolError, match="must not be sent"):
             pair.here.receive(back(), SOON)
+        with pytest.raises(RemoteFailureError, match="must not be sent"):
+            pair.there.receive(key(), SOON)
 
 
 class TestCuts:
@@ -298,20 +300,11 @@ class TestCuts:
         pair = make()
         pair.begin()
         pair.there.take("SESSION", SOON)
-        other = Pair()  # its links have other nonces
-        hello = threading.Event()
-
-        def impostor(passage: Passage) -> Iterable[bytes]:
-            if passage.source == "gpu/0":
-                hello.set()
-            return (passage.frame,)
-
-        pair.cable.plan = impostor
-        pair.there._conversation._introduction._greeting = Greeting("run-1", "npu/0", "gpu/0")
+        pair.there._conversation._introduction._greeting = Greeting("run-1", "npu/0", "gpu/0")  # another nonce
         pair.cable.cut()
         with pytest.raises(RemoteProtocolError, match="'npu/0' was restarted"):
             pair.here.receive(back(), SOON)
-        other.close()
+        pair.cable.kill("gpu/0", lost("gpu/0", "so that the other end has not to be waited for"))
 
 
 class TestBudget:
@@ -356,6 +349,7 @@ class TestAbsence:
         for attempt in (lambda: pair.here.receive(back(), SOON), lambda: pair.here.send(key(), np.zeros(3))):
             with pytest.raises(LinkClosedError, match="worker 'npu/0' is gone"):
                 attempt()
+        pair.cable.kill("gpu/0", lost("gpu/0", "so that the other end has not to be waited for"))
 
     def test_silence_is_announced_and_ended(self, make: Callable[..., Pair]) -> None:
         said: list[Wait] = []

@@ -1,7 +1,7 @@
 """The order of what comes."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_nebula.errors import RemoteProtocolError
@@ -22,6 +22,7 @@ def all_of(arrivals: Arrivals[int], numbers: list[int]) -> list[int]:
     return taken
 
 
+@settings(deadline=None)
 @given(st.permutations(range(1, 9)), st.lists(st.integers(1, 8), max_size=10))
 def test_each_is_taken_once_and_in_order(order: list[int], again: list[int]) -> None:
     arrivals = Arrivals[int](1 << 20)

@@ -278,3 +278,13 @@ def test_a_stream_that_stops_inside_a_frame_or_a_tensor_is_not_between() -> None
         decoder = FrameDecoder()
         decoder.receive(data[:place])
         assert not decoder.between, place
+
+
+@pytest.mark.parametrize(
+    "header",
+    [Header(Kind.BEAT, flags=Flag.LAST), Header(Kind.SCALAR, flags=Flag.LAST, dtype=UINT8, dims=(0,), ack=1)],
+    ids=["beat", "acknowledgement"],
+)
+def test_where_nothing_is_acknowledged_no_frame_does_so(header: Header) -> None:
+    with pytest.raises(RemoteProtocolError, match="nothing is acknowledged"):
+        FrameDecoder().receive(pack(header, 0))

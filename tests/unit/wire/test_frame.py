@@ -112,6 +112,7 @@ BROKEN = {
     "dtype": GOOD._replace(dtype=77),
     "whole and dims": GOOD._replace(whole=28),
     "rank": GOOD._replace(dims=(1, 1, 1, 1, 1, 1, 1, 2, 3)),
+    "empty and beyond any array": GOOD._replace(dims=(0, 2**31, 2**31, 2**31), length=0, whole=0),
     "short chunk": GOOD._replace(length=20, flags=0),
     "long chunk": GOOD._replace(length=28),
     "empty chunk": GOOD._replace(length=0, flags=0),

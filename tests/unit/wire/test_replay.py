@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
@@ -62,6 +62,7 @@ def test_what_is_not_kept_cannot_be_sent_again(number: int) -> None:
         replay.since(number)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 40) | st.none(), max_size=60))
 def test_bytes_and_numbers_always_fit(moves: list[int | None]) -> None:
     """None sends a frame, a number acknowledges so many of those that are out."""

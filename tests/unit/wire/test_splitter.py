@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.wire.talk import said, tensor
@@ -16,6 +16,7 @@ def frames() -> list[bytes]:
     return [pack(header, checksum(chunk)) + chunk.tobytes() for header, chunk in parts]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 300), max_size=12))
 def test_frames_come_out_whole_in_whatever_pieces(sizes: list[int]) -> None:
     stream, splitter, found = b"".join(frames()), Splitter(), []

@@ -120,7 +120,7 @@ def mixed(site: Site, folds: Sequence[Fold]) -> Fold | None:
         return None
     if other.kind == COUPLED:
         return other.bare
-    return site.coupled(f"single rows are mixed with a {other.kind} over the batch")
+    return site.coupled(f"single rows are mixed with {other.spoken}")
 
 
 def side_by_side(site: Site, aligned: Sequence[tuple[int, int]]) -> Fold:
@@ -201,6 +201,6 @@ def _join(site: Site, left: Fold, right: Fold) -> Fold:
 
 def _join_rows(site: Site, left: Fold, right: Fold) -> Fold:
     if left.kind != right.kind:
-        return site.coupled(f"a value is {left.kind} in one case and {right.kind} in another")
+        return site.coupled(f"a value is in one case {left.spoken}, and in another {right.spoken}")
     both = matched(site, left, right)
     return both if left.per == right.per or both.kind == COUPLED else both._replace(per=UNKNOWN)

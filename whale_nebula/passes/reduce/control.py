@@ -51,7 +51,7 @@ def _turning(end: Fold, state: tuple[Fold, ...]) -> str:
     """Why micro-batches may turn a loop differently often."""
     if end.kind == AFTER and any(fold.kind == COUNT for fold in state):
         return "a loop turns once for each row (tf.map_fn, tf.scan)"
-    why = end.reason if end.kind in (AFTER, COUPLED) else f"its end hangs on a {end.kind} over the batch"
+    why = end.reason if end.kind in (AFTER, COUPLED) else f"its end hangs on {end.spoken}"
     return f"micro-batches may turn a loop differently often: {why}"
 
 

@@ -7,9 +7,21 @@ from dataclasses import dataclass, field
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
 from whale_nebula.ir.spec import Value
-from whale_nebula.passes.reduce.mends import FED, Edge, Outcome, Recount, badness, feed, grow, recount, whole_for_check
+from whale_nebula.passes.reduce.mends import (
+    FED,
+    Edge,
+    Outcome,
+    Recount,
+    badness,
+    countable,
+    feed,
+    grow,
+    recount,
+    whole_for_check,
+)
 from whale_nebula.passes.reduce.registry import Site, transfer
 from whale_nebula.passes.reduce.state import (
+    COUNT,
     INVERSE,
     MEAN,
     ROWS,
@@ -31,8 +43,8 @@ class Folding:
     """How each value was folded, and what must be done for it to be so.
 
     `wholes` come from the user's inputs alone: they are evaluated once, on the whole batch, and all who
-    read them read that. At `grows` an op must read the value times rows / rows_m, and only there. The ops of
-    `recounts` must reckon the shape that they ask for from what they reshape.
+    read them read that. At `grows` an op must read the value times rows / rows_m, and only there. At `recounts` it
+    must read a shape, or what has that shape, that is reckoned from the rows of an input.
     """
 
     folds: Mapping[Value, Fold]
@@ -78,7 +90,7 @@ def fold(
         run = _Run(graph, batched, closure, kept, skip, fed, checks, means, recounting)
         run.interpret()
         if run.asked <= fed:
-            return Folding(run.folds, tuple(sorted(run.used)), tuple(run.grows), tuple(run.recounts))
+            return Folding(run.folds, tuple(sorted(run.used)), tuple(run.grows), run.all_recounts())
         fed |= run.asked
 
 
@@ -137,6 +149,8 @@ class _Run:
     asked: set[Value] = field(default_factory=set)
     grows: list[Edge] = field(default_factory=list)
     recounts: list[Recount] = field(default_factory=list)
+    counted: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
+    needed: set[int] = field(default_factory=set)
     bodies: Bodies = field(default_factory=Bodies)
 
     def interpret(self) -> None:
@@ -153,7 +167,21 @@ class _Run:
         if found.kind == WHOLE:
             return found
         self.used.add(value)
+        if found.kind != COUNT:  # a number of rows may be had in other ways
+            self.needed.add(value.op)
         return FED
+
+    def all_recounts(self) -> tuple[Recount, ...]:
+        """Those of reshapes, and of whatever else what is fed takes the shape of a model's output from."""
+        above = sorted(self.graph.ascend(self.needed, stop=self.counted.__contains__))
+        leaf = next((op for op in above if op in self.batched), -1)
+        edges = [Edge(op, at, value) for op in above for at, value in enumerate(self.graph.ops[op].inputs)]
+        likes = [
+            Recount(edge, Value(leaf), self.batched[leaf], self.counted[edge.value.op])
+            for edge in edges
+            if leaf >= 0 and edge.value.op in self.counted and edge.consumer not in self.counted
+        ]
+        return (*self.recounts, *likes)
 
     def _held(self, op: Op) -> tuple[Fold, ...]:
         """Inputs, captures, and what the runtime feeds."""
@@ -172,6 +200,10 @@ class _Run:
         site = Site(self.graph, op, folds, self.bodies, op.index)
         if self.recounting:
             site = recount(site, self.recounts)
+            sizes = countable(site)
+            if sizes is not None:
+                self.counted[op.index] = sizes
+                return (transfer(site)[0]._replace(inputs=True),)
         return self._mended(site, transfer(site))
 
     def _mended(self, site: Site, outcome: Outcome) -> Outcome:

@@ -32,7 +32,7 @@ def fill(site: Site) -> Result:
     value = site.folds[1] if len(site.folds) > 1 else whole()
     made = _made(site, 0)
     if made.kind == ROWS and value.kind != WHOLE:
-        return site.coupled(f"rows are filled with a {value.kind} over the batch")
+        return site.coupled(f"rows are filled with {value.spoken}")
     return structured(site, (value, made)) if made.kind == WHOLE else made
 
 
@@ -81,7 +81,7 @@ def broadcast_to(site: Site) -> Result:
         return made if made.kind == COUPLED else structured(site, (data, made))
     if made.kind != ROWS or data.kind not in (ROWS, WHOLE):
         fixed = "rows are given a fixed shape"
-        return site.coupled(fixed if data.kind == ROWS else f"rows are filled with a {data.kind} over the batch")
+        return site.coupled(fixed if data.kind == ROWS else f"rows are filled with {data.spoken}")
     rank, long = site.rank(0), site.op.outputs[0].rank
     if rank is None or long is None:
         return site.coupled("rows with an unknown number of axes are repeated")
@@ -102,7 +102,7 @@ def tile(site: Site) -> Result:
         return (
             structured(site, (data, made))
             if made.kind != ROWS
-            else site.coupled(f"rows are filled with a {data.kind} over the batch")
+            else site.coupled(f"rows are filled with {data.spoken}")
         )
     size = site.size(0, made.axis)
     return made._replace(per=UNKNOWN if size is None else made.per * size)

@@ -2,7 +2,7 @@
 
 What comes from inputs alone can be read as it is for the whole batch: fed. What is differentiated may be
 multiplied by rows / rows_m on its way: grown, a sum becomes a mean, and a number of rows that of the whole
-batch. And inputs that are given a shape by way of a model's output count their own rows instead: recounted.
+batch. And what takes nothing from a model's output but its shape counts the rows of an input instead: recounted.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ class Edge(NamedTuple):
 
 
 class Recount(NamedTuple):
-    """A reshape whose rows lie along `axis`, and the shape that it asks for: None is the count of them."""
+    """Where a shape of a model's output is read: it is to be `sizes`, None the count of rows along `axis` of `rows`."""
 
-    consumer: int
+    edge: Edge
+    rows: Value
     axis: int
     sizes: tuple[int | None, ...]
 
@@ -73,7 +74,8 @@ def recount(site: Site, recounts: list[Recount]) -> Site:
     sizes = None if data.kind != ROWS or parts is None else tuple(_asked(part, data.per) for part in parts)
     if sizes is None or sizes.count(None) != 1 or sizes.count(-1) > 1:
         return site
-    recounts.append(Recount(site.op.index, data.axis, sizes))
+    rows, shape = site.op.inputs
+    recounts.append(Recount(Edge(site.op.index, 1, shape), rows, data.axis, sizes))
     return replace(site, folds=(data, site.folds[1]._replace(inputs=True)))
 
 
@@ -82,6 +84,24 @@ def _asked(part: Fold, per: int) -> int | None:
     if part.kind == COUNT and part.per == per > 0:
         return None
     return int(part.literal[0]) if part.kind == WHOLE and part.literal is not None else -1
+
+
+def countable(site: Site) -> tuple[int | None, ...] | None:
+    """The sizes of a model's output where an op reads nothing else of it, the rows as None; None where one is unknown.
+
+    So Keras makes the mask of a `Concatenate` of something masked with something that is not: ones, as long as that.
+    """
+    if site.op.type not in SHAPED:
+        return None
+    data, shape = site.folds[0], site.spec(0).shape
+    if data.inputs or data.kind != ROWS or data.per != 1 or data.order or data.ragged or shape is None:
+        return None
+    sizes = tuple(None if axis == data.axis else size for axis, size in enumerate(shape))
+    return sizes if sizes.count(None) == 1 else None
+
+
+SHAPED = frozenset({"Shape", "ZerosLike", "OnesLike"})
+"""Ops that read of a tensor its shape alone."""
 
 
 def grow(site: Site, outcome: Outcome, edges: list[Edge]) -> Outcome:

@@ -97,10 +97,10 @@ class Site:
         for fold in folds:
             if fold.kind == COUPLED or fold.kind == AFTER:
                 return fold.bare
-        names = sorted({fold.kind for fold in folds} - {WHOLE})
+        names = sorted({fold.spoken for fold in folds if fold.kind != WHOLE})
         if not names:
             return whole()
-        return self.after(f"{self.op.type} of a {' and a '.join(names)} over the batch is none of these itself")
+        return self.after(f"{self.op.type} of {' and '.join(names)} is neither a sum nor a mean over it")
 
 
 class Entry(NamedTuple):

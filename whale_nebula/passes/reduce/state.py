@@ -35,6 +35,19 @@ UNDER, OWN = -1, -2
 """First number of an `order`: the batch lies under other axes that were merged with it; an order like no
 other."""
 
+_SPOKEN = {
+    WHOLE: "a value that is the same in every micro-batch",
+    ROWS: "rows of the batch",
+    COUNT: "a number of rows of the batch",
+    INVERSE: "one divided by the number of rows of the batch",
+    SHAPE: "a shape that counts the rows of the batch",
+    SUM: "a sum over the batch",
+    MEAN: "a mean over the batch",
+    EMPTY: "a list that holds nothing yet",
+    AFTER: "a value that is known when the whole batch is through",
+    COUPLED: "a value whose rows depend on each other",
+}
+
 Number = int | float
 
 
@@ -80,6 +93,17 @@ class Fold(NamedTuple):
     def bare(self) -> Fold:
         """The state without what is known of its numbers."""
         return self._replace(literal=None, parts=None)
+
+    @property
+    def spoken(self) -> str:
+        """The state as a part of a sentence, with its reason where it has one.
+
+        >>> Fold(MEAN).spoken
+        'a mean over the batch'
+        >>> Fold(AFTER, reason="Sqrt of a mean over the batch is neither a sum nor a mean").spoken
+        'a value that is known when the whole batch is through: Sqrt of a mean over the batch is neither a sum nor a mean'
+        """
+        return f"{_SPOKEN[self.kind]}: {self.reason}" if self.reason else _SPOKEN[self.kind]
 
     def __str__(self) -> str:
         if self.kind == SHAPE and self.parts is not None:

@@ -38,8 +38,8 @@ class AwaitingCarrier(GrpcCarrier):
 
     def take(self, knock: Knock, guest: Peer | None, lane: Lane) -> Hear:
         """A stream has come in, and whoever dialled it has been found to be the other worker (`guest`)."""
-        if self._closed:
-            raise TransportError(f"worker '{self.here}' is closing")
+        if self._closed or self._receiver is None:
+            raise TransportError(f"worker '{self.here}' is {'closing' if self._closed else 'not ready yet'}")
         if knock.lane == 0:
             connection = Connection(knock.connection)
             connection.add(0, lane)
@@ -64,9 +64,9 @@ class AwaitingCarrier(GrpcCarrier):
                 attempt = 0
                 self._check_guest()
                 self._was_open = self._was_open or (self.where != "" and self._found())
-                self._rest(self._deadlines.look, while_connected=True)
+                self._rest(self._deadlines.look, unless_connected=False)
             else:
-                self._rest(_PROMPT_SECONDS + self._back_off(attempt))
+                self._rest(_PROMPT_SECONDS + self._back_off(attempt), unless_connected=True)
                 attempt += 1
                 if self._was_open and self._connection is None:
                     self._found()

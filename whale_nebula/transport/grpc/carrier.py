@@ -130,6 +130,9 @@ class GrpcCarrier(ABC):
             self._connections += 1
             self._refusals = 0
             self._receiver.up(self._connections)
+        connection.adopted.set()
+        with self._changed:
+            self._changed.notify_all()
         connection.on_end(lambda why: self._forget(connection, why))
 
     def _forget(self, connection: Connection, why: str) -> None:
@@ -155,18 +158,19 @@ class GrpcCarrier(ABC):
             if self._receiver is not None and not self._closed:
                 self._receiver.lost(error)
 
-    def _rest(self, seconds: float, *, while_connected: bool = False) -> bool:
-        """Wait so long, less if it is closed (or, `while_connected`, if the connection breaks); whether to go on."""
+    def _rest(self, seconds: float, *, unless_connected: bool | None = None) -> bool:
+        """Wait so long, less if it is closed, or once it is connected (or is not); whether to go on."""
+
+        def woken() -> bool:
+            return self._closed or unless_connected == (self._connection is not None)
+
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._closed or (while_connected and self._connection is None), seconds
-            )
+            self._changed.wait_for(woken, seconds)
             return not self._closed
 
     def _refused(self) -> bool:
         """The address refused once more; whether that means that the worker, once met, is dead."""
         self._refusals += 1
-        self._trouble = f"{self.where} refuses"
         return self._connections > 0 and self._refusals >= 2
 
     def _dead(self) -> NebulaError:

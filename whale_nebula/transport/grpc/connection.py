@@ -24,6 +24,7 @@ class Connection:
     def __init__(self, name: str) -> None:
         self.name = name
         self.changed = threading.Condition()
+        self.adopted = threading.Event()
         self.opened = threading.Event()
         self.closing = False
         self._lanes: dict[int, Lane] = {}
@@ -62,13 +63,16 @@ class Connection:
             tell(self._why)
 
     def hearer(self, number: int, hear: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """What a lane's reader calls: for the lanes above 0 it holds back until the greeting is done."""
+        """What a lane's reader calls. It holds back until the link knows of the connection, and for the lanes above 0
+        until the greeting is done.
+        """
+        ready = self.opened if number else self.adopted
 
         def hold(frame: bytes) -> None:
-            self.opened.wait()
+            ready.wait()
             hear(frame)
 
-        return hold if number else hear
+        return hold
 
     def send(self, frame: bytes) -> bool:
         """Hand over one frame, once a lane has room for it; False if the connection is gone."""
@@ -100,6 +104,7 @@ class Connection:
             self._over, self._why = True, why
             lanes, told, self._told = list(self._lanes.values()), self._told, []
             self.changed.notify_all()
+        self.adopted.set()
         self.opened.set()
         for lane in lanes:
             lane.end(why)

@@ -108,8 +108,7 @@ class DiallingCarrier(GrpcCarrier):
         attempt = 0
         while not self._closed:
             try:
-                lasted = self._live_through_one()
-                attempt = 0 if lasted > 1.0 else attempt + 1
+                attempt = 0 if self._live_through_one() else attempt + 1
             except (IdentityError, LinkClosedError):
                 raise
             except TransportError as error:
@@ -118,22 +117,21 @@ class DiallingCarrier(GrpcCarrier):
             if not self._rest(self._back_off(attempt)):
                 return
 
-    def _live_through_one(self) -> float:
-        """Connect, and return once that is over; gives for how long it was."""
+    def _live_through_one(self) -> bool:
+        """Connect, and return once that is over; gives whether the other worker was met over it."""
         credentials = self._target.credentials() if self._target.credentials else None
         connection = Connection(secrets.token_hex(8))
         lanes = max(options.lanes(), self._open(connection, 0, credentials))
-        started = time.monotonic()
         if not connection.over:
             self._adopt(connection)
-        widened = lanes == 1
+        widened = False
         while not connection.wait_over(self._deadlines.look if widened else 0.05) and not self._closed:
-            if not widened and connection.opened.is_set():
+            if not widened and connection.opened.is_set() and not connection.over:
                 self._widen(connection, lanes, credentials)
                 widened = True
             if self._target.credentials and self._target.credentials() is not credentials:
                 connection.end("this side's certificate was renewed")
-        return time.monotonic() - started
+        return widened
 
     def _open(self, connection: Connection, number: int, credentials: Credentials | None) -> int:
         knock = Knock(self._run_id, self.here, self.there, connection.name, number)

@@ -23,6 +23,7 @@ class Lane:
     def __init__(self, changed: threading.Condition | None = None) -> None:
         self.changed = changed or threading.Condition()
         self.why = ""
+        self.in_order = False  # the other side has ended it, and all that it sent was heard
         self.on_end: Callable[[str], None] = _nothing
         self._frame: bytes | None = None
         self._finishing = False
@@ -85,6 +86,7 @@ class Lane:
         except Exception as error:  # gRPC raises bare ones too; whatever it was, this stream is over
             self.end(reason(error))
         else:
+            self.in_order = not self._over
             self.end("the stream has ended")
         return self.why
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from whale_nebula.errors import ConfigError, IdentityError, NebulaError
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, Peer, Prover, policy
@@ -85,22 +86,11 @@ class GrpcLinks:
         self._current = CurrentCredentials(place.credentials) if place.credentials else None
         self._awaited: dict[str, AwaitingCarrier] = {}
         carriers = {there: self._carrier(there) for there in sorted(place.peers)}
-        self.links = {
-            there: PeerLink(
-                carrier,
-                Greeting(place.run, place.here, there, versions=dict(versions or {})),
-                place.workers,
-                expect=expect,
-                budget=budget,
-                prover=Prover(self._current) if self._current else None,
-                sealed=self._current is not None and place.through_gateway(there),
-                deadlines=self._deadlines,
-                announce=announce,
-            )
-            for there, carrier in carriers.items()
-        }
-        self._listener = self._listen()
+        options = {"expect": expect, "budget": budget, "announce": announce}
+
+        self._listener = self._listen()  # first: when somebody is met, both ports are open
         self.address = self._listener.address if self._listener else None
+        self.links = {there: self._link(carrier, dict(versions or {}), options) for there, carrier in carriers.items()}
 
     def close(self) -> None:
         """Close all links together, each in order, and then the port."""
@@ -110,6 +100,18 @@ class GrpcLinks:
             link.close()
         if self._listener is not None:
             self._listener.stop()
+
+    def _link(self, carrier: Carrier, versions: dict[str, str], options: dict[str, Any]) -> PeerLink:
+        place = self._place
+        return PeerLink(
+            carrier,
+            Greeting(place.run, place.here, carrier.there, versions=versions),
+            place.workers,
+            prover=Prover(self._current) if self._current else None,
+            sealed=self._current is not None and place.through_gateway(carrier.there),
+            deadlines=self._deadlines,
+            **options,
+        )
 
     def _carrier(self, there: str) -> Carrier:
         place = self._place

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
@@ -40,7 +40,7 @@ class Listener:
 
     A refusal reaches the dialling side with the error's text and a code: UNAVAILABLE, which it tries again, for a plain
     TransportError; FAILED_PRECONDITION for a LinkClosedError: who is wanted is gone for good; otherwise
-    PERMISSION_DENIED. `connections` is how many are expected at most.
+    PERMISSION_DENIED. `connections` is how many are expected at most; `others` serve what else there is on this port.
     """
 
     def __init__(
@@ -51,7 +51,9 @@ class Listener:
         *,
         deadlines: Deadlines | None = None,
         connections: int = 64,
+        others: Sequence[Any] = (),
     ) -> None:
+        self._others = others
         self._asked = address
         self._credentials = credentials
         self._accept = accept
@@ -64,7 +66,7 @@ class Listener:
         """Listen from now on; gives the address, with the port that was found if 0 was asked for."""
         server = grpc.server(
             _Threads(),
-            handlers=[_Door(self._talk)],
+            handlers=[_Door(self._talk), *self._others],
             options=options.server(self._deadlines, self._connections),
             maximum_concurrent_rpcs=4 * self._connections,
         )
@@ -103,7 +105,7 @@ class Listener:
             _LOG.warning("a stream from %s is refused: %s", context.peer(), error.what)
             context.abort(_refusal(error), _line(error))
         lane.attach(lambda why: context.cancel())
-        if not context.add_callback(lambda: lane.end("the other side has broken the stream")):
+        if not context.add_callback(lambda: lane.end("the connection broke, or the other side left")):
             lane.end("the other side was gone at once")
         context.send_initial_metadata(((LANES, str(options.lanes())),))
         reader = threading.Thread(target=lane.read, args=(incoming, hear), name="nebula-hear", daemon=True)

@@ -1,0 +1,78 @@
+"""Hostile frames for as long as you like: `python -m tests.fuzz.wire --seconds 60 [--frames 1000000] [--seed 1]`.
+
+Every one must parse or be refused with RemoteProtocolError, in one piece and byte by byte, and no array above the cap
+may be made. At the end stands how much resident memory grew. A failure prints its seed and the frame, and exits with 1.
+"""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import psutil
+
+from tests.fuzz.hostile import Hostile, fed, largest
+
+WARM = 5_000
+GROWTH_CAP = 50 << 20
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.wire")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--frames", type=int, default=1_000_000, help="stop after so many, too")
+    parser.add_argument("--seed", type=int, default=None)
+    given = parser.parse_args(arguments)
+    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(2**32)
+    report = run(seed, given.seconds, given.frames)
+    print(json.dumps(report))
+    return 0 if report["failure"] is None and report["grown_bytes"] < GROWTH_CAP else 1
+
+
+def run(seed: int, seconds: float, frames: int) -> dict[str, object]:
+    draw = random.Random(seed)
+    attacks = [Hostile(draw), Hostile(draw, window=1 << 20), Hostile(draw, sealed=True)]
+    makers = [hostile.frames() for hostile in attacks]
+    counts: Counter[str] = Counter()
+    failure = None
+    began, first = time.monotonic(), 0
+    while counts["frames"] < frames and time.monotonic() - began < seconds and failure is None:
+        place = draw.randrange(len(attacks))
+        failure = _attack(attacks[place], makers[place], counts, draw)
+        if counts["frames"] == WARM:
+            first = psutil.Process().memory_info().rss
+    grown = psutil.Process().memory_info().rss - first if first else 0
+    return {
+        "seed": seed,
+        "seconds": round(time.monotonic() - began, 1),
+        **counts,
+        "grown_bytes": grown,
+        "largest_array": largest[0],
+        "failure": failure,
+    }
+
+
+def _attack(hostile: Hostile, maker: Iterator[bytes], counts: Counter[str], draw: random.Random) -> str | None:
+    """Prepare the victim and let it have frames until it refuses one."""
+    talk = hostile.prepared()
+    for _ in range(draw.randint(1, 4)):
+        frame = next(maker)
+        style = draw.choices(("message", "stream", "bytes"), (60, 35, 5 if len(frame) < 1_000 else 0))[0]
+        parts = [frame[at : at + 1] for at in range(len(frame))] if style == "bytes" else [frame]
+        try:
+            events, refused = fed(talk, iter(parts), stream=style != "message")
+        except Exception as error:
+            return f"{type(error).__name__}: {error} for {frame.hex()} as {style}"
+        counts["frames"] += 1
+        counts["refused"] += refused
+        counts["events"] += len(events)
+        if refused:
+            return None
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

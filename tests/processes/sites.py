@@ -1,0 +1,228 @@
+"""Runs as users have them: `whale-nebula run` once for each cluster, over mutual TLS, on ports of this host.
+
+`gpu` dials nobody: the worker whose name sorts later dials. So a line of our own between them, which can be cut, stands
+before the first cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from tests.processes.telling import told
+from whale_nebula.cli import certs
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+RUN, SEED, DEADLINE = "sites", 5, 120.0
+
+
+def free_port() -> int:
+    """A port that nobody has at this moment."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@dataclass
+class Site:
+    """One cluster's `whale-nebula run`, and what came out of it."""
+
+    cluster: str
+    process: subprocess.Popen[str]
+    out: list[str] = field(default_factory=list)
+    err: list[str] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def __post_init__(self) -> None:
+        for stream, kept in ((self.process.stdout, self.out), (self.process.stderr, self.err)):
+            threading.Thread(target=self._read, args=(stream, kept), daemon=True).start()
+
+    def _read(self, stream: Any, kept: list[str]) -> None:
+        with stream:
+            for line in stream:
+                with self.changed:
+                    kept.append(line)
+                    self.changed.notify_all()
+
+    def await_line(self, part: str, deadline: float = DEADLINE) -> float:
+        """Wait for a line with this text on either stream; gives when it was seen."""
+        with self.changed:
+            found = self.changed.wait_for(lambda: any(part in line for line in (*self.out, *self.err)), deadline)
+        assert found, f"{self.cluster} never said {part!r}:\n{self.said}"
+        return time.monotonic()
+
+    @property
+    def said(self) -> str:
+        return "".join([*self.out, *self.err][-60:])
+
+    @property
+    def told(self) -> Mapping[str, Any]:
+        return told("".join(self.out))
+
+    @property
+    def worker(self) -> int:
+        """The process of its worker."""
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if "whale_nebula.launch.child" in " ".join(child.cmdline()):
+                    return int(child.pid)
+        raise AssertionError(f"{self.cluster} has no worker:\n{self.said}")
+
+    def wait(self, deadline: float = DEADLINE) -> int:
+        """Its exit code."""
+        try:
+            return self.process.wait(deadline)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.cluster} does not end:\n{self.said}") from None
+
+
+@dataclass
+class Sites:
+    """A run of several clusters on this host."""
+
+    folder: Path
+    clusters: Sequence[str]
+    config: dict[str, Any]
+    started: dict[str, Site] = field(default_factory=dict)
+
+    def start(self, script: str, *arguments: object, configs: Mapping[str, dict[str, Any]] | None = None) -> None:
+        """Start every cluster; `configs` are those that differ from the common one."""
+        for cluster in self.clusters:
+            path = self.written(cluster, (configs or {}).get(cluster, {}))
+            command = ["-m", "whale_nebula.cli.main", "run", "--config", path, "--cluster", cluster]
+            worker = str(HERE / "workers" / f"{script}.py")
+            self.started[cluster] = Site(cluster, _python([*command, worker, *map(str, arguments)]))
+
+    def written(self, name: str, other: Mapping[str, Any] | None = None) -> str:
+        """The path of a config: the common one, but for what is other."""
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({**self.config, **(other or {})}))
+        return str(path)
+
+    def certs(self, *words: str) -> None:
+        """Run `whale-nebula certs` on the folder that the configs use."""
+        assert certs.main([*words, "--folder", str(self.folder / "certs")]) == 0
+
+    def __getitem__(self, cluster: str) -> Site:
+        return self.started[cluster]
+
+    def ended(self) -> dict[str, int]:
+        """The exit codes, once all have ended."""
+        return {cluster: site.wait() for cluster, site in self.started.items()}
+
+    def same(self, name: str) -> Any:
+        """What all told alike."""
+        first, *rest = (site.told[name] for site in self.started.values())
+        assert all(other == first for other in rest), (name, first, rest)
+        return first
+
+
+def _python(words: Sequence[str]) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return subprocess.Popen(
+        [sys.executable, *words], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL, process_group=0,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def sites(folder: Path, clusters: Sequence[str] = ("gpu", "npu"), **options: Any) -> Iterator[Sites]:
+    """Certificates and a config for these clusters; nothing is left of their processes at the end."""
+    config = {
+        "run": RUN,
+        "seed": SEED,
+        "clusters": {cluster: {"workers": [f"127.0.0.1:{free_port()}"]} for cluster in clusters},
+        **options,
+    }
+    found = Sites(folder, clusters, config)
+    found.certs("init", "--config", found.written("all"))
+    found.certs("issue", "--config", found.written("all"), "--all")
+    try:
+        yield found
+    finally:
+        for site in found.started.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(site.process.pid, signal.SIGKILL)
+            site.process.wait(10.0)
+
+
+class Line:
+    """A line between two sites that can be cut: it listens on a port and carries what comes to another."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._server.getsockname()[1])
+        self._whole = threading.Event()
+        self._whole.set()
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Carry nothing from now on. Nobody is told: what is sent is kept, as a network keeps it for its senders."""
+        self._whole.clear()
+
+    def mend(self) -> None:
+        """Carry again."""
+        self._whole.set()
+
+    def close(self) -> None:
+        """End it, and all that goes over it."""
+        self._whole.set()
+        for each in (self._server, *self._open):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._server.accept()
+                self._whole.wait()
+                threading.Thread(target=self._join, args=(near,), daemon=True).start()
+
+    def _join(self, near: socket.socket) -> None:
+        try:
+            far = socket.create_connection(("127.0.0.1", self._target))
+        except OSError:
+            near.close()
+            return
+        self._open += [near, far]
+        for source, sink in ((near, far), (far, near)):
+            threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self._whole.wait()
+                sink.sendall(data)
+        for each in (source, sink):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def line_before(found: Sites, cluster: str) -> Iterator[tuple[Line, dict[str, dict[str, Any]]]]:
+    """A line before a cluster, and the configs by which the others use it."""
+    port = int(found.config["clusters"][cluster]["workers"][0].rpartition(":")[2])
+    line = Line(port)
+    moved = json.loads(json.dumps(found.config["clusters"]))
+    moved[cluster]["workers"] = [f"127.0.0.1:{line.port}"]
+    try:
+        yield line, {other: {"clusters": moved} for other in found.clusters if other != cluster}
+    finally:
+        line.close()

@@ -1,0 +1,72 @@
+"""Two sites over mutual TLS: what they come to, and what they do when one is killed, frozen, or cut off."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes.sites import SEED, line_before, sites
+from tests.processes.telling import told
+
+STEPS = 400
+
+
+def alone(capfd: pytest.CaptureFixture[str], steps: int) -> dict[str, Any]:
+    """What one process comes to."""
+    import keras
+
+    import whale_nebula as nb
+    from tests.processes.workers import course
+
+    nb.shutdown()
+    keras.utils.set_random_seed(SEED)
+    with nb.init(links="10gbit,0ms"):
+        course.main(steps)
+    return told(capfd.readouterr().out)
+
+
+def test_a_cut_and_a_renewed_certificate_change_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with sites(tmp_path) as found, line_before(found, "gpu") as (line, configs):
+        found.start("course", STEPS, configs=configs)
+        found["npu"].await_line("step 15")
+        line.cut()
+        time.sleep(5.0)  # what is tested: nothing passes for so long
+        line.mend()
+        found["npu"].await_line("step 35")
+        found.certs("renew")
+        assert found.ended() == {"gpu": 0, "npu": 0}, found["npu"].said
+        weights, loss = found.same("weights"), found.same("loss")
+        assert found["npu"].told["connections"]["gpu/0"] > 1, "the new certificate was not taken up"
+    expected = alone(capfd, STEPS)
+    assert (weights, loss) == (expected["weights"], expected["loss"])
+
+
+@pytest.mark.parametrize(("number", "within"), [(signal.SIGKILL, 2.0), (signal.SIGSTOP, 8.0)], ids=["dead", "frozen"])
+def test_a_worker_that_is_gone_ends_the_others_with_its_name(tmp_path: Path, number: int, within: float) -> None:
+    with sites(tmp_path) as found:
+        found.start("course", 10**5)
+        for site in found.started.values():
+            site.await_line("step 15")
+        os.kill(found["gpu"].worker, number)
+        start = time.monotonic()
+        assert found["npu"].await_line('"error"') - start < within
+        assert "worker 'gpu/0' is gone" in found["npu"].told["error"]
+        codes = found.ended()
+    assert codes["gpu"] == 137 and codes["npu"] not in (0, 137), codes
+
+
+def test_a_cut_that_outlasts_patience_ends_both_with_a_name(tmp_path: Path) -> None:
+    with sites(tmp_path, patience="12s") as found, line_before(found, "gpu") as (line, configs):
+        found.start("course", 10**5, configs=configs)
+        found["npu"].await_line("step 15")
+        line.cut()
+        start = time.monotonic()
+        heard = {cluster: site.await_line('"error"') - start for cluster, site in found.started.items()}
+        assert all(10.0 < seconds < 30.0 for seconds in heard.values()), heard
+        assert "gpu/0" in found["npu"].told["error"] and "npu/0" in found["gpu"].told["error"]
+        assert all(found.ended().values())

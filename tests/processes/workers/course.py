@@ -1,0 +1,50 @@
+"""A worker that takes so many steps, says where it is, and at the end what it has come to."""
+
+import sys
+from typing import Any
+
+import keras
+
+import whale_nebula as nb
+from tests.parity.zoo import data
+from tests.processes.telling import bits, tell
+from whale_nebula.errors import NebulaError
+from whale_nebula.run import current_run
+
+
+class Told(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch % 10 == 5:
+            tell(f"step {batch}", True)
+
+
+def connections() -> dict[str, int]:
+    """How many there were to each other worker; none where clusters share a process."""
+    ledger = current_run().ledger
+    return {peer: link.state().connections for peer, link in ledger.session.links.items()} if ledger else {}
+
+
+def main(steps: int) -> None:
+    inputs = keras.Input((64,))
+    with nb.cluster(), nb.pipeline(2):
+        with nb.stage(cluster="gpu"):
+            hidden = keras.layers.Dense(64, activation="relu")(inputs)
+        with nb.stage(cluster="npu"):
+            outputs = keras.layers.Dense(16)(keras.layers.Dropout(0.1)(hidden))
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    rows = 8 * steps
+    try:
+        history = model.fit(
+            data(rows, 64), data(rows, 16, seed=1), batch_size=8, shuffle=False, verbose=0, callbacks=[Told()]
+        )
+        tell("loss", [float(loss).hex() for loss in history.history["loss"]])
+        tell("weights", bits(model.get_weights()))
+        tell("connections", connections())
+    except NebulaError as failure:
+        tell("error", str(failure))
+        raise
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

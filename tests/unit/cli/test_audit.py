@@ -1,0 +1,144 @@
+"""`whale-nebula audit verify`: what it says of a log, and how it ends; and the examples of the page on security."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from whale_nebula.cli import audit, exits
+from whale_nebula.cli.main import main
+from whale_nebula.security import Credentials, Files, Identity, ephemeral, policy
+from whale_nebula.security.audit import AuditLog
+from whale_nebula.security.heads import KeptHeads
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def write(folder: Path, files: Files) -> None:
+    """A log of 254 records with its heads, one that was changed, and one that was cut."""
+    gate = Credentials.of(files)
+    kept = KeptHeads(folder / "npu/heads.jsonl", gate.trust)
+    log = AuditLog(folder / "gpu/audit.jsonl", gate.identity, gate, on_head=lambda head: kept.keep(head, gate.identity))
+    for number in range(249):
+        log.record("relay", actor=f"nebula://{gate.identity.run}/gpu/worker/0", target=f"{number}", durable=False)
+    log.close()
+    lines = (folder / "gpu/audit.jsonl").read_bytes().splitlines(keepends=True)
+    changed = [*lines[:150], lines[150].replace(b"relay", b"delay"), *lines[151:]]
+    (folder / "gpu/changed.jsonl").write_bytes(b"".join(changed))
+    (folder / "gpu/cut.jsonl").write_bytes(b"".join(lines[:230]))
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("logs")
+    files = ephemeral("mt", ["gpu/gateway"], folder)["gpu/gateway"]
+    write(folder, files)
+    (folder / "ca.pem").write_bytes(files.ca.read_bytes())
+    return folder
+
+
+def run(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    try:
+        code = audit.main(shlex.split(line))
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    return code, *capsys.readouterr()
+
+
+def test_a_whole_log(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(f"verify {logs}/gpu/audit.jsonl --heads {logs}/npu/heads.jsonl --ca {logs}/ca.pem", capsys)
+    assert code == exits.DONE
+    assert "254 records, each as it was written" in out
+    assert "3 heads" in out and "by a certificate of this authority" in out
+    assert "the peer's heads agree up to record 252" in out
+
+
+def test_what_was_not_looked_at_is_said(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(f"verify {logs}/gpu/audit.jsonl", capsys)[1]
+    assert "check with --ca" in out
+    assert "peer's heads agree" not in out
+    code, out, _ = run(f"verify {logs}/gpu/cut.jsonl", capsys)
+    assert (code, "only a peer's heads can tell" in out) == (exits.DONE, True)
+
+
+@pytest.mark.parametrize(("name", "bad"), [("changed", 151), ("cut", 230)])
+def test_a_log_that_is_not_whole(logs: Path, capsys: pytest.CaptureFixture[str], name: str, bad: int) -> None:
+    line = f"verify {logs}/gpu/{name}.jsonl --heads {logs}/npu/heads.jsonl"
+    code, out, _ = run(line, capsys)
+    assert (code, f"record {bad} is the first that is wrong" in out) == (exits.FAILED, True)
+    code, out, _ = run(f"{line} --json", capsys)
+    said = json.loads(out)
+    assert (code, said["ok"], said["bad"]) == (exits.FAILED, False, bad)
+
+
+def test_json(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(f"verify --json {logs}/gpu/audit.jsonl", capsys)
+    said = json.loads(out)
+    assert (code, said["ok"], said["records"], said["closed"]) == (0, True, 254, True)
+    assert said["site"] == "nebula://mt/gpu/gateway/0"
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("", 2),
+        ("verify", 2),
+        ("check x", 2),
+        ("verify a b", 2),
+        ("verify {logs}/gpu/audit.jsonl --had x", 2),
+        ("verify {logs}/no.jsonl", exits.NO_FILE),
+        ("verify {logs}/gpu/audit.jsonl --heads {logs}/no.jsonl", exits.NO_FILE),
+        ("verify {logs}/gpu/audit.jsonl --heads {logs}/ca.pem", exits.NO_DATA),
+        ("verify {logs}/gpu/audit.jsonl --ca {logs}/npu/heads.jsonl", exits.NO_DATA),
+        ("verify {logs}/ca.pem", exits.FAILED),
+    ],
+)
+def test_how_it_ends(logs: Path, capsys: pytest.CaptureFixture[str], line: str, code: int) -> None:
+    assert run(line.format(logs=logs), capsys)[0] == code
+
+
+# ---------------------------------------------------------------------- docs/security.md
+PAGE = (ROOT / "docs" / "security.md").read_text("utf-8")
+
+
+def masked(text: str) -> list[str]:
+    """Lines without what differs each time: dates, serial numbers, the days that are left, and spaces at the ends."""
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "DATE", text)
+    text = re.sub(r"\b[0-9a-f]{16}\b", "SERIAL", text)
+    text = re.sub(r"\b\d+ days\b( *)", "LEFT ", text)
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def test_the_pages_examples_are_true(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command of the page, in its order; what it shows of the output is the output."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) == 5
+    for block in blocks:
+        for said in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            line, _, shown = said.partition("\n")
+            words = shlex.split(line)
+            assert words[0] == "whale-nebula"
+            if words[1] == "audit" and not Path("gpu").exists():
+                main(["certs", "issue", "--cluster", "gpu", "--role", "gateway"])
+                write(tmp_path, Files.under("certs", Identity("mt", "gpu", "gateway")))
+                capsys.readouterr()
+            main(words[1:])
+            out = capsys.readouterr().out
+            if shown:
+                assert masked(out) == masked(shown), line
+
+
+def test_the_pages_table_of_who_may_what_is_the_table() -> None:
+    section = PAGE.split("## Who may do what")[1].split("##")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "|" in line]
+    roles, found = rows[0][1:], set()
+    for call, *cells in rows[2:]:
+        found |= {(role, policy.Call(call.split(":")[0])) for role, cell in zip(roles, cells, strict=True) if cell}
+    assert found == policy.ALLOWED

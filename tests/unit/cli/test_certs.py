@@ -1,0 +1,220 @@
+"""`whale-nebula certs`: what it makes, what it says, and that a refusal changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from whale_nebula.cli import certs, exits
+from whale_nebula.security import Credentials, Files, Identity
+
+CONFIG = """
+run: mt
+clusters:
+  gpu: {workers: ["10.77.0.1:7101", "10.77.0.1:7102"], gateway: "10.77.0.1:7100"}
+  npu: {workers: ["10.77.0.2:7101"]}
+"""
+
+
+class Shell:
+    """A folder with a config, in which the command is called."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, line: str) -> tuple[int, str, str]:
+        try:
+            code = certs.main(line.split())
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        return code, *self._capsys.readouterr()
+
+    def good(self, line: str) -> str:
+        code, out, err = self(line)
+        assert (code, err) == (0, "")
+        return out
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    Path("clusters.yaml").write_text(CONFIG)
+    return Shell(capsys)
+
+
+def everything() -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+
+
+def test_from_nothing_to_certificates_of_all(shell: Shell) -> None:
+    assert "certs/ca.key" in shell.good("init --config clusters.yaml")
+    out = shell.good("issue --all --config clusters.yaml")
+    for worker in ("gpu/0", "gpu/1", "gpu/gateway", "npu/0"):
+        found = Credentials.of(Files.under("certs", Identity.of_worker("mt", worker)))
+        assert f"issued {worker}   serial {found.serial[:16]}" in out
+        assert f"certs/{found.identity.stem}.key" in out
+    assert "certs/revoked.json" in out
+
+
+def test_what_it_prints_as_the_configs_line_leads_to_the_files(shell: Shell) -> None:
+    from whale_nebula.config import load
+
+    shell.good("init --config clusters.yaml")
+    out = shell.good("issue --cluster npu")
+    line = next(line for line in out.splitlines() if "security:" in line).strip()
+    Path("clusters.yaml").write_text(f"{CONFIG}{line}\n")
+    config = load("clusters.yaml")
+    assert Credentials.of(Files.of(config.security, Identity("mt", "npu"))).identity.worker == "npu/0"
+
+
+def test_json(shell: Shell) -> None:
+    made = json.loads(shell.good("init --run mt --json"))
+    assert (made["run"], made["authority"]["can_issue"]) == ("mt", True)
+    issued = json.loads(shell.good("issue --cluster gpu --count 2 --json"))["issued"]
+    assert [each["who"] for each in issued] == ["gpu/0", "gpu/1"]
+    renewed = json.loads(shell.good("renew --cluster gpu --json"))["renewed"]
+    assert renewed[0]["serial"] != issued[0]["serial"]
+    revoked = json.loads(shell.good("revoke --cluster gpu --index 1 --why lost --json"))["revoked"]
+    assert [(each["serial"], each["why"]) for each in revoked] == [(issued[1]["serial"], "lost")]
+    shown = json.loads(shell.good("show --json"))
+    states = {each["serial"]: each["state"] for each in shown["certificates"]}
+    assert states == {
+        issued[0]["serial"]: "replaced",
+        renewed[0]["serial"]: "good",
+        issued[1]["serial"]: "revoked",
+    }
+    assert json.loads(shell.good("renew --ca --json"))["authority"]["serial"] != made["authority"]["serial"]
+
+
+def test_show_is_a_table_without_colours_in_a_pipe(shell: Shell) -> None:
+    shell.good("init --run mt")
+    assert "no certificate was issued yet" in shell.good("show")
+    shell.good("issue --cluster gpu")
+    shell.good("issue --cluster gpu --role operator --index 3 --days 60")
+    out = shell.good("show")
+    assert "\x1b" not in out
+    rows = [line.split() for line in out.splitlines()[3:]]
+    assert [(row[0], row[-1]) for row in rows] == [("gpu/operator-3", "good"), ("gpu/0", "good")]
+    assert "59 days" in out or "60 days" in out  # in the second in which it was made
+
+
+def test_show_works_where_the_authoritys_key_is_not(shell: Shell) -> None:
+    shell.good("init --run mt")
+    shell.good("issue --cluster gpu")
+    os.unlink("certs/ca.key")
+    for path in Path("certs/issued").iterdir():
+        path.unlink()
+    out = shell.good("show")
+    assert "its key is on another host" in out
+    assert "gpu/0" in out
+    code, _, err = shell("issue --cluster npu")
+    assert (code, "run this command there" in err) == (exits.FAILED, True)
+
+
+def test_a_revoked_worker_gets_a_new_key(shell: Shell) -> None:
+    shell.good("init --run mt")
+    shell.good("issue --cluster gpu")
+    key = Path("certs/gpu-worker-0.key").read_bytes()
+    shell.good("renew")
+    assert shell.good("revoke --cluster gpu").count("revoked gpu/0") == 2
+    assert "revoked already" in shell.good("revoke --cluster gpu")
+    shell.good("issue --cluster gpu")
+    assert Path("certs/gpu-worker-0.key").read_bytes() != key
+
+
+def test_by_serial(shell: Shell) -> None:
+    shell.good("init --run mt")
+    serial = json.loads(shell.good("issue --cluster gpu --json"))["issued"][0]["serial"]
+    assert "revoked gpu/0" in shell.good(f"revoke --serial {serial[:8].upper()}")
+
+
+def test_a_certificate_that_is_cut_short_by_its_authority_is_told(shell: Shell) -> None:
+    shell.good("init --run mt --days 2")
+    code, _, err = shell("issue --cluster gpu")
+    assert (code, "renew --ca" in err) == (0, True)
+
+
+def test_a_new_cluster_is_taken_from_the_config(shell: Shell) -> None:
+    shell.good("init --config clusters.yaml")
+    Path("clusters.yaml").write_text(CONFIG + '  tpu: {workers: ["10.77.0.3:7101"]}\n')
+    assert shell("issue --cluster tpu")[0] == exits.FAILED
+    shell.good("issue --cluster tpu --config clusters.yaml")
+    shell.good("issue --cluster tpu --role gateway")
+
+
+REFUSED = {
+    # the line, how it ends, and what it says
+    "": (2, "which of init, issue"),
+    "isue": (2, "did you mean 'issue'"),
+    "issue --clutser gpu": (2, "did you mean '--cluster'"),
+    "issue": (2, "whose?"),
+    "issue --all": (2, "--config clusters.yaml"),
+    "issue --role gateway": (2, "of which cluster?"),
+    "issue --cluster gpu --role gatway": (2, "did you mean 'gateway'"),
+    "issue --cluster gpu --index 0 --count 2": (2, "choose one"),
+    "issue --cluster gpu --index -1": (2, "no"),
+    "issue --cluster gpu --index x": (2, "'x' is none"),
+    "issue --cluster gpu --count 0": (2, "from 1 up"),
+    "issue --cluster gpu --role gateway --count 2": (2, "one gateway"),
+    "issue --cluster gpu --days week": (2, "'week' is none"),
+    "issue --cluster gpu --index 1 --days 0": (1, "0 days"),
+    "issue --cluster gpuu": (1, "did you mean 'gpu'"),
+    "issue --cluster gpu --index 7": (1, "has no worker 7"),
+    "issue --cluster gpu --count 2": (1, "gpu/0 has a certificate already"),
+    "issue --cluster ../x": (1, "no name of a cluster"),
+    "issue --cluster gpu --config no.yaml": (78, "cannot be read"),
+    "issue --cluster gpu --index 1 --config other.yaml": (1, "of run 'other'"),
+    "issue --cluster gpu --folder nowhere": (1, "certs init"),
+    "init --config clusters.yaml": (1, "already"),
+    "init": (2, "which run?"),
+    "init --run b --config clusters.yaml": (2, "leave --run out"),
+    "init --run ../x --folder new": (1, "no name of a run"),
+    "init --run mt --days 0 --folder new": (1, "0 days"),
+    "renew --cluster npu": (1, "npu/0 has no certificate"),
+    "renew --ca --cluster gpu": (2, "no other"),
+    "renew --ca --days -5": (1, "-5 days"),
+    "revoke": (2, "which?"),
+    "revoke --cluster gpu --serial 00": (2, "which?"),
+    "revoke --cluster npu": (1, "no certificate here"),
+    "revoke --serial zz": (1, "no certificate has the serial"),
+    "show --folder nowhere": (1, "no authority here"),
+}
+
+
+def test_refusals_change_nothing_and_say_why(shell: Shell) -> None:
+    Path("other.yaml").write_text("run: other")
+    shell.good("init --config clusters.yaml")
+    shell.good("issue --cluster gpu")
+    before = everything()
+    for line, (code, said) in REFUSED.items():
+        found, out, err = shell(line)
+        assert (found, out) == (code, ""), line
+        assert said in err, (line, err)
+    assert everything() == before
+    assert not Path("new").exists()
+
+
+def test_refusals_as_json(shell: Shell) -> None:
+    code, out, _ = shell("issue --cluster gpu --json")
+    assert (code, json.loads(out)["code"]) == (exits.FAILED, "NB-428")
+
+
+@pytest.mark.parametrize("command", ["init", "issue", "show", "renew", "revoke"])
+def test_each_command_has_its_help(shell: Shell, command: str) -> None:
+    code, out, _ = shell(f"{command} --help")
+    assert (code, f"whale-nebula certs {command}" in out, "--folder" in out) == (0, True, True)
+
+
+def test_it_loads_neither_tensorflow_nor_grpc(tmp_path: Path) -> None:
+    code = (
+        "import sys; from whale_nebula.cli.main import main; main(['certs', 'init', '--run', 'mt']);"
+        "main(['certs', 'issue', '--cluster', 'gpu']); main(['certs', 'show']);"
+        "sys.exit(bool({'tensorflow', 'keras', 'numpy', 'grpc'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

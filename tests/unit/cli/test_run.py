@@ -1,0 +1,326 @@
+"""`whale-nebula run`: what would be started, what is refused, and real processes from their start to their end.
+
+The scripts use no TensorFlow: what is looked at is the launcher.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from whale_nebula.cli import exits
+from whale_nebula.cli.main import main
+
+SOON = 60.0
+COMMAND = [sys.executable, "-m", "whale_nebula.cli.main", "run"]
+BOTH = ["--all", "--clusters", "gpu,npu"]
+START = "import os, signal, sys, time\nfrom whale_nebula.launch import attach\nme = attach()\n"
+PAIR = """
+run: mt
+clusters:
+  gpu: {workers: ["10.77.0.1:7101"], gateway: "10.77.0.9:7100"}
+  npu: {workers: ["10.77.0.2:7101"]}
+seed: 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the platform that runs the tests is seen."""
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "JOBSET_")) or name == "TF_CONFIG"]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], str]:
+    """Write a script that knows who it is; gives its path."""
+
+    def write(code: str) -> str:
+        path = tmp_path / "train.py"
+        path.write_text(START + code)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[[str], str]:
+    """Write a config; gives its path."""
+
+    def write(text: str = PAIR) -> str:
+        path = tmp_path / "clusters.yaml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+class TestWhatWouldBeStarted:
+    def test_one_of_two_clusters(self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+        path = script("")
+        assert main(["run", "--config", config(), "--cluster", "gpu", "--dry-run", path, "--lr", "1"]) == exits.DONE
+        assert capsys.readouterr().out.splitlines() == [
+            f"run 'mt' of {path} --lr 1, seed 3",
+            "  gpu/0  starts here   10.77.0.1:7101, behind gateway 10.77.0.9:7100",
+            "  npu/0  is elsewhere  10.77.0.2:7101",
+            "certificates as the config says; config says where the workers are",
+        ]
+
+    def test_as_json(self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+        main(["run", "--json", "--config", config(), "--cluster", "npu", "--dry-run", script(""), "--json"])
+        found = json.loads(capsys.readouterr().out)
+        assert found["script"][1:] == ["--json"]
+        assert (found["run"], found["answered"], found["insecure"], found["seed"]) == ("mt", "config", False, 3)
+        assert [(each["worker"], each["here"], each["gateway"]) for each in found["workers"]] == [
+            ("gpu/0", False, "10.77.0.9:7100"),
+            ("npu/0", True, None),
+        ]
+
+    def test_all_on_this_machine(self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+        main(["run", "--all", "--config", config(), "--dry-run", "--json", script("")])
+        workers = json.loads(capsys.readouterr().out)["workers"]
+        assert all(each["here"] and each["gateway"] is None for each in workers)
+        assert all(re.fullmatch(r"127\.0\.0\.1:[1-9]\d+", each["address"]) for each in workers)
+
+    def test_who_says_where_workers_are(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("SLURM_JOB_ID", "1")
+        monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+        assert main(["run", "--explain"]) == exits.DONE
+        assert capsys.readouterr().out.splitlines()[-1] == "Slurm: yes, it says where the workers are"
+        assert main(["run", "--explain", "--json"]) == exits.DONE
+        found = json.loads(capsys.readouterr().out)
+        assert (found["answered"], list(found["declined"])) == ("Slurm", ["config", "TF_CONFIG"])
+
+
+class TestWhatIsRefused:
+    @pytest.mark.parametrize(
+        ("words", "why"),
+        [
+            ([], "which script?"),
+            (["--all", "--cluster", "gpu", "t.py"], "without --cluster and --worker"),
+            (["--clusters", "gpu,npu", "t.py"], "--clusters goes with --all"),
+            (["--all", "--clusters", "gpu", "--config", "c", "t.py"], "stands for a config"),
+            (["--worker", "one", "t.py"], "--worker takes a number"),
+            (["--insecure", "t.py"], "there is no option '--insecure'"),
+            (["--confg", "c.yaml", "t.py"], "did you mean '--config'?"),
+        ],
+    )
+    def test_command_lines(self, words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main(["run", *words])
+        assert ended.value.code == exits.USAGE
+        assert why in capsys.readouterr().err
+
+    def test_no_script(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["run", "--all", "--clusters", "gpu,npu", "nowhere.py"]) == exits.NO_FILE
+        assert "nowhere.py" in capsys.readouterr().err
+
+    def test_all_of_what(self, script: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["run", "--all", script("")]) == exits.CONFIG
+        assert "--all --clusters gpu,npu" in capsys.readouterr().err
+
+    def test_a_broken_config_as_json(
+        self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["run", "--json", "--config", config("clutsers: {}"), script("")]) == exits.CONFIG
+        assert json.loads(capsys.readouterr().out)["mend"] == "did you mean 'clusters'?"
+
+    def test_certificates_that_are_not_there(
+        self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["run", "--config", config(), "--cluster", "gpu", script("")]) == exits.CONFIG
+        told = capsys.readouterr().err
+        assert "NB-42" in told and "mend:" in told
+
+    def test_a_port_that_is_taken(
+        self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as busy:
+            path = config(f'clusters: {{gpu: {{workers: ["127.0.0.1:{busy.getsockname()[1]}"]}}}}')
+            assert main(["run", "--all", "--config", path, script("")]) == exits.CONFIG
+        assert "worker gpu/0 cannot listen" in capsys.readouterr().err
+
+    def test_insecure_does_not_listen_more_widely_than_it_says(
+        self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = config(PAIR.replace("10.77.0.1", "192.0.2.1") + "security: {insecure: true}\n")
+        assert main(["run", "--config", path, "--cluster", "gpu", script("")]) == exits.CONFIG
+        assert "is no address of this host" in capsys.readouterr().err
+
+
+class TestRunning:
+    def test_output_is_relayed_byte_for_byte(self, script: Callable, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+        code = """
+if me.cluster == "gpu":
+    os.write(1, b"\\xff\\x00 raw\\r\\n")
+    print(*sys.argv[1:])
+    sys.stdout.write("no end")
+else:
+    print("an error", file=sys.stderr)
+"""
+        assert main(["run", *BOTH, script(code), "--all", "-x"]) == exits.DONE
+        out, err = capfdbinary.readouterr()
+        assert out == b"\xff\x00 raw\r\n--all -x\nno end"
+        assert err == b"an error\n"
+
+    def test_on_a_terminal_lines_bear_their_worker(self, script: Callable) -> None:
+        with on_terminal([*COMMAND, *BOTH, script("print(me.cluster)")]) as read:
+            told = read()
+        assert sorted(told.split("\r\n")) == ["", "[gpu/0] gpu", "[npu/0] npu"]
+
+    def test_the_worker_that_fails_first_is_told_with_its_code(
+        self, script: Callable, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        code = "if me.cluster == 'npu': sys.exit(7)\nwhile True: time.sleep(0.01)"
+        path = script(code.replace("while True", "limit = time.time() + 1\nwhile time.time() < limit"))
+        assert main(["run", "--json", *BOTH, path]) == 7
+        ended = json.loads(capfd.readouterr().out)
+        assert (ended["code"], ended["worker"], ended["why"]) == (7, "npu/0", "failed first: exit code 7")
+        assert ended["codes"] == {"gpu/0": 0, "npu/0": 7}
+
+    def test_why_it_failed_is_its_last_word(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
+        assert main(["run", "--all", "--clusters", "gpu", script("raise ValueError('no such thing')")]) == exits.FAILED
+        told = capfd.readouterr().err.splitlines()
+        assert told[-1] == "whale-nebula: worker gpu/0 failed first: exit code 1: ValueError: no such thing"
+
+    def test_a_worker_that_is_killed(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
+        assert main(["run", "--all", "--clusters", "gpu", script("os.kill(os.getpid(), signal.SIGKILL)")]) == 137
+        assert "worker gpu/0 failed first: ended by SIGKILL" in capfd.readouterr().err
+
+    def test_certificates_live_as_long_as_the_run(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
+        code = "print(os.path.dirname(me.security.key), oct(os.stat(os.path.dirname(me.security.key)).st_mode))"
+        assert main(["run", "--all", "--clusters", "gpu", script(code)]) == exits.DONE
+        folder, mode = capfd.readouterr().out.split()
+        assert stat.S_IMODE(int(mode, 8)) == 0o700
+        assert not Path(folder).exists()
+
+    def test_insecure_is_said_at_every_start(
+        self, script: Callable, config: Callable, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        path = config("clusters: {gpu: {}}\nsecurity: {insecure: true}")
+        assert main(["run", "--config", path, script("print(me.security)")]) == exits.DONE
+        out, err = capfd.readouterr()
+        assert out == "None\n"
+        assert f"insecure: true in {path}: links are not encrypted" in err
+
+    def test_a_script_finds_the_modules_beside_it(
+        self, script: Callable, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "beside_it.py").write_text("HERE = 'beside it'")
+        assert main(["run", script("import beside_it; print(beside_it.HERE)")]) == exits.DONE
+        assert capfd.readouterr().out == "beside it\n"
+
+
+class TestSignals:
+    STEPS = """
+from whale_nebula.launch.leaving import departure
+for step in range(10**6):
+    departure.begin()
+    if step == 3: print("stepping", flush=True)
+    time.sleep(0.01)
+    departure.settle({me.worker: departure.asked})
+"""
+    DEAF = "for each in (signal.SIGTERM, signal.SIGINT): signal.signal(each, signal.SIG_IGN)\n"
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+    def test_the_first_lets_the_workers_leave(self, number: signal.Signals, script: Callable) -> None:
+        with running([*BOTH, script(self.STEPS)], lines=2) as process:
+            process.send_signal(number)
+            _, err = process.communicate(timeout=SOON)
+        assert process.returncode == exits.LEFT
+        heard = "SIGINT" if number == signal.SIGINT else "SIGTERM"
+        assert f"whale-nebula: {number.name}: the workers leave after their next step" in err
+        assert f"whale-nebula: worker npu/0 leaves: npu/0 was asked to end: {heard}" in err
+        assert err.splitlines()[-1] == "whale-nebula: the workers left, and can be started again"
+
+    def test_a_worker_without_steps_leaves_at_once(self, script: Callable) -> None:
+        with running([*BOTH, script("print(1, flush=True); time.sleep(300)")], lines=2) as process:
+            process.terminate()
+            assert process.wait(SOON) == exits.LEFT
+
+    def test_the_second_ends_them_at_once(self, script: Callable) -> None:
+        with running([*BOTH, script(self.DEAF + "print(1, flush=True); time.sleep(300)")], lines=2) as process:
+            workers = psutil.Process(process.pid).children()
+            process.terminate()
+            assert process.stderr is not None and "again ends them now" in process.stderr.readline()
+            process.terminate()
+            assert process.wait(SOON) == 143
+        assert len(workers) == 2 and not any(worker.is_running() for worker in workers)
+
+    def test_who_does_not_leave_in_time_is_killed(self, script: Callable, config: Callable) -> None:
+        path = config("clusters: {gpu: {}}\npatience: 200ms")
+        words = ["--all", "--config", path, script(self.DEAF + "print(1, flush=True); time.sleep(300)")]
+        with running(words, lines=1) as process:
+            process.terminate()
+            _, err = process.communicate(timeout=SOON)
+        assert process.returncode == 137
+        assert "did not leave in time, and were killed: gpu/0" in err
+
+    def test_a_command_that_is_killed_leaves_nobody(self, script: Callable) -> None:
+        code = "import subprocess\nsubprocess.Popen(['sleep', '300'])\nprint(1, flush=True)\ntime.sleep(300)"
+        with running([*BOTH, script(code)], lines=2) as process:
+            there = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+            process.wait(SOON)
+            gone, alive = psutil.wait_procs(there, timeout=SOON)
+        assert len(gone) == 4 and not alive
+
+
+class running:
+    """The command as a process of its own, once its workers have written so many lines; it is gone at the end."""
+
+    def __init__(self, words: list[str], lines: int) -> None:
+        self._words, self._lines = words, lines
+
+    def __enter__(self) -> subprocess.Popen[str]:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self._process = subprocess.Popen([*COMMAND, *self._words], text=True, **pipes)  # type: ignore[call-overload]
+        for _ in range(self._lines):
+            assert self._process.stdout.readline(), self._process.stderr.read()
+        return self._process
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.kill()
+        self._process.communicate(timeout=SOON)
+
+
+class on_terminal:
+    """A command whose output and errors are a terminal; gives what reads all of it."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+
+    def __enter__(self) -> Callable[[], str]:
+        self._ours, theirs = pty.openpty()
+        self._process = subprocess.Popen(self._command, stdin=theirs, stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        return lambda: b"".join(self._pieces()).decode()
+
+    def _pieces(self) -> Iterator[bytes]:
+        limit = time.monotonic() + SOON
+        while select.select([self._ours], [], [], max(0.0, limit - time.monotonic()))[0]:
+            try:
+                yield os.read(self._ours, 65536)
+            except OSError:
+                return
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.kill()
+        self._process.wait(SOON)
+        os.close(self._ours)

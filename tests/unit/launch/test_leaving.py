@@ -1,0 +1,84 @@
+"""Workers that are asked to end leave together, between two steps."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from whale_nebula.launch.leaving import EXIT_LEFT, Departure, Leaving
+
+
+def test_before_the_first_step_one_leaves_at_once() -> None:
+    with pytest.raises(Leaving, match="before its first step: SIGTERM") as left:
+        Departure().ask("SIGTERM")
+    assert left.value.code == EXIT_LEFT
+
+
+def test_all_leave_after_the_step_in_which_one_said_so() -> None:
+    workers = {name: Departure() for name in ("gpu/0", "npu/0", "npu/1")}
+    taken = dict.fromkeys(workers, 0)
+    for step in range(10):
+        for name, departure in workers.items():
+            if step == 3:
+                with pytest.raises(Leaving, match="gpu/0 was asked to end: SIGTERM"):
+                    departure.begin()
+                continue
+            departure.begin()
+            taken[name] += 1
+        if step == 3:
+            break
+        said = {name: departure.asked for name, departure in workers.items()}
+        if step == 1:
+            workers["gpu/0"].ask("SIGTERM")  # in the middle: what it said of this step stands
+        for departure in workers.values():
+            departure.settle(said)
+    assert taken == dict.fromkeys(workers, 3)
+    assert all(departure.agreed for departure in workers.values())
+
+
+def test_a_script_that_ends_before_the_next_step_ends_as_it_would() -> None:
+    departure = Departure()
+    departure.begin()
+    departure.ask("SIGINT")
+    departure.settle({"gpu/0": departure.asked})
+    assert departure.agreed
+
+
+def test_a_peer_can_only_say_the_name_of_a_signal() -> None:
+    departure = Departure()
+    departure.settle({"gpu/0": None, "npu/0": "\x1b[2J\nmischief", "npu/1": "SIGINT"})
+    with pytest.raises(Leaving) as left:
+        departure.begin()
+    assert str(left.value) == "npu/0 was asked to end: a signal; npu/1 was asked to end: SIGINT"
+
+
+def test_one_leaves_for_the_reasons_of_the_first_step_in_which_there_were_some() -> None:
+    departure = Departure()
+    departure.settle({"gpu/0": "SIGTERM"})
+    departure.settle({"npu/0": "SIGINT"})
+    with pytest.raises(Leaving, match=r"^gpu/0 was asked to end: SIGTERM$"):
+        departure.begin()
+
+
+FORKING = """
+import os, signal, sys, time
+from whale_nebula.launch.leaving import departure, leave_on_signals
+leave_on_signals()
+departure.begin()
+child = os.fork()
+if not child:
+    time.sleep(300)
+os.kill(child, signal.SIGTERM)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+os.kill(os.getpid(), signal.SIGTERM)
+os.kill(os.getpid(), signal.SIGINT)
+print(departure.asked, departure.agreed)
+"""
+
+
+def test_a_signal_is_noted_and_what_was_forked_still_ends_by_it() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split("\n")[:2] == [str(-signal.SIGTERM), "SIGTERM False"], done.stderr

@@ -1,0 +1,88 @@
+"""What workers write comes out byte for byte, in whole lines."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from whale_nebula.launch.relay import Relay, Sink, last_word
+
+
+def relayed(code: str, tmp_path: Path, prefixes: dict[str, str] | None = None) -> tuple[bytes, bytes, str]:
+    """Output, errors and the end of the errors of some Python code."""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
+        relay = Relay("gpu/0", process, {"out": Sink(out.fileno()), "err": Sink(err.fileno())}, prefixes or {})
+        process.wait(60)
+        _, tail = relay.close()
+    return (tmp_path / "out").read_bytes(), (tmp_path / "err").read_bytes(), tail
+
+
+def test_bytes_come_out_as_they_are(tmp_path: Path) -> None:
+    raw = bytes(range(256)) * 3 + b"\r\x08 progress\r\n\n\n last line without an end"
+    out, err, tail = relayed(f"import os; os.write(1, {raw!r}); os.write(2, b'told\\n')", tmp_path)
+    assert (out, err, tail) == (raw, b"told\n", "told\n")
+
+
+def test_a_long_line_takes_little_memory_and_stays_whole(tmp_path: Path) -> None:
+    out, _, _ = relayed("import os; os.write(1, b'x' * 3_000_000 + b'y\\nz')", tmp_path, {"out": "[gpu/0] "})
+    assert out == b"[gpu/0] " + b"x" * 3_000_000 + b"y\n[gpu/0] z\n"
+
+
+def test_on_a_terminal_lines_bear_names_and_a_last_one_is_ended(tmp_path: Path) -> None:
+    code = "import os; os.write(1, b'a\\nb'); os.write(2, b'c')"
+    assert relayed(code, tmp_path, {"out": "[gpu/0] "})[:2] == (b"[gpu/0] a\n[gpu/0] b\n", b"c")
+
+
+def test_lines_of_workers_that_write_at_once_are_never_mixed(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as out:
+        sink = Sink(out.fileno())
+        lines = [bytes([65 + number]) * 50_000 + b"\n" for number in range(4)]
+        threads = [threading.Thread(target=lambda line=line: [sink.write(line) for _ in range(20)]) for line in lines]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = (tmp_path / "out").read_bytes().splitlines(keepends=True)
+    assert sorted(found) == sorted(lines * 20)
+
+
+def test_a_reader_that_has_gone_stops_nobody(tmp_path: Path) -> None:
+    ear, mouth = os.pipe()
+    os.close(ear)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import os; os.write(1, b'x' * 5_000_000); os.write(2, b'done')"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with (tmp_path / "err").open("wb") as err:
+        relay = Relay("gpu/0", process, {"out": Sink(mouth), "err": Sink(err.fileno())}, {})
+        assert process.wait(60) == 0
+        assert relay.close()[1] == "done"
+    os.close(mouth)
+
+
+def test_a_file_that_does_not_block_loses_nothing(tmp_path: Path) -> None:
+    ear, mouth = os.pipe()
+    os.set_blocking(mouth, False)
+    writer = threading.Thread(target=lambda: [Sink(mouth).write(b"x" * 1_000_000), os.close(mouth)])
+    writer.start()
+    with open(ear, "rb") as read:
+        assert read.read() == b"x" * 1_000_000
+    writer.join()
+
+
+def test_only_the_end_of_the_errors_is_kept(tmp_path: Path) -> None:
+    _, err, tail = relayed("import sys; sys.stderr.write('x\\n' * 50_000 + 'NB-401 gone\\n')", tmp_path)
+    assert len(err) > 100_000
+    assert len(tail) <= 4096
+    assert last_word(tail) == "NB-401 gone"
+
+
+def test_the_last_word_of_an_error_is_its_first_line_with_a_code() -> None:
+    told = "Traceback:\n  File x\nwhale_nebula.errors.ConfigError: NB-500 no (a.yaml)\n  why: a\n  mend: b\nlater\n"
+    assert last_word(told) == "NB-500 no (a.yaml)"
+    assert last_word("  \n") == ""

@@ -1,0 +1,309 @@
+"""Every refusal has a diagnosis of its own, on the side that can know: against servers of gRPC and of Python's ssl."""
+
+import contextlib
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+import pytest
+
+from tests.unit.security.made import DAY, GPU, NPU, Home, self_signed
+from whale_nebula.errors import (
+    ExpiredError,
+    IdentityError,
+    NoCertificateError,
+    PlaintextError,
+    RevokedError,
+    SelfSignedError,
+    TransportError,
+    WrongAuthorityError,
+    WrongNameError,
+)
+from whale_nebula.security import Credentials, Files, Identity, issue, making
+from whale_nebula.security.alerts import spoken
+from whale_nebula.security.diagnose import KINDS, Diagnosis, inspect_own, probe
+
+
+class Place(NamedTuple):
+    """Two authorities, and a worker of the good one who looks at others."""
+
+    home: Home
+    other: Home
+    npu: Credentials
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    folder = tmp_path_factory.mktemp("diagnose")
+    home = Home.at(folder / "certs", at=making.now() - 10 * DAY)
+    return Place(home, Home.at(folder / "other"), home.credentials(NPU))
+
+
+@contextlib.contextmanager
+def grpc_server(paths: Files | None, ca: Path | None = None) -> Iterator[str]:
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    if paths is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        pair = [(paths.key.read_bytes(), paths.cert.read_bytes())]
+        roots = (ca or paths.ca).read_bytes()
+        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(pair, roots, require_client_auth=True))
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait(10)
+
+
+@contextlib.contextmanager
+def line_server(serve: Callable[[socket.socket], None]) -> Iterator[str]:
+    """One that does with each connection what `serve` does."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    listening.settimeout(10)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                line, _ = listening.accept()
+                line.settimeout(10)
+                with line, contextlib.suppress(OSError):
+                    serve(line)
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    host, port = listening.getsockname()
+    try:
+        yield f"{host}:{port}"
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        thread.join(10)
+
+
+def python_tls(paths: Files, ca: Path, version: ssl.TLSVersion) -> Callable[[socket.socket], None]:
+    """A TLS server that says in alerts why it refuses."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(paths.cert, paths.key)
+    context.load_verify_locations(ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.maximum_version = version
+
+    def serve(line: socket.socket) -> None:
+        with context.wrap_socket(line, server_side=True) as secured:
+            secured.sendall(b"\0\0\0\4\0\0\0\0\0")
+            secured.recv(1)
+
+    return serve
+
+
+def expect(found: Diagnosis | None, kind: type[TransportError], side: str) -> None:
+    assert found is not None
+    assert (type(found.error), found.side, found.kind) == (kind, side, KINDS[kind])
+    assert found.error.mend
+    assert found.error.what
+
+
+class TestTheOtherEnd:
+    def test_a_good_one_needs_no_diagnosis(self, place: Place) -> None:
+        with grpc_server(place.home.files(Identity("mt", "a"))) as address:
+            assert probe(address, place.npu, Identity("mt", "a")) is None
+            assert probe(address, place.npu) is None
+
+    def test_another_authority(self, place: Place) -> None:
+        with grpc_server(place.other.files(GPU)) as address:
+            expect(probe(address, place.npu, GPU), WrongAuthorityError, "there")
+
+    def test_signed_by_itself(self, place: Place, tmp_path: Path) -> None:
+        with grpc_server(self_signed(tmp_path, GPU), place.home.folder / "ca.pem") as address:
+            expect(probe(address, place.npu, GPU), SelfSignedError, "there")
+
+    @pytest.mark.parametrize(("days", "said"), [(-3, "has expired"), (3, "not valid yet")])
+    def test_outside_its_dates(self, place: Place, days: int, said: str) -> None:
+        with grpc_server(place.home.outside_its_dates(GPU, making.now() + days * DAY)) as address:
+            found = probe(address, place.npu, GPU)
+            expect(found, ExpiredError, "there")
+            assert said in found.error.what
+
+    def test_somebody_else(self, place: Place) -> None:
+        with grpc_server(place.home.files(Identity("mt", "b"))) as address:
+            found = probe(address, place.npu, GPU)
+            expect(found, WrongNameError, "there")
+            assert "b/0" in found.error.what
+
+    def test_revoked(self, place: Place) -> None:
+        held = place.home.credentials(Identity("mt", "c"))
+        issue.revoke(place.home.folder, place.home.authority, [held.serial], "lost")
+        with grpc_server(held.files) as address:
+            expect(probe(address, place.npu, held.identity), RevokedError, "there")
+
+    def test_plaintext(self, place: Place) -> None:
+        with grpc_server(None) as address:
+            expect(probe(address, place.npu, GPU), PlaintextError, "there")
+
+    def test_something_that_is_no_tls(self, place: Place) -> None:
+        with line_server(lambda line: line.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")) as address:
+            expect(probe(address, place.npu, GPU), IdentityError, "there")
+
+    def test_one_that_hangs_up_at_once(self, place: Place) -> None:
+        with line_server(lambda line: None) as address:
+            expect(probe(address, place.npu, GPU), TransportError, "there")
+
+    def test_nobody(self, place: Place) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port = listening.getsockname()[1]
+        expect(probe(f"127.0.0.1:{port}", place.npu, GPU), TransportError, "there")
+        expect(probe("no-such-host.invalid:1", place.npu, GPU), TransportError, "there")
+
+    def test_one_that_says_nothing(self, place: Place) -> None:
+        with line_server(lambda line: line.recv(1 << 16) and line.recv(1) and None) as address:
+            expect(probe(address, place.npu, GPU, timeout=0.2), TransportError, "there")
+
+
+class TestThisSide:
+    def test_expired_is_told_before_anything_is_dialled(self, place: Place) -> None:
+        now = making.now()
+        paths = place.home.outside_its_dates(GPU, now - 3 * DAY)
+        held = Credentials.load(*paths, at=now - 2.5 * DAY)
+        expect(inspect_own(held), ExpiredError, "here")
+        expect(probe("no-such-host.invalid:1", held), ExpiredError, "here")
+
+    def test_revoked_is_told_before_anything_is_dialled(self, place: Place) -> None:
+        held = place.home.credentials(Identity("mt", "d"))
+        assert inspect_own(held) is None
+        issue.revoke(place.home.folder, place.home.authority, [held.serial], "lost")
+        expect(inspect_own(held), RevokedError, "here")
+
+    def test_this_side_is_insecure_and_the_other_is_not(self, place: Place) -> None:
+        with grpc_server(place.home.files(Identity("mt", "e"))) as address:
+            expect(probe(address, None), PlaintextError, "here")
+
+    def test_both_are_insecure(self, place: Place) -> None:
+        with grpc_server(None) as address:
+            assert probe(address, None) is None
+
+    def test_a_grpc_server_that_refuses_says_nothing_and_that_is_told(self, place: Place) -> None:
+        """Its certificate is one that we trust, and it does not trust ours: it just closes the line."""
+        paths = place.home.files(Identity("mt", "f"))
+        with grpc_server(paths, place.other.folder / "ca.pem") as address:
+            found = probe(address, place.npu, Identity("mt", "f"))
+        expect(found, IdentityError, "here")
+        assert "clock" in found.error.why
+        assert "ca.pem" in found.error.why
+
+    @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+    def test_an_alert_is_understood_before_and_after_the_handshake(self, place: Place, version: ssl.TLSVersion) -> None:
+        paths = Files.under(place.home.folder, Identity("mt", "g"))
+        paths = paths if paths.cert.exists() else place.home.files(Identity("mt", "g"))
+        with line_server(python_tls(paths, place.other.folder / "ca.pem", version)) as address:
+            expect(probe(address, place.npu), WrongAuthorityError, "here")
+        with line_server(python_tls(paths, paths.ca, version)) as address:
+            assert probe(address, place.npu) is None
+
+
+def test_the_six_refusals_and_the_others_are_distinct() -> None:
+    assert len(set(KINDS.values())) == len(KINDS)
+    assert len({kind.code for kind in KINDS}) == len(KINDS)
+
+
+class TestWhatGrpcSays:
+    """A client of gRPC is told what is wrong with its server; a server of gRPC writes it to its log."""
+
+    def call(self, address: str, held: Credentials, expected: Identity) -> str:
+        secure = grpc.ssl_channel_credentials(held.ca_pem, held.key_pem, held.cert_pem)
+        options = [("grpc.ssl_target_name_override", expected.dns)]
+        with grpc.secure_channel(address, secure, options=options) as channel:
+            with pytest.raises(grpc.RpcError) as told:
+                channel.unary_unary("/x/y")(b"", timeout=5)
+            return told.value.details()
+
+    def test_a_server_that_is_somebody_else_is_refused_by_grpc_itself(self, place: Place) -> None:
+        with grpc_server(place.home.files(Identity("mt", "h"))) as address:
+            assert spoken(self.call(address, place.npu, Identity("mt", "h")), address) is None
+            assert isinstance(spoken(self.call(address, place.npu, GPU), address), WrongNameError)
+
+    def test_what_a_client_is_told(self, place: Place, tmp_path: Path) -> None:
+        now = making.now()
+        bad = {
+            ExpiredError: place.home.outside_its_dates(GPU, now - 3 * DAY),
+            WrongAuthorityError: Home.at(tmp_path / "third").files(GPU),
+            SelfSignedError: self_signed(tmp_path / "self", GPU),
+        }
+        for kind, paths in bad.items():
+            with grpc_server(paths, place.home.folder / "ca.pem") as address:
+                assert type(spoken(self.call(address, place.npu, GPU), address)) is kind
+
+    def test_what_a_server_writes_about_its_clients(self, place: Place, tmp_path: Path) -> None:
+        now = making.now()
+        good = place.home.files(Identity("mt", "i"))
+        clients: dict[type[IdentityError], Files | bytes | None] = {
+            NoCertificateError: None,
+            PlaintextError: b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            ExpiredError: place.home.outside_its_dates(GPU, now - 3 * DAY),
+            WrongAuthorityError: place.other.files(Identity("mt", "i")),
+            SelfSignedError: self_signed(tmp_path / "self", GPU),
+        }
+        with talkative_server(good, tmp_path / "log") as address:
+            for shown in clients.values():
+                knock(address, shown)
+        said = [spoken(line, "a client") for line in (tmp_path / "log").read_text().splitlines()]
+        assert [type(each) for each in said if each] == list(clients)
+
+
+SERVER = """
+import grpc, sys
+from concurrent import futures
+key, cert, ca = (open(path, "rb").read() for path in sys.argv[1:])
+server = grpc.server(futures.ThreadPoolExecutor(1))
+print(server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, cert)], ca, True)), flush=True)
+server.start()
+sys.stdin.read()
+server.stop(None).wait(10)
+"""
+
+
+@contextlib.contextmanager
+def talkative_server(paths: Files, log: Path) -> Iterator[str]:
+    """A process of its own: these tests have told gRPC to be silent in theirs."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+    command = [sys.executable, "-c", SERVER, str(paths.key), str(paths.cert), str(paths.ca)]
+    with (
+        open(log, "wb") as errors,
+        subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process,
+    ):
+        try:
+            yield f"127.0.0.1:{process.stdout.readline().strip()}"
+            process.communicate(timeout=30)
+        finally:
+            process.kill()
+
+
+def knock(address: str, shown: Files | bytes | None) -> None:
+    """Come to a server with a certificate, with none, or with bytes in the clear, and wait until it hangs up."""
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), 10) as line:
+        if isinstance(shown, bytes):
+            line.sendall(shown)
+            line.recv(1)
+            return
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols(["h2"])
+        if shown is not None:
+            context.load_cert_chain(shown.cert, shown.key)
+        with contextlib.suppress(OSError), context.wrap_socket(line) as secured:
+            secured.recv(1)
+
+
+def test_a_line_of_grpc_about_something_else_is_none_of_ours() -> None:
+    assert spoken("I1121 22:14:50 http2 keepalive watchdog fired", "a client") is None
+    assert spoken("", "a client") is None

@@ -1,0 +1,300 @@
+"""Links over real gRPC with real TLS, both ends in this process: what crosses, what breaks, what heals, who is refused."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.unit.transport.crossing import (
+    GPU,
+    NPU,
+    QUICK,
+    RUN,
+    SOON,
+    Certificates,
+    Workers,
+    free_address,
+    key,
+    step,
+    workers,
+)
+from whale_nebula.errors import (
+    ConfigError,
+    DeadlineError,
+    IdentityError,
+    LinkClosedError,
+    NebulaError,
+    PlaintextError,
+    TransportError,
+    WrongAuthorityError,
+)
+from whale_nebula.security.issue import renew, revoke
+from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.grpc import options
+from whale_nebula.transport.grpc.links import GrpcLinks, Place
+from whale_nebula.transport.memory import MemoryNetwork
+from whale_nebula.transport.protocol import Link
+from whale_nebula.transport.waiting import Wait
+from whale_nebula.wire import CHUNK_BYTES
+
+
+@pytest.fixture(scope="module")
+def trusted(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    certificates = Certificates(tmp_path_factory.mktemp("certs") / "home")
+    certificates.issue(GPU, NPU, "tpu/0")
+    return certificates
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    limit = time.monotonic() + SOON
+    while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("nebula-")]:
+        assert time.monotonic() < limit, left
+        threading.Event().wait(0.005)
+
+
+def until(condition: Callable[[], object]) -> None:
+    limit = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < limit
+        threading.Event().wait(0.005)
+
+
+def exchange(pair: Workers, number: int, size: int = 3 * CHUNK_BYTES + 5) -> None:
+    """One step: a tensor each way, at once."""
+    for link in (pair.gpu, pair.npu):
+        link.post(step(number))
+    sent = np.random.default_rng(number).integers(0, 255, size, np.uint8)
+    pair.gpu.send(key(0, number), sent)
+    pair.npu.send(key(0, number, NPU, GPU), sent[::-1])
+    np.testing.assert_array_equal(pair.npu.receive(key(0, number), SOON), sent)
+    np.testing.assert_array_equal(pair.gpu.receive(key(0, number, NPU, GPU), SOON), sent[::-1])
+
+
+class TestCrossing:
+    @pytest.mark.parametrize("secured", [True, False], ids=["tls", "insecure"])
+    def test_tensors_cross_both_ways_and_are_counted_as_over_memory(
+        self, trusted: Certificates, secured: bool
+    ) -> None:
+        def speak(here: Link, there: Link) -> None:
+            here.post({"kind": "SESSION", "about": "HELLO"})
+            here.post(step())
+            for slot, size in enumerate([0, 1, CHUNK_BYTES, 3 * CHUNK_BYTES + 17]):
+                here.send(key(slot), np.zeros(size, np.float16), raw_bytes=4 * size)
+                there.receive(key(slot), SOON)
+            here.close()
+
+        network = MemoryNetwork()
+        memory = network.link(GPU, NPU, "gpu", "npu"), network.link(NPU, GPU, "npu", "gpu")
+        speak(*memory)
+        with workers(trusted if secured else None) as pair:
+            speak(pair.gpu, pair.npu)
+        assert pair.gpu.totals() == memory[0].totals()
+
+    def test_several_lanes_carry_one_conversation(
+        self, trusted: Certificates, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(options, "congestion_control", lambda: "reno")
+        with workers(trusted, line=True) as pair:
+            pair.meet()
+            for number in range(1, 6):
+                exchange(pair, number, 9 * CHUNK_BYTES)
+            assert pair.line and pair.line.dialled == options.LANES_WITHOUT_BBR
+            pair.line.cut()
+            for number in range(6, 9):
+                exchange(pair, number)
+
+    def test_a_worker_without_an_address_dials(self, trusted: Certificates) -> None:
+        with workers(trusted, listen_npu=False) as pair:
+            pair.meet()
+            exchange(pair, 1)
+
+    def test_who_is_not_up_yet_is_waited_for_and_announced(self, trusted: Certificates) -> None:
+        said: list[Wait] = []
+        address = free_address()
+        early = GrpcLinks(
+            Place(RUN, NPU, {GPU: address}, credentials=trusted.of(NPU)), deadlines=QUICK, announce=said.append
+        )
+        until(lambda: said)
+        assert (said[0].who, said[0].where, said[0].limit) == (f"worker '{GPU}'", address, SOON)
+        assert "nothing listens" in said[0].why
+        late = GrpcLinks(Place(RUN, GPU, {NPU: None}, address, credentials=trusted.of(GPU)), deadlines=QUICK)
+        late.links[NPU].post({"kind": "SESSION", "about": "HELLO"})
+        early.links[GPU].take("SESSION", SOON)
+        until(lambda: said[-1].over)
+        closing = threading.Thread(target=late.close)
+        closing.start()
+        early.close()
+        closing.join(SOON)
+
+    def test_no_way_at_all_is_the_configs_mistake(self) -> None:
+        with pytest.raises(ConfigError, match="no way between 'gpu/0' and 'npu/0'"):
+            GrpcLinks(Place(RUN, GPU, {NPU: None}))
+
+    def test_a_port_that_is_taken_is_named(self) -> None:
+        first = GrpcLinks(Place(RUN, GPU, {}, "127.0.0.1:0"))
+        with pytest.raises(TransportError, match=f"cannot listen on {first.address}"):
+            GrpcLinks(Place(RUN, NPU, {}, first.address))
+        first.close()
+
+
+class TestBreaks:
+    def test_resets_lose_nothing(self, trusted: Certificates) -> None:
+        with workers(trusted, line=True) as pair:
+            pair.meet()
+            assert pair.line
+            for number in range(1, 6):
+                cutting = threading.Thread(target=pair.line.cut)
+                cutting.start()
+                exchange(pair, number)
+                cutting.join()
+            assert pair.npu.state().connections > 1
+
+    def test_a_hole_in_the_line_is_announced_and_healed(self, trusted: Certificates) -> None:
+        """Nothing passes and nothing is reset: only the keepalive finds out."""
+        said: list[Wait] = []
+        deadlines = Deadlines(patience=SOON, silence=0.8, grace=2.0, connect=0.5, look=0.05)
+        with workers(trusted, line=True, deadlines=deadlines, announce=said.append) as pair:
+            pair.meet()
+            assert pair.line
+            pair.line.passes = False
+            started = time.monotonic()
+            until(lambda: [wait for wait in said if not wait.over])
+            assert time.monotonic() - started < SOON / 2
+            pair.line.passes = True
+            pair.line.cut()
+            exchange(pair, 1)
+
+    def test_a_line_that_stays_silent_ends_the_link(self, trusted: Certificates) -> None:
+        deadlines = Deadlines(patience=1.5, silence=0.4, grace=0.2, connect=0.5, look=0.05)
+        with workers(trusted, line=True, deadlines=deadlines) as pair:
+            pair.meet()
+            assert pair.line
+            pair.line.passes = False
+            with pytest.raises(DeadlineError, match=r"worker 'gpu/0' was not heard for 1\.5 s"):
+                pair.npu.receive(key(), SOON)
+
+    @pytest.mark.parametrize("dead", [GPU, NPU], ids=["who was dialled", "who dialled"])
+    def test_a_worker_whose_port_is_gone_is_dead(self, trusted: Certificates, dead: str) -> None:
+        """As after kill -9: the connection is reset, and the port refuses."""
+        with workers(trusted) as pair:
+            pair.meet()
+            gone, left = (pair.gpu_links, pair.npu) if dead == GPU else (pair.npu_links, pair.gpu)
+            until(lambda: dead == GPU or left._carrier._was_open)
+            gone._listener.stop()
+            link = next(iter(gone.links.values()))
+            link.lost(LinkClosedError("it is killed"))  # it does not say goodbye, and comes no more
+            with pytest.raises(LinkClosedError, match=f"worker '{dead}' is gone") as caught:
+                left.take("AGREE", SOON)
+            assert "refused twice" in caught.value.why
+
+    def test_what_waits_in_a_close_arrives_over_a_break(self, trusted: Certificates) -> None:
+        with workers(trusted, line=True) as pair:
+            pair.meet()
+            assert pair.line
+            pair.gpu.send(key(), np.ones(20 * CHUNK_BYTES, np.uint8))
+            pair.line.cut()
+            closing = threading.Thread(target=pair.gpu.close)
+            closing.start()
+            assert pair.npu.receive(key(), SOON).sum() == 20 * CHUNK_BYTES
+            closing.join(SOON)
+
+
+def refusal(links: GrpcLinks, there: str) -> NebulaError:
+    """Why a link does not come about."""
+    with pytest.raises(NebulaError) as caught:
+        links.links[there].take("SESSION", SOON)
+    return caught.value
+
+
+class TestIdentity:
+    @pytest.fixture
+    def gpu(self, trusted: Certificates) -> Iterator[GrpcLinks]:
+        links = GrpcLinks(
+            Place(RUN, GPU, {NPU: None}, "127.0.0.1:0", credentials=trusted.of(GPU)),
+            deadlines=Deadlines(patience=SOON, grace=0.1, look=0.02),
+        )
+        yield links
+        links.close()
+
+    def dial(self, gpu: GrpcLinks, place: Place) -> NebulaError:
+        """Why this place is refused."""
+        links = GrpcLinks(place, deadlines=Deadlines(patience=SOON, grace=0.1, look=0.02))
+        try:
+            return refusal(links, next(iter(place.peers)))
+        finally:
+            links.close()
+
+    def test_another_worker_is_not_taken_for_this_one(self, gpu: GrpcLinks, trusted: Certificates) -> None:
+        """`tpu/0` has a good certificate and says that it is `npu/0`."""
+        place = Place(RUN, NPU, {GPU: gpu.address}, credentials=trusted.of("tpu/0"))
+        error = self.dial(gpu, place)
+        assert isinstance(error, IdentityError)
+        assert "expected npu/0, and this is tpu/0" in str(error)
+
+    def test_a_server_that_is_somebody_else_is_refused(self, gpu: GrpcLinks, trusted: Certificates) -> None:
+        place = Place(RUN, NPU, {"tpu/0": gpu.address}, credentials=trusted.of(NPU))
+        error = self.dial(gpu, place)
+        assert isinstance(error, IdentityError)
+        assert "expected tpu/0, and this is gpu/0" in str(error)
+
+    def test_a_worker_that_nobody_waits_for_is_refused(self, gpu: GrpcLinks, trusted: Certificates) -> None:
+        error = self.dial(gpu, Place(RUN, "tpu/0", {GPU: gpu.address}, credentials=trusted.of("tpu/0")))
+        assert "does not wait for 'tpu/0'" in str(error)
+
+    def test_a_strange_authority_is_named(self, gpu: GrpcLinks, tmp_path: Path) -> None:
+        strange = Certificates(tmp_path / "strange")
+        strange.issue(NPU)
+        error = self.dial(gpu, Place(RUN, NPU, {GPU: gpu.address}, credentials=strange.of(NPU)))
+        assert isinstance(error, WrongAuthorityError)
+
+    def test_plaintext_is_named(self, gpu: GrpcLinks) -> None:
+        error = self.dial(gpu, Place(RUN, NPU, {GPU: gpu.address}))
+        assert isinstance(error, PlaintextError)
+
+    def test_another_run_is_refused(self, tmp_path: Path) -> None:
+        gpu = GrpcLinks(Place(RUN, GPU, {NPU: None}, "127.0.0.1:0"), deadlines=Deadlines(grace=0.1))
+        error = self.dial(gpu, Place("other", NPU, {GPU: gpu.address}))
+        assert "this is worker 'gpu/0' of run 'mt'" in str(error)
+        gpu.close()
+
+    def test_renewed_certificates_are_taken_up_without_losing_a_step(self, tmp_path: Path) -> None:
+        certificates = Certificates(tmp_path / "home")
+        certificates.issue(GPU, NPU)
+        with workers(certificates) as pair:
+            pair.meet()
+            exchange(pair, 1)
+            renew(certificates.folder, certificates.authority, [certificates.identity(NPU)])
+            until(lambda: pair.npu.state().connections == 2)
+            exchange(pair, 2)
+            renew(certificates.folder, certificates.authority, [certificates.identity(GPU)])
+            pair.npu._carrier.drop("the test asks for a new handshake")
+            until(lambda: pair.npu.state().connections == 3)
+            exchange(pair, 3)
+
+    def test_a_certificate_that_ends_ends_its_connection(
+        self, trusted: Certificates, tmp_path: Path
+    ) -> None:
+        """TLS itself does not look again at a connection that stands."""
+        certificates = Certificates(tmp_path / "home")
+        certificates.issue(GPU)
+        certificates.issue(NPU, days=1.0 / 86400)
+        with workers(certificates, deadlines=Deadlines(patience=SOON, grace=0.2, look=0.02)) as pair:
+            pair.meet()
+            with pytest.raises(IdentityError, match="expired"):
+                pair.npu.receive(key(), SOON)
+
+    def test_a_revoked_certificate_ends_its_connection(self, tmp_path: Path) -> None:
+        certificates = Certificates(tmp_path / "home")
+        certificates.issue(GPU, NPU)
+        with workers(certificates, deadlines=Deadlines(patience=SOON, grace=0.2, look=0.02)) as pair:
+            pair.meet()
+            revoke(certificates.folder, certificates.authority, [certificates.of(NPU).serial], "a test")
+            with pytest.raises(IdentityError, match="revoked"):
+                pair.npu.receive(key(), SOON)

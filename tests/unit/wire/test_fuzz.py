@@ -1,0 +1,119 @@
+"""Any bytes, in one piece or one at a time, parse or raise RemoteProtocolError, and allocate nothing above the cap.
+
+`python -m tests.fuzz.wire --seconds 60` does the same for longer.
+"""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.hostile import CAP, Hostile, fed, peer, recorded, victim
+from tests.unit.wire.talk import STEP, contents, conversation, cut, greet, said, sent, tensor, whole
+from whale_nebula.errors import RemoteProtocolError
+from whale_nebula.wire import HEADER_BYTES, Header, Kind
+from whale_nebula.wire.assembly import Assembly
+from whale_nebula.wire.conversation import Conversation
+from whale_nebula.wire.frame import pack
+
+RECORDED = recorded()
+
+
+def stepping() -> tuple[Conversation, list[bytes]]:
+    """A victim that was greeted in good order, and the frames of a step that are to come, with all that they say."""
+    here, there = victim(), peer()
+    greet(here, there)
+    array = np.arange(40, dtype=np.uint8)
+    frames = [*said(1, STEP), *tensor(1, array), *said(1, {"kind": "NOTE"}), *tensor(1, array[:0], slot=1)]
+    return here, sent(there, frames)
+
+
+@settings(deadline=None)
+@given(st.randoms(use_true_random=False), st.sampled_from([0, 20_000]), st.booleans())
+def test_hostile_frames_parse_or_are_refused(draw: random.Random, window: int, sealed: bool) -> None:
+    hostile = Hostile(draw, window=window, sealed=sealed)
+    for frame in itertools.islice(hostile.frames(), 8):
+        fed(hostile.prepared(), iter([frame]), stream=draw.random() < 0.5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.randoms(use_true_random=False), st.integers(0, 2))
+def test_one_piece_or_one_byte_at_a_time_is_the_same(draw: random.Random, greeted: int) -> None:
+    hostile = Hostile(draw)
+    data = b"".join(itertools.islice(hostile.frames(), 2))[:1500]
+    talks = [victim(), victim()]
+    for talk in talks:
+        talk.connected()
+        for frame in RECORDED[:greeted]:
+            talk.receive(frame)
+    whole_piece, refused = fed(talks[0], iter([data]))
+    bytewise, refused_too = fed(talks[1], (data[at : at + 1] for at in range(len(data))))
+    assert refused == refused_too
+    assert list(contents(whole_piece)) == list(contents(bytewise))
+    assert talks[0].states == talks[1].states
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=400))
+def test_any_bytes_at_all(data: bytes) -> None:
+    talk = victim()
+    talk.connected()
+    _, refused = fed(talk, iter([data]))
+    assert refused or len(data) < 136
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_a_changed_stream_gives_nothing_but_what_was_said(data: st.DataObject) -> None:
+    """Bytes changed, lost or put in anywhere: what arrives is the beginning of what was sent."""
+    talk, frames = stepping()
+    stream = bytearray(b"".join(frames))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(stream)))
+        stream[place : place + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
+    events, _ = fed(talk, iter([bytes(stream)]))
+    truth = [STEP, np.arange(40, dtype=np.uint8).tobytes(), {"kind": "NOTE"}, b""]
+    found = list(contents(events))
+    assert found == truth[: len(found)]
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
+def test_every_flipped_bit_of_a_small_frame_is_refused_and_the_frame_comes_again(sealed: bool) -> None:
+    here, there = (conversation(side, sealed=sealed) for side in (0, 1))
+    greet(here, there)
+    here.receive(sent(there, said(1, STEP))[0])
+    (good,) = sent(there, tensor(1, np.array([1.5], np.float32)))
+    for bit in range(len(good) * 8):
+        data = bytearray(good)
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(RemoteProtocolError):
+            here.receive(bytes(data))
+        here._error = None  # as after a new connection, which would take a while for each bit
+    for side in (here, there):
+        side.disconnected()
+    (packet,) = greet(here, there)[1][-1].resend
+    assert list(contents(here.receive(whole(packet)))) == [np.array([1.5], np.float32).tobytes()]
+
+
+def test_what_is_only_announced_takes_no_memory() -> None:
+    """A stream that announces the largest message there may be, and never sends it."""
+    talk = victim()
+    talk.connected()
+    size = 8_000_000
+    header = Header(Kind.CONTROL, flags=2, source=1, dtype=3, dims=(size,), length=size, whole=size)
+    assert fed(talk, iter([pack(header, 0)])) == ([], False)
+    assert len(talk._splitter._buffer) == HEADER_BYTES
+
+
+def test_an_array_above_the_cap_would_be_noticed() -> None:
+    talk, _ = stepping()
+    talk._assembly = Assembly()
+    frames = [*said(1, STEP), *tensor(1, np.zeros(CAP + 1, np.uint8))]
+    peer_of_it = peer()
+    cut(talk)
+    greet(talk, peer_of_it)
+    with pytest.raises(AssertionError, match="an array of 65537 bytes"):
+        fed(talk, iter(sent(peer_of_it, frames)))

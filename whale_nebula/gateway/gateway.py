@@ -1,0 +1,298 @@
+"""A gateway at work: who comes in is looked at, halves of pairs are joined, and the audit log says what was done."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from cryptography.hazmat.primitives import hashes
+
+from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError, TransportError
+from whale_nebula.gateway.entry import Entry, Purpose, admit, entry
+from whale_nebula.gateway.half import Half, Side
+from whale_nebula.gateway.health import Health
+from whale_nebula.gateway.inspection import Inspection
+from whale_nebula.gateway.journal import Journal
+from whale_nebula.gateway.pair import REPLACED, Pair
+from whale_nebula.gateway.road import Road, Told
+from whale_nebula.gateway.site import Site, cluster_of
+from whale_nebula.gateway.trunk import Trunk
+from whale_nebula.gateway.verdicts import Verdicts
+from whale_nebula.gateway.vigil import State, Vigil
+from whale_nebula.security import Credentials, CurrentCredentials, Identity, Peer, check_live
+from whale_nebula.security.audit import AuditLog
+from whale_nebula.security.heads import Head, KeptHeads
+from whale_nebula.security.identity import GATEWAY
+from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.grpc.connection import Connection
+from whale_nebula.transport.grpc.knock import Knock
+from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.transport.grpc.listener import Hear, Listener, Visitor
+from whale_nebula.transport.grpc.options import LANES_WITHOUT_BBR
+from whale_nebula.transport.grpc.tls import server_credentials
+from whale_nebula.transport.waiting import Announce, log_wait
+
+_LOG = logging.getLogger("whale_nebula.gateway")
+_PAIRS_AT_MOST = 4096
+_KEPT_SECONDS = 2.0
+
+
+class Gateway:
+    """The gateway of a site. It serves from `start` to `stop`; all it does is in threads of its own."""
+
+    def __init__(self, site: Site, *, deadlines: Deadlines | None = None, announce: Announce = log_wait) -> None:
+        self.site = site
+        self.address = site.listen
+        self._deadlines = deadlines or Deadlines(patience=site.patience)
+        self._current = CurrentCredentials(Credentials.of(site.files)) if site.files is not None else None
+        self._used = self._current() if self._current else None
+        self._lock = threading.Lock()
+        self._pairs: dict[tuple[str, str], Pair] = {}
+        self._trunk_guests: list[tuple[Peer, Lane]] = []
+        self._stopping = threading.Event()
+        self._verdicts = Verdicts()
+        self._gone: set[str] = set()
+        self.journal = Journal(AuditLog(site.audit, site.identity, self._current, on_head=self._head))
+        kept = KeptHeads(site.heads, self._used.trust) if self._used else None
+        self._roads = {name: self._road(name, kept, announce) for name in site.gateways}
+        self._vigil = Vigil(
+            {name: where for name, where in site.workers.items() if cluster_of(name) == site.cluster},
+            self._is_back,
+            self._gone_here,
+            secure=site.files is not None,
+        )
+        self._health = Health(lambda visitor: admit(self._current, site, visitor))
+        self._listener = Listener(
+            site.listen,
+            server_credentials(self._current) if self._current else None,
+            self._accept,
+            deadlines=self._deadlines,
+            connections=_connections(site),
+            others=(self._health.handler,),
+        )
+        self._lookout = threading.Thread(target=self._look_out, name="nebula-lookout", daemon=True)
+
+    @property
+    def trusts(self) -> str:
+        """Whose certificates are believed, in words."""
+        if self._current is None:
+            return "everybody"
+        credentials = self._current()
+        keys = ", ".join(each.fingerprint(hashes.SHA256()).hex()[:16] for each in credentials.trust.authorities)
+        return f"the authority {keys}, until {credentials.not_after:%Y-%m-%d %H:%M} UTC"
+
+    def start(self) -> str:
+        """Serve from now on; gives the address."""
+        try:
+            self.address = self._listener.start()
+        except NebulaError:
+            self.journal.close("it could not listen")
+            raise
+        self.journal.note("listen", target=self.address, clusters=sorted(self.site.gateways))
+        for road in self._roads.values():
+            self._health.say(road.cluster, False)
+            road.start()
+        self._lookout.start()
+        return self.address
+
+    def stop(self, why: str) -> None:
+        """End in order: streams, then the audit log, whose last head is left with the other gateways; then the port."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        self._health.close()
+        for pair in self._all():
+            pair.end("the gateway ends")
+        self.journal.close(why)
+        for road in self._roads.values():
+            if road.trunk.up and not road.trunk.wait_kept(_KEPT_SECONDS):
+                _LOG.warning("gateway '%s' has not kept the last head", road.who.worker)
+            road.close()
+        self._listener.stop(0.2)
+        if self._lookout.ident is not None:
+            self._lookout.join(self._deadlines.grace)
+
+    # ------------------------------------------------------------------ who comes in
+    def _accept(self, knock: Knock, visitor: Visitor, lane: Lane) -> Hear:
+        if self._stopping.is_set():
+            raise TransportError(f"gateway '{self.site.identity.worker}' is ending")
+        try:
+            found = entry(self.site, self._current, knock, visitor)
+            return self._let_in(found, knock, lane)
+        except NebulaError as error:
+            if isinstance(error, IdentityError):
+                self.journal.refused(visitor.names[0] if visitor.names else visitor.address, _about(knock), error)
+            raise
+
+    def _let_in(self, found: Entry, knock: Knock, lane: Lane) -> Hear:
+        if found.purpose is Purpose.TRUNK:
+            return self._let_in_gateway(found, lane)
+        asks, wanted = knock.source, knock.destination
+        self._gone.discard(asks)
+        verdict = self._verdicts.find(asks, wanted, once=found.purpose is Purpose.OUT)
+        if verdict is not None:
+            raise verdict
+        pair = self._pair(found.here, found.there)
+        side = Side.NEAR if found.purpose is Purpose.OUT else Side.FAR
+        if knock.lane:
+            return _present(pair, side, knock).lane(knock.lane, lane)
+        half = self._half(pair, side, found, Connection(knock.connection))
+        hear = half.lane(0, lane)
+        pair.arrive(half)
+        self._opened(pair, half)
+        if side is Side.NEAR:
+            self._verdicts.forget(wanted=pair.here)
+            self._vigil.greet(pair.here)
+            self._roads[cluster_of(pair.there)].lead(pair, half)
+        return hear
+
+    def _let_in_gateway(self, found: Entry, lane: Lane) -> Hear:
+        trunk = self._roads[found.caller.cluster].trunk
+        trunk.adopt(lane)
+        if found.guest is not None:
+            with self._lock:
+                self._trunk_guests = [each for each in self._trunk_guests if not each[1].over]
+                self._trunk_guests.append((found.guest, lane))
+        self.journal.note("trunk", actor=found.caller.uri, decision="allow")
+        return trunk.hear
+
+    def _half(self, pair: Pair, side: Side, found: Entry, connection: Connection) -> Half:
+        if side is Side.FAR:
+            return self._roads[found.caller.cluster].half(pair, connection, guest=found.guest)
+        return Half(
+            side,
+            found.caller.uri,
+            connection,
+            lambda frame: pair.inspection.check(frame, outward=True),
+            guest=found.guest,
+        )
+
+    def _opened(self, pair: Pair, half: Half) -> None:
+        try:
+            self.journal.opened(pair, half)
+        except TransportError as error:
+            half.connection.end(error.what)
+            raise
+
+    def _pair(self, here: str, there: str) -> Pair:
+        with self._lock:
+            pair = self._pairs.get((here, there))
+            if pair is None:
+                if len(self._pairs) >= _PAIRS_AT_MOST:
+                    raise TransportError(f"this gateway has {_PAIRS_AT_MOST} pairs of workers, and takes no more")
+                inspection = Inspection.of(self.site.roster, here, there)
+                yields = self.site.cluster < cluster_of(there)
+                pair = Pair(here, there, inspection, self._ended, yields=yields, grace=self._deadlines.grace)
+                self._pairs[here, there] = pair
+            return pair
+
+    def _all(self) -> list[Pair]:
+        with self._lock:
+            return list(self._pairs.values())
+
+    # ------------------------------------------------------------------ who goes
+    def _ended(self, pair: Pair, half: Half, why: str) -> None:
+        self.journal.ended(pair, half, why)
+        if half.side is Side.NEAR and why != REPLACED and not self._stopping.is_set():
+            self._vigil.begin(pair.here)
+
+    def _is_back(self, worker: str) -> bool:
+        nears = (pair.half(Side.NEAR) for pair in self._all() if pair.here == worker)
+        return self._stopping.is_set() or any(near is not None and not near.connection.over for near in nears)
+
+    def _gone_here(self, worker: str, state: State, why: str) -> None:
+        """One of our own workers is dead or frozen: all that it was joined with must know, and soon."""
+        self.journal.note("gone", target=worker, state=state, reason=why)
+        self._forget(worker)
+        said = f"its gateway has seen that {why}"
+        for pair in self._all():
+            if pair.here == worker and pair.known and pair.there not in self._gone:
+                self._verdicts.give(pair.there, worker, _gone(worker, said))
+                pair.end(f"worker '{worker}' is gone")
+        for road in self._roads.values():
+            road.trunk.send_gone(worker, said)
+
+    def _gone_there(self, worker: str, why: str) -> None:
+        """The gateway of another cluster says that about one of its workers."""
+        self._forget(worker)
+        for pair in self._all():
+            if pair.there == worker and pair.known and pair.here not in self._gone:
+                self._final(pair, _gone(worker, why))
+
+    def _forget(self, worker: str) -> None:
+        """A worker is gone: what it was to be told is for nobody, least of all for one that is started anew."""
+        self._gone.add(worker)
+        self._verdicts.forget(asks=worker)
+
+    def _final(self, pair: Pair, error: NebulaError) -> None:
+        """There is no hope for a pair: its worker here is told when it asks again, which is at once."""
+        self.journal.note("final", target=str(pair), reason=f"{error.code} {error.what}: {error.why}")
+        self._verdicts.give(pair.here, pair.there, error)
+        pair.end(error.what)
+
+    # ------------------------------------------------------------------ the rest
+    def _road(self, cluster: str, kept: KeptHeads | None, announce: Announce) -> Road:
+        trunk = Trunk(Identity(self.site.run, cluster, GATEWAY), kept, self._gone_there, self._note)
+        told = Told(self._opened, self._final, self._note)
+        return Road(self.site, cluster, trunk, self._current, told, deadlines=self._deadlines, announce=announce)
+
+    def _note(self, action: str, **said: object) -> None:
+        if not self._stopping.is_set():
+            self.journal.note(action, **said)
+
+    def _head(self, head: Head) -> None:
+        for road in self._roads.values():
+            road.trunk.send_head(head)
+
+    def _look_out(self) -> None:
+        while not self._stopping.wait(self._deadlines.look):
+            for road in self._roads.values():
+                self._health.say(road.cluster, road.trunk.up)
+            if self._current is not None:
+                self._look_at_guests(self._current())
+
+    def _look_at_guests(self, credentials: Credentials) -> None:
+        """Certificates end, are renewed and taken back while streams stand."""
+        halves = [half for pair in self._all() for side in Side if (half := pair.half(side)) is not None]
+        with self._lock:
+            guests = list(self._trunk_guests)
+        breaks: list[tuple[Peer, Callable[[str], None]]] = [(peer, lane.end) for peer, lane in guests if not lane.over]
+        breaks += [(half.guest, half.connection.end) for half in halves if half.guest is not None]
+        for peer, end in breaks:
+            try:
+                check_live(credentials.trust, peer)
+            except IdentityError as error:
+                self.journal.refused(peer.identity.uri, "a live stream", error)
+                end(error.what)
+        if credentials is not self._used:
+            self._used = credentials
+            for half in halves:
+                if half.dialled:
+                    half.connection.end("this gateway's certificate was renewed")
+            for road in self._roads.values():
+                road.trunk.end("this gateway's certificate was renewed")
+
+
+def _present(pair: Pair, side: Side, knock: Knock) -> Half:
+    half = pair.half(side)
+    if half is None or half.connection.name != knock.connection:
+        raise TransportError("a further lane of a connection that is no more")
+    return half
+
+
+def _connections(site: Site) -> int:
+    """How many connections there may be: those of all pairs, from both sides, and the trunks."""
+    own = sum(cluster_of(worker) == site.cluster for worker in site.workers) or 8
+    others = (len(site.workers) - own if site.roster else 0) or 8
+    return 2 * LANES_WITHOUT_BBR * own * others + 4 * len(site.gateways) + 8
+
+
+def _about(knock: Knock) -> str:
+    return f"{knock.source} - {knock.destination}"
+
+
+def _gone(worker: str, why: str) -> NebulaError:
+    return LinkClosedError(
+        f"worker '{worker}' is gone", why=why, mend=f"look at the output of '{worker}', and start all workers again"
+    )

@@ -1,0 +1,54 @@
+"""gRPC's health service on the gateway's port, for everybody whose certificate is good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2
+
+from whale_nebula.errors import NebulaError
+from whale_nebula.transport.grpc.listener import Visitor, visitor
+
+SERVICE = "grpc.health.v1.Health"
+
+
+class Health:
+    """Who asks is looked at first (`admit` raises). The service "" is the gateway, "npu" its way to cluster npu."""
+
+    def __init__(self, admit: Callable[[Visitor], None]) -> None:
+        self._admit = admit
+        self._servicer = health.HealthServicer(experimental_non_blocking=False)
+
+    @property
+    def handler(self) -> Any:
+        """What a listener serves."""
+        coding = {
+            "request_deserializer": health_pb2.HealthCheckRequest.FromString,
+            "response_serializer": health_pb2.HealthCheckResponse.SerializeToString,
+        }
+        methods = {
+            "Check": grpc.unary_unary_rpc_method_handler(self._checked(self._servicer.Check), **coding),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._checked(self._servicer.Watch), **coding),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def say(self, service: str, serving: bool) -> None:
+        """How a service stands."""
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        self._servicer.set(service, status.SERVING if serving else status.NOT_SERVING)
+
+    def close(self) -> None:
+        """Nothing is served any more."""
+        self._servicer.enter_graceful_shutdown()
+
+    def _checked(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def serve(request: Any, context: Any) -> Any:
+            try:
+                self._admit(visitor(context))
+            except NebulaError as error:
+                context.abort(grpc.StatusCode.PERMISSION_DENIED, error.what)
+            return method(request, context)
+
+        return serve

@@ -1,0 +1,190 @@
+"""The way to one other cluster: its gateway's address, the line's rate, the trunk, and how streams are opened."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError, TransportError
+from whale_nebula.gateway.half import Half, Side
+from whale_nebula.gateway.pacer import Pacer
+from whale_nebula.gateway.pair import Pair
+from whale_nebula.gateway.site import Site
+from whale_nebula.gateway.trunk import Trunk
+from whale_nebula.security import CurrentCredentials, Identity, Peer
+from whale_nebula.security.identity import GATEWAY
+from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.grpc import options
+from whale_nebula.transport.grpc.connection import Connection
+from whale_nebula.transport.grpc.dialling import dial
+from whale_nebula.transport.grpc.knock import Knock
+from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.transport.grpc.links import target
+from whale_nebula.transport.waiting import Announce, Waiting, log_wait
+
+_LOG = logging.getLogger("whale_nebula.gateway")
+_HEAD_START_SECONDS = 0.3
+_LOOK_SECONDS = 30.0
+_SURE = 2  # the same diagnosis so often: it is not mended just now
+
+
+@dataclass(frozen=True)
+class Told:
+    """Whom a road tells: of a half that was opened, of an error that ends a pair, and what is to be written down."""
+
+    opened: Callable[[Pair, Half], None]
+    final: Callable[[Pair, NebulaError], None]
+    noted: Callable[..., None]
+
+
+class Road:
+    """The way to the gateway of another cluster. Without its address this side waits to be dialled.
+
+    Its trunk is kept up, and certificates are looked at there: what is wrong with them ends the pairs that wait.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        cluster: str,
+        trunk: Trunk,
+        current: CurrentCredentials | None,
+        told: Told,
+        *,
+        deadlines: Deadlines,
+        announce: Announce = log_wait,
+    ) -> None:
+        self.cluster, self.trunk = cluster, trunk
+        self.address = site.gateways[cluster]
+        self.pacer = Pacer(site.rates.get(cluster))
+        self.who = Identity(site.run, cluster, GATEWAY)
+        self._site, self._current, self._told, self._deadlines = site, current, told, deadlines
+        self._waiting = Waiting(f"gateway '{self.who.worker}'", self.address or "", announce)
+        self._closed = threading.Event()
+        self._wrong: NebulaError | None = None
+        self._times = 0
+        if self.address is not None:
+            self._target = target(site.run, self.who.worker, self.address, current, gateway=True)
+
+    def start(self) -> None:
+        """Keep the trunk up from now on."""
+        if self.address is not None:
+            threading.Thread(target=self._keep, name=f"nebula-road-{self.cluster}", daemon=True).start()
+
+    def close(self) -> None:
+        """Dial no more, and end the trunk."""
+        self._closed.set()
+        self.trunk.close()
+
+    def lead(self, pair: Pair, near: Half) -> None:
+        """Dial the other gateway for a pair until its near half is joined or over."""
+        if self.address is not None and near.fresh:
+            name = f"nebula-lead-{pair.here}-{pair.there}"
+            threading.Thread(target=self._lead, args=(pair, near), name=name, daemon=True).start()
+
+    # ------------------------------------------------------------------ the streams of a pair
+    def _lead(self, pair: Pair, near: Half) -> None:
+        attempt = refusals = 0
+        if pair.yields:
+            near.wait(_HEAD_START_SECONDS)
+        while near.fresh and not self._closed.is_set():
+            try:
+                self._open(pair, near)
+            except LinkClosedError as error:
+                self._told.final(pair, error)
+            except IdentityError as error:
+                refusals += 1
+                if refusals >= _SURE:
+                    self._told.final(pair, error)
+            except TransportError as error:
+                _LOG.debug("no stream for %s: %s", pair, error.why or error.what)
+            if self._times >= _SURE and self._wrong is not None and near.fresh:
+                self._told.final(pair, self._wrong)
+            near.wait(self._deadlines.again(attempt, random.random()))  # noqa: S311 - no secret
+            attempt += 1
+
+    def _open(self, pair: Pair, near: Half) -> None:
+        half = self.half(pair, Connection(secrets.token_hex(8)), dialled=True)
+        with pair.attempt(near) as needed:
+            if not needed:
+                return
+            try:
+                lanes = max(options.lanes(), self._dial(pair, half, 0))
+            except NebulaError as error:
+                half.connection.end(error.what)
+                raise
+            if not pair.reach(half, near):
+                half.connection.end("it is not needed any more")
+                return
+        try:
+            self._told.opened(pair, half)
+            for number in range(1, lanes):
+                self._dial(pair, half, number)
+        except NebulaError as error:
+            half.connection.end(f"a further lane did not open: {error.what}")
+
+    def half(self, pair: Pair, connection: Connection, *, dialled: bool = False, guest: Peer | None = None) -> Half:
+        """The far half of a pair over a connection."""
+        return Half(
+            Side.FAR,
+            self.who.uri,
+            connection,
+            lambda frame: pair.inspection.check(frame, outward=False),
+            guest=guest,
+            pace=self.pacer.take,
+            dialled=dialled,
+        )
+
+    def _dial(self, pair: Pair, half: Half, number: int) -> int:
+        knock = Knock(self._site.run, pair.here, pair.there, half.connection.name, number)
+        lane = Lane()
+        return self._call(knock, lane, half.lane(number, lane))
+
+    def _call(self, knock: Knock, lane: Lane, hear: Callable[[bytes], None]) -> int:
+        return dial(self._target, knock, lane, hear, deadlines=self._deadlines, rate=self.pacer.rate)
+
+    # ------------------------------------------------------------------ the trunk
+    def _keep(self) -> None:
+        attempt = 0
+        while not self._closed.is_set():
+            started = time.monotonic()
+            trouble = self._go()
+            if trouble and not self._closed.is_set():
+                self._waiting.on(trouble, limit=self._site.patience)
+            attempt = 0 if time.monotonic() - started > 1.0 else attempt + 1
+            self._closed.wait(self._deadlines.again(attempt, random.random()))  # noqa: S311 - no secret
+
+    def _go(self) -> str:
+        """Open the trunk and stay as long as it lasts; gives why there was none."""
+        wrong = self._look()
+        if wrong is not None:
+            return wrong.what
+        lane, over = Lane(), threading.Event()
+        knock = Knock(self._site.run, self._site.identity.worker, self.who.worker, secrets.token_hex(8))
+        try:
+            self._call(knock, lane, self.trunk.hear)
+        except NebulaError as error:
+            return error.why or error.what
+        self.trunk.adopt(lane, over.set)
+        self._waiting.off()
+        while not over.wait(_LOOK_SECONDS) and not self._closed.is_set():
+            wrong = self._look()
+            if wrong is not None:
+                lane.end(wrong.what)
+        return lane.why
+
+    def _look(self) -> NebulaError | None:
+        """What is wrong with a certificate, there or here, written down when it is new. gRPC does not show it."""
+        found = self._target.diagnose() if self._target.diagnose is not None else None
+        if found is None:
+            self._wrong, self._times = None, 0
+            return None
+        if self._wrong is None or self._wrong.what != found.what:
+            self._told.noted("refuse", actor=self.who.uri, target="trunk", decision="deny", reason=str(found))
+        self._wrong, self._times = found, self._times + 1
+        return found

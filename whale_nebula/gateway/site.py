@@ -1,0 +1,124 @@
+"""What a gateway is told: where it stands, who its workers are, and how it meets the other gateways."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from whale_nebula.config import Config
+from whale_nebula.config.schema import PATIENCE_SECONDS
+from whale_nebula.errors import ConfigError
+from whale_nebula.security.files import Files
+from whale_nebula.security.identity import GATEWAY, Identity
+from whale_nebula.suggest import did_you_mean
+
+RUN = "run"
+"""The name of a run whose config names none."""
+
+
+def cluster_of(worker: str) -> str:
+    """The cluster of a worker or gateway.
+
+    >>> cluster_of("gpu/0"), cluster_of("npu/gateway")
+    ('gpu', 'npu')
+    """
+    return worker.rpartition("/")[0]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One gateway's place. Clusters and workers have the names that the run gives them.
+
+    `workers` are those of all clusters with their addresses; a cluster may be without, if nobody knows yet how many
+    it has. `gateways` are the other clusters and where their gateways are, None: only they can dial. `rates` are in
+    bytes per second, None: as fast as it goes. Without `files` nobody is asked who he is.
+
+    >>> site = Site("mt", "gpu", "10.77.0.1:7100", {"gpu/0": "10.0.0.1:7101"}, {"npu": None})
+    >>> Site.from_json(site.to_json()) == site, site.identity.worker
+    (True, 'gpu/gateway')
+    """
+
+    run: str
+    cluster: str
+    listen: str
+    workers: Mapping[str, str]
+    gateways: Mapping[str, str | None]
+    rates: Mapping[str, float | None] = field(default_factory=dict)
+    files: Files | None = None
+    audit: Path = Path("audit.jsonl")
+    patience: float = PATIENCE_SECONDS
+
+    @property
+    def identity(self) -> Identity:
+        """Who the gateway is."""
+        return Identity(self.run, self.cluster, GATEWAY)
+
+    @property
+    def heads(self) -> Path:
+        """The file in which it keeps the heads of other gateways' audit logs."""
+        return self.audit.with_name(f"{self.audit.stem}.heads{self.audit.suffix}")
+
+    @property
+    def roster(self) -> tuple[str, ...] | None:
+        """All workers of the run, as frames number them; None if some cluster does not say how many it has."""
+        named = {cluster_of(worker) for worker in self.workers}
+        return tuple(sorted(self.workers)) if named >= {self.cluster, *self.gateways} else None
+
+    @classmethod
+    def of(cls, config: Config, cluster: str, path: str | os.PathLike[str], listen: str | None = None) -> Site:
+        """The site of a cluster's gateway, by the config in the file `path`."""
+        own = config.clusters.get(cluster)
+        if own is None:
+            raise ConfigError(
+                f"the config has no cluster {cluster!r}",
+                where=os.fspath(path),
+                mend=f"{did_you_mean(cluster, list(config.clusters))} --cluster",
+            )
+        address = listen or own.gateway
+        if address is None:
+            raise ConfigError(
+                f"cluster {cluster!r} names no gateway",
+                where=os.fspath(path),
+                why="its workers must know where it listens",
+                mend=f'clusters: {{{cluster}: {{gateway: "10.77.0.1:7100"}}}}',
+            )
+        others = {name: each.gateway for name, each in config.clusters.items() if name != cluster}
+        rates = {name: config.links.between(cluster, name).rate for name in others}
+        run, base = config.run or RUN, Path(os.path.abspath(path)).parent
+        return cls(
+            run,
+            cluster,
+            address,
+            {
+                f"{each.name}/{number}": worker.address
+                for each in config.clusters.values()
+                for number, worker in enumerate(each.workers)
+            },
+            others,
+            {name: None if rate is None else rate / 8 for name, rate in rates.items()},
+            None if config.security.insecure else Files.of(config.security, Identity(run, cluster, GATEWAY), base),
+            base / "audit" / f"{cluster}-gateway.jsonl",
+            config.patience,
+        )
+
+    def to_json(self) -> str:
+        """The text that a launcher hands to the process."""
+        told = {**asdict(self), "files": self.files and self.files.as_dict(), "audit": os.path.abspath(self.audit)}
+        return json.dumps(told, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Site:
+        """What `to_json` wrote."""
+        try:
+            told = json.loads(text)
+            files = told.pop("files")
+            return cls(**{**told, "audit": Path(told["audit"]), "files": Files.from_dict(files) if files else None})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(
+                "this tells no gateway where it stands",
+                why=repr(error),
+                mend="whale-nebula gateway --config clusters.yaml --cluster gpu",
+            ) from None
