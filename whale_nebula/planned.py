@@ -18,6 +18,7 @@ from whale_nebula.capture.places import place_of
 from whale_nebula.capture.step import Captured
 from whale_nebula.feed.batch import micro_batches
 from whale_nebula.ir.canonical import canonical_lines
+from whale_nebula.ir.exchanged import Exchanged
 from whale_nebula.ir.face import Plan
 from whale_nebula.ir.overview import Overview
 from whale_nebula.ir.parts import PlanLink
@@ -69,7 +70,7 @@ def _plan(
         name=name,
         stages=overview.stages(),
         boundaries=overview.boundaries(),
-        links=_links(cut, rows, run),
+        links=_links(cut, rows, run, overview.exchanged),
         once=overview.once(),
         tied=overview.tied(),
         micro_batch=pipeline.micro_batch,
@@ -89,13 +90,14 @@ def _plan(
     )  # fmt: skip
 
 
-def _links(cut: Cut, rows: Sequence[int], run: Run) -> dict[str, PlanLink]:
+def _links(cut: Cut, rows: Sequence[int], run: Run, exchanged: Exchanged) -> dict[str, PlanLink]:
     """The lines that this step uses; sizes by the formula that links count by."""
     clusters = [stage.cluster for stage in cut.program.stages]
+    unsure = {f"{each.source}->{each.destination}" for each in cut.exchange if exchanged.at_most(each)}
     found: dict[str, PlanLink] = {}
-    for name, link in link_reports(cut, clusters, rows).items():
-        line = run.links.between(*name.split("->"))
-        found[name] = PlanLink(str(line), link.payload_bytes, link.bytes, link.frames, line.rate, line.delay)
+    for name, link in link_reports(cut, clusters, rows, exchanged=exchanged).items():
+        line, sent = run.links.between(*name.split("->")), (link.payload_bytes, link.bytes, link.frames)
+        found[name] = PlanLink(str(line), *sent, line.rate, line.delay, at_most=name in unsure)
     return found
 
 

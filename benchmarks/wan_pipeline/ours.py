@@ -65,8 +65,9 @@ def main() -> None:
     a = options()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
+    keras.utils.set_random_seed(1)
     if a.links:
-        nb.init(links=a.links, seed=1)
+        nb.init(links=a.links)
     draw = np.random.default_rng(2)
     shape = (a.rows * a.steps, a.length)
     tokens, targets = (draw.integers(0, a.vocabulary, shape, dtype="int32") for _ in range(2))

@@ -1,5 +1,6 @@
-"""One site of the pipeline as PyTorch runs it: torch.distributed.pipelining, gloo, 1F1B. Run by run.py, in PyTorch's own
-environment; prints the seconds of each step.
+"""One site of the pipeline as PyTorch runs it: torch.distributed.pipelining, gloo, 1F1B.
+
+Run by run.py, in PyTorch's own environment; prints the seconds of each step.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from whale_nebula.cli.words import Parser
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, CredentialsError, NebulaError
 from whale_nebula.gateway.gateway import Gateway
+from whale_nebula.gateway.memory import keep_freed
 from whale_nebula.gateway.site import Site
 
 _DESCRIPTION = """\
@@ -67,6 +68,7 @@ def main(argv: Sequence[str]) -> int:
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
     for number in _HEARD:
         signal.signal(number, lambda heard, _: asked.put(signal.Signals(heard).name))
+    keep_freed()
     logging.basicConfig(level=logging.WARNING, format="whale-nebula: %(message)s", stream=sys.stderr)
     try:
         gateway = Gateway(_told(asked) if given.told else _site(given))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from whale_nebula.config import Links
+from whale_nebula.ir.exchanged import Exchanged
 from whale_nebula.ir.holdings import Holdings, made_in, writes
 from whale_nebula.ir.parts import PlanBoundary, PlanOnce, PlanStage, PlanTied
 from whale_nebula.ir.plan import Boundary, Cut, Fragment, StagePhase
@@ -40,6 +41,25 @@ class Overview:
         known = zip(leaves, self.shapes, strict=True) if self.shapes else ()
         shapes = {leaf.op: (self.rows[0], *shape[1:]) if leaf.batched else shape for leaf, shape in known}
         return Work(self.cut, self.holdings, self.rows[0], shapes, self.subject)
+
+    @cached_property
+    def exchanged(self) -> Exchanged:
+        """Sizes of what clusters exchange once a step."""
+        return Exchanged(self.cut, self.shapes)
+
+    def exchange_seconds(self) -> float:
+        """For how long clusters wait for what they exchange once a step: round after round, each for its slowest."""
+        rounds: dict[tuple[int, int], dict[tuple[str, str], int]] = {}
+        for each in self.cut.exchange:
+            together = rounds.setdefault((each.phase, each.round), {})
+            ends = each.source, each.destination
+            together[ends] = together.get(ends, 0) + wire_bytes(self.exchanged.nbytes(each, self.rows) or 0)
+        return sum(max(self._away(*ends, size) for ends, size in together.items()) for together in rounds.values())
+
+    def _away(self, a: str, b: str, size: int) -> float:
+        """Seconds from sending so many bytes to their arrival."""
+        line = self.links.between(a, b)
+        return line.delay + (8 * size / line.rate if line.rate else 0.0)
 
     def stages(self) -> dict[str, PlanStage]:
         """The stages by name, in their order."""
@@ -155,7 +175,13 @@ class Overview:
             variable.spec.nbytes(),
             sent,
             _slowest(self._held(*_ends(line), [size]) for line, size in sent.items()),
+            self._unsure(parts),
         )
+
+    def _unsure(self, parts: Sequence[tuple[Request, GradientPart]]) -> bool:
+        """Whether values decide how many rows these gradients list."""
+        keys = {(request.index, part.source, part.stage) for request, part in parts}
+        return any(each.part in keys and self.exchanged.at_most(each) for each in self.cut.exchange)
 
     # ------------------------------------------------------------------ what crosses, what runs once
     def _boundary(self, boundary: Boundary) -> PlanBoundary:

@@ -101,7 +101,7 @@ class PlanLink:
     """What joins two clusters, in one direction, and what a step puts on it.
 
     `bytes` are those of the tensors, `wire_bytes` with their frames; `rate` is in bits a second (None: free), `delay`
-    in seconds.
+    in seconds. `at_most` says that there may be less, because values in the batch decide it.
     """
 
     line: str
@@ -110,6 +110,7 @@ class PlanLink:
     messages: int = 0
     rate: float | None = None
     delay: float = 0.0
+    at_most: bool = False
 
     @property
     def seconds(self) -> float | None:
@@ -135,7 +136,8 @@ class PlanTied:
     """A variable that two or more stages use: each holds it, and its gradients are summed.
 
     `bytes` are those of the variable. Between processes each cluster sends its gradient to the others once a step:
-    `link_bytes` says how much, by the link, and `seconds` for how long that holds the slowest line.
+    `link_bytes` says how much, by the link, and `seconds` for how long that holds the slowest line; `at_most` that
+    there may be less, because values in the batch decide how many rows of it are looked up.
     """
 
     path: str
@@ -145,3 +147,4 @@ class PlanTied:
     bytes: int
     link_bytes: Count = field(default_factory=dict)
     seconds: float | None = None
+    at_most: bool = False

@@ -99,7 +99,7 @@ class Exchange:
         """In words, what this is."""
         if self.part is not None:
             return "gradients of tied variables"
-        return "results" if self.result else "scalars of the update"
+        return "results" if self.result else "scalars such as losses and metrics"
 
 
 @dataclass(frozen=True)

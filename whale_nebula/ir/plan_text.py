@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from whale_nebula.ir.face import Plan
-from whale_nebula.ir.parts import PlanBoundary, PlanOnce, PlanStage, PlanTied
+from whale_nebula.ir.parts import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
 from whale_nebula.ir.spec import Spec
 from whale_nebula.ir.timing import PhaseTimes, Times, duration, times
 from whale_nebula.report.text import size
@@ -141,9 +141,14 @@ def _links(plan: Plan) -> Iterator[str]:
     rows = [["", "line", "tensors a step", *["it is held"] * timed]]
     for name, link in plan.links.items():
         held = duration(link.seconds) if link.seconds else ""
-        rows.append([name, link.line, size(link.bytes), *[held] * timed])
+        rows.append([name, link.line, carried(link), *[held] * timed])
     yield from _table(rows)
     yield from links_bound(plan)
+
+
+def carried(link: PlanLink) -> str:
+    """Bytes that a step puts on a link."""
+    return f"at most {size(link.bytes)}" if link.at_most else size(link.bytes)
 
 
 def links_bound(plan: Plan) -> Iterator[str]:
@@ -172,6 +177,7 @@ def _price(each: PlanTied) -> str:
     if not each.link_bytes:
         return "no line is needed for that: they are in one cluster"
     sent = " and ".join(f"{size(count)} on {line}" for line, count in each.link_bytes.items())
+    sent = f"at most {sent}" if each.at_most else sent
     held = "" if each.seconds is None else f", {duration(each.seconds)} of the line"
     return f"that puts {sent}{held}"
 

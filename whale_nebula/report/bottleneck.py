@@ -79,7 +79,7 @@ class _Told:
             return self._crossing() + self._caution()
         if self.basis.once > 0.5 * self.whole:
             share = _percent(self.basis.once / self.whole)
-            return f"what runs once a step, the update, takes {share} of it{self._caution()}"
+            return f"what runs once a step (updates, metrics, results) takes {share} of it{self._caution()}"
         return self._computing() + self._caution()
 
     def _caution(self) -> str:

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
+from whale_nebula.report.rate import Rate, per_second
 from whale_nebula.report.report import Report
 from whale_nebula.report.text import duration, scalars_text, size
 
 EVERY_SECONDS = 10.0
-_RECENT = 32
 
 log = logging.getLogger("whale_nebula.steps")
-
-
-@dataclass
-class Rate:
-    """Steps a second, over the last steps of a program."""
-
-    _ended: dict[str, deque[float]] = field(default_factory=dict)
-
-    def add(self, report: Report) -> float:
-        """Take in a step; gives the rate. With only one step it is what that took."""
-        ended = self._ended.setdefault(report.program, deque(maxlen=_RECENT))
-        ended.append(report.time)
-        passed = ended[-1] - ended[0]
-        return (len(ended) - 1) / passed if passed > 0.0 else 1.0 / max(report.step_seconds, 1e-9)
 
 
 class Lines:
@@ -44,7 +28,7 @@ class Lines:
         self._rate = Rate()
         self._begun: set[str] = set()
         self._last = float("-inf")
-        self._unsaid: dict[str, tuple[Report, float]] = {}
+        self._unsaid: dict[str, tuple[Report, float | None]] = {}
         self._undo = _audible(log)
 
     def step(self, report: Report) -> None:
@@ -57,7 +41,7 @@ class Lines:
         else:
             self._unsaid[report.program] = report, rate
 
-    def _say(self, report: Report, rate: float) -> None:
+    def _say(self, report: Report, rate: float | None) -> None:
         self._last = self._now()
         self._unsaid.pop(report.program, None)
         if self._here():
@@ -76,15 +60,16 @@ class Lines:
         return "the log of steps"
 
 
-def step_line(report: Report, rate: float) -> str:
-    """A step on one line.
+def step_line(report: Report, rate: float | None) -> str:
+    """A step on one line; `rate` is None where no two steps of the program came one after the other yet.
 
     >>> from whale_nebula.report.report import LinkReport, StageReport
     >>> links = {"gpu->npu": LinkReport(2048, 2176, 2048, 1)}
     >>> step_line(Report("fit", 12, 0.5, 4, {"gpu": StageReport(0.2, 0.3, in_flight=3)}, links), 1.9)
-    'step 12 of fit: 0.500 s, 1.9 steps/s; gpu computes 0.200 s, waits 0.300 s, 3 in flight; gpu->npu 2.1 KiB'
+    'step 12 of fit: 0.500 s, 1.9 steps/s with what lies between; gpu computes 0.200 s, waits 0.300 s, 3 in flight; gpu->npu 2.1 KiB'
     """
-    head = [f"step {report.step} of {report.program}: {duration(report.step_seconds)}", f"{rate:.3g} steps/s"]
+    head = [f"step {report.step} of {report.program}: {duration(report.step_seconds)}"]
+    head += [] if rate is None else [per_second(rate)]
     parts = [", ".join([*head, *([scalars_text(report)] if report.scalars else [])])]
     for name, stage in report.stages.items():
         if stage.compute_seconds is not None and stage.wait_seconds is not None:

@@ -8,8 +8,8 @@ from typing import TextIO
 
 from rich.console import Console
 
-from whale_nebula.report.lines import Rate
 from whale_nebula.report.published import under_way
+from whale_nebula.report.rate import Rate
 from whale_nebula.report.report import Report
 from whale_nebula.report.screen import Screen
 from whale_nebula.report.table import step_table
@@ -30,7 +30,7 @@ class Live:
         self._console = Console(file=stream, force_terminal=True, highlight=False)
         self._rate = Rate()
         self._report: Report | None = None
-        self._per_second = 0.0
+        self._per_second: float | None = None
         self._drawn = self._thought = float("-inf")
         self._bottleneck = ""
         self._screen.open()

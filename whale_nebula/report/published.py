@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from whale_nebula.errors import StateError
 from whale_nebula.report.report import Report, RunTotals
+from whale_nebula.suggest import did_you_mean
 
 
 class UnderWay(Protocol):
@@ -36,7 +37,10 @@ class Audience(Protocol):
 
 @dataclass
 class _Published:
-    last: Report | None = None
+    """`programs` has the last report of each program, the last of all at its end."""
+
+    programs: dict[str, Report] = field(default_factory=dict)
+    run: RunTotals = RunTotals()
     audience: Sequence[Audience] = ()
     under_way: UnderWay | None = None
 
@@ -48,17 +52,18 @@ _published = _Published()
 def publish(report: Report) -> Report:
     """Make a step's report, which nobody has seen yet, the last one: with the run's totals, and told to who watches."""
     with _LOCK:
-        vars(report)["run"] = _total(_published.last, report)  # `replace` would make it all again, at every step
-        _published.last = report
+        vars(report)["run"] = _total(_published.run, report)  # `replace` would make it all again, at every step
+        _published.run = report.run
+        _published.programs.pop(report.program, None)
+        _published.programs[report.program] = report
         _published.under_way = None
     for each in _published.audience:
         each.tell(report)
     return report
 
 
-def _total(last: Report | None, report: Report) -> RunTotals:
+def _total(before: RunTotals, report: Report) -> RunTotals:
     """The totals up to a step."""
-    before = last.run if last is not None else RunTotals()
     links = dict(before.links)
     for name, link in report.links.items():
         links[name] = links[name] + link if name in links else link
@@ -92,8 +97,12 @@ def forget() -> None:
         _published = _Published()
 
 
-def last_report() -> Report:
-    """The report of the last step that was run, whatever the program.
+def last_report(program: str | None = None) -> Report:
+    """The report of the last step that was run; with a name, of the last step of the program that is called so.
+
+    A program is called like its model and step, "functional.train_step", or like its function; the end of the name is
+    enough. After `fit(validation_data=...)` the last step is a test step: `nb.last_report("train_step")` is the one
+    before it.
 
     >>> import whale_nebula as nb
     >>> nb.shutdown()
@@ -103,8 +112,24 @@ def last_report() -> Report:
     whale_nebula.errors.StateError: NB-305 no step has run yet
       mend: run a step first: model.fit(...), or a function under @nb.function
     """
-    if _published.last is None:
+    with _LOCK:
+        kept = dict(_published.programs)
+    if not kept:
         raise StateError(
             "no step has run yet", mend="run a step first: model.fit(...), or a function under @nb.function"
         )
-    return _published.last
+    if program is None:
+        return kept[next(reversed(kept))]
+    return kept[_named(program, list(kept))]
+
+
+def _named(program: str, names: Sequence[str]) -> str:
+    """The program of that name, else the last one whose name ends with it; `names` are in the order of last steps."""
+    found = [name for name in names if isinstance(program, str) and name.endswith(program)]
+    if not program or not found:
+        raise StateError(
+            f"no step of a program called {program!r} has run",
+            why=f"those that have are {', '.join(map(repr, names))}",
+            mend=did_you_mean(str(program), names),
+        )
+    return program if program in found else found[-1]

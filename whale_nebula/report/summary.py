@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from whale_nebula.report.rate import gap, per_second
 from whale_nebula.report.report import LinkReport, Report
 from whale_nebula.report.saved import document
 from whale_nebula.report.text import duration, report_text, size
@@ -22,11 +23,15 @@ class Beside:
 
 @dataclass(frozen=True)
 class Program:
-    """All steps of one program in one process. The first one, which warms up, counts in totals only."""
+    """All steps of one program in one process. The first one, which warms up, counts in totals only.
+
+    `gaps` are the seconds from one step's end to the next one's, where no other program ran between the two.
+    """
 
     worker: str
     program: str
     reports: tuple[Report, ...]
+    gaps: tuple[float, ...] = ()
 
     @property
     def steady(self) -> tuple[Report, ...]:
@@ -92,18 +97,23 @@ class Program:
         return replace(self.last, step_seconds=self.seconds().measured, stages=stages)
 
     @property
-    def per_second(self) -> float:
-        """Steps a second, with all that lies between the steps."""
-        passed = self.last.time - self.reports[0].time
-        return (len(self.reports) - 1) / passed if passed > 0.0 else 1.0 / max(self.last.step_seconds, 1e-9)
+    def per_second(self) -> float | None:
+        """Steps a second, with the input and the callbacks between steps; None where no two came in a row."""
+        return len(self.gaps) / sum(self.gaps) if self.gaps else None
 
 
 def programs(reports: Sequence[Report]) -> list[Program]:
     """The last run in the file, by process and program."""
     found: dict[tuple[str, str], list[Report]] = {}
+    gaps: dict[tuple[str, str], list[float]] = {}
+    before: dict[str, Report] = {}
     for report in last_run(reports):
-        found.setdefault((report.worker, report.program), []).append(report)
-    return [Program(worker, program, tuple(own)) for (worker, program), own in found.items()]
+        key = report.worker, report.program
+        found.setdefault(key, []).append(report)
+        passed = gap(before.get(report.worker), report)
+        gaps.setdefault(key, []).extend([] if passed is None else [passed])
+        before[report.worker] = report
+    return [Program(*key, tuple(own), tuple(gaps[key])) for key, own in found.items()]
 
 
 def last_run(reports: Sequence[Report]) -> list[Report]:
@@ -138,9 +148,9 @@ def summary_text(reports: Sequence[Report], broken: int = 0) -> str:
 
 
 def _program(program: Program) -> Iterator[str]:
-    count = len(program.reports)
-    whole = _said(program.seconds(), duration)
-    yield f"{program.program} in {program.worker}: {count} steps, {whole} each, {program.per_second:.3g} steps/s"
+    many = f"{len(program.reports)} step{'s' * (len(program.reports) != 1)}"
+    rate = "" if program.per_second is None else f", {per_second(program.per_second)}"
+    yield f"{program.program} in {program.worker}: {many}, {_said(program.seconds(), duration)} each{rate}"
     for name in program.last.scalars:
         values = [report.scalars[name] for report in program.reports if name in report.scalars]
         yield f"  {name}: {values[0]:.4g} at first, {values[-1]:.4g} at last"

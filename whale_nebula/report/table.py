@@ -9,6 +9,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from whale_nebula.report.rate import per_second
 from whale_nebula.report.report import LinkReport, Report, StageReport
 from whale_nebula.report.text import duration, scalars_text, size
 
@@ -16,10 +17,10 @@ _BAR_COLUMNS = 14
 _WIDTHS = (12, 9, 9, 9, _BAR_COLUMNS, 9)
 
 
-def step_table(report: Report, rate: float, doing: Mapping[str, str], bottleneck: str = "") -> RenderableType:
+def step_table(report: Report, rate: float | None, doing: Mapping[str, str], bottleneck: str = "") -> RenderableType:
     """Everything about a step, as wide as the terminal.
 
-    `rate` is steps a second, `doing` what each stage does at this moment.
+    `rate` is steps a second (None: not known yet), `doing` what each stage does at this moment.
     """
     title = Text(f"{report.program}, step {report.step}", style="bold")
     parts: list[RenderableType] = [Rule(title, style="dim", align="left"), _head(report, rate), _stages(report, doing)]
@@ -30,11 +31,13 @@ def step_table(report: Report, rate: float, doing: Mapping[str, str], bottleneck
     return Group(*parts)
 
 
-def _head(report: Report, rate: float) -> Text:
+def _head(report: Report, rate: float | None) -> Text:
     head = Text(f"{scalars_text(report)} · " if report.scalars else "", style="green")
-    head.append(f"{rate:.3g} steps/s · {duration(report.step_seconds)} a step", style="default")
+    head.append(f"{duration(report.step_seconds)} a step", style="default")
     if report.prediction is not None:
         head.append(f", predicted {duration(report.prediction.seconds)}", style="default dim")
+    if rate is not None:
+        head.append(f" · {per_second(rate)}", style="default")
     return head
 
 

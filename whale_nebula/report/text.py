@@ -6,6 +6,7 @@ from whale_nebula.report.prediction import LinkPrediction, StagePrediction
 from whale_nebula.report.report import EXCHANGE, ONCE, LinkReport, Report, StageReport
 
 _FAR_ABOVE = 1.1
+_UPDATES = "updates, metrics, results"
 
 
 def report_text(report: Report, *, bottleneck: bool = True) -> str:
@@ -29,7 +30,7 @@ def report_text(report: Report, *, bottleneck: bool = True) -> str:
     lines += [f"  stage {name}: {_stage(stage, stages.get(name))}" for name, stage in report.stages.items()]
     lines += [f"  link {name}: {_link(link, links.get(name))}" for name, link in report.links.items()]
     if (once := _once(report)) is not None:
-        lines.append(f"  {ONCE} (the update): {once}")
+        lines.append(f"  {ONCE} ({_UPDATES}): {once}")
     if bottleneck:
         lines.append(f"  bottleneck: {report.bottleneck}")
     return "\n".join([*lines, *(f"  note: {note}" for note in report.notes)])
@@ -62,12 +63,21 @@ def _link(link: LinkReport, predicted: LinkPrediction | None) -> str:
 
 
 def _why(link: LinkReport) -> str:
-    """More bytes than the tensors had: frames have headers, and control messages are counted too."""
+    """Clearly more bytes than the tensors had: frames have headers, and control messages are counted too.
+
+    >>> _why(LinkReport(payload_bytes=8, bytes=144, raw_bytes=8, frames=1))
+    ': the header of 1 frame, 136 B with control messages, outweighs them'
+    >>> _why(LinkReport(payload_bytes=1024, bytes=1160, raw_bytes=1024, frames=1))
+    ': the header of 1 frame adds 136 B, with control messages'
+    """
     extra = link.bytes - link.payload_bytes
     if link.ratio < _FAR_ABOVE or not link.frames:
         return ""
-    frames = f"{link.frames} frame{'s' * (link.frames != 1)}"
-    return f": the headers of {frames}, {size(extra)} with control messages, outweigh them"
+    one = link.frames == 1
+    headers = "the header of 1 frame" if one else f"the headers of {link.frames} frames"
+    if extra > link.payload_bytes:
+        return f": {headers}, {size(extra)} with control messages, outweigh{'s' * one} them"
+    return f": {headers} add{'s' * one} {size(extra)}, with control messages"
 
 
 def _once(report: Report) -> str | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from whale_nebula.config import Links
-from whale_nebula.ir.plan import Cut, PhasePlan, StagePhase
+from whale_nebula.ir.exchanged import Exchanged
+from whale_nebula.ir.plan import Cut, Exchange, PhasePlan, StagePhase
 from whale_nebula.report.basis import Basis, Carried, Numbers, PhaseBasis
 from whale_nebula.runtime.clock import Clocks
 from whale_nebula.runtime.sizes import Message, all_sized, link_reports, messages
@@ -41,7 +42,7 @@ class Measured:
     seconds: dict[str, list[float]] = field(default_factory=dict)
     _bytes: dict[tuple[int, ...], Mapping[str, int]] = field(default_factory=dict)
     _crossing: dict[tuple[int, int], _Crossing] = field(default_factory=dict)
-    _exchanges: dict[int, tuple[tuple[Carried, ...], ...]] = field(default_factory=dict)
+    _exchanges: dict[tuple[int, ...], tuple[tuple[Carried, ...], ...]] = field(default_factory=dict)
 
     def add(self, clocks: Clocks) -> None:
         """Take in what a step took."""
@@ -67,7 +68,7 @@ class Measured:
         of a crossing is not known.
         """
         phases = self.phases(counts[0], medians)
-        if not phases or not all_sized(self.cut):
+        if not phases or not all_sized(self.cut, self._exchange, counts):
             return None
         pipeline = self.cut.program.pipeline
         return Basis(
@@ -79,7 +80,7 @@ class Measured:
             in_flight=pipeline.in_flight,
             paced=self.paced,
             once=medians.get("once", 0.0),
-            exchange=self._exchanged(sum(counts)),
+            exchange=self._exchanged(tuple(counts)),
             bytes=self._carried(tuple(counts)),
         )
 
@@ -93,14 +94,27 @@ class Measured:
 
     def _carried(self, counts: tuple[int, ...]) -> Mapping[str, int]:
         if counts not in self._bytes:
-            reports = link_reports(self.cut, self.hosts, counts, self._clusters)
+            reports = link_reports(self.cut, self.hosts, counts, self._clusters, self._exchange)
             self._bytes[counts] = {name: link.bytes for name, link in reports.items()}
         return self._bytes[counts]
 
-    def _exchanged(self, rows: int) -> tuple[tuple[Carried, ...], ...]:
-        """What updates exchange in a step of so many rows, round after round."""
-        if rows not in self._exchanges:
-XX        return self._exchanges[rows]
+    def _exchanged(self, counts: tuple[int, ...]) -> tuple[tuple[Carried, ...], ...]:
+        """What clusters exchange once in a step of such micro-batches, round after round."""
+        if counts not in self._exchanges:
+            rounds: defaultdict[tuple[int, int], defaultdict[tuple[str, str], list[Exchange]]]
+            rounds = defaultdict(lambda: defaultdict(list))
+            for each in self.cut.exchange:
+                rounds[each.phase, each.round][each.source, each.destination].append(each)
+            self._exchanges[counts] = tuple(
+                tuple(self._sent(ends, each, counts) for ends, each in together.items())
+                for together in rounds.values()
+            )
+        return self._exchanges[counts]
+
+    def _sent(self, ends: tuple[str, str], together: Sequence[Exchange], counts: tuple[int, ...]) -> Carried:
+        sizes = (self._exchange.nbytes(each, counts) for each in together)
+        what = tuple(dict.fromkeys(each.what for each in together))
+        return Carried(self._joining(*ends), sum(wire_bytes(size or 0) for size in sizes), what)
 
     def _phase(self, phase: PhasePlan, rows: int, medians: Medians) -> PhaseBasis | None:
         plans = {plan.stage: plan for plan in phase.stages}
@@ -125,6 +139,10 @@ XX        return self._exchanges[rows]
             hops = {(a, b): self._hop(a, b, sizes) for a, b in pairs}
             self._crossing[phase, rows] = hops, {(a, b): (numbers[a, b], numbers[b, a]) for a, b in pairs}
         return self._crossing[phase, rows]
+
+    @cached_property
+    def _exchange(self) -> Exchanged:
+        return Exchanged(self.cut)
 
     @cached_property
     def _clusters(self) -> Sequence[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from whale_nebula.ir.exchanged import Exchanged
 from whale_nebula.ir.plan import Cut
 from whale_nebula.ir.program import Flow
 from whale_nebula.ir.spec import Spec, Value
@@ -42,10 +43,11 @@ def messages(cut: Cut, hosts: Sequence[str], rows: int) -> Iterator[Message]:
             yield from _message(cut, flow.gradient, codec, (flow.stage, destination, phase), rows)
 
 
-def all_sized(cut: Cut) -> bool:
+def all_sized(cut: Cut, exchanged: Exchanged, counts: Sequence[int]) -> bool:
     """Whether the size of all that crosses is known before a step, given its rows."""
     crossing = [*(b.value for b in cut.boundaries), *(flow.gradient for _, flow in _flows(cut))]
-    return all(_bytes(cut.program.graph.spec(value), 1) is not None for value in crossing)
+    sized = all(_bytes(cut.program.graph.spec(value), 1) is not None for value in crossing)
+    return sized and all(exchanged.nbytes(each, counts) is not None for each in cut.exchange)
 
 
 def _flows(cut: Cut) -> Iterator[tuple[int, Flow]]:
@@ -84,9 +86,15 @@ def _width(spec: Spec) -> int:
 
 
 def link_reports(
-    cut: Cut, hosts: Sequence[str], counts: Sequence[int], clusters: Sequence[str] = ()
+    cut: Cut,
+    hosts: Sequence[str],
+    counts: Sequence[int],
+    clusters: Sequence[str] = (),
+    exchanged: Exchanged | None = None,
 ) -> Mapping[str, LinkReport]:
-    """What each link carries in a step whose micro-batches have `counts` rows; `clusters` name the hosts' links."""
+    """What each link carries in a step whose micro-batches have `counts` rows; `clusters` name the hosts' links,
+    `exchanged` knows the sizes of what is sent once a step.
+    """
     found: dict[str, LinkReport] = {}
     names = clusters or hosts
     for rows in counts:
@@ -95,8 +103,9 @@ def link_reports(
             frames = frame_count(message.payload)
             link = LinkReport(message.payload, wire_bytes(message.payload), message.raw, frames)
             found[name] = found.get(name, LinkReport()) + link
+    exchanged = exchanged or Exchanged(cut)
     for each in cut.exchange:
-        name, size = f"{each.source}->{each.destination}", _bytes(each.spec, sum(counts))
+        name, size = f"{each.source}->{each.destination}", exchanged.nbytes(each, counts)
         if size is not None:
             link = LinkReport(size, wire_bytes(size), size, frame_count(size))
             found[name] = found.get(name, LinkReport()) + link

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -57,8 +58,69 @@ def _by_a_piece(mask: Any, hidden: Any) -> Any:
     return tf.reshape(mask, tf.concat([tf.shape(hidden)[:1], [5]], 0))
 
 
-@pytest.mark.parametrize("shaped", [_by_the_output, _by_its_rows, _by_a_piece])
+def _as_ones(mask: Any, hidden: Any) -> Any:
+    return tf.reduce_max(tf.concat([tf.tile(mask, [1, 5, 1]), tf.ones_like(hidden)[:, :, None] / 2], 2), 2)
+
+
+def _as_zeros(mask: Any, hidden: Any) -> Any:
+    return mask[:, 0] + tf.zeros_like(hidden)
+
+
+@pytest.mark.parametrize("shaped", [_by_the_output, _by_its_rows, _by_a_piece, _as_ones, _as_zeros])
 def test_what_a_mean_is_divided_by_may_be_shaped_as_the_models_output(shaped: Callable[[Any, Any], Any]) -> None:
     for expected, found in zip(_step(0, shaped), _step(3, shaped), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
     assert nb.last_report().micro_batches == 3
+
+
+IDS = np.random.default_rng(1).integers(1, 20, (10, 6))
+IDS[::2, 3:], IDS[::3, 1:] = 0, 0
+OTHERS = np.random.default_rng(2).normal(size=(10, 6, 5)).astype("float32")
+LABELS = np.random.default_rng(3).integers(0, 3, (10, 6))
+
+
+def _joined(masked: Any, plain: Any, kind: str) -> Any:
+    if kind == "after a recurrent layer":
+        return keras.layers.GRU(4, return_sequences=True)(keras.layers.Concatenate()([masked, plain]))
+    return keras.layers.Concatenate()([masked, plain] if kind == "masked first" else [plain, masked])
+
+
+def _masked_model(kind: str) -> Any:
+    ids, others = keras.Input((6,), dtype="int32"), keras.Input((6, 5))
+    with nb.cluster(), nb.pipeline(micro_batch=4):
+        with nb.stage(cluster="a"):
+            plain = keras.layers.Dense(4)(others)
+        with nb.stage(cluster="b"):
+            masked = keras.layers.Dense(4)(keras.layers.Embedding(20, 4, mask_zero=True)(ids))
+            inside = _joined(masked, keras.layers.Dense(4)(others), kind) if kind == "in one stage" else None
+        with nb.stage(cluster="c"):
+            out = keras.layers.Dense(3)(_joined(masked, plain, kind) if inside is None else inside)
+    model = keras.Model([ids, others], out)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), weighted_metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize("kind", ["masked first", "plain first", "in one stage", "after a recurrent layer"])
+def test_what_is_masked_may_be_concatenated_with_what_is_not(kind: str) -> None:
+    keras.utils.set_random_seed(0)
+    checked = nb.verify(_masked_model(kind), [IDS, OTHERS], LABELS)
+    assert checked.ok, str(checked)
+    plan = nb.plan(_masked_model(kind), [IDS, OTHERS], LABELS)
+    assert plan.rows == (3, 3, 2, 2)
+
+
+def test_a_masked_loss_of_one_number_a_row() -> None:
+    keras.utils.set_random_seed(0)
+    ids, others = keras.Input((), dtype="int32"), keras.Input((8,))
+    with nb.cluster(), nb.pipeline(micro_batch=4):
+        with nb.stage(cluster="a"):
+            plain = keras.layers.Dense(8)(others)
+        with nb.stage(cluster="b"):
+            masked = keras.layers.Dense(8)(keras.layers.Embedding(50, 8, mask_zero=True)(ids))
+            joined = keras.layers.Concatenate()([plain, masked])
+            out = keras.layers.Dense(1, "sigmoid")(joined)
+    model = keras.Model([ids, others], out)
+    model.compile("adam", "binary_crossentropy")
+    random = np.random.default_rng(0)
+    batch = [random.integers(0, 3, 14), random.normal(size=(14, 8)).astype("float32")]
+    assert nb.verify(model, batch, random.integers(0, 2, 14).astype("float32")).ok

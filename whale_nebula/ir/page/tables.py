@@ -10,7 +10,7 @@ from whale_nebula.ir.page.layout import Arrow
 from whale_nebula.ir.page.markup import Child, Markup, element, joined
 from whale_nebula.ir.page.tree import tree
 from whale_nebula.ir.parts import PlanBoundary, PlanStage
-from whale_nebula.ir.plan_text import amount, links_bound, once_lines, tied_lines
+from whale_nebula.ir.plan_text import amount, carried, links_bound, once_lines, tied_lines
 from whale_nebula.ir.spec import Spec
 from whale_nebula.ir.timing import duration
 from whale_nebula.report.text import size
@@ -124,7 +124,7 @@ def links(plan: Plan) -> Markup:
     rows = [
         (
             name.replace("->", " → "),
-            *(link.line, size(link.bytes), size(link.wire_bytes), f"{link.messages:,}"),
+            *(link.line, carried(link), size(link.wire_bytes), f"{link.messages:,}"),
             *(duration(link.seconds) if link.seconds else "–", duration(link.delay) if link.delay else "–"),
         )
         for name, link in plan.links.items()

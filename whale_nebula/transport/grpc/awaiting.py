@@ -35,6 +35,7 @@ class AwaitingCarrier(GrpcCarrier):
         self._credentials = credentials
         self._guest: Peer | None = None
         self._was_open = False
+        self._trouble = "it has not dialled yet"
 
     def take(self, knock: Knock, guest: Peer | None, lane: Lane) -> Hear:
         """A stream has come in, and whoever dialled it has been found to be the other worker (`guest`)."""

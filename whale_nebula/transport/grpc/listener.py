@@ -89,10 +89,10 @@ class Listener:
         self.address = f"{self._asked.rpartition(':')[0]}:{port}"
         return self.address
 
-    def stop(self, grace: float = 0.0) -> None:
+    def stop(self, grace: float = 1.0) -> None:
         """Take nothing more, let streams end for so long, and close the port."""
         if self._server is not None:
-            self._server.stop(grace or None).wait(grace + 5.0)
+            self._server.stop(grace).wait(grace + 5.0)
             self._server = None
 
     def _talk(self, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:

@@ -15,13 +15,14 @@ Options = list[tuple[str, int | str]]
 HANDSHAKES = 16  # connections that may be open without being anybody's yet
 LANES_WITHOUT_BBR = 4
 _HANDSHAKE_SECONDS = 5.0
+_LENIENT = 4.0
 _CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def client(deadlines: Deadlines, rate: float | None = None, *, name: str | None = None) -> Options:
     """A channel of its own connection; `name` is what the other side's certificate must say."""
     options: Options = [
-        *_both(deadlines, rate),
+        *_both(deadlines.keepalive, deadlines.ping(rate)),
         ("grpc.use_local_subchannel_pool", 1),  # otherwise channels to one address share a connection
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", 0),
@@ -30,9 +31,13 @@ def client(deadlines: Deadlines, rate: float | None = None, *, name: str | None 
 
 
 def server(deadlines: Deadlines, connections: int) -> Options:
-    """A server for so many connections, and `HANDSHAKES` more that nobody has authenticated yet."""
+    """A server for so many connections, and `HANDSHAKES` more that nobody has authenticated yet.
+
+    It takes its time to give up on one: who dialled finds out first, and a fresh connection replaces the old. So a slow
+    line, which the server cannot know to be slow, is not taken for a dead one.
+    """
     return [
-        *_both(deadlines, None),
+        *_both(deadlines.silence, _LENIENT * deadlines.silence),
         ("grpc.so_reuseport", 0),  # a second process on the port must fail, not share it
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 250),
         ("grpc.http2.max_ping_strikes", 0),
@@ -59,15 +64,15 @@ def congestion_control() -> str:
         return ""
 
 
-def _both(deadlines: Deadlines, rate: float | None) -> Options:
-    patience = deadlines.ping(rate)
+def _both(keepalive: float, answer: float) -> Options:
+    """`answer`: how long a ping may go without one."""
     return [
         ("grpc.max_send_message_length", FRAME_CAP),
         ("grpc.max_receive_message_length", FRAME_CAP),
         ("grpc.http2.bdp_probe", 1),
-        ("grpc.keepalive_time_ms", _milliseconds(deadlines.keepalive)),
-        ("grpc.keepalive_timeout_ms", _milliseconds(patience)),
-        ("grpc.http2.ping_timeout_ms", _milliseconds(patience)),  # without it a frozen peer goes unseen for a minute
+        ("grpc.keepalive_time_ms", _milliseconds(keepalive)),
+        ("grpc.keepalive_timeout_ms", _milliseconds(answer)),
+        ("grpc.http2.ping_timeout_ms", _milliseconds(answer)),  # without it a frozen peer goes unseen for a minute
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]

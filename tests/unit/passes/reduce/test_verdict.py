@@ -4,8 +4,23 @@ from tests.unit.passes.reduce.states import folding, read
 from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.origin import Origin
 from whale_nebula.ir.spec import Value
-from whale_nebula.passes.reduce import Fold, merge_rule, verdict
-from whale_nebula.passes.reduce.state import AFTER, COUNT, COUPLED, MEAN, ROWS, SUM, WHOLE, count, vector, whole
+from whale_nebula.passes.reduce import Fold, merge_rule, state, verdict
+from whale_nebula.passes.reduce.algebra import mixed
+from whale_nebula.passes.reduce.interpret import Bodies
+from whale_nebula.passes.reduce.registry import Site
+from whale_nebula.passes.reduce.state import (
+    AFTER,
+    COUNT,
+    COUPLED,
+    MEAN,
+    ROWS,
+    SUM,
+    WHOLE,
+    count,
+    rows,
+    vector,
+    whole,
+)
 
 
 @pytest.mark.parametrize(
@@ -82,3 +97,35 @@ def test_a_loss_that_is_a_function_of_a_mean_is_refused() -> None:
 @pytest.mark.parametrize("op", [1, 2, 4, 9])
 def test_rows_sums_means_and_wholes_can_be_differentiated(op: int) -> None:
     assert judged(op) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("count", "a number of rows of the batch"),
+        ("inverse", "one divided by the number of rows of the batch"),
+        ("shape", "a shape that counts the rows of the batch"),
+        ("sum", "a sum over the batch"),
+        ("mean", "a mean over the batch"),
+        ("empty", "a list that holds nothing yet"),
+        ("after", "a value that is known when the whole batch is through: Sqrt of a sum over the batch is neither"),
+    ],
+)
+def test_why_is_a_sentence_whatever_rows_are_mixed_with(kind: str, said: str) -> None:
+    graph = read("%0 = input x float32[?,4]\n%1 = capture w float32[]\n%2 = AddV2(%0, %1) float32[?,4]")
+    other = Fold(kind, reason="Sqrt of a sum over the batch is neither" if kind == "after" else "")
+    found = mixed(Site(graph, graph.ops[2], (rows(0), other), Bodies(), 2), (rows(0), other))
+    assert found is not None
+    assert found.reason == f"single rows are mixed with {said}"
+
+
+def test_every_state_can_be_spoken_of() -> None:
+    kinds = {value for name, value in vars(state).items() if name.isupper() and isinstance(value, str)}
+    assert kinds == set(state._SPOKEN)
+    assert all(Fold(kind).spoken.split()[0] in ("a", "one", "rows") for kind in kinds)
+
+
+def test_what_a_function_of_a_mean_is_not_is_said_in_words() -> None:
+    error = judged(10)
+    assert error is not None
+    assert error.why == "Sqrt of a mean over the batch is neither a sum nor a mean over it"

@@ -1,0 +1,170 @@
+"""A transformer in two sites over a slow line: beside torch.distributed.pipelining, and beside its closed form.
+
+    python benchmarks/wan_pipeline/run.py           # needs root, /dev/net/tun; installs PyTorch in build/torch
+    python benchmarks/wan_pipeline/run.py --quick   # one rate, few steps, without PyTorch; writes nothing
+
+Each site is a network namespace of its own (tools/wan.py), with one thread for computing. Ours runs as users run it:
+`whale-nebula run --cluster ...` in each site, mutual TLS, no compression. What a micro-batch computes is taken from
+a run over a free line; the closed form is that of eager-1F1B on two stages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE.parent))
+
+from common import machine, verdict, write
+
+from whale_nebula.schedule.closed import eager_seconds
+
+TORCH = ROOT / "build" / "torch"
+SHAPE = {"rows": 32, "length": 64, "vocabulary": 4000, "width": 512, "heads": 8, "blocks": 4, "micro_batches": 8}
+FREE = ("100gbit", "0ms")
+LINES = (("60mbit", "20ms"), ("120mbit", "20ms"))
+BAR = 1.05
+DEADLINE = 900
+Line = tuple[str, str]
+
+
+def words(steps: int) -> list[str]:
+    """The sizes, as both sides are told them."""
+    shape = {**SHAPE, "steps": steps}
+    return [word for name, size in shape.items() for word in (f"--{name.replace('_', '-')}", str(size))]
+
+
+def sites(line: Line, commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """Run a command in each of two sites; gives what each printed as JSON, and what crossed last."""
+    rate, delay = line
+    wan = [sys.executable, str(ROOT / "tools" / "wan.py"), "--rate", rate, "--delay", delay, "--"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [*wan, *commands[0], "---", *commands[1]],
+        capture_output=True, text=True, timeout=DEADLINE, env=environment, cwd=ROOT,
+    )  # fmt: skip
+    if ended.returncode:
+        raise SystemExit(f"{commands[0][:6]} over {line} ended with {ended.returncode}:\n{ended.stderr[-4000:]}")
+    found = [json.loads(each) for each in ended.stdout.splitlines() if each.startswith('{"site"')]
+    return [*found, json.loads(ended.stderr.splitlines()[-1])]
+
+
+def ours(line: Line, steps: int, folder: Path) -> dict[str, Any]:
+    """One run of whale_nebula over a line."""
+    cli = [sys.executable, "-m", "whale_nebula.cli.main"]
+    config = folder / "clusters.yaml"
+    if not config.exists():
+        clusters = {name: {"workers": [f"10.77.0.{n}:7101"]} for n, name in enumerate(("gpu", "npu"), start=1)}
+        config.write_text(yaml.safe_dump({"run": "bench", "seed": 1, "clusters": clusters}))
+        for command in (["init"], ["issue", "--all"]):
+            asked = [*cli, "certs", *command, "--config", str(config), "--folder", str(folder / "certs")]
+            subprocess.run(asked, check=True, capture_output=True, cwd=ROOT)
+    script = [str(HERE / "ours.py"), *words(steps)]
+    commands = [[*cli, "run", "--config", str(config), "--cluster", name, *script] for name in ("gpu", "npu")]
+    one, other, crossed = sites(line, commands)
+    if one["weights"] != other["weights"]:
+        raise SystemExit("the sites ended with different weights")
+    return {"seconds": max(one["median"], other["median"]), "weights": one["weights"], "crossed": crossed["links"]}
+
+
+def torch(line: Line, steps: int) -> dict[str, Any]:
+    """One run of PyTorch over a line."""
+    script = [str(TORCH / "bin" / "python"), str(HERE / "torch_side.py"), *words(steps), "--address", "10.77.0.1:29500"]
+    command = ["env", "GLOO_SOCKET_IFNAME=wan0", *script]
+    one, other, crossed = sites(line, [command, command])
+    return {"seconds": max(one["median"], other["median"]), "crossed": crossed["links"]}
+
+
+def alone(steps: int) -> str:
+    """The digest of the weights that the same plan ends with in one process."""
+    ended = subprocess.run(
+        [sys.executable, str(HERE / "ours.py"), *words(steps), "--links", "10gbit,0ms"],
+        capture_output=True, text=True, timeout=DEADLINE, check=True, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
+    )  # fmt: skip
+    return str(json.loads(ended.stdout.splitlines()[-1])["weights"])
+
+
+def make_torch() -> None:
+    """PyTorch in an environment of its own."""
+    if not (TORCH / "bin" / "python").exists():
+        print(f"installing PyTorch in {TORCH}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(TORCH)], check=True)
+    pip = [str(TORCH / "bin" / "python"), "-m", "pip", "install", "--quiet", "torch==2.13.*", "numpy"]
+    subprocess.run(pip, check=True, capture_output=True)
+
+
+def closed_form(free: float, line: Line) -> float:
+    """The seconds of a step over a line, given those over a free one."""
+    many = SHAPE["micro_batches"]
+    rate = float(line[0].removesuffix("mbit")) * 1e6
+    size = SHAPE["rows"] * SHAPE["length"] * SHAPE["width"] * 4 / many
+    delay = float(line[1].removesuffix("ms")) / 1e3
+    return eager_seconds(2, many, free / (many + 1), size * 8 / rate, delay)
+
+
+def measure(lines: Sequence[Line], steps: int, rounds: int, with_torch: bool) -> list[dict[str, Any]]:
+    """All lines, ours and theirs by turns."""
+    kept: dict[tuple[str, Line], list[float]] = {}
+    digests = set()
+    with tempfile.TemporaryDirectory() as name:
+        for _ in range(rounds):
+            for line in (FREE, *lines):
+                found = ours(line, steps, Path(name))
+                digests.add(found["weights"])
+                kept.setdefault(("ours", line), []).append(found["seconds"])
+                print("ours ", *line, round(found["seconds"], 3), found["crossed"], flush=True)
+                if with_torch:
+                    theirs = torch(line, steps)
+                    kept.setdefault(("torch", line), []).append(theirs["seconds"])
+                    print("torch", *line, round(theirs["seconds"], 3), theirs["crossed"], flush=True)
+    digests.add(alone(steps))
+    if len(digests) > 1:
+        raise SystemExit("the runs did not end with the same weights")
+    middle = {key: statistics.median(values) for key, values in kept.items()}
+    return [_row(line, middle) for line in (FREE, *lines)]
+
+
+def _row(line: Line, middle: dict[tuple[str, Line], float]) -> dict[str, Any]:
+    took, theirs = middle["ours", line], middle.get(("torch", line))
+    row: dict[str, Any] = {"line": "free" if line == FREE else ", ".join(line), "ours": round(took, 3)}
+    row["torch"] = None if theirs is None else round(theirs, 3)
+    row["faster"] = None if theirs is None else round(theirs / took, 2)
+    if line != FREE:
+        form = closed_form(middle["ours", FREE], line)
+        row |= {"closed form": round(form, 3), "ratio": round(took / form, 3), "verdict": verdict(took / form, BAR)}
+    return row
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one rate, few steps, without PyTorch; writes nothing")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=3)
+    chosen = parser.parse_args()
+    if chosen.quick:
+        print(measure(LINES[:1], 4, 1, with_torch=False))
+        return 0
+    make_torch()
+    rows = measure(LINES, chosen.steps, chosen.rounds, with_torch=True)
+    keys = ("line", "ours", "torch", "faster", "closed form", "ratio", "verdict")
+    result = {"machine": machine(), "shape": SHAPE, "steps": chosen.steps, "rounds": chosen.rounds, "rows": rows}
+    write(__file__, result, [keys, *([row.get(key, "") for key in keys] for row in rows)])
+    return int(any(row.get("verdict") == "missed" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

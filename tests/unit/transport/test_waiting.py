@@ -1,0 +1,79 @@
+"""Deadlines, what is said of waits, and what a line was seen to carry."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.meter import Meter
+from whale_nebula.transport.waiting import Wait, Waiting, log_wait
+
+
+class Time:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def test_a_wait_is_said_at_once_every_ten_seconds_and_at_its_end() -> None:
+    said: list[Wait] = []
+    now = Time()
+    waiting = Waiting("worker 'npu/0'", "10.0.0.2:7101", said.append, now=now)
+    for second in range(26):
+        now.seconds = second
+        waiting.on("it is silent", limit=120.0)
+    waiting.off()
+    waiting.off()
+    assert [(wait.seconds, wait.over) for wait in said] == [(0, False), (10, False), (20, False), (25, True)]
+
+
+def test_another_reason_is_said_at_once_and_the_wait_is_the_same() -> None:
+    said: list[Wait] = []
+    now = Time()
+    waiting = Waiting("worker 'npu/0'", "", said.append, now=now)
+    waiting.on("not up yet", limit=60.0, since=-5.0)
+    now.seconds = 1.0
+    waiting.on("it is silent", limit=60.0)
+    assert [(wait.why, wait.seconds) for wait in said] == [("not up yet", 5.0), ("it is silent", 6.0)]
+
+
+def test_the_log_warns_of_a_wait_and_notes_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "whale_nebula.transport"):
+        log_wait(Wait("worker 'a/0'", "x:1", "", 3.0, 9.0))
+        log_wait(Wait("worker 'a/0'", "x:1", "", 3.0, 9.0, over=True))
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", "waiting for worker 'a/0' at x:1, 3 s of 9 s"),
+        ("INFO", "worker 'a/0' is there, after 3 s"),
+    ]
+
+
+def test_deadlines_follow_from_silence_and_from_the_rate() -> None:
+    deadlines = Deadlines(silence=8.0, patience=20.0)
+    assert deadlines.keepalive + deadlines.ping(None) < 8.0
+    assert deadlines.ping(7_500_000) == deadlines.ping(None)
+    assert deadlines.ping(750_000) > 5.6  # 4 MiB in a kernel's buffer at 6 Mbit/s
+    assert deadlines.stall(64 << 20, 7_500_000) == 20.0
+    assert deadlines.stall(64 << 20, 750_000) > 64 * (1 << 20) / 750_000
+
+
+def test_trying_again_takes_longer_each_time_and_never_the_same() -> None:
+    deadlines = Deadlines()
+    assert deadlines.again(3, 0.0) < deadlines.again(3, 0.9) < deadlines.again(4, 0.9)
+    assert deadlines.again(10_000, 0.99) <= 3.0
+
+
+def test_idle_time_does_not_count_as_slow() -> None:
+    meter = Meter()
+    meter.busy(0.0)
+    meter.carried(1000, 2.0, more=False)
+    assert meter.rate == 500.0
+    meter.carried(10**9, 50.0, more=True)  # nothing was on its way
+    meter.busy(100.0)
+    meter.idle()
+    meter.busy(200.0)
+    meter.carried(1000, 202.0, more=False)
+    assert meter.rate == 500.0
