@@ -7,6 +7,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import contextlib
+import gc
 import random
 import sys
 import time
@@ -25,6 +26,17 @@ PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`make soak` runs whole grids where `make test` takes a sample."""
     parser.addoption("--grid", action="store_true", help="run whole grids, not samples of them")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def young_heap() -> None:
+    """What is alive before a module, garbage collections pass by.
+
+    A process that has run a hundred modules holds millions of objects: TensorFlow, Keras, the caches of both. To walk
+    through them again and again, as every `keras.utils.clear_session` does, would cost more than most of the tests.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 from whale_nebula.errors import NebulaWarning, OptionError, PlanMismatchError
 from whale_nebula.ir.face import Plan
 from whale_nebula.ir.plan_difference import plan_difference
+from whale_nebula.scopes.site import Site, script_site
 from whale_nebula.suggest import listed
 
 Pinned = str | os.PathLike[str] | Plan
@@ -21,50 +23,89 @@ _WORDS = "now", "in the pinned plan"
 
 @dataclass
 class Pins:
-    """The pinned plans of a run by the name of their step, each with where it comes from."""
+    """The pinned plans of a run by the name of their step, each with where it comes from; `site` opened the run."""
 
     plans: Mapping[str, tuple[Plan, str]] = field(default_factory=dict)
+    site: str = ""
     met: set[str] = field(default_factory=set)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.plans
+    renumbered: dict[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.plans)
 
-    def check(self, plan: Plan) -> None:
-        """Refuse a plan that is not the pinned one of its name."""
-        pinned, source = self.plans[plan.name]
-        self.met.add(plan.name)
+    def pin_of(self, name: str) -> str | None:
+        """The name under which a step is pinned: its own, or the only one that differs in Keras's number alone.
+
+        Keras calls a model without a name after its class, and numbers those that a process makes: `functional_1`.
+        """
+        if name in self.plans:
+            return name
+        if name not in self.renumbered:
+            alike = [known for known in self.plans if _unnumbered(known) == _unnumbered(name) and known not in self.met]
+            if len(alike) != 1:
+                return None
+            self.renumbered[name] = alike[0]
+        return self.renumbered[name]
+
+    def check(self, plan: Plan, pin: str) -> None:
+        """Refuse a plan that is not the pinned one."""
+        pinned, source = self.plans[pin]
+        self.met.add(pin)
         difference = plan_difference(plan, pinned, _WORDS)
         if difference is not None:
             raise PlanMismatchError(
-                f"{plan.name} is not planned as it was pinned",
+                f"{plan.name} is not planned as it was pinned{f' as {pin}' if pin != plan.name else ''}",
                 where=source,
                 why=difference,
-                mend="change it back; or pin it anew: whale-nebula show train.py --save plan.json, "
+                mend=(_NAMED if pin != plan.name else "")
+                + "change it back; or pin it anew: whale-nebula show train.py --save plan.json, "
                 "or nb.plan(model, x, y).save(path);\nor leave plan= out of nb.init",
             )
 
     def miss(self, name: str) -> None:
         """Say once that a step has no pin, unless another step of its model has one."""
-        subject = name.rpartition(".")[0]
-        if name in self.met or any(subject and known.rpartition(".")[0] == subject for known in self.plans):
+        model, _, step = _unnumbered(name).rpartition(".")
+        pinned = [_unnumbered(known).rpartition(".") for known in self.plans]
+        if name in self.met or any(model and each == model and other != step for each, _, other in pinned):
             return
         self.met.add(name)
-        pinned = listed(self.plans)
-        _warn(f"{name} has no pinned plan", f"those pinned are {pinned}", "pin it too: nb.init(plan=[..., path])")
+        _warn(
+            f"{name} has no pinned plan, and runs as it is planned now",
+            f"a pin is found by the step's name, and those pinned are {listed(self.plans)}",
+            "name the model as it was pinned: keras.Model(..., name=...); or pin it too: nb.init(plan=[..., path])",
+            script_site(),
+        )
 
     def close(self) -> None:
         """At the end of the run, say which pins no step was held against."""
         for name, (_, source) in self.plans.items():
             if name not in self.met:
                 steps = f"the steps that ran with scopes are {listed(sorted(self.met))}" if self.met else ""
-                _warn(f"{name} has a pinned plan, and no such step was run", steps, f"leave {source} out of plan=")
+                file, _, line = self.site.rpartition(":")
+                what = f"{name} has a pinned plan, and no such step was run"
+                _warn(what, steps, f"leave {source} out of plan=", Site(file, int(line)))
 
 
-def _warn(what: str, why: str, mend: str) -> None:
-    warnings.warn(NebulaWarning(what, why=why, mend=mend), stacklevel=3)
+_NAMED = (
+    'if it is the same model: name it and its layers, keras.Model(..., name="mine"), or build it after '
+    "keras.backend.clear_session(), and pin it anew;\n"
+)
+
+
+def _unnumbered(name: str) -> str:
+    """The name of a step without the number that Keras gave its model.
+
+    >>> _unnumbered("functional_1.train_step"), _unnumbered("net.train_step"), _unnumbered("step_2")
+    ('functional.train_step', 'net.train_step', 'step_2')
+    """
+    return re.sub(r"_\d+(?=\.\w+$)", "", name)
+
+
+def _warn(what: str, why: str, mend: str, site: Site) -> None:
+    """Warn about a line of the user's."""
+    warnings.warn_explicit(
+        NebulaWarning(what, where=str(site), why=why, mend=mend), NebulaWarning, site.file, site.line
+    )
 
 
 def pins(given: Any, site: str) -> Pins:
@@ -81,7 +122,7 @@ def pins(given: Any, site: str) -> Pins:
                 mend=f"leave one of them out: nb.init(plan={source!r})",
             )
         plans[plan.name] = plan, source
-    return Pins(plans)
+    return Pins(plans, site)
 
 
 def _read(given: Any, site: str) -> tuple[Plan, str]:

@@ -51,7 +51,8 @@ def _uncollected() -> Iterator[None]:
 
 def _planned(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str]) -> Plan:
     run = current_run()
-    run.meet([stage.cluster for stage in captured.program.stages])
+    stages = captured.program.stages
+    run.meet([stage.cluster for stage in stages], {stage.cluster: stage.where for stage in stages})
     operations = in_order(captured.graph.get_operations())
     workers, results = place_workers(captured, run), run.config.results
     cut = cut_program(captured.program, workers, lambda op: place_of(operations[op]), results=results)
@@ -86,6 +87,7 @@ def _plan(
         },
         notes=cut.notes,
         lines=canonical_lines(cut.program),
+        exchange_seconds=overview.exchange_seconds(),
         definition=functools.partial(_graph_def, cut, Workshop(captured.graph, captured.aliases)),
     )  # fmt: skip
 

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from whale_nebula.config import Config, Links, load, parse_links, quantities
-from whale_nebula.errors import ConfigError, OptionError
+from whale_nebula.errors import ConfigError, OptionError, StateError
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.observing import observer
 from whale_nebula.pinned import Pinned, Pins, pins
 from whale_nebula.report.audience import Seen, audience
 from whale_nebula.report.published import forget, watch
 from whale_nebula.scopes import calling_site, deal_to, values
+from whale_nebula.scopes.identity import LOCAL
+from whale_nebula.scopes.site import script_site
 from whale_nebula.scopes.words import checked, scope
 from whale_nebula.suggest import did_you_mean, listed
 
@@ -103,8 +105,13 @@ class Run:
         last = [worker for worker, cluster in self.workers.items() if cluster == last_cluster]
         return self.attachment is not None and self.attachment.worker == last[0]
 
-    def meet(self, clusters: Sequence[str]) -> None:
-        """In one process clusters come to be by being named; in several they must be there."""
+    def meet(self, clusters: Sequence[str], written: Mapping[str, str] | None = None) -> None:
+        """The clusters of a program that is about to run; `written` says for each where its stage stands.
+
+        A config that names clusters names all of them. Without one, clusters of one process come to be by being named;
+        those of several must be there.
+        """
+        self._check_named(written or {})
         self.clusters = list(dict.fromkeys([*self.clusters, *clusters]))
         if not self.links_checked and len(set(clusters)) > 1:
             self.links_checked = True
@@ -116,6 +123,22 @@ class Run:
                 why=f"the processes of this run are {', '.join(self.workers)}",
                 mend=f"start a worker of {missing[0]!r}, or name another cluster in the stage",
             )
+
+    def _check_named(self, written: Mapping[str, str]) -> None:
+        known = list(self.config.clusters)
+        unknown = next((name for name, where in written.items() if where and name not in known), None)
+        if not known or unknown is None:
+            return
+        meant = did_you_mean(unknown, known)
+        if unknown == LOCAL:
+            meant = f"name its cluster, one of {listed(known)}, or call nb.init before the model is built"
+        all_of_them = ", ".join(f"{name}: {{}}" for name in [*known, unknown])
+        raise ConfigError(
+            f"a stage is on cluster {unknown!r}, which the config does not name",
+            where=written[unknown],
+            why=f"the clusters of the config{f' at {self.site}' if self.site else ''} are {listed(known)}",
+            mend=f"{meant}\nor add it to the config: clusters: {{{all_of_them}}}",
+        )
 
     def _check_links(self) -> None:
         """The first program of several clusters shows which there are: a link of others joins nothing."""
@@ -172,9 +195,9 @@ def init(
     global _run
     with _LOCK:
         if _run is not None:
-            raise OptionError(
-                "a run is open already",
-                why="nb.init was called before, or a step or a plan has opened the run with free links",
+            raise StateError(
+                f"a run is open already, since {_run.site}" if _run.site else "a run is open already",
+                why="nb.init was called there, or a step or a plan that stands there opened the run with free links",
                 where=str(calling_site()),
                 mend="call nb.shutdown() first, or open the run once at the top of the script",
             )
@@ -190,7 +213,7 @@ def init(
             loaded = replace(loaded, metrics=None, tensorboard=None)
         joined = parse_links(links, loaded.clusters, site) if links is not None else loaded.links
         held = pins(plan if plan is not None else loaded.plan, site)
-        run = Run(loaded, joined, _seed(seed), _ids(ids), attachment, site=site, pins=held)
+        run = Run(loaded, joined, _seed(seed), _ids(ids), attachment, site=str(script_site()), pins=held)
         if held:
             run.closers.append(held.close)
             atexit.register(shutdown)

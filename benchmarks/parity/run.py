@@ -179,7 +179,8 @@ def _row(model: Model) -> dict[str, Any]:
     try:
         return measured(model)
     except Exception as failure:
-        return {"model": model.name, "cuts": 0, "worst": float("inf"), "at": str(failure), "seconds": 0, "verdict": "missed"}
+        empty = {"model": model.name, "cuts": 0, "worst": float("inf"), "seconds": 0}
+        return {**empty, "at": str(failure), "verdict": "missed"}
 
 
 def all_rows(quick: bool) -> list[dict[str, Any]]:

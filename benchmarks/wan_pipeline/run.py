@@ -23,14 +23,14 @@ from typing import Any
 
 import yaml
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import machine, verdict, write
 
 from whale_nebula.schedule.closed import eager_seconds
 
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 TORCH = ROOT / "build" / "torch"
 SHAPE = {"rows": 32, "length": 64, "vocabulary": 4000, "width": 512, "heads": 8, "blocks": 4, "micro_batches": 8}
 FREE = ("100gbit", "0ms")

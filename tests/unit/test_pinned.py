@@ -113,6 +113,68 @@ def test_a_step_of_another_model_and_a_pin_without_a_step_are_told(pin: Path) ->
         nb.shutdown()
 
 
+def unnamed(micro_batch: int = 2) -> Any:
+    inputs = keras.Input((4,))
+    with nb.cluster(), nb.pipeline(micro_batch=micro_batch), nb.stage(cluster="gpu"):
+        hidden = keras.layers.Dense(3, name="a")(inputs)
+    made = keras.Model(inputs, keras.layers.Dense(1, name="b")(hidden))
+    made.compile(keras.optimizers.SGD(0.1, name="sgd"), "mse")
+    return made
+
+
+@pytest.fixture
+def numbered(tmp_path: Path) -> Path:
+    """The pin of a model that Keras named."""
+    keras.utils.clear_session()
+    nb.plan(unnamed(), X, Y).save(tmp_path / "plan.json")
+    nb.shutdown()
+    return tmp_path / "plan.json"
+
+
+def test_keras_numbers_do_not_hide_a_step_from_its_pin(numbered: Path) -> None:
+    nb.init(plan=numbered)
+    other = unnamed(micro_batch=4)
+    before = other.get_weights()
+    with pytest.raises(PlanMismatchError, match="is not planned as it was pinned as functional") as caught:
+        other.fit(X, Y, verbose=0)
+    assert caught.value.why == "micro_batch is 4 now, 2 in the pinned plan"
+    assert 'name="mine"' in caught.value.mend
+    assert all(map(np.array_equal, before, other.get_weights()))
+
+
+def test_the_same_model_with_another_number_is_the_pinned_one(numbered: Path) -> None:
+    nb.init(plan=numbered)
+    made = unnamed()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NebulaWarning)
+        made.fit(X, Y, verbose=0)
+        made.fit(X[:6], Y[:6], verbose=0)
+        made.predict(X, verbose=0)
+        nb.shutdown()
+
+
+def test_a_pin_that_has_found_its_step_is_not_taken_for_another(numbered: Path) -> None:
+    keras.utils.clear_session()
+    nb.init(plan=numbered)
+    unnamed().fit(X, Y, verbose=0)
+    second = unnamed(micro_batch=4)
+    with pytest.warns(NebulaWarning, match="has no pinned plan, and runs as it is planned now"):
+        second.fit(X, Y, verbose=0)
+
+
+def test_a_warning_points_at_the_users_line(pin: Path) -> None:
+    nb.init(plan=pin)
+    made = model(name="other")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made.fit(X, Y, verbose=0)
+        nb.shutdown()
+    said = [each for each in caught if issubclass(each.category, NebulaWarning)]
+    assert [each.filename for each in said] == [__file__, __file__]
+    assert "made.fit" in Path(__file__).read_text().splitlines()[said[0].lineno - 1]
+    assert "nb.init" in Path(__file__).read_text().splitlines()[said[1].lineno - 1]
+
+
 def test_other_steps_of_a_pinned_model_are_free(pin: Path) -> None:
     nb.init(plan=pin)
     made = model()

@@ -31,7 +31,7 @@ SIGNATURES = {
     "loss_weight": "(tensor)",
     "plan": "(model_or_function, *example)",
     "verify": "(model_or_function, *batch)",
-    "last_report": "()",
+    "last_report": "(program=None)",
 }
 NAMES = {*SIGNATURES, "place", "function", "Plan", "Run", "Report", "Verification", "codec", "errors"}
 

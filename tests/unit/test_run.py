@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 import whale_nebula as nb
@@ -17,7 +20,7 @@ def closed():
 
 def test_a_run_opens_once() -> None:
     nb.init()
-    with pytest.raises(nb.errors.OptionError, match="open already"):
+    with pytest.raises(nb.errors.StateError, match="open already"):
         nb.init()
 
 
@@ -85,10 +88,58 @@ def test_what_is_said_of_a_wrong_run(given: dict[str, object], what: str, mend: 
     assert current_run().links.between("gpu", "npu").rate is None
 
 
-def test_a_second_run_is_refused_at_its_line() -> None:
-    nb.init()
-    with pytest.raises(nb.errors.OptionError) as caught:
+def test_a_second_run_is_refused_at_its_line_and_the_first_ones_is_said() -> None:
+    run = nb.init()
+    with pytest.raises(nb.errors.StateError) as caught:
         nb.init()
+    first, second = (int(site.rpartition(":")[2]) for site in (run.site, caught.value.where))
+    assert "test_run.py" in caught.value.where
+    assert caught.value.what == f"a run is open already, since {run.site}"
+    assert second == first + 2
+
+
+CLUSTERS = {"clusters": {"gpu": {}, "npuu": {}}, "links": [{"between": ["gpu", "npuu"], "rate": "60mbit"}]}
+
+
+def test_a_stage_on_a_cluster_that_the_config_does_not_name_is_refused() -> None:
+    run = nb.init(CLUSTERS)
+    with pytest.raises(nb.errors.ConfigError, match="on cluster 'npu', which the config does not name") as caught:
+        run.meet(["gpu", "npu"], {"gpu": "train.py:3", "npu": "train.py:5"})
+    assert caught.value.where == "train.py:5"
+    assert "'gpu', 'npuu'" in caught.value.why
+    assert caught.value.mend.splitlines()[0] == "did you mean 'npuu'?"
+    run.meet(["gpu", "npuu"], {"gpu": "train.py:3", "npuu": "train.py:5"})
+
+
+def test_a_stage_whose_cluster_was_named_before_the_config_came_is_told_so() -> None:
+    run = nb.init(CLUSTERS)
+    with pytest.raises(nb.errors.ConfigError) as caught:
+        run.meet(["local"], {"local": "train.py:5"})
+    assert "call nb.init before the model is built" in caught.value.mend
+
+
+def test_a_step_without_scopes_needs_no_cluster_of_the_config() -> None:
+    nb.init(CLUSTERS).meet(["local"], {"local": ""})
+
+
+def test_a_config_without_clusters_names_none() -> None:
+    run = nb.init({"seed": 1})
+    run.meet(["gpu", "npu"], {"gpu": "train.py:3", "npu": "train.py:5"})
+    assert nb.here().clusters == ("gpu", "npu")
+
+
+def test_training_on_a_cluster_that_is_misspelt_in_the_config_is_refused_at_the_stage() -> None:
+    nb.init(CLUSTERS)
+
+    @nb.function
+    def double(x: Any) -> Any:
+        with nb.stage(cluster="gpu"):
+            hidden = x + 1.0
+        with nb.stage(cluster="npu"):
+            return 2.0 * hidden
+
+    with pytest.raises(nb.errors.ConfigError, match="did you mean 'npuu'") as caught:
+        double(np.ones((4, 2), "float32"))
     assert "test_run.py" in caught.value.where
 
 

@@ -22,7 +22,7 @@ DTYPES = (
     "bfloat16", "bool", "complex64", "complex128", "float16", "float32", "float64", "int8", "int16", "int32",
     "int64", "string", "uint8", "uint16", "uint32", "uint64",
 )  # fmt: skip
-_SEEDS = 2**63 - 1
+_SEEDS = 2**32 - 1  # NumPy takes no larger ones
 _NAME = re.compile(r"\w([\w./-]*\w)?")  # as in a scope
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from cryptography.hazmat.primitives import hashes
@@ -36,6 +37,7 @@ from whale_nebula.transport.waiting import Announce, log_wait
 _LOG = logging.getLogger("whale_nebula.gateway")
 _PAIRS_AT_MOST = 4096
 _KEPT_SECONDS = 2.0
+_BEATS = 2.2  # that may be missed before a worker is looked for
 
 
 class Gateway:
@@ -51,6 +53,8 @@ class Gateway:
         self._pairs: dict[tuple[str, str], Pair] = {}
         self._trunk_guests: list[tuple[Peer, Lane]] = []
         self._stopping = threading.Event()
+        self._now = time.monotonic
+        self._silence = _BEATS * self._deadlines.beat
         self._verdicts = Verdicts()
         self._gone: set[str] = set()
         self.journal = Journal(AuditLog(site.audit, site.identity, self._current, on_head=self._head))
@@ -60,7 +64,6 @@ class Gateway:
             {name: where for name, where in site.workers.items() if cluster_of(name) == site.cluster},
             self._is_back,
             self._gone_here,
-            secure=site.files is not None,
         )
         self._health = Health(lambda visitor: admit(self._current, site, visitor))
         self._listener = Listener(
@@ -195,11 +198,13 @@ class Gateway:
     def _ended(self, pair: Pair, half: Half, why: str) -> None:
         self.journal.ended(pair, half, why)
         if half.side is Side.NEAR and why != REPLACED and not self._stopping.is_set():
-            self._vigil.begin(pair.here)
+            self._vigil.mourn(pair.here)
 
     def _is_back(self, worker: str) -> bool:
-        nears = (pair.half(Side.NEAR) for pair in self._all() if pair.here == worker)
-        return self._stopping.is_set() or any(near is not None and not near.connection.over for near in nears)
+        """Whether a worker is heard over any of its streams."""
+        nears = [near for pair in self._all() if pair.here == worker and (near := pair.half(Side.NEAR)) is not None]
+        heard = [near for near in nears if not near.connection.over and near.quiet(self._now()) < self._silence]
+        return self._stopping.is_set() or bool(heard)
 
     def _gone_here(self, worker: str, state: State, why: str) -> None:
         """One of our own workers is dead or frozen: all that it was joined with must know, and soon."""
@@ -249,6 +254,9 @@ class Gateway:
         while not self._stopping.wait(self._deadlines.look):
             for road in self._roads.values():
                 self._health.say(road.cluster, road.trunk.up)
+            for worker in {pair.here for pair in self._all() if pair.half(Side.NEAR) is not None}:
+                if not self._is_back(worker):
+                    self._vigil.doubt(worker)
             if self._current is not None:
                 self._look_at_guests(self._current())
 

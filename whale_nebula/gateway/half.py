@@ -7,6 +7,7 @@ and greet anew, and what was in flight is sent again by them.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from enum import Enum
 
@@ -54,6 +55,8 @@ class Half:
         self.partner: Half | None = None
         self._check, self._pace = check, pace
         self._changed = threading.Condition()
+        self._heard = time.monotonic()
+        self._handing = 0  # frames that wait for the partner to take them
         self._lanes: list[Lane] = []
         self._greeted = threading.Event()  # set at the end, too
 
@@ -92,6 +95,11 @@ class Half:
             self._changed.wait_for(lambda: not self.fresh, seconds)
             return self.fresh
 
+    def quiet(self, now: float) -> float:
+        """For how long nothing has come over it. One that waits for its partner is not asked for more."""
+        with self._changed:
+            return 0.0 if self._handing else now - self._heard
+
     def hear(self, frame: bytes) -> None:
         """One frame, in the thread that reads it: it waits until the partner takes the frame, and so does who sends."""
         try:
@@ -99,9 +107,11 @@ class Half:
         except Exception as error:
             self.fault = str(error).partition("\n")[0]
             raise
+        with self._changed:
+            self._handing += 1
         partner = self.partner or self._wait_for_partner()
-        if partner is not None and partner.send(frame):
-            self._count(len(frame), greeting=header.epoch == 0)
+        sent = partner is not None and partner.send(frame)
+        self._done(len(frame) if sent else None, greeting=header.epoch == 0)
 
     def _hear_later(self, frame: bytes) -> None:
         self._greeted.wait()
@@ -113,11 +123,15 @@ class Half:
             self._pace(len(frame))
         return self.connection.send(frame)
 
-    def _count(self, size: int, *, greeting: bool) -> None:
-        """Numbered frames of all lanes may follow once both frames of the greeting, which come by the first, are on
-        their way: at each gateway as at the worker, so that none overtakes them.
+    def _done(self, size: int | None, *, greeting: bool) -> None:
+        """A frame of this size was handed on. Numbered frames of all lanes may follow once both frames of the greeting,
+        which come by the first, are on their way: at each gateway as at the worker, so that none overtakes them.
         """
         with self._changed:
+            self._handing -= 1
+            self._heard = time.monotonic()
+            if size is None:
+                return
             self.frames += 1
             self.bytes += size
             count = self.frames

@@ -1,4 +1,4 @@
-"""Frames come and go by the thousand, each of a mebibyte: their memory is kept, as asking the kernel costs a tenth more.
+"""Frames come and go by the thousand, a mebibyte each: their memory is kept, as asking the kernel costs a tenth more.
 
 Measured through two gateways: 3.7 s of processor time per gigabyte with the C library's own settings, 3.2 s with these.
 """

@@ -30,6 +30,8 @@ from whale_nebula.transport.waiting import Announce, Waiting, log_wait
 _LOG = logging.getLogger("whale_nebula.gateway")
 _HEAD_START_SECONDS = 0.3
 _LOOK_SECONDS = 30.0
+_SHORT_SECONDS = 1.0  # less is not worth a word
+_SLOWEST = 4  # attempts, from which on pauses grow no longer: 0.8 s on average
 _SURE = 2  # the same diagnosis so often: it is not mended just now
 
 
@@ -105,7 +107,7 @@ class Road:
                 _LOG.debug("no stream for %s: %s", pair, error.why or error.what)
             if self._times >= _SURE and self._wrong is not None and near.fresh:
                 self._told.final(pair, self._wrong)
-            near.wait(self._deadlines.again(attempt, random.random()))  # noqa: S311 - no secret
+            near.wait(self._pause(attempt))
             attempt += 1
 
     def _open(self, pair: Pair, near: Half) -> None:
@@ -150,14 +152,20 @@ class Road:
 
     # ------------------------------------------------------------------ the trunk
     def _keep(self) -> None:
-        attempt = 0
+        attempt, since = 0, time.monotonic()
         while not self._closed.is_set():
             started = time.monotonic()
             trouble = self._go()
-            if trouble and not self._closed.is_set():
-                self._waiting.on(trouble, limit=self._site.patience)
-            attempt = 0 if time.monotonic() - started > 1.0 else attempt + 1
-            self._closed.wait(self._deadlines.again(attempt, random.random()))  # noqa: S311 - no secret
+            if time.monotonic() - started > _SHORT_SECONDS:
+                attempt, since = 0, time.monotonic()
+            elif trouble and time.monotonic() - since > _SHORT_SECONDS and not self._closed.is_set():
+                self._waiting.on(trouble, limit=self._site.patience, since=since)
+            self._closed.wait(self._pause(attempt))
+            attempt += 1
+
+    def _pause(self, attempt: int) -> float:
+        """How long to wait before another attempt: a gateway that is started again is wanted at once."""
+        return self._deadlines.again(min(attempt, _SLOWEST), random.random())  # noqa: S311 - no secret
 
     def _go(self) -> str:
         """Open the trunk and stay as long as it lasts; gives why there was none."""

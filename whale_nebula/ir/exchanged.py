@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from whale_nebula.ir.integers import Shape
 from whale_nebula.ir.plan import Cut, Exchange
 from whale_nebula.ir.program import GradientPart, Leaf, Variable
-from whale_nebula.ir.sizes import Shape, Sizes
+from whale_nebula.ir.sizes import Sizes
 from whale_nebula.ir.spec import Spec, Value
 
 _CHOOSES = frozenset({

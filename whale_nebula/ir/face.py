@@ -19,7 +19,8 @@ class Plan:
     """A step mapped to clusters: what each stage is, what crosses between them, and in which order they run.
 
     `stages` and `links` are keyed by name, like those of a report. `rows` are the rows of each micro-batch of
-    the example; `lines` is the canonical text of the program, which `program_digest` is the hash of.
+    the example; `lines` is the canonical text of the program, which `program_digest` is the hash of;
+    `exchange_seconds` is how long clusters wait, once a step, for what their updates need of each other.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Plan:
     notes: tuple[str, ...]
     lines: tuple[str, ...] = field(repr=False)
     definition: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
+    exchange_seconds: float = 0.0
 
     @cached_property
     def program_digest(self) -> str:

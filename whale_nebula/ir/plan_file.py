@@ -34,7 +34,7 @@ def to_json(plan: Plan) -> str:
     for name, link in plan.links.items():
         kept["links"][name]["seconds"] = link.seconds
     drawn = times(plan)
-    seconds = None if drawn.assumed.seconds is None else drawn.seconds
+    seconds = drawn.seconds + plan.exchange_seconds if drawn.assumed.timed else None
     predicted = {"assuming": str(drawn.assumed), "seconds": seconds}
     return json.dumps({"format": SHOWN, **_digests(plan), **kept, "predicted": predicted}, indent=1)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from whale_nebula.ir.face import Plan
 from whale_nebula.ir.parts import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
 from whale_nebula.ir.spec import Spec
-from whale_nebula.ir.timing import PhaseTimes, Times, duration, times
+from whale_nebula.ir.timing import PhaseTimes, Times, duration, step_text, times
 from whale_nebula.report.text import size
 from whale_nebula.schedule import draw
 
@@ -157,11 +157,10 @@ def links_bound(plan: Plan) -> Iterator[str]:
     if not held:
         return
     line = max(held, key=lambda name: held[name])
-    speeds = {s.name: f"{amount(s.flops / held[line])}FLOP/s" for s in plan.stages.values() if s.flops}
-    short = duration(held[line])
-    yield f"{line} is the busiest: a stage that computes its part of a step in less than {short} waits for it"
+    speeds = [f"{s.name} above {amount(s.flops / held[line])}FLOP/s" for s in plan.stages.values() if s.flops]
+    yield f"{line} is the busiest line: a step holds it for {duration(held[line])}, and cannot be shorter than that"
     if speeds:
-        yield f"  (as it does beyond {_listed([f'{name} {speed}' for name, speed in speeds.items()])})"
+        yield f"a stage that computes its FLOPs in less time waits for the line: {_listed(speeds)}"
 
 
 def tied_lines(plan: Plan) -> Iterator[str]:
@@ -221,9 +220,9 @@ def _schedule(plan: Plan) -> Iterator[str]:
     margin = _margin(plan, drawn)
     for phase in drawn.phases:
         yield from ([f"phase {phase.phase}"] if _phases(plan) > 1 else [])
-        yield from _drawn(phase, margin, lines=drawn.assumed.seconds is not None)
-    if drawn.assumed.seconds is not None:
-        yield f"so a step takes {duration(times(plan).seconds)}, plus what runs once"
+        yield from _drawn(phase, margin, lines=drawn.assumed.timed)
+    if drawn.assumed.timed:
+        yield step_text(plan)
 
 
 def _phases(plan: Plan) -> int:
@@ -231,7 +230,7 @@ def _phases(plan: Plan) -> int:
 
 
 def _margin(plan: Plan, drawn: Times) -> int:
-    lines = [line for phase in drawn.phases for line in phase.timeline.lines] if drawn.assumed.seconds else []
+    lines = [line for phase in drawn.phases for line in phase.timeline.lines] if drawn.assumed.timed else []
     return max(map(len, [*plan.stages, *lines]), default=0)
 
 

@@ -1,8 +1,8 @@
 """The schedule of a plan in time, under an assumption that is said: nothing has run, so no stage was measured.
 
 What a message takes is known where a line has a rate or a delay. What a stage computes is not. Where some line is slow
-a stage is taken to compute a micro-batch as long as one travels on the busiest line, the point from which on the line
-is what a step waits for; where lines are free it is one unit.
+stages are taken to compute their FLOPs at `SPEED`, and each call to cost `CALL`; where lines are free it is one unit.
+A page can show other speeds, and stages that compute as long as a message takes: from there on a step waits for lines.
 """
 
 from __future__ import annotations
@@ -16,30 +16,49 @@ from whale_nebula.ir.parts import PlanStage
 from whale_nebula.schedule import Hop, Line, Timeline, Work, limits, pace, simulate
 from whale_nebula.wire.frame import wire_bytes
 
+SPEED = 1e12
+"""Floating-point operations a second: what an accelerator does with small batches."""
+
+CALL = 0.5e-3
+"""Seconds that it costs to call a forward or a backward, however small it is."""
+
 _BACKWARD = 2.0
-"""A backward takes so many times its forward: a product has two gradients."""
+"""A backward takes so many times its forward where nothing is counted: a product has two gradients."""
 
 
 @dataclass(frozen=True)
 class Assumed:
     """How long a stage computes for a micro-batch, and on what ground.
 
-    `seconds` is None where lines are free and only proportions count; `line` is the one that was gone by.
+    Either stages compute so many FLOPs a second (`speed`), or all of them so many `seconds` a micro-batch, as long as
+    one takes on `line`. With neither lines are free and only proportions count: stages are equal, or go `by_flops`.
     """
 
+    speed: float | None = None
     seconds: float | None = None
     line: str = ""
     by_flops: bool = False
-    times: float = 1.0
+
+    @property
+    def timed(self) -> bool:
+        """Whether the drawing is in seconds; else it is in units, and lines are free."""
+        return self.speed is not None or self.seconds is not None
 
     def __str__(self) -> str:
+        if self.speed is not None:
+            return f"assuming that stages compute {_flops(self.speed)}/s, and {duration(CALL)} more for each call"
+        if self.seconds is not None:
+            each = f"each stage computes a micro-batch in {duration(self.seconds)}"
+            return f"assuming that {each}, as long as one travels on {self.line}"
         share = "stages compute in proportion to their FLOPs" if self.by_flops else "equal stages"
-        if self.seconds is None:
-            return f"assuming {share}: a forward takes 1, a backward {_BACKWARD:.0f}, and lines nothing"
-        who = "the slowest stage" if self.by_flops else "each stage"
-        much = "" if self.times == 1.0 else f"{self.times:g} × " if self.times > 1 else f"1/{1 / self.times:g} of "
-        what = f"{much}what one takes on {self.line}"
-        return f"assuming that {who} computes a micro-batch in {duration(self.seconds)}, {what}"
+        return f"assuming {share}: a forward takes 1, a backward {_BACKWARD:.0f}, and lines nothing"
+
+
+def _flops(speed: float) -> str:
+    for unit, of in (("P", 1e15), ("T", 1e12), ("G", 1e9)):
+        if speed >= of:
+            return f"{speed / of:g} {unit}FLOP"
+    return f"{speed:g} FLOP"
 
 
 @dataclass(frozen=True)
@@ -66,8 +85,29 @@ class Times:
         return sum(phase.timeline.seconds for phase in self.phases)
 
 
+def step_text(plan: Plan, given: Assumed | None = None) -> str:
+    """How long a step takes by the drawing, and by what clusters exchange besides."""
+    drawn = times(plan, given).seconds
+    if not plan.exchange_seconds:
+        return f"so a step takes about {duration(drawn)}, and its update besides"
+    both = f"{duration(drawn)} as drawn, and {duration(plan.exchange_seconds)} for what clusters exchange once"
+    return f"so a step takes about {duration(drawn + plan.exchange_seconds)}: {both}; its update besides"
+
+
 def assumed(plan: Plan) -> Assumed:
     """What the drawn schedule of a plan takes for granted."""
+    return Assumed(SPEED) if _travels(plan) else Assumed()
+
+
+def as_long_as_a_message(plan: Plan) -> Assumed:
+    """Stages that compute a micro-batch as long as one travels on the line where that takes longest."""
+    taken = _travels(plan)
+    slowest = max(taken, key=lambda name: taken[name], default="")
+    return Assumed(seconds=taken[slowest], line=slowest) if taken else Assumed()
+
+
+def _travels(plan: Plan) -> dict[str, float]:
+    """Seconds that a micro-batch is on its way on each line that takes any."""
     taken: dict[str, float] = {}
     for phase in range(_phases(plan)):
         stages = [stage.name for stage in plan.stages.values() if stage.runs[phase]]
@@ -75,8 +115,7 @@ def assumed(plan: Plan) -> Assumed:
             for line, size in ((hop.there, hop.forward), (hop.back, hop.backward)):
                 if line is not None and size:
                     taken[line.name] = taken.get(line.name, line.delay) + line.seconds(size)
-    slowest = max(taken, key=lambda name: taken[name], default="")
-    return Assumed(taken[slowest], slowest) if taken.get(slowest) else Assumed()
+    return {name: seconds for name, seconds in taken.items() if seconds}
 
 
 def times(plan: Plan, given: Assumed | None = None, *, most: int | None = None) -> Times:
@@ -112,9 +151,9 @@ def _phase(plan: Plan, phase: int, count: int, given: Assumed) -> PhaseTimes:
     stages = tuple(stage for stage in plan.stages.values() if stage.runs[phase])
     if not stages:
         return PhaseTimes(phase, (), Timeline(0, ()), ())
-    works = list(_works(stages, phase, given))
+    works = list(_works(plan, stages, phase, given))
     hops = _hops(plan, [stage.name for stage in stages])
-    if given.seconds is None:
+    if not given.timed:
         hops = {pair: _free(hop) for pair, hop in hops.items()}
     timeline = simulate(works, hops, count, name=plan.schedule, in_flight=plan.in_flight)
     chosen = limits(plan.schedule, len(stages), len(plan.rows), pace=pace(works, hops), in_flight=plan.in_flight)
@@ -122,12 +161,25 @@ def _phase(plan: Plan, phase: int, count: int, given: Assumed) -> PhaseTimes:
 
 
 # ---------------------------------------------------------------------- what the simulator is told
-def _works(stages: Sequence[PlanStage], phase: int, given: Assumed) -> Iterator[Work]:
+def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, given: Assumed) -> Iterator[Work]:
+    if given.speed is not None:
+        yield from (_counted(stage, phase, len(plan.rows), given.speed) for stage in stages)
+        return
     most = max(stage.flops for stage in stages) if given.by_flops else 0
     for stage in stages:
         forward, backward = float("F" in stage.runs[phase]), _BACKWARD * ("B" in stage.runs[phase])
         unit = (1.0 if given.seconds is None else given.seconds / (1.0 + _BACKWARD)) * _share(stage, most)
         yield Work(forward * unit, backward * unit if backward else None)
+
+
+def _counted(stage: PlanStage, phase: int, micro_batches: int, speed: float) -> Work:
+    """A micro-batch's part of a stage's FLOPs; where it runs in several phases, in equal parts."""
+
+    def takes(letter: str, flops: int) -> float:
+        phases = sum(letter in runs for runs in stage.runs)
+        return CALL + flops / (micro_batches * phases * speed) if letter in stage.runs[phase] else 0.0
+
+    return Work(takes("F", stage.forward_flops), takes("B", stage.backward_flops) or None)
 
 
 def _share(stage: PlanStage, most: int) -> float:

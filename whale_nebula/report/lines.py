@@ -65,8 +65,8 @@ def step_line(report: Report, rate: float | None) -> str:
 
     >>> from whale_nebula.report.report import LinkReport, StageReport
     >>> links = {"gpu->npu": LinkReport(2048, 2176, 2048, 1)}
-    >>> step_line(Report("fit", 12, 0.5, 4, {"gpu": StageReport(0.2, 0.3, in_flight=3)}, links), 1.9)
-    'step 12 of fit: 0.500 s, 1.9 steps/s with what lies between; gpu computes 0.200 s, waits 0.300 s, 3 in flight; gpu->npu 2.1 KiB'
+    >>> step_line(Report("fit", 9, 0.5, 4, {"a": StageReport(0.2, 0.3, in_flight=3)}, links), 1.9)
+    'step 9 of fit: 0.500 s, 1.9 steps/s with what lies between; a computes 0.200 s, waits 0.300 s, 3 in flight; ...'
     """
     head = [f"step {report.step} of {report.program}: {duration(report.step_seconds)}"]
     head += [] if rate is None else [per_second(rate)]

@@ -40,7 +40,7 @@ class _Published:
     """`programs` has the last report of each program, the last of all at its end."""
 
     programs: dict[str, Report] = field(default_factory=dict)
-    run: RunTotals = RunTotals()
+    run: RunTotals = field(default_factory=RunTotals)
     audience: Sequence[Audience] = ()
     under_way: UnderWay | None = None
 

@@ -161,7 +161,7 @@ def engine(
     """Plan a captured step and choose what runs it. With `jit`, XLA compiles its stages where it can."""
     run = current_run()
     program = captured.program
-    run.meet([stage.cluster for stage in program.stages])
+    run.meet([stage.cluster for stage in program.stages], {stage.cluster: stage.where for stage in program.stages})
     run.programs += 1
     operations = in_order(captured.graph.get_operations())
     workers, results = place_workers(captured, run), run.config.results

@@ -1,4 +1,4 @@
-"""Hold a step that was just captured against the pinned plan of its name, before anything of it runs."""
+"""Hold a step that was just captured against its pinned plan, before anything of it runs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from whale_nebula.run import current_run
 def check_pinned(name: str, captured: Captured, layout: Signature) -> None:
     """Refuse a step that is not planned as it was pinned; without pins do nothing."""
     pins = current_run().pins
-    if name in pins:
+    pin = pins.pin_of(name)
+    if pin is not None:
         from whale_nebula.planned import planned  # it plans by the engine, which imports this
 
-        pins.check(planned(name, captured, [_example(spec) for spec in layout.specs]))
+        pins.check(planned(name, captured, [_example(spec) for spec in layout.specs]), pin)
     elif pins and any(stage.where for stage in captured.program.stages):
         pins.miss(name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from whale_nebula.schedule.lines import Work, uniform
@@ -19,7 +20,7 @@ def draw(timeline: Timeline, *, width: int = 100, lines: bool = False) -> str:
     """Draw a timeline: "F0-" is a forward, "B0==" a backward, dots are waiting; `lines` adds a row a line.
 
     It is at most `width` columns wide. Where that is too narrow for names, a block begins with the
-    micro-batch as one digit (10 is "a"): "0-" is a forward, "0=" a backward.
+    micro-batch as one digit (10 is "a"): "0-" is a forward, "0=" a backward. What is shorter than a column takes one.
 
     >>> timeline = simulate([Work(1.0, 2.0)] * 2, uniform(2, seconds=1.0), 2)
     >>> print(draw(timeline, lines=True))
@@ -31,9 +32,10 @@ def draw(timeline: Timeline, *, width: int = 100, lines: bool = False) -> str:
     places: list[int | str] = [*range(timeline.stages), *(timeline.lines if lines else ())]
     names = [f"stage {place}" if isinstance(place, int) else place for place in places]
     margin = max(map(len, names))
-    shown = [span for span in timeline.spans if span.place in places and span.seconds > 0.0]
-    scale = _scale(shown, max(width - margin - 3, 1))
-    rows = _rows(shown, places, scale)
+    shown = [span for span in timeline.spans if span.place in places and (span.seconds or _message(span))]
+    room = max(width - margin - 3, 1)
+    scale = _scale(shown, room)
+    rows = _rows(shown, places, scale, min(_columns(shown, scale), room))
     return "\n".join(f"{name:<{margin}} |{row}|" for name, row in zip(names, rows, strict=True))
 
 
@@ -58,26 +60,49 @@ def picture(
     return draw(simulate(works, hops, micro_batches, name=name, in_flight=in_flight), width=width)
 
 
+def _message(span: Span) -> bool:
+    return isinstance(span.place, str)
+
+
 def _scale(spans: Sequence[Span], columns: int) -> float:
-    """Columns a second: whole columns for the shortest span, up to its name and one more."""
-    if not spans:
-        return 1.0
-    shortest = min(span.seconds for span in spans)
-    room = columns / max(span.end for span in spans)
-    whole = min(math.floor(room * shortest + _ROUNDING), _longest(spans) + 1)
-    return whole / shortest if whole else room
+    """Columns a second: whole columns for the shortest span, up to its name and one more.
+
+    Where messages are too short for that, for the shortest of the stages'.
+    """
+    room = columns / (max((span.end for span in spans), default=0.0) or 1.0)
+    for own in (spans, [span for span in spans if not _message(span)]):
+        shortest = min((span.seconds for span in own if span.seconds), default=0.0)
+        whole = min(math.floor(room * shortest + _ROUNDING), _longest(spans) + 1)
+        if whole:
+            return whole / shortest
+    return room
 
 
-def _rows(spans: Sequence[Span], places: Sequence[int | str], scale: float) -> Iterator[str]:
-    columns = max((_column(span.end, scale) for span in spans), default=0)
-    named = all(span.seconds * scale + _ROUNDING >= _longest(spans) for span in spans)
+def _columns(spans: Sequence[Span], scale: float) -> int:
+    """As many as the time takes, and as the row with the most blocks does."""
+    blocks = Counter(span.place for span in spans).values()
+    return max([0, *blocks, *(_column(span.end, scale) for span in spans)])
+
+
+def _rows(spans: Sequence[Span], places: Sequence[int | str], scale: float, columns: int) -> Iterator[str]:
+    """Blocks have names in all rows of stages or in none, and in all rows of lines or in none."""
+    enough = _longest(spans) - _ROUNDING
+    named = {kind: all(s.seconds * scale >= enough for s in spans if _message(s) is kind) for kind in (False, True)}
     for place in places:
+        own = sorted((span for span in spans if span.place == place), key=lambda span: span.start)
         row = [IDLE] * columns
-        for span in spans:
-            if span.place == place:
-                start, stop = _column(span.start, scale), _column(span.end, scale)
-                row[start:stop] = _block(span, stop - start, named)
+        for span, (start, stop) in zip(own, _blocks(own, scale, columns), strict=True):
+            row[start:stop] = _block(span, stop - start, named[_message(span)])
         yield "".join(row)
+
+
+def _blocks(spans: Sequence[Span], scale: float, columns: int) -> Iterator[tuple[int, int]]:
+    """From which column to which each span of a row goes: at least one, beside each other as long as there is room."""
+    after = 0
+    for left, span in zip(range(len(spans), 0, -1), spans, strict=True):
+        start = max(min(max(_column(span.start, scale), after), columns - left), 0)
+        after = min(max(_column(span.end, scale), start + 1), columns)
+        yield start, after
 
 
 def _column(seconds: float, scale: float) -> int:

@@ -141,7 +141,8 @@ class _Run:
         start = max(now, self.free_at[message.line.name])
         end = start + message.line.seconds(message.size)
         self.free_at[message.line.name] = end
-        self.spans.append(Span(message.line.name, message.what, micro_batch, start, end))
+        if message.size:
+            self.spans.append(Span(message.line.name, message.what, micro_batch, start, end))
         self.at(end + message.line.delay, partial(self.arrive, message, micro_batch))
         if self.blocking:
             self.holds[stage] += 1

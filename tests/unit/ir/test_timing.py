@@ -6,7 +6,17 @@ import pytest
 
 import whale_nebula as nb
 from whale_nebula.ir.parts import PlanBoundary, PlanLink, PlanStage
-from whale_nebula.ir.timing import Assumed, assumed, duration, in_flight, times
+from whale_nebula.ir.timing import (
+    CALL,
+    SPEED,
+    Assumed,
+    as_long_as_a_message,
+    assumed,
+    duration,
+    in_flight,
+    step_text,
+    times,
+)
 from whale_nebula.wire.frame import wire_bytes
 
 SIZE = 100_000
@@ -33,17 +43,53 @@ def test_free_lines_take_nothing_and_stages_are_equal() -> None:
     assert found.seconds == (4 + 1) * 3
 
 
-def test_a_slow_line_sets_the_pace() -> None:
+def test_stages_on_a_slow_line_compute_at_a_speed_that_is_said() -> None:
+    rate, delay = 8e6, 0.01
+    taken = 8 * wire_bytes(SIZE) / rate
+    found = times(plan(rate, delay))
+    assert found.assumed == Assumed(SPEED)
+    assert str(found.assumed) == "assuming that stages compute 1 TFLOP/s, and 500 µs more for each call"
+    works = 4 * CALL  # of both stages, forward and backward, where a few FLOPs are nothing
+    assert found.seconds == pytest.approx(4 * taken + taken + 2 * delay + works, rel=1e-6), "the line is what is waited for"
+
+
+def test_large_stages_take_what_their_flops_take() -> None:
+    given = plan(8e6)
+    large = {name: replace(stage(name), forward_flops=4 * 10**12, backward_flops=8 * 10**12) for name in given.stages}
+    (phase,) = times(replace(given, stages=large)).phases
+    assert phase.timeline.busy(0) == pytest.approx(4 * (1.0 + 2.0 + 2 * CALL))
+    assert times(replace(given, stages=large), Assumed(10 * SPEED)).seconds < phase.timeline.seconds / 5
+
+
+def test_a_stage_of_two_phases_computes_half_in_each() -> None:
+    given = plan(8e6)
+    both = {name: replace(stage(name), forward_flops=8 * 10**12, runs=("F", "F")) for name in given.stages}
+    first, second = times(replace(given, stages=both)).phases
+    assert first.timeline.busy(0) == pytest.approx(second.timeline.busy(0)) == pytest.approx(4 * (1.0 + CALL))
+
+
+def test_stages_may_be_taken_to_compute_as_long_as_a_message_travels() -> None:
     rate, delay = 8e6, 0.01
     taken = 8 * wire_bytes(SIZE) / rate + delay
-    found = times(plan(rate, delay))
-    assert found.assumed == Assumed(taken, "a->b")
-    assert "each stage computes a micro-batch in 110 ms, what one takes on a->b" in str(found.assumed)
+    given = as_long_as_a_message(plan(rate, delay))
+    assert given == Assumed(seconds=taken, line="a->b")
+    assert str(given).endswith("each stage computes a micro-batch in 110 ms, as long as one travels on a->b")
+    found = times(plan(rate, delay), given)
     assert found.seconds == pytest.approx(3 * taken + taken + 2 * taken + taken)  # the closed form of eager-1F1B
 
 
-def test_a_line_with_nothing_but_delay_does_too() -> None:
-    assert assumed(plan(None, 0.02)) == Assumed(0.02, "a->b")
+def test_a_line_with_nothing_but_delay_takes_time_too() -> None:
+    assert assumed(plan(None, 0.02)) == Assumed(SPEED)
+    assert as_long_as_a_message(plan(None, 0.02)) == Assumed(seconds=0.02, line="a->b")
+    assert assumed(plan(None)) == as_long_as_a_message(plan(None)) == Assumed()
+
+
+def test_what_clusters_exchange_once_is_part_of_a_step() -> None:
+    given = plan(None, 0.05)
+    drawn = times(given).seconds
+    assert step_text(given) == f"so a step takes about {duration(drawn)}, and its update besides"
+    said = step_text(replace(given, exchange_seconds=0.05))
+    assert said.startswith(f"so a step takes about {duration(drawn + 0.05)}: {duration(drawn)} as drawn, and 50 ms for ")
 
 
 def test_proportions_come_from_flops_if_asked() -> None:

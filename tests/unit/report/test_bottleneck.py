@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.report.making import basis, measured
-from whale_nebula.report.basis import Basis, Carried, free, wide
+from whale_nebula.report.basis import Basis, Carried, PhaseBasis, free, wide
 from whale_nebula.report.bottleneck import NOTHING, sentence
 from whale_nebula.report.prediction import predict, seconds
 from whale_nebula.report.report import LinkReport, Report, StageReport
 from whale_nebula.report.text import duration
-from whale_nebula.schedule.lines import Line
+from whale_nebula.schedule.lines import Hop, Line, Work
 
 
 def instead(given: Basis, changed: Basis) -> str:
@@ -55,13 +55,40 @@ def test_a_delay_is_no_matter_of_codecs() -> None:
     assert sentence(measured(given)).endswith("; the delay costs that, not the rate, and no codec shortens it")
 
 
-def test_updates_may_exchange_more_than_stages_do() -> None:
-    given = replace(basis(), exchange=((Carried(Line("gpu->npu", 1e5), 1e5),),))
-    share = 100 / seconds(given)
-    assert sentence(measured(given)) == (
-        f"the exchange of updates (tied variables, global norms, results) holds the step for {share:.0f} % of it, "
-        "and no codec touches that"
-    )
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ((), "what clusters exchange once a step holds the step for {} %"),
+        (("gradients of tied variables",), "gradients of tied variables, sent once a step, hold the step for {} %"),
+    ],
+)
+def test_updates_may_exchange_more_than_stages_do(what: tuple[str, ...], said: str) -> None:
+    given = replace(basis(), exchange=((Carried(Line("gpu->npu", 1e5), 1e5, what),),))
+    share = f"{100 / seconds(given):.0f}"
+    assert sentence(measured(given)) == f"{said.format(share)}, and no codec touches that"
+
+
+def forward_only(delay: float = 0.01) -> Basis:
+    """Three stages in a chain of which none goes backward; the last one tells the others what came of it."""
+    lines = {pair: Line("->".join(pair), 1e6, delay) for pair in ("ab", "ba", "bc", "cb", "ca")}
+    hops = {(0, 1): Hop(lines["ab"], lines["ba"], 4000, None), (1, 2): Hop(lines["bc"], lines["cb"], 8000, None)}
+    results = (Carried(lines["cb"], 100, ("results",)), Carried(lines["ca"], 100, ("results",)))
+    phase = PhaseBasis((Work(0.001),) * 3, (False,) * 3, hops)
+    carried = {"a->b": 4000, "b->c": 8000, "c->b": 100, "c->a": 100}
+    return Basis(("a", "b", "c"), (phase,), 1, 8, "eager-1f1b", exchange=(results,), bytes=carried)
+
+
+def test_a_step_that_only_goes_forward_waits_for_no_gradients() -> None:
+    found = sentence(measured(forward_only()))
+    share = forward_only().exchange_seconds / seconds(forward_only())
+    assert re.match(r"stage c waits \d+ % of the step for the line b->c, and results, sent once a step, ", found)
+    assert f"hold it for {100 * share:.0f} %; " in found
+
+
+def test_the_sentence_does_not_turn_over_where_two_waits_are_alike() -> None:
+    """Half a step for the lines, half for the results: a little noise must not change what is named."""
+    told = [sentence(measured(forward_only(delay))) for delay in (0.004, 0.01, 0.02, 0.03)]
+    assert len({re.sub(r"\d+ %|; .*", "", each) for each in told}) == 1
 
 
 def test_what_is_no_number_is_not_made_smaller() -> None:
@@ -95,7 +122,7 @@ def test_rows_run_out() -> None:
 
 def test_the_update_may_be_what_takes_long() -> None:
     found = sentence(measured(basis(once=5.0)))
-    assert re.fullmatch(r"what runs once a step, the update, takes 9\d % of it", found)
+    assert re.fullmatch(r"what runs once a step \(updates, metrics, results\) takes 9\d % of it", found)
 
 
 def test_a_step_that_took_much_longer_says_so() -> None:
@@ -132,4 +159,5 @@ def test_a_stage_of_another_process_is_told_by_the_simulator() -> None:
     given = basis(size=100_000, rate=1e5, paced=False)
     report = measured(given)
     here = Report("fit", 3, report.step_seconds, 4, {"npu": report.stages["npu"]}, report.links, basis=given)
-    assert re.match(r"stage gpu waits for the line: \d+ % of the step, by the simulator; ", sentence(here))
+    said = r"stage gpu waits for the lines gpu->npu and npu->gpu: \d+ % of the step, by the simulator; "
+    assert re.match(said, sentence(here))

@@ -29,7 +29,7 @@ def test_it_shows_stages_links_and_the_bottleneck(monkeypatch: pytest.MonkeyPatc
     live.step(full())
     title, head, stages, gpu, npu, links, there, back, *sentence = seen.shown
     assert title.startswith("fit, step 3 ─")
-    assert head.startswith("loss 0.25, accuracy 0.5 · ") and "steps/s" in head and "predicted" in head
+    assert head.startswith("loss 0.25, accuracy 0.5 · ") and "0.200 s a step, predicted" in head
     assert stages.split() == ["stage", "computes", "waits", "in", "flight", "of", "the", "step", "now"]
     assert gpu.split()[:3] == ["gpu", "0.120", "s"] and npu.split()[0] == "npu"
     assert links.split()[0] == "link"

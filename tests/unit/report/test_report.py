@@ -41,6 +41,45 @@ def test_a_link_that_was_silent_keeps_its_total() -> None:
     assert last_report().links == {}
 
 
+def test_the_last_step_of_a_program_is_had_by_the_end_of_its_name() -> None:
+    names = ["model.train_step", "model.test_step", "other.train_step", "train_step", "model.predict_step"]
+    for step, program in enumerate(names):
+        publish(Report(program, step, 0.1, 1, {}, {}))
+    assert last_report().program == "model.predict_step"
+    assert last_report("model.train_step").step == 0
+    assert last_report("test_step").step == 1
+    assert last_report(program="other.train_step").step == 2
+    assert last_report("train_step").program == "train_step", "the whole name wins over the end of another"
+    publish(Report("model.test_step", 9, 0.1, 1, {}, {}))
+    assert last_report().step == last_report("test_step").step == 9
+
+
+def test_of_several_programs_with_that_end_the_one_that_ran_last_is_meant() -> None:
+    for step, program in enumerate(["b.train_step", "a.train_step", "b.train_step", "a.test_step"]):
+        publish(Report(program, step, 0.1, 1, {}, {}))
+    assert last_report("train_step").step == 2
+
+
+@pytest.mark.parametrize("wrong", ["trian_step", "", "train", 3])
+def test_a_program_that_has_not_run_is_an_error_that_names_those_that_have(wrong: object) -> None:
+    publish(Report("model.train_step", 1, 0.1, 1, {}, {}))
+    publish(Report("model.test_step", 1, 0.1, 1, {}, {}))
+    with pytest.raises(StateError, match=r"'model.train_step', 'model.test_step'"):
+        last_report(wrong)
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        (LinkReport(48_000, 54_000, 48_000, 45), "(112 % of the tensors: the headers of 45 frames add 5.9 KiB, with"),
+        (LinkReport(8, 280, 8, 2), "(3500 % of the tensors: the headers of 2 frames, 272 B with control messages, out"),
+        (LinkReport(1000, 1050, 1000, 1), "(105 % of the tensors)"),
+    ],
+)
+def test_headers_outweigh_tensors_only_where_they_do(link: LinkReport, said: str) -> None:
+    assert said in str(Report("fit", 1, 0.5, 1, {}, {"a->b": link}))
+
+
 def test_the_ratio_of_an_empty_link_is_nought() -> None:
     assert LinkReport().ratio == 0.0
 

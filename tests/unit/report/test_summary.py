@@ -43,10 +43,21 @@ def test_the_first_step_counts_in_totals_only() -> None:
 def test_the_text_has_averages_and_the_last_step() -> None:
     text = summary_text(run(5))
     first, *rest = text.splitlines()
-    assert first.startswith("fit in local/0: 5 steps, ") and first.endswith("each, 1 steps/s")
+    assert first.startswith("fit in local/0: 5 steps, ") and first.endswith("each, 1 steps/s with what lies between")
     assert rest[0] == "  loss: 1 at first, 0.2 at last"
     assert text.count("bottleneck: ") == 1
     assert "the last step:\nstep 5 of fit: " in text
+
+
+def test_the_rate_leaves_out_what_lies_between_steps_of_other_programs() -> None:
+    """Three steps, a validation whose first step is traced, and three steps again."""
+    train = [replace(each, time=time) for each, time in zip(run(6), (9, 10, 11, 50, 51, 52), strict=True)]
+    test = replace(run(1, program="test")[0], time=40.0, run=RunTotals(4))
+    fit, validation = programs([*train[:3], test, *train[3:]])
+    assert fit.per_second == 1.0
+    assert validation.per_second is None
+    text = summary_text([*train[:3], test, *train[3:]])
+    assert "test in local/0: 1 step, 9.000 s each\n" in text
 
 
 def test_one_report_is_shown_as_it_is() -> None:

@@ -1,10 +1,12 @@
 """Drawings: literal ones, and that they fit and keep their promises."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whale_nebula.schedule import Span, Timeline, Work, draw, picture, simulate, uniform
+from whale_nebula.schedule import Hop, Line, Span, Timeline, Work, draw, picture, simulate, uniform
 
 
 def test_a_drawing_with_names() -> None:
@@ -50,6 +52,52 @@ def test_times_that_do_not_divide_are_rounded_to_columns() -> None:
         "stage 0 |F0-B0===....|",
         "stage 1 |........F0--|",
     ]
+
+
+def test_a_message_that_is_shorter_than_a_column_leaves_a_mark() -> None:
+    """A hundred columns a second: messages of a millisecond, the first of them at the very beginning."""
+    line = Line("a->b", rate=1e6, delay=0.02)
+    timeline = simulate([Work(0.0, 0.2), Work(0.1, 0.2)], {(0, 1): Hop(line, Line("b->a", 1e6), 1000, 1000)}, 3)
+    rows = dict(row.split("|")[:2] for row in draw(timeline, lines=True).splitlines())
+    assert re.fullmatch(r"012\.+", rows["a->b    "])
+    assert rows["b->a    "].count("=") == 3
+
+
+def test_messages_over_a_line_of_any_rate_leave_marks() -> None:
+    hop = Hop(Line("a->b", delay=1.0), Line("b->a", delay=1.0), 1000, None)
+    drawn = draw(simulate([Work(1.0), Work(1.0)], {(0, 1): hop}, 2), lines=True)
+    assert drawn.splitlines()[2] == "a->b    |...0..1.....|"
+
+
+def test_stages_keep_their_names_beside_short_messages() -> None:
+    hop = Hop(Line("a->b", 1e6), Line("b->a", 1e6), 1000, None)
+    first, second, line = draw(simulate([Work(1.0), Work(1.0)], {(0, 1): hop}, 2), lines=True).splitlines()
+    assert "F0-F1-" in first and "F0-F1-" in second and line.count("0") + line.count("1") == 2
+
+
+def test_what_does_not_cross_is_not_drawn() -> None:
+    hop = Hop(Line("a->b", 1e6, 1.0), Line("b->a", 1e6), 0, None)
+    assert simulate([Work(1.0), Work(1.0)], {(0, 1): hop}, 2).lines == ()
+
+
+def test_more_messages_than_columns_are_drawn_as_far_as_they_go() -> None:
+    spans = tuple(Span("a->b", "F", number, 0.001 * number, 0.001 * (number + 1)) for number in range(30))
+    drawn = draw(Timeline(1, (Span(0, "F", 0, 0.0, 1.0), *spans)), width=31, lines=True)
+    assert all(len(row) <= 31 for row in drawn.splitlines())
+    assert drawn.splitlines()[1].startswith("a->b    |")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 3.0)), min_size=1, max_size=9),
+    st.integers(30, 120),
+)
+def test_every_message_has_its_mark(messages: list[tuple[float, float]], width: int) -> None:
+    spans = tuple(Span("a->b", "F", n, at, at + long) for n, (at, long) in enumerate(sorted(messages)))
+    _, line = draw(Timeline(1, (Span(0, "F", 0, 0.0, 100.0), *spans)), width=width, lines=True).splitlines()
+    row = line[line.index("|") + 1 : -1]
+    assert [mark for mark in re.sub(r"[^0-9]", "", row)] == [str(number) for number in range(len(messages))]
+    assert len(line) <= width
 
 
 def test_an_empty_timeline() -> None:

@@ -53,7 +53,8 @@ class Certificates:
 def free_address() -> str:
     """An address that is free, and that no outgoing connection takes."""
     while True:
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", secrets.randbelow(10_000) + 20_000)) as one:
+        port = secrets.randbelow(10_000) + 20_000
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)) as one:
             return f"127.0.0.1:{one.getsockname()[1]}"
 
 

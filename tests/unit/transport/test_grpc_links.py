@@ -1,4 +1,4 @@
-"""Links over real gRPC with real TLS, both ends in this process: what crosses, what breaks, what heals, who is refused."""
+"""Links over real gRPC with real TLS, both ends in this process: what crosses, breaks, heals, and is refused."""
 
 from __future__ import annotations
 

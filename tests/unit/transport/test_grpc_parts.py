@@ -135,6 +135,16 @@ class TestConnection:
         assert not connection.send(b"late")
         assert connection.lane(2).over
 
+    def test_a_further_lane_that_ends_in_order_takes_nothing_with_it(self) -> None:
+        connection = Connection("c")
+        first, second = connection.lane(0), connection.lane(1)
+        second.read([], print)
+        assert (second.over, connection.over) == (True, False)
+        assert connection.send(BIG)
+        assert next(first.outgoing()) == BIG
+        first.read([], print)
+        assert connection.over
+
     def test_a_lane_comes_once(self) -> None:
         connection = Connection("c")
         connection.lane(0)

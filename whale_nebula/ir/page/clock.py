@@ -9,7 +9,18 @@ from dataclasses import dataclass
 from whale_nebula.ir.face import Plan
 from whale_nebula.ir.page.graph import color
 from whale_nebula.ir.page.markup import Markup, element
-from whale_nebula.ir.timing import Assumed, PhaseTimes, Times, assumed, duration, times
+from whale_nebula.ir.plan_text import amount
+from whale_nebula.ir.timing import (
+    SPEED,
+    Assumed,
+    PhaseTimes,
+    Times,
+    as_long_as_a_message,
+    assumed,
+    duration,
+    step_text,
+    times,
+)
 from whale_nebula.schedule import Span
 
 _ROW, _LINE, _GAP, _HEAD = 30, 18, 7, 26
@@ -36,31 +47,39 @@ def scenes(plan: Plan) -> list[Scene]:
 def _choices(plan: Plan) -> Iterator[tuple[str, Assumed]]:
     base = assumed(plan)
     counted = len({stage.flops for stage in plan.stages.values()}) > 1
-    if base.seconds is None:
+    if not base.timed:
         yield "as the others do", base
         if counted:
             yield "by its FLOPs", Assumed(by_flops=True)
         return
-    yield "as long as a message takes", base
-    yield "4 × faster", Assumed(base.seconds / 4, base.line, times=0.25)
-    yield "4 × slower", Assumed(base.seconds * 4, base.line, times=4.0)
-    if counted:
-        yield "by its FLOPs", Assumed(base.seconds, base.line, by_flops=True)
+    speed = base.speed or SPEED
+    yield _title(speed), base
+    yield _title(speed * 10), Assumed(speed * 10)
+    yield _title(speed / 10), Assumed(speed / 10)
+    yield "as long as a message takes", as_long_as_a_message(plan)
+
+
+def _title(speed: float) -> str:
+    return f"{amount(speed)}FLOP/s"
 
 
 def _scene(plan: Plan, title: str, given: Assumed) -> Scene:
     most = max(4, min(_MOST, _BLOCKS // max(len(plan.stages), 1)))
     drawn = times(plan, given, most=most)
-    note = f"{str(given)[:1].upper()}{str(given)[1:]}."
+    note = _sentence(str(given))
     if drawn.micro_batches < len(plan.rows):
         note += f" The first {drawn.micro_batches} of {len(plan.rows)} micro-batches."
-    if given.seconds is not None:
-        note += f" So a step takes {duration(times(plan, given).seconds)}, plus what runs once."
+    if given.timed:
+        note += f" {_sentence(step_text(plan, given))}"
     return Scene(title, note, tuple(_drawing(plan, drawn, phase) for phase in drawn.phases))
 
 
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}."
+
+
 def _drawing(plan: Plan, drawn: Times, phase: PhaseTimes) -> Markup:
-    lines = phase.timeline.lines if drawn.assumed.seconds is not None else ()
+    lines = phase.timeline.lines if drawn.assumed.timed else ()
     height = _HEAD + len(phase.stages) * (_ROW + _GAP) + len(lines) * (_LINE + _GAP) + 6
     scale = _WIDTH / (max((span.end for span in phase.timeline.spans), default=1.0) or 1.0)
     several = len({stage.runs for stage in plan.stages.values()} and plan.stages) and len(drawn.phases) > 1
@@ -70,8 +89,8 @@ def _drawing(plan: Plan, drawn: Times, phase: PhaseTimes) -> Markup:
         element("figcaption", label) if several else None,
         element(
             "svg",
-            list(_axis(phase, scale, height, drawn.assumed.seconds is not None)),
-            list(_rows(plan, phase, lines, scale, drawn.assumed.seconds is not None)),
+            list(_axis(phase, scale, height, drawn.assumed.timed)),
+            list(_rows(plan, phase, lines, scale, drawn.assumed.timed)),
             class_="clock",
             viewBox=f"0 0 {_MARGIN + _WIDTH + 16} {height}",
             role="img",
@@ -94,7 +113,7 @@ def _rows(plan: Plan, phase: PhaseTimes, lines: tuple[str, ...], scale: float, t
 def _row(
     phase: PhaseTimes, place: int | str, name: str, y: float, height: int, scale: float, class_: str, timed: bool
 ) -> Markup:
-    spans = [span for span in phase.timeline.of(place) if span.seconds]
+    spans = [span for span in phase.timeline.of(place) if span.seconds or isinstance(place, str)]
     label = name if len(name) < 17 else f"{name[:15]}…"
     return element(
         "g",
@@ -106,7 +125,7 @@ def _row(
 
 
 def _block(span: Span, y: float, height: int, scale: float, timed: bool) -> Markup:
-    x, width = _MARGIN + span.start * scale, max(span.seconds * scale - 1.0, 0.6)
+    x, width = _MARGIN + span.start * scale, max(span.seconds * scale - 1.0, 1.5)
     name = f"{span.what}{span.micro_batch}"
     said = f"{name} · {_when(span.start, timed)} to {_when(span.end, timed)}"
     text = element("text", name, class_="middle", x=round(x + width / 2, 1), y=y + height / 2 + 4)

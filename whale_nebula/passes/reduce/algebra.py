@@ -201,6 +201,6 @@ def _join(site: Site, left: Fold, right: Fold) -> Fold:
 
 def _join_rows(site: Site, left: Fold, right: Fold) -> Fold:
     if left.kind != right.kind:
-        return site.coupled(f"a value is in one case {left.spoken}, and in another {right.spoken}")
+        return site.coupled(f"one case gives {left.spoken}, and another {right.spoken}")
     both = matched(site, left, right)
     return both if left.per == right.per or both.kind == COUPLED else both._replace(per=UNKNOWN)

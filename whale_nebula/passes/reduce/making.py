@@ -100,9 +100,7 @@ def tile(site: Site) -> Result:
     made = _made(site, 1)
     if made.kind != ROWS or data.kind != WHOLE:
         return (
-            structured(site, (data, made))
-            if made.kind != ROWS
-            else site.coupled(f"rows are filled with {data.spoken}")
+            structured(site, (data, made)) if made.kind != ROWS else site.coupled(f"rows are filled with {data.spoken}")
         )
     size = site.size(0, made.axis)
     return made._replace(per=UNKNOWN if size is None else made.per * size)

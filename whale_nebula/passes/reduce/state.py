@@ -100,8 +100,8 @@ class Fold(NamedTuple):
 
         >>> Fold(MEAN).spoken
         'a mean over the batch'
-        >>> Fold(AFTER, reason="Sqrt of a mean over the batch is neither a sum nor a mean").spoken
-        'a value that is known when the whole batch is through: Sqrt of a mean over the batch is neither a sum nor a mean'
+        >>> Fold(AFTER, reason="Sqrt of it is no mean").spoken
+        'a value that is known when the whole batch is through: Sqrt of it is no mean'
         """
         return f"{_SPOKEN[self.kind]}: {self.reason}" if self.reason else _SPOKEN[self.kind]
 

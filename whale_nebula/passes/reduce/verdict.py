@@ -75,7 +75,7 @@ def verdict(
         line=str(origin),
         where=str(origin) if layer else None,
         why=f"{fold.reason}: op {named}" if layer else fold.reason,
-        mends=_mends(graph, op, what, origin),
+        mends=_mends(graph, op, what, origin, fold),
     )
 
 
@@ -85,14 +85,20 @@ def _said(fold: Fold, layer: str) -> str:
     return f"{layer} makes its rows depend on each other" if layer else "its rows depend on each other"
 
 
-def _mends(graph: Graph, op: Op | None, what: str, origin: str) -> tuple[str, ...]:
+def _mends(graph: Graph, op: Op | None, what: str, origin: str, fold: Fold) -> tuple[str, ...]:
     """The ways out that fit: a weight says what a loss is a mean over, another layer normalises each row alone."""
     alone, weight, allow = BatchCoupledError.usual_mends
     scalar = op is not None and bool(op.outputs) and all(spec.scalar for spec in op.outputs)
     found = [alone, *([weight] if scalar and what == LOSS else []), allow]
     if isinstance(origin, Origin) and origin.kind in _BY_ROW:
         found.append(f"{_BY_ROW[origin.kind]} in the place of {origin.said}")
+    if op is not None and "compile_loss" in op.name and Fold(AFTER).spoken in fold.reason:
+        found.append(_MASK)
     return tuple(found)
 
 
+_MASK = (
+    "a mask that is made of the inputs alone, as Embedding(mask_zero=True) and Masking make it: this one hangs on what "
+    "the model computes, so what Keras divides the loss by is not known before"
+)
 _BY_ROW = {"BatchNormalization": "keras.layers.LayerNormalization or GroupNormalization"}

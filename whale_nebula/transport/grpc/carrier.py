@@ -65,6 +65,7 @@ class GrpcCarrier(ABC):
         """The greeting is done: all lanes may be used."""
         with self._gate:
             if self._connection is not None:
+                self._connection.met = True
                 self._connection.opened.set()
 
     def drop(self, why: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from whale_nebula.transport.grpc.lane import Lane
 
@@ -26,6 +27,7 @@ class Connection:
         self.changed = threading.Condition()
         self.adopted = threading.Event()
         self.opened = threading.Event()
+        self.met = False  # whether the greeting was ever done
         self.closing = False
         self._lanes: dict[int, Lane] = {}
         self._over = False
@@ -48,10 +50,12 @@ class Connection:
         with self.changed:
             late = self._over or number in self._lanes
             if not late:
-                lane.changed, lane.on_end = self.changed, self.end
+                lane.changed, lane.on_end = self.changed, partial(self._lane_ended, number, lane)
                 self._lanes[number] = lane
         if late:
             lane.end(self._why or f"lane {number} came twice")
+        elif lane.over:  # before anybody was told
+            self._lane_ended(number, lane, lane.why)
 
     def on_end(self, tell: Callable[[str], None]) -> None:
         """Be told once when it is gone, at once if it is."""
@@ -77,7 +81,7 @@ class Connection:
     def send(self, frame: bytes) -> bool:
         """Hand over one frame, once a lane has room for it; False if the connection is gone."""
         with self.changed:
-            while not self._over:
+            while not (self._over or self.closing):
                 lane = self._free(len(frame) < _SMALL_BYTES)
                 if lane is not None:
                     return lane.put(frame)
@@ -93,6 +97,7 @@ class Connection:
         with self.changed:
             self.closing = True
             lanes = list(self._lanes.values())
+            self.changed.notify_all()
         for lane in lanes:
             lane.finish()
 
@@ -110,6 +115,14 @@ class Connection:
             lane.end(why)
         for tell in told:
             tell(why)
+
+    def _lane_ended(self, number: int, lane: Lane, why: str) -> None:
+        """A further lane that ends in order is merely gone: the last words are said on lane 0."""
+        if number == 0 or not lane.in_order:
+            self.end(why)
+        else:
+            with self.changed:
+                self._lanes.pop(number, None)
 
     def wait_over(self, seconds: float) -> bool:
         """Wait so long for its end; whether that has come."""

@@ -131,28 +131,24 @@ class DiallingCarrier(GrpcCarrier):
                 widened = True
             if self._target.credentials and self._target.credentials() is not credentials:
                 connection.end("this side's certificate was renewed")
-        return widened
+        return connection.met
 
     def _open(self, connection: Connection, number: int, credentials: Credentials | None) -> int:
         knock = Knock(self._run_id, self.here, self.there, connection.name, number)
-        lane = connection.lane(number)
+        lane = Lane(connection.changed)
         hear = connection.hearer(number, lambda frame: self._hear(connection, frame))
-        return dial(
-            self._target,
-            knock,
-            lane,
-            hear,
-            deadlines=self._deadlines,
-            rate=self._rate,
-            credentials=credentials,
+        asked = dial(
+            self._target, knock, lane, hear, deadlines=self._deadlines, rate=self._rate, credentials=credentials
         )
+        connection.add(number, lane)
+        return asked
 
     def _widen(self, connection: Connection, lanes: int, credentials: Credentials | None) -> None:
         try:
             for number in range(1, lanes):
                 self._open(connection, number, credentials)
         except NebulaError as error:
-            connection.end(f"a further lane did not open: {reason(error)}")
+            _LOG.info("%s to %s goes on with fewer lanes: %s", self.here, self.there, reason(error))
 
     def _look_into(self, error: TransportError) -> None:
         """What is in the way: not up yet, dead, or something that no patience mends, which is raised."""

@@ -46,7 +46,7 @@ class Lane:
     def send(self, frame: bytes) -> bool:
         """Hand over one frame, once there is room; False if the stream is over."""
         with self.changed:
-            while not self.free and not self._over:
+            while not self.free and not (self._over or self._finishing):
                 self.changed.wait()
             return self.put(frame)
 
@@ -95,6 +95,12 @@ class Lane:
         with self.changed:
             self._finishing = True
             self.changed.notify_all()
+
+    def gone(self, why: str) -> None:
+        """The stream is no more: in order, if this side had finished and nothing was left to say."""
+        with self.changed:
+            self.in_order = not self._over and self._finishing and self._frame is None
+        self.end(why)
 
     def end(self, why: str) -> None:
         """Break it now, for this reason; the first reason stays."""

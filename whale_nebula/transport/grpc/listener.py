@@ -105,7 +105,7 @@ class Listener:
             _LOG.warning("a stream from %s is refused: %s", context.peer(), error.what)
             context.abort(_refusal(error), _line(error))
         lane.attach(lambda why: context.cancel())
-        if not context.add_callback(lambda: lane.end("the connection broke, or the other side left")):
+        if not context.add_callback(lambda: lane.gone("the connection broke, or the other side left")):
             lane.end("the other side was gone at once")
         context.send_initial_metadata(((LANES, str(options.lanes())),))
         reader = threading.Thread(target=lane.read, args=(incoming, hear), name="nebula-hear", daemon=True)

@@ -76,7 +76,9 @@ def test_branches_of_different_folds_are_coupled() -> None:
         .replace("%1 = Neg(%0) float32[?,4]", "%1 = Const float32[8,4]")
     )
     check(text)
-    assert reason(text, 2) == "a value is whole in one case and rows in another"
+    assert reason(text, 2) == (
+        "one case gives a value that is the same in every micro-batch, and another rows of the batch"
+    )
 
 
 def test_a_call_is_what_its_body_is() -> None:

@@ -1,0 +1,100 @@
+"""Two sites leave, bit for bit, what one process leaves.
+
+    python benchmarks/equality/run.py    # needs root and /dev/net/tun
+
+Each site is a network namespace (tools/wan.py), in which `whale-nebula run` trains the models of tests/parity/zoo.py;
+they are trained in this process too, by the same plans.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import keras
+from common import machine, write
+
+import whale_nebula as nb
+from tests.parity.zoo import ZOO, Cut
+from tests.processes.telling import left, sent, told
+
+ROOT = Path(__file__).resolve().parents[2]
+LINE = ("--rate", "60mbit", "--delay", "20ms")
+CUT, SEED, DEADLINE = (2, 3), 5, 1800
+CLUSTERS = ("c0", "c1")
+PARTS = ("losses", "history", "gradients", "weights", "outputs")
+
+
+def across(folder: Path) -> list[Mapping[str, Any]]:
+    """What the models leave in each of the two sites."""
+    cli = [sys.executable, "-m", "whale_nebula.cli.main"]
+    clusters = {name: {"workers": [f"10.77.0.{n}:7101"]} for n, name in enumerate(CLUSTERS, start=1)}
+    config = folder / "clusters.yaml"
+    config.write_text(yaml.safe_dump({"run": "equal", "seed": SEED, "clusters": clusters}))
+    for command in (["init"], ["issue", "--all"]):
+        asked = [*cli, "certs", *command, "--config", str(config), "--folder", str(folder / "certs")]
+        subprocess.run(asked, check=True, capture_output=True)
+    script = [str(ROOT / "tests" / "processes" / "workers" / "zoo.py"), ",".join(map(str, CUT))]
+    commands = [
+        ["sh", "-c", 'exec "$@" > ' + str(folder / name), "sh", *cli, "run", "--config", str(config), "--cluster", name]
+        for name in CLUSTERS
+    ]
+    wan = [sys.executable, str(ROOT / "tools" / "wan.py"), *LINE, "--"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(
+        [*wan, *commands[0], *script, "---", *commands[1], *script],
+        check=True, cwd=ROOT, env=environment, timeout=DEADLINE,
+    )  # fmt: skip
+    return [told((folder / name).read_text("utf-8")) for name in CLUSTERS]
+
+
+def alone(name: str) -> dict[str, Any]:
+    """What a model leaves in this process, and what its last step put on the emulated line."""
+    nb.shutdown()
+    keras.utils.set_random_seed(SEED)
+    with nb.init(links="10gbit,0ms"):
+        return {**left(ZOO[name].run(Cut(*CUT))), "sent": sent()}
+
+
+def compared(name: str, sites: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """A row: which parts of what a model leaves are the same bits everywhere."""
+    expected, key = alone(name), f"{name} {CUT[0]},{CUT[1]}"
+    differ = [part for part in PARTS if any(site[key][part] != expected[part] for site in sites)]
+    carried = {link: count for site in sites for link, count in site[f"{key} sent"].items() if count[0]}
+    if carried != expected["sent"]:
+        differ.append("bytes")
+    return {
+        "model": name,
+        "weights": len(expected["weights"]),
+        "bytes": sum(count[0] for count in carried.values()),
+        "differ": ", ".join(differ) or "nothing",
+        "verdict": "missed" if differ else "equal",
+    }
+
+
+def main() -> int:
+    """Train everywhere, compare, write."""
+    with tempfile.TemporaryDirectory() as folder:
+        sites = across(Path(folder))
+    rows = [compared(name, sites) for name in ZOO]
+    for row in rows:
+        print(row)
+    keys = ("model", "weights", "bytes", "differ", "verdict")
+    result = {"machine": machine(), "line": " ".join(LINE), "cut": CUT, "rows": rows}
+    write(__file__, result, [keys, *([row[key] for key in keys] for row in rows)])
+    return int(any(row["verdict"] == "missed" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

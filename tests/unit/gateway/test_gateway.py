@@ -1,0 +1,248 @@
+"""Two gateways between two clusters, with real TLS on loopback: what they hand on, refuse, notice and write down."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.unit.gateway.town import CLUSTERS, GPU, NPU, QUICK, RUN, SOON, Town, certificates, key, records, town, until
+from tests.unit.transport.crossing import Certificates
+from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError
+from whale_nebula.gateway.half import Side
+from whale_nebula.security import Credentials, CurrentCredentials, Files
+from whale_nebula.security.heads import read_heads
+from whale_nebula.security.issue import revoke
+from whale_nebula.security.verdict import verify
+from whale_nebula.transport.grpc.dialling import dial
+from whale_nebula.transport.grpc.knock import Knock
+from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.transport.grpc.links import target
+from whale_nebula.transport.grpc.tls import channel_credentials
+from whale_nebula.wire.frame import Flag, Header, Kind, pack
+
+OTHER = "npu/1"
+ALL = (GPU, NPU, "gpu/gateway", "npu/gateway")
+PAIRS = {"gpu": (GPU, NPU), "npu": (NPU, GPU)}
+
+
+@pytest.fixture(scope="module")
+def files() -> Iterator[dict[str, Files]]:
+    with certificates(GPU, NPU, OTHER, "npu/7", "gpu/operator-0") as made:
+        yield made
+
+
+@pytest.fixture
+def make(tmp_path: Path, files: dict[str, Files]) -> Iterator[Callable[..., Town]]:
+    """A town of which gateways and workers run."""
+    with contextlib.ExitStack() as stack:
+
+        def one(**options: Any) -> Town:
+            made = stack.enter_context(town(tmp_path, options.pop("files", files), **options))
+            made.start()
+            return made
+
+        yield one
+
+
+class TestWhatCrosses:
+    @pytest.mark.parametrize("dials", [CLUSTERS, ("gpu",), ("npu",)])
+    def test_either_gateway_may_dial(self, make: Callable[..., Town], dials: tuple[str, ...]) -> None:
+        made = make(dials=dials)
+        made.join()
+        made.meet()
+        made.cross(range(3), size=1 << 19)
+        fars = [made.gateways[one]._pair(*pair).half(Side.FAR) for one, pair in PAIRS.items()]
+        assert sorted(half.dialled for half in fars if half is not None) == [False, True]
+
+    def test_two_pairs_share_the_gateways(self, make: Callable[..., Town]) -> None:
+        made = make(workers=(GPU, NPU, OTHER))
+        made.join()
+        made.meet()
+        made.meet(GPU, OTHER)
+        made.cross(range(2))
+        made.cross(range(2), here=GPU, there=OTHER)
+
+    def test_who_comes_first_waits_for_the_other(self, make: Callable[..., Town]) -> None:
+        made = make()
+        made.join(GPU)
+        until(lambda: made.gateways["npu"]._pair(NPU, GPU).half(Side.FAR))
+        made.join(NPU)
+        made.meet()
+
+    def test_without_certificates_when_the_config_says_so(self, make: Callable[..., Town]) -> None:
+        made = make(files=None)
+        made.join()
+        made.meet()
+        made.cross(range(2))
+        assert [each["action"] for each in records(made.sites["gpu"])][0] == "genesis"
+
+    def test_a_paced_line_is_no_faster_than_its_rate(self, make: Callable[..., Town]) -> None:
+        made = make(rate=4e6)
+        made.join()
+        made.meet()
+        made.cross(range(1))
+        slept: list[float] = []
+        made.gateways["gpu"]._roads["npu"].pacer._sleep = slept.append
+        made.cross(range(1, 4), size=1 << 18)
+        assert sum(slept) > 0.4
+
+
+class TestWhatBreaks:
+    def test_a_gateway_that_ends_and_starts_again(self, make: Callable[..., Town]) -> None:
+        made = make()
+        made.join()
+        made.meet()
+        made.cross(range(2))
+        made.gateways["gpu"].stop("it is started again")
+        sends = threading.Thread(target=made.link().send, args=(key(99), np.arange(10)))
+        sends.start()
+        made.start("gpu")
+        np.testing.assert_array_equal(made.link(NPU, GPU).receive(key(99), SOON), np.arange(10))
+        sends.join(SOON)
+        made.cross(range(2, 4))
+
+    def test_a_worker_that_connects_anew_breaks_the_old_streams(self, make: Callable[..., Town]) -> None:
+        made = make()
+        made.join()
+        made.meet()
+        made.link()._carrier.drop("a test")
+        made.cross(range(2))
+        ends = [each for each in records(made.sites["gpu"]) if each["action"] == "end"]
+        assert {each["side"] for each in ends} == {"near", "far"}
+
+    def test_a_worker_that_is_killed_is_named_to_the_other_at_once(self, make: Callable[..., Town]) -> None:
+        made = make()
+        made.join()
+        made.meet()
+        until(lambda: NPU in made.gateways["npu"]._vigil._open)
+        made.kill(NPU)
+        with pytest.raises(LinkClosedError, match="worker 'npu/0' is gone: its gateway has seen") as raised:
+            made.link().receive(key(0, NPU, GPU), SOON)
+        assert "has refused twice" in str(raised.value)
+        [gone] = [each for each in records(made.sites["npu"]) if each["action"] == "gone"]
+        assert (gone["object"], gone["state"]) == (NPU, "dead")
+
+    def test_a_worker_that_is_started_again_begins_without_the_past(self, make: Callable[..., Town]) -> None:
+        made = make()
+        made.join()
+        made.meet()
+        until(lambda: all(worker in made.gateways[worker[:3]]._vigil._open for worker in (GPU, NPU)))
+        made.kill(NPU)
+        made.kill(GPU)
+        until(lambda: all(gateway._gone == {GPU, NPU} for gateway in made.gateways.values()))
+        made.join()
+        made.meet()
+
+
+class TestWhatIsRefused:
+    def knock(
+        self, made: Town, files: Files, who: str, source: str, destination: str, cluster: str = "gpu"
+    ) -> NebulaError:
+        current = CurrentCredentials(Credentials.of(files))
+        address = made.sites[cluster].listen
+        aim = target(RUN, f"{cluster}/gateway", address, current, gateway=True)
+        with pytest.raises(NebulaError) as raised:
+            dial(aim, Knock(RUN, source, destination, "00112233aabbccdd"), Lane(), lambda frame: None, deadlines=QUICK)
+        return raised.value
+
+    @pytest.mark.parametrize(
+        ("who", "source", "destination", "why"),
+        [
+            (NPU, NPU, GPU, "expected npu/gateway"),  # a worker of another cluster
+            (GPU, "gpu/1", NPU, "expected gpu/1"),  # says that it is another one
+            (GPU, GPU, "gpu/0", "no frames go to or from"),
+            (GPU, GPU, "tpu/0", "no frames go to or from"),
+            (GPU, GPU, "npu/1", "no frames go to or from"),
+            (GPU, GPU, "npu/gateway", "no frames go to or from"),
+            ("npu/gateway", "npu/0", "npu/0", "no frames go to or from"),
+            ("npu/gateway", GPU, NPU, "expected gpu/0"),
+            ("gpu/operator-0", "gpu/operator-0", NPU, "may not: relay"),
+            (NPU, "npu/gateway", "gpu/gateway", "expected npu/gateway"),
+        ],
+    )
+    def test_by_identity_and_policy(
+        self, make: Callable[..., Town], files: dict[str, Files], who: str, source: str, destination: str, why: str
+    ) -> None:
+        made = make(dials=())
+        error = self.knock(made, files[who], who, source, destination)
+        assert isinstance(error, IdentityError)
+        assert why in error.what
+        [refused] = [each for each in records(made.sites["gpu"]) if each["action"] == "refuse"]
+        assert (refused["decision"], refused["times"]) == ("deny", 1)
+        assert why in refused["reason"]
+
+    def test_a_frame_that_names_another_pair(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
+        made = make(workers=(GPU, NPU, OTHER))
+        lane, current = Lane(), CurrentCredentials(Credentials.of(files[GPU]))
+        aim = target(RUN, "gpu/gateway", made.sites["gpu"].listen, current, gateway=True)
+        dial(aim, Knock(RUN, GPU, NPU, "00112233aabbccdd"), lane, lambda frame: None, deadlines=QUICK)
+        header = Header(Kind.BEAT, Flag.LAST, epoch=1, source=0, destination=2)
+        assert lane.send(pack(header, 0))
+        until(lambda: lane.over)
+        [end] = [each for each in records(made.sites["gpu"]) if each["action"] == "end"]
+        assert end["decision"] == "deny"
+        assert "a frame from worker 0 to worker 2" in end["reason"]
+
+    def test_a_certificate_that_is_revoked_while_its_stream_stands(
+        self, tmp_path: Path, make: Callable[..., Town]
+    ) -> None:
+        home = Certificates(tmp_path / "home")
+        home.issue(GPU, NPU, "gpu/gateway", "npu/gateway")
+        made = make(files={name: Files.under(home.folder, home.identity(name)) for name in ALL})
+        made.join()
+        made.meet()
+        revoke(home.folder, home.authority, [home.of(GPU).serial], "a test")
+        with pytest.raises(IdentityError, match="was revoked"):
+            made.link().receive(key(0, NPU, GPU), SOON)
+        assert any("was revoked" in each.get("reason", "") for each in records(made.sites["gpu"]))
+
+
+class TestAuditHeads:
+    def test_the_last_head_is_kept_by_the_other_gateway(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
+        made = make()
+        made.join()
+        made.meet()
+        until(lambda: made.gateways["gpu"]._roads["npu"].trunk.up)
+        made.gateways["gpu"].stop("a test")
+        heads = list(read_heads(made.sites["npu"].heads))
+        verdict = verify(made.sites["gpu"].audit, heads, Credentials.of(files[GPU]).trust)
+        assert (verdict.bad, verdict.closed, verdict.kept) == (None, True, verdict.records - 2)
+
+    def test_a_log_that_was_written_anew_is_noticed(self, make: Callable[..., Town]) -> None:
+        made = make()
+        until(lambda: made.gateways["gpu"]._roads["npu"].trunk.up)
+        made.gateways["gpu"].stop("a test")
+        made.sites["gpu"].audit.unlink()
+        made.start("gpu")
+        until(lambda: made.gateways["gpu"]._roads["npu"].trunk.up)
+        made.gateways["gpu"].journal.log.head()
+        until(lambda: [each for each in records(made.sites["npu"]) if each["action"] == "head" and each["decision"]])
+        assert "is another than it was" in records(made.sites["npu"])[-1]["reason"]
+
+
+class TestHealth:
+    def ask(self, made: Town, files: Files, service: str = "") -> Any:
+        credentials = Credentials.of(files)
+        name = made.gateways["gpu"].site.identity.dns
+        options = [("grpc.ssl_target_name_override", name)]
+        with grpc.secure_channel(made.sites["gpu"].listen, channel_credentials(credentials), options) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            return stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=SOON).status
+
+    def test_whoever_has_a_certificate_may_ask(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
+        made = make()
+        serving = health_pb2.HealthCheckResponse.SERVING
+        assert [self.ask(made, files[who]) for who in (GPU, NPU, "gpu/operator-0")] == [serving] * 3
+        until(lambda: self.ask(made, files[GPU], "npu") == serving)
+
+    def test_a_way_that_is_not_there_is_not_served(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
+        made = make(dials=())
+        assert self.ask(made, files[GPU], "npu") == health_pb2.HealthCheckResponse.NOT_SERVING
