@@ -24,6 +24,7 @@
     · CollectiveReadError      NB-303  a value that lives elsewhere was read by one process alone
     · InputMismatchError       NB-304  clusters that were fed different batches
     · StateError               NB-305  a call at the wrong time
+    · AbsentInputError         NB-306  an input that a cluster reads and was not given
     · VerificationError        NB-310  the plan and the uncut model do not agree
   * TransportError             NB-400  what joins two workers
     · LinkClosedError          NB-401  a link that is no more
@@ -366,6 +367,13 @@ class StateError(RunError):
 
     code = "NB-305"
     usual_mend = "nb.shutdown() ends a run and nb.init(...) opens one; neither while a step runs"
+
+
+class AbsentInputError(RunError):
+    """An input that a cluster reads, or needs the rows of, and was not given."""
+
+    code = "NB-306"
+    usual_mend = "yield the input in this cluster as well, or read it in a stage of the cluster that has it"
 
 
 class VerificationError(RunError):

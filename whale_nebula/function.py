@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from whale_nebula import tf_private
 from whale_nebula.capture.step import bind
 from whale_nebula.capture.tracing import current, uncut_on_purpose
-from whale_nebula.errors import OptionError
+from whale_nebula.errors import NebulaWarning, OptionError
 from whale_nebula.runtime.step import Arguments, Step, Unpack
 from whale_nebula.scopes import calling_site, values
+from whale_nebula.scopes.site import script_site
 from whale_nebula.scopes.words import checked
 from whale_nebula.suggest import did_you_mean, listed
 
@@ -24,8 +26,9 @@ class NebulaFunction:
     def __init__(self, fn: Callable[..., Any], whole: Iterable[str]) -> None:
         functools.update_wrapper(self, fn)
         self._fn = fn
+        self._looked = False
         name = getattr(fn, "__name__", type(fn).__name__)
-        self._step = Step(tf_private.autographed(fn), name=name, whole=frozenset(whole))
+        self._step = Step(tf_private.autographed(fn), name=name, whole=frozenset(whole), lazy=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step; the first call with each form of arguments captures and plans it.
@@ -34,7 +37,25 @@ class NebulaFunction:
         """
         if current() is not None or uncut_on_purpose():
             return self._step.fn(*args, **kwargs)
-        return self._step.run(*self.arguments(*args, **kwargs))
+        results = self._step.run(*self.arguments(*args, **kwargs))
+        if not self._looked:
+            self._looked = True
+            self._tell_uncut()
+        return results
+
+    def _tell_uncut(self) -> None:
+        """After the first call: a function in which no stage was entered runs as under tf.function, and says so once."""
+        made = self._step.last
+        if made is None or made.cut.program.pipeline.micro_batch > 1 or any(s.where for s in made.cut.program.stages):
+            return
+        site = script_site()
+        warning = NebulaWarning(
+            f"{self._step.name} under @nb.function runs uncut",
+            where=str(site),
+            why="no nb.stage was entered while it was captured, and no layer in it was built under one; it is said once",
+            mend='with nb.stage(cluster="gpu"): around each of its parts; or @tf.function, if it is to stay whole',
+        )
+        warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)

@@ -1,6 +1,7 @@
 """What stands in for training where a script is only shown: each step is looked at, and not run.
 
-There is at most one observer in a process, as there is at most one run; without one nothing here does anything.
+There is at most one observer in a process, as there is at most one run. Without one nothing here does anything but
+keep in mind which step, if any, had no scopes.
 """
 
 from __future__ import annotations
@@ -32,8 +33,13 @@ class Observer(Protocol):
         """A model without scopes is about to train, test or predict."""
         ...
 
+    def report(self) -> Any:
+        """What `nb.last_report()` gives where no step was run."""
+        ...
+
 
 _observer: Observer | None = None
+_plain = ""
 
 
 def observer() -> Observer | None:
@@ -58,5 +64,24 @@ def observed_by(given: Observer) -> Iterator[None]:
 
 def met_plain(name: str, kind: str) -> None:
     """Say that a model without scopes is about to run."""
+    global _plain
+    _plain = f"{name}'s {kind}_step"
     if _observer is not None:
         _observer.plain(name, kind)
+
+
+def last_plain() -> str:
+    """The last step without scopes that this run has met; nothing where there was none.
+
+    >>> met_plain("small", "train")
+    >>> last_plain()
+    "small's train_step"
+    >>> forget_plain()
+    """
+    return _plain
+
+
+def forget_plain() -> None:
+    """The run is closed."""
+    global _plain
+    _plain = ""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from whale_nebula.errors import NebulaWarning, OptionError, PlanMismatchError
+from whale_nebula.errors import NebulaWarning, OptionError, PlanError, PlanMismatchError
 from whale_nebula.ir.face import Plan
 from whale_nebula.ir.plan_difference import plan_difference
 from whale_nebula.scopes.site import Site, script_site
@@ -129,6 +129,14 @@ def _read(given: Any, site: str) -> tuple[Plan, str]:
     if isinstance(given, Plan):
         return given, site
     if isinstance(given, (str, os.PathLike)):
+        if not os.path.exists(given):
+            raise PlanError(
+                f"there is no file {os.fspath(given)!r} to pin a plan by",
+                where=site,
+                why=f"it is looked for from {os.getcwd()}",
+                mend=f"whale-nebula show train.py --save {os.path.basename(given)}, or nb.plan(model, x, y).save(path), "
+                "writes one",
+            )
         return Plan.load(given), os.fspath(given)
     raise OptionError(
         f"plan={given!r} is neither a path nor a plan",

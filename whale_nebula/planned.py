@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -88,7 +88,7 @@ def _plan(
         notes=cut.notes,
         lines=canonical_lines(cut.program),
         exchange_seconds=overview.exchange_seconds(),
-        definition=functools.partial(_graph_def, cut, Workshop(captured.graph, captured.aliases)),
+        definition=functools.partial(_graph_def, cut, functools.cache(functools.partial(_workshop, captured))),
     )  # fmt: skip
 
 
@@ -103,10 +103,14 @@ def _links(cut: Cut, rows: Sequence[int], run: Run, exchanged: Exchanged) -> dic
     return found
 
 
-def _graph_def(cut: Cut, workshop: Workshop, stage: str) -> Any:
+def _workshop(captured: Captured) -> Workshop:
+    return Workshop(captured.graph, captured.aliases)
+
+
+def _graph_def(cut: Cut, workshop: Callable[[], Workshop], stage: str) -> Any:
     """The graph of a stage's forward, in the first phase in which it has one."""
     for phase in cut.phases:
         for found in phase.stages:
             if cut.program.stages[found.stage].key == stage and found.forward is not None:
-                return workshop.make(found.forward).concrete.graph.as_graph_def()
+                return workshop().make(found.forward).concrete.graph.as_graph_def()
     return tf.compat.v1.GraphDef()

@@ -14,7 +14,7 @@ from typing import Any
 from whale_nebula.config import Config, Links, load, parse_links, quantities
 from whale_nebula.errors import ConfigError, OptionError, StateError
 from whale_nebula.launch.attach import Attachment, attach
-from whale_nebula.observing import observer
+from whale_nebula.observing import forget_plain, observer
 from whale_nebula.pinned import Pinned, Pins, pins
 from whale_nebula.report.audience import Seen, audience
 from whale_nebula.report.published import forget, watch
@@ -300,6 +300,7 @@ def shutdown() -> None:
             close()
         deal_to([])
         forget()
+        forget_plain()
 
 
 def report_failure(failure: BaseException) -> None:

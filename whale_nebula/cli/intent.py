@@ -66,7 +66,7 @@ class Intent:
 
     def _gateway(self, worker: str) -> str | None:
         cluster = self.config.clusters.get(cluster_of(worker))
-        return None if self.everywhere or cluster is None else cluster.gateway
+        return None if cluster is None else cluster.gateway
 
     def _secured(self) -> str:
         if self.config.security.insecure:

@@ -14,6 +14,7 @@ from whale_nebula import __version__
 from whale_nebula.cli.exits import DONE, INTERRUPTED, NOT_YET
 from whale_nebula.cli.telling import tell
 from whale_nebula.errors import NotYetError
+from whale_nebula.suggest import did_you_mean
 
 COMMANDS = {
     "run": "run a script on this cluster's workers: whale-nebula run --config clusters.yaml --cluster gpu train.py",
@@ -24,7 +25,7 @@ COMMANDS = {
     "audit": "verify a gateway's audit log",
     "bench": "measure the line between two clusters: whale-nebula bench link",
 }
-BUILT = ("run", "show", "doctor", "certs", "gateway", "audit")
+BUILT = ("run", "show", "doctor", "certs", "gateway", "audit", "bench")
 """Those that work; each is a module of its own here."""
 
 
@@ -58,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words and words[0] in BUILT:
         return _built(words[0], words[1:])
     made = parser()
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        made.error(f"there is no command {words[0]!r}; {did_you_mean(words[0], COMMANDS)}")
     chosen = made.parse_args(words)
     if chosen.command is None:
         made.print_help()

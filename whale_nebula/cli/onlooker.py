@@ -62,6 +62,12 @@ class Onlooker:
             raise PlanShown
         return (self.shown.zeros(found, tensors),)
 
+    def report(self) -> Any:
+        """What stands for the report of a step that was not run."""
+        from whale_nebula.cli.unrun import unrun
+
+        return unrun(self.plans)
+
     def plain(self, name: str, kind: str) -> None:
         """Let a model without scopes predict, but not train: that would be for real."""
         if kind == "train":

@@ -16,6 +16,7 @@ from whale_nebula.cli.telling import remark, tell
 from whale_nebula.cli.words import Parser
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, NebulaError, PlanError
+from whale_nebula.launch.gateways import at_hand, names, running
 from whale_nebula.launch.hosts import is_local, listening, settled
 from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.launch.placed import Output, identities, start_placed
@@ -121,6 +122,7 @@ def _check(made: Parser, given: argparse.Namespace, script: Sequence[str]) -> No
 
 def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
     config = load(given.config)
+    config = at_hand(config, is_local) if given.all else config
     found = _placed(given, config)
     if given.explain:
         print(Intent.explained(found) if given.json else found.explained())
@@ -153,7 +155,7 @@ def _secured(
     from whale_nebula.launch import secured
 
     if given.all or len(placement.addresses) == 1:
-        with secured.for_one_run(config, placement.here) as made:
+        with secured.for_one_run(config, [*placement.here, *names(config)]) as made:
             yield made
     else:
         files = secured.configured(config, placement.here, given.config)
@@ -170,11 +172,14 @@ def _start(
     asking: Asking,
 ) -> int:
     listen = _listen(config, placement)
-    workers = identities(placement, config, security, listen=listen, path=given.config, gateways=not given.all)
+    workers = identities(placement, config, security, listen=listen, path=given.config)
     named = frozenset(name for name, stream in (("out", sys.stdout), ("err", sys.stderr)) if stream.isatty())
     sys.stdout.flush()
     argv = ["-m", "whale_nebula.launch.child", *script]
-    with start_placed(argv, workers, output=Output(named=named), notice=remark) as job:
+    with contextlib.ExitStack() as others:
+        if given.all:
+            others.enter_context(running(config, placement, security))
+        job = others.enter_context(start_placed(argv, workers, output=Output(named=named), notice=remark))
         asking.job = job
         result = job.wait(float("inf"), patience=config.patience)
     return ended(result, asking, as_json=given.json)

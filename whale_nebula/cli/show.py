@@ -13,7 +13,7 @@ from pathlib import Path
 from whale_nebula.cli import exits, script
 from whale_nebula.cli.onlooker import Onlooker
 from whale_nebula.cli.telling import remark, tell
-from whale_nebula.cli.words import Parser, Words, split
+from whale_nebula.cli.words import Parser, Words, misspelt, split
 from whale_nebula.config import load, parse_links
 from whale_nebula.errors import ConfigError, NebulaError, PlanError, StateError
 from whale_nebula.ir.face import Plan
@@ -80,6 +80,8 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; gives the exit status."""
     made = parser()
     words = split(argv, {*_FLAGS, "-h", "--help"}, _VALUED)
+    for word, meant in misspelt(argv, words, made.names):
+        remark(f"{word} was handed to the script; was {meant} meant? (behind -- all is the script's, and nothing is said)")
     given = made.read(words.options)
     _check(made, given, words)
     try:
@@ -107,7 +109,7 @@ def _report(given: argparse.Namespace) -> int:
     from whale_nebula.cli.show_report import show_report
 
     if not os.path.exists(given.report):
-        return _no_file(given.report, given.json)
+        return _no_file(given.report, given.json, _NO_REPORT)
     return show_report(given.report, as_json=given.json)
 
 
@@ -165,9 +167,16 @@ def _tell_failed(path: str, ending: script.Ending, as_json: bool) -> None:
         tell(PlanError(what, where=path, why=why, mend="stderr has what it said"), as_json=True)
 
 
-def _no_file(path: str, as_json: bool) -> int:
-    tell(PlanError(f"there is no file {path!r}", mend="whale-nebula show path/to/train.py"), as_json=as_json)
+def _no_file(path: str, as_json: bool, mend: str = "whale-nebula show path/to/train.py") -> int:
+    kind = StateError if mend == _NO_REPORT else PlanError
+    tell(kind(f"there is no file {path!r}", mend=mend), as_json=as_json)
     return exits.NO_FILE
+
+
+_NO_REPORT = (
+    "whale-nebula show --report FILE reads what a run has left: "
+    'nb.last_report().save("step.json"), or nb.init(metrics="run.jsonl")'
+)
 
 
 # ---------------------------------------------------------------------- what is printed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, NoReturn
 
@@ -46,6 +47,23 @@ def split(argv: Sequence[str], flags: Collection[str], valued: Collection[str]) 
     if script is None and arguments:
         script, *arguments = arguments
     return Words(options, script, arguments)
+
+
+def misspelt(argv: Sequence[str], words: Words, known: Collection[str]) -> list[tuple[str, str]]:
+    """Options behind the script, before any "--", that are nearly one of ours, each with the one that it looks like.
+
+    >>> line = ["train.py", "--htlm", "a.html", "--epochs", "3", "--", "--jsno"]
+    >>> misspelt(line, split(line, {"--json"}, {"--html"}), ["--html", "--json", "--steps"])
+    [('--htlm', '--html')]
+    """
+    before = argv[: list(argv).index("--")] if "--" in argv else argv
+    names = [word.partition("=")[0] for word in before if word.startswith("--") and word in words.arguments]
+    found = [(name, difflib.get_close_matches(name, known, n=1, cutoff=_NEARLY)) for name in names]
+    return [(name, meant[0]) for name, meant in found if meant]
+
+
+_NEARLY = 0.8
+"""How alike the two must be: a script's own --epochs is not taken for --steps."""
 
 
 def _next(waiting: object) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -16,13 +17,27 @@ def read(path: Path) -> Place:
     """The values in a file; a key that is given twice is refused, because YAML would drop the first."""
     text = _text(path)
     try:
-        _refuse_doubles(yaml.compose(text, Loader=yaml.SafeLoader), str(path))
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        _refuse_doubles(node, str(path))
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise _unreadable(path, error) from None
     if not isinstance(value, dict | None):
         raise ConfigError("a config is a mapping", where=str(path), mend=f"begin it like {_EXAMPLE}")
-    return Place(value, source=str(path))
+    return Place(value, source=str(path), lines=dict(_lines(node, "")))
+
+
+def _lines(node: yaml.Node | None, path: str) -> Iterator[tuple[str, int]]:
+    """Each path of keys with the line on which its value begins; that of a key, where the value is a table or a list."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            below = f"{path}.{key.value}" if path else str(key.value)
+            yield below, key.start_mark.line + 1
+            yield from _lines(value, below)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            yield f"{path}[{number}]", value.start_mark.line + 1
+            yield from _lines(value, f"{path}[{number}]")
 
 
 def _text(path: Path) -> str:

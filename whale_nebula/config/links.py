@@ -111,7 +111,8 @@ def _unread(place: Place, word: str) -> ConfigError:
     guess = _guess(word)
     line = ",".join(part if part != word else guess for part in parts)
     what = f"{word!r} is no rate, delay or loss"
-    return place.wrong(what, why=_PARTS, mend=f'did you mean "{line}"?' if guess else '"60mbit,20ms"')
+    why = quantities.bytes_told(word) if quantities.in_bits(word) else _PARTS
+    return place.wrong(what, why=why, mend=f'did you mean "{line}"?' if guess else '"60mbit,20ms"')
 
 
 def _guess(word: str) -> str:

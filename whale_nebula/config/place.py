@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from whale_nebula.errors import ConfigError
@@ -14,26 +14,37 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A value with the path of keys that leads to it, "clusters.gpu.workers[0]", and the file's name."""
+    """A value with the path of keys that leads to it, "clusters.gpu.workers[0]", and the file's name.
+
+    `lines` says for each path on which line of the file it stands, where that is known.
+    """
 
     value: Any
     path: str = ""
     source: str = ""
+    lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     def wrong(self, what: str, *, mend: str, why: str | None = None) -> ConfigError:
         """An error about this value."""
-        where = ": ".join(part for part in (self.source, self.path) if part)
+        where = ": ".join(part for part in (self.source + self._line(), self.path) if part)
         return ConfigError(what, where=where, why=why, mend=mend)
+
+    def _line(self) -> str:
+        """The line of this value, or of what it is missing in."""
+        path = self.path
+        while path and path not in self.lines:
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return f":{self.lines[path]}" if path else ""
 
     def key(self, name: str) -> Place:
         """What stands under a key; its value is None where there is no such key."""
         path = f"{self.path}.{name}" if self.path else name
-        return Place(self.value.get(name), path, self.source)
+        return Place(self.value.get(name), path, self.source, self.lines)
 
     def table(self, known: Iterable[str] | None = None) -> Place:
         """The place itself, if it holds a mapping of words, all known; nothing at all is an empty one."""
         if self.value is None:
-            return Place({}, self.path, self.source)
+            return Place({}, self.path, self.source, self.lines)
         if not isinstance(self.value, dict):
             raise self.wrong(f"{self.value!r} is no mapping", mend=self._mapping())
         names = None if known is None else list(known)
@@ -64,7 +75,7 @@ class Place:
         if self.value is not None and not isinstance(self.value, list | tuple):
             raise self.wrong(f"{self.value!r} is no list", mend=f"{self.path}: [{self.value!r}]")
         for number, each in enumerate(self.value or ()):
-            yield Place(each, f"{self.path}[{number}]", self.source)
+            yield Place(each, f"{self.path}[{number}]", self.source, self.lines)
 
     def text(self) -> str:
         """A word or a line of text."""

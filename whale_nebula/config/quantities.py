@@ -37,7 +37,9 @@ def rate(place: Place) -> float:
     if not found:
         raise place.wrong(
             f"{place.value!r} is no rate",
-            why="a rate is a number above zero and a unit: kbit, mbit or gbit (a second)",
+            why=bytes_told(place.value)
+            if isinstance(place.value, str) and in_bits(place.value)
+            else "a rate is a number above zero and a unit: kbit, mbit or gbit (a second)",
             mend=_meant(place, _RATES, "rate: 60mbit"),
         )
     return found
@@ -92,12 +94,38 @@ _SAID_ELSEWHERE = {
 }  # fmt: skip
 
 
+_BYTES = re.compile(r"([kmgtKMGT]?)(?:B|[Bb]ytes?|Bps)")
+
+
+def in_bits(word: str) -> str | None:
+    """A rate that is written in bytes, in bits; None where it is not. A capital B is a byte, a small one a bit.
+
+    >>> in_bits("60MB/s"), in_bits("2.5 Gbyte"), in_bits("60Mb")
+    ('480mbit', '20gbit', None)
+    """
+    match = _NUMBER.fullmatch(word)
+    unit = _BYTES.fullmatch(match[2].removesuffix("/s")) if match else None
+    return f"{float(match[1]) * 8:.12g}{unit[1].lower()}bit" if match and unit else None
+
+
+def bytes_told(word: str) -> str:
+    """Why a word in bytes is refused, and not taken for one or the other.
+
+    >>> bytes_told("60MB")
+    'a rate is in bits a second, and B is a byte of 8 bits: 60MB a second are 480mbit'
+    """
+    per = "" if "/s" in word or word.endswith("ps") else " a second"
+    return f"a rate is in bits a second, and B is a byte of 8 bits: {word.strip()}{per} are {in_bits(word)}"
+
+
 def meant(word: str) -> str | None:
     """The quantity that a word was probably meant to be: its number, with a unit that there is.
 
-    >>> meant("60mbits"), meant("60 Mbps"), meant("20msec"), meant("fast")
-    ('60mbit', '60mbit', '20ms', None)
+    >>> meant("60mbits"), meant("60 Mbps"), meant("20msec"), meant("60MB/s"), meant("fast")
+    ('60mbit', '60mbit', '20ms', '480mbit', None)
     """
+    if (bits := in_bits(word)) is not None:
+        return bits
     match = _NUMBER.fullmatch(word)
     unit = match[2].lower().removesuffix("/s") if match else ""
     known = _SAID_ELSEWHERE.get(unit) or closest(unit, [*_RATES, *_TIMES]) if unit else None

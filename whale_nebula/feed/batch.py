@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.errors import BatchAxisError
+from whale_nebula.feed.missing import Missing, no_rows
 from whale_nebula.feed.sizes import sizes
 from whale_nebula.ir.program import Leaf
 
@@ -25,8 +26,8 @@ class Batch:
 
 
 def rows_of(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> int:
-    """The number of rows of a batch; every leaf that is split must have as many."""
-    found = [(leaf, int(t.shape[0])) for leaf, t in zip(leaves, tensors, strict=True) if leaf.batched]
+    """The number of rows of a batch; every leaf that is split, and is here, must have as many."""
+    found = _rows(leaves, tensors)
     if not found:
         return 1
     first, rows = found[0]
@@ -56,7 +57,7 @@ def cut(leaves: Sequence[Leaf], tensors: Sequence[Any], counts: Sequence[int]) -
 
 
 def _slices(leaf: Leaf, tensor: Any, counts: Sequence[int]) -> list[Any]:
-    if not leaf.batched or len(counts) == 1:
+    if not leaf.batched or len(counts) == 1 or isinstance(tensor, Missing):
         return [tensor] * len(counts)
     return list(tf.split(tensor, list(counts)))
 
@@ -67,5 +68,14 @@ def micro_batches(leaves: Sequence[Leaf], tensors: Sequence[Any], count: int) ->
 
 
 def _plain_rows(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> int:
-    found = [int(t.shape[0]) for leaf, t in zip(leaves, tensors, strict=True) if leaf.batched]
-    return found[0] if found else 1
+    found = _rows(leaves, tensors)
+    return found[0][1] if found else 1
+
+
+def _rows(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> list[tuple[Leaf, int]]:
+    """The leaves that are split and are here, each with its rows."""
+    split = [(leaf, tensor) for leaf, tensor in zip(leaves, tensors, strict=True) if leaf.batched]
+    found = [(leaf, int(tensor.shape[0])) for leaf, tensor in split if not isinstance(tensor, Missing)]
+    if split and not found:
+        raise no_rows([leaf for leaf, _ in split])
+    return found

@@ -8,11 +8,14 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
+from whale_nebula.feed.missing import Missing
 from whale_nebula.ir.program import Leaf
 
 
-def fingerprints(leaves: Sequence[Leaf], tensors: Sequence[Any], only: Collection[str] = ()) -> dict[str, int]:
-    """A checksum of every input by its name, or of those named in `only`.
+def fingerprints(
+    leaves: Sequence[Leaf], tensors: Sequence[Any], only: Collection[str] = (), secret: Collection[str] = ()
+) -> dict[str, int]:
+    """A checksum of every input that is here by its name, or of those named in `only`; never of one in `secret`.
 
     >>> leaf = Leaf(0, "x", None)
     >>> fingerprints([leaf], [np.zeros(2)]) == fingerprints([leaf], [np.zeros(2)])
@@ -20,7 +23,8 @@ def fingerprints(leaves: Sequence[Leaf], tensors: Sequence[Any], only: Collectio
     >>> fingerprints([leaf], [np.zeros(2)]) == fingerprints([leaf], [np.ones(2)])
     False
     """
-    chosen = [(leaf, t) for leaf, t in zip(leaves, tensors, strict=True) if not only or leaf.name in only]
+    here = [(leaf, t) for leaf, t in zip(leaves, tensors, strict=True) if not isinstance(t, Missing)]
+    chosen = [(leaf, t) for leaf, t in here if leaf.name not in secret and (not only or leaf.name in only)]
     return {leaf.name: _checksum(np.asarray(tensor)) for leaf, tensor in chosen}
 
 

@@ -41,7 +41,7 @@ class Trunk:
         self._lanes: list[Lane] = []
         self._words: deque[bytes] = deque(maxlen=_WAITING)
         self._last_head: Head | None = None
-        self._confirmed = -1
+        self._confirmed = self._denied = -1  # the last head of ours that was kept over there, and that was not
         self._closed = False
         self._sender = threading.Thread(target=self._send, name=f"nebula-trunk-{there.cluster}", daemon=True)
         self._sender.start()
@@ -82,7 +82,7 @@ class Trunk:
         """Wait until the other gateway has kept the last head of our log, at most so long."""
         with self._changed:
             wanted = self._last_head.seq if self._last_head is not None else -1
-            self._changed.wait_for(lambda: self._confirmed >= wanted or not self._lanes, seconds)
+            self._changed.wait_for(lambda: max(self._confirmed, self._denied) >= wanted or not self._lanes, seconds)
             return self._confirmed >= wanted
 
     def close(self) -> None:
@@ -137,6 +137,11 @@ class Trunk:
                 with self._changed:
                     self._confirmed = max(self._confirmed, seq)
                     self._changed.notify_all()
+            case {"kind": word.REFUSED, "seq": int(seq), "why": str(why)}:
+                with self._changed:
+                    self._denied = max(self._denied, seq)
+                    self._changed.notify_all()
+                self._noted("refused", actor=self.there.uri, log_seq=seq, reason=why[:500])
             case {"kind": word.GONE, "worker": str(worker), "why": str(why)}:
                 if not worker.startswith(f"{self.there.cluster}/"):
                     raise RemoteProtocolError(f"{self.there.worker} speaks of {worker[:60]!r}, which is not its own")
@@ -148,12 +153,13 @@ class Trunk:
         """Keep a head; a log that went back is written down, loudly, and the work goes on."""
         if self._kept is None:
             return
+        head = Head.from_dict(said)
         try:
-            head = Head.from_dict(said)
             new = self._kept.keep(head, self.there)
         except (AuditError, IdentityError) as error:
             reason = f"{error.what}: {error.why}" if error.why else error.what
             self._noted("head", actor=self.there.uri, decision="deny", reason=reason)
+            self._say(word.written({"kind": word.REFUSED, "seq": head.seq, "why": reason}))
             return
         if new:
             self._noted("head", actor=self.there.uri, log_seq=head.seq, digest=head.digest)

@@ -12,8 +12,8 @@ from whale_nebula.wire.frame import HEADER_BYTES, Flag, Header, Kind, checksum, 
 from whale_nebula.wire.message import decode_message, encode_message
 from whale_nebula.wire.tensor import dtype_code
 
-HEAD, KEPT, GONE = "HEAD", "KEPT", "GONE"
-"""A head of the sender's audit log; that it was kept; that a worker of the sender's cluster is gone."""
+HEAD, KEPT, REFUSED, GONE = "HEAD", "KEPT", "REFUSED", "GONE"
+"""A head of the sender's audit log; that it was kept, or was not; that a worker of the sender's cluster is gone."""
 _MOST = 64 << 10
 
 

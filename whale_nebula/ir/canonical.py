@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Attribute, Graph, Op
 from whale_nebula.ir.program import Program, Request
@@ -58,6 +59,15 @@ def _header(program: Program) -> Iterator[str]:
         yield f"variable {each.path} {each.spec} {'trainable' if each.trainable else 'not trainable'}"
 
 
+class _Form(NamedTuple):
+    """What the canonical form says of an op otherwise than the trace does."""
+
+    name: str
+    stage: str | None
+    compress: int | None
+    attributes: Mapping[str, Attribute]
+
+
 @dataclass
 class _Functions:
     """Functions under names given by what they hold: two of the same content are one."""
@@ -72,7 +82,7 @@ class _Functions:
         if original not in self._names:
             self._names[original] = "itself"
             self.graphs.setdefault("itself", Graph(()))
-            body = _ordered(self.source[original], self, _plain_roots(self.source[original]), _body_op).graph
+            body = _ordered(self.source[original], self, _plain_roots(self.source[original]), _body_form).graph
             text = to_text(replace(body, functions=self.graphs))
             self._names[original] = self._by_text.setdefault(text, f"f{len(self._by_text)}")
             self.graphs[self._names[original]] = body
@@ -93,12 +103,12 @@ def _plain_roots(graph: Graph) -> list[int]:
 
 
 def _ordered(
-    graph: Graph, functions: _Functions, roots: Iterable[int], form: Callable[[Graph, Op], Op]
+    graph: Graph, functions: _Functions, roots: Iterable[int], form: Callable[[Graph, Op], _Form]
 ) -> _Ordered:
     """The ops that roots need, in canonical order, each in its canonical form."""
     order = _order(graph, roots)
     numbers = {index: number for number, index in enumerate(order)}
-    ops = tuple(_renumbered(form(graph, graph.ops[index]), numbers, functions) for index in order)
+    ops = tuple(_renumbered(graph.ops[index], form(graph, graph.ops[index]), numbers, functions) for index in order)
     arguments = tuple(numbers[index] for index in graph.arguments if index in numbers)
     returns = tuple(Value(numbers[op], out) for op, out in graph.returns if op in numbers)
     return _Ordered(Graph(ops, functions.graphs, arguments, returns), numbers)
@@ -123,18 +133,27 @@ def _order(graph: Graph, roots: Iterable[int]) -> list[int]:
     return list(done)
 
 
-def _renumbered(op: Op, numbers: Mapping[int, int], functions: _Functions) -> Op:
-    return replace(
-        op,
+def _renumbered(op: Op, form: _Form, numbers: Mapping[int, int], functions: _Functions) -> Op:
+    """The op in its form; made outright, because `replace` takes three times as long, and there are many."""
+    return Op(
         index=numbers[op.index],
+        type=op.type,
         inputs=tuple(Value(numbers[source], out) for source, out in op.inputs),
+        outputs=op.outputs,
         control=tuple(sorted(numbers[source] for source in op.control)),
+        name=form.name,
+        role=op.role,
+        stage=form.stage,
+        compress=form.compress,
+        stateful=op.stateful,
+        attributes=form.attributes,
+        constant=op.constant,
         functions=tuple(functions.name(name) for name in op.functions),
     )
 
 
-def _body_op(graph: Graph, op: Op) -> Op:
-    return replace(op, name="", stage=None, compress=None, attributes=_attributes(graph, op))
+def _body_form(graph: Graph, op: Op) -> _Form:
+    return _Form("", None, None, _attributes(graph, op))
 
 
 def _attributes(graph: Graph, op: Op) -> dict[str, Attribute]:
@@ -168,13 +187,13 @@ class _Main:
         yield from (op.index for op in program.graph.ops if op.stateful and not op.role)
         yield from (value.op for value in (*program.returns, *program.weights))
 
-    def _form(self, graph: Graph, op: Op) -> Op:
+    def _form(self, graph: Graph, op: Op) -> _Form:
         label = self.program.labels.get(op.index)
-        return replace(
-            op,
-            name=self.names.get(op.index, ""),
-            stage=None if label is None or op.role else self.program.stages[label].key,
-            attributes={} if op.role else _attributes(graph, op) | self._marks(op),
+        return _Form(
+            self.names.get(op.index, ""),
+            None if label is None or op.role else self.program.stages[label].key,
+            op.compress,
+            {} if op.role else _attributes(graph, op) | self._marks(op),
         )
 
     def _marks(self, op: Op) -> dict[str, Attribute]:

@@ -23,9 +23,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Attribute, Graph, Op
 from whale_nebula.ir.scan import scan_graph
+from whale_nebula.ir.spec import Spec
 
 _ROLES = (INPUT, CAPTURE, HOLDER, FEED)
 _BARE = re.compile(r"[A-Za-z_][\w./:-]*")
@@ -85,7 +87,7 @@ class _Printer:
         if attributes:
             yield f"{{{_join(f'{_word(key)}={_attribute(value)}' for key, value in attributes.items())}}}"
         if op.outputs:
-            yield _join(map(str, op.outputs))
+            yield _specs(op.outputs)
         yield from self._marks(op)
         if op.role and not held:
             yield f"role={_word(op.role)}"
@@ -132,6 +134,13 @@ def _attribute(value: Attribute) -> str:
     return repr(value)
 
 
+@lru_cache(4096)
+def _specs(outputs: tuple[Spec, ...]) -> str:
+    """Many ops give tensors of the same few forms."""
+    return _join(map(str, outputs))
+
+
+@lru_cache(4096)
 def _word(text: str) -> str:
     return text if _BARE.fullmatch(text) else json.dumps(text)
 

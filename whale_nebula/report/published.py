@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from whale_nebula.errors import StateError
+from whale_nebula.observing import last_plain, observer
 from whale_nebula.report.report import Report, RunTotals
 from whale_nebula.suggest import did_you_mean
 
@@ -115,12 +116,28 @@ def last_report(program: str | None = None) -> Report:
     with _LOCK:
         kept = dict(_published.programs)
     if not kept:
-        raise StateError(
-            "no step has run yet", mend="run a step first: model.fit(...), or a function under @nb.function"
-        )
+        watching = observer()
+        if watching is None:
+            raise _nothing(last_plain())
+        shown: Report = watching.report()
+        return shown
     if program is None:
         return kept[next(reversed(kept))]
     return kept[_named(program, list(kept))]
+
+
+def _nothing(plain: str) -> StateError:
+    """There is no report: nothing ran, or what ran had no scopes."""
+    if not plain:
+        return StateError(
+            "no step has run yet", mend="run a step first: model.fit(...), or a function under @nb.function"
+        )
+    return StateError(
+        "no step has run by a plan, so there is no report",
+        why=f"{plain} ran uncut: no scope was in what it traced",
+        mend='with nb.stage(cluster="gpu"): where layers are called, while the model is built or in its call; '
+        "around compile, fit or the making of a layer it catches nothing",
+    )
 
 
 def _named(program: str, names: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ from whale_nebula.runtime.timed_peers import TimedPeers
 from whale_nebula.schedule.instructions import Backward, Instruction
 from whale_nebula.schedule.limits import Pace
 from whale_nebula.schedule.schedules import limits, schedule
+from whale_nebula.testing.failpoints import failpoint
 
 
 @dataclass
@@ -47,19 +48,21 @@ class ActorStep:
         guard: Guard,
         paces: Sequence[Pace] = (),
         peers: Peers | None = None,
+        lazy: bool = False,
         agreed: Callable[[], object] = lambda: None,
         blame: Callable[[BaseException], BaseException] = lambda failure: failure,
     ) -> list[Any]:
         """Run one step; gives its results.
 
         `paces` are those of the phases, once they have been measured. `agreed` returns when an update may begin, or
-        raises. `blame` gets to know what a stage raised, and gives what is to be raised for it.
+        raises. With `lazy`, numbers of other workers that are only returned are not waited for. `blame` gets to know
+        what a stage raised, and gives what is to be raised for it.
         """
         program = self.compiled.cut.program
         values: dict[Value, Any] = {}
         once = clocks.once
         timed = None if peers is None else TimedPeers(peers, clocks.once)
-        worker = OnceRun(self.compiled, batch, values, timed)
+        worker = OnceRun(self.compiled, batch, values, timed, lazy=lazy)
         with once.computing("whole batch"):
             batch = worker.weighed()
         runs = {
@@ -74,9 +77,12 @@ class ActorStep:
                     worker.prologue(phase)
                 self._micro_batches(phase, runs, post, guard, _of(paces, phase), blame)
                 agreed()
+                failpoint("update.before")
                 guard.begun = True
+                failpoint("update.begun")
                 with guard.once("update", phase.index), once.computing("update", phase=phase.index):
                     self._whole(partial(worker.update, phase, list(runs.values())))
+                failpoint("update.after")
             return worker.results()
 
     def _micro_batches(
@@ -129,6 +135,7 @@ class ActorStep:
         try:
             for instruction in instructions:
                 back = isinstance(instruction, Backward)
+                failpoint("backward.before" if back else "forward.before")
                 with guard.piece(key, phase.index, instruction.micro_batch, "backward" if back else "forward"):
                     (run.backward if back else run.forward)(phase, instruction.micro_batch)
         except BaseException as failure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -12,12 +13,13 @@ import tensorflow as tf
 from whale_nebula.ir.plan import Crossing, Cut, PhasePlan
 from whale_nebula.passes.exchange import shared_parts
 from whale_nebula.runtime.gradients import PartKey
+from whale_nebula.runtime.later import Later
 from whale_nebula.transport.protocol import Key, KeyKind, Link
 
 
 @dataclass
 class Wires:
-    """The exchange of one worker's update in one step."""
+    """The exchange of one worker's update in one step. `promises` is the thread that takes in what nobody waits for."""
 
     cut: Cut
     worker: str
@@ -25,6 +27,7 @@ class Wires:
     program: int
     step: int
     patience: float
+    promises: Executor
 
     def send(self, crossing: Crossing, tensor: Any) -> None:
         """Send a value to every worker that needs it."""
@@ -36,6 +39,14 @@ class Wires:
         """Wait for a value of another worker."""
         link = self.links[crossing.source]
         return tf.convert_to_tensor(link.receive(self._key(crossing, self.worker), self.patience))
+
+    def later(self, crossing: Crossing) -> Later:
+        """A number that is returned only: it comes when it comes."""
+        key = self._key(crossing, self.worker)
+        link = self.links[crossing.source]
+        link.later(key)
+        promise = self.promises.submit(lambda: tf.convert_to_tensor(link.receive(key, self.patience)))
+        return Later(promise, self.cut.program.graph.spec(crossing.value))
 
     def _key(self, crossing: Crossing, destination: str) -> Key:
         slot = self._slots[crossing]

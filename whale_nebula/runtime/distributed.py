@@ -25,6 +25,7 @@ from whale_nebula.runtime.outcome import StepOutcome
 from whale_nebula.runtime.pace import Measured, Medians
 from whale_nebula.runtime.post import Post, Slots
 from whale_nebula.runtime.session import Session
+from whale_nebula.testing.failpoints import failpoint
 from whale_nebula.transport.protocol import LinkTotals
 
 _LOG = logging.getLogger("whale_nebula.run")
@@ -44,9 +45,11 @@ class DistributedStep:
     program: int
     ids: frozenset[str] = frozenset()
     lines: Links = field(default_factory=Links)
+    lazy: bool = False
     steps: int = 0
     clocks: Clocks | None = None
     watch: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-agree"))
+    promises: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-later"))
 
     def __post_init__(self) -> None:
         worker = {stage: w.name for w in self.compiled.cut.workers for stage in w.stages}
@@ -84,6 +87,7 @@ class DistributedStep:
         seconds = clocks.seconds()
         self.measured.add(clocks)
         self.steps += 1
+        failpoint("step.after")
         _LOG.info("%s: applied %d of %r", self.session.worker, self.steps, self.name)
         return StepOutcome(
             results,
@@ -124,11 +128,12 @@ class DistributedStep:
         patience = self.session.patience
         post = Post(self.slots, self.hosts, self.links, self.program, self.steps, patience, lambda host: False)
         agreed.add_done_callback(lambda done: _abort(post, done, self.session))
-        wires = Wires(
-            self.compiled.cut, self.session.worker, self.session.links, self.program, self.steps, patience
-        )
+        cut, links, here = self.compiled.cut, self.session.links, self.session.worker
+        wires = Wires(cut, here, links, self.program, self.steps, patience, self.promises)
         blame = partial(_blame, agreed, self.session)
-        return self.actors.run(batch, post, clocks, guard, peers=wires, agreed=agreed.result, blame=blame)
+        return self.actors.run(
+            batch, post, clocks, guard, peers=wires, lazy=self.lazy, agreed=agreed.result, blame=blame
+        )
 
     def _totals(self) -> dict[str, LinkTotals]:
         return {peer: link.totals() for peer, link in self.session.links.items()}
@@ -144,7 +149,8 @@ class DistributedStep:
         return found
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Let the threads go, once what was promised has come."""
+        self.promises.shutdown()
         self.actors.close()
         self.watch.shutdown(wait=False, cancel_futures=True)
 

@@ -156,9 +156,12 @@ def engine(
     name: str,
     *,
     jit: bool = False,
+    lazy: bool = False,
     notes: Sequence[str] = (),
 ) -> Engine:
-    """Plan a captured step and choose what runs it. With `jit`, XLA compiles its stages where it can."""
+    """Plan a captured step and choose what runs it. With `jit`, XLA compiles its stages where it can; with `lazy`,
+    numbers that other processes make are waited for where they are read.
+    """
     run = current_run()
     program = captured.program
     run.meet([stage.cluster for stage in program.stages], {stage.cluster: stage.where for stage in program.stages})
@@ -168,7 +171,7 @@ def engine(
     cut = cut_program(program, workers, lambda number: place_of(operations[number]), results=results)
     xla = Xla(program.graph, program.stages) if jit else None
     if not run.alone:
-        runner = _together(captured, cut, run, name, xla)
+        runner = _together(captured, cut, run, name, xla, lazy)
         return Engine(name, captured, cut, runner, run.ledger.session.worker, notes=notes, xla=xla)
 
     def choose(xla: Xla | None = None) -> Runner:
@@ -209,7 +212,7 @@ def _workshop(captured: Captured, xla: Xla | None) -> Workshop:
     return Workshop(captured.graph, captured.aliases, xla.takes)
 
 
-def _together(captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None) -> Runner:
+def _together(captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None, lazy: bool) -> Runner:
     """Agree with the other processes, leave their variables to them, and run our stages."""
     session = run.ledger.session
     lines = canonical_lines(captured.program)
@@ -222,7 +225,7 @@ def _together(captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None
         raise
     ids = frozenset([run.ids] if isinstance(run.ids, str) else run.ids or ())
     compiled = Compiled(cut, session.worker, _workshop(captured, xla))
-    step = DistributedStep(compiled, captured.variables, session, name, run.programs, ids, run.links)
+    step = DistributedStep(compiled, captured.variables, session, name, run.programs, ids, run.links, lazy)
     _close_with(run, step)
     return step
 

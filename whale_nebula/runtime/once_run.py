@@ -29,6 +29,10 @@ class Peers(Protocol):
         """Wait for a value."""
         ...
 
+    def later(self, crossing: Crossing) -> Any:
+        """Something that waits for a value only where it is read."""
+        ...
+
     def parts(self, phase: PhasePlan, own: dict[PartKey, tuple[Any, ...]]) -> dict[PartKey, tuple[Any, ...]]:
         """Exchange the gradient parts of variables that live on several workers."""
         ...
@@ -36,13 +40,17 @@ class Peers(Protocol):
 
 @dataclass
 class OnceRun:
-    """The once-a-step part of a worker. In a trace, `gate` gives the ops that its updates wait for."""
+    """The once-a-step part of a worker. In a trace, `gate` gives the ops that its updates wait for.
+
+    Where it may be `lazy`, numbers that are only returned are not waited for.
+    """
 
     compiled: Compiled
     batch: Batch
     once: dict[Value, Any]
     peers: Peers | None = None
     gate: Callable[[Sequence[Any]], Sequence[Any]] = lambda tensors: ()
+    lazy: bool = False
     _after: Sequence[Any] = ()
 
     def weighed(self) -> Batch:
@@ -107,8 +115,14 @@ class OnceRun:
         for crossing in phase.crossings:
             due = before is None or crossing.round < before
             if self.peers and due and crossing not in got and self.compiled.worker in crossing.destinations:
-                self.once[crossing.value] = self.peers.receive(crossing)
+                late = self.lazy and before is None and self._returned(phase, crossing)
+                self.once[crossing.value] = (self.peers.later if late else self.peers.receive)(crossing)
                 got.add(crossing)
+
+    def _returned(self, phase: PhasePlan, crossing: Crossing) -> bool:
+        """Whether a value is a number that nothing waits for any more, as the last update is done."""
+        cut = self.compiled.cut
+        return phase is cut.phases[-1] and cut.program.graph.spec(crossing.value).scalar
 
     def _run(self, piece: Piece, gradients: Mapping[Value, Any]) -> None:
         tensors = [self._take(feed, gradients) for feed in piece.feeds]

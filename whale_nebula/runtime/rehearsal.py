@@ -53,6 +53,9 @@ class Rehearsal:
     def receive(self, crossing: Crossing) -> Any:
         """Between the fragments of one process nothing crosses."""
 
+    def later(self, crossing: Crossing) -> Any:
+        """Between the fragments of one process nothing crosses."""
+
 
 def _size(each: Exchange, own: Parts, rows: int) -> int:
     """Bytes of what is sent: a result has the rows of the batch, a sparse gradient as many as the batch asked for."""

@@ -16,6 +16,7 @@ from typing import Any
 from whale_nebula.errors import InputMismatchError, LinkClosedError, NebulaError, PlanMismatchError
 from whale_nebula.runtime.expected import Expected
 from whale_nebula.scopes.site import script_site
+from whale_nebula.testing.failpoints import failpoint
 from whale_nebula.transport import Link
 
 Sheet = Mapping[str, Any]
@@ -35,6 +36,7 @@ class Session:
 
     def hello(self, sheet: Sheet) -> Mapping[str, Sheet]:
         """Tell every peer who this process is; gives what each said. Unlike versions are refused."""
+        failpoint("hello.before")
         self._say("HELLO", "nb.init", sheet)
         told = self._hear("HELLO", "nb.init")
         for peer, theirs in told.items():
@@ -46,15 +48,18 @@ class Session:
                         why="unlike versions trace unlike programs",
                         mend=f"install {name}=={sheet.get(name)} on both",
                     )
+        failpoint("hello.after")
         return told
 
     def agree(self, program: str, digest: str, lines: Sequence[str], difference: Any) -> None:
         """All workers must have traced the same program; else each names the first difference."""
         doing = f"the first step of {program!r}"
+        failpoint("agree.before")
         self._say("AGREE", doing, {"program": program, "digest": digest})
         told = self._hear("AGREE", doing)
         unlike = {peer: theirs for peer, theirs in told.items() if theirs["digest"] != digest}
         if not unlike and all(theirs["program"] == program for theirs in told.values()):
+            failpoint("agree.after")
             return
         self._say("LINES", doing, {"program": program, "lines": list(lines)})
         for peer, theirs in self._hear("LINES", doing).items():
@@ -71,7 +76,9 @@ class Session:
 
     def start_step(self, sheet: Sheet) -> None:
         """Announce a step: program, number, rows and fingerprints."""
+        failpoint("step.before")
         self._say("STEP", _step(sheet), sheet)
+        failpoint("step.announced")
 
     def check_step(self, sheet: Sheet) -> Mapping[str, Sheet]:
         """Every peer must have announced the same step of the same program on the same rows; gives what each said."""
@@ -80,13 +87,16 @@ class Session:
             if (theirs["program"], theirs["step"]) != (sheet["program"], sheet["step"]):
                 raise self._astray(_step(sheet), peer, _at(theirs))
             self._same_rows(peer, sheet, theirs)
+        failpoint("step.checked")
         return told
 
     def meet(self, doing: str) -> None:
         """Wait until every process has come to the same."""
         try:
+            failpoint("meet.before")
             self._say("MEET", doing, {})
             self._hear("MEET", doing)
+            failpoint("meet.after")
         except BaseException as failure:
             self.fail(failure)
             raise

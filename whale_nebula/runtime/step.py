@@ -41,6 +41,7 @@ class Step:
     paths: Callable[[], Mapping[int, str]] = dict
     whole: frozenset[str] = frozenset()
     jit: bool = False
+    lazy: bool = False
     notes: tuple[str, ...] = ()
     widens: bool = False
     engines: dict[Any, Engine] = field(default_factory=dict)
@@ -113,7 +114,7 @@ class Step:
 
         captured = capture(call, layout, paths=self.paths)
         check_pinned(self.name, captured, layout)
-        found = engine(captured, call, layout, self.name, jit=self.jit, notes=self.notes)
+        found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=self.notes)
         self.engines[layout.key] = found
         self.forms.append(layout)
         return found

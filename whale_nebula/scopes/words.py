@@ -10,7 +10,7 @@ from typing import Generic, NoReturn, ParamSpec, TypeVar
 
 from whale_nebula.errors import OptionError, ScopeError
 from whale_nebula.scopes.site import calling_site
-from whale_nebula.suggest import closest, did_you_mean
+from whale_nebula.suggest import closest, listed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -130,8 +130,7 @@ def _misfit(
         mend = _named(name, args, known, places)
     else:
         what, mend = f"nb.{name}: {error}", f"nb.{name}{_bare(signature)}"
-    options = ", ".join(map(repr, known))
-    why = f"its options are {options}" if known else "it has no options"
+    why = _options(name, known)
     return OptionError(what, where=str(calling_site()), why=why, mend=mend)
 
 
@@ -139,10 +138,30 @@ def _meant(name: str, unknown: str, value: object, known: Sequence[str]) -> str:
     """The option that was meant, and the call with it."""
     if not known:
         return f"nb.{name}()"
-    meant = closest(unknown, known)
+    meant = _ALIASES.get(unknown) if _ALIASES.get(unknown) in known else closest(unknown, known)
+    if meant in NOT_YET.get(name, ()):
+        return f"{meant!r} is not built yet: leave {unknown} out"
     if meant is None:
         return f"leave it out; help(nb.{name}) says what each of them does"
-    return f"{did_you_mean(unknown, known)} nb.{name}({meant}={reprlib.repr(value)})"
+    return f"did you mean {meant!r}? nb.{name}({meant}={reprlib.repr(value)})"
+
+
+_ALIASES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "microbatches": "micro_batch"}
+"""What others call an option."""
+
+NOT_YET = {
+    "compress": (
+        "svd", "rank", "topk", "int8", "int4", "backward", "start_step", "ramp", "basis", "delta", "mask", "forward"
+    )
+}  # fmt: skip
+"""Options that have a name and no engine."""
+
+
+def _options(name: str, known: Sequence[str]) -> str:
+    later = [option for option in known if option in NOT_YET.get(name, ())]
+    built = [option for option in known if option not in later]
+    found = f"its options are {listed(built)}" if known else "it has no options"
+    return f"{found}; not built yet are {listed(later)}" if later else found
 
 
 def _named(name: str, args: Sequence[object], known: Sequence[str], places: int) -> str:

@@ -22,6 +22,7 @@ from whale_nebula.security.files import Files
 from whale_nebula.security.identity import Identity
 from whale_nebula.security.reading import Peer
 from whale_nebula.security.trust import Trust
+from whale_nebula.testing.failpoints import failpoint
 
 _SIGNS = ec.ECDSA(hashes.SHA256())
 _AGAIN_SECONDS = 10.0
@@ -175,6 +176,7 @@ class CurrentCredentials:
         stamps = _stamps(self._present.files)
         if stamps == self._present.stamps or (stamps == self._refused and time.monotonic() < self._again):
             return None
+        failpoint("certificate.changed")
         try:
             self._present = self._present.reload()
         except IdentityError as error:
@@ -182,6 +184,7 @@ class CurrentCredentials:
                 _LOG.warning("the old certificate stays in use: %s", error)
             self._refused, self._again = stamps, time.monotonic() + _AGAIN_SECONDS
             return None
+        failpoint("certificate.renewed")
         _LOG.info("took up certificate %s, good until %s", self._present.serial[:16], self._present.not_after)
         return self._present
 

@@ -37,6 +37,11 @@ class LinkEnd:
         self._check(key, self.there, self.here)
         return self._inbox.take(key, deadline)
 
+    def later(self, key: Key) -> None:
+        """Say that the tensor with this key will be received, but perhaps after those of later steps."""
+        self._check(key, self.there, self.here)
+        self._inbox.later(key)
+
     def take(self, kind: str, deadline: float) -> dict[str, Any]:
         """Wait for the next control message of this kind."""
         return self._inbox.take_message(kind, deadline)

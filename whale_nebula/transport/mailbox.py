@@ -118,6 +118,11 @@ class Mailbox:
             self._wait(lambda: queue[0] if queue else None, f"message {kind} from {self.there}", deadline)
             return queue.popleft().value
 
+    def later(self, key: Key) -> None:
+        """Somebody is going to wait for this tensor: it may come though steps after it have begun."""
+        with self._changed:
+            self._awaited.add(key)
+
     def _wait(self, find: Callable[[], _Item[Any] | None], awaited: str, deadline: float) -> None:
         start = self._clock.now()
         limit = start + deadline

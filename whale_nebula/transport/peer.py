@@ -20,6 +20,7 @@ from whale_nebula.errors import (
     PeerRestartedError,
     RemoteProtocolError,
 )
+from whale_nebula.testing.failpoints import chunk_failpoint, failpoint
 from whale_nebula.transport.base import BYE, FAIL, closed_here, silent
 from whale_nebula.transport.carrier import Carrier, CarrierState
 from whale_nebula.transport.deadlines import Deadlines
@@ -29,6 +30,7 @@ from whale_nebula.transport.outbox import Outbox
 from whale_nebula.transport.sending import Sending, Shipment, Upkeep
 from whale_nebula.transport.waiting import Announce, Waiting, log_wait
 from whale_nebula.wire.conversation import Answer, Conversation, Event, Opened
+from whale_nebula.wire.decoder import MessageArrived
 from whale_nebula.wire.frame import Kind
 from whale_nebula.wire.greeting import Greeting, Prover
 from whale_nebula.wire.replay import Acknowledged
@@ -112,10 +114,12 @@ class PeerLink(FramedEnd):
     def part(self) -> None:
         """Say goodbye and do not wait: of several links that end together each parts, and then each is closed."""
         if self._inbox.close(lambda: closed_here(self.here, self.there)):
+            failpoint("link.parting")
             self._say_farewell()
 
     def fail(self, reason: Mapping[str, Any]) -> None:
         """Tell the other worker that this one failed and why; what waits for the line is dropped, as it ends there."""
+        failpoint("failure.telling")
         with self._changed:
             self._failed = True
             self._sending.forget()
@@ -127,10 +131,12 @@ class PeerLink(FramedEnd):
         if self._closed:
             return
         self._closed = True
+        failpoint("link.draining", self._carrier.drop)
         self._drain()
         self._end()
         for thread in (self._writer, self._watcher):
             thread.join(self._deadlines.grace)
+        failpoint("link.closed")
 
     def _say_farewell(self) -> None:
         if self._failed:
@@ -221,13 +227,17 @@ class PeerLink(FramedEnd):
 
     def _ship(self, connection: int, shipment: Shipment) -> None:
         started = self._now()
+        parcel, ends = shipment.parcel, (self._began is None, shipment.last)
+        tensor = parcel is not None and parcel.header.kind != Kind.CONTROL
+        if tensor:
+            chunk_failpoint("before", *ends, self._carrier.drop)
         self._carrier.send(connection, *shipment.packet)  # if it was lost, it will be sent again
-        parcel = shipment.parcel
         if parcel is None:
             return
         self._outbox.done(shipment.share)
-        if parcel.header.kind == Kind.CONTROL:
+        if not tensor:
             return
+        chunk_failpoint("after", *ends, self._carrier.drop)
         began = started if self._began is None else self._began
         self._began = None if shipment.last else began
         if shipment.last and self.on_sent is not None:
@@ -237,12 +247,14 @@ class PeerLink(FramedEnd):
 
     def up(self, connection: int) -> None:
         """A fresh connection: greet."""
+        failpoint("connection.up", self._carrier.drop)
         with self._changed:
             self._sending.connected(connection, self._conversation.connected())
             self._changed.notify_all()
 
     def down(self, why: str) -> None:
         """The connection is gone, the conversation is not."""
+        failpoint("connection.down")
         with self._changed:
             self._conversation.disconnected()
             self._sending.disconnected()
@@ -299,12 +311,17 @@ class PeerLink(FramedEnd):
             self._sending.answer(event.packets)
         elif isinstance(event, Opened):
             self._met = True
+            failpoint("connection.opened", self._carrier.drop)
+            if event.resend:
+                failpoint("frames.again", self._carrier.drop)
             self._sending.again(event.resend)
             if event.resumed:
                 _LOG.info("%s and %s go on: %d frames again", self.here, self.there, len(event.resend))
         elif isinstance(event, Acknowledged):
             self._meter.carried(event.bytes, self._heard, more=self._conversation.unacked > 0)
         else:
+            message = isinstance(event, MessageArrived)
+            failpoint("message.received" if message else "tensor.received", self._carrier.drop)
             self._arrived(event)
 
     def _told(self, message: dict[str, Any]) -> None:

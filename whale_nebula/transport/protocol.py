@@ -107,6 +107,9 @@ class Link(Protocol):
     def receive(self, key: Key, deadline: float) -> Payload:
         """Wait for the tensor with this key. Keys may be asked for in any order, each once."""
 
+    def later(self, key: Key) -> None:
+        """Say that the tensor with this key will be received, but perhaps after those of later steps."""
+
     def post(self, message: Mapping[str, Any]) -> None:
         """Hand over a control message: a JSON object with a `kind` (HELLO, AGREE ...)."""
 

@@ -50,7 +50,7 @@ def test_stages_on_a_slow_line_compute_at_a_speed_that_is_said() -> None:
     assert found.assumed == Assumed(SPEED)
     assert str(found.assumed) == "assuming that stages compute 1 TFLOP/s, and 500 µs more for each call"
     works = 4 * CALL  # of both stages, forward and backward, where a few FLOPs are nothing
-    assert found.seconds == pytest.approx(4 * taken + taken + 2 * delay + works, rel=1e-6), "the line is what is waited for"
+    assert found.seconds == pytest.approx(4 * taken + taken + 2 * delay + works, rel=1e-6), "it waits for the line"
 
 
 def test_large_stages_take_what_their_flops_take() -> None:
@@ -89,7 +89,7 @@ def test_what_clusters_exchange_once_is_part_of_a_step() -> None:
     drawn = times(given).seconds
     assert step_text(given) == f"so a step takes about {duration(drawn)}, and its update besides"
     said = step_text(replace(given, exchange_seconds=0.05))
-    assert said.startswith(f"so a step takes about {duration(drawn + 0.05)}: {duration(drawn)} as drawn, and 50 ms for ")
+    assert said.startswith(f"so a step takes about {duration(drawn + 0.05)}: {duration(drawn)} as drawn, and 50 ms ")
 
 
 def test_proportions_come_from_flops_if_asked() -> None:

@@ -96,7 +96,7 @@ def test_every_message_has_its_mark(messages: list[tuple[float, float]], width: 
     spans = tuple(Span("a->b", "F", n, at, at + long) for n, (at, long) in enumerate(sorted(messages)))
     _, line = draw(Timeline(1, (Span(0, "F", 0, 0.0, 100.0), *spans)), width=width, lines=True).splitlines()
     row = line[line.index("|") + 1 : -1]
-    assert [mark for mark in re.sub(r"[^0-9]", "", row)] == [str(number) for number in range(len(messages))]
+    assert list(re.sub(r"[^0-9]", "", row)) == [str(number) for number in range(len(messages))]
     assert len(line) <= width
 
 

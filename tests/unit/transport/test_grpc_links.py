@@ -110,6 +110,17 @@ class TestCrossing:
             for number in range(6, 9):
                 exchange(pair, number)
 
+    def test_an_end_in_order_loses_no_last_word_on_several_lanes(
+        self, trusted: Certificates, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(options, "congestion_control", lambda: "reno")
+        for _ in range(8):
+            with workers(trusted, line=True) as pair:
+                pair.meet()
+            for link in (pair.gpu, pair.npu):
+                assert link._bye_heard
+                assert link._conversation.unacked == 0
+
     def test_a_worker_without_an_address_dials(self, trusted: Certificates) -> None:
         with workers(trusted, listen_npu=False) as pair:
             pair.meet()

@@ -103,6 +103,9 @@ class Connection:
 
     def end(self, why: str) -> None:
         """Break it, all lanes, for this reason; the first reason stays."""
+        self._end(why, Lane.end)
+
+    def _end(self, why: str, end_lane: Callable[[Lane, str], None]) -> None:
         with self.changed:
             if self._over:
                 return
@@ -112,14 +115,18 @@ class Connection:
         self.adopted.set()
         self.opened.set()
         for lane in lanes:
-            lane.end(why)
+            end_lane(lane, why)
         for tell in told:
             tell(why)
 
     def _lane_ended(self, number: int, lane: Lane, why: str) -> None:
-        """A further lane that ends in order is merely gone: the last words are said on lane 0."""
-        if number == 0 or not lane.in_order:
+        """A further lane that ends in order is merely gone: the last words are said on lane 0. Once they are, the
+        others may end by themselves: to break them would look to the other side as if words were lost.
+        """
+        if not (lane.in_order or lane.finished):
             self.end(why)
+        elif number == 0:
+            self._end(why, Lane.gone)
         else:
             with self.changed:
                 self._lanes.pop(number, None)

@@ -24,6 +24,7 @@ class Lane:
         self.changed = changed or threading.Condition()
         self.why = ""
         self.in_order = False  # the other side has ended it, and all that it sent was heard
+        self.finished = False  # this side has ended it, and all that it sent has left
         self.on_end: Callable[[str], None] = _nothing
         self._frame: bytes | None = None
         self._finishing = False
@@ -84,10 +85,10 @@ class Lane:
                     break
                 hear(frame)
         except Exception as error:  # gRPC raises bare ones too; whatever it was, this stream is over
-            self.end(reason(error))
+            self.gone(reason(error))
         else:
             self.in_order = not self._over
-            self.end("the stream has ended")
+            self.gone("the stream has ended")
         return self.why
 
     def finish(self) -> None:
@@ -97,9 +98,11 @@ class Lane:
             self.changed.notify_all()
 
     def gone(self, why: str) -> None:
-        """The stream is no more: in order, if this side had finished and nothing was left to say."""
+        """The stream is no more. If this side had said all that it had to say, there is nothing to break."""
         with self.changed:
-            self.in_order = not self._over and self._finishing and self._frame is None
+            said_all = self._finishing and self._frame is None
+            if said_all and not self._over:
+                self.finished, self._breaks = True, _nothing
         self.end(why)
 
     def end(self, why: str) -> None:

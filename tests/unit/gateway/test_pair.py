@@ -1,0 +1,210 @@
+"""Halves that come and go in every order: who is joined with whom, and what breaks with what."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+
+from tests.unit.gateway.town import GPU, NPU, until
+from whale_nebula.errors import TransportError
+from whale_nebula.gateway.half import Half, Side
+from whale_nebula.gateway.inspection import Inspection
+from whale_nebula.gateway.pair import REPLACED, Pair
+from whale_nebula.transport.grpc.connection import Connection
+from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.wire.frame import Flag, Header, Kind, pack
+
+NEAR, FAR = Side.NEAR, Side.FAR
+
+
+def beat(epoch: int = 1) -> bytes:
+    return pack(Header(Kind.BEAT, Flag.LAST, epoch=epoch, source=0, destination=1), 0)
+
+
+class Meeting:
+    """A pair, and the halves that came to it."""
+
+    def __init__(self, *, yields: bool = False) -> None:
+        self.ended: list[tuple[Half, str]] = []
+        self.now = 100.0
+        self.pair = Pair(
+            GPU,
+            NPU,
+            Inspection((0, 1)),
+            lambda pair, half, why: self.ended.append((half, why)),
+            yields=yields,
+            now=lambda: self.now,
+        )
+        self.names = itertools.count()
+
+    def half(self, side: Side, *, dialled: bool = False) -> tuple[Half, Lane]:
+        lane = Lane()
+        half = Half(
+            side,
+            side.value,
+            Connection(f"{next(self.names):016x}"),
+            lambda frame: self.pair.inspection.check(frame, outward=side is NEAR),
+            dialled=dialled,
+        )
+        half.lane(0, lane)
+        return half, lane
+
+    def come(self, side: Side, *, dialled: bool = False) -> tuple[Half, Lane]:
+        half, lane = self.half(side, dialled=dialled)
+        self.pair.arrive(half)
+        return half, lane
+
+
+class TestJoining:
+    @pytest.mark.parametrize("order", [(NEAR, FAR), (FAR, NEAR)])
+    def test_halves_in_any_order(self, order: tuple[Side, Side]) -> None:
+        meeting = Meeting()
+        one, _ = meeting.come(order[0])
+        assert one.fresh
+        other, _ = meeting.come(order[1])
+        assert (one.partner, other.partner) == (other, one)
+
+    def test_frames_go_from_one_to_the_other_and_are_counted(self) -> None:
+        meeting = Meeting()
+        near, _ = meeting.come(NEAR)
+        _, lane = meeting.come(FAR)
+        near.hear(beat())
+        assert next(lane.outgoing()) == beat()
+        assert (near.frames, near.bytes) == (1, len(beat()))
+
+    def test_a_half_is_joined_once(self) -> None:
+        meeting = Meeting()
+        near, _ = meeting.come(NEAR)
+        far, _ = meeting.come(FAR)
+        second, _ = meeting.come(FAR)
+        assert far.connection.over
+        assert near.connection.over
+        assert second.fresh
+        third, _ = meeting.come(NEAR)
+        assert third.partner is second
+
+    def test_a_second_near_half_replaces_the_first(self) -> None:
+        meeting = Meeting()
+        first, _ = meeting.come(NEAR)
+        second, _ = meeting.come(NEAR)
+        assert meeting.ended == [(first, REPLACED)]
+        far, _ = meeting.come(FAR)
+        assert far.partner is second
+
+
+class TestParting:
+    @pytest.mark.parametrize("side", [NEAR, FAR])
+    def test_both_halves_break_together(self, side: Side) -> None:
+        meeting = Meeting()
+        halves = {each: meeting.come(each)[0] for each in (NEAR, FAR)}
+        halves[side].connection.end("the cable")
+        assert halves[side.other].connection.over
+        assert {half.side for half, _ in meeting.ended} == {NEAR, FAR}
+        assert meeting.ended[-1][1] == "the cable" or meeting.ended[-1][1].endswith("the cable")
+
+    def test_after_an_end_in_order_what_was_sent_still_arrives(self) -> None:
+        meeting = Meeting()
+        near, sent = meeting.come(NEAR)
+        far, lane = meeting.come(FAR)
+        sent.read([beat()], near.hear)
+        assert near.connection.over
+        assert not far.connection.over
+        assert list(lane.outgoing()) == [beat()]
+
+    def test_a_bad_frame_breaks_both_and_is_the_reason(self) -> None:
+        meeting = Meeting()
+        near, sent = meeting.come(NEAR)
+        far, _ = meeting.come(FAR)
+        sent.read([b"x" * 200], near.hear)
+        assert far.connection.over
+        assert near.fault.startswith("NB-412 no frame of this protocol")
+
+    def test_it_is_known_for_a_while_after_it_was_joined(self) -> None:
+        meeting = Meeting()
+        near, _ = meeting.come(NEAR)
+        assert not meeting.pair.known
+        meeting.come(FAR)
+        assert meeting.pair.known
+        near.connection.end("it is over")
+        assert meeting.pair.known
+        meeting.now += 60.0
+        assert not meeting.pair.known
+
+
+class TestTwoAttemptsThatCross:
+    def test_while_ours_is_on_its_way_theirs_is_refused(self) -> None:
+        meeting = Meeting()
+        near, _ = meeting.come(NEAR)
+        with meeting.pair.attempt(near) as needed:
+            assert needed
+            with pytest.raises(TransportError, match="have crossed"):
+                meeting.come(FAR)
+            half, _ = meeting.half(FAR, dialled=True)
+            assert meeting.pair.reach(half, near)
+        assert near.partner is half
+
+    def test_who_yields_takes_theirs_and_drops_his_own(self) -> None:
+        meeting = Meeting(yields=True)
+        near, _ = meeting.come(NEAR)
+        with meeting.pair.attempt(near):
+            theirs, _ = meeting.come(FAR)
+            half, _ = meeting.half(FAR, dialled=True)
+            assert not meeting.pair.reach(half, near)
+        assert near.partner is theirs
+
+    def test_theirs_is_late_once_ours_stands_but_not_if_they_insist(self) -> None:
+        meeting = Meeting()
+        near, _ = meeting.come(NEAR)
+        half, _ = meeting.half(FAR, dialled=True)
+        meeting.pair.reach(half, near)
+        with pytest.raises(TransportError, match="have crossed"):
+            meeting.come(FAR)
+        meeting.now += 1.0
+        theirs, _ = meeting.come(FAR)
+        assert half.connection.over
+        assert meeting.pair.half(FAR) is theirs
+
+    def test_no_attempt_is_made_for_a_half_that_is_joined(self) -> None:
+        meeting = Meeting()
+        near, _ = meeting.come(NEAR)
+        meeting.come(FAR)
+        with meeting.pair.attempt(near) as needed:
+            assert not needed
+
+
+class TestSeveralLanes:
+    def test_numbered_frames_wait_for_the_greeting(self) -> None:
+        meeting = Meeting()
+        near, _ = meeting.come(NEAR)
+        _, out = meeting.come(FAR)
+        hear = near.lane(1, Lane())
+        reader = threading.Thread(target=hear, args=(beat(2),), daemon=True)
+        reader.start()
+        for epoch in (0, 0):
+            near.hear(beat(epoch))
+            assert next(out.outgoing()) == beat(0)
+        reader.join(10.0)
+        assert next(out.outgoing()) == beat(2)
+
+    def test_and_are_let_go_when_it_breaks_before(self) -> None:
+        meeting = Meeting()
+        near, _ = meeting.come(NEAR)
+        hear = near.lane(1, Lane())
+        reader = threading.Thread(target=hear, args=(beat(2),), daemon=True)
+        reader.start()
+        near.connection.end("a test")
+        reader.join(10.0)
+        assert not reader.is_alive()
+
+
+def test_a_half_that_waits_for_its_partner_is_not_quiet() -> None:
+    meeting = Meeting()
+    near, _ = meeting.come(NEAR)
+    assert near.quiet(float("inf")) == float("inf")
+    reader = threading.Thread(target=near.hear, args=(beat(),), daemon=True)
+    reader.start()
+    until(lambda: near.quiet(float("inf")) == 0.0)
+    near.connection.end("a test")
+    reader.join(10.0)

@@ -1,0 +1,134 @@
+"""What a gateway makes of what it finds at the address of a worker that it does not hear any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.gateway.town import until
+from whale_nebula.gateway.vigil import Vigil, verdict
+from whale_nebula.transport.grpc.probing import Probe
+
+WHERE = "10.0.0.1:7101"
+
+
+class Watched:
+    """A worker, what is found at its address in turn, and what was told of it."""
+
+    def __init__(self, *found: str, back: Iterator[bool] | None = None) -> None:
+        self.found = iter(("open", *found))
+        self.left = len(found) + 1
+        self.told: list[tuple[str, str, str]] = []
+        self.connected = True
+        self.back = back
+        self.vigil = Vigil(
+            {"gpu/0": WHERE},
+            self._back,
+            lambda *told: self.told.append(told),
+            look=self._look,
+            rest=lambda seconds: None,
+        )
+        self.vigil.greet("gpu/0")
+        self.settle()
+
+    def settle(self) -> None:
+        until(lambda: not self.vigil._looking)
+
+    def _back(self, worker: str) -> bool:
+        return self.connected if self.back is None else next(self.back)
+
+    def _look(self, address: str, seconds: float) -> Probe:
+        assert address == WHERE
+        self.left -= 1
+        return Probe(next(self.found, "open"), "")
+
+    def mourn(self) -> list[tuple[str, str, str]]:
+        self.connected = False
+        self.vigil.mourn("gpu/0")
+        self.settle()
+        return self.told
+
+    def doubt(self) -> list[tuple[str, str, str]]:
+        self.connected = False
+        self.vigil.doubt("gpu/0")
+        self.settle()
+        return self.told
+
+
+@pytest.mark.parametrize("found", [("refused", "refused"), ("open", "open", "refused", "silent", "refused", "refused")])
+def test_an_address_that_refuses_twice_in_a_row_is_that_of_a_dead_worker(found: tuple[str, ...]) -> None:
+    [(worker, state, why)] = Watched(*found).mourn()
+    assert (worker, state) == ("gpu/0", "dead")
+    assert why == f"its stream has ended, and {WHERE} has refused twice: no process has the port any more"
+
+
+def test_one_that_does_not_answer_is_that_of_a_frozen_host() -> None:
+    [(_, state, why)] = Watched("silent", "unknown").doubt()
+    assert state == "frozen"
+    assert why.startswith("nothing was heard from it, and")
+
+
+def test_one_refusal_is_none() -> None:
+    assert Watched("refused").mourn() == []
+
+
+def test_who_comes_back_is_not_looked_for() -> None:
+    watched = Watched("refused", "refused", back=iter([True, False, True]))
+    watched.vigil.mourn("gpu/0")
+    watched.settle()
+    assert watched.told == []
+    assert watched.left == 1
+
+
+def test_who_comes_back_at_the_last_moment_is_not_dead() -> None:
+    watched = Watched("refused", "refused", back=iter([True, False, False, True, True]))
+    watched.vigil.mourn("gpu/0")
+    watched.settle()
+    assert watched.told == []
+
+
+def test_a_host_that_answers_is_no_matter_for_the_gateway_whatever_its_process_does() -> None:
+    watched = Watched("open", "refused", "refused")
+    assert watched.doubt() == []
+    assert watched.left == 2
+
+
+def test_an_address_that_was_never_open_from_here_says_nothing() -> None:
+    watched = Watched.__new__(Watched)
+    watched.told = []
+    vigil = Vigil(
+        {"gpu/0": WHERE},
+        lambda worker: False,
+        lambda *told: watched.told.append(told),
+        look=lambda address, seconds: Probe("refused", ""),
+        rest=lambda seconds: None,
+    )
+    vigil.greet("gpu/0")
+    until(lambda: not vigil._looking)
+    vigil.mourn("gpu/0")
+    vigil.mourn("gpu/1")
+    until(lambda: not vigil._looking)
+    assert watched.told == []
+
+
+def test_it_is_told_once() -> None:
+    watched = Watched(*["refused"] * 6)
+    watched.mourn()
+    watched.mourn()
+    assert len(watched.told) == 1
+
+
+@pytest.mark.parametrize(
+    ("seen", "state"),
+    [
+        ((), None),
+        (("refused", "silent"), None),
+        (("silent", "refused"), None),
+        (("silent", "open"), None),
+        (("unknown", "unknown"), "frozen"),
+        (("open", "refused", "refused"), "dead"),
+    ],
+)
+def test_verdicts(seen: tuple[str, ...], state: str | None) -> None:
+    assert verdict(seen) == state

@@ -1,0 +1,112 @@
+"""What clusters exchange once a step: the plan says, the simulator predicts and the report measures the same bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+
+TABLE, WIDTH = 50, 4
+
+Look = Callable[[Any, Any], Any]
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+def looked_up(table: Any, ids: Any) -> Any:
+    """A row of the table for each index: several for a row of the batch."""
+    return tf.reduce_mean(tf.gather(table, ids), 1)
+
+
+def positions(table: Any, ids: Any) -> Any:
+    """The same rows whatever the batch is."""
+    return tf.reduce_mean(tf.gather(table, tf.range(3)), 0) + 0.0 * tf.cast(ids[:, :1], tf.float32)
+
+
+def each_once(table: Any, ids: Any) -> Any:
+    """As many rows as there are different indices."""
+    found = tf.unique(tf.reshape(ids, [-1]))
+    rows = tf.gather(tf.gather(table, found.y), tf.reshape(found.idx, tf.shape(ids)))
+    return tf.reduce_mean(rows, 1)
+
+
+def whole(table: Any, ids: Any) -> Any:
+    """A dense gradient: the table itself is multiplied with."""
+    return tf.one_hot(ids[:, 0], TABLE) @ table
+
+
+def training_step(first: Look, second: Look, micro_batches: int) -> Any:
+    table = tf.Variable(tf.ones([TABLE, WIDTH]))
+
+    @nb.function
+    def step(many: Any, one: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(micro_batches, coupled="allow"):
+            with nb.stage(cluster="x"):
+                hidden = first(table, many)
+            with nb.stage(cluster="y"):
+                hidden = hidden * second(table, one)
+            loss = tf.reduce_mean(tf.square(hidden))
+        gradient = tape.gradient(loss, table)
+        table.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+        return loss
+
+    return step
+
+
+def ran(first: Look, second: Look, rows: int, micro_batches: int) -> tuple[nb.Plan, nb.Report]:
+    """The plan of a step, and the report of its third."""
+    step = training_step(first, second, micro_batches)
+    batch = tf.reshape(tf.range(rows * 5) % TABLE, [rows, 5]), tf.zeros([rows, 2], tf.int32)
+    with nb.init(links="1gbit,1ms"):
+        plan = nb.plan(step, *batch)
+        for _ in range(3):
+            step(*batch)
+        return plan, nb.last_report()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "rows", "micro_batches"),
+    [
+        (looked_up, looked_up, 8, 1),
+        (looked_up, looked_up, 9, 2),
+        (positions, looked_up, 8, 2),
+        (whole, looked_up, 8, 2),
+        (whole, whole, 8, 1),
+    ],
+)
+def test_the_plan_the_prediction_and_the_report_agree(first: Look, second: Look, rows: int, micro_batches: int) -> None:
+    plan, report = ran(first, second, rows, micro_batches)
+    assert report.prediction is not None
+    measured = {name: link.bytes for name, link in report.links.items()}
+    assert {name: link.wire_bytes for name, link in plan.links.items()} == measured
+    assert {name: link.bytes for name, link in report.prediction.links.items()} == measured
+    assert {name: link.bytes for name, link in plan.links.items()} == {
+        name: link.payload_bytes for name, link in report.links.items()
+    }
+    assert not any(link.at_most for link in plan.links.values())
+
+
+def test_a_table_lists_a_row_for_each_index() -> None:
+    plan, _ = ran(looked_up, looked_up, 9, 2)
+    row = 4 * WIDTH + 4  # a row of the gradient, and its index
+    assert plan.tied[0].link_bytes == {"x->y": 9 * 5 * row, "y->x": 9 * 2 * row}
+    assert plan.links["x->y"].bytes == 9 * 4 * WIDTH + 9 * 5 * row
+    assert plan.exchange_seconds > 0.001
+
+
+def test_what_values_decide_is_said_to_be_at_most() -> None:
+    plan, report = ran(each_once, looked_up, 8, 1)
+    assert plan.links["x->y"].at_most and plan.tied[0].at_most and not plan.links["y->x"].at_most
+    assert re.search(r"x->y +1gbit, 1ms +at most 928 B", plan.to_text())
+    assert "that puts at most 320 B on y->x and 800 B on x->y" in plan.to_text()
+    assert report.links["x->y"].bytes <= plan.links["x->y"].wire_bytes

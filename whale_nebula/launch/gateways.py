@@ -1,0 +1,142 @@
+"""The gateways of a run whose clusters are all on this machine: started before the workers, ended after them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from whale_nebula.config import Config
+from whale_nebula.errors import TransportError
+from whale_nebula.gateway.site import Site
+from whale_nebula.launch.hosts import settled
+from whale_nebula.launch.identity import SecurityFiles
+from whale_nebula.launch.placed import run_name
+from whale_nebula.launch.resolve import Placement, cluster_of
+from whale_nebula.launch.resolve.placement import ANY, host_of
+from whale_nebula.security import Files
+
+_START_SECONDS = 30.0
+_END_SECONDS = 5.0
+_COMMAND = (sys.executable, "-m", "whale_nebula.cli.main", "gateway", "--told")
+
+
+def names(config: Config) -> list[str]:
+    """What the gateways of a config are called."""
+    return [f"{cluster.name}/gateway" for cluster in config.clusters.values() if cluster.gateway is not None]
+
+
+def at_hand(config: Config, local: Callable[[str], bool]) -> Config:
+    """The config with all its gateways on this machine, or without any unless every cluster names one.
+
+    >>> from whale_nebula.config import load
+    >>> found = load({"clusters": {"gpu": {"gateway": "10.0.0.1:7100"}, "npu": {}}})
+    >>> at_hand(found, lambda host: False).clusters["gpu"].gateway is None
+    True
+    """
+    given = {name: cluster.gateway for name, cluster in config.clusters.items()}
+    addresses = {name: each if local(host_of(each)) else ANY for name, each in given.items() if each is not None}
+    found = settled(Placement((), addresses)).addresses if len(addresses) == len(given) else {}
+    return replace(
+        config, clusters={name: replace(each, gateway=found.get(name)) for name, each in config.clusters.items()}
+    )
+
+
+def sites(
+    config: Config, placement: Placement, security: Mapping[str, SecurityFiles], folder: Path
+) -> dict[str, Site]:
+    """What each gateway is told, by its name; audit logs are written in `folder`."""
+    where = {cluster_of(name): config.clusters[cluster_of(name)].gateway for name in names(config)}
+    return {
+        f"{cluster}/gateway": Site(
+            run_name(config),
+            cluster,
+            str(address),
+            dict(placement.addresses),
+            {other: each for other, each in where.items() if other != cluster},
+            {other: _rate(config, cluster, other) for other in where if other != cluster},
+            _files(security.get(f"{cluster}/gateway")),
+            folder / f"{cluster}-gateway.jsonl",
+            config.patience,
+        )
+        for cluster, address in where.items()
+    }
+
+
+def _rate(config: Config, one: str, other: str) -> float | None:
+    rate = config.links.between(one, other).rate
+    return None if rate is None else rate / 8
+
+
+def _files(found: SecurityFiles | None) -> Files | None:
+    if found is None:
+        return None
+    return Files.from_dict({"ca": found.ca, "cert": found.cert, "key": found.key, "revoked": found.revoked})
+
+
+def start(site: Site) -> subprocess.Popen[bytes]:
+    """A gateway as a process of its own. It ends when its standard input does, so it never outlives who started it."""
+    process = subprocess.Popen(
+        _COMMAND,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        process_group=0,  # Ctrl-C is for the workers, who still need it
+    )
+    if process.stdin is not None:
+        process.stdin.write(site.to_json().encode() + b"\n")
+        process.stdin.flush()
+    return process
+
+
+@contextlib.contextmanager
+def running(
+    config: Config, placement: Placement, security: Mapping[str, SecurityFiles]
+) -> Iterator[Mapping[str, subprocess.Popen[bytes]]]:
+    """All gateways of a run, each listening, and none afterwards; their audit logs go with them."""
+    started: dict[str, subprocess.Popen[bytes]] = {}
+    with tempfile.TemporaryDirectory(prefix="whale_nebula-") as folder:
+        try:
+            for name, site in sites(config, placement, security, Path(folder)).items():
+                started[name] = start(site)
+            for name, process in started.items():
+                _await(name, process)
+            yield started
+        finally:
+            _end(started.values())
+
+
+def _await(name: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait for the line that a gateway prints once it listens."""
+    said = process.stdout
+    if said is None:
+        return
+    with selectors.DefaultSelector() as selector:
+        selector.register(said, selectors.EVENT_READ)
+        ready = selector.select(_START_SECONDS)
+    if not ready or not os.read(said.fileno(), 4096):
+        raise TransportError(
+            f"the gateway '{name}' did not start",
+            why="it has said why" if ready else f"it said nothing for {_START_SECONDS:g} s",
+            mend="look at its address in the config, and at what else listens there",
+        )
+
+
+def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.terminate()
+    limit = time.monotonic() + _END_SECONDS
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, limit - time.monotonic()))
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()

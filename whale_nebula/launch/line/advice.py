@@ -1,0 +1,87 @@
+"""What a measurement means for the config: whether its line is right, and which line to write there."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from whale_nebula.config.links import Line
+from whale_nebula.launch.line.found import LineFound
+
+_RATE_TOLERANCE = 0.1
+_DELAY_TOLERANCE = 0.25
+_DELAY_SLACK = 1e-3  # what two busy hosts add
+_ONE_WAY = 0.67  # of the faster direction: below it the two are worth two words
+
+
+class Advice(NamedTuple):
+    """Whether the config agrees with what was found, in what it does not, and what to write (nothing if it does)."""
+
+    agrees: bool
+    why: str
+    write: str = ""
+
+
+def advise(found: LineFound, said: Line) -> Advice:
+    """Compare what was found between two clusters with what the config says of them.
+
+    A rate in the config also paces the gateways, so a faster line cannot be seen through them.
+    """
+    wrong = [*_rate(found, said), *_delay(found, said)]
+    if not wrong:
+        return Advice(True, f"the config says {said}, and so it is")
+    return Advice(False, "; ".join(wrong), f"links: [{entry(found)}]")
+
+
+def entry(found: LineFound) -> str:
+    """What was found as an entry of `links`."""
+    a, b = found.clusters
+    return f"{{between: [{a}, {b}], rate: {rate_text(found.bits)}, delay: {delay_text(found.delay)}}}"
+
+
+def _rate(found: LineFound, said: Line) -> list[str]:
+    if said.rate is None:
+        return [f"the config says no rate, and it is {rate_text(found.bits)}"]
+    if abs(found.bits - said.rate) <= _RATE_TOLERANCE * said.rate:
+        return []
+    return [f"the config says {Line(said.rate)}, and it is {rate_text(found.bits)}"]
+
+
+def _delay(found: LineFound, said: Line) -> list[str]:
+    if abs(found.delay - said.delay) <= max(_DELAY_SLACK, _DELAY_TOLERANCE * said.delay):
+        return []
+    told = Line(delay=said.delay) if said.delay else "no delay"
+    return [f"the config says {told}, and it is {delay_text(found.delay)}"]
+
+
+def lopsided(found: LineFound) -> str:
+    """What to know of a line that is much slower one way; the config has one rate for both."""
+    largest = max(found.crossings, key=lambda each: each.size)
+    if min(largest.there, largest.back) > _ONE_WAY * max(largest.there, largest.back):
+        return ""
+    a, b = found.clusters
+    slow, fast = ((a, b), (b, a))[:: 1 if largest.there < largest.back else -1]
+    much = max(largest.there, largest.back) / min(largest.there, largest.back)
+    return f"{slow[0]} -> {slow[1]} is {much:.1f} times slower than {fast[0]} -> {fast[1]}; the slower one counts"
+
+
+def rate_text(bits: float) -> str:
+    """A rate as the config has it, rounded down: what is paced must not overflow the line.
+
+    >>> rate_text(57.38e6), rate_text(3_456e6), rate_text(940e3)
+    ('57mbit', '3450mbit', '0.94mbit')
+    """
+    mbit = bits / 1e6
+    digits = max(0, 2 - math.floor(math.log10(max(mbit, 1e-3)))) if mbit < 10 else 0
+    unit = 10 ** max(0, math.floor(math.log10(max(mbit, 1.0))) - 2)
+    return f"{math.floor(mbit / unit * 10**digits + 1e-9) / 10**digits * unit:g}mbit"
+
+
+def delay_text(seconds: float) -> str:
+    """A delay as the config has it, to a tenth of a millisecond.
+
+    >>> delay_text(0.02013), delay_text(0.00052), delay_text(0.1234)
+    ('20ms', '0.5ms', '123ms')
+    """
+    milliseconds = 1e3 * seconds
+    return f"{round(milliseconds) if milliseconds >= 10 else round(milliseconds, 1):g}ms"

@@ -1,0 +1,198 @@
+"""The two ends of a measurement: what one sends the other hears, in an order that both know."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from whale_nebula.errors import RunError
+from whale_nebula.launch.line.found import Crossing, LineFound
+from whale_nebula.launch.line.pace import first_count, full_count, next_count, rate
+from whale_nebula.transport.protocol import Key, Link
+
+SIZES = (64 << 10, 1 << 20)
+_BENCH = "bench link"
+_ROUNDS = 20
+_PROGRAM = 1
+_LONG = 3600.0
+
+
+class Way(NamedTuple):
+    """One burst of tensors: bytes a second as the receiver saw it, how long, how many bytes, and this side's CPU."""
+
+    rate: float
+    seconds: float
+    bytes: int
+    cpu: float
+
+
+class RoundTrips(NamedTuple):
+    """Of a small message and its answer, in seconds; and by how much the answering clock is ahead."""
+
+    median: float
+    least: float
+    clock: float
+
+
+class End:
+    """One end of the measurement. One of the two `leads`: it is the first in all that is not done by both at once.
+
+    `seconds` is about how long each burst takes, `patience` how long a word of the other end may. `tell` is given a line
+    on each thing that is done.
+    """
+
+    def __init__(
+        self, link: Link, *, leads: bool, seconds: float, patience: float, tell: Callable[[str], None]
+    ) -> None:
+        self._link = link
+        self._leads = leads
+        self._seconds = seconds
+        self._patience = patience
+        self._tell = tell
+        self._sent = 0
+
+    def meet(self, sheet: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Tell the other end who this is, and hear it; a worker that came for a script's sake is sent off.
+
+        The other end may measure another line before, so only the link says when it is not there.
+        """
+        for_a_script = {"results": _BENCH, "seed": None}  # so that it stops at once, and says why
+        self._link.post({"kind": "SESSION", "about": "HELLO", "bench": _BENCH, **for_a_script, **sheet})
+        theirs = self._link.take("SESSION", _LONG)
+        if theirs.get("bench") != _BENCH:
+            raise RunError(
+                f"worker '{self._link.there}' runs a script, and measures no line",
+                why="both ends must measure, and a run must not go on meanwhile",
+                mend="wait until the run has ended, then start bench link at both ends",
+            )
+        return theirs
+
+    def measure(self, sheet: Mapping[str, Any], path: str, when: float) -> LineFound:
+        """All of it, from the first word to the last."""
+        theirs = self.meet(sheet)
+        trips = self._round_trips()
+        self._tell(f"{self._link.there}: round trip {1e3 * trips.median:.1f} ms, at least {1e3 * trips.least:.1f} ms")
+        crossings = tuple(self._cross(size) for size in SIZES)
+        here, there = self._link.here, self._link.there
+        first, second = (here, there) if self._leads else (there, here)
+        return LineFound(
+            first,
+            second,
+            path,
+            trips.median,
+            trips.least,
+            trips.clock,
+            crossings,
+            {here: dict(sheet), there: {name: theirs.get(name) for name in sheet}},
+            max(int(sheet["connections"]), int(theirs["connections"])),
+            0,
+            when,
+        )
+
+    # ------------------------------------------------------------------ round trips
+    def _round_trips(self) -> RoundTrips:
+        if not self._leads:
+            return self._answer()
+        seen = [self._ping() for _ in range(_ROUNDS)]
+        took = [each[0] for each in seen]
+        found = RoundTrips(statistics.median(took), min(took), min(seen)[1])
+        self._link.post({"kind": "PING", "last": True, "found": list(found)})
+        return found
+
+    def _ping(self) -> tuple[float, float]:
+        """How long one takes, and how far the other clock is ahead, if both ways take as long."""
+        asked, started = time.time(), time.monotonic()
+        self._link.post({"kind": "PING", "last": False})
+        told = float(self._link.take("PONG", self._patience)["clock"])
+        took = time.monotonic() - started
+        return took, told - (asked + took / 2)
+
+    def _answer(self) -> RoundTrips:
+        while not (asked := self._link.take("PING", self._patience))["last"]:
+            self._link.post({"kind": "PONG", "clock": time.time()})
+        return RoundTrips(*map(float, asked["found"]))
+
+    # ------------------------------------------------------------------ tensors of one size
+    def _cross(self, size: int) -> Crossing:
+        """Each way alone, then both at once; at the end both know what each has spent."""
+        turns = (self._send, self._hear) if self._leads else (self._hear, self._send)
+        there, back = (turn(size) for turn in turns)
+        ours = there if self._leads else back
+        with ThreadPoolExecutor(1, "nebula-line") as beside:
+            heard = beside.submit(self._hear_burst)
+            sent = self._burst(size, full_count(ours.rate, size, self._seconds), last=True)
+            both = (sent, heard.result()) if self._leads else (heard.result(), sent)
+        self._show(size, "both ways at once", f"{_shown(both[0].rate)} and {_shown(both[1].rate)}")
+        # while both go at once, each end's clock of CPU time sees all that it does: it is counted once
+        cpu = there.cpu + back.cpu + max(each.cpu for each in both)
+        self._link.post({"kind": "SPENT", "cpu": cpu})
+        cpu += float(self._link.take("SPENT", self._patience)["cpu"])
+        carried = sum(each.bytes for each in (there, back, *both))
+        return Crossing(size, there.rate, back.rate, both[0].rate, both[1].rate, 1e9 * cpu / carried)
+
+    def _send(self, size: int) -> Way:
+        """Come to know the line with small bursts, then send for as long as was asked."""
+        count = first_count(size)
+        while True:
+            seen = self._burst(size, count, last=False)
+            more = next_count(count, size, seen.seconds, self._seconds)
+            if more is None:
+                found = self._burst(size, full_count(seen.rate, size, self._seconds), last=True)
+                self._show(size, f"{self._link.here} -> {self._link.there}", _shown(found.rate))
+                return found
+            count = more
+
+    def _hear(self, size: int) -> Way:
+        while True:
+            announced, found = self._hear_one()
+            if announced["last"]:
+                self._show(size, f"{self._link.there} -> {self._link.here}", _shown(found.rate))
+                return found
+
+    def _hear_burst(self) -> Way:
+        return self._hear_one()[1]
+
+    def _burst(self, size: int, count: int, *, last: bool) -> Way:
+        """Announce so many tensors, send them, and hear how they arrived."""
+        self._sent += 1
+        step = self._sent
+        tensor = np.random.default_rng(step).integers(0, 255, size, np.uint8)
+        started = time.process_time()
+        said = {"program": _PROGRAM, "step": step, "count": count, "size": size, "last": last}
+        self._link.post({"kind": "SESSION", "about": "STEP", **said})
+        for slot in range(count):
+            self._link.send(self._key(step, slot, self._link.here, self._link.there), tensor)
+        seen = self._link.take("ARRIVED", self._patience + 2 * self._seconds)
+        used = time.process_time() - started
+        return Way(float(seen["rate"]), float(seen["seconds"]), count * size, used)
+
+    def _hear_one(self) -> tuple[Mapping[str, Any], Way]:
+        announced = self._link.take("SESSION", self._patience + 2 * self._seconds)
+        count, size, step = (int(announced[part]) for part in ("count", "size", "step"))
+        started, arrivals = time.process_time(), []
+        for slot in range(count):
+            self._link.receive(self._key(step, slot, self._link.there, self._link.here), self._patience)
+            arrivals.append(time.monotonic())
+        found = Way(rate(arrivals, size), arrivals[-1] - arrivals[0], count * size, time.process_time() - started)
+        self._link.post({"kind": "ARRIVED", "rate": found.rate, "seconds": found.seconds})
+        return announced, found
+
+    def _key(self, step: int, slot: int, source: str, destination: str) -> Key:
+        return Key("forward", _PROGRAM, step, 0, -1, slot, source, destination)
+
+    def _show(self, size: int, what: str, found: str) -> None:
+        self._tell(f"{what}, tensors of {size >> 10} KiB: {found}")
+
+
+def _shown(rate: float) -> str:
+    """Bytes a second, as people speak of lines.
+
+    >>> _shown(7.5e6)
+    '60 Mbit/s'
+    """
+    return f"{8 * rate / 1e6:.3g} Mbit/s" if 8 * rate < 1e9 else f"{8 * rate / 1e6:.0f} Mbit/s"
