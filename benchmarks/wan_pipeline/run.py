@@ -21,11 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import machine, verdict, write
+from two_sites import DEADLINE, FREE, Line, run, sites
 
 from whale_nebula.schedule.closed import eager_seconds
 
@@ -33,11 +32,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 TORCH = ROOT / "build" / "torch"
 SHAPE = {"rows": 32, "length": 64, "vocabulary": 4000, "width": 512, "heads": 8, "blocks": 4, "micro_batches": 8}
-FREE = ("100gbit", "0ms")
 LINES = (("60mbit", "20ms"), ("120mbit", "20ms"))
 BAR = 1.05
-DEADLINE = 900
-Line = tuple[str, str]
 
 
 def words(steps: int) -> list[str]:
@@ -46,45 +42,20 @@ def words(steps: int) -> list[str]:
     return [word for name, size in shape.items() for word in (f"--{name.replace('_', '-')}", str(size))]
 
 
-def sites(line: Line, commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    """Run a command in each of two sites; gives what each printed as JSON, and what crossed last."""
-    rate, delay = line
-    wan = [sys.executable, str(ROOT / "tools" / "wan.py"), "--rate", rate, "--delay", delay, "--"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [*wan, *commands[0], "---", *commands[1]],
-        capture_output=True, text=True, timeout=DEADLINE, env=environment, cwd=ROOT,
-    )  # fmt: skip
-    if ended.returncode:
-        raise SystemExit(f"{commands[0][:6]} over {line} ended with {ended.returncode}:\n{ended.stderr[-4000:]}")
-    found = [json.loads(each) for each in ended.stdout.splitlines() if each.startswith('{"site"')]
-    return [*found, json.loads(ended.stderr.splitlines()[-1])]
-
-
 def ours(line: Line, steps: int, folder: Path) -> dict[str, Any]:
     """One run of whale_nebula over a line."""
-    cli = [sys.executable, "-m", "whale_nebula.cli.main"]
-    config = folder / "clusters.yaml"
-    if not config.exists():
-        clusters = {name: {"workers": [f"10.77.0.{n}:7101"]} for n, name in enumerate(("gpu", "npu"), start=1)}
-        config.write_text(yaml.safe_dump({"run": "bench", "seed": 1, "clusters": clusters}))
-        for command in (["init"], ["issue", "--all"]):
-            asked = [*cli, "certs", *command, "--config", str(config), "--folder", str(folder / "certs")]
-            subprocess.run(asked, check=True, capture_output=True, cwd=ROOT)
-    script = [str(HERE / "ours.py"), *words(steps)]
-    commands = [[*cli, "run", "--config", str(config), "--cluster", name, *script] for name in ("gpu", "npu")]
-    one, other, crossed = sites(line, commands)
+    (one, other), crossed = run(line, [str(HERE / "ours.py"), *words(steps)], folder)
     if one["weights"] != other["weights"]:
         raise SystemExit("the sites ended with different weights")
-    return {"seconds": max(one["median"], other["median"]), "weights": one["weights"], "crossed": crossed["links"]}
+    return {"seconds": max(one["median"], other["median"]), "weights": one["weights"], "crossed": crossed}
 
 
 def torch(line: Line, steps: int) -> dict[str, Any]:
     """One run of PyTorch over a line."""
     script = [str(TORCH / "bin" / "python"), str(HERE / "torch_side.py"), *words(steps), "--address", "10.77.0.1:29500"]
     command = ["env", "GLOO_SOCKET_IFNAME=wan0", *script]
-    one, other, crossed = sites(line, [command, command])
-    return {"seconds": max(one["median"], other["median"]), "crossed": crossed["links"]}
+    (one, other), crossed = sites(line, [command, command])
+    return {"seconds": max(one["median"], other["median"]), "crossed": crossed}
 
 
 def alone(steps: int) -> str:

@@ -1,0 +1,47 @@
+"""What benchmarks over a slow line share: two sites on one machine, each running a script by `whale-nebula run`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+CLUSTERS = ("gpu", "npu")
+FREE = ("100gbit", "0ms")
+DEADLINE = 1800
+CLI = (sys.executable, "-m", "whale_nebula.cli.main")
+Line = tuple[str, str]
+
+
+def sites(line: Line, commands: Sequence[Sequence[str]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Run a command in each of two sites; gives what each printed as JSON ('{"site": ...'), and what crossed."""
+    rate, delay = line
+    wan = [sys.executable, str(ROOT / "tools" / "wan.py"), "--rate", rate, "--delay", delay, "--"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [*wan, *commands[0], "---", *commands[1]],
+        capture_output=True, text=True, timeout=DEADLINE, env=environment, cwd=ROOT,
+    )  # fmt: skip
+    if ended.returncode:
+        raise SystemExit(f"{commands[0][:6]} over {line} ended with {ended.returncode}:\n{ended.stderr[-4000:]}")
+    told = [json.loads(each) for each in ended.stdout.splitlines() if each.startswith('{"site"')]
+    return told, json.loads(ended.stderr.splitlines()[-1])["links"]
+
+
+def run(line: Line, script: Sequence[str], folder: Path, **config: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Run a script in both clusters over a line, with certificates; `config` is added to the sites' config."""
+    path = folder / "clusters.yaml"
+    clusters = {name: {"workers": [f"10.77.0.{n}:7101"]} for n, name in enumerate(CLUSTERS, start=1)}
+    path.write_text(yaml.safe_dump({"run": "bench", "seed": 1, "clusters": clusters, **config}))
+    if not (folder / "certs").exists():
+        for command in (["init"], ["issue", "--all"]):
+            asked = [*CLI, "certs", *command, "--config", str(path), "--folder", str(folder / "certs")]
+            subprocess.run(asked, check=True, capture_output=True, cwd=ROOT)
+    return sites(line, [[*CLI, "run", "--config", str(path), "--cluster", name, *script] for name in CLUSTERS])
