@@ -26,15 +26,18 @@ types: $(READY) ## mypy, strict
 	$(BIN)/mypy
 
 unit: $(READY) ## pytest; ARGS="-k plan" picks, WORKERS=4 widens
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-soak: $(READY) ## the whole grids of which `make test` runs a sample: processes, loops, parity; under an hour
+soak: $(READY) ## the whole grids of which `make test` runs a sample: processes, loops, parity, faults; two hours
 	$(BIN)/python -m pytest --grid tests/processes/test_equality.py
+	$(BIN)/python -m pytest --grid -m grid
 	$(BIN)/python -m tests.scripts.loops.grid
 	$(BIN)/python benchmarks/parity/run.py
+	$(BIN)/python -m tests.soak.simulated --cases 20000
+	$(BIN)/python benchmarks/faults/run.py
 
 bench: $(READY) ## run every benchmark and rewrite its result
-	@set -e; for script in benchmarks/*/run.py; do echo "== $$script"; $(BIN)/python $$script; done
+	@set -e; for script in $(filter-out benchmarks/faults/%,$(wildcard benchmarks/*/run.py)); do echo "== $$script"; $(BIN)/python $$script; done
 
 docs: $(READY) ## build the documentation as a site, in build/site
 	$(BIN)/mkdocs build --strict

@@ -20,12 +20,29 @@ import pytest
 Children = dict[psutil.Process, str]
 SEED = 20_260_101
 GRACE_SECONDS = 2.0
+LONG = ("tests/processes/", "tests/parity/", "tests/examples/", "tests/scripts/", "tests/traps/")
 PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`make soak` runs whole grids where `make test` takes a sample."""
     parser.addoption("--grid", action="store_true", help="run whole grids, not samples of them")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A test marked `grid` is of a grid, and not of its sample."""
+    config.addinivalue_line("markers", "grid: only `make soak` runs it, by `--grid -m grid`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without `--grid` the samples alone; long files first, so that no worker starts one when the others are done."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    if config.getoption("--grid"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("grid") is not None]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.get_closest_marker("grid") is None]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,6 +1,8 @@
 """The documentation is true: its links lead somewhere, its programs run, every error has its section, and it builds."""
 
+import dataclasses
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from whale_nebula import errors
+from whale_nebula.config import Line, quantities, schema
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -68,6 +71,52 @@ def test_the_five_minutes_run(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert "stage gpu" in done.stdout
+
+
+def test_a_run_can_be_compared_with_the_uncut_one_as_the_page_says(tmp_path: Path) -> None:
+    program = next(each for each in CODE.findall((DOCS / "scripts.md").read_text()) if "--uncut" in each)
+    (tmp_path / "train.py").write_text(program + "\nif cut:\n    assert nb.last_report().micro_batches == 4\n")
+    losses = []
+    for words in ([], ["--uncut"]):
+        command = [sys.executable, "train.py", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr[-3000:]
+        losses.append(json.loads(done.stdout.splitlines()[-1]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert len(losses[0]) == 2
+
+
+def test_the_page_of_the_config_is_true(tmp_path: Path) -> None:
+    """Its config is read, and its programs print what stands beside them."""
+    page = (DOCS / "clusters-yaml.md").read_text()
+    yaml = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert yaml is not None
+    (tmp_path / "clusters.yaml").write_text(yaml[1])
+    programs = CODE.findall(page)
+    assert len(programs) == 2
+    said = [comment for program in programs for comment in re.findall(r"print\(.*\)  # (.*)", program)]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(programs)], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines() == said
+
+
+def test_the_page_of_the_config_names_every_key() -> None:
+    page = (DOCS / "clusters-yaml.md").read_text()
+    kinds = (schema.Config, schema.Cluster, schema.WorkerSpec, schema.Security, schema.InputSpec, Line)
+    keys = {field.name for kind in kinds for field in dataclasses.fields(kind)} - {"name"} | {"between"}
+    first = "".join(line.partition("|")[2].partition("|")[0] for line in page.splitlines() if line.startswith("|"))
+    assert [key for key in sorted(keys) if not re.search(rf"\b{key}\b", first)] == []
+
+
+def test_the_units_of_the_page_are_those_that_are_read() -> None:
+    page = (DOCS / "clusters-yaml.md").read_text()
+    for row, units in (("rate", quantities._RATES), ("time", quantities._TIMES)):
+        found = re.search(rf"^\| {row} \|(.*?)\|", page, re.MULTILINE)
+        assert found is not None
+        said = set(re.findall(r"`(\w+)`", found[1]))
+        assert said == set(units) - {"µs"}
 
 
 def test_the_pictures_of_schedules_are_what_is_drawn() -> None:

@@ -12,6 +12,7 @@ from whale_nebula import tf_private
 from whale_nebula.capture.step import bind
 from whale_nebula.capture.tracing import current, uncut_on_purpose
 from whale_nebula.errors import NebulaWarning, OptionError
+from whale_nebula.observing import observer
 from whale_nebula.runtime.step import Arguments, Step, Unpack
 from whale_nebula.scopes import calling_site, values
 from whale_nebula.scopes.site import script_site
@@ -44,15 +45,15 @@ class NebulaFunction:
         return results
 
     def _tell_uncut(self) -> None:
-        """After the first call: a function in which no stage was entered runs as under tf.function, and says so once."""
-        made = self._step.last
+        """After the first call: a function in which no stage was entered runs uncut, and says so once."""
+        made = self._step.last if observer() is None else None
         if made is None or made.cut.program.pipeline.micro_batch > 1 or any(s.where for s in made.cut.program.stages):
             return
         site = script_site()
         warning = NebulaWarning(
             f"{self._step.name} under @nb.function runs uncut",
             where=str(site),
-            why="no nb.stage was entered while it was captured, and no layer in it was built under one; it is said once",
+            why="no nb.stage was entered in it, and no layer in it was built under one; it is said once",
             mend='with nb.stage(cluster="gpu"): around each of its parts; or @tf.function, if it is to stay whole',
         )
         warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)

@@ -134,8 +134,8 @@ def _read(given: Any, site: str) -> tuple[Plan, str]:
                 f"there is no file {os.fspath(given)!r} to pin a plan by",
                 where=site,
                 why=f"it is looked for from {os.getcwd()}",
-                mend=f"whale-nebula show train.py --save {os.path.basename(given)}, or nb.plan(model, x, y).save(path), "
-                "writes one",
+                mend=f"whale-nebula show train.py --save {os.path.basename(given)} writes one, "
+                "and so does nb.plan(model, x, y).save(path)",
             )
         return Plan.load(given), os.fspath(given)
     raise OptionError(

@@ -17,6 +17,7 @@ from whale_nebula.capture.mirror import in_order
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.step import Captured
 from whale_nebula.feed.batch import micro_batches
+from whale_nebula.feed.missing import Missing, absent_in
 from whale_nebula.ir.canonical import canonical_lines
 from whale_nebula.ir.exchanged import Exchanged
 from whale_nebula.ir.face import Plan
@@ -25,6 +26,7 @@ from whale_nebula.ir.parts import PlanLink
 from whale_nebula.ir.plan import Cut
 from whale_nebula.ir.timing import counted
 from whale_nebula.passes.plan import cut_program
+from whale_nebula.passes.readings import check_here
 from whale_nebula.run import Run, current_run
 from whale_nebula.runtime.engine import place_workers
 from whale_nebula.runtime.fragment_function import Workshop
@@ -55,8 +57,12 @@ def _planned(name: str, captured: Captured, example: Sequence[Any], notes: Seque
     run.meet([stage.cluster for stage in stages], {stage.cluster: stage.where for stage in stages})
     operations = in_order(captured.graph.get_operations())
     workers, results = place_workers(captured, run), run.config.results
-    cut = cut_program(captured.program, workers, lambda op: place_of(operations[op]), results=results)
+    where = lambda op: place_of(operations[op])  # noqa: E731
+    cut = cut_program(captured.program, workers, where, results=results, apart=frozenset(run.config.inputs))
     rows = micro_batches(captured.program.leaves, example, captured.program.pipeline.micro_batch)
+    if not run.alone:
+        check_here(cut, run.here().worker, absent_in(example), where)
+    example = [each.in_rows(sum(rows)) if isinstance(each, Missing) else each for each in example]
     plan = _plan(name, captured, cut, rows, [tuple(tensor.shape) for tensor in example], run)
     return counted(replace(plan, notes=(*plan.notes, *notes)))
 

@@ -21,7 +21,7 @@ from whale_nebula.function import NebulaFunction
 from whale_nebula.ir.face import Plan
 from whale_nebula.planned import planned
 from whale_nebula.runtime.keras_step import keras_step
-from whale_nebula.runtime.step import Arguments, Step, Unpack
+from whale_nebula.runtime.step import Arguments, Step, Unpack, declared
 from whale_nebula.scopes import calling_site
 from whale_nebula.scopes.site import script_site
 from whale_nebula.scopes.words import checked
@@ -162,7 +162,7 @@ def _signature(subject: _Subject) -> tuple[Signature, list[Any]]:
         return tensor
 
     arguments = [(name, tf.nest.map_structure(stand_in, value)) for name, value in subject.arguments]
-    layout, tensors = signature(arguments, subject.step.whole)
+    layout, tensors = signature(arguments, subject.step.whole, declared())
     given = [specs.get(id(tensor), spec) for tensor, spec in zip(tensors, layout.specs, strict=True)]
     chosen = [_open(spec) if split else spec for spec, split in zip(given, layout.batched, strict=True)]
     return replace(layout, specs=tuple(chosen)), tensors

@@ -14,7 +14,7 @@ from typing import Any
 from whale_nebula.config import Config, Links, load, parse_links, quantities
 from whale_nebula.errors import ConfigError, OptionError, StateError
 from whale_nebula.launch.attach import Attachment, attach
-from whale_nebula.observing import forget_plain, observer
+from whale_nebula.observing import observer
 from whale_nebula.pinned import Pinned, Pins, pins
 from whale_nebula.report.audience import Seen, audience
 from whale_nebula.report.published import forget, watch
@@ -78,6 +78,12 @@ class Run:
         worker = self.attachment.worker if self.attachment is not None else ""
         same = [name for name, host in self.hosts.items() if host == self.hosts.get(worker)]
         return not same or worker == min(same)
+
+    @property
+    def first_of_cluster(self) -> bool:
+        """Whether this process is the first worker of its cluster, which saves what the cluster keeps to itself."""
+        here = self.attachment
+        return here is None or here.worker == min(w for w, cluster in self.workers.items() if cluster == here.cluster)
 
     @property
     def alone(self) -> bool:
@@ -300,7 +306,6 @@ def shutdown() -> None:
             close()
         deal_to([])
         forget()
-        forget_plain()
 
 
 def report_failure(failure: BaseException) -> None:

@@ -393,6 +393,22 @@ def leaf_paths(structure: Any) -> list[tuple[tuple[Any, ...], Any]]:
     return list(nest.flatten_with_tuple_paths(structure)) if nest.is_nested(structure) else [((), structure)]
 
 
+def variables_later(function: Any) -> Callable[[Callable[[Any], bool]], None]:
+    """Let tracing a tf.function leave the variables that it creates without values. Gives what gives them theirs, but
+    for those of which a predicate says no.
+    """
+    pairs: list[tuple[Any, Any]] = []
+    give = function._initialize_uninitialized_variables
+    function._initialize_uninitialized_variables = pairs.extend
+
+    def begin(wanted: Callable[[Any], bool]) -> None:
+        chosen = [pair for pair in pairs if wanted(pair[0])]
+        pairs.clear()
+        give(chosen)
+
+    return begin
+
+
 VARIABLE_READS = ("_read_variable_op", "sparse_read", "gather_nd")
 """Methods of a resource variable through which every read goes."""
 

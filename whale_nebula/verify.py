@@ -23,7 +23,7 @@ from whale_nebula.passes.effects import is_random
 from whale_nebula.planning import no_scopes
 from whale_nebula.run import current_run
 from whale_nebula.runtime.engine import Engine, plain_function
-from whale_nebula.runtime.step import Arguments, Step, Unpack
+from whale_nebula.runtime.step import Arguments, Step, Unpack, declared
 from whale_nebula.scopes import calling_site
 from whale_nebula.scopes.words import checked
 from whale_nebula.verification import Row, Verification
@@ -66,7 +66,7 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     if not current_run().alone:
         raise NotYetError("nb.verify in several processes", mend="verify the script in one process, without a launcher")
     subject = _subject(model_or_function, batch)
-    layout, tensors = signature(subject.arguments, subject.step.whole)
+    layout, tensors = signature(subject.arguments, subject.step.whole, declared())
     with target_wanted("nb.verify", model_or_function, batch):
         engine = subject.step.plan(subject.arguments, subject.unpack)
     if not engine.captured.program.stages[0].where:

@@ -130,7 +130,7 @@ def main() -> int:
         return 0
     about = machine()
     loopback = ("127.0.0.1", "127.0.0.1")
-    count = 200 if arguments.quick else 1500
+    count = 400 if arguments.quick else 1500
     free = {sealed: measure(count, loopback, [], sealed=sealed) for sealed in (False, True)}
     rows: list[list[Any]] = [["what", "measured", "bar", "verdict"]]
     for sealed, found in free.items():

@@ -783,6 +783,27 @@ def test_runtime_started_tells_whether_anything_was_computed() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
 
 
+def test_variables_that_a_trace_makes_get_their_values_later() -> None:
+    made: list[tf.Variable] = []
+
+    def body() -> Any:
+        if not made:
+            made.extend(tf.Variable(lambda n=n: tf.fill([2], n), name=f"v{n}") for n in (1.0, 2.0))
+        return made[0] + made[1]
+
+    function = tf.function(body)
+    begin = tf_private.variables_later(function)
+    traced = function.get_concrete_function()
+    there = [bool(tf.raw_ops.VarIsInitializedOp(resource=v.handle)) for v in made]
+    assert there == [False, False]
+    begin(lambda variable: variable is made[1])
+    there = [bool(tf.raw_ops.VarIsInitializedOp(resource=v.handle)) for v in made]
+    assert there == [False, True]
+    made[0].assign([5.0, 5.0])
+    begin(lambda variable: True)  # once is enough: nothing is overwritten
+    assert traced().numpy().tolist() == [7.0, 7.0]
+
+
 def test_not_rewritten_keeps_autograph_away() -> None:
     @tf_private.not_rewritten
     class Ours:

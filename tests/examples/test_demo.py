@@ -1,9 +1,14 @@
-"""`make demo`, on less data: it shows plan, progress and report, and says whether the model is the same."""
+"""`make demo`, on less data and a block less: it shows plan, progress and report, and says if the model is the same."""
 
+import contextlib
 import importlib.util
+import io
 import itertools
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,36 +18,49 @@ import whale_nebula as nb
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
 
 
-@pytest.fixture
-def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+@pytest.fixture(scope="module")
+def demo() -> Iterator[ModuleType]:
     spec = importlib.util.spec_from_file_location("demo", DEMO)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "ROWS", 128)
-    monkeypatch.setattr(module, "EPOCHS", 2)
+    module.ROWS, module.EPOCHS = 128, 2
+    module.SIZES = replace(module.SIZES, blocks=3)
     nb.shutdown()
     yield module
     nb.shutdown()
 
 
-def test_it_shows_plan_progress_report_and_verdict(demo: ModuleType, capsys: pytest.CaptureFixture) -> None:
-    assert demo.main() == 0
-    said = capsys.readouterr().out
+class Ran(NamedTuple):
+    """What the demo gave, said, and reported last."""
+
+    code: int
+    said: str
+    report: nb.Report
+
+
+@pytest.fixture(scope="module")
+def ran(demo: ModuleType) -> Ran:
+    """The whole of it, once."""
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = demo.main()
+    return Ran(code, said.getvalue(), nb.last_report())
+
+
+def test_it_shows_plan_progress_report_and_verdict(ran: Ran) -> None:
+    code, said, report = ran
+    assert code == 0
     assert "stages" in said
     assert "eager-1f1b" in said
     assert said.count("Epoch 2/2") == 2
     assert said.count("link gpu->npu") == 1
     assert said.rstrip().endswith("the same model")
-    assert nb.last_report().run.steps == 4
+    assert report.run.steps == 4
 
 
-def test_what_crosses_is_what_the_table_says(demo: ModuleType) -> None:
-    nb.init(links=demo.LINE)
-    demo.train(demo.language_model(cut=True))
-    links = nb.last_report().links
+def test_what_crosses_is_what_the_table_says(demo: ModuleType, ran: Ran) -> None:
     activations = 4 * demo.BATCH * demo.SIZES.length * demo.SIZES.width
     loss = 4  # what fit returns goes to every cluster
-    assert {name: link.payload_bytes for name, link in links.items()} == {
+    assert {name: link.payload_bytes for name, link in ran.report.links.items()} == {
         "gpu->npu": activations,
         "npu->gpu": activations + loss,
     }
@@ -51,9 +69,12 @@ def test_what_crosses_is_what_the_table_says(demo: ModuleType) -> None:
 def test_another_loss_is_not_the_same_model(
     demo: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
+    nb.shutdown()
     losses = itertools.count(1.0, 0.01)
     report = nb.Report("fit", 1, 0.1, 4, {}, {})
     monkeypatch.setattr(demo, "train", lambda model: next(losses))
+    monkeypatch.setattr(demo, "language_model", lambda *, cut: None)
+    monkeypatch.setattr(demo.nb, "plan", lambda model, *batch: SimpleNamespace(to_text=str))
     monkeypatch.setattr(demo.nb, "last_report", lambda: report)
     assert demo.main() == 1
     assert "NOT the same model" in capsys.readouterr().out

@@ -1,8 +1,14 @@
-"""The short examples: each runs; without its scope lines it is, bit for bit, what plain Keras or TensorFlow gives."""
+"""The short examples: each runs; without its scope lines it is, bit for bit, what plain Keras or TensorFlow gives.
+
+All run in forks of one process that has TensorFlow loaded, and has seen nothing of whale_nebula.
+"""
 
 import ast
+import json
+import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -48,23 +54,102 @@ def source(name: str) -> str:
     return (ROOT / "examples" / f"{name}.py").read_text()
 
 
-def run(folder: Path, text: str) -> str:
-    (folder / "script.py").write_text(text)
-    done = subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+def plain(name: str) -> str:
+    """The example without its scope lines; `import whale_nebula` is left in it."""
+    return ast.unparse(Without().visit(ast.parse(source(name))))
+
+
+def bare(name: str) -> str:
+    """The example without any trace of whale_nebula."""
+    return plain(name).replace("import whale_nebula as nb\n", "")
+
+
+Ended = tuple[int, str, str]
+"""Exit code, standard output and standard error."""
+FORKS = """
+import json, os, runpy, sys
+import keras, tensorflow
+ended = {}
+for name in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        for descriptor, kind in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{name}.{kind}", os.O_CREAT | os.O_WRONLY), descriptor)
+        code = 1
+        try:
+            sys.argv[1:], code = [], (runpy.run_path(name, run_name="__main__"), 0)[1]
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    ended[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert "whale_nebula" not in sys.modules
+print(json.dumps(ended))
+"""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
+    """Every example as it is, plain, and bare."""
+    folder = tmp_path_factory.mktemp("examples")
+    for name in EXAMPLES:
+        (folder / name).write_text(source(name))
+        (folder / f"{name} plain").write_text(SAME + plain(name) + TELL)
+        (folder / f"{name} bare").write_text(SAME + bare(name) + TELL)
+    names = sorted(path.name for path in folder.iterdir())
+    command = [sys.executable, "-c", FORKS, *names]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=True)
+    codes = json.loads(done.stdout)
+    said = {name: [(folder / f"{name}.{kind}").read_text() for kind in ("out", "err")] for name in names}
+    return {name: (codes[name], *said[name]) for name in names}
+
+
+def said(ran: Mapping[str, Ended], name: str) -> str:
+    """What an example printed, if it went well."""
+    code, out, err = ran[name]
+    assert code == 0, err[-3000:]
+    return out
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_it_runs(name: str, tmp_path: Path) -> None:
-    assert "loss" in run(tmp_path, source(name))
+def test_it_runs(ran: Mapping[str, Ended], name: str) -> None:
+    assert "loss" in said(ran, name)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_without_its_scope_lines_it_is_the_original(name: str, tmp_path: Path) -> None:
+def test_without_its_scope_lines_it_is_the_original(ran: Mapping[str, Ended], name: str) -> None:
     """Once with `import whale_nebula` left in it, and once without any trace of it."""
-    plain = ast.unparse(Without().visit(ast.parse(source(name))))
-    assert "nb." not in plain
-    bare = plain.replace("import whale_nebula as nb\n", "")
-    assert "whale_nebula" not in bare.split('"""')[-1]
-    assert run(tmp_path, SAME + plain + TELL) == run(tmp_path, SAME + bare + TELL)
+    assert "nb." not in plain(name)
+    assert "whale_nebula" not in bare(name).split('"""')[-1]
+    told = said(ran, f"{name} plain")
+    assert "told: [(" in told
+    assert told == said(ran, f"{name} bare")
+
+
+def numbers(told: str) -> list[float]:
+    """Those of the last line that says a loss."""
+    return [float(found) for found in re.findall(r"\d+\.\d+", told.split("told:")[0].splitlines()[-1])]
+
+
+@pytest.mark.parametrize("name", ["custom_loop", "gan"])
+def test_with_its_scope_lines_it_gives_the_same_numbers(ran: Mapping[str, Ended], name: str) -> None:
+    assert len(numbers(said(ran, name))) == 3
+    assert numbers(said(ran, name)) == pytest.approx(numbers(said(ran, f"{name} plain")), rel=2e-3)
+
+
+def test_the_custom_loop_shows_its_plan_and_learns(ran: Mapping[str, Ended]) -> None:
+    told = said(ran, "custom_loop")
+    assert all(word in told for word in ("gpu", "npu", "eager-1f1b"))
+    loss, _, accuracy = numbers(told)
+    assert loss < 0.5
+    assert accuracy > 0.8
+
+
+def test_the_gan_has_two_phases(ran: Mapping[str, Ended]) -> None:
+    told = said(ran, "gan")
+    assert all(word in told for word in ("gpu", "npu", "phase 1"))
+    _, _, radius = numbers(told)
+    assert 0.3 < radius < 2.0

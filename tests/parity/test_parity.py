@@ -1,9 +1,14 @@
-"""Every model of the zoo, cut in every way, gives what the uncut model gives."""
+"""Every model of the zoo, cut in every way, gives what the uncut model gives.
+
+`make test` runs a sample: each model in two numbers of stages, two of micro-batches and one schedule; each pair of
+stages and micro-batches with two models, each schedule with three. `--grid` runs all.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import sys
 from pathlib import Path
 
@@ -47,17 +52,40 @@ def _check(name: str, cut, *, stages: int) -> None:
     compare.assert_parity(plain(name), found, trial)
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2, 3])
-@pytest.mark.parametrize("stages", [1, 2, 3])
-@pytest.mark.parametrize("name", zoo.ZOO)
+CUTS = list(itertools.product((1, 2, 3), (1, 2, 3)))
+SCHEDULES = ["gpipe", "1f1b", "eager-1f1b"]
+
+
+def sampled(number: int) -> tuple[tuple[int, int], ...]:
+    """The cuts that the model of this number always runs in: unlike in stages, and in micro-batches."""
+    return CUTS[number % len(CUTS)], CUTS[(number + 4) % len(CUTS)]
+
+
+def case(*values: object, always: bool) -> object:
+    """A test's parameters; what need not run each time is of the grid."""
+    return pytest.param(*values, marks=() if always else pytest.mark.grid)
+
+
+LOCAL = [case(name, *cut, always=cut in sampled(n)) for n, name in enumerate(zoo.ZOO) for cut in CUTS]
+ACTORS = [case(name, s, always=m == n % 3) for n, name in enumerate(zoo.ZOO) for m, s in enumerate(SCHEDULES)]
+
+
+@pytest.mark.parametrize(("name", "stages", "micro_batches"), LOCAL)
 def test_local(name: str, stages: int, micro_batches: int) -> None:
     """All stages in one process, links free: the step is one function."""
     _check(name, zoo.Cut(stages, micro_batches), stages=stages)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager-1f1b"])
-@pytest.mark.parametrize("name", zoo.ZOO)
+@pytest.mark.parametrize(("name", "schedule"), ACTORS)
 def test_schedules(name: str, schedule: str) -> None:
     """Actors over memory links, three stages: the result does not depend on the schedule."""
     nb.init(links=EMULATED)
     _check(name, zoo.Cut(3, 3, schedule), stages=3)
+
+
+def test_the_sample_covers_the_grid() -> None:
+    """Every pair of stages and micro-batches is there; every model is cut at least once into more than one stage."""
+    found = [sampled(number) for number, _ in enumerate(zoo.ZOO)]
+    assert {cut for pair in found for cut in pair} == set(CUTS)
+    for one, other in found:
+        assert one[0] != other[0] and one[1] != other[1]

@@ -87,6 +87,32 @@ def test_only_the_ids_are_compared(pair: Ended) -> None:
         assert "input 'names' differs" in error["text"]
 
 
+def test_unlike_configs_are_refused(pair: Ended) -> None:
+    for error in errors(pair, "configs"):
+        assert error["type"] == "ConfigError", error["text"]
+        assert "'weights': c0/0: everywhere; c1/0: own" in error["text"]
+
+
+def test_an_input_that_is_not_where_it_is_read(pair: Ended) -> None:
+    """It is known before anything runs: which input, who reads it and where, and what to do."""
+    there, here = errors(pair, "absent")
+    assert here["type"] == "AbsentInputError", here["text"]
+    assert there["type"] == "RemoteFailureError", there["text"]
+    for error in (there, here):
+        assert "input 'y' is None in this process, and stage 'c1' of cluster 'c1' here reads it" in error["text"]
+        assert "yield 'y' in this cluster as well" in error["text"]
+        assert error["untouched"]
+    assert "lesson.py:" in here["text"]
+
+
+def test_an_input_that_is_no_longer_where_it_is_read(pair: Ended) -> None:
+    assert pair.same("absent and given") == [2.0 * (0 + 1 + 2 + 3)] * 3
+    there, here = errors(pair, "absent later")
+    assert here["type"] == "AbsentInputError", here["text"]
+    assert "input 'names' is None" in here["text"] and "disagreement.py:" in here["text"]
+    assert there["type"] == "RemoteFailureError", there["text"]
+
+
 def test_what_a_script_raises_reaches_the_other(pair: Ended) -> None:
     error = pair.told["c0/0"]["uncaught"]
     assert error["seconds"] < SOON

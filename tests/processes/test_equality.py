@@ -15,49 +15,61 @@ from tests.processes.telling import left, sent
 # Sixteen programs and more, traced in each process, beside the reference: on two busy cores that takes its time.
 DEADLINE = 900.0
 Both = tuple[Ended, Mapping[str, Any]]
+Case = tuple[str, int, int]
+"""A model of the zoo, its number of stages, and of micro-batches."""
 
 
-def reference(stages: int, micro_batches: int) -> dict[str, Any]:
-    """What each model of the zoo leaves in this process, by actors."""
-    found = {}
-    for name, trial in ZOO.items():
-        nb.shutdown()
-        with nb.init(links="10gbit,0ms"):
-            found[f"{name} {stages},{micro_batches}"] = left(trial.run(Cut(stages, micro_batches)))
-            found[f"{name} {stages},{micro_batches} sent"] = sent()
-    return found
+SAMPLE = {
+    "pair": [(name, 2, 3) for name in ("subclassed", "control_flow", "gan", "frozen", "inference")],
+    "trio": [(name, 3, 2) for name in ("functional", "sequential", "token_loop", "scaled")],
+}
+"""What `make test` runs: every model once, with two processes or with three. `make soak` runs all."""
+STAGES = {"pair": 2, "trio": 3}
 
 
-def both(workers: int, *cuts: tuple[int, int]) -> Both:
-    """The zoo in several processes, all in one run, and in one process meanwhile."""
-    with started("zoo", workers, *(f"{stages},{micro_batches}" for stages, micro_batches in cuts)) as job:
-        expected = {name: outcome for cut in cuts for name, outcome in reference(*cut).items()}
+def cases(config: pytest.Config, fixture: str) -> list[Case]:
+    """The sample, or the grid."""
+    if not config.getoption("--grid", default=False):
+        return SAMPLE[fixture]
+    return [(name, STAGES[fixture], micro_batches) for micro_batches in (1, 2, 3) for name in ZOO]
+
+
+def called(case: Case) -> str:
+    """What a worker calls it."""
+    name, stages, micro_batches = case
+    return f"{name},{stages},{micro_batches}"
+
+
+def reference(case: Case) -> dict[str, Any]:
+    """What a model of the zoo leaves in this process, by actors."""
+    name, *cut = case
+    nb.shutdown()
+    with nb.init(links="10gbit,0ms"):
+        return {called(case): left(ZOO[name].run(Cut(*cut))), f"{called(case)} sent": sent()}
+
+
+def both(workers: int, chosen: list[Case]) -> Both:
+    """Models in several processes, all in one run, and in one process meanwhile."""
+    with started("zoo", workers, *map(called, chosen)) as job:
+        expected = {name: outcome for case in chosen for name, outcome in reference(case).items()}
         found = ended(job, DEADLINE)
     found.result.check()
     return found, expected
 
 
-SAMPLE = {"pair": (3,), "trio": (2,)}
-
-
-def micro(config: pytest.Config, fixture: str) -> tuple[int, ...]:
-    """One number of micro-batches in `make test`, all in `make soak`."""
-    return (1, 2, 3) if config.getoption("--grid", default=False) else SAMPLE[fixture]
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    fixture = "pair" if "pair" in metafunc.fixturenames else "trio"
-    metafunc.parametrize("micro_batches", micro(metafunc.config, fixture))
+    for fixture in STAGES.keys() & set(metafunc.fixturenames):
+        metafunc.parametrize("case", cases(metafunc.config, fixture), ids=called)
 
 
 @pytest.fixture(scope="module")
 def pair(request: pytest.FixtureRequest) -> Iterator[Both]:
-    yield both(2, *((2, m) for m in micro(request.config, "pair")))
+    yield both(2, cases(request.config, "pair"))
 
 
 @pytest.fixture(scope="module")
 def trio(request: pytest.FixtureRequest) -> Iterator[Both]:
-    yield both(3, *((3, m) for m in micro(request.config, "trio")))
+    yield both(3, cases(request.config, "trio"))
 
 
 def check(run: Both, name: str) -> None:
@@ -72,11 +84,13 @@ def check(run: Both, name: str) -> None:
     assert sent == expected[f"{name} sent"]
 
 
-@pytest.mark.parametrize("name", ZOO)
-def test_two_processes(pair: Both, name: str, micro_batches: int) -> None:
-    check(pair, f"{name} 2,{micro_batches}")
+def test_two_processes(pair: Both, case: Case) -> None:
+    check(pair, called(case))
 
 
-@pytest.mark.parametrize("name", ZOO)
-def test_three_processes(trio: Both, name: str, micro_batches: int) -> None:
-    check(trio, f"{name} 3,{micro_batches}")
+def test_three_processes(trio: Both, case: Case) -> None:
+    check(trio, called(case))
+
+
+def test_every_model_is_sampled() -> None:
+    assert sorted(name for chosen in SAMPLE.values() for name, _, _ in chosen) == sorted(ZOO)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.errors import OptionError
+from whale_nebula.errors import NebulaWarning, OptionError
 
 
 def test_anything_that_can_be_called_is_wrapped() -> None:
@@ -91,3 +92,36 @@ def test_a_step_is_planned_anew_for_another_run() -> None:
     assert step(tf.constant([1.0])).numpy().tolist() == [3.0]
     assert nb.last_report().stages["gpu"].compute_seconds is not None
     nb.shutdown()
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_a_function_without_a_stage_says_once_that_it_runs_uncut(micro_batch: int) -> None:
+    @nb.function
+    def double(x: Any) -> Any:
+        with nb.pipeline(micro_batch=micro_batch):
+            return x * 2.0
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for rows in (2, 2, 3):
+            assert double(tf.ones([rows])).numpy().tolist() == [2.0] * rows
+    said = [each for each in caught if issubclass(each.category, NebulaWarning)]
+    assert len(said) == (micro_batch == 1)
+    if said:
+        assert said[0].filename == __file__
+        assert "double under @nb.function runs uncut" in str(said[0].message)
+
+
+def test_a_function_inside_another_is_a_part_of_it_and_says_nothing() -> None:
+    @nb.function
+    def double(x: Any) -> Any:
+        return x * 2.0
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.stage(cluster="gpu"):
+            return double(x)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NebulaWarning)
+        assert step(tf.ones([2])).numpy().tolist() == [2.0, 2.0]

@@ -37,11 +37,12 @@ def model(second: str = "npu", name: str = "small") -> Any:
     return made
 
 
-@pytest.fixture
-def pin(tmp_path: Path) -> Path:
-    nb.plan(model(), X, Y).save(tmp_path / "plan.json")
+@pytest.fixture(scope="module")
+def pin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pin") / "plan.json"
+    nb.plan(model(), X, Y).save(path)
     nb.shutdown()
-    return tmp_path / "plan.json"
+    return path
 
 
 def test_the_pinned_step_runs(pin: Path) -> None:
@@ -122,13 +123,15 @@ def unnamed(micro_batch: int = 2) -> Any:
     return made
 
 
-@pytest.fixture
-def numbered(tmp_path: Path) -> Path:
-    """The pin of a model that Keras named."""
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pin of a model that Keras named; those of the tests have other numbers."""
+    path = tmp_path_factory.mktemp("numbered") / "plan.json"
     keras.utils.clear_session()
-    nb.plan(unnamed(), X, Y).save(tmp_path / "plan.json")
+    nb.plan(unnamed(), X, Y).save(path)
     nb.shutdown()
-    return tmp_path / "plan.json"
+    unnamed()
+    return path
 
 
 def test_keras_numbers_do_not_hide_a_step_from_its_pin(numbered: Path) -> None:

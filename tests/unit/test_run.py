@@ -162,3 +162,18 @@ def test_shutdown_closes_last_opened_first() -> None:
 def test_gathered_does_nothing_in_one_process() -> None:
     with nb.gathered():
         assert nb.here().lead
+
+
+def test_after_steps_that_ran_uncut_there_is_no_report_and_it_is_said_why() -> None:
+    import keras
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)], name="small")
+    with pytest.warns(nb.errors.NebulaWarning, match="runs uncut"), nb.cluster(), nb.stage(cluster="gpu"):
+        model.compile("sgd", "mse")
+        model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+    with pytest.raises(nb.errors.StateError, match="no step has run by a plan") as caught:
+        nb.last_report()
+    assert caught.value.why == "small's train_step ran uncut: no scope was in what it traced"
+    nb.shutdown()
+    with pytest.raises(nb.errors.StateError, match="no step has run yet"):
+        nb.last_report()

@@ -16,9 +16,11 @@ import tensorflow as tf
 
 from whale_nebula import scopes, tf_private
 from whale_nebula.capture import keras_copies, keras_tags, tracing
+from whale_nebula.capture.declared import Declared
 from whale_nebula.capture.keras_tags import bears_scopes
 from whale_nebula.capture.placed import changes, placements_in
 from whale_nebula.observing import met_plain
+from whale_nebula.run import current_run
 from whale_nebula.scopes import Placement
 
 Original = Callable[..., Any]
@@ -134,12 +136,25 @@ def _call_symbolically(model: Any, batch: Any) -> None:
     What is built on the way has the names that it would get in Keras's own trace.
     """
     x = batch[0] if isinstance(batch, (tuple, list)) else batch
-    form = tf.nest.map_structure(lambda t: keras.KerasTensor(_rows_free(t.shape), t.dtype), x)
+    form = _form(x)
     try:
         with tf.name_scope(model.name):
             tf_private.compute_output_spec(model, form, training=False)
     except Exception:
         return
+
+
+def _form(x: Any) -> Any:
+    """Keras's tensors in the form of a model's inputs; one that is None has the form that the config gives it."""
+    x = tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") else None, x)
+    if None in tf.nest.flatten(x):
+        forms = Declared(current_run().config.inputs, alone=False)
+        x = forms.unfolded("x", x)
+        paths = ["/".join(["x", *map(str, path)]) for path, _ in tf_private.leaf_paths(x)]
+        leaves = zip(paths, tf.nest.flatten(x), strict=True)
+        found = [forms.missing(path) if leaf is None else leaf for path, leaf in leaves]
+        x = tf.nest.pack_sequence_as(x, found)
+    return tf.nest.map_structure(lambda t: t if t is None else keras.KerasTensor(_rows_free(t.shape), t.dtype), x)
 
 
 def _rows_free(shape: Any) -> tuple[int | None, ...]:

@@ -58,9 +58,10 @@ def _suspects(graph: Graph, leaves: list[int]) -> bool:
             return True
         if op.type in SHAPED and not above <= pure:
             like.add(op.index)
-        elif (above or op.type == "Const") and not op.stateful and above <= pure | like:
-            if above & fed and above & like:
+        elif (above or op.type == "Const") and not op.stateful and above - pure <= like:
+            if above & fed and not above <= pure:
                 return True
-            (like if above & like else pure).add(op.index)
-            fed.update({op.index} if above & fed else ())
+            (pure if above <= pure else like).add(op.index)
+            if above & fed:
+                fed.add(op.index)
     return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -16,6 +16,7 @@ from whale_nebula.capture import tracing
 from whale_nebula.capture.assemble import assemble
 from whale_nebula.capture.conditions import conditions_split
 from whale_nebula.capture.constants import check_constants
+from whale_nebula.capture.declared import Declared
 from whale_nebula.capture.failures import translated
 from whale_nebula.capture.graph_gradients import graph_asked
 from whale_nebula.capture.inlining import inlining
@@ -26,6 +27,7 @@ from whale_nebula.capture.place_hook import placing
 from whale_nebula.capture.surroundings import check_surroundings
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.errors import UnsupportedError
+from whale_nebula.feed.missing import absent_in
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.unbundle import Aliases, unbundle
 
@@ -35,7 +37,10 @@ _VARIABLES = (tf.Variable, keras.Variable)
 
 @dataclass(frozen=True)
 class Signature:
-    """How a call's arguments lie: their structure, the tensors' names and specs, and the other values."""
+    """How a call's arguments lie: their structure, the tensors' names and specs, and the other values.
+
+    `given` says of every leaf whether it is a tensor; `absent` are the numbers of the tensors that are not here.
+    """
 
     structure: Any
     names: tuple[str, ...]
@@ -43,17 +48,27 @@ class Signature:
     batched: tuple[bool, ...]
     plain: tuple[Any, ...]
     key: Any
+    given: tuple[bool, ...] = ()
+    absent: tuple[int, ...] = ()
+
+
+def _have_begun(wanted: Callable[[Any], bool]) -> None:
+    """What a trace made has its values already."""
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A captured step: its Program, the traced graph, and how to pack its results."""
+    """A captured step: its Program, the traced graph, and how to pack its results.
+
+    `begin` gives the variables that the trace made their values, if it was to be later: those that are wanted.
+    """
 
     program: Program
     graph: Any
     structured_outputs: Any
     variables: Mapping[str, Any]
     aliases: Aliases = field(default_factory=dict)
+    begin: Callable[[Callable[[Any], bool]], None] = _have_begun
 
     def pack(self, tensors: Sequence[Any]) -> Any:
         """The user's own structure around the results."""
@@ -66,31 +81,37 @@ class Captured:
 
 
 def signature(
-    arguments: Sequence[tuple[str, Any]], whole: frozenset[str] = frozenset()
+    arguments: Sequence[tuple[str, Any]], whole: frozenset[str] = frozenset(), declared: Declared | None = None
 ) -> tuple[Signature, list[Any]]:
-    """Lay out the arguments of a call; gives the signature and the tensors."""
+    """Lay out the arguments of a call; gives the signature and the tensors. `declared` are the forms that the config
+    gives to inputs: where one of them is None, something stands for it that has this form and no values.
+    """
+    declared = declared or Declared()
     names: list[str] = []
     specs: list[Any] = []
     batched: list[bool] = []
     plain: list[Any] = []
     tensors: list[Any] = []
     marks: list[Any] = []
-    for name, argument in arguments:
+    given: list[bool] = []
+    structure = [declared.unfolded(name, argument) for name, argument in arguments]
+    for (name, _), argument in zip(arguments, structure, strict=True):
         marks.append(tf.nest.map_structure(lambda _: None, argument))
         for path, leaf in _paths(name, argument):
-            tensor = _tensor(path, leaf)
+            tensor = declared.missing(path) if leaf is None else _tensor(path, leaf)
             plain.append(None if tensor is not None else leaf)
+            given.append(tensor is not None)
             if tensor is None:
                 continue
             split = tensor.shape.rank > 0 and name not in whole
-            shape = [None, *tensor.shape[1:]] if split else tensor.shape
+            spec = declared.spec(path, tensor)
             names.append(path)
-            specs.append(tf.TensorSpec(shape, tensor.dtype))
+            specs.append(tf.TensorSpec([None, *spec.shape[1:]] if split else spec.shape, spec.dtype))
             batched.append(split)
             tensors.append(tensor)
-    structure = [argument for _, argument in arguments]
     key = (tuple(n for n, _ in arguments), tuple(specs), str(marks), tuple(map(key_of, plain)))
-    return Signature(structure, tuple(names), tuple(specs), tuple(batched), tuple(plain), key), tensors
+    layout = Signature(structure, tuple(names), tuple(specs), tuple(batched), tuple(plain), key, tuple(given))
+    return replace(layout, absent=absent_in(tensors)), tensors
 
 
 def _paths(name: str, argument: Any) -> list[tuple[str, Any]]:
@@ -120,8 +141,11 @@ def capture(
     layout: Signature,
     *,
     paths: Callable[[], Mapping[int, str]] = dict,
+    later: bool = False,
 ) -> Captured:
-    """Trace `call` (which takes the arguments in the structure of `layout`) under the scopes."""
+    """Trace `call` (which takes the arguments in the structure of `layout`) under the scopes. What variables it makes
+    get their values at once, or `later`: so an optimizer's slots need no memory where they are not kept.
+    """
     tracing.install()
     check_surroundings()
     trace = Tracing(batched=list(layout.batched))
@@ -132,14 +156,16 @@ def capture(
             return call(filled(layout, tensors))
 
     given = list(zip(layout.names, layout.specs, strict=True))
+    function = tf.function(body, autograph=False)
+    begin = tf_private.variables_later(function) if later else _have_begun
     with translated(trace, given), tracing.tracing(trace), _tensorflow(), _keras(), scopes.numbering():
-        traced = tf.function(body, autograph=False).get_concrete_function(*layout.specs)
+        traced = function.get_concrete_function(*layout.specs)
     graph = traced.graph
     check_constants(graph)
     results = tf.nest.flatten(graph.structured_outputs, expand_composites=True)
     returned = [tensor for tensor in results if isinstance(tensor, tf.Tensor)]
     program, aliases = unbundle(assemble(trace, returned, layout.names, paths()))
-    return Captured(program, graph, graph.structured_outputs, _variables(graph, program), aliases)
+    return Captured(program, graph, graph.structured_outputs, _variables(graph, program), aliases, begin)
 
 
 @contextlib.contextmanager
@@ -156,12 +182,11 @@ def _keras() -> Iterator[None]:
 
 def filled(layout: Signature, tensors: Sequence[Any]) -> list[Any]:
     """The user's arguments with the trace's tensors in their places."""
-    found = iter(tensors)
-    plain = iter(layout.plain)
+    found, plain, given = iter(tensors), iter(layout.plain), iter(layout.given)
 
     def fill(leaf: Any) -> Any:
         kept = next(plain)
-        return kept if kept is not None or not _is_tensor(leaf) else next(found)
+        return next(found) if next(given) else kept
 
     return [tf.nest.map_structure(fill, argument) for argument in layout.structure]
 

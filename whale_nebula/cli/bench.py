@@ -155,8 +155,8 @@ def _text(found: LineFound, config: Config) -> str:
     from whale_nebula.launch.line.shown import table
 
     advice = advise(found, config.links.between(*found.clusters))
-    said = [f"  {advice.why}", f"  write: {advice.write}" if advice.write else "", lopsided(found) and f"  {lopsided(found)}"]
-    return "\n".join([table(found), *filter(None, said)])
+    said = [advice.why, advice.write and f"write: {advice.write}", lopsided(found)]
+    return "\n".join([table(found), *(f"  {each}" for each in said if each)])
 
 
 if __name__ == "__main__":

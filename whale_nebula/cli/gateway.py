@@ -66,19 +66,20 @@ def main(argv: Sequence[str]) -> int:
     if not given.told and (given.config is None or given.cluster is None):
         made.refuse("which gateway? --config clusters.yaml --cluster gpu")
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for number in _HEARD:
-        signal.signal(number, lambda heard, _: asked.put(signal.Signals(heard).name))
-    keep_freed()
-    logging.basicConfig(level=logging.WARNING, format="whale-nebula: %(message)s", stream=sys.stderr)
     try:
         gateway = Gateway(_told(asked) if given.told else _site(given))
         gateway.start()
     except NebulaError as error:
         tell(error, as_json=given.json)
         return exits.CONFIG if isinstance(error, ConfigError | CredentialsError) else exits.FAILED
+    for number in _HEARD:
+        signal.signal(number, lambda heard, _: asked.put(signal.Signals(heard).name))
+    logging.basicConfig(level=logging.WARNING, format="whale-nebula: %(message)s", stream=sys.stderr)
+    keep_freed()
     _introduce(gateway, as_json=given.json)
     why = asked.get()
-    remark(f"{why}: the gateway ends")
+    if not given.told:
+        remark(f"{why}: the gateway ends")
     gateway.stop(why)
     return exits.DONE
 

@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     made = parser()
     words = split(argv, {*_FLAGS, "-h", "--help"}, _VALUED)
     for word, meant in misspelt(argv, words, made.names):
-        remark(f"{word} was handed to the script; was {meant} meant? (behind -- all is the script's, and nothing is said)")
+        remark(f"{word} was handed to the script; did you mean {meant}? (What is the script's may stand behind --.)")
     given = made.read(words.options)
     _check(made, given, words)
     try:

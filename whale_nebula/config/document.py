@@ -28,7 +28,7 @@ def read(path: Path) -> Place:
 
 
 def _lines(node: yaml.Node | None, path: str) -> Iterator[tuple[str, int]]:
-    """Each path of keys with the line on which its value begins; that of a key, where the value is a table or a list."""
+    """Each path of keys, as a `Place` has it, with the line on which it stands."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             below = f"{path}.{key.value}" if path else str(key.value)

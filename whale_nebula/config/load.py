@@ -15,7 +15,6 @@ from whale_nebula.config.document import read
 from whale_nebula.config.links import Line, Links
 from whale_nebula.config.place import Place
 from whale_nebula.config.schema import PATIENCE_SECONDS, SHOWS, Cluster, Config, InputSpec, Security, WorkerSpec
-from whale_nebula.errors import NotYetError
 from whale_nebula.suggest import did_you_mean
 
 DTYPES = (
@@ -52,7 +51,7 @@ def _config(place: Place) -> Config:
         security=_security(root.key("security")),
         inputs={name: _input(each) for name, each in root.key("inputs").named().items()},
         results=root.key("results").given(lambda place: place.choice(("everywhere", "owner")), "everywhere"),
-        weights=_kept(root.key("weights"), "own"),
+        weights=root.key("weights").given(lambda place: place.choice(("everywhere", "own")), "everywhere"),
         patience=root.key("patience").given(_patience, PATIENCE_SECONDS),
         seed=root.key("seed").given(_seed, None),
         plan=root.key("plan").given(_paths, ()),
@@ -118,15 +117,6 @@ def _input(place: Place) -> InputSpec:
         raise place.wrong("an input without a shape", mend=f"{place.path}: {{shape: [null, 64]}}")
     shape = tuple(axis.given(_size, None) for axis in table.key("shape").items())
     return InputSpec(shape, table.key("dtype").given(_dtype, "float32"))
-
-
-def _kept(place: Place, later: str) -> str:
-    """`everywhere`, or a word that has no engine yet."""
-    word = place.given(lambda given: given.choice(("everywhere", later)), "everywhere")
-    if word == later:
-        mend = f"{place.path}: everywhere"
-        raise NotYetError(f"{place.path}: {later}", where=place.source or "config", mend=mend)
-    return word
 
 
 def _patience(place: Place) -> float:

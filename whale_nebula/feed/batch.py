@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
 from whale_nebula.errors import BatchAxisError
-from whale_nebula.feed.missing import Missing, no_rows
+from whale_nebula.feed.absence import no_rows
+from whale_nebula.feed.missing import Missing
 from whale_nebula.feed.sizes import sizes
 from whale_nebula.ir.program import Leaf
 
@@ -23,6 +24,17 @@ class Batch:
     shares: Sequence[Any]
     grows: Sequence[Any]
     rows: Sequence[int] = ()
+
+    def in_rows(self) -> Batch:
+        """Zeros for the inputs that are not here: a plan that reads any of them but for its rows was refused."""
+        if not any(isinstance(leaf, Missing) for leaf in self.whole):
+            return self
+        slices = [_in_rows(each, rows) for each, rows in zip(self.slices, self.rows, strict=True)]
+        return replace(self, whole=_in_rows(self.whole, sum(self.rows)), slices=slices)
+
+
+def _in_rows(tensors: Sequence[Any], rows: int) -> list[Any]:
+    return [each.in_rows(rows) if isinstance(each, Missing) else each for each in tensors]
 
 
 def rows_of(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> int:

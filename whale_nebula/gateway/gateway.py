@@ -93,6 +93,7 @@ class Gateway:
             self.journal.close("it could not listen")
             raise
         self.journal.note("listen", target=self.address, clusters=sorted(self.site.gateways))
+        self.journal.log.head()  # the other gateways may not have heard how the log ended before
         for road in self._roads.values():
             self._health.say(road.cluster, False)
             road.start()
@@ -142,10 +143,11 @@ class Gateway:
             return _present(pair, side, knock).lane(knock.lane, lane)
         half = self._half(pair, side, found, Connection(knock.connection))
         hear = half.lane(0, lane)
-        pair.arrive(half)
-        self._opened(pair, half)
+        self._take(pair, half)
         if side is Side.NEAR:
             self._verdicts.forget(wanted=pair.here)
+            for road in self._roads.values():
+                road.trunk.unsay(pair.here)
             self._vigil.greet(pair.here)
             self._roads[cluster_of(pair.there)].lead(pair, half)
         return hear
@@ -171,11 +173,15 @@ class Gateway:
             guest=found.guest,
         )
 
-    def _opened(self, pair: Pair, half: Half) -> None:
+    def _take(self, pair: Pair, half: Half) -> None:
+        """Join a half with its pair, once it is written down that it was let in."""
+        if half.side is Side.FAR:
+            pair.give_way()
+        self.journal.opened(pair, half)
         try:
-            self.journal.opened(pair, half)
+            pair.arrive(half)
         except TransportError as error:
-            half.connection.end(error.what)
+            self.journal.ended(pair, half, error.what)
             raise
 
     def _pair(self, here: str, there: str) -> Pair:
@@ -186,7 +192,8 @@ class Gateway:
                     raise TransportError(f"this gateway has {_PAIRS_AT_MOST} pairs of workers, and takes no more")
                 inspection = Inspection.of(self.site.roster, here, there)
                 yields = self.site.cluster < cluster_of(there)
-                pair = Pair(here, there, inspection, self._ended, yields=yields, grace=self._deadlines.grace)
+                remembers, grace = self.site.patience, self._deadlines.grace
+                pair = Pair(here, there, inspection, self._ended, yields=yields, grace=grace, remembers=remembers)
                 self._pairs[here, there] = pair
             return pair
 
@@ -239,7 +246,7 @@ class Gateway:
     # ------------------------------------------------------------------ the rest
     def _road(self, cluster: str, kept: KeptHeads | None, announce: Announce) -> Road:
         trunk = Trunk(Identity(self.site.run, cluster, GATEWAY), kept, self._gone_there, self._note)
-        told = Told(self._opened, self._final, self._note)
+        told = Told(self.journal.opened, self.journal.ended, self._final, self._note)
         return Road(self.site, cluster, trunk, self._current, told, deadlines=self._deadlines, announce=announce)
 
     def _note(self, action: str, **said: object) -> None:

@@ -59,6 +59,7 @@ class Half:
         self._handing = 0  # frames that wait for the partner to take them
         self._lanes: list[Lane] = []
         self._greeted = threading.Event()  # set at the end, too
+        connection.on_end(self._wake)
 
     @property
     def fresh(self) -> bool:
@@ -83,7 +84,7 @@ class Half:
                 half.partner = partner
                 half._changed.notify_all()
 
-    def wake(self) -> None:
+    def _wake(self, why: str) -> None:
         """The connection is over: let go who waits for a partner."""
         self._greeted.set()
         with self._changed:

@@ -15,7 +15,6 @@ from whale_nebula.gateway.inspection import Inspection
 
 _LOG = logging.getLogger("whale_nebula.gateway")
 _INSISTS_SECONDS = 5.0
-_REMEMBERED_SECONDS = 30.0
 REPLACED = "another connection has taken its place"
 
 
@@ -35,11 +34,12 @@ class Pair:
         *,
         yields: bool,
         grace: float = 5.0,
+        remembers: float = 30.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.here, self.there, self.inspection, self.yields = here, there, inspection, yields
         self._met = float("-inf")  # when the two have parted
-        self._ended, self._grace, self._now = ended, grace, now
+        self._ended, self._grace, self._remembers, self._now = ended, grace, remembers, now
         self._lock = threading.Lock()
         self._halves: dict[Side, Half] = {}
         self._attempts = 0
@@ -55,10 +55,10 @@ class Pair:
 
     @property
     def known(self) -> bool:
-        """Whether the two are joined, or were a short while ago."""
+        """Whether the two are joined, or were so lately that they still want to be."""
         with self._lock:
             joined = any(half.partner is not None for half in self._halves.values())
-            return joined or self._now() - self._met < _REMEMBERED_SECONDS
+            return joined or self._now() - self._met < self._remembers
 
     @contextlib.contextmanager
     def attempt(self, near: Half) -> Iterator[bool]:
@@ -71,6 +71,11 @@ class Pair:
         finally:
             with self._lock:
                 self._attempts -= needed
+
+    def give_way(self) -> None:
+        """The other gateway has dialled: raises if that has crossed our own attempt, and ours is used."""
+        with self._lock:
+            self._give_way()
 
     def arrive(self, half: Half) -> None:
         """A half has come; it takes the place of the one before. Raises if it has crossed ours, and ours is used."""
@@ -128,7 +133,6 @@ class Pair:
             partner = half.partner
             if partner is not None:
                 self._met = self._now()
-        half.wake()
         if partner is not None and half.in_order and not half.fault:
             partner.connection.finish()
             self._end_later(partner, why)

@@ -32,14 +32,18 @@ _HEAD_START_SECONDS = 0.3
 _LOOK_SECONDS = 30.0
 _SHORT_SECONDS = 1.0  # less is not worth a word
 _SLOWEST = 4  # attempts, from which on pauses grow no longer: 0.8 s on average
+_NEEDLESS = "it is not needed any more"
 _SURE = 2  # the same diagnosis so often: it is not mended just now
 
 
 @dataclass(frozen=True)
 class Told:
-    """Whom a road tells: of a half that was opened, of an error that ends a pair, and what is to be written down."""
+    """Whom a road tells: of a half that is to be used, or is not after all; of an error that ends a pair; and what
+    else is to be written down.
+    """
 
     opened: Callable[[Pair, Half], None]
+    ended: Callable[[Pair, Half, str], None]
     final: Callable[[Pair, NebulaError], None]
     noted: Callable[..., None]
 
@@ -117,14 +121,15 @@ class Road:
                 return
             try:
                 lanes = max(options.lanes(), self._dial(pair, half, 0))
+                self._told.opened(pair, half)
             except NebulaError as error:
                 half.connection.end(error.what)
                 raise
             if not pair.reach(half, near):
-                half.connection.end("it is not needed any more")
+                half.connection.end(_NEEDLESS)
+                self._told.ended(pair, half, _NEEDLESS)
                 return
         try:
-            self._told.opened(pair, half)
             for number in range(1, lanes):
                 self._dial(pair, half, number)
         except NebulaError as error:

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from whale_nebula.config import Config
+from whale_nebula.config.addresses import address
+from whale_nebula.config.place import Place
 from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import ConfigError
 from whale_nebula.security.files import Files
@@ -36,7 +38,8 @@ class Site:
     it has. `gateways` are the other clusters and where their gateways are, None: only they can dial. `rates` are in
     bytes per second, None: as fast as it goes. Without `files` nobody is asked who he is.
 
-    >>> site = Site("mt", "gpu", "10.77.0.1:7100", {"gpu/0": "10.0.0.1:7101"}, {"npu": None})
+    >>> workers = {"gpu/0": "10.0.0.1:7101"}
+    >>> site = Site("mt", "gpu", "10.77.0.1:7100", workers, {"npu": None}, audit=Path("/srv/audit.jsonl"))
     >>> Site.from_json(site.to_json()) == site, site.identity.worker
     (True, 'gpu/gateway')
     """
@@ -77,8 +80,8 @@ class Site:
                 where=os.fspath(path),
                 mend=f"{did_you_mean(cluster, list(config.clusters))} --cluster",
             )
-        address = listen or own.gateway
-        if address is None:
+        at = own.gateway if listen is None else _address(listen)
+        if at is None:
             raise ConfigError(
                 f"cluster {cluster!r} names no gateway",
                 where=os.fspath(path),
@@ -91,7 +94,7 @@ class Site:
         return cls(
             run,
             cluster,
-            address,
+            at,
             {
                 f"{each.name}/{number}": worker.address
                 for each in config.clusters.values()
@@ -122,3 +125,9 @@ class Site:
                 why=repr(error),
                 mend="whale-nebula gateway --config clusters.yaml --cluster gpu",
             ) from None
+
+
+def _address(text: str) -> str:
+    """Where to listen; port 0 is one that is free."""
+    address(Place(f"{text[:-1]}1" if text.endswith(":0") else text, "--listen"))
+    return text

@@ -1,10 +1,11 @@
 """The stream on which two gateways speak of themselves: what their audit logs have come to, and who is gone.
 
-Whoever has the other's address dials, and dials again; if both have one there are two, and either will do.
+Whoever has the other's address dials, and dials again; if both have one there are two.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -16,16 +17,43 @@ from whale_nebula.security.heads import Head, KeptHeads
 from whale_nebula.security.identity import Identity
 from whale_nebula.transport.grpc.lane import Lane
 
-_WAITING = 64  # words; heads are cumulative, so an old one may be lost
+_WAITING = 256  # words; heads are cumulative, so an old one may be lost
+_ENDED = "this gateway has ended"
 
 
-def _nothing() -> None:
-    """Nobody waits for the end."""
+class Branch:
+    """One stream of a trunk, with words that wait for it and a thread that sends them."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self._changed = threading.Condition()
+        self._words: deque[bytes] = deque(maxlen=_WAITING)
+        threading.Thread(target=self._send, name="nebula-trunk", daemon=True).start()
+
+    def say(self, frame: bytes) -> None:
+        """Send a word when there is room for it."""
+        with self._changed:
+            self._words.append(frame)
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """The stream is over."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _send(self) -> None:
+        while not self.lane.over:
+            with self._changed:
+                self._changed.wait_for(lambda: self._words or self.lane.over)
+                frame = self._words.popleft() if self._words else b""
+            if frame:
+                self.lane.send(frame)
 
 
 class Trunk:
-    """All streams to one other gateway. `gone(worker, why)` hears which of its workers are; `noted(action, **said)`
-    writes down what becomes of heads.
+    """All streams to one other gateway: what is said goes over each of them, and is heard once.
+
+    `gone(worker, why)` hears which of its workers are; `noted(action, **said)` writes down what becomes of heads.
     """
 
     def __init__(
@@ -38,33 +66,37 @@ class Trunk:
         self.there = there
         self._kept, self._gone, self._noted = kept, gone, noted
         self._changed = threading.Condition()
-        self._lanes: list[Lane] = []
-        self._words: deque[bytes] = deque(maxlen=_WAITING)
+        self._branches: list[Branch] = []
+        self._of_gone: dict[str, bytes] = {}  # what is said of those that are gone, by worker
+        self._heard: deque[str] = deque(maxlen=_WAITING)
         self._last_head: Head | None = None
         self._confirmed = self._denied = -1  # the last head of ours that was kept over there, and that was not
         self._closed = False
-        self._sender = threading.Thread(target=self._send, name=f"nebula-trunk-{there.cluster}", daemon=True)
-        self._sender.start()
 
     @property
     def up(self) -> bool:
         """Whether there is a stream."""
         with self._changed:
-            return bool(self._lanes)
+            return bool(self._branches)
 
-    def adopt(self, lane: Lane, over: Callable[[], None] = _nothing) -> None:
+    def adopt(self, lane: Lane, over: Callable[[], None] = lambda: None) -> None:
         """Take in a stream, which the other gateway has dialled or this one; `over` is called when it ends."""
+        branch = Branch(lane)
 
         def drop(why: str) -> None:
-            self._drop(lane)
+            self._drop(branch)
             over()
 
         lane.on_end = drop
         with self._changed:
-            self._lanes.append(lane)
-            if self._last_head is not None:
-                self._words.append(_of_head(self._last_head))
-            self._changed.notify_all()
+            closed = self._closed
+            self._branches += [] if closed else [branch]
+            words = [_of_head(self._last_head)] if self._last_head is not None else []
+            words += self._of_gone.values()
+        if closed:
+            lane.end(_ENDED)
+        for each in words:
+            branch.say(each)
         if lane.over:
             drop(lane.why)
 
@@ -75,57 +107,56 @@ class Trunk:
         self._say(_of_head(head))
 
     def send_gone(self, worker: str, why: str) -> None:
-        """Say that one of our workers is gone."""
-        self._say(word.written({"kind": word.GONE, "worker": worker, "why": why}))
+        """Say that one of our workers is gone: now, and over every stream to come while it is."""
+        said = {"kind": word.GONE, "id": secrets.token_hex(8), "worker": worker, "why": why}
+        with self._changed:
+            self._of_gone[worker] = word.written(said)
+        self._say(word.written(said))
+
+    def unsay(self, worker: str) -> None:
+        """A worker is there again."""
+        with self._changed:
+            self._of_gone.pop(worker, None)
 
     def wait_kept(self, seconds: float) -> bool:
         """Wait until the other gateway has kept the last head of our log, at most so long."""
         with self._changed:
             wanted = self._last_head.seq if self._last_head is not None else -1
-            self._changed.wait_for(lambda: max(self._confirmed, self._denied) >= wanted or not self._lanes, seconds)
+            self._changed.wait_for(lambda: max(self._confirmed, self._denied) >= wanted or not self._branches, seconds)
             return self._confirmed >= wanted
 
     def close(self) -> None:
         """End the streams."""
         with self._changed:
             self._closed = True
-            lanes = list(self._lanes)
-            self._changed.notify_all()
-        for lane in lanes:
-            lane.end("this gateway has ended")
+        self.end(_ENDED)
 
     def end(self, why: str) -> None:
-        """Break the streams; they are dialled again."""
+        """Break the streams; if it is not closed, they are dialled again."""
         with self._changed:
-            lanes = list(self._lanes)
-        for lane in lanes:
-            lane.end(why)
+            branches = list(self._branches)
+        for branch in branches:
+            branch.lane.end(why)
 
-    def _drop(self, lane: Lane) -> None:
+    def _drop(self, branch: Branch) -> None:
+        branch.wake()
         with self._changed:
-            if lane in self._lanes:
-                self._lanes.remove(lane)
+            if branch in self._branches:
+                self._branches.remove(branch)
             self._changed.notify_all()
 
     def _say(self, frame: bytes) -> None:
         with self._changed:
-            self._words.append(frame)
-            self._changed.notify_all()
+            branches = list(self._branches)
+        for branch in branches:
+            branch.say(frame)
 
-    def _send(self) -> None:
-        while (found := self._next()) is not None:
-            lane, frame = found
-            if not lane.send(frame):
-                with self._changed:
-                    self._words.appendleft(frame)
-
-    def _next(self) -> tuple[Lane, bytes] | None:
+    def _new(self, number: str) -> bool:
+        """Whether a word was not heard yet over another stream."""
         with self._changed:
-            while not self._closed:
-                if self._words and self._lanes:
-                    return self._lanes[0], self._words.popleft()
-                self._changed.wait()
-            return None
+            new = number not in self._heard
+            self._heard.append(number)
+            return new
 
     def hear(self, frame: bytes) -> None:
         """A word of the other gateway."""
@@ -142,10 +173,11 @@ class Trunk:
                     self._denied = max(self._denied, seq)
                     self._changed.notify_all()
                 self._noted("refused", actor=self.there.uri, log_seq=seq, reason=why[:500])
-            case {"kind": word.GONE, "worker": str(worker), "why": str(why)}:
+            case {"kind": word.GONE, "id": str(number), "worker": str(worker), "why": str(why)}:
                 if not worker.startswith(f"{self.there.cluster}/"):
                     raise RemoteProtocolError(f"{self.there.worker} speaks of {worker[:60]!r}, which is not its own")
-                self._gone(worker, why[:500])
+                if self._new(number[:16]):
+                    self._gone(worker, why[:500])
             case _:
                 raise RemoteProtocolError(f"a word between gateways that is not known: {message['kind'][:20]!r}")
 
@@ -158,11 +190,11 @@ class Trunk:
             new = self._kept.keep(head, self.there)
         except (AuditError, IdentityError) as error:
             reason = f"{error.what}: {error.why}" if error.why else error.what
-            self._noted("head", actor=self.there.uri, decision="deny", reason=reason)
+            self._noted("not kept", actor=self.there.uri, decision="deny", reason=reason)
             self._say(word.written({"kind": word.REFUSED, "seq": head.seq, "why": reason}))
             return
         if new:
-            self._noted("head", actor=self.there.uri, log_seq=head.seq, digest=head.digest)
+            self._noted("kept", actor=self.there.uri, log_seq=head.seq, digest=head.digest)
         self._say(word.written({"kind": word.KEPT, "seq": head.seq}))
 
 

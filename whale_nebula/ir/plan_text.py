@@ -158,9 +158,11 @@ def links_bound(plan: Plan) -> Iterator[str]:
         return
     line = max(held, key=lambda name: held[name])
     speeds = [f"{s.name} above {amount(s.flops / held[line])}FLOP/s" for s in plan.stages.values() if s.flops]
-    yield f"{line} is the busiest line: a step holds it for {duration(held[line])}, and cannot be shorter than that"
+    said = f"{line} is the busiest line: a step holds it for {duration(held[line])}, and cannot be shorter than that"
+    yield f"{said};" if speeds else said
     if speeds:
-        yield f"a stage that computes its FLOPs in less time waits for the line: {_listed(speeds)}"
+        yield "a stage that computes its FLOPs in less time waits for the line:"
+        yield f"  {_listed(speeds)}"
 
 
 def tied_lines(plan: Plan) -> Iterator[str]:

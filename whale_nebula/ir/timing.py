@@ -46,7 +46,7 @@ class Assumed:
 
     def __str__(self) -> str:
         if self.speed is not None:
-            return f"assuming that stages compute {_flops(self.speed)}/s, and {duration(CALL)} more for each call"
+            return f"assuming that stages compute {speed_text(self.speed)}, and {duration(CALL)} more for each call"
         if self.seconds is not None:
             each = f"each stage computes a micro-batch in {duration(self.seconds)}"
             return f"assuming that {each}, as long as one travels on {self.line}"
@@ -54,11 +54,16 @@ class Assumed:
         return f"assuming {share}: a forward takes 1, a backward {_BACKWARD:.0f}, and lines nothing"
 
 
-def _flops(speed: float) -> str:
+def speed_text(speed: float) -> str:
+    """A speed for people.
+
+    >>> speed_text(1e12), speed_text(2.5e10)
+    ('1 TFLOP/s', '25 GFLOP/s')
+    """
     for unit, of in (("P", 1e15), ("T", 1e12), ("G", 1e9)):
         if speed >= of:
-            return f"{speed / of:g} {unit}FLOP"
-    return f"{speed:g} FLOP"
+            return f"{speed / of:g} {unit}FLOP/s"
+    return f"{speed:g} FLOP/s"
 
 
 @dataclass(frozen=True)
@@ -89,9 +94,9 @@ def step_text(plan: Plan, given: Assumed | None = None) -> str:
     """How long a step takes by the drawing, and by what clusters exchange besides."""
     drawn = times(plan, given).seconds
     if not plan.exchange_seconds:
-        return f"so a step takes about {duration(drawn)}, and its update besides"
-    both = f"{duration(drawn)} as drawn, and {duration(plan.exchange_seconds)} for what clusters exchange once"
-    return f"so a step takes about {duration(drawn + plan.exchange_seconds)}: {both}; its update besides"
+        return f"so a step takes about {duration(drawn)}; updates come on top"
+    both = f"{duration(drawn)} as drawn, {duration(plan.exchange_seconds)} for what is exchanged once"
+    return f"so a step takes about {duration(drawn + plan.exchange_seconds)}: {both}; updates come on top"
 
 
 def assumed(plan: Plan) -> Assumed:

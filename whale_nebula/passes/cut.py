@@ -6,7 +6,7 @@ ones ask of it is known. A value that a fragment may not compute itself is fed t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from whale_nebula.errors import NotYetError
@@ -14,6 +14,7 @@ from whale_nebula.ir.graph import CAPTURE, HOLDER, INPUT, Op
 from whale_nebula.ir.plan import Fragment
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.spec import Value
+from whale_nebula.passes.apart import Apart
 from whale_nebula.passes.effects import is_read, resources
 from whale_nebula.passes.homes import Homes
 from whale_nebula.passes.parts import FORWARD, PROLOGUE, SMALL, UPDATE, Parts
@@ -38,6 +39,7 @@ class Cutter:
     """Holds the drafts while they are made. `wholes` are batch-wide values of inputs alone (micro-batches > 1).
 
     With `owner`, a returned tensor stays where it is made; `owned` then names its workers. Numbers go everywhere.
+    `apart` names the inputs that only the clusters of the stages that read them are given.
     """
 
     program: Program
@@ -45,13 +47,16 @@ class Cutter:
     homes: Homes
     wholes: frozenset[Value] = frozenset()
     owner: bool = False
+    apart: Collection[str] = ()
     owned: dict[Value, frozenset[int]] = field(default_factory=dict)
     drafts: dict[Key, Draft] = field(default_factory=dict)
     crossings: dict[tuple[Value, int, int], int] = field(default_factory=dict)
     demanded: dict[Value, set[int]] = field(default_factory=dict)
+    told: set[Value] = field(default_factory=set)
 
     def run(self) -> dict[Key, Draft]:
         """Draft everything, last part first."""
+        self._apart = Apart(self.program, self.parts, self.apart, self.homes.worker_of)
         workers = range(self.homes.workers)
         for phase in reversed(range(self.parts.phases)):
             self._updates(phase, workers)
@@ -60,8 +65,10 @@ class Cutter:
                     self._staged(kind, phase, stage)
             for worker in workers:
                 self._prologue(phase, worker)
+        weighing = [worker for worker in workers if not self.apart or self._weighs(worker)]
         for worker in workers:
-            self._weights(worker)
+            if worker in weighing:
+                self._weights(worker)
             if ("whole", 0, worker, 0) in self.drafts:
                 self._walk(self.drafts["whole", 0, worker, 0])
         return {key: draft for key, draft in self.drafts.items() if draft.ops or draft.fetches}
@@ -112,10 +119,14 @@ class Cutter:
 
     def _owners(self, op: Op, value: Value) -> frozenset[int]:
         """The workers that give the user a returned value."""
-        if not self.owner or self.program.graph.spec(value).scalar or op.index in self.parts.pure:
+        if not self.owner or self.program.graph.spec(value).scalar:
+            return self.homes.everywhere
+        if op.index in self.parts.pure and not self._apart.makers(value):
             return self.homes.everywhere
         part = self._time(op, 3 * self.parts.phases - 3 + UPDATE)
-        if not op.role and part % 3 == FORWARD:
+        if op.index in self.parts.pure:
+            found = self._apart.makers(value)
+        elif not op.role and part % 3 == FORWARD:
             found = frozenset({self.homes.worker_of(self._label(op.index))})
         else:
             found = self.homes.of(op.index)
@@ -159,6 +170,16 @@ class Cutter:
                 self.draft(("prologue", phase, worker, 0)).roots[op.index] = None
         if ("prologue", phase, worker, 0) in self.drafts:
             self._walk(self.drafts["prologue", phase, worker, 0])
+
+    def _weighs(self, worker: int) -> bool:
+        """Whether a worker asks for the weights of micro-batches: its ops do, or it merges what leaves them."""
+        scaled = {self.program.share, self.program.grow}
+        fed = any(scaled & draft.feeds.keys() for key, draft in self.drafts.items() if self._runs(key, worker))
+        return fed or any(self.homes.worker_of(self._label(value.op)) == worker for value in self.demanded)
+
+    def _runs(self, key: Key, worker: int) -> bool:
+        kind, _, number, _ = key
+        return worker == (self.homes.worker_of(number) if kind in ("forward", "backward") else number)
 
     def _weights(self, worker: int) -> None:
         """What nb.loss_weight was given, for each micro-batch, before the first one starts."""
@@ -290,7 +311,7 @@ class Cutter:
         _, phase, worker, number = draft.key
         at = 3 * phase + UPDATE
         if op.index in self.parts.pure:
-            return None
+            return self._told(value, phase, worker)
         part = self._time(op, at)
         if part % 3 == FORWARD:
             return self._merged(op, value, part, phase, worker)
@@ -302,6 +323,15 @@ class Cutter:
             return ("prologue", part // 3, worker, 0)
         made = self.homes.round_of(op.index, worker)
         return None if made == number or self._cheap(op) else ("update", phase, worker, made)
+
+    def _told(self, value: Value, phase: int, worker: int) -> Key | None:
+        """A value of inputs alone: computed right here, but for a number of inputs that only others are given."""
+        home = self._apart.home(value, worker)
+        if home is None:
+            return None
+        self.crossings[value, home, worker] = phase
+        self.told.add(value)
+        return ("whole", 0, home, 0)
 
     def _cheap(self, op: Op) -> bool:
         """Reads are made anew in each round: nothing is written before the last."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from whale_nebula.errors import NotYetError
@@ -39,9 +39,11 @@ def cut_program(
     where: Callable[[int], str] = lambda op: "",
     *,
     results: str = EVERYWHERE,
+    apart: Collection[str] = (),
 ) -> Cut:
     """Map a program to workers. `where` tells the user's line that made an op; `results` who is given the tensors that
-    the step returns: every worker, or only the "owner", which makes them.
+    the step returns: every worker, or only the "owner", which makes them. `apart` names the inputs that only the
+    workers whose stages read them are given.
     """
     program = one_in_flight(program)
     folds = fold_batch(program, where)
@@ -49,24 +51,33 @@ def cut_program(
     parts = split_parts(program, folds.once, folds.checks)
     check_order(program.graph, program.labels, program.stages, phase_of=parts.phase, where=where)
     check_shared(program, parts, [set(worker.stages) for worker in workers], where)
-    cut = _mapped(program, workers, parts, folds, results)
+    cut = _mapped(program, workers, parts, folds, results, apart)
     check_crossable(cut, where)
-    return replace(cut, exchange=_exchange(cut, parts, folds, results))
+    return replace(cut, exchange=_exchange(cut, parts, folds, results, apart))
 
 
-def _mapped(program: Program, workers: Sequence[Worker], parts: Parts, folds: BatchFolds, results: str) -> Cut:
+def _mapped(
+    program: Program,
+    workers: Sequence[Worker],
+    parts: Parts,
+    folds: BatchFolds,
+    results: str,
+    apart: Collection[str],
+) -> Cut:
     numbers = {stage: number for number, worker in enumerate(workers) for stage in worker.stages}
     homes = Homes(program, parts, [numbers[stage] for stage in range(len(program.stages))])
-    cutter = Cutter(program, parts, homes, folds.wholes, owner=results != EVERYWHERE)
+    cutter = Cutter(program, parts, homes, folds.wholes, owner=results != EVERYWHERE, apart=apart)
     return _Builder(program, parts, homes, cutter.run(), cutter, tuple(workers), folds).build()
 
 
-def _exchange(cut: Cut, parts: Parts, folds: BatchFolds, results: str) -> tuple[Exchange, ...]:
+def _exchange(
+    cut: Cut, parts: Parts, folds: BatchFolds, results: str, apart: Collection[str]
+) -> tuple[Exchange, ...]:
     """What updates would exchange if each cluster were a process; nothing where that is not built for this step."""
     workers = clusters_apart(cut.program)
     if len(workers) > len(cut.workers):
         with contextlib.suppress(NotYetError):
-            return exchanges(_mapped(cut.program, workers, parts, folds, results))
+            return exchanges(_mapped(cut.program, workers, parts, folds, results, apart))
     return exchanges(cut)
 
 
@@ -177,7 +188,7 @@ class _Builder:
 
     def _round(self, value: Value, source: int) -> int:
         """The round after which a value can be sent; -1: before the first."""
-        forward = value in self.cutter.demanded
+        forward = value in self.cutter.demanded or value in self.cutter.told
         return -1 if forward else self.homes.round_of(value.op, source)
 
     def _boundaries(self) -> tuple[Boundary, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from whale_nebula.errors import StateError
-from whale_nebula.observing import last_plain, observer
+from whale_nebula.observing import forget_plain, last_plain, observer
 from whale_nebula.report.report import Report, RunTotals
 from whale_nebula.suggest import did_you_mean
 
@@ -96,6 +96,7 @@ def forget() -> None:
     global _published
     with _LOCK:
         _published = _Published()
+        forget_plain()
 
 
 def last_report(program: str | None = None) -> Report:

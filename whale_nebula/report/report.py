@@ -114,11 +114,20 @@ class RunTotals:
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """What the other processes of the run told of the step before: it came with the sheets that began this one."""
+
+    stages: Mapping[str, StageReport] = field(default_factory=dict)
+    links: Mapping[str, LinkReport] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Report:
     """The last step: its stages in order, its links as "a->b", what was predicted, and the run's totals.
 
     `scalars` are the single numbers that the step returned, its loss and metrics; `worker` is the process that
-    reports, and `time` when the step ended, in seconds since 1970.
+    reports, and `time` when the step ended, in seconds since 1970. In a run of several processes `stages` and `links`
+    are this one's own; what is known of the others is `elsewhere`.
     """
 
     program: str
@@ -134,6 +143,7 @@ class Report:
     scalars: Mapping[str, float] = field(default_factory=Scalars)
     worker: str = "local/0"
     time: float = 0.0
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)
 
     @cached_property
     def prediction(self) -> Prediction | None:

@@ -24,7 +24,7 @@ def step_table(report: Report, rate: float | None, doing: Mapping[str, str], bot
     """
     title = Text(f"{report.program}, step {report.step}", style="bold")
     parts: list[RenderableType] = [Rule(title, style="dim", align="left"), _head(report, rate), _stages(report, doing)]
-    if report.links:
+    if report.links or report.elsewhere.links:
         parts.append(_links(report))
     if bottleneck:
         parts.append(Text(bottleneck, style="italic"))
@@ -52,6 +52,8 @@ def _stages(report: Report, doing: Mapping[str, str]) -> Table:
     table = _table("stage", "computes", "waits", "in flight", "of the step", "now")
     for name, stage in report.stages.items():
         table.add_row(_name(name, stage), *_stage(report, stage), doing.get(name, ""))
+    for name, stage in report.elsewhere.stages.items():
+        table.add_row(_name(name, stage), *_stage(report, stage), Text("the step before", style="dim"))
     return table
 
 
@@ -78,7 +80,7 @@ def _bar(parts: list[tuple[float, str]]) -> Text:
 
 def _links(report: Report) -> Table:
     table = _table("link", "a step", "of raw", "in all", "of the step", "line held")
-    for name, link in report.links.items():
+    for name, link in {**report.links, **report.elsewhere.links}.items():
         table.add_row(Text(name), *_link(report, name, link))
     return table
 

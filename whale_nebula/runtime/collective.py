@@ -12,13 +12,20 @@ from collections.abc import Callable
 from typing import Any
 
 from whale_nebula.runtime.elsewhere import Ledger
+from whale_nebula.runtime.own_parts import Plain, load_own, save_own
 
 WRITES = ("save", "save_weights", "export")
 
 
-def make_collective(model: Any, ledger: Ledger, writes_here: bool) -> None:
-    """Let a model's reads and saves gather it first; only one process of a host writes files."""
+def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str = "", first: bool = True) -> None:
+    """Let a model's reads and saves gather it first; only one process of a host writes files.
+
+    Where each cluster keeps its own parts, the `first` worker of each saves those, and all of them load them.
+    """
     _replace(model, "get_weights", functools.partial(_reading, ledger, lambda: _ids(model)))
+    if ledger.own:
+        _replace(model, "save_weights", functools.partial(_marked, save_own(ledger, cluster, first)))
+        _replace(model, "load_weights", functools.partial(_marked, load_own(cluster)))
     for name in WRITES:
         _replace(model, name, functools.partial(_writing, ledger, writes_here))
 
@@ -43,30 +50,25 @@ def _reading(ledger: Ledger, only: Callable[[], set[int]], plain: Callable[..., 
     return whole
 
 
+def _marked(change: Callable[[Plain], Plain], plain: Plain) -> Plain:
+    changed = functools.wraps(plain)(change(plain))
+    changed.nebula_collective = True  # type: ignore[attr-defined]
+    return changed
+
+
 def _writing(ledger: Ledger, writes_here: bool, plain: Callable[..., Any]) -> Callable[..., Any]:
     """Gather the model and leave the file to the process of this host that writes it; it is there on return."""
 
     @functools.wraps(plain)
     def whole(*args: Any, **kwargs: Any) -> None:
         with ledger.gathered():
-            _told(ledger, functools.partial(plain, *args, **kwargs) if writes_here else _nothing)
+            with ledger.told():
+                if writes_here:
+                    plain(*args, **kwargs)
             ledger.session.meet(f"the end of {plain.__name__}")
 
     whole.nebula_collective = True  # type: ignore[attr-defined]
     return whole
-
-
-def _told(ledger: Ledger, write: Callable[[], Any]) -> None:
-    """Nobody waits for a file that could not be written."""
-    try:
-        write()
-    except BaseException as failure:
-        ledger.session.fail(failure)
-        raise
-
-
-def _nothing() -> None:
-    pass
 
 
 def host_name() -> str:

@@ -14,7 +14,9 @@ from whale_nebula.config import Links
 from whale_nebula.errors import InputMismatchError, LinkClosedError, PlanMismatchError
 from whale_nebula.feed.batch import Batch, cut, micro_batches
 from whale_nebula.feed.fingerprint import fingerprints
+from whale_nebula.feed.missing import absent_in
 from whale_nebula.launch.leaving import departure
+from whale_nebula.passes.readings import check_here
 from whale_nebula.report.report import LinkReport
 from whale_nebula.runtime.actors import ActorStep
 from whale_nebula.runtime.clock import Clocks, LineClock, held
@@ -24,6 +26,7 @@ from whale_nebula.runtime.guard import Guard
 from whale_nebula.runtime.outcome import StepOutcome
 from whale_nebula.runtime.pace import Measured, Medians
 from whale_nebula.runtime.post import Post, Slots
+from whale_nebula.runtime.seen import Told, hear, tell
 from whale_nebula.runtime.session import Session
 from whale_nebula.testing.failpoints import failpoint
 from whale_nebula.transport.protocol import LinkTotals
@@ -46,8 +49,11 @@ class DistributedStep:
     ids: frozenset[str] = frozenset()
     lines: Links = field(default_factory=Links)
     lazy: bool = False
+    secret: frozenset[str] = frozenset()
+    checked: set[tuple[int, ...]] = field(default_factory=set)
     steps: int = 0
     clocks: Clocks | None = None
+    seen: Told | None = None
     watch: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-agree"))
     promises: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-later"))
 
@@ -74,6 +80,7 @@ class DistributedStep:
 
     def _run(self, tensors: Sequence[Any]) -> StepOutcome:
         program = self.compiled.cut.program
+        self._check_here(absent_in(tensors))
         counts = micro_batches(program.leaves, tensors, program.pipeline.micro_batch)
         before = self._totals()
         medians = {what: round(seconds, 6) for what, seconds in self.measured.medians().items()}
@@ -81,7 +88,7 @@ class DistributedStep:
         self.clocks = clocks = Clocks.start(own, self._lines())
         asked = departure.asked
         agreed = self._announce(tensors, counts, medians, asked)
-        results = self._results(cut(program.leaves, tensors, counts), clocks, agreed)
+        results = self._results(cut(program.leaves, tensors, counts).in_rows(), clocks, agreed)
         told = {peer: sheet.get("leaving") for peer, sheet in agreed.result().items()}
         departure.settle({self.session.worker: asked, **told})
         seconds = clocks.seconds()
@@ -89,15 +96,25 @@ class DistributedStep:
         self.steps += 1
         failpoint("step.after")
         _LOG.info("%s: applied %d of %r", self.session.worker, self.steps, self.name)
+        stages, links = clocks.reports(), held(self._since(before), clocks.lines.told)
+        self.seen = tell(stages, links)
         return StepOutcome(
             results,
             seconds=seconds,
             counts=counts,
-            stages=clocks.reports(),
-            links=held(self._since(before), clocks.lines.told),
+            stages=stages,
+            links=links,
+            elsewhere=hear(agreed.result().values()),
             spans=clocks.spans(),
             basis=self.measured.basis(counts, _together(agreed, medians)),
         )
+
+    def _check_here(self, absent: tuple[int, ...]) -> None:
+        """Inputs may be here in one step and not in the next."""
+        if absent not in self.checked:
+            graph, line = self.compiled.cut.program.graph, self.compiled.whereabouts.line
+            check_here(self.compiled.cut, self.session.worker, absent, lambda op: line(graph.ops[op].name))
+            self.checked.add(absent)
 
     def _lines(self) -> LineClock:
         here = self.clusters[self.session.worker]
@@ -108,7 +125,7 @@ class DistributedStep:
         self, tensors: Sequence[Any], counts: Sequence[int], medians: Medians, asked: str | None
     ) -> Agreed:
         """Say which step this is, and check beside the computing that all others say the same. Each also tells its
-        pace, since a prediction needs that of all stages, and whether it was asked to leave.
+        pace, since a prediction needs that of all stages, what its last step was like, and whether it was asked to leave.
         """
         leaves = self.compiled.cut.program.leaves
         sheet = {
@@ -116,9 +133,10 @@ class DistributedStep:
             "name": self.name,
             "step": self.steps,
             "rows": sum(counts),
-            "inputs": fingerprints(leaves, tensors, self.ids),
+            "inputs": fingerprints(leaves, tensors, self.ids, self.secret),
             "pace": medians,
             "leaving": asked,
+            "seen": self.seen,
         }
         self.session.start_step(sheet)
         return self.watch.submit(self.session.check_step, sheet)

@@ -35,10 +35,12 @@ class Ledger:
     """Which worker holds which variable, the same in every process.
 
     Variables are held until the run ends, those of dropped models too: Python frees them at another moment in each
-    process, and processes that disagree on what there is cannot exchange it.
+    process, and processes that disagree on what there is cannot exchange it. With `own` nothing is: each process keeps
+    its own parts (`weights: own`).
     """
 
     session: Session
+    own: bool = False
     kept: dict[int, Kept] = field(default_factory=dict)
     exchanges: int = 0
     whole: set[int] = field(default_factory=set)
@@ -88,8 +90,19 @@ class Ledger:
         return Key("control", _CONTROL, self.exchanges, 0, -1, slot, kept.holders[0], destination)
 
     @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Around what others wait for, a file that one process writes: nobody waits for one that could not be."""
+        try:
+            yield
+        except BaseException as failure:
+            self.session.fail(failure)
+            raise
+
+    @contextlib.contextmanager
     def gathered(self, only: Collection[int] | None = None) -> Iterator[None]:
         """Every process calls this at the same point; inside, each holds all variables (or those with these ids)."""
+        if self.own:
+            raise _kept_apart()
         wanted = {key: kept for key, kept in self.kept.items() if only is None or key in only}
         fresh = {key: kept for key, kept in wanted.items() if key not in self.whole}
         self.whole |= fresh.keys()
@@ -112,6 +125,30 @@ class Ledger:
         for slot, kept in enumerate(chosen):
             if self.session.worker not in kept.holders:
                 fill(kept, self._receive(slot, kept))
+
+
+def _kept_apart() -> CollectiveReadError:
+    return CollectiveReadError(
+        "no process may hold the whole model",
+        why="the config says 'weights: own': the parts of a model stay in their clusters",
+        mend="weights: everywhere in the config of every cluster\n"
+        "or model.save_weights(\"model.weights.h5\"), which writes each cluster's own part there",
+    )
+
+
+@contextlib.contextmanager
+def blank(elsewhere: Sequence[Any]) -> Iterator[None]:
+    """Let those variables of a list that are emptied here be read as arrays that only tell their number: of shape
+    (number, 0).
+    """
+    empty_here = [(number, variable) for number, variable in enumerate(elsewhere) if isinstance(variable, _Elsewhere)]
+    for number, variable in empty_here:
+        variable.nebula_blank = number
+    try:
+        yield
+    finally:
+        for _, variable in empty_here:
+            variable.nebula_blank = None
 
 
 def empty(kept: Kept) -> None:
@@ -138,6 +175,7 @@ class _Elsewhere:
     """Mixed into the class of an emptied variable: reads of its value outside a trace are refused."""
 
     nebula_home: tuple[str, str]
+    nebula_blank: int | None = None
 
     def _refuse(self) -> CollectiveReadError:
         path, home = self.nebula_home
@@ -167,7 +205,9 @@ def _guards(kind: Any) -> dict[str, Any]:
 
         def read(variable: Any, *args: Any, **kwargs: Any) -> Any:
             if tf.executing_eagerly():
-                raise variable._refuse()
+                if variable.nebula_blank is None:
+                    raise variable._refuse()
+                return tf.zeros([variable.nebula_blank, 0], variable.dtype)
             return plain(variable, *args, **kwargs)
 
         return read

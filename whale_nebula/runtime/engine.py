@@ -25,6 +25,7 @@ from whale_nebula.ir.digest import digest_lines, first_difference
 from whale_nebula.ir.plan import Cut, Worker
 from whale_nebula.ir.program import Stage
 from whale_nebula.passes.plan import cut_program
+from whale_nebula.passes.readings import check_here, read_by_one
 from whale_nebula.report.published import begin, publish
 from whale_nebula.report.report import Report, StageReport
 from whale_nebula.run import Run, current_run
@@ -85,6 +86,7 @@ class Engine:
                 notes=(*self.cut.notes, *self.notes, *(self.xla.notes if self.xla is not None else ())),
                 scalars=self._scalars.of(outcome.tensors),
                 worker=self.worker,
+                elsewhere=outcome.elsewhere,
                 time=time.time(),
             )
         )
@@ -168,9 +170,15 @@ def engine(
     run.programs += 1
     operations = in_order(captured.graph.get_operations())
     workers, results = place_workers(captured, run), run.config.results
-    cut = cut_program(program, workers, lambda number: place_of(operations[number]), results=results)
+    apart = frozenset(run.config.inputs)
+
+    def where(number: int) -> str:
+        return place_of(operations[number])
+
+    cut = cut_program(program, workers, where, results=results, apart=apart)
     xla = Xla(program.graph, program.stages) if jit else None
     if not run.alone:
+        _check_here(cut, run, layout, where)
         runner = _together(captured, cut, run, name, xla, lazy)
         return Engine(name, captured, cut, runner, run.ledger.session.worker, notes=notes, xla=xla)
 
@@ -178,6 +186,15 @@ def engine(
         return _runner(captured, cut, run, call, layout, xla)
 
     return Engine(name, captured, cut, choose(xla), notes=notes, xla=xla, without_xla=choose if jit else None)
+
+
+def _check_here(cut: Cut, run: Run, layout: Signature, where: Callable[[int], str]) -> None:
+    """What this cluster reads must be here, or nobody begins."""
+    try:
+        check_here(cut, run.ledger.session.worker, layout.absent, where)
+    except BaseException as failure:
+        run.ledger.session.fail(failure)
+        raise
 
 
 def place_workers(captured: Captured, run: Run) -> list[Worker]:
@@ -219,13 +236,16 @@ def _together(captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None
     session.expected.add(run.programs, cut)
     try:
         session.agree(name, digest_lines(lines), lines, first_difference)
+        elsewhere = {id(captured.variables[path]) for path, held in cut.held.items() if session.worker not in held}
+        captured.begin(lambda variable: id(variable) not in elsewhere)
         run.ledger.settle(captured.variables, cut.held)
     except BaseException as failure:
         session.fail(failure)
         raise
     ids = frozenset([run.ids] if isinstance(run.ids, str) else run.ids or ())
     compiled = Compiled(cut, session.worker, _workshop(captured, xla))
-    step = DistributedStep(compiled, captured.variables, session, name, run.programs, ids, run.links, lazy)
+    secret = read_by_one(cut, run.config.inputs) - ids
+    step = DistributedStep(compiled, captured.variables, session, name, run.programs, ids, run.links, lazy, secret)
     _close_with(run, step)
     return step
 

@@ -29,9 +29,9 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
     sheet = _sheet(attachment, seed, config)
     told = session.hello(sheet)
     _agree_on_seed(attachment, seed, told)
-    _agree_on_results(attachment.worker, config.results, told)
+    _agree_on_config(attachment.worker, sheet, told)
     hosts = {attachment.worker: sheet["host"], **{peer: str(theirs["host"]) for peer, theirs in told.items()}}
-    return Ledger(session), hosts
+    return Ledger(session, own=config.weights == "own"), hosts
 
 
 def _sheet(attachment: Attachment, seed: int | None, config: Config) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def _sheet(attachment: Attachment, seed: int | None, config: Config) -> dict[str
             tf.config.threading.get_inter_op_parallelism_threads(),
         ],
         "host": host_name(),
-        "results": config.results,
+        **_told_of(config),
         "seed": seed,
         "launched": attachment.seed,
     }
@@ -66,13 +66,27 @@ def _agree_on_seed(attachment: Attachment, seed: int | None, told: Mapping[str, 
         keras.utils.set_random_seed(seed)
 
 
-def _agree_on_results(worker: str, results: str, told: Mapping[str, Mapping[str, Any]]) -> None:
-    """Where results go is a part of the plan."""
-    named = {worker: results, **{peer: sheet.get("results") for peer, sheet in told.items()}}
-    if len(set(named.values())) > 1:
-        said = ", ".join(f"{each}: {where}" for each, where in sorted(named.items()))
-        raise ConfigError(
-            f"the processes want results in different places: {said}",
-            why="who is sent a tensor that a step returns is a part of the plan, and all have the same plan",
-            mend="results: owner in the config of every cluster, or of none",
-        )
+_ALIKE = {
+    "results": "who is sent a tensor that a step returns is a part of the plan, and all have the same plan",
+    "weights": "whether a save gathers the model is something that all do together",
+    "inputs": "every process traces the same step, by these forms of the inputs that it does not have",
+}
+"""What every config of a run must say alike, and why."""
+
+
+def _told_of(config: Config) -> dict[str, Any]:
+    forms = {name: [form.dtype, list(form.shape)] for name, form in sorted(config.inputs.items())}
+    return {"results": config.results, "weights": config.weights, "inputs": forms}
+
+
+def _agree_on_config(worker: str, own: Mapping[str, Any], told: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse configs that differ where they must not."""
+    for key, why in _ALIKE.items():
+        named = {each: str(sheet.get(key)) for each, sheet in sorted({worker: own, **told}.items())}
+        if len(set(named.values())) > 1:
+            raise ConfigError(
+                f"the configs of the processes do not say the same of {key!r}: "
+                + "; ".join(f"{each}: {said}" for each, said in named.items()),
+                why=why,
+                mend=f"write the same {key!r} into the config of every cluster",
+            )

@@ -24,11 +24,11 @@ def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
     _check(model)
     opened = current_run()
     if not opened.alone:
-        make_collective(model, opened.ledger, opened.writes_files)
+        make_collective(model, opened.ledger, opened.writes_files, opened.here().cluster, opened.first_of_cluster)
     step = _step(model, kind)
 
     def run(data: Any) -> Any:
-        return step.run(*_arguments(data))
+        return step.run(*_arguments(data, kind))
 
     return executions.predicting(run) if kind == "predict" else executions.training(run, model)
 
@@ -36,7 +36,7 @@ def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
 def keras_step(model: Any, kind: str, data: Any) -> tuple[Step, Arguments, Unpack]:
     """A model's step and how a batch is given to it: for planning and verification."""
     _check(model)
-    return _step(model, kind), *_arguments(data)
+    return _step(model, kind), *_arguments(data, kind)
 
 
 def _step(model: Any, kind: str) -> Step:
@@ -51,12 +51,27 @@ def _step(model: Any, kind: str) -> Step:
     )
 
 
-def _arguments(data: Any) -> tuple[Arguments, Unpack]:
-    data = _without_optionals(data)
+def _arguments(data: Any, kind: str) -> tuple[Arguments, Unpack]:
+    data = _completed(_without_optionals(data), kind)
     if not isinstance(data, tuple):
         return [("x", data)], positional
-    names = tuple(None if part is None else _name(place) for place, part in enumerate(data))
+    kept = tuple(part is not None or _declared(_name(place)) for place, part in enumerate(data))
+    names = tuple(_name(place) if here else None for place, here in enumerate(kept))
     return [(name, part) for name, part in zip(names, data, strict=True) if name], partial(_restored, names)
+
+
+def _completed(data: Any, kind: str) -> Any:
+    """The batch with None for the parts that Keras leaves out at its end, where the config says that there are some."""
+    parts = data if isinstance(data, tuple) else (data,)
+    named = [place + 1 for place, name in enumerate(_INPUTS) if _declared(name)]
+    if kind == "predict" or max(named, default=0) <= len(parts):
+        return data
+    return (*parts, *[None] * (max(named) - len(parts)))
+
+
+def _declared(name: str) -> bool:
+    """Whether the config gives a form to an input, or to some inside it."""
+    return any(path.partition("/")[0] == name for path in current_run().config.inputs)
 
 
 def _name(place: int) -> str:

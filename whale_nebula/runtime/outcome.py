@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whale_nebula.report.basis import Basis
-from whale_nebula.report.report import LinkReport, Span, StageReport
+from whale_nebula.report.report import Elsewhere, LinkReport, Span, StageReport
 
 
 @dataclass(frozen=True)
@@ -21,3 +21,4 @@ class StepOutcome:
     links: Mapping[str, LinkReport] = field(default_factory=dict)
     spans: tuple[Span, ...] = ()
     basis: Basis | None = None
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from whale_nebula.capture.declared import Declared
 from whale_nebula.capture.keys import alive
 from whale_nebula.capture.placed import changes
 from whale_nebula.capture.step import Signature, capture, signature
@@ -27,6 +28,12 @@ Unpack = Callable[[list[Any]], tuple[Sequence[Any], Mapping[str, Any]]]
 def positional(values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Call with the values in their order."""
     return values, {}
+
+
+def declared() -> Declared:
+    """The forms that the config of the run gives to inputs."""
+    run = current_run()
+    return Declared(run.config.inputs, run.alone)
 
 
 @dataclass
@@ -55,7 +62,7 @@ class Step:
         """Run one step on the given arguments (name and value each)."""
         check_surroundings()
         with self._lock:
-            layout, tensors = signature(arguments, self.whole)
+            layout, tensors = signature(arguments, self.whole, declared())
             looked = self._looked_at(layout, tensors, unpack)
             if looked is not None:
                 return looked[0]
@@ -65,7 +72,7 @@ class Step:
     def plan(self, arguments: Arguments, unpack: Unpack = positional) -> Engine:
         """Capture and plan for the given arguments without running."""
         with self._lock:
-            layout, tensors = signature(arguments, self.whole)
+            layout, tensors = signature(arguments, self.whole, declared())
             self._looked_at(layout, tensors, unpack)
             return self._engine(layout, unpack)
 
@@ -112,7 +119,7 @@ class Step:
             args, kwargs = unpack(list(given))
             return self.fn(*args, **kwargs)
 
-        captured = capture(call, layout, paths=self.paths)
+        captured = capture(call, layout, paths=self.paths, later=not current_run().alone)
         check_pinned(self.name, captured, layout)
         found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=self.notes)
         self.engines[layout.key] = found

@@ -64,6 +64,11 @@ class Cable:
         """Whether frames pass."""
         return self._connection > 0
 
+    @property
+    def connection(self) -> int:
+        """The number of the present connection; not above 0 while there is none."""
+        return self._connection
+
     def cut(self, why: str = "the cable is cut", *, mends: bool = True) -> None:
         """Break the connection; what is on its way is lost."""
         self._later(lambda: self._break(why))
@@ -73,6 +78,15 @@ class Cable:
     def mend(self) -> None:
         """Connect again."""
         self._later(self._join)
+
+    def overtake(self, source: str) -> bytes | None:
+        """For a plan: the frame behind the present one takes its place, and it comes next. None if there is none."""
+        with self._changed:
+            queue = self._queues[source]
+            if len(queue) < 2:
+                return None
+            queue[0], queue[1] = queue[1], queue[0]
+            return queue[0]
 
     def kill(self, worker: str, error: NebulaError) -> None:
         """Take one worker away: the other one's carrier gives up with this error."""

@@ -51,12 +51,11 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.point not in POINTS:
-            guess = did_you_mean(self.point, POINTS)
             raise OptionError(
                 f"there is no failpoint {self.point!r}",
                 where=str(self),
-                why="python -c 'from whale_nebula.testing.failpoints import names; print(*names(), sep=chr(10))'",
-                mend=guess or "one of whale_nebula.testing.failpoints.names()",
+                why="all there are: whale_nebula.testing.failpoints.names()",
+                mend=did_you_mean(self.point, POINTS),
             )
         if self.action is Action.DROP and not POINTS[self.point].connection:
             raise OptionError(
@@ -75,9 +74,8 @@ class Fault:
             )
         worker, point, action, seconds, hit, again = found.groups()
         if action not in list(Action):
-            raise OptionError(
-                f"there is no action {action!r}", where=text, mend=did_you_mean(action, [each.value for each in Action]) or _EXAMPLE
-            )
+            known = [each.value for each in Action]
+            raise OptionError(f"there is no action {action!r}", where=text, mend=did_you_mean(action, known))
         return cls(point, Action(action), float(seconds or 0), int(hit or 1), bool(again), worker)
 
     def strikes(self, number: int) -> bool:

@@ -1,9 +1,9 @@
 """Threads that take turns by a seed, on a clock that nobody waits for.
 
-Code that is written for threads runs as it is: while `Turns.instead_of_threads` is open, the modules that it names get
-the locks, conditions, events and threads of this module, of which one alone runs at a time. Who runs next is drawn; when
-all wait, the clock moves on to the first that waits no longer. So a run of minutes takes milliseconds, and the same seed
-gives the same run.
+Code that is written for threads runs as it is: while `Turns.instead_of_threads` is open, the modules that it is given
+get the locks, conditions, events and threads of this module, of which one alone runs at a time. Who runs next is drawn;
+when all wait, the clock moves on to the first that waits no longer. So a run of minutes takes milliseconds, and the
+same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Turns:
     def _next(self, me: Turn | None) -> None:
         """Hand over to who is next; comes back when it is this one's turn again."""
         chosen = self._unwound() if self.over else self._chosen()
-        if chosen is not me:
+        if chosen is None or chosen is not me:
             self.current = chosen
             (self._home if chosen is None else chosen.baton).release()
             if me is None:

@@ -30,13 +30,15 @@ class Outbox:
 
     `put` blocks while more than `budget` bytes wait (one parcel is always let in); `finish` lets the writer
     drain what is there and then ends it; `stop` ends it at once and frees who is blocked. A writer that waits for
-    more than parcels gives the condition on which it waits (`changed`) and asks with `poll`.
+    more than parcels waits on `changed`, too, and asks with `poll`.
     """
 
-    def __init__(self, budget: int, changed: threading.Condition | None = None) -> None:
+    def __init__(self, budget: int) -> None:
+        lock = threading.RLock()
+        self.changed = threading.Condition(lock)  # for the writer
         self.written = 0
+        self._room = threading.Condition(lock)  # for those who send: they are not woken for what is none of theirs
         self._budget = budget
-        self._changed = changed or threading.Condition()
         self._waiting: deque[Parcel] = deque()
         self._urgent: deque[Parcel] = deque()
         self._bytes = 0
@@ -47,34 +49,34 @@ class Outbox:
         """Queue a parcel; False if nothing is written any more."""
         size = parcel.size
         limit = time.monotonic() + deadline
-        with self._changed:
+        with self.changed:
             while not self._over and self._bytes and self._bytes + size > self._budget:
                 left = limit - time.monotonic()
                 if left <= 0:
                     raise self._full(deadline, there)
-                self._changed.wait(min(left, 3600.0))
+                self._room.wait(min(left, 3600.0))
             if self._over:
                 return False
             self._waiting.append(parcel)
             self._bytes += size
-            self._changed.notify_all()
+            self.changed.notify_all()
             return True
 
     def put_urgent(self, parcel: Parcel) -> bool:
         """Queue a parcel before all others, whatever the budget; False if nothing is written any more."""
-        with self._changed:
+        with self.changed:
             if self._stopped:
                 return False
             self._urgent.append(parcel)
             self._bytes += parcel.size
-            self._changed.notify_all()
+            self.changed.notify_all()
             return True
 
     def get(self) -> Parcel | None:
         """The next parcel for the writer, once there is one; None when there will be no more."""
-        with self._changed:
+        with self.changed:
             while not (self._stopped or self._urgent or self._waiting or self._finishing):
-                self._changed.wait()
+                self.changed.wait()
             if self._stopped:
                 return None
             if self._urgent:
@@ -83,12 +85,12 @@ class Outbox:
 
     def get_urgent(self) -> Parcel | None:
         """An urgent parcel if there is one: asked between the chunks of a tensor."""
-        with self._changed:
+        with self.changed:
             return self._urgent.popleft() if self._urgent else None
 
     def poll(self) -> Parcel | None:
         """The next parcel if there is one, without waiting."""
-        with self._changed:
+        with self.changed:
             if self._urgent:
                 return self._urgent.popleft()
             return self._waiting.popleft() if self._waiting else None
@@ -106,15 +108,15 @@ class Outbox:
     @property
     def drained(self) -> bool:
         """Whether nothing waits and nothing more is taken."""
-        with self._changed:
+        with self.changed:
             return self._stopped or (self._finishing and not self._waiting and not self._urgent)
 
     def forget(self) -> None:
         """Drop what waits and is not urgent: nobody wants it any more."""
-        with self._changed:
+        with self.changed:
             self._bytes -= sum(parcel.size for parcel in self._waiting)
             self._waiting.clear()
-            self._changed.notify_all()
+            self._notify_all()
 
     @property
     def finishing(self) -> bool:
@@ -123,27 +125,31 @@ class Outbox:
 
     def done(self, size: int) -> None:
         """So many bytes of the budget have left."""
-        with self._changed:
+        with self.changed:
             self.written += size
             self._bytes -= size
-            self._changed.notify_all()
+            self._room.notify_all()
 
     def finish(self, farewell: Parcel | None = None) -> bool:
         """Take no more than the farewell, and end once all that is queued has left; False if it was over."""
-        with self._changed:
+        with self.changed:
             over = self._over
             if farewell is not None and not over:
                 self._waiting.append(farewell)
                 self._bytes += farewell.size
             self._finishing = True
-            self._changed.notify_all()
+            self._notify_all()
             return not over
 
     def stop(self) -> None:
         """Drop everything and end now."""
-        with self._changed:
+        with self.changed:
             self._stopped = True
-            self._changed.notify_all()
+            self._notify_all()
+
+    def _notify_all(self) -> None:
+        self.changed.notify_all()
+        self._room.notify_all()
 
     @property
     def _over(self) -> bool:

@@ -22,6 +22,7 @@ from whale_nebula.errors import (
 )
 from whale_nebula.testing.failpoints import chunk_failpoint, failpoint
 from whale_nebula.transport.base import BYE, FAIL, closed_here, silent
+from whale_nebula.transport.base import lost as gone
 from whale_nebula.transport.carrier import Carrier, CarrierState
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.framed import BUDGET_BYTES, ExpectKey, FramedEnd
@@ -66,8 +67,8 @@ class PeerLink(FramedEnd):
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._deadlines = deadlines or Deadlines()
-        self._changed = threading.Condition()
-        outbox = Outbox(budget, self._changed)
+        outbox = Outbox(budget)
+        self._changed = outbox.changed
         here, there, patience = greeting.worker, greeting.peer, self._deadlines.patience
         super().__init__(here, there, workers, outbox, expect=expect, patience=patience)
         numbers = self._roster.number(here), self._roster.number(there)
@@ -189,9 +190,10 @@ class PeerLink(FramedEnd):
         try:
             while (found := self._next()) is not None:
                 self._ship(*found)
-        except LocalProtocolError as error:
+        except Exception as error:  # whatever it is, nobody must wait for what will not be sent
             _LOG.error("the link from %s to %s is broken by its own side: %s", self.here, self.there, error)
-            self.lost(error)
+            why = f"this side's sender has failed: {error!r}"
+            self.lost(error if isinstance(error, NebulaError) else gone(self.there, why))
         finally:
             self._end()
             self._carrier.close()
@@ -231,7 +233,9 @@ class PeerLink(FramedEnd):
         tensor = parcel is not None and parcel.header.kind != Kind.CONTROL
         if tensor:
             chunk_failpoint("before", *ends, self._carrier.drop)
-        self._carrier.send(connection, *shipment.packet)  # if it was lost, it will be sent again
+        if not self._carrier.send(connection, *shipment.packet):  # it will be sent again
+            with self._changed:
+                self._sending.broken(connection)
         if parcel is None:
             return
         self._outbox.done(shipment.share)
@@ -335,6 +339,7 @@ class PeerLink(FramedEnd):
             if self._deaf:
                 return
             self._deaf = True
+            error.where = error.where or f"from worker '{self.there}'"
             super()._refuse(error)
             self._changed.notify_all()
 
@@ -359,7 +364,10 @@ class PeerLink(FramedEnd):
             self._waiting.on(self._trouble(ready), limit=self._deadlines.patience, since=self._heard)
 
     def _trouble(self, ready: bool) -> str:
-        return "nothing is heard from it" if ready else self._carrier.state().trouble or "there is no connection"
+        state = self._carrier.state()
+        if ready or state.connected:
+            return "nothing is heard from it" if ready else "it has not greeted yet"
+        return state.trouble or "there is no connection"
 
 
 class Faults:
@@ -367,7 +375,7 @@ class Faults:
 
     def __init__(self) -> None:
         self._at: int | None = None
-        self._times = 0
+        self._times = {"damage": 0, "intent": 0}
 
     def hopeless(self, error: NebulaError, received: int) -> bool:
         """One more error, where so much was received; whether another connection would change nothing.
@@ -376,9 +384,11 @@ class Faults:
         >>> [faults.hopeless(RemoteProtocolError("no"), at) for at in (3, 7, 7)]
         [False, False, True]
         """
-        self._times = self._times + 1 if received == self._at else 1
-        self._at = received
-        return self._times > (_CHANCES if isinstance(error, DamagedFrameError) else 1)
+        if received != self._at:
+            self._at, self._times = received, dict.fromkeys(self._times, 0)
+        what = "damage" if isinstance(error, DamagedFrameError) else "intent"
+        self._times[what] += 1
+        return self._times[what] > (_CHANCES if what == "damage" else 1)
 
 
 def _same(error: NebulaError) -> NebulaError:

@@ -71,6 +71,11 @@ class Sending:
         self._first.clear()
         self._again.clear()
 
+    def broken(self, connection: int) -> None:
+        """That connection takes nothing more, as is about to be told: until then nothing is given out for it."""
+        if self.connection == connection:
+            self.connection = None
+
     def answer(self, packets: Iterable[Packet]) -> None:
         """The greeting goes on with these."""
         self._first.extend(packets)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.lesson import X, fit, taught
+from tests.processes.lesson import X, Y, fit, taught
 from tests.processes.reopening import reopen
 from tests.processes.telling import bits, tell
 from whale_nebula.launch import attach
@@ -128,6 +128,38 @@ def ids() -> None:
     tell("ids unlike", ended(lambda: step(names + SECOND, blank)))
 
 
+def configs() -> None:
+    """The one keeps its weights at home, and the other does not."""
+    tell("configs", ended(lambda: reopen(FOLDER, config={"weights": "own"} if SECOND else {})))
+
+
+def absent() -> None:
+    """The second process computes the loss, and was not given what it compares with."""
+    reopen(FOLDER, config={"inputs": {"y": {"shape": [None, 3]}}})
+    model = taught()
+    before = own(model)
+    error = ended(lambda: fit(model, y=None if SECOND else Y))
+    tell("absent", {**error, "untouched": own(model) == before})
+
+
+def absent_later() -> None:
+    """What a process does not read may come and go; what it reads may not."""
+    reopen(FOLDER, config={"inputs": {"names": {"shape": [None]}, "x": {"shape": [None]}}})
+
+    @nb.function
+    def step(names: Any, x: Any) -> Any:
+        with nb.cluster():
+            with nb.stage(cluster="c0"):
+                hidden = 2.0 * x
+            with nb.stage(cluster="c1"):
+                return tf.reduce_sum(hidden * names)
+
+    names, x = np.arange(4, dtype="float32"), np.ones(4, "float32")
+    mine = (names, None) if SECOND else (None, x)
+    tell("absent and given", [float(step(*given)) for given in (mine, (names, x), mine)])
+    tell("absent later", ended(lambda: step(None if SECOND else names, x)))
+
+
 def uncaught() -> None:
     """The last one: what the script of one process raises reaches the other."""
     reopen(FOLDER)
@@ -137,5 +169,5 @@ def uncaught() -> None:
     tell("uncaught", ended(lambda: fit(model)))
 
 
-for scenario in (seeds, order, rows, width, stopped_and_read, stopped_and_left, asserting, ids, uncaught):
+for scenario in (seeds, order, rows, width, stopped_and_read, stopped_and_left, asserting, ids, configs, absent, absent_later, uncaught):
     scenario()

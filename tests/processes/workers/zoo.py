@@ -1,4 +1,4 @@
-"""Worker: run models of the zoo, cut by the arguments ("2,3": two stages, three micro-batches); tell what they left."""
+"""Worker: run models of the zoo, each as "gan,2,3" says (two stages, three micro-batches); tell what they left."""
 
 import sys
 
@@ -8,7 +8,6 @@ from tests.processes.telling import left, sent, tell
 
 nb.init()
 for argument in sys.argv[1:]:
-    stages, micro_batches = map(int, argument.split(","))
-    for name, trial in ZOO.items():
-        tell(f"{name} {argument}", left(trial.run(Cut(stages, micro_batches))))
-        tell(f"{name} {argument} sent", sent())
+    name, stages, micro_batches = argument.split(",")
+    tell(argument, left(ZOO[name].run(Cut(int(stages), int(micro_batches)))))
+    tell(f"{argument} sent", sent())

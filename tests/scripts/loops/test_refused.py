@@ -22,8 +22,8 @@ from whale_nebula.errors import (
 SCRIPTS = opened()
 X, Y = rows(1)[0]
 COUPLED = {
-    "tapes.jacobian_across_stages": "no part of the batch",
-    "edited.gradient_in_a_cond": "mixed with a count",
+    "tapes.jacobian_across_stages": "the batch is repeated along its axis",
+    "edited.gradient_in_a_cond": "mixed with a number of rows",
     "forwards.scan_over_rows": "as long as the batch",
     "forwards.map_over_rows": "once for each row",
     "forwards.cond_on_the_batch": "different ways at a condition",

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from whale_nebula.cli import checks, doctor
-from whale_nebula.cli.checks import in_order, requirements, within
+from whale_nebula.cli import doctor
+from whale_nebula.cli.checks import machine, packages
+from whale_nebula.cli.checks.packages import in_order, requirements, within
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -48,7 +49,7 @@ def test_the_ranges_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     wanted = {line.split(";")[0] for line in project["dependencies"]}
     assert {name + range_ for name, range_ in requirements().items()} == wanted
-    assert checks.python_check().why == f"supported: {project['requires-python']}"
+    assert packages.python_check().why == f"supported: {project['requires-python']}"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_ranges_begin_with_their_lower_end() -> None:
 def test_a_version_out_of_range_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(checks, "requirements", lambda: {"keras": ">=4.0"})
+    monkeypatch.setattr(packages, "requirements", lambda: {"keras": ">=4.0"})
     assert doctor.main([]) == 1
     told = capsys.readouterr().out
     assert "BAD   Keras" in told and 'mend: pip install "keras>=4.0"' in told
@@ -85,34 +86,42 @@ def test_a_version_out_of_range_is_an_error(
 
 
 def test_what_is_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "NEEDED", {"no-such-package": "It"})
+    monkeypatch.setattr(packages, "NEEDED", {"no-such-package": "It"})
     assert doctor.main(["--json"]) == 1
-    assert checks.package_check("no-such-package").found == "not installed"
+    assert packages.package_check("no-such-package").found == "not installed"
+
+
+def test_a_gateways_host_needs_no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {name: version for name in packages.NEEDED if (version := packages.installed(name))}
+    missing = {name: version for name, version in there.items() if name not in packages.FOR_TRAINING}
+    monkeypatch.setattr(packages, "installed", missing.get)
+    assert doctor.main(["--gateway"]) == 0
+    assert doctor.main([]) == 1
 
 
 def test_another_backend_of_keras_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "jax")
-    assert checks.backend_check().state == "bad"
+    assert machine.backend_check().state == "bad"
     monkeypatch.delenv("KERAS_BACKEND")
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
-    assert checks.backend_check().found == "tensorflow"
+    assert machine.backend_check().found == "tensorflow"
     (tmp_path / "keras.json").write_text('{"backend": "torch"}')
-    assert (checks.backend_check().state, checks.backend_check().found) == ("bad", "torch")
+    assert (machine.backend_check().state, machine.backend_check().found) == ("bad", "torch")
     (tmp_path / "keras.json").write_text("[")
-    assert checks.backend_check().state == "ok"
+    assert machine.backend_check().state == "ok"
 
 
 def test_settings_that_change_bits_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert (checks.onednn_check().state, checks.onednn_check().found) == ("note", "off")
-    (threads,) = checks.threads_checks()
+    assert (machine.onednn_check().state, machine.onednn_check().found) == ("note", "off")
+    (threads,) = machine.threads_checks()
     assert threads.state == "note" and "OMP_NUM_THREADS=1" in threads.why
 
 
 def test_little_memory_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_allowed", lambda: 2.0**29)
-    assert (checks.memory_check().state, checks.memory_check().found) == ("note", "512.0 MiB")
+    monkeypatch.setattr(machine, "_allowed", lambda: 2.0**29)
+    assert (machine.memory_check().state, machine.memory_check().found) == ("note", "512.0 MiB")
 
 
 def test_a_config_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +136,17 @@ def test_a_config_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out)["code"] == "NB-500"
 
 
-def test_an_argument_that_is_no_option_is_refused() -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "clusters.yaml",
+        "--cluster gpu",
+        "--worker 0",
+        "--config c.yaml --cluster gpu --worker x",
+        "--config c.yaml --cluster gpu --worker 0 --gateway",
+    ],
+)
+def test_a_line_that_says_nothing_is_refused(line: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        doctor.main(["clusters.yaml"])
+        doctor.main(line.split())
     assert ended.value.code == 2

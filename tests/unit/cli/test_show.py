@@ -176,6 +176,35 @@ def test_all_steps_until_the_script_ends(script: Script, capsys: pytest.CaptureF
     assert told.err.endswith("weight 2.0\n")
 
 
+def test_reports_of_a_script_that_is_only_shown_print_and_write_nothing(
+    script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = MODEL + (
+        f"""
+model.fit(x, y, verbose=0)
+report = nb.last_report()
+print(report)
+print(report.predicted_seconds, report.run.steps, report.bottleneck, len(report.timeline()))
+print([link.bytes for link in report.links.values()], [stage.compute_seconds for stage in report.stages.values()])
+report.save({str(tmp_path / "step.json")!r})
+report.save_trace({str(tmp_path / "trace.json")!r})
+"""
+    )
+    assert main([script(code), "--all"]) == exits.DONE
+    told = capsys.readouterr()
+    assert "the script is only shown, and no step was run" in told.err
+    assert "[0, 0] [0.0, 0.0]" in told.err
+    assert told.out.startswith("plan of small.train_step")
+    assert list(tmp_path.glob("*.json")) == []
+
+
+def test_an_option_that_is_nearly_ours_is_remarked_on(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([script(GAN), "--htlm", "plan.html", "--epochs", "3"]) == exits.DONE
+    told = capsys.readouterr().err
+    assert "--htlm was handed to the script; did you mean --html?" in told
+    assert "--epochs" not in told
+
+
 def test_untrained_weights_are_never_saved(script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = MODEL + f"model.fit(x, y, verbose=0)\nmodel.save_weights({str(tmp_path / 'w.weights.h5')!r})\nprint('saved')"
     assert main([script(code), "--all"]) == exits.DONE

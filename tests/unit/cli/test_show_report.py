@@ -49,6 +49,13 @@ def test_what_is_no_report_says_so(tmp_path: Path) -> None:
         show_report(tmp_path / "file")
 
 
+def test_a_file_that_is_not_there_is_told_as_a_reports(capsys: pytest.CaptureFixture) -> None:
+    assert main(["show", "--report", "nothing.jsonl"]) == 66
+    said = capsys.readouterr().err
+    assert "there is no file 'nothing.jsonl'" in said
+    assert "show --report FILE reads what a run has left" in said
+
+
 def test_it_loads_no_tensorflow(metrics: Path) -> None:
     code = (
         "import sys; from whale_nebula.cli.main import main; main(sys.argv[1:]);"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from whale_nebula.cli.words import Parser, split
+from whale_nebula.cli.words import Parser, misspelt, split
 
 FLAGS, VALUED = {"--json", "-h"}, {"--links", "--html"}
 
@@ -45,3 +45,19 @@ def test_nothing_is_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parser.read(["--link", "10mbit"])
     assert "did you mean '--links'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("train.py --htlm a.html", [("--htlm", "--html")]),
+        ("train.py --link=10mbit", [("--link", "--links")]),
+        ("train.py --epochs 3 --lr 0.1 -v --link-rate 3", []),
+        ("train.py --html a.html", []),
+        ("train.py -- --htlm a.html", []),
+        ("train.py data.htlm", []),
+    ],
+)
+def test_what_goes_to_the_script_and_looks_like_ours(line: str, said: list[tuple[str, str]]) -> None:
+    argv = line.split()
+    assert misspelt(argv, split(argv, FLAGS, VALUED), ["--html", "--json", "--links", "--steps"]) == said

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from whale_nebula.config import FREE, Line, Links, parse_links
 from whale_nebula.config.place import Place
-from whale_nebula.config.quantities import rate, seconds, share
+from whale_nebula.config.quantities import in_bits, rate, seconds, share
 from whale_nebula.errors import ConfigError
 
 
@@ -35,6 +35,34 @@ def test_rates(text: str, bits: float) -> None:
 def test_what_is_no_rate(text: str) -> None:
     with pytest.raises(ConfigError, match="is no rate"):
         rate(Place(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [
+        ("60MB", "480mbit"),
+        ("60MB/s", "480mbit"),
+        ("60MBps", "480mbit"),
+        ("1.5 GB/s", "12gbit"),
+        ("100kbyte", "800kbit"),
+        ("125B", "1000bit"),
+        ("60mb", None),
+        ("60Mb/s", None),
+        ("60mbps", None),
+        ("20ms", None),
+        ("fast", None),
+    ],
+)
+def test_bytes_are_told_from_bits(text: str, bits: str | None) -> None:
+    assert in_bits(text) == bits
+
+
+def test_a_rate_in_bytes_is_refused_with_what_it_is_in_bits() -> None:
+    for refused in (lambda: rate(Place("60MB/s")), lambda: parse_links("60MB/s,20ms")):
+        with pytest.raises(ConfigError) as caught:
+            refused()
+        assert caught.value.why == "a rate is in bits a second, and B is a byte of 8 bits: 60MB/s are 480mbit"
+        assert "480mbit" in caught.value.mend
 
 
 @pytest.mark.parametrize(

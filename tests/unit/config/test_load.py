@@ -4,12 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.config import Cluster, Config, InputSpec, Line, Security, WorkerSpec, load
-from whale_nebula.errors import ConfigError, NebulaError, NotYetError
+from whale_nebula.errors import ConfigError, NebulaError
 
 WHOLE = """\
 run: bert
@@ -84,6 +85,14 @@ def test_a_config_is_itself() -> None:
     assert load(config) is config
 
 
+def test_the_largest_seed_is_numpys(written: Callable[[str], Path]) -> None:
+    seed = load(written(f"seed: {2**32 - 1}")).seed
+    np.random.default_rng(seed)
+    np.random.RandomState(seed)
+    with pytest.raises(ValueError, match="Seed must be"):
+        np.random.RandomState(seed + 1)
+
+
 def test_parts_may_be_empty() -> None:
     config = load({"clusters": {"gpu": None, "npu": {}}, "links": None, "security": None, "inputs": {}})
     assert list(config.clusters) == ["gpu", "npu"]
@@ -145,6 +154,7 @@ BAD: list[tuple[Any, str, str]] = [
     ({"patience": "0s"}, "patience", "patience of nothing"),
     ({"seed": "seven"}, "seed", "whole number"),
     ({"seed": -1}, "seed", "whole number"),
+    ({"seed": 2**32}, "seed", "whole number"),
     ({"seed": True}, "seed", "whole number"),
     (["clusters"], "", "no mapping"),
     (3, "", "no mapping"),
@@ -163,13 +173,30 @@ def test_a_mistake_in_a_file_names_the_file(written: Callable[[str], Path]) -> N
     path = written("clusters: {gpu: {worker: []}}")
     with pytest.raises(ConfigError, match="did you mean 'workers'") as caught:
         load(path)
-    assert caught.value.where == f"{path}: clusters.gpu.worker"
+    assert caught.value.where == f"{path}:1: clusters.gpu.worker"
 
 
-def test_what_has_no_engine_is_not_yet() -> None:
-    with pytest.raises(NotYetError) as caught:
-        load({"weights": "own"})
-    assert caught.value.feature == "weights: own"
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("clusters:\n  gpu: {}\n  npu: {}\nlinks:\n  - between: [gpu, npu]\n    rate: 60MB\n", "6: links[0].rate"),
+        ("clusters:\n  gpu: {}\nlinks:\n  - {between: [gpu, tpu]}\n", "4: links[0].between"),
+        ("clusters:\n  gpu:\n    workers:\n    - 10.77.0.2\n", "4: clusters.gpu.workers[0]"),
+        ("clusters:\n  gpu:\n    workers:\n    - device: CPU\n", "4: clusters.gpu.workers[0].address"),
+        ("seed: 3\npatience: soon\n", "2: patience"),
+        ("clutsers:\n  gpu: {}\n", "1: clutsers"),
+        ("results: nowhere", "1: results"),
+    ],
+)
+def test_a_mistake_in_a_file_names_the_line(written: Callable[[str], Path], text: str, place: str) -> None:
+    path = written(text)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert caught.value.where == f"{path}:{place}"
+
+
+def test_weights_may_stay_in_their_clusters() -> None:
+    assert (load({}).weights, load({"weights": "own"}).weights) == ("everywhere", "own")
 
 
 def test_results_may_stay_with_their_owner() -> None:

@@ -166,6 +166,16 @@ class TestTwoAttemptsThatCross:
         assert half.connection.over
         assert meeting.pair.half(FAR) is theirs
 
+    def test_what_was_heard_over_one_that_is_not_needed_holds_nobody(self) -> None:
+        meeting = Meeting(yields=True)
+        half, _ = meeting.half(FAR, dialled=True)
+        frame = pack(Header(Kind.BEAT, Flag.LAST, epoch=1, source=1, destination=0), 0)
+        reader = threading.Thread(target=half.hear, args=(frame,), daemon=True)
+        reader.start()
+        half.connection.end("it is not needed")
+        reader.join(10.0)
+        assert not reader.is_alive()
+
     def test_no_attempt_is_made_for_a_half_that_is_joined(self) -> None:
         meeting = Meeting()
         near, _ = meeting.come(NEAR)

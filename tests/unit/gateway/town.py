@@ -46,7 +46,12 @@ def key(slot: int, source: str = GPU, destination: str = NPU) -> Key:
 
 def records(site: Site) -> list[dict[str, Any]]:
     """What stands in a gateway's audit log."""
-    return [json.loads(line) for line in site.audit.read_text().splitlines()]
+    return written(site.audit)
+
+
+def written(path: Path) -> list[dict[str, Any]]:
+    """The records of a log."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 class Town:
@@ -134,12 +139,17 @@ class Town:
             link._carrier._closed = True  # it dials no more
             link._carrier.drop("the process was killed")
 
-    def close(self) -> None:
+    def leave(self) -> None:
+        """All workers end in order."""
         closing = [threading.Thread(target=links.close) for links in self.links.values()]
         for thread in closing:
             thread.start()
         for thread in closing:
             thread.join(SOON)
+        self.links.clear()
+
+    def close(self) -> None:
+        self.leave()
         for gateway in self.gateways.values():
             gateway.stop("the test is over")
 

@@ -59,6 +59,33 @@ def test_fewer_rows_than_micro_batches_are_said() -> None:
     assert "1 micro-batch (of 8 asked for) of 1 row," in replace(plan("tied"), micro_batch=8, rows=(1,)).to_text()
 
 
+def over_a_line(name: str) -> nb.Plan:
+    """The plan as it would be over lines of 60 Mbit/s and 20 ms."""
+    given = plan(name)
+    links = {key: replace(link, line="60mbit, 20ms", rate=60e6, delay=0.02) for key, link in given.links.items()}
+    return replace(given, links=links, exchange_seconds=0.02)
+
+
+def test_the_busiest_line_is_said_in_one_reading() -> None:
+    text = over_a_line("tied").to_text()
+    held = {name: link.seconds for name, link in over_a_line("tied").links.items()}
+    busiest = max(held, key=held.__getitem__)
+    assert re.search(rf"{busiest} is the busiest line: a step holds it for \S+ .s, and cannot be shorter than", text)
+    assert re.search(r"in less time waits for the line:\n    \w+ above \S+ .FLOP/s, \w+ above \S+ .FLOP/s\n", text)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_over_a_line_every_message_is_drawn_and_the_page_is_kept_to(name: str) -> None:
+    given = over_a_line(name)
+    text = given.to_text()
+    assert max(map(len, text.splitlines())) <= 110
+    drawn = text[text.index("\nschedule\n") :]
+    crossing = [(each.source, name) for each in given.boundaries for name in each.destinations]
+    for key in {"->".join(given.stages[name].cluster for name in pair) for pair in crossing} & given.links.keys():
+        rows = "".join(re.findall(rf"^ +{key} +\|(.*)\|$", drawn, re.MULTILINE))
+        assert all(str(number) in rows for number in range(len(given.rows))), (key, drawn)
+
+
 def test_many_inputs_are_shortened() -> None:
     wide = plan("inference")
     stages = {name: replace(stage, inputs=tuple("abcdefg")) for name, stage in wide.stages.items()}

@@ -87,9 +87,9 @@ def test_a_line_with_nothing_but_delay_takes_time_too() -> None:
 def test_what_clusters_exchange_once_is_part_of_a_step() -> None:
     given = plan(None, 0.05)
     drawn = times(given).seconds
-    assert step_text(given) == f"so a step takes about {duration(drawn)}, and its update besides"
+    assert step_text(given) == f"so a step takes about {duration(drawn)}; updates come on top"
     said = step_text(replace(given, exchange_seconds=0.05))
-    assert said.startswith(f"so a step takes about {duration(drawn + 0.05)}: {duration(drawn)} as drawn, and 50 ms ")
+    assert said.startswith(f"so a step takes about {duration(drawn + 0.05)}: {duration(drawn)} as drawn, 50 ms for ")
 
 
 def test_proportions_come_from_flops_if_asked() -> None:

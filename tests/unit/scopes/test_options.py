@@ -1,5 +1,6 @@
 """Options: what they become, and what is said of those that do not exist."""
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -10,6 +11,7 @@ import whale_nebula as nb
 from whale_nebula.codec import BF16, FP16, SVD
 from whale_nebula.errors import NotYetError, OptionError
 from whale_nebula.scopes import parsing
+from whale_nebula.scopes.words import NOT_YET
 
 
 def options(scope: Any) -> dict[str, Any]:
@@ -150,6 +152,40 @@ def test_what_has_no_engine_never_runs_as_something_else(scope: Any, feature: st
         pytest.fail("the scope was entered")
     assert caught.value.feature == feature
     assert caught.value.where.startswith(f"{__file__}:")
+
+
+GIVEN: dict[str, Any] = {
+    "svd": 0.6, "rank": 8, "topk": 0.1, "int8": True, "int4": True, "backward": FP16(), "start_step": 3,
+    "ramp": ["int8"], "basis": "learned", "delta": "ids", "mask": "tokens", "forward": FP16(), "fp16": True,
+    "bf16": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("option", GIVEN)
+def test_options_are_listed_as_built_only_where_they_are(option: str) -> None:
+    alone = option in NOT_YET["compress"] and option not in ("backward", "start_step", "ramp", "delta")
+    beside = {"rank": 8} if option == "basis" else {} if alone or option in ("fp16", "bf16") else {"fp16": True}
+    scope = nb.compress(**{option: GIVEN[option]}, **beside)
+    with pytest.raises(NotYetError) if option in NOT_YET["compress"] else contextlib.nullcontext(), scope:
+        pass
+
+
+def test_every_option_of_compress_is_held_to_be_built_or_not() -> None:
+    assert {*GIVEN, "codec"} == set(inspect.signature(nb.compress).parameters)
+
+
+@pytest.mark.parametrize(("word", "meant"), [("float16", "fp16"), ("half", "fp16"), ("bfloat16", "bf16")])
+def test_what_others_call_an_option_is_understood(word: str, meant: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        nb.compress(**{word: True})
+    assert caught.value.mend == f"did you mean {meant!r}? nb.compress({meant}=True)"
+    assert caught.value.why.startswith("its options are 'codec', 'fp16', 'bf16'; not built yet are 'svd'")
+
+
+def test_an_option_that_is_not_built_is_not_what_was_meant() -> None:
+    with pytest.raises(OptionError) as caught:
+        nb.compress(int16=True)
+    assert caught.value.mend == "'int8' is not built yet: leave int16 out"
 
 
 @pytest.mark.parametrize(

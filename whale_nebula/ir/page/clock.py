@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from whale_nebula.ir.face import Plan
 from whale_nebula.ir.page.graph import color
 from whale_nebula.ir.page.markup import Markup, element
-from whale_nebula.ir.plan_text import amount
 from whale_nebula.ir.timing import (
     SPEED,
     Assumed,
@@ -18,6 +17,7 @@ from whale_nebula.ir.timing import (
     as_long_as_a_message,
     assumed,
     duration,
+    speed_text,
     step_text,
     times,
 )
@@ -53,14 +53,10 @@ def _choices(plan: Plan) -> Iterator[tuple[str, Assumed]]:
             yield "by its FLOPs", Assumed(by_flops=True)
         return
     speed = base.speed or SPEED
-    yield _title(speed), base
-    yield _title(speed * 10), Assumed(speed * 10)
-    yield _title(speed / 10), Assumed(speed / 10)
+    yield speed_text(speed), base
+    yield speed_text(speed * 10), Assumed(speed * 10)
+    yield speed_text(speed / 10), Assumed(speed / 10)
     yield "as long as a message takes", as_long_as_a_message(plan)
-
-
-def _title(speed: float) -> str:
-    return f"{amount(speed)}FLOP/s"
 
 
 def _scene(plan: Plan, title: str, given: Assumed) -> Scene:

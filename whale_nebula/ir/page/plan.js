@@ -19,16 +19,16 @@
   const whole = { x: home.x, y: home.y, width: home.width, height: home.height };
   let box = { ...whole };
   view.classList.add("ready");
-  const shrunk = Math.min(1, view.clientWidth / (whole.width * 1.05));
-  const tall = whole.height * 1.12 * (shrunk < 0.45 ? 0.67 : shrunk);
-  view.parentElement.parentElement.style.setProperty("--tall", `${Math.min(Math.max(tall, 320), 760)}px`);
+  const grown = 1.35; // a small graph is blown up so far, and no further
+  const scaled = Math.min(grown, view.clientWidth / (whole.width * 1.05));
+  const tall = whole.height * 1.06 * (scaled < 0.45 ? 0.67 : scaled);
+  view.parentElement.parentElement.style.setProperty("--tall", `${Math.min(Math.max(tall, 320), 960)}px`);
 
   const show = () => graph.setAttribute("viewBox", `${box.x} ${box.y} ${box.width} ${box.height}`);
   const scale = () => Math.max(box.width / graph.clientWidth, box.height / graph.clientHeight) || 1;
   const fit = () => {
-    // small graphs are not blown up beyond their own size
-    const width = Math.max(whole.width, graph.clientWidth / 1.15);
-    const height = Math.max(whole.height, graph.clientHeight / 1.15);
+    const width = Math.max(whole.width, graph.clientWidth / grown);
+    const height = Math.max(whole.height, graph.clientHeight / grown);
     box = { x: whole.x - (width - whole.width) / 2, y: whole.y - (height - whole.height) / 2, width, height };
     show();
   };

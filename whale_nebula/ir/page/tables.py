@@ -129,7 +129,7 @@ def links(plan: Plan) -> Markup:
         )
         for name, link in plan.links.items()
     ]
-    said = "; ".join(links_bound(plan))
+    said = " ".join(line.strip() for line in links_bound(plan))
     return joined(table(head, rows, numbers=range(2, 7)), element("p", said, class_="note") if said else None)
 
 

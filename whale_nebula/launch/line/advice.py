@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from whale_nebula.config.links import Line
-from whale_nebula.launch.line.found import LineFound
+from whale_nebula.launch.line.found import THROUGH, LineFound
 
 _RATE_TOLERANCE = 0.1
 _DELAY_TOLERANCE = 0.25
@@ -29,7 +29,8 @@ def advise(found: LineFound, said: Line) -> Advice:
     """
     wrong = [*_rate(found, said), *_delay(found, said)]
     if not wrong:
-        return Advice(True, f"the config says {said}, and so it is")
+        paced = ", as the gateways pace it: they hide a faster line" if found.path == THROUGH else ""
+        return Advice(True, f"the config says {said}, and so it is{paced}")
     return Advice(False, "; ".join(wrong), f"links: [{entry(found)}]")
 
 

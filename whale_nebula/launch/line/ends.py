@@ -10,16 +10,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from whale_nebula.errors import RunError
+from whale_nebula.errors import DeadlineError, RunError
 from whale_nebula.launch.line.found import Crossing, LineFound
 from whale_nebula.launch.line.pace import first_count, full_count, next_count, rate
 from whale_nebula.transport.protocol import Key, Link
+from whale_nebula.transport.waiting import Wait
 
 SIZES = (64 << 10, 1 << 20)
 _BENCH = "bench link"
 _ROUNDS = 20
 _PROGRAM = 1
-_LONG = 3600.0
+_AGAIN_SECONDS = 10.0
 
 
 class Way(NamedTuple):
@@ -42,8 +43,8 @@ class RoundTrips(NamedTuple):
 class End:
     """One end of the measurement. One of the two `leads`: it is the first in all that is not done by both at once.
 
-    `seconds` is about how long each burst takes, `patience` how long a word of the other end may. `tell` is given a line
-    on each thing that is done.
+    `seconds` is about how long each burst takes, `patience` how long a word of the other end may. `tell` is given a
+    line on each thing that is done.
     """
 
     def __init__(
@@ -55,22 +56,36 @@ class End:
         self._patience = patience
         self._tell = tell
         self._sent = 0
+        self.met = False
 
     def meet(self, sheet: Mapping[str, Any]) -> Mapping[str, Any]:
         """Tell the other end who this is, and hear it; a worker that came for a script's sake is sent off.
 
-        The other end may measure another line before, so only the link says when it is not there.
+        The other end may measure another line before, which is waited for, and said.
         """
         for_a_script = {"results": _BENCH, "seed": None}  # so that it stops at once, and says why
         self._link.post({"kind": "SESSION", "about": "HELLO", "bench": _BENCH, **for_a_script, **sheet})
-        theirs = self._link.take("SESSION", _LONG)
+        theirs = self._first_word()
         if theirs.get("bench") != _BENCH:
             raise RunError(
                 f"worker '{self._link.there}' runs a script, and measures no line",
                 why="both ends must measure, and a run must not go on meanwhile",
                 mend="wait until the run has ended, then start bench link at both ends",
             )
+        self.met = True
         return theirs
+
+    def _first_word(self) -> Mapping[str, Any]:
+        limit, started = 2 * self._patience + 20 * self._seconds, time.monotonic()
+        while True:
+            try:
+                return self._link.take("SESSION", min(_AGAIN_SECONDS, limit))
+            except DeadlineError as error:
+                waited = time.monotonic() - started
+                if waited >= limit or "SESSION" not in error.where:  # else it is the link's word: nobody is there
+                    raise
+                why = "it is connected, and measures another line first, or something else"
+                self._tell(str(Wait(f"worker '{self._link.there}'", "", why, waited, limit)))
 
     def measure(self, sheet: Mapping[str, Any], path: str, when: float) -> LineFound:
         """All of it, from the first word to the last."""

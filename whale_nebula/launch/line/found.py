@@ -12,6 +12,7 @@ from typing import Any
 from whale_nebula.errors import TransportError
 
 FOLDER = "line"
+DIRECT, THROUGH = "direct", "through the gateways"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 
 from whale_nebula.errors import DeadlineError, LinkClosedError, NebulaError
 from whale_nebula.launch.line.ends import End
-from whale_nebula.launch.line.found import LineFound
+from whale_nebula.launch.line.found import DIRECT, THROUGH, LineFound
 from whale_nebula.launch.line.sheet import sheet
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.waiting import Wait
-
-DIRECT, THROUGH = "direct", "through the gateways"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,8 @@ def measure(seat: Seat, *, seconds: float, patience: float, tell: Callable[[str]
     """
 
     def announce(wait: Wait) -> None:
-        tell(str(wait))
+        if not wait.over:  # which it is, too, once nobody waits any more
+            tell(str(wait))
 
     joined = GrpcLinks(seat, deadlines=Deadlines(patience=patience), announce=announce)
     try:
@@ -57,20 +56,18 @@ def _measured(
     try:
         found = end.measure(sheet(), path, time.time())
     except (DeadlineError, LinkClosedError) as error:
-        raise _absent(error, link.there, came=link.state().connections > 0) from None
+        raise _absent(error, link.there, path, came=end.met) from None
     return replace(found, broken=max(0, link.state().connections - 1))
 
 
-def _absent(error: NebulaError, there: str, *, came: bool) -> NebulaError:
+def _absent(error: NebulaError, there: str, path: str, *, came: bool) -> NebulaError:
     """The same error with the command that is missing, if the other end has never come."""
     if came:
         return error
-    cluster = there.rpartition("/")[0]
+    command = f"whale-nebula bench link --config clusters.yaml --cluster {there.rpartition('/')[0]}"
+    gateways = "start the gateways of both clusters, and " if path == THROUGH else ""
     return type(error)(
-        error.what,
-        where=error.where,
-        why=error.why,
-        mend=f"run there, at the same time: whale-nebula bench link --config clusters.yaml --cluster {cluster}",
+        error.what, where=error.where, why=error.why, mend=f"{gateways}run there, at the same time: {command}"
     )
 
 

@@ -21,7 +21,7 @@ ALIKE = ("whale_nebula", "code", "tensorflow", "keras", "python")
 
 
 def sheet() -> dict[str, Any]:
-    """This process's."""
+    """All that the process says."""
     return {**versions(), **host()}
 
 

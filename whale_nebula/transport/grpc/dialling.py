@@ -158,7 +158,7 @@ class DiallingCarrier(GrpcCarrier):
         if found.found == "refused":
             if self._refused() and not self._target.gateway:
                 raise self._dead()
-            if self._target.gateway and self._refused_since() > self._deadlines.gateway_grace:
+            if self._target.gateway and self._connections and self._refused_since() > self._deadlines.gateway_grace:
                 raise self._gateway_lost()
             return
         self._refusals = 0

@@ -102,7 +102,8 @@ class Listener:
             knock = Knock.read(context.invocation_metadata())
             hear = self._accept(knock, visitor(context), lane)
         except NebulaError as error:
-            _LOG.warning("a stream from %s is refused: %s", context.peer(), error.what)
+            level = logging.INFO if type(error) is TransportError else logging.WARNING  # the first tries again
+            _LOG.log(level, "a stream from %s is refused: %s", context.peer(), error.what)
             context.abort(_refusal(error), _line(error))
         lane.attach(lambda why: context.cancel())
         if not context.add_callback(lambda: lane.gone("the connection broke, or the other side left")):

@@ -1,9 +1,12 @@
 """What comes from inputs alone is fed from the whole batch, and sums are grown, but only where that is
 right."""
 
-from tests.unit.passes.reduce.states import check, folding
+import pytest
+
+from tests.unit.passes.reduce.states import batched, check, folding, read
 from whale_nebula.ir.spec import Value
-from whale_nebula.passes.reduce import Edge
+from whale_nebula.passes.reduce import Edge, fold
+from whale_nebula.passes.reduce.mends import Recount
 
 MASKED = """
     %0 = input x float32[?,4]
@@ -155,3 +158,40 @@ def test_holders_and_captures_are_wholes() -> None:
         %3 = input whole float32[4]                                     => whole
         %4 = Mul(%0, %3) float32[4,4]                                   => whole
     """)
+
+
+SHAPED_BY_THE_MODEL = """
+    %0 = input mask float32[?,1]
+    %1 = input z float32[?,4]
+    %2 = capture w float32[4,4]
+    %3 = MatMul(%1, %2) float32[?,4]
+    %4 = Shape(%3) int32[2]
+    %5 = Const {value=(1,)} float32[]
+    %6 = Fill(%4, %5) float32[?,4]
+    %7 = Mul(%0, %6) float32[?,4]
+    %8 = Const {value=(0, 1)} int32[2]
+    %9 = Sum(%7, %8) float32[]
+    %10 = Mul(%3, %7) float32[?,4]
+    %11 = Sum(%10, %8) float32[]
+    %12 = RealDiv(%11, %9) float32[]
+"""
+
+
+def test_what_has_only_its_shape_of_the_model_counts_the_rows_of_the_input_that_it_meets() -> None:
+    graph = read(SHAPED_BY_THE_MODEL)
+    found = fold(graph, batched(graph), targets=[Value(12)], recounting=True)
+    assert found.recounts == (Recount(Edge(6, 0, Value(4)), Value(0), 0, (None, 4)),)
+    assert found.wholes == (Value(9),)
+    assert fold(graph, batched(graph), targets=[Value(12)]).recounts == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("%9 = Sum(%7, %8)", "%9 = Mean(%6, %8)"),  # a mean of ones alone: it meets no input
+        ("%3 = MatMul(%1, %2) float32[?,4]", "%3 = MatMul(%1, %2) float32[?,?]"),  # not all sizes are known
+    ],
+)
+def test_nothing_is_recounted_where_it_would_not_help_or_cannot_be_known(before: str, after: str) -> None:
+    graph = read(SHAPED_BY_THE_MODEL.replace(before, after))
+    assert fold(graph, batched(graph), targets=[Value(12)], recounting=True).recounts == ()

@@ -1,0 +1,117 @@
+"""A worker of a fault run: a small model, so many steps, and what it came to. It may hear its frames badly."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import threading
+import time
+from typing import Any
+
+import keras
+
+import whale_nebula as nb
+from tests.parity.zoo import data
+from tests.processes.telling import bits, tell
+from whale_nebula.errors import NebulaError
+from whale_nebula.run import current_run
+from whale_nebula.transport.grpc.carrier import GrpcCarrier
+from whale_nebula.wire.frame import HEADER_BYTES, unpack
+
+ROWS = 8
+
+
+class Told(keras.callbacks.Callback):
+    """Says where it is, and takes its time."""
+
+    def __init__(self, pause: float) -> None:
+        super().__init__()
+        self._pause = pause
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        tell(f"step {batch}", time.monotonic())
+        time.sleep(self._pause)
+
+
+class BadEars:
+    """What a carrier hears, one frame in so many of it damaged, lost in order, or heard again."""
+
+    def __init__(self, ill: str, every: int) -> None:
+        self._ill, self._every = ill, every
+        self._draw = random.Random(1)
+        self._count = 0
+        self._struck = 0
+        self._earlier: list[bytes] = []
+        self._hear = GrpcCarrier._hear
+
+    def __call__(self, carrier: Any, connection: Any, frame: bytes) -> None:
+        self._count += 1
+        plain = len(frame) >= HEADER_BYTES and unpack(frame[:HEADER_BYTES], sealed=True)[0].epoch != 0
+        if not plain or self._count % self._every:
+            self._hear(carrier, connection, frame)
+        else:
+            self._struck += 1
+            tell("struck", self._struck)
+            self._happen(carrier, connection, frame)
+        if plain and len(self._earlier) < 100:
+            self._earlier.append(frame)
+
+    def _happen(self, carrier: Any, connection: Any, frame: bytes) -> None:
+        if self._ill == "reorder":
+            threading.Timer(0.02, self._hear, (carrier, connection, frame)).start()
+            return
+        data = bytearray(frame)
+        data[self._draw.randrange(len(data))] ^= 1 << self._draw.randrange(8)
+        heard = {
+            "corrupt": (bytes(data),),
+            "truncate": (frame[: self._draw.randrange(len(frame))],),
+            "duplicate": (frame, frame),
+            "replay": (*self._draw.sample(self._earlier, min(2, len(self._earlier))), frame),
+        }
+        for each in heard[self._ill]:
+            self._hear(carrier, connection, each)
+
+
+def model(wide: int) -> keras.Model:
+    """Two stages; what crosses is `wide` KiB each way."""
+    inputs = keras.Input((64,))
+    with nb.cluster(), nb.pipeline(2):
+        with nb.stage(cluster="gpu"):
+            hidden = keras.layers.RepeatVector(wide)(keras.layers.Dense(64, activation="relu")(inputs))
+        with nb.stage(cluster="npu"):
+            hidden = keras.layers.Dropout(0.1)(keras.layers.GlobalAveragePooling1D()(hidden))
+            outputs = keras.layers.Dense(16)(hidden)
+    return keras.Model(inputs, outputs)
+
+
+def main() -> None:
+    """Train, and tell."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--wide", type=int, default=1)
+    parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--ill", default="")
+    parser.add_argument("--every", type=int, default=25)
+    parser.add_argument("--mark", help="by which its processes are found")
+    given = parser.parse_args()
+    if given.ill:
+        ears = BadEars(given.ill, given.every)
+        GrpcCarrier._hear = lambda *heard: ears(*heard)  # type: ignore[method-assign]
+    trained = model(given.wide)
+    trained.compile(keras.optimizers.Adam(0.01), "mse")
+    rows = ROWS * given.steps
+    x, y = data(rows, 64), data(rows, 16, seed=1)
+    try:
+        history = trained.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0, callbacks=[Told(given.pause)])
+        tell("loss", [float(loss).hex() for loss in history.history["loss"]])
+        tell("weights", bits(trained.get_weights()))
+        ledger = current_run().ledger
+        links = ledger.session.links.values() if ledger else ()
+        tell("connections", max((link.state().connections for link in links), default=0))
+    except NebulaError as failure:
+        tell("error", str(failure))
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,345 @@
+"""Real processes under every fault that we can think of: what must go on goes on to the same bits, the rest stops.
+
+    python benchmarks/faults/run.py --list               # the cases
+    python benchmarks/faults/run.py --only kill          # those whose names hold a text
+    python benchmarks/faults/run.py --minutes 30         # all, and then random faults for so long
+
+Each case is a run of two clusters over mutual TLS. result.json is written after each, so that nothing is lost when it
+is interrupted; a case that is run again replaces its row. The line is tools/wan.py where it is a line's fault (root).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from common import machine, write
+from flood import HANDSHAKES_BAR, REFUSAL_BAR, SLOWER_BAR, flood
+from trial import Course, Ended, on_this_host, over_a_line
+
+from whale_nebula.testing.points import POINTS
+
+STEPS, PAUSE = 30, 0.2
+NOTICE_BAR = 2.0
+ILLS = ("corrupt", "truncate", "duplicate", "reorder", "replay")
+RESULT = Path(__file__).with_name("result.json")
+
+
+class Case(NamedTuple):
+    """A fault: its name, whether a run must go on with it, and how it is run."""
+
+    name: str
+    goes_on: bool | None  # None: it may end either way
+    run: Callable[[], Ended]
+    wide: int = 1
+    steps: int = STEPS
+
+
+def row(case: Case) -> dict[str, Any]:
+    """Run a case and judge it."""
+    started = time.monotonic()
+    try:
+        ended = case.run()
+    except AssertionError as error:
+        return {"what": case.name, "as_it_must": False, "ends": "lost", "detail": str(error)[-500:]}
+    wrong = judge(case, ended)
+    ends = "hangs" if ended.hangs else "goes on" if ended.went_on else "stops"
+    return {
+        "what": case.name,
+        "ends": ends,
+        "as_it_must": not wrong,
+        "seconds": round(time.monotonic() - started, 1),
+        "notice_s": ended.notice,
+        "detail": "; ".join(wrong) or detail(ended),
+    }
+
+
+def detail(ended: Ended) -> str:
+    """What there is to know of a run that ended as it must."""
+    if ended.went_on:
+        connections = max((about.get("connections", 0) for about in ended.told.values()), default=0)
+        struck = sum(about.get("struck", 0) for about in ended.told.values())
+        hurt = f", {struck} frames hurt" if struck else ""
+        return f"the same weights, bit for bit; {connections} connection{'s' * (connections != 1)}{hurt}"
+    return "; ".join(f"{cluster}: {text.splitlines()[0][:150]}" for cluster, text in ended.errors.items())
+
+
+def judge(case: Case, ended: Ended) -> list[str]:
+    """What must not be."""
+    wrong = [f"left: {each}" for each in ended.orphans]
+    if ended.hangs:
+        tails = {cluster: text[-300:] for cluster, text in ended.said.items()}
+        return [*wrong, f"does not end: {ended.codes} {tails}"]
+    if case.goes_on is not None and ended.went_on != case.goes_on:
+        wrong.append(f"{'goes on' if ended.went_on else 'stops'}: {ended.codes} {ended.errors or ended.said}"[:800])
+    for cluster, about in ended.told.items():
+        if "weights" in about and (about["weights"], about["loss"]) != undisturbed(case.steps, case.wide):
+            wrong.append(f"{cluster} has come to other weights")
+    for cluster, text in ended.errors.items():
+        other = {"gpu": "npu/0", "npu": "gpu/0"}[cluster]
+        if other not in text and "failpoint" not in text:
+            wrong.append(f"{cluster} stops without a name: {text[:200]}")
+    silent = [c for c, code in ended.codes.items() if code not in (0, 137) and c not in ended.errors]
+    wrong += [f"{cluster} ended with {ended.codes[cluster]} and said nothing of it" for cluster in silent]
+    if case.goes_on is False and "kill" in case.name and (ended.notice or 0.0) > NOTICE_BAR:
+        wrong.append(f"noticed after {ended.notice} s")
+    return wrong
+
+
+@cache
+def undisturbed(steps: int, wide: int) -> tuple[Any, Any]:
+    """What a run comes to in which nothing goes wrong."""
+    ended = on_this_host(steps, "--wide", wide)
+    if not ended.went_on:
+        raise SystemExit(f"the undisturbed run fails: {ended.said}")
+    about = ended.told["npu"]
+    return about["weights"], about["loss"]
+
+
+# The cases.
+
+_ONCE = ("hello.", "agree.", "meet.", "link.", "connection.", "frames.", "failure.", "certificate.")
+_BROUGHT_ABOUT = {
+    "connection.down": "chunk.first.after=drop@3",
+    "frames.again": "chunk.first.after=drop@3",
+    "failure.telling": "update.before=raise@3",
+}
+_WIDE, _WIDE_STEPS = 2560, 8
+# Where the work is done, or nothing has begun, a death need not stop the other one by an error.
+_LATE = ("link.", "meet.")
+
+
+def kills() -> Iterator[Case]:
+    """kill -9 at every failpoint, on one worker and then the other."""
+    for number, point in enumerate(POINTS):
+        worker = ("gpu/0", "npu/0")[number % 2]
+        hit = 1 if point.startswith(_ONCE) else 3
+        faults = [f"{worker}:{point}=kill@{hit}"]
+        faults += [f"{worker}:{_BROUGHT_ABOUT[point]}"] if point in _BROUGHT_ABOUT else []
+        meanwhile = _renewed if point.startswith("certificate.") else None
+        pause = 0.3 if meanwhile else 0.0
+        steps = STEPS if meanwhile else _WIDE_STEPS
+        wide = _WIDE if point.startswith("chunk.middle") else 1
+        ended = partial(
+            on_this_host, steps, "--wide", wide, "--pause", pause, faults=",".join(faults), meanwhile=meanwhile
+        )
+        goes_on = None if point.startswith(_LATE) else False
+        yield Case(f"kill {worker} at {point}", goes_on, ended, wide, steps)
+
+
+def _renewed(course: Course) -> None:
+    course.await_step(3)
+    with contextlib.redirect_stdout(None):
+        course.found.certs("renew")
+
+
+def failpoints() -> Iterator[Case]:
+    """Other actions at failpoints in the middle of everything."""
+    for point in ("chunk.first.before", "chunk.middle.after", "chunk.last.after", "tensor.received", "message.received",
+                  "connection.opened"):  # fmt: skip
+        again = "" if point.startswith("connection.") else "+"
+        hit = 2 if again else 1
+        drop = f"gpu/0:{point}=drop@{hit}" if not again else ",".join(f"gpu/0:{point}=drop@{n}" for n in (3, 6, 9))
+        ended = partial(on_this_host, _WIDE_STEPS, "--wide", _WIDE, faults=drop)
+        yield Case(f"drop the connection at {point}", True, ended, _WIDE, _WIDE_STEPS)
+    for point in ("step.announced", "update.before"):
+        ended = partial(on_this_host, STEPS, faults=f"gpu/0:{point}=raise@5")
+        yield Case(f"an error at {point}", False, ended)
+    ended = partial(on_this_host, STEPS, faults="npu/0:chunk.last.before=delay:3@9")
+    yield Case("3 s of delay before a chunk", True, ended)
+    ended = partial(on_this_host, STEPS, faults="npu/0:update.begun=freeze@5")
+    yield Case("freeze at update.begun", False, ended)
+
+
+def cuts() -> Iterator[Case]:
+    """Nothing passes for a while; connections that break again and again."""
+    for seconds in (1, 5, 30):
+        ended = partial(_line, f"--cut 1s+{seconds}s")
+        yield Case(f"a cut of {seconds} s", True, ended)
+    yield Case("a one-way blackhole of 6 s", True, partial(_line, "--cut 1s+6s@0:1"))
+    yield Case(
+        "a one-way blackhole beyond a patience of 12 s", False, partial(_line, "--cut 1s+90s@0:1", patience="12s")
+    )
+    ended = partial(on_this_host, 60, "--pause", PAUSE, meanwhile=_reset, line=True)
+    yield Case("resets every 2 s", True, ended, steps=60)
+
+
+def _reset(course: Course) -> None:
+    course.await_step(2)
+    while not course.over and course.line is not None:
+        course.line.reset()
+        time.sleep(2.0)
+
+
+def _line(options: str, *, wide: int = 1, patience: str = "60s") -> Ended:
+    wan = f"--rate 60mbit --delay 5ms {options}"
+    return over_a_line(STEPS, "--wide", wide, "--pause", PAUSE, wan=wan, after=2, patience=patience)
+
+
+def lines() -> Iterator[Case]:
+    """A line that loses packets, and one that becomes slow."""
+    for percent in (1, 3, 5):
+        yield Case(f"{percent} % of the packets lost", True, partial(_line, f"--loss {percent}%", wide=64), wide=64)
+    changes = "--change 2s=6mbit --change 8s=60mbit"
+    yield Case("60, 6, 60 Mbit/s", True, partial(_line, changes, wide=256), wide=256)
+
+
+def frames() -> Iterator[Case]:
+    """Frames that come damaged, twice, too early, or again, one in nine."""
+    for ill in ILLS:
+        ended = partial(on_this_host, STEPS, "--ill", ill, "--every", 9)
+        yield Case(f"frames: {ill}", True, ended)
+
+
+def flooded() -> Iterator[Case]:
+    """Strangers at the port."""
+
+    def run() -> Ended:
+        seen: dict[str, Any] = {}
+        ended = on_this_host(4000, "--pause", 0.01, meanwhile=lambda course: _flood(course, seen))
+        ended.told["gpu"] = {**ended.told.get("gpu", {}), "flood": seen}
+        return ended
+
+    yield Case("a flood of 50 strangers a second", None, run, steps=4000)
+
+
+def _flood(course: Course, seen: dict[str, Any]) -> None:
+    flood(course, seen)
+    print(json.dumps(seen), flush=True)
+    FLOOD.update(seen)
+    for site in course.found.started.values():
+        site.process.terminate()  # it has shown what it had to
+
+
+FLOOD: dict[str, Any] = {}
+
+
+def every() -> list[Case]:
+    """All cases but the random ones."""
+    return [*frames(), *failpoints(), *flooded(), *cuts(), *lines(), *kills()]
+
+
+def random_case(seed: int) -> Case:
+    """Some faults at once; the seed says which."""
+    draw = random.Random(seed)
+    faults, deadly = [], False
+    for _ in range(draw.randint(1, 3)):
+        point = draw.choice([name for name in POINTS if not name.startswith(_ONCE)])
+        actions = ["delay:0.5", "delay:2", *(["drop"] * 3 if POINTS[point].connection else []), "kill"]
+        action = draw.choice(actions)
+        deadly |= action == "kill"
+        faults.append(f"{draw.choice(('gpu/0', 'npu/0'))}:{point}={action}@{draw.randint(1, STEPS)}")
+    ill = draw.choice(("", "", *ILLS))
+    arguments = ["--ill", ill, "--every", draw.randint(7, 30)] if ill else []
+    resets = draw.random() < 0.5
+
+    def meanwhile(course: Course) -> None:
+        if resets and course.line is not None:
+            course.await_step(2)
+            for _ in range(draw.randint(1, 4)):
+                course.line.reset()
+                time.sleep(draw.random())
+
+    ended = partial(
+        on_this_host, STEPS, *arguments, faults=",".join(faults), meanwhile=meanwhile, line=True
+    )
+    what = f"random {seed}: {', '.join(faults)}{', ' + ill if ill else ''}{', resets' if resets else ''}"
+    return Case(what, None if deadly else True, ended)
+
+
+# What is kept.
+
+
+def keep(rows: list[dict[str, Any]], found: dict[str, Any], about: dict[str, Any]) -> None:
+    """Put a row into the result, in the place of an older one of the same name."""
+    rows[:] = [each for each in rows if each["what"] != found["what"]]
+    rows.append(found)
+    good = sum(each["as_it_must"] for each in rows)
+    result = {"machine": about, "cases": len(rows), "as_they_must": good, "rows": rows}
+    with contextlib.redirect_stdout(None):
+        write(__file__, result, table(rows))
+
+
+def table(rows: list[dict[str, Any]]) -> list[list[object]]:
+    """The rows of the README's table: random cases as one."""
+    told: list[list[object]] = [["what", "ends", "as it must", "noticed after", "seconds", ""]]
+    drawn = [each for each in rows if each["what"].startswith("random")]
+    for each in rows:
+        if each not in drawn:
+            notice = "" if each.get("notice_s") is None else f"{each['notice_s']} s"
+            must = "yes" if each["as_it_must"] else "**no**"
+            text = each["detail"].replace("|", "/").replace("\n", " ")[:200]
+            told.append([each["what"], each["ends"], must, notice, each.get("seconds", ""), text])
+    if drawn:
+        good = sum(each["as_it_must"] for each in drawn)
+        seconds = round(sum(each.get("seconds", 0.0) for each in drawn))
+        stops = sum(each["ends"] == "stops" for each in drawn)
+        told.append([f"{len(drawn)} random cases", f"{stops} stop", f"{good} of {len(drawn)}", "", seconds, ""])
+    return told
+
+
+def main() -> int:
+    """Run the cases that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="cases whose names hold this text; no random ones")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--minutes", type=float, default=30.0, help="of random faults")
+    parser.add_argument("--seed", type=int, default=1, help="of the first random case")
+    parser.add_argument("--quick", action="store_true", help="one case; writes nothing")
+    parser.add_argument("--missing", action="store_true", help="only those that the result has not, or not well")
+    given = parser.parse_args()
+    cases = [case for case in every() if (given.only or "") in case.name]
+    if given.list:
+        print("\n".join(case.name for case in cases))
+        return 0
+    rows = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
+    about = machine()
+    if given.quick:
+        cases = [case for case in cases if case.name == "frames: corrupt"] or cases[:1]
+    if given.missing:
+        well = {each["what"] for each in rows if each["as_it_must"]}
+        cases = [case for case in cases if case.name not in well]
+    bad = 0
+    for case in (*cases, *(() if given.only or given.quick else drawn(given.seed, 60.0 * given.minutes))):
+        found = row(case)
+        if case.name.startswith("a flood"):
+            found = flooded_row(found)
+        bad += not found["as_it_must"]
+        print(json.dumps(found), flush=True)
+        if not given.quick:
+            keep(rows, found, about)
+    return bool(bad)
+
+
+def drawn(seed: int, seconds: float) -> Iterator[Case]:
+    """Random cases for so long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield random_case(seed)
+        seed += 1
+
+
+def flooded_row(found: dict[str, Any]) -> dict[str, Any]:
+    """The flood is judged by its numbers."""
+    bars = {"slower": SLOWER_BAR, "cpu_s_a_refusal": REFUSAL_BAR, "handshakes_open": HANDSHAKES_BAR}
+    missed = [f"{name} {FLOOD.get(name)} > {bar}" for name, bar in bars.items() if FLOOD.get(name, 1e9) > bar]
+    detail = "; ".join(missed) or json.dumps(FLOOD)
+    return {**found, "ends": "goes on", "as_it_must": not missed, "detail": detail, **FLOOD}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

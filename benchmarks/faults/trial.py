@@ -1,0 +1,254 @@
+"""One run of two clusters in which something goes wrong, and what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.processes.sites import ROOT, Line, Site, Sites, line_before, sites
+from tests.processes.telling import MARK, told
+from whale_nebula.testing.failpoints import VARIABLE
+
+COURSE = ROOT / "benchmarks" / "faults" / "course.py"
+SCRIPT = os.path.relpath(COURSE.with_suffix(""), ROOT / "tests" / "processes" / "workers")
+WAN = ROOT / "tools" / "wan.py"
+CLUSTERS = ("gpu", "npu")
+DEADLINE, GRACE = 150.0, 3.0
+
+
+@dataclass(slots=True)
+class Ended:
+    """How a run ended: exit codes by cluster, what each told, when somebody was seen to be dead, what was left."""
+
+    codes: dict[str, int | None] = field(default_factory=dict)
+    told: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    seconds: float = 0.0
+    notice: float | None = None  # from a death to the other's error
+    orphans: list[str] = field(default_factory=list)
+    said: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def hangs(self) -> bool:
+        """Whether somebody did not end."""
+        return None in self.codes.values()
+
+    @property
+    def went_on(self) -> bool:
+        """Whether all came to the end."""
+        return all(code == 0 for code in self.codes.values())
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """What stopped whom."""
+        return {cluster: str(about["error"]) for cluster, about in self.told.items() if "error" in about}
+
+
+class Ways(Line):
+    """A line whose connections can be reset."""
+
+    def reset(self) -> None:
+        """Break all that goes over it."""
+        broken, self._open = self._open, []
+        for each in broken:
+            with contextlib.suppress(OSError):
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                each.shutdown(socket.SHUT_RDWR)
+
+
+Meanwhile = Callable[["Course"], None]
+
+
+class Course:
+    """A run that goes on: what a case may do with it."""
+
+    def __init__(self, found: Sites, line: Ways | None, mark: str) -> None:
+        self.found = found
+        self.line = line
+        self.mark = mark
+
+    def await_step(self, step: int, cluster: str = "npu") -> None:
+        """Until a worker has taken so many steps."""
+        self.found[cluster].await_line(f'"step {step}"', DEADLINE)
+
+    @property
+    def over(self) -> bool:
+        """Whether one has ended."""
+        return any(site.process.poll() is not None for site in self.found.started.values())
+
+
+def on_this_host(
+    *arguments: object,
+    faults: str = "",
+    meanwhile: Meanwhile | None = None,
+    line: bool = False,
+    patience: str = "60s",
+    deadline: float = DEADLINE,
+) -> Ended:
+    """A run over loopback; `line` puts one between the clusters that can be cut."""
+    mark, ended = f"mark-{uuid.uuid4().hex}", Ended()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
+        with contextlib.redirect_stdout(None):
+            found = stack.enter_context(sites(folder, CLUSTERS, patience=patience))
+        ways, configs = stack.enter_context(line_before(found, "gpu")) if line else (None, None)
+        if ways is not None:
+            ways.__class__ = Ways  # the line of the tests, with one thing more
+        begin = time.monotonic()
+        with _variable(faults):
+            found.start(SCRIPT, *arguments, "--mark", mark, configs=configs)
+        deaths = Deaths(found)
+        if meanwhile is not None:
+            meanwhile(Course(found, ways, mark))
+        ended.codes = {cluster: _code(site, begin + deadline) for cluster, site in found.started.items()}
+        ended.seconds = round(time.monotonic() - begin, 1)
+        ended.notice = deaths.notice()
+        ended.orphans = _left(mark)
+        ended.told = {cluster: dict(site.told) for cluster, site in found.started.items()}
+        ended.said = {cluster: site.said for cluster, site in found.started.items()}
+    return ended
+
+
+def _code(site: Site, until: float) -> int | None:
+    try:
+        return site.process.wait(max(0.1, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return None
+
+
+@contextlib.contextmanager
+def _variable(faults: str) -> Iterator[None]:
+    if faults:
+        os.environ[VARIABLE] = faults
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE, None)
+
+
+class Deaths:
+    """Looks on: when a worker's process went, and when the other one said that it stops."""
+
+    def __init__(self, found: Sites) -> None:
+        self._died: dict[str, float] = {}
+        self._said: dict[str, float] = {}
+        for cluster, site in found.started.items():
+            threading.Thread(target=self._watch, args=(cluster, site), daemon=True).start()
+            threading.Thread(target=self._listen, args=(cluster, site), daemon=True).start()
+
+    def _watch(self, cluster: str, site: Site) -> None:
+        worker = None
+        while site.process.poll() is None:
+            with contextlib.suppress(AssertionError, psutil.Error):
+                worker = worker or psutil.Process(site.worker)
+            with contextlib.suppress(psutil.Error):
+                if worker is not None and (not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE):
+                    self._died.setdefault(cluster, time.monotonic())
+                    return
+            time.sleep(0.02)
+        self._died.setdefault(cluster, time.monotonic())
+
+    def _listen(self, cluster: str, site: Site) -> None:
+        with contextlib.suppress(AssertionError):
+            self._said[cluster] = site.await_line('"error"', 2 * DEADLINE)
+
+    def notice(self) -> float | None:
+        """Seconds from the first death to the other's error."""
+        if not self._died:
+            return None
+        first = min(self._died, key=self._died.__getitem__)
+        said = [when for cluster, when in self._said.items() if cluster != first]
+        return round(max(0.0, said[0] - self._died[first]), 2) if said else None
+
+
+def _left(mark: str) -> list[str]:
+    """Processes of a run that are there after it."""
+    deadline = time.monotonic() + GRACE
+    while (found := list(_processes(mark))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [" ".join(process.info["cmdline"] or ())[-200:] for process in found]
+
+
+def _processes(mark: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter(["cmdline", "status"]):
+        if mark in (process.info["cmdline"] or ()) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            yield process
+
+
+def over_a_line(*arguments: object, wan: str, after: int | None = None, patience: str = "60s") -> Ended:
+    """A run over tools/wan.py; with `after`, cuts and changes count from that step on."""
+    mark, ended = f"mark-{uuid.uuid4().hex}", Ended()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
+        addresses = {name: {"workers": [f"10.77.0.{n}:7101"]} for n, name in enumerate(CLUSTERS, start=1)}
+        with contextlib.redirect_stdout(None):
+            found = stack.enter_context(sites(folder, CLUSTERS, patience=patience))
+        found.config["clusters"] = addresses  # certificates are of names
+        go = folder / "go"
+        commands = [_site(found, cluster, [*map(str, arguments), "--mark", mark]) for cluster in CLUSTERS]
+        words = [*shlex.split(wan), *(["--go", str(go)] if after is not None else [])]
+        begin = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, str(WAN), *words, "--timeout", f"{DEADLINE:g}s", "--", *commands[0], "---", *commands[1]],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+        try:
+            if after is not None:
+                _await(folder / "npu.out", f'"step {after}"', process)
+                go.touch()
+            process.communicate(timeout=DEADLINE + 10.0)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        ended.seconds = round(time.monotonic() - begin, 1)
+        for cluster in CLUSTERS:
+            text = (folder / f"{cluster}.out").read_text()
+            *_, code = ["", *(line for line in text.splitlines() if line.startswith("code: "))]
+            ended.codes[cluster] = int(code.removeprefix("code: ")) if code else None
+            ended.told[cluster], ended.said[cluster] = told(text), text[-3000:]
+        ended.orphans = _left(mark)
+    return ended
+
+
+def _site(found: Sites, cluster: str, arguments: list[str]) -> list[str]:
+    config, out = found.written(cluster), found.folder / f"{cluster}.out"
+    command = [sys.executable, "-m", "whale_nebula.cli.main", "run", "--config", config, "--cluster", cluster]
+    text = shlex.join([*command, str(COURSE), *arguments])
+    environment = f"PYTHONPATH={shlex.quote(str(ROOT))} TF_CPP_MIN_LOG_LEVEL=2"
+    file = shlex.quote(str(out))
+    return ["sh", "-c", f"{environment} {text} > {file} 2>&1; code=$?; echo code: $code >> {file}; exit $code"]
+
+
+def _await(path: Path, part: str, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while time.monotonic() < deadline and process.poll() is None:
+        if path.exists() and part in path.read_text():
+            return
+        time.sleep(0.1)
+
+
+def steps(out: list[str]) -> list[float]:
+    """When a worker had taken each step."""
+    lines = [json.loads(line.removeprefix(MARK)) for line in list(out) if line.startswith(MARK)]
+    return [when for name, when in lines if str(name).startswith("step ")]

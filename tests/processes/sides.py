@@ -1,0 +1,127 @@
+"""A small translator whose sides are apart: source text in cluster c0, target text in cluster c1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.processes.lesson import hexed
+from tests.processes.telling import bits
+
+ROWS, BATCH, WORDS = 24, 8, 50
+SOURCE, TARGET = 1 << 20, 1 << 21
+"""What is added to the ids of each side, so that they can be told from everything else that crosses."""
+INPUTS = {
+    "x/source": {"shape": [None, 5], "dtype": "int32"},
+    "x/target": {"shape": [None, 6], "dtype": "int32"},
+    "y": {"shape": [None, 6], "dtype": "int32"},
+    "source": {"shape": [None, None], "dtype": "int32"},
+    "target": {"shape": [None, None], "dtype": "int32"},
+}
+
+
+def text() -> dict[str, Any]:
+    """Both sides; zeros are padding."""
+    random = np.random.default_rng(3)
+    source = random.integers(1, WORDS, (ROWS, 5)) + SOURCE
+    target = random.integers(1, WORDS, (ROWS, 7)) + TARGET
+    for row in range(ROWS):
+        target[row, 7 - row % 4 :] = 0
+    source, target = source.astype("int32"), target.astype("int32")
+    return {"source": source, "target": target[:, :-1], "y": target[:, 1:]}
+
+
+class Words(keras.layers.Layer):
+    """Embeds the ids of a side; those of the other would all be one and the same word."""
+
+    def __init__(self, base: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.base, self.table = base, keras.layers.Embedding(WORDS, 8)
+
+    def call(self, ids: Any) -> Any:
+        return self.table(keras.ops.where(ids > self.base, ids - self.base, 0))
+
+
+def masked_loss(y: Any, scores: Any) -> Any:
+    """The mean over the words that are none of the padding."""
+    kept = keras.ops.cast(y > 0, "float32")
+    each = keras.losses.sparse_categorical_crossentropy(keras.ops.where(y > 0, y - TARGET, 0), scores, from_logits=True)
+    return keras.ops.sum(each * kept, axis=1) / 6.0
+
+
+class Kept(keras.metrics.Mean):
+    """A metric whose numbers are made of the target alone."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(tf.reduce_mean(tf.cast(y_true > 0, "float32")))
+
+
+def translator() -> keras.Model:
+    """An encoder in c0, a decoder in c1."""
+    source = keras.Input((5,), dtype="int32", name="source")
+    target = keras.Input((6,), dtype="int32", name="target")
+    with nb.cluster(), nb.pipeline(2):
+        with nb.stage(cluster="c0"):
+            memory = keras.layers.Dense(8, activation="tanh", name="memory")(Words(SOURCE, name="in")(source))
+            memory = keras.ops.mean(memory, axis=1, keepdims=True)
+        with nb.stage(cluster="c1"):
+            scores = keras.layers.Dense(WORDS, name="scores")(Words(TARGET, name="out")(target) + memory)
+    model = keras.Model({"source": source, "target": target}, scores, name="translator")
+    model.compile(keras.optimizers.Adam(0.01), masked_loss, metrics=[Kept(name="kept")])
+    return model
+
+
+def seen(side: str) -> dict[str, Any]:
+    """What a cluster reads of the text; "both" is what one process reads."""
+    return {name: value if side in ("both", name) or (side == "target" and name == "y") else None
+            for name, value in text().items()}  # fmt: skip
+
+
+def batches(rows: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """What a generator yields, batch by batch."""
+    for start in range(0, ROWS, BATCH):
+        cut = {name: None if value is None else value[start : start + BATCH] for name, value in rows.items()}
+        yield {"source": cut["source"], "target": cut["target"]}, cut["y"]
+
+
+@nb.function
+def together(source: Any, target: Any) -> Any:
+    """A number of each side, one of both, and what stays where it is made."""
+    with nb.cluster():
+        with nb.stage(cluster="c0"):
+            low = tf.reduce_mean(tf.cast(source - SOURCE, tf.float32), axis=1)
+        with nb.stage(cluster="c1"):
+            kept = tf.cast(target > 0, tf.float32)
+            each = kept * low[:, None]
+    words = tf.reduce_sum(tf.cast(target > 0, tf.int32))
+    return {"words": words, "mean": tf.reduce_sum(each) / tf.cast(words, tf.float32), "each": each}
+
+
+def course(side: str) -> dict[str, Any]:
+    """Train and evaluate on arrays, a generator and a dataset; predict; call a function."""
+    rows = seen(side)
+    x = {"source": rows["source"], "target": rows["target"]}
+    model = translator()
+    options: dict[str, Any] = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    found = {"arrays": hexed(model.fit(x, rows["y"], **options).history)}
+    found["generator"] = hexed(model.fit(batches(rows), steps_per_epoch=3, verbose=0).history)
+    found["dataset"] = hexed(model.fit(dataset(rows), verbose=0).history)
+    found["evaluate"] = hexed(model.evaluate(x, rows["y"], batch_size=BATCH, verbose=0, return_dict=True))
+    found["batch"] = hexed(model.train_on_batch(x, rows["y"], return_dict=True))
+    found["predict"] = model.predict(x, batch_size=BATCH, verbose=0)
+    found["function"] = together(rows["source"], rows["target"])
+    with nb.gathered():
+        found["weights"] = bits([*model.variables, *model.optimizer.variables])
+    return found
+
+
+def dataset(rows: Mapping[str, Any]) -> tf.data.Dataset:
+    """The same of tf.data, with None where this cluster has nothing."""
+    here = {name: value for name, value in rows.items() if value is not None}
+    each = tf.data.Dataset.from_tensor_slices(here).batch(BATCH)
+    return each.map(lambda row: ({"source": row.get("source"), "target": row.get("target")}, row.get("y")))

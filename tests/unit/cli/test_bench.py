@@ -1,0 +1,147 @@
+"""`whale-nebula bench link`: both sites with a config of their own, and both ends on one machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.unit.security.made import Home
+from tests.unit.transport.crossing import free_address
+from whale_nebula.cli import bench, bench_ends, exits
+from whale_nebula.config import load
+from whale_nebula.errors import ConfigError, CredentialsError
+from whale_nebula.launch.line.found import path_of, saved
+from whale_nebula.security import Identity
+
+QUICK = ["--seconds", "0.05"]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Two clusters on loopback, and certificates of both."""
+    home = Home.at(tmp_path / "certs")
+    for cluster in ("gpu", "npu"):
+        home.files(Identity("mt", cluster))
+    path = tmp_path / "clusters.yaml"
+    clusters = ", ".join(f'{name}: {{workers: ["{free_address()}"]}}' for name in ("gpu", "npu"))
+    path.write_text(
+        f"run: mt\nclusters: {{{clusters}}}\nlinks: [{{between: [gpu, npu], rate: 1mbit, delay: 1s}}]\npatience: 20s\n"
+    )
+    return path
+
+
+def test_two_sites_find_the_same_and_say_what_to_write(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        call = ["link", "--config", str(config), "--json", *QUICK]
+        codes = [pool.submit(bench.main, [*call, "--cluster", cluster]) for cluster in ("gpu", "npu")]
+        assert [code.result(60) for code in codes] == [exits.DONE, exits.DONE]
+    out, err = capsys.readouterr()
+    one, end = json.JSONDecoder().raw_decode(out)
+    (first,), (second,) = one["lines"], json.loads(out[end:])["lines"]
+    assert first["crossings"] == second["crossings"] and (first["first"], first["second"]) == ("gpu/0", "npu/0")
+    assert first["config"]["agrees"] is False
+    assert first["config"]["write"].startswith("links: [{between: [gpu, npu], rate: ")
+    assert "npu/0 measures the line to gpu/0" in err and "gpu/0 -> npu/0, tensors of 64 KiB" in err
+    kept = saved(path_of(config, "gpu", "npu"))
+    assert kept is not None and kept.first == "gpu/0"
+
+
+def test_whoever_does_not_come_is_an_error(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text(config.read_text().replace("patience: 20s", "patience: 1s"))
+    assert bench.main(["link", "--config", str(config), "--cluster", "npu", "--json"]) == exits.FAILED
+    told = json.loads(capsys.readouterr().out)
+    assert told["code"] == "NB-402" and "'gpu/0' was not heard for 1 s" in told["what"]
+    assert told["where"] and "bench link --config clusters.yaml --cluster gpu" in told["mend"]
+
+
+def test_both_ends_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["link", "--all", "--clusters", "b,a", "--json", *QUICK]) == exits.DONE
+    (line,) = json.loads(capsys.readouterr().out)["lines"]
+    assert (line["first"], line["second"], line["config"]) == ("a/0", "b/0", None)
+    assert all(each["there"] > 0 and each["cpu_seconds_per_gb"] > 0 for each in line["crossings"])
+
+
+def test_an_end_leaves_with_who_started_it() -> None:
+    command = [sys.executable, *bench_ends._COMMAND]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as end:
+        assert end.stdin is not None
+        here, there = free_address(), free_address()
+        told = {"run": "mt", "here": "gpu/0", "addresses": {"gpu/0": here, "npu/0": there}}
+        end.stdin.write(json.dumps({**told, "files": None, "seconds": 1, "aloud": False}) + "\n")
+        end.stdin.close()
+        assert end.wait(30) == exits.ORPHANED
+
+
+class TestTheSeat:
+    CLUSTERS = """\
+run: mt
+clusters:
+  gpu: {workers: ["127.0.0.1:27101", "127.0.0.1:27103"], gateway: "127.0.0.1:27100"}
+  npu: {workers: ["127.0.0.1:27102"], gateway: "127.0.0.1:27200"}
+  tpu: {workers: ["192.0.2.3:27104"]}
+"""
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> str:
+        (tmp_path / "c.yaml").write_text(self.CLUSTERS + "security: {insecure: true}\n")
+        return str(tmp_path / "c.yaml")
+
+    def test_goes_through_the_gateway_as_a_run_does(self, path: str) -> None:
+        seat = bench_ends.seat_of(load(path), path, "gpu", None)
+        assert (seat.here, seat.gateway, seat.listen) == ("gpu/0", "127.0.0.1:27100", None)
+        assert list(seat.peers) == ["npu/0", "tpu/0"]
+        assert seat.workers == ("gpu/0", "gpu/1", "npu/0", "tpu/0")  # gateways know frames by their places in all
+
+    def test_measures_one_line_if_that_is_asked_for(self, path: str) -> None:
+        assert list(bench_ends.seat_of(load(path), path, "gpu", "tpu").peers) == ["tpu/0"]
+        with pytest.raises(ConfigError, match="nobody at the other end") as caught:
+            bench_ends.seat_of(load(path), path, "gpu", "npuu")
+        assert "did you mean 'npu'" in caught.value.mend
+
+    def test_listens_everywhere_for_nobody_who_proves_nothing(self, path: str) -> None:
+        with pytest.raises(ConfigError, match="no address of this host"):
+            bench_ends.seat_of(load(path), path, "tpu", None)
+
+    def test_needs_its_certificates(self, path: str) -> None:
+        Path(path).write_text(self.CLUSTERS)
+        with pytest.raises(CredentialsError):
+            bench_ends.seat_of(load(path), path, "gpu", None)
+        assert bench.main(["link", "--config", path, "--cluster", "gpu"]) == exits.CONFIG
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "--json",
+        "lnik",
+        "link",
+        "link --config c.yaml",
+        "link --all --cluster gpu",
+        "link --clusters a,b",
+        "link --all --clusters a,b --seconds soon",
+        "link --all --clusters a,b --seconds 0",
+    ],
+)
+def test_a_line_that_says_nothing_is_refused(line: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench.main(line.split())
+    assert ended.value.code == exits.USAGE
+
+
+def test_one_end_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["link", "--all", "--clusters", "gpu"]) == exits.CONFIG
+    assert "a line has two ends" in capsys.readouterr().err
+
+
+def test_no_tensorflow_is_loaded() -> None:
+    code = (
+        "import sys; import whale_nebula.cli.bench, whale_nebula.cli.bench_ends, whale_nebula.cli.checks.cluster;"
+        "sys.exit(bool({'tensorflow', 'keras'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

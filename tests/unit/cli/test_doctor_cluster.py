@@ -1,0 +1,349 @@
+"""What the doctor says of a host's part in a run: against real certificates, ports and TLS on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.unit.security.made import Home, self_signed
+from tests.unit.transport.crossing import QUICK, free_address
+from whale_nebula.cli import doctor
+from whale_nebula.cli.checks import line, network
+from whale_nebula.cli.checks.certificates import days
+from whale_nebula.cli.checks.check import Check
+from whale_nebula.cli.checks.host import Host, Target, host
+from whale_nebula.cli.checks.reach import name_checks
+from whale_nebula.config import load
+from whale_nebula.errors import ConfigError
+from whale_nebula.launch.line import Crossing, LineFound
+from whale_nebula.launch.line.found import path_of, save
+from whale_nebula.launch.line.sheet import sheet
+from whale_nebula.security import Credentials, Files, Identity, making
+from whale_nebula.transport.grpc.links import GrpcLinks, Place
+
+GPU, NPU = Identity("mt", "gpu"), Identity("mt", "npu")
+STATES = ("ok", "note", "warning", "bad")
+
+
+class Site:
+    """A folder with a config, certificates of both clusters, and the doctor of cluster npu."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self._capsys = folder, capsys
+        self.home = Home.at(folder / "certs", at=making.now() - timedelta(days=10))
+        (folder / "certs" / "ca.key").rename(folder / "ca.key")
+        self.addresses = {"gpu": free_address(), "npu": free_address()}
+        self.write(links='links: [{between: [gpu, npu], rate: 60mbit, delay: 20ms}]')
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "clusters.yaml"
+
+    def write(self, more: str = "", **parts: str) -> None:
+        gateway = "" if "gateway" not in parts else f', gateway: "{parts.pop("gateway")}"'
+        text = [
+            "run: mt",
+            "clusters:",
+            f'  gpu: {{workers: ["{self.addresses["gpu"]}"]}}',
+            f'  npu: {{workers: ["{self.addresses["npu"]}"]{gateway}}}',
+            *parts.values(),
+            more,
+        ]
+        self.config.write_text("\n".join(text))
+
+    def issue(self, *who: Identity, life: float = 7) -> None:
+        for each in who:
+            self.home.files(each, life)
+
+    def doctor(self, cluster: str = "npu", *more: str) -> tuple[int, dict[str, dict[str, str]]]:
+        code = doctor.main(["--config", str(self.config), "--cluster", cluster, "--json", *more])
+        found = json.loads(self._capsys.readouterr().out)
+        assert found["ok"] is (code == 0)
+        assert all(check["state"] in STATES for check in found["checks"])
+        return code, {check["name"]: check for check in found["checks"]}
+
+
+@pytest.fixture
+def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Site:
+    return Site(tmp_path, capsys)
+
+
+@pytest.fixture
+def gpu(site: Site) -> Iterator[GrpcLinks]:
+    """The other cluster's worker, which runs."""
+    site.issue(GPU, NPU)
+    credentials = Credentials.of(Files.under(site.home.folder, GPU))
+    place = Place("mt", "gpu/0", {"npu/0": None}, site.addresses["gpu"], credentials=credentials)
+    joined = GrpcLinks(place, deadlines=replace(QUICK, patience=300.0, grace=0.1), announce=lambda wait: None)
+    yield joined
+    joined.close()
+
+
+@contextlib.contextmanager
+def speaks_ssh(address: str) -> Iterator[None]:
+    """Something at an address that is none of ours."""
+    name, _, port = address.rpartition(":")
+    server = socket.create_server((name, int(port)))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                with contextlib.closing(server.accept()[0]) as line:
+                    line.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")
+                    line.recv(4096)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        thread.join(10.0)
+
+
+class TestAPeerThatRuns:
+    def test_is_reached_over_tls(self, site: Site, gpu: GrpcLinks) -> None:
+        code, found = site.doctor()
+        assert code == 0
+        assert found["npu/0 to gpu/0"]["why"].startswith("mutual TLS stands; ")
+        assert found["port of npu/0"]["why"] == "free"
+        assert found["certificate of npu/0"]["state"] == found["authority"]["state"] == "ok"
+        assert found["key of npu/0"]["found"] == "0600"
+        assert "authority's key" not in found
+
+    def test_has_its_own_port(self, site: Site, gpu: GrpcLinks) -> None:
+        code, found = site.doctor("gpu")
+        assert (code, found["port of gpu/0"]["why"]) == (0, "gpu/0 runs, and listens there")
+
+    def test_is_another_than_the_config_says(self, site: Site, gpu: GrpcLinks) -> None:
+        site.addresses["gpu"], site.addresses["npu"] = site.addresses["npu"], site.addresses["gpu"]
+        site.write()
+        code, found = site.doctor()
+        assert code == 1
+        assert found["port of npu/0"]["state"] == "bad"
+        assert "cannot be had" in found["port of npu/0"]["found"]
+
+    def test_does_not_know_the_authority_of_this_one(self, site: Site, gpu: GrpcLinks, tmp_path: Path) -> None:
+        other = Home.at(tmp_path / "other").files(NPU)
+        site.write(f"security: {{ca: {other.ca}, cert: {other.cert}, key: {other.key}}}")
+        code, found = site.doctor()
+        assert code == 1
+        refused = found["npu/0 to gpu/0"]
+        assert refused["state"] == "bad" and "wrong authority, at the other end" in refused["found"]
+        assert refused["why"] and refused["mend"]
+
+    def test_wants_tls_where_the_config_says_insecure(self, site: Site, gpu: GrpcLinks) -> None:
+        site.write("security: {insecure: true}")
+        code, found = site.doctor()
+        assert code == 1
+        assert "plaintext, at this end" in found["npu/0 to gpu/0"]["found"]
+
+
+class TestAPeerThatDoesNot:
+    def test_may_come_later(self, site: Site) -> None:
+        site.issue(NPU)
+        code, found = site.doctor()
+        assert code == 0
+        assert found["npu/0 to gpu/0"]["state"] == "note"
+        assert "refuses" in found["npu/0 to gpu/0"]["found"]
+
+    def test_something_else_at_its_address_is_told_apart(self, site: Site) -> None:
+        site.issue(NPU)
+        with speaks_ssh(site.addresses["gpu"]):
+            code, found = site.doctor()
+        assert (code, found["npu/0 to gpu/0"]["state"]) == (1, "bad")
+        assert "does not speak TLS" in found["npu/0 to gpu/0"]["why"]
+
+
+class TestCertificates:
+    def test_that_are_missing(self, site: Site) -> None:
+        code, found = site.doctor()
+        assert code == 1
+        assert found["certificate of npu/0"]["state"] == "bad"
+        assert "certs issue" in found["certificate of npu/0"]["mend"]
+
+    def test_that_end_soon(self, site: Site) -> None:
+        site.issue(NPU, life=1.5)
+        code, found = site.doctor()
+        soon = found["certificate of npu/0"]
+        assert (code, soon["state"]) == (0, "warning") and soon["found"] in ("35 hours left", "36 hours left")
+        assert "certs renew --cluster npu --role worker --index 0" in soon["mend"]
+
+    def test_that_have_ended(self, site: Site) -> None:
+        old = site.home.outside_its_dates(NPU, making.now() - timedelta(days=3))
+        site.write(f"security: {{ca: {old.ca}, cert: {old.cert}, key: {old.key}}}")
+        code, found = site.doctor()
+        assert code == 1 and "expired" in found["certificate of npu/0"]["found"]
+
+    def test_that_are_of_the_future(self, site: Site) -> None:
+        """Then it is this host's clock that is behind."""
+        new = site.home.outside_its_dates(NPU, making.now() + timedelta(hours=2))
+        site.write(f"security: {{ca: {new.ca}, cert: {new.cert}, key: {new.key}}}")
+        code, found = site.doctor()
+        assert code == 1 and "not valid" in found["certificate of npu/0"]["found"]
+
+    def test_that_nobody_signed(self, site: Site) -> None:
+        own = self_signed(site.folder / "own", NPU)
+        site.write(f"security: {{ca: {site.home.folder / 'ca.pem'}, cert: {own.cert}, key: {own.key}}}")
+        code, found = site.doctor()
+        assert code == 1 and "signed by itself" in found["certificate of npu/0"]["found"]
+
+    def test_whose_key_others_can_read(self, site: Site) -> None:
+        site.issue(NPU)
+        key = Files.under(site.home.folder, NPU).key
+        os.chmod(key, 0o644)
+        code, found = site.doctor()
+        assert code == 1 and f"chmod 600 {key}" in found["certificate of npu/0"]["mend"]
+
+    def test_beside_the_key_of_the_authority(self, site: Site) -> None:
+        site.issue(NPU)
+        (site.folder / "ca.key").rename(site.home.folder / "ca.key")
+        code, found = site.doctor()
+        assert (code, found["authority's key"]["state"]) == (0, "note")
+
+    @pytest.mark.parametrize(("left", "text"), [(timedelta(days=90), "90 days"), (timedelta(seconds=61), "1 minute")])
+    def test_the_time_that_is_left(self, left: timedelta, text: str) -> None:
+        assert days(left) == text
+
+
+CLUSTERS = {
+    "run": "mt",
+    "clusters": {
+        "gpu": {"workers": ["192.0.2.1:7101", "127.0.0.1:7102"], "gateway": "127.0.0.1:7100"},
+        "npu": {"workers": ["192.0.2.9:7101", "192.0.2.10:7101"], "gateway": "192.0.2.9:7100"},
+        "tpu": {"workers": ["192.0.2.20:7101"]},
+    },
+}
+
+
+class TestTheHost:
+    def of(self, cluster: str, **more: object) -> Host:
+        return host(load(CLUSTERS), "clusters.yaml", cluster, **more)  # type: ignore[arg-type]
+
+    def test_has_those_whose_addresses_it_has(self) -> None:
+        assert self.of("gpu").here == ("gpu/1", "gpu/gateway")
+        assert self.of("gpu", worker=0).here == ("gpu/0",)
+        assert self.of("gpu", gateway=True).here == ("gpu/gateway",)
+
+    def test_that_has_none_must_be_told(self) -> None:
+        with pytest.raises(ConfigError, match="which worker of 'npu'"):
+            self.of("npu")
+        with pytest.raises(ConfigError, match="no cluster 'gpuu'"):
+            self.of("gpuu")
+        with pytest.raises(ConfigError, match="'tpu' names no gateway"):
+            self.of("tpu", gateway=True)
+
+    def test_reaches_others_through_its_gateway(self) -> None:
+        assert [(each.here, each.there) for each in self.of("gpu").targets()] == [
+            ("gpu/1", "gpu/gateway"),
+            ("gpu/1", "gpu/0"),
+            ("gpu/gateway", "npu/gateway"),
+        ]
+
+    def test_reaches_all_workers_without_one(self) -> None:
+        found = list(self.of("tpu").targets())
+        assert found[0] == Target("tpu/0", "gpu/0", "192.0.2.1:7101", dials=True)
+        assert [each.there for each in found] == ["gpu/0", "gpu/1", "npu/0", "npu/1"]
+
+    def test_of_a_gateway_alone_does_not_train(self) -> None:
+        assert not self.of("gpu", gateway=True).trains
+        assert self.of("gpu").trains
+
+    def test_a_name_that_means_nothing(self) -> None:
+        config = load({"clusters": {"gpu": {"workers": ["gpu.invalid:7101"]}, "npu": {"workers": ["localhost:7101"]}}})
+        checks = list(name_checks(host(config, "clusters.yaml", "npu")))
+        assert [(each.state, each.found) for each in checks] == [("bad", "gpu.invalid is unknown")]
+
+
+class TestTheNetwork:
+    def test_bbr_needs_one_connection_and_others_several(self) -> None:
+        assert network.congestion_check("bbr").state == "ok"
+        cubic = network.congestion_check("cubic")
+        assert cubic.state == "warning" and "4 connections" in cubic.why
+        assert "net.ipv4.tcp_congestion_control=bbr" in cubic.mend
+        assert network.congestion_check("").state == "note"
+
+    @pytest.mark.parametrize(("size", "state"), [(9000, "ok"), (1500, "ok"), (1420, "note"), (576, "warning")])
+    def test_packets(self, size: int, state: str) -> None:
+        assert network.mtu_check(size, "10.0.0.1").state == state
+
+    def test_the_way_to_this_host_has_an_mtu(self) -> None:
+        assert (network.way_mtu("127.0.0.1:7101") or 0) >= 1500
+        assert network.way_mtu("no.such.host.invalid:1") is None
+
+    def test_open_files(self) -> None:
+        assert network.files_found(256, 20, 2).state == "warning"
+        assert network.files_check(2).name == "open files"
+
+    def test_the_clock(self) -> None:
+        assert [network.clock_check(each).state for each in (True, False, None)] == ["ok", "note", "note"]
+
+
+class TestTheLine:
+    LARGE = Crossing(1 << 20, 7.2e6, 7.2e6, 7e6, 7e6, 2.0)
+
+    def keep(self, site: Site, **parts: object) -> None:
+        sheets = {"gpu/0": sheet(), "npu/0": sheet()}
+        found = LineFound("gpu/0", "npu/0", "direct", 0.041, 0.04, 0.0, (self.LARGE,), sheets, 1, 0, time.time())
+        save(replace(found, **parts), path_of(site.config, "gpu", "npu"))  # type: ignore[arg-type]
+
+    def said(self, site: Site) -> dict[str, Check]:
+        found = host(load(site.config), str(site.config), "npu")
+        return {check.name: check for check in line.line_checks(found)}
+
+    def test_is_asked_for_where_it_was_not_measured(self, site: Site) -> None:
+        said = self.said(site)["line to gpu"]
+        assert said.state == "note" and "bench link --config" in said.mend and "--cluster npu" in said.mend
+
+    def test_is_as_the_config_says(self, site: Site) -> None:
+        self.keep(site)
+        assert {name: check.state for name, check in self.said(site).items()} == {
+            "versions here": "ok",
+            "line to gpu": "ok",
+            "clock of gpu": "ok",
+            "versions at gpu": "ok",
+        }
+
+    def test_is_another_one(self, site: Site) -> None:
+        self.keep(site, least_round_trip=0.2)
+        said = self.said(site)["line to gpu"]
+        assert said.state == "warning"
+        assert said.mend == "links: [{between: [gpu, npu], rate: 57mbit, delay: 100ms}]"
+
+    def test_was_measured_long_ago(self, site: Site) -> None:
+        self.keep(site, when=time.time() - 30 * 86400)
+        assert "measured 30 days ago" in self.said(site)["line to gpu"].why
+        assert self.said(site)["line to gpu"].state == "note"
+
+    @pytest.mark.parametrize(("ahead", "state", "text"), [(5.0, "warning", "5.0 s behind"), (-400.0, "bad", "ahead")])
+    def test_has_a_clock_at_its_other_end(self, site: Site, ahead: float, state: str, text: str) -> None:
+        """`clock` is that of npu against gpu, and the doctor is at npu."""
+        self.keep(site, clock=ahead)
+        said = self.said(site)["clock of gpu"]
+        assert said.state == state and text in said.found
+
+    @pytest.mark.parametrize(("part", "state"), [("tensorflow", "warning"), ("code", "note")])
+    def test_has_other_versions_at_its_other_end(self, site: Site, part: str, state: str) -> None:
+        self.keep(site, sheets={"gpu/0": {**sheet(), part: "0"}, "npu/0": sheet()})
+        said = self.said(site)["versions at gpu"]
+        assert said.state == state and f"{part} 0, here" in said.found
+
+
+def test_the_text_has_a_line_for_each_and_ends_with_a_sum(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["--config", str(site.config), "--cluster", "npu"]) == 1
+    told = capsys.readouterr().out
+    assert "BAD   certificate of npu/0" in told and "mend: whale-nebula certs issue" in told
+    assert told.splitlines()[-1].startswith("1 of")
+
+

@@ -1,0 +1,161 @@
+"""What two gateways say to each other: heads that are kept or refused, workers that are gone, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.gateway.town import certificates, until
+from whale_nebula.errors import RemoteProtocolError
+from whale_nebula.gateway import word
+from whale_nebula.gateway.trunk import Trunk
+from whale_nebula.security import Credentials, Files, Identity
+from whale_nebula.security.heads import Head, KeptHeads
+from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.wire.frame import HEADER_BYTES, Flag, Header, Kind, pack
+
+GPU, NPU = (Identity("mt", cluster, "gateway") for cluster in ("gpu", "npu"))
+
+
+@pytest.fixture(scope="module")
+def files() -> Iterator[dict[str, Files]]:
+    with certificates() as made:
+        yield made
+
+
+class Side:
+    """The trunk of one gateway, and what it was told."""
+
+    def __init__(self, there: Identity, kept: KeptHeads | None = None) -> None:
+        self.gone: list[tuple[str, str]] = []
+        self.noted: list[dict[str, Any]] = []
+        self.trunk = Trunk(
+            there, kept, lambda *told: self.gone.append(told), lambda action, **said: self.noted.append(said)
+        )
+        self.lane = self.joined()
+
+    def joined(self) -> Lane:
+        lane = Lane()
+        self.trunk.adopt(lane)
+        return lane
+
+    def next(self, lane: Lane | None = None) -> bytes:
+        return next((lane or self.lane).outgoing())
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Side]]:
+    made: list[Side] = []
+
+    def one(*given: Any) -> Side:
+        made.append(Side(*given))
+        return made[-1]
+
+    yield one
+    for side in made:
+        side.trunk.close()
+
+
+class TestHeads:
+    def sides(
+        self, make: Callable[..., Side], files: dict[str, Files], folder: Path
+    ) -> tuple[Side, Side, Credentials]:
+        credentials = Credentials.of(files["gpu/gateway"])
+        return make(NPU), make(GPU, KeptHeads(folder / "heads.jsonl", credentials.trust)), credentials
+
+    def test_one_that_is_kept_is_confirmed(
+        self, make: Callable[..., Side], files: dict[str, Files], tmp_path: Path
+    ) -> None:
+        gpu, npu, credentials = self.sides(make, files, tmp_path)
+        head = Head.sign(credentials, 7, "ab" * 32)
+        gpu.trunk.send_head(head)
+        npu.trunk.hear(gpu.next())
+        assert not gpu.trunk.wait_kept(0.0)
+        gpu.trunk.hear(npu.next())
+        assert gpu.trunk.wait_kept(10.0)
+        assert KeptHeads(tmp_path / "heads.jsonl", credentials.trust).last(GPU) == head
+
+    def test_one_that_goes_back_is_refused_and_both_sides_know(
+        self, make: Callable[..., Side], files: dict[str, Files], tmp_path: Path
+    ) -> None:
+        gpu, npu, credentials = self.sides(make, files, tmp_path)
+        for number, digest in ((7, "ab" * 32), (5, "cd" * 32)):
+            gpu.trunk.send_head(Head.sign(credentials, number, digest))
+            npu.trunk.hear(gpu.next())
+            gpu.trunk.hear(npu.next())
+        assert "is another than it was" in npu.noted[-1]["reason"]
+        assert "is another than it was" in gpu.noted[-1]["reason"]
+
+    def test_a_fresh_stream_begins_with_the_last_one(self, make: Callable[..., Side], files: dict[str, Files]) -> None:
+        gpu = make(NPU)
+        gpu.lane.end("a test")
+        head = Head.sign(Credentials.of(files["gpu/gateway"]), 7, "ab" * 32)
+        gpu.trunk.send_head(head)
+        assert word.read(gpu.next(gpu.joined()))["head"] == head.as_dict()
+
+
+class TestWhoIsGone:
+    def test_it_is_heard_once_though_it_is_said_over_every_stream(self, make: Callable[..., Side]) -> None:
+        gpu, npu = make(NPU), make(GPU)
+        second = gpu.joined()
+        gpu.trunk.send_gone("gpu/0", "its port refuses")
+        for lane in (gpu.lane, second):
+            npu.trunk.hear(gpu.next(lane))
+        assert npu.gone == [("gpu/0", "its port refuses")]
+
+    def test_it_is_said_later_if_there_is_no_stream(self, make: Callable[..., Side]) -> None:
+        gpu, npu = make(NPU), make(GPU)
+        gpu.lane.end("the line is cut")
+        gpu.trunk.send_gone("gpu/0", "its port refuses")
+        npu.trunk.hear(gpu.next(gpu.joined()))
+        assert npu.gone == [("gpu/0", "its port refuses")]
+
+    def test_but_not_once_the_worker_is_back(self, make: Callable[..., Side]) -> None:
+        gpu = make(NPU)
+        gpu.lane.end("the line is cut")
+        gpu.trunk.send_gone("gpu/0", "its port refuses")
+        gpu.trunk.unsay("gpu/0")
+        lane = gpu.joined()
+        gpu.trunk.send_gone("gpu/1", "its port refuses")
+        assert word.read(gpu.next(lane))["worker"] == "gpu/1"
+
+    def test_a_gateway_speaks_of_its_own_workers_only(self, make: Callable[..., Side]) -> None:
+        said = {"kind": "GONE", "id": "00", "worker": "npu/0", "why": "a lie"}
+        with pytest.raises(RemoteProtocolError, match="which is not its own"):
+            make(GPU).trunk.hear(word.written(said))
+
+
+class TestWhatIsNoWord:
+    @pytest.mark.parametrize(
+        "said", [{"kind": "STOP"}, {"kind": "GONE"}, {"kind": "HEAD", "head": 1}, {"kind": "KEPT", "seq": "1"}]
+    )
+    def test_messages(self, make: Callable[..., Side], said: dict[str, Any]) -> None:
+        with pytest.raises(RemoteProtocolError, match="that is not known"):
+            make(GPU).trunk.hear(word.written(said))
+
+    @pytest.mark.parametrize(
+        "frame",
+        [
+            b"",
+            bytes(70_000),
+            word.written({"kind": "KEPT", "seq": 1})[:-1],
+            word.written({"kind": "KEPT", "seq": 1})[:-1] + b"x",
+            pack(Header(Kind.BEAT, Flag.LAST), 0),
+            bytes(HEADER_BYTES),
+        ],
+        ids=["nothing", "long", "short", "changed", "beat", "zeros"],
+    )
+    def test_frames(self, make: Callable[..., Side], frame: bytes) -> None:
+        with pytest.raises(RemoteProtocolError):
+            make(GPU).trunk.hear(frame)
+
+
+def test_a_stream_that_comes_after_the_end_is_ended(make: Callable[..., Side]) -> None:
+    gpu = make(NPU)
+    gpu.trunk.close()
+    until(lambda: gpu.lane.over)
+    assert gpu.joined().over
+    assert not gpu.trunk.up

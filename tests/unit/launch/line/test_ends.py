@@ -1,0 +1,173 @@
+"""Both ends of a measurement over emulated lines, and over real gRPC with mutual TLS on loopback."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.transport.crossing import free_address
+from whale_nebula.config.links import Line
+from whale_nebula.errors import DeadlineError, IdentityError, NebulaError, RunError
+from whale_nebula.launch.line import LineFound, Seat, ends, measure
+from whale_nebula.launch.line.ends import SIZES, End
+from whale_nebula.launch.line.seat import others
+from whale_nebula.security import Credentials, ephemeral
+from whale_nebula.transport.memory import MemoryNetwork
+
+GPU, NPU, TPU = "gpu/0", "npu/0", "tpu/0"
+SHORT = 0.05  # seconds of each burst
+SOON = 20.0
+SHEET = {"connections": 1, "whale_nebula": "1.0"}
+
+
+def silence(text: str) -> None:
+    """Nobody listens."""
+
+
+def both(network: MemoryNetwork, tell: Callable[[str], None] = silence) -> tuple[LineFound, LineFound]:
+    """What the two ends have found over a memory link."""
+    links = network.link(GPU, NPU, "gpu", "npu"), network.link(NPU, GPU, "npu", "gpu")
+    pair = [
+        End(link, leads=link.here == GPU, seconds=SHORT, patience=SOON, tell=tell if link.here == GPU else silence)
+        for link in links
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(end.measure, {**SHEET, "here": n}, "direct", 7.0) for n, end in enumerate(pair)]
+        first, second = (each.result(SOON) for each in waiting)
+    return first, second
+
+
+@pytest.fixture(scope="module")
+def found() -> tuple[LineFound, LineFound]:
+    return both(MemoryNetwork({("gpu", "npu"): Line(400e6, 0.003)}))
+
+
+class TestOverAnEmulatedLine:
+    def test_both_ends_know_the_same(self, found: tuple[LineFound, LineFound]) -> None:
+        first, second = found
+        assert first == second
+        assert (first.first, first.second, first.clusters) == (GPU, NPU, ("gpu", "npu"))
+
+    def test_no_rate_is_above_that_of_the_line(self, found: tuple[LineFound, LineFound]) -> None:
+        rates = [
+            rate for each in found[0].crossings for rate in (each.there, each.back, each.both_there, each.both_back)
+        ]
+        assert len(rates) == 4 * len(SIZES)
+        assert all(0 < 8 * rate < 1.1 * 400e6 for rate in rates)
+
+    def test_a_round_trip_takes_both_ways(self, found: tuple[LineFound, LineFound]) -> None:
+        assert 0.006 <= found[0].least_round_trip <= found[0].round_trip
+        assert found[0].delay >= 0.003
+
+    def test_one_clock_is_not_ahead_of_itself(self, found: tuple[LineFound, LineFound]) -> None:
+        assert abs(found[0].clock) < found[0].least_round_trip
+
+    def test_what_each_said_of_itself_is_kept(self, found: tuple[LineFound, LineFound]) -> None:
+        assert [sheet["here"] for sheet in found[0].sheets.values()] == [0, 1]
+
+
+def test_each_measurement_is_told() -> None:
+    told: list[str] = []
+    both(MemoryNetwork(), told.append)
+    assert told[0].startswith("npu/0: round trip")
+    ways = ["gpu/0 -> npu/0", "npu/0 -> gpu/0", "both ways at once"]
+    assert [line.partition(":")[0] for line in told[1:]] == [
+        f"{way}, tensors of {size >> 10} KiB" for size in SIZES for way in ways
+    ]
+
+
+def test_a_worker_that_runs_a_script_is_told_apart() -> None:
+    network = MemoryNetwork()
+    end = End(network.link(GPU, NPU, "gpu", "npu"), leads=True, seconds=SHORT, patience=SOON, tell=silence)
+    script = network.link(NPU, GPU, "npu", "gpu")
+    script.post({"kind": "SESSION", "about": "HELLO", "whale_nebula": "1.0"})
+    with pytest.raises(RunError, match="'npu/0' runs a script"):
+        end.measure(SHEET, "direct", 0.0)
+    assert script.take("SESSION", SOON)["results"] == "bench link"  # which no script agrees to
+
+
+def test_one_that_is_connected_and_says_nothing_is_waited_for_in_words() -> None:
+    told: list[str] = []
+    link = MemoryNetwork().link(GPU, NPU, "gpu", "npu")
+    end = End(link, leads=True, seconds=0.01, patience=0.05, tell=told.append)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(DeadlineError, match="waited"):
+        patch.setattr(ends, "_AGAIN_SECONDS", 0.05)
+        end.measure(SHEET, "direct", 0.0)
+    assert "waiting for worker 'npu/0'" in told[0] and "another line first" in told[0]
+
+
+def test_the_first_worker_of_every_other_cluster_is_at_the_other_end() -> None:
+    everyone = ["gpu/0", "gpu/1", "npu/0", "npu/1", "tpu/0"]
+    assert others(everyone, "npu") == [GPU, TPU]
+    assert others(everyone, "npu", "tpu") == [TPU]
+    assert others(everyone, "npu", "abc") == []
+
+
+@pytest.fixture(scope="module")
+def seats() -> Iterator[dict[str, Seat]]:
+    """Three clusters on loopback."""
+    addresses = {worker: free_address() for worker in (GPU, NPU, TPU)}
+    files = ephemeral("mt", addresses)
+    yield {
+        worker: Seat(
+            "mt",
+            worker,
+            {there: address for there, address in addresses.items() if there != worker},
+            addresses[worker],
+            credentials=Credentials.of(files[worker]),
+        )
+        for worker in addresses
+    }
+    shutil.rmtree(files[GPU].cert.parent)
+
+
+class TestOverMutualTLS:
+    def test_all_pairs_are_measured_one_after_the_other(self, seats: dict[str, Seat]) -> None:
+        with ThreadPoolExecutor(len(seats)) as pool:
+            waiting = {
+                worker: pool.submit(lambda seat=seat: list(measure(seat, seconds=SHORT, patience=SOON, tell=silence)))
+                for worker, seat in seats.items()
+            }
+            found = {worker: each.result(3 * SOON) for worker, each in waiting.items()}
+        pairs = {worker: [(each.first, each.second) for each in lines] for worker, lines in found.items()}
+        assert pairs == {
+            GPU: [(GPU, NPU), (GPU, TPU)],
+            NPU: [(GPU, NPU), (NPU, TPU)],
+            TPU: [(GPU, TPU), (NPU, TPU)],
+        }
+        line = found[GPU][0]
+        assert line.crossings == found[NPU][0].crossings
+        assert (line.path, line.broken) == ("direct", 0)
+        assert all(each.cpu_seconds_per_gb > 0 for each in line.crossings)
+
+    def test_who_does_not_come_is_named_with_the_command_that_is_missing(self, seats: dict[str, Seat]) -> None:
+        seat = replace(seats[NPU], peers={GPU: seats[GPU].listen})
+        told: list[str] = []
+        with pytest.raises(DeadlineError) as caught:
+            list(measure(seat, seconds=SHORT, patience=1.5, tell=told.append))
+        assert "'gpu/0' was not heard for 1.5 s" in caught.value.what
+        assert caught.value.where == seat.peers[GPU]
+        assert "--cluster gpu" in caught.value.mend
+        assert not any("is there" in line for line in told)
+
+    def test_a_stranger_is_not_measured_with(self, seats: dict[str, Seat]) -> None:
+        files = ephemeral("mt", [NPU])
+        stranger = replace(seats[NPU], peers={GPU: seats[GPU].listen}, credentials=Credentials.of(files[NPU]))
+        host = replace(seats[GPU], peers={NPU: stranger.listen})
+
+        def run(seat: Seat) -> NebulaError | None:
+            try:
+                list(measure(seat, seconds=SHORT, patience=4.0, tell=silence))
+            except NebulaError as error:
+                return error
+            return None
+
+        with ThreadPoolExecutor(2) as pool:
+            refused, waited = pool.submit(run, stranger), pool.submit(run, host)
+            assert isinstance(refused.result(SOON), IdentityError)
+            assert isinstance(waited.result(SOON), DeadlineError)
+        shutil.rmtree(files[NPU].cert.parent)

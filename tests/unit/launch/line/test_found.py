@@ -1,0 +1,109 @@
+"""A measurement as data: its file, its table, and what it means for the config."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from whale_nebula.config import load
+from whale_nebula.config.links import FREE, Line
+from whale_nebula.errors import TransportError
+from whale_nebula.launch.line.advice import advise, delay_text, lopsided, rate_text
+from whale_nebula.launch.line.found import THROUGH, Crossing, LineFound, path_of, save, saved
+from whale_nebula.launch.line.sheet import ALIKE, code_digest, sheet, unlike
+from whale_nebula.launch.line.shown import notes, table
+
+SMALL = Crossing(1 << 16, 6e6, 6e6, 5e6, 5e6, 5.0)
+LARGE = Crossing(1 << 20, 7.2e6, 7.15e6, 7e6, 6.9e6, 2.1)
+SHEETS = {"gpu/0": {"congestion_control": "bbr"}, "npu/0": {"congestion_control": "cubic"}}
+FOUND = LineFound("gpu/0", "npu/0", "direct", 0.041, 0.0404, 0.001, (SMALL, LARGE), SHEETS, 4, 0, 0.0)
+
+
+class TestTheFile:
+    def test_it_is_read_as_it_was_written(self, tmp_path: Path) -> None:
+        path = path_of(tmp_path / "clusters.yaml", "npu", "gpu")
+        save(FOUND, path)
+        assert saved(path) == FOUND
+        assert path == path_of(tmp_path / "clusters.yaml", "gpu", "npu")
+
+    @pytest.mark.parametrize("text", ["", "{}", "[]", '{"crossings": [{}]}', '{"crossings": 3}'])
+    def test_what_is_none_is_nothing(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "a-b.json").write_text(text)
+        assert saved(tmp_path / "a-b.json") is None
+        assert saved(tmp_path / "b-a.json") is None
+
+    def test_no_place_for_it_is_an_error_with_a_name(self, tmp_path: Path) -> None:
+        (tmp_path / "line").write_text("a file")
+        with pytest.raises(TransportError, match="cannot be kept"):
+            save(FOUND, path_of(tmp_path / "clusters.yaml", "gpu", "npu"))
+
+
+class TestWhatItMeansForTheConfig:
+    def test_a_config_that_is_right_stays(self) -> None:
+        assert advise(FOUND, Line(60e6, 0.02)) == (True, "the config says 60mbit, 20ms, and so it is", "")
+
+    def test_gateways_hide_a_faster_line(self) -> None:
+        assert "hide a faster line" in advise(replace(FOUND, path=THROUGH), Line(60e6, 0.02)).why
+
+    @pytest.mark.parametrize(
+        ("said", "why"),
+        [
+            (FREE, "no rate, and it is 57mbit; the config says no delay, and it is 20ms"),
+            (Line(100e6, 0.02), "the config says 100mbit, and it is 57mbit"),
+            (Line(30e6, 0.02), "the config says 30mbit, and it is 57mbit"),
+            (Line(60e6, 0.05), "the config says 50ms, and it is 20ms"),
+        ],
+    )
+    def test_a_wrong_one_is_told_what_to_write(self, said: Line, why: str) -> None:
+        advice = advise(FOUND, said)
+        assert not advice.agrees and why in advice.why
+        assert advice.write == "links: [{between: [gpu, npu], rate: 57mbit, delay: 20ms}]"
+
+    def test_what_it_says_to_write_is_a_config(self, tmp_path: Path) -> None:
+        path = tmp_path / "clusters.yaml"
+        path.write_text(f"clusters: {{gpu: {{}}, npu: {{}}}}\n{advise(FOUND, FREE).write}\n")
+        assert advise(FOUND, load(path).links.between("gpu", "npu")).agrees
+
+    @pytest.mark.parametrize("bits", [1.23e5, 9.99e6, 1e7, 57.9e6, 999e6, 12.345e9])
+    def test_a_rate_is_rounded_down_and_little(self, bits: float) -> None:
+        written = load({"clusters": {"a": {}, "b": {}}, "links": [{"between": ["a", "b"], "rate": rate_text(bits)}]})
+        found = written.links.between("a", "b").rate
+        assert found is not None and 0.9 * bits < found <= bits
+
+    @pytest.mark.parametrize(("seconds", "text"), [(0.0, "0ms"), (0.0099, "9.9ms"), (1.5, "1500ms")])
+    def test_a_delay_is_short(self, seconds: float, text: str) -> None:
+        assert delay_text(seconds) == text
+
+    def test_a_line_that_is_slower_one_way_is_named(self) -> None:
+        slow = replace(FOUND, crossings=(replace(LARGE, back=2.4e6),))
+        assert lopsided(slow) == "npu -> gpu is 3.0 times slower than gpu -> npu; the slower one counts"
+        assert lopsided(FOUND) == ""
+
+
+class TestTheTable:
+    def test_it_has_a_row_for_each_size(self) -> None:
+        told = table(FOUND)
+        assert "57.6 Mbit/s" in told and "48.0 Mbit/s" in told and "2.1 s for each GB" in told
+        assert "4 connections; congestion control bbr and cubic" in told
+
+    def test_what_is_odd_is_noted(self) -> None:
+        sheets = {"gpu/0": {"tensorflow": "2.21.0"}, "npu/0": {"tensorflow": "2.21.1"}}
+        said = "\n".join(notes(replace(FOUND, clock=-90.0, broken=2, sheets=sheets)))
+        assert "npu/0 is 90.0 s behind" in said
+        assert "broke 2 times" in said
+        assert "tensorflow differs: 2.21.0 at gpu/0, 2.21.1 at npu/0" in said
+        assert notes(FOUND) == []
+
+
+class TestTheSheet:
+    def test_it_says_what_must_be_alike(self) -> None:
+        assert set(ALIKE) <= set(sheet())
+        assert unlike(sheet(), sheet()) == {}
+
+    def test_the_code_has_a_digest(self) -> None:
+        assert len(code_digest()) == 12 and code_digest() == sheet()["code"]
+
+    def test_what_a_gateways_host_does_not_have_is_no_difference(self) -> None:
+        assert unlike({"tensorflow": None}, {"tensorflow": "2.21.0"}) == {}

@@ -1,0 +1,37 @@
+"""What the configs of all processes must say alike."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from whale_nebula.config import Config, load
+from whale_nebula.errors import ConfigError
+from whale_nebula.runtime.joining import _agree_on_config, _told_of
+
+FORM = {"shape": [None, 4], "dtype": "int32"}
+
+
+def told(config: Mapping[str, Any]) -> dict[str, Any]:
+    return _told_of(load(config))
+
+
+def test_the_same_words_are_agreed_on() -> None:
+    own = told({"inputs": {"x": FORM, "y": FORM}, "weights": "own"})
+    _agree_on_config("gpu/0", own, {"npu/0": told({"inputs": {"y": FORM, "x": FORM}, "weights": "own"})})
+    _agree_on_config("gpu/0", _told_of(Config()), {})
+
+
+DIFFERENT = [
+    ({"results": "owner"}, "'results': gpu/0: everywhere; npu/0: owner"),
+    ({"weights": "own"}, "'weights': gpu/0: everywhere; npu/0: own"),
+    ({"inputs": {"x": FORM}}, "'inputs': gpu/0: {}; npu/0: {'x': ['int32', [None, 4]]}"),
+]
+
+
+@pytest.mark.parametrize(("other", "said"), DIFFERENT)
+def test_what_differs_is_named_with_both(other: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _agree_on_config("gpu/0", told({}), {"npu/0": told(other)})
+    assert said in caught.value.what
+    assert "into the config of every cluster" in caught.value.mend

@@ -1,0 +1,38 @@
+"""What processes tell each other of a step: it arrives as it was told, and what is no such thing is left out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from whale_nebula.report.report import Elsewhere, LinkReport, StageReport
+from whale_nebula.runtime.seen import hear, tell
+
+STAGES = {"npu": StageReport(0.25, 0.125, "npu", 2), "cpu": StageReport(0.5, 0.0, "npu")}
+LINKS = {"npu->gpu": LinkReport(100, 120, 200, 3, 0.0625)}
+
+
+def test_it_arrives_as_it_was_told() -> None:
+    sheet = json.loads(json.dumps({"step": 3, "seen": tell(STAGES, LINKS)}))
+    assert hear([sheet]) == Elsewhere(STAGES, LINKS)
+
+
+def test_several_tell_of_their_own() -> None:
+    found = hear([{"seen": tell(STAGES, {})}, {"seen": tell({"tpu": StageReport(1.0, 2.0, "tpu", 1)}, LINKS)}])
+    assert (list(found.stages), list(found.links)) == (["npu", "cpu", "tpu"], ["npu->gpu"])
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [None, [], "stages", {"stages": []}, {"stages": {"npu": None}}, {"stages": {"npu": [1, 2]}}, {"links": {"a->b": 3}}],
+    ids=str,
+)
+def test_what_is_no_such_thing_is_left_out(seen: Any) -> None:
+    assert hear([{"seen": seen}]) == Elsewhere()
+
+
+def test_words_in_the_place_of_numbers_are_no_numbers() -> None:
+    found = hear([{"seen": {"stages": {"npu": ["fast", None, "many", 7]}, "links": {"a->b": ["x"] * 5}}}])
+    assert found == Elsewhere({"npu": StageReport(None, None, "7", None)}, {"a->b": LinkReport()})

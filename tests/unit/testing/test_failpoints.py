@@ -1,0 +1,130 @@
+"""Failpoints: where they are, what a plan makes of them, and that a wrong word is an error."""
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from whale_nebula.errors import OptionError, RunError
+from whale_nebula.testing import failpoints
+from whale_nebula.testing.failpoints import VARIABLE, chunk_failpoint, failpoint, names, planned
+from whale_nebula.testing.fault_plan import Action, Fault, FaultPlan
+from whale_nebula.testing.points import POINTS
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def used() -> Counter[str]:
+    """The failpoints that the library's source names, outside of the simulator, which stands in for the runtime."""
+    found: Counter[str] = Counter()
+    for path in (ROOT / "whale_nebula").rglob("*.py"):
+        if path.parent.name == "testing":
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "failpoint":
+                found.update(n.value for n in ast.walk(node.args[0]) if isinstance(n, ast.Constant) and n.value)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "chunk_failpoint":
+                found.update(f"chunk.{part}.{ast.literal_eval(node.args[0])}" for part in ("first", "middle", "last"))
+    return found
+
+
+def test_every_failpoint_is_at_one_place_of_the_library_and_every_place_has_a_name() -> None:
+    found = used()
+    assert {name for name, count in found.items() if count > 1} == set()
+    assert set(found) == set(POINTS) and len(POINTS) >= 20
+
+
+def test_every_failpoint_says_where_it_is() -> None:
+    assert names().keys() == POINTS.keys() and all(len(what) > 10 for what in names().values())
+
+
+def test_the_page_has_all_of_them() -> None:
+    page = (ROOT / "docs" / "testing.md").read_text("utf-8")
+    rows = {f"| `{name}` | {point.what} | {'yes' if point.connection else ''} |" for name, point in POINTS.items()}
+    assert rows <= set(page.splitlines()) and page.count("\n| `") == len(POINTS) + len(Action)
+
+
+def test_without_a_plan_nothing_happens() -> None:
+    assert failpoints._plan is None
+    failpoint("step.before")
+    failpoint("no such name, and nobody looks")
+    chunk_failpoint("before", True, True, print)
+
+
+def test_a_plan_strikes_at_its_hit_and_counts_all() -> None:
+    plan = FaultPlan.parse("step.before=raise@2, npu/0:step.after=raise", worker="gpu/0")
+    with planned(plan):
+        failpoint("step.before")
+        failpoint("step.after")
+        with pytest.raises(RunError, match=r"failpoint step\.before=raise@2"):
+            failpoint("step.before")
+        failpoint("step.before")
+    failpoint("step.before")
+    assert plan.reached == {"step.before": 3, "step.after": 1}
+    assert [fault.worker for fault in plan.faults] == [None]
+
+
+def test_again_means_from_then_on() -> None:
+    fault = Fault.parse("step.before=delay:0.25@2+")
+    assert [fault.strikes(number) for number in (1, 2, 3)] == [False, True, True]
+    assert (fault.action, fault.seconds) == (Action.DELAY, 0.25)
+
+
+def test_a_chunk_is_first_last_both_or_in_the_middle() -> None:
+    with planned(FaultPlan()) as plan:
+        for ends in ((True, False), (False, False), (False, True), (True, True)):
+            chunk_failpoint("after", *ends, print)
+    assert plan.reached == {"chunk.first.after": 2, "chunk.middle.after": 1, "chunk.last.after": 2}
+
+
+def test_drop_breaks_the_connection_that_is_there() -> None:
+    dropped: list[str] = []
+    with planned(FaultPlan.parse("chunk.first.before=drop")):
+        chunk_failpoint("before", True, False, dropped.append)
+    assert dropped == ["failpoint chunk.first.before=drop@1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "mend"),
+    [
+        ("update.begn=kill", "did you mean 'update.begun'"),
+        ("update.begun=kil", "did you mean 'kill'"),
+        ("update.begun", "update.begun=kill@3"),
+        ("update.begun=kill@0", "update.begun=kill@3"),
+        ("step.before=drop", "chunk.first.before=drop"),
+    ],
+)
+def test_a_wrong_word_is_an_error_with_a_mend(text: str, mend: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        FaultPlan.parse(text)
+    assert mend in caught.value.mend
+
+
+@pytest.mark.parametrize("text", ["npu/0:update.begun=kill@3", "chunk.last.after=delay:0.5@2+", "meet.after=freeze@1"])
+def test_a_fault_reads_as_it_is_written(text: str) -> None:
+    assert str(Fault.parse(text)) == text
+
+
+def process(faults: str, code: str = "failpoint('step.before')") -> subprocess.CompletedProcess[str]:
+    command = f"from whale_nebula.testing.failpoints import failpoint; {code}; print('went on')"
+    environment = {**os.environ, VARIABLE: faults}
+    return subprocess.run([sys.executable, "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def test_the_environment_kills_a_process_at_a_failpoint() -> None:
+    assert process("step.before=kill").returncode == -signal.SIGKILL
+
+
+def test_the_environment_with_a_wrong_name_ends_a_process_with_a_mend() -> None:
+    done = process("step.befor=kill")
+    assert done.returncode == 1 and "did you mean 'step.before'?" in done.stderr
+
+
+def test_failpoints_load_neither_tensorflow_nor_grpc() -> None:
+    done = process("", "import sys; assert not {'tensorflow', 'keras', 'grpc', 'numpy'} & set(sys.modules)")
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,96 @@
+"""Which worker reads what of the user's batch, in a plan.
+
+An op that asks for the number of rows reads nothing of an input: every process can answer that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from whale_nebula.feed.absence import absent_error
+from whale_nebula.ir.graph import Graph, Op
+from whale_nebula.ir.plan import Cut, Fragment
+
+
+class Reading(NamedTuple):
+    """A read of an input's values, or (`rows`) of no more than its number of rows."""
+
+    leaf: int
+    op: Op
+    fragment: Fragment
+    rows: bool
+
+
+def readings(cut: Cut, worker: str) -> Iterator[Reading]:
+    """All that a worker reads of the user's batch."""
+    program = cut.program
+    for fragment in _fragments(cut, worker):
+        own = frozenset(fragment.ops)
+        for value in fragment.feeds:
+            for op in program.graph.consumers(value) if value.op in program.leaf_ops else ():
+                if op.index in own:
+                    yield Reading(program.leaf_ops[value.op], op, fragment, asks_rows(program.graph, op))
+
+
+def read_by_one(cut: Cut, names: Collection[str]) -> frozenset[str]:
+    """Those of the named inputs whose values at most one worker reads: nobody else is to learn anything of them."""
+    readers: dict[int, set[str]] = {}
+    for worker in cut.workers:
+        for reading in readings(cut, worker.name):
+            if not reading.rows:
+                readers.setdefault(reading.leaf, set()).add(worker.name)
+    leaves = enumerate(cut.program.leaves)
+    return frozenset(leaf.name for n, leaf in leaves if leaf.name in names and len(readers.get(n, ())) < 2)
+
+
+def _fragments(cut: Cut, worker: str) -> Iterator[Fragment]:
+    staged = (f for phase in cut.phases for stage in phase.stages for f in (stage.forward, stage.backward))
+    yield from (fragment for fragment in staged if fragment is not None and fragment.worker == worker)
+    for once in (cut.whole, cut.weight, *(phase.prologue for phase in cut.phases)):
+        if worker in once:
+            yield once[worker]
+    for phase in cut.phases:
+        yield from phase.updates.get(worker, ())
+
+
+def asks_rows(graph: Graph, op: Op) -> bool:
+    """Whether an op asks for a shape of which only the first axis is unknown, or is used."""
+    if op.type != "Shape":
+        return False
+    shape = graph.spec(op.inputs[0]).shape
+    if shape is not None and None not in shape[1:]:
+        return True
+    return all(_first_only(graph, user) for value in op.values for user in graph.consumers(value))
+
+
+def _first_only(graph: Graph, op: Op) -> bool:
+    if op.type != "StridedSlice":
+        return False
+    begin, end = (graph.ops[value.op].constant for value in op.inputs[1:3])
+    return begin == (0,) and end == (1,)
+
+
+def check_here(cut: Cut, worker: str, absent: Collection[int], where: Callable[[int], str]) -> None:
+    """Refuse a plan in which a worker reads an input that it was not given: its number is in `absent`."""
+    program, gone = cut.program, frozenset(absent)
+    for reading in readings(cut, worker) if gone else ():
+        if reading.leaf in gone and not reading.rows:
+            reader = _reader(cut, reading.fragment, worker)
+            op = reading.op
+            raise absent_error(program.leaves[reading.leaf].name, reader, f"{op.name} ({op.type}), {where(op.index)}")
+    for value in program.returns:
+        number = program.leaf_ops.get(value.op)
+        if number in gone:
+            raise absent_error(program.leaves[number or 0].name, "what the step returns", "")
+
+
+def _reader(cut: Cut, fragment: Fragment, worker: str) -> str:
+    if fragment.stage is not None:
+        stage = cut.program.stages[fragment.stage]
+        return f"stage {stage.key!r} of cluster {stage.cluster!r}"
+    clusters: Mapping[str, str] = {each.name: each.cluster for each in cut.workers}
+    return f"the {_ONCE.get(fragment.kind, fragment.kind)} in cluster {clusters[worker]!r}"
+
+
+_ONCE = {"whole": "part that is computed from the whole batch", "weight": "weight of a micro-batch"}
