@@ -60,8 +60,13 @@ class Site:
 
     def await_line(self, part: str, deadline: float = DEADLINE) -> float:
         """Wait for a line with this text on either stream; gives when it was seen."""
-        with self.changed:
-            found = self.changed.wait_for(lambda: any(part in line for line in (*self.out, *self.err)), deadline)
+        limit, found = time.monotonic() + deadline, False
+        while not found and time.monotonic() < limit:
+            over = self.process.poll() is not None  # looked at first: what it wrote before is read to its end
+            with self.changed:
+                found = self.changed.wait_for(lambda: any(part in line for line in (*self.out, *self.err)), 1.0)
+            if over:
+                break
         assert found, f"{self.cluster} never said {part!r}:\n{self.said}"
         return time.monotonic()
 
@@ -98,6 +103,13 @@ class Sites:
     clusters: Sequence[str]
     config: dict[str, Any]
     started: dict[str, Site] = field(default_factory=dict)
+    gateways: dict[str, Site] = field(default_factory=dict)
+
+    def start_gateway(self, cluster: str) -> None:
+        """Start the gateway of a cluster, or start it again."""
+        command = ["-m", "whale_nebula.cli.main", "gateway", "--config", self.written("gateways"), "--cluster", cluster]
+        self.gateways[cluster] = Site(cluster, _python(command))
+        self.gateways[cluster].await_line("listens on")
 
     def start(self, script: str, *arguments: object, configs: Mapping[str, dict[str, Any]] | None = None) -> None:
         """Start every cluster; `configs` are those that differ from the common one."""
@@ -140,21 +152,21 @@ def _python(words: Sequence[str]) -> subprocess.Popen[str]:
 
 
 @contextlib.contextmanager
-def sites(folder: Path, clusters: Sequence[str] = ("gpu", "npu"), **options: Any) -> Iterator[Sites]:
+def sites(folder: Path, names: Sequence[str] = ("gpu", "npu"), **options: Any) -> Iterator[Sites]:
     """Certificates and a config for these clusters; nothing is left of their processes at the end."""
     config = {
         "run": RUN,
         "seed": SEED,
-        "clusters": {cluster: {"workers": [f"127.0.0.1:{free_port()}"]} for cluster in clusters},
+        "clusters": {cluster: {"workers": [f"127.0.0.1:{free_port()}"]} for cluster in names},
         **options,
     }
-    found = Sites(folder, clusters, config)
+    found = Sites(folder, names, config)
     found.certs("init", "--config", found.written("all"))
     found.certs("issue", "--config", found.written("all"), "--all")
     try:
         yield found
     finally:
-        for site in found.started.values():
+        for site in (*found.started.values(), *found.gateways.values()):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(site.process.pid, signal.SIGKILL)
             site.process.wait(10.0)

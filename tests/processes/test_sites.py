@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 
-from tests.processes.sites import SEED, line_before, sites
+import whale_nebula as nb
+from tests.processes.sites import SEED, free_port, line_before, sites
 from tests.processes.telling import told
+from tests.processes.workers import course
 
 STEPS = 400
 
 
-def alone(capfd: pytest.CaptureFixture[str], steps: int) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
     """What one process comes to."""
-    import keras
-
-    import whale_nebula as nb
-    from tests.processes.workers import course
-
     nb.shutdown()
     keras.utils.set_random_seed(SEED)
-    with nb.init(links="10gbit,0ms"):
-        course.main(steps)
-    return told(capfd.readouterr().out)
+    with contextlib.redirect_stdout(io.StringIO()) as out, nb.init(links="10gbit,0ms"):
+        course.main(STEPS)
+    return dict(told(out.getvalue()))
 
 
-def test_a_cut_and_a_renewed_certificate_change_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_cut_and_a_renewed_certificate_change_nothing(tmp_path: Path, alone: dict[str, Any]) -> None:
     with sites(tmp_path) as found, line_before(found, "gpu") as (line, configs):
         found.start("course", STEPS, configs=configs)
         found["npu"].await_line("step 15")
@@ -42,8 +43,26 @@ def test_a_cut_and_a_renewed_certificate_change_nothing(tmp_path: Path, capfd: p
         assert found.ended() == {"gpu": 0, "npu": 0}, found["npu"].said
         weights, loss = found.same("weights"), found.same("loss")
         assert found["npu"].told["connections"]["gpu/0"] > 1, "the new certificate was not taken up"
-    expected = alone(capfd, STEPS)
-    assert (weights, loss) == (expected["weights"], expected["loss"])
+    assert (weights, loss) == (alone["weights"], alone["loss"])
+
+
+def test_a_gateway_that_is_killed_and_started_again_costs_nothing(
+    tmp_path: Path, alone: dict[str, Any]
+) -> None:
+    names = ("gpu", "npu")
+    clusters = {
+        name: {"workers": [f"127.0.0.1:{free_port()}"], "gateway": f"127.0.0.1:{free_port()}"} for name in names
+    }
+    with sites(tmp_path, clusters=clusters) as found:
+        for name in names:
+            found.start_gateway(name)
+        found.start("course", STEPS)
+        found["npu"].await_line("step 15")
+        found.gateways["npu"].process.kill()
+        found.gateways["npu"].process.wait(10)
+        found.start_gateway("npu")
+        assert found.ended() == {"gpu": 0, "npu": 0}, found["npu"].said
+        assert found.same("weights") == alone["weights"]
 
 
 @pytest.mark.parametrize(("number", "within"), [(signal.SIGKILL, 2.0), (signal.SIGSTOP, 8.0)], ids=["dead", "frozen"])

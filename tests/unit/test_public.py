@@ -49,7 +49,8 @@ def subclasses(kind: type[NebulaError]) -> set[type[NebulaError]]:
 def every_error() -> list[type[NebulaError]]:
     for name in library_modules():
         importlib.import_module(name)
-    found = [each for each in subclasses(NebulaError) if each.__module__.startswith("whale_nebula")]
+    ours = [each for each in subclasses(NebulaError) if each.__module__.startswith("whale_nebula")]
+    found = [each for each in ours if not each.__name__.startswith("_")]  # those are a public one, told in another way
     return sorted(found, key=lambda each: each.__name__)
 
 

@@ -147,7 +147,7 @@ def _call_symbolically(model: Any, batch: Any) -> None:
 def _form(x: Any) -> Any:
     """Keras's tensors in the form of a model's inputs; one that is None has the form that the config gives it."""
     x = tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") else None, x)
-    if None in tf.nest.flatten(x):
+    if any(leaf is None for leaf in tf.nest.flatten(x)):
         forms = Declared(current_run().config.inputs, alone=False)
         x = forms.unfolded("x", x)
         paths = ["/".join(["x", *map(str, path)]) for path, _ in tf_private.leaf_paths(x)]

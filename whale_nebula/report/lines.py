@@ -61,7 +61,8 @@ class Lines:
 
 
 def step_line(report: Report, rate: float | None) -> str:
-    """A step on one line; `rate` is None where no two steps of the program came one after the other yet.
+    """A step on one line, with what other processes told of theirs; `rate` is None where no two steps of the program
+    came one after the other yet.
 
     >>> from whale_nebula.report.report import LinkReport, StageReport
     >>> links = {"gpu->npu": LinkReport(2048, 2176, 2048, 1)}
@@ -71,11 +72,12 @@ def step_line(report: Report, rate: float | None) -> str:
     head = [f"step {report.step} of {report.program}: {duration(report.step_seconds)}"]
     head += [] if rate is None else [per_second(rate)]
     parts = [", ".join([*head, *([scalars_text(report)] if report.scalars else [])])]
-    for name, stage in report.stages.items():
+    for name, stage in {**report.stages, **report.elsewhere.stages}.items():
         if stage.compute_seconds is not None and stage.wait_seconds is not None:
             computes, waits = duration(stage.compute_seconds), duration(stage.wait_seconds)
             parts.append(f"{name} computes {computes}, waits {waits}, {stage.in_flight} in flight")
-    return "; ".join([*parts, *(f"{name} {size(link.bytes)}" for name, link in report.links.items())])
+    links = {**report.links, **report.elsewhere.links}
+    return "; ".join([*parts, *(f"{name} {size(link.bytes)}" for name, link in links.items())])
 
 
 def _audible(logger: logging.Logger) -> Callable[[], None]:

@@ -92,7 +92,8 @@ def _rows(spans: Sequence[Span], places: Sequence[int | str], scale: float, colu
         own = sorted((span for span in spans if span.place == place), key=lambda span: span.start)
         row = [IDLE] * columns
         for span, (start, stop) in zip(own, _blocks(own, scale, columns), strict=True):
-            row[start:stop] = _block(span, stop - start, named[_message(span)])
+            room = stop - start
+            row[start:stop] = _block(span, room, named[_message(span)] and room >= len(_name(span)))
         yield "".join(row)
 
 

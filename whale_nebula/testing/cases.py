@@ -13,6 +13,7 @@ from whale_nebula.testing.simulator import NAMES, PATIENCE, Case
 # A simulated worker has no certificate, and tells of a failure only where there is one.
 REACHED = tuple(name for name in POINTS if not name.startswith("certificate.") and name != "failure.telling")
 _SECONDS = {Action.DELAY: (0.5,), Action.FREEZE: (3.0, 0.0)}
+_ONCE = ("hello.", "agree.", "meet.", "link.")
 _LONG = 2 * PATIENCE
 
 
@@ -24,13 +25,21 @@ def grid(hits: tuple[int, ...] = (1, 2, 3, 5)) -> Iterator[Case]:
                 if action is Action.DROP and not POINTS[point].connection:
                     continue
                 for seconds in _SECONDS.get(action, (0.0,)):
-                    for hit in hits:
-                        yield Case(hit, faults=(Fault(point, action, seconds, hit, worker=worker),))
+                    for hit in (1,) if point.startswith(_ONCE) else hits:
+                        fault = Fault(point, action, seconds, hit, worker=worker)
+                        yield Case(hit, faults=(fault,), lines=_broken(point))
     for ill in Ill:
         for here, there in (NAMES[:2], NAMES[1::-1]):
             for number in range(0, 40, 2):
                 for seconds in _seconds_of(ill):
                     yield Case(number, lines=(LineFault(here, there, ill, number, seconds),))
+
+
+def _broken(point: str) -> tuple[LineFault, ...]:
+    """What brings a failpoint about that is about broken connections."""
+    if not point.startswith(("connection.", "frames.")):
+        return ()
+    return tuple(LineFault(*NAMES[:2], Ill.RESET, number) for number in (6, 9, 12, 15, 18))
 
 
 def _seconds_of(ill: Ill) -> tuple[float, ...]:
@@ -64,10 +73,10 @@ def _fault(draw: random.Random, row: tuple[str, ...], steps: int) -> Fault:
     actions = [action for action in Action if action is not Action.DROP or POINTS[point].connection]
     action = draw.choice(actions)
     seconds = draw.choice(_SECONDS.get(action, (0.0,)))
-    return Fault(point, action, seconds, draw.randint(1, 4 * steps), worker=draw.choice(row))
+    return Fault(point, action, seconds, draw.randint(1, 2 * steps), worker=draw.choice(row))
 
 
 def _line(draw: random.Random, row: tuple[str, ...], steps: int) -> LineFault:
     here, there = draw.sample(row, 2)
     ill = draw.choice(list(Ill))
-    return LineFault(here, there, ill, draw.randrange(20 * steps), draw.choice(_seconds_of(ill)))
+    return LineFault(here, there, ill, draw.randrange(6 + 7 * steps), draw.choice(_seconds_of(ill)))

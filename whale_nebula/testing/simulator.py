@@ -41,6 +41,7 @@ PATIENCE, LIMIT = 20.0, 600.0
 NOTICED = 1.0  # after how long a dead worker's address has refused twice
 _DEADLINES = Deadlines(patience=PATIENCE, silence=4.0, grace=2.0)
 _CHUNK, _BUDGET = 1024, 8192
+_DEADLY = (Action.KILL, Action.RAISE)
 _SWAPPED = (peer, outbox, mailbox, clock, tally, carrier)
 
 
@@ -112,6 +113,7 @@ class Found:
     struck: list[object]
     seconds: float = 0.0
     hangs: bool = False
+    when: float | None = None  # a worker was killed, or failed
     wrong: list[str] = field(default_factory=list)
 
     @property
@@ -141,6 +143,7 @@ class _World:
         self.cables: dict[frozenset[str], Cable] = {}
         self.lines: list[BadLine] = []
         self.struck: list[object] = []
+        self.when: float | None = None
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
@@ -239,6 +242,8 @@ class _World:
 
     def _act(self, worker: str, fault: Fault, drop: Drop | None) -> None:
         self.struck.append(fault)
+        if fault.action in _DEADLY:
+            self.when = self.turns.now()
         match fault.action:
             case Action.KILL:
                 self._kill(worker)
@@ -288,7 +293,7 @@ class _World:
         """The outcomes, judged."""
         reached = sum((plan.reached for plan in self.plans.values()), Counter[str]())
         struck = [*self.struck, *(fault for line in self.lines for fault in line.struck)]
-        found = Found(self.case, self.outcomes, reached, struck, self.turns.time, self.turns.hangs)
+        found = Found(self.case, self.outcomes, reached, struck, self.turns.time, self.turns.hangs, self.when)
         found.wrong = judge(found)
         found.wrong += [f"{name} broke: {error!r}" for name, error in self.turns.broken if not _planned(error)]
         return found
@@ -375,12 +380,11 @@ def _planned(error: BaseException) -> bool:
 
 def fatal(case: Case) -> bool:
     """Whether such a case may stop a run; all others must go on."""
-    deadly = (Action.KILL, Action.RAISE)
     frozen = [f for f in case.faults if f.action is Action.FREEZE and (not f.seconds or f.seconds >= PATIENCE)]
     longest = max([0.0, *(fault.seconds for fault in case.lines), *(fault.seconds for fault in case.faults)])
     return (
         bool(frozen)
-        or any(fault.action in deadly for fault in case.faults)
+        or any(fault.action in _DEADLY for fault in case.faults)
         or any(fault.ill is Ill.LOSE for fault in case.lines)
         or longest >= PATIENCE / 2
     )
@@ -419,10 +423,10 @@ def _misnamed(case: Case, worker: str, error: BaseException) -> list[str]:
 
 
 def _late(found: Found, living: Mapping[str, Outcome]) -> list[str]:
-    """A dead worker's peers stop within two seconds."""
-    kills = [fault for fault in found.struck if isinstance(fault, Fault) and fault.action is Action.KILL]
-    if len(kills) != 1 or len(found.struck) > 1 or found.case.restart:
+    """The peers of a worker that is dead or has failed stop within two seconds."""
+    (only,) = found.struck if len(found.struck) == 1 else (None,)
+    if found.when is None or only is None or found.case.restart:
         return []  # something else may have kept them
-    when = min((each.killed for each in found.outcomes.values() if each.killed is not None), default=None)
-    late = {w: each.at - when for w, each in living.items() if when is not None and each.error and each.at > when + 2}
-    return [f"{worker} stopped {seconds:.1f} s after the death" for worker, seconds in late.items()]
+    limit = found.when + 2.0
+    late = {worker: each.at - found.when for worker, each in living.items() if each.error and each.at > limit}
+    return [f"{worker} stopped {seconds:.1f} s after another" for worker, seconds in late.items()]

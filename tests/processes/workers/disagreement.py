@@ -169,5 +169,8 @@ def uncaught() -> None:
     tell("uncaught", ended(lambda: fit(model)))
 
 
-for scenario in (seeds, order, rows, width, stopped_and_read, stopped_and_left, asserting, ids, configs, absent, absent_later, uncaught):
+SCENARIOS = (
+    seeds, order, rows, width, stopped_and_read, stopped_and_left, asserting, ids, configs, absent, absent_later, uncaught
+)  # fmt: skip
+for scenario in SCENARIOS:
     scenario()

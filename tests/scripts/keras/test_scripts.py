@@ -40,7 +40,7 @@ EMULATED = {
     "dropout": (2, 1),
 }
 """Actors over memory links."""
-GRID = ("thaw_and_compile", "language_model", "distiller")
+GRID = ("thaw_and_compile", "distiller")
 """Much like others in what they prove, and slow."""
 LOOKING = ("nested_spanning", "own_steps", "mask_pooling")
 """Here `evaluate` and `predict` are compared too."""

@@ -8,6 +8,7 @@ import pytest
 
 import whale_nebula as nb
 from whale_nebula import tf_private
+from whale_nebula.capture.keras_hook import _form
 from whale_nebula.late import unwrap_keras, wrap_keras
 
 layers = keras.layers
@@ -38,6 +39,16 @@ class Subclass(keras.Model):
             return self.dense(x)
         with nb.cluster(), nb.stage(cluster="a"):
             return self.dense(x)
+
+
+def test_a_batch_with_parts_that_are_not_here_has_the_form_in_the_config() -> None:
+    nb.shutdown()
+    batch = {"a": X, "b": None}
+    with nb.init({"inputs": {"x/b": {"shape": [16, None], "dtype": "int32"}}}):
+        found = _form(batch)
+        assert (found["a"].shape, found["b"].shape, found["b"].dtype) == ((None, 3), (None, None), "int32")
+        assert _form({"a": X, "c": None})["c"] is None
+        assert _form(None)["b"].shape == (None, None)
 
 
 def functions(model: keras.Model) -> list[Any]:

@@ -225,6 +225,7 @@ class TestAuditHeads:
         heads = list(read_heads(made.sites["npu"].heads))
         verdict = verify(made.sites["gpu"].audit, heads, Credentials.of(files[GPU]).trust)
         assert (verdict.bad, verdict.closed, verdict.kept) == (None, True, verdict.records - 2)
+        assert verify(made.sites["npu"].audit).bad is None
 
     def test_a_log_that_was_written_anew_is_noticed(self, make: Callable[..., Town]) -> None:
         made = make()

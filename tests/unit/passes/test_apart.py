@@ -1,8 +1,13 @@
 """Inputs that only the clusters that read them are given: who reads what, and which numbers cross instead."""
 
-import pytest
+from typing import Any
 
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
 from tests.unit.passes.programs import apart, program_of
+from whale_nebula.capture.step import capture, signature
 from whale_nebula.errors import AbsentInputError
 from whale_nebula.ir.plan import Cut
 from whale_nebula.passes.plan import cut_program
@@ -120,3 +125,26 @@ class TestWhatIsNotHere:
     def test_an_input_that_is_given_back_is_read(self) -> None:
         with pytest.raises(AbsentInputError, match=r"'target' is None .* what the step returns here reads it"):
             check_here(plan(SIDES.replace("returns %8", "returns %8, %1")), A, [1], lambda op: "")
+
+
+def test_weights_of_micro_batches_are_computed_where_they_are_used() -> None:
+    """`nb.loss_weight` of the target's words: the source's cluster has neither the words nor any use for them."""
+    kernel = tf.Variable([[1.0], [2.0]])
+
+    def step(source: Any, target: Any) -> Any:
+        nb.loss_weight(tf.reduce_sum(tf.cast(target > 0, tf.float32)))
+        with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(2):
+            with nb.stage(cluster="a"):
+                hidden = source @ kernel
+            with nb.stage(cluster="b"):
+                kept = tf.cast(target > 0, tf.float32)
+                loss = tf.reduce_sum(hidden * kept) / tf.reduce_sum(kept)
+        kernel.assign_sub(tape.gradient(loss, kernel))
+        return loss
+
+    layout, _ = signature([("source", tf.ones([4, 2])), ("target", tf.ones([4, 1], tf.int32))])
+    program = capture(lambda given: step(*given), layout).program
+    kept = cut_program(program, apart(program), apart=BOTH)
+    assert set(kept.weight) == {B} and set(cut_program(program, apart(program)).weight) == {A, B}
+    check_here(kept, A, [1], lambda op: "")
+    check_here(kept, B, [0], lambda op: "")

@@ -9,8 +9,9 @@ import pytest
 
 from tests.unit.report.making import full
 from whale_nebula.report import Report
-from whale_nebula.report.lines import Lines, log
+from whale_nebula.report.lines import Lines, log, step_line
 from whale_nebula.report.rate import Rate
+from whale_nebula.report.report import Elsewhere, LinkReport, StageReport
 
 
 class Clock:
@@ -113,3 +114,14 @@ def test_a_stage_that_is_not_timed_apart_has_no_seconds() -> None:
     from whale_nebula.report.report import StageReport
 
     assert step_line(Report("fit", 1, 0.5, 1, {"gpu": StageReport()}, {}), None) == "step 1 of fit: 0.500 s"
+
+
+def test_a_line_tells_of_all_clusters() -> None:
+    """The lead knows of the others what they told with their last sheet."""
+    others = Elsewhere({"gpu": StageReport(0.1, 0.4, "gpu", 2)}, {"gpu->npu": LinkReport(100, 136, 100, 1)})
+    own = {"npu": StageReport(0.3, 0.2, "npu", 1)}, {"npu->gpu": LinkReport(bytes=272)}
+    report = Report("fit", 3, 0.5, 2, *own, elsewhere=others)
+    assert step_line(report, None) == (
+        "step 3 of fit: 0.500 s; npu computes 0.300 s, waits 0.200 s, 1 in flight; "
+        "gpu computes 0.100 s, waits 0.400 s, 2 in flight; npu->gpu 272 B; gpu->npu 136 B"
+    )

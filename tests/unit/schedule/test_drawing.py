@@ -133,3 +133,8 @@ def test_every_name_is_drawn_once(name: str) -> None:
     for row in picture(name, stages=3, micro_batches=9, width=400).splitlines():
         for micro_batch in range(9):
             assert row.count(f"F{micro_batch}") == row.count(f"B{micro_batch}") == 1
+
+
+def test_a_block_that_is_pushed_aside_keeps_its_digit() -> None:
+    spans = (Span(0, "F", 0, 0.0, 100.0), Span("a->b", "F", 0, 0.0, 2.0), Span("a->b", "F", 1, 0.0, 2.0))
+    assert draw(Timeline(1, spans), width=110, lines=True).splitlines()[1].count("1") == 1
