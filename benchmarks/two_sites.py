@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -35,13 +36,27 @@ def sites(line: Line, commands: Sequence[Sequence[str]]) -> tuple[list[dict[str,
     return told, json.loads(ended.stderr.splitlines()[-1])["links"]
 
 
-def run(line: Line, script: Sequence[str], folder: Path, **config: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def run(
+    line: Line, script: Sequence[str], folder: Path, *, gateways: bool = False, **config: Any
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Run a script in both clusters over a line, with certificates; `config` is added to the sites' config."""
     path = folder / "clusters.yaml"
-    clusters = {name: {"workers": [f"10.77.0.{n}:7101"]} for n, name in enumerate(CLUSTERS, start=1)}
+    clusters: dict[str, dict[str, Any]] = {}
+    for number, name in enumerate(CLUSTERS, start=1):
+        clusters[name] = {"workers": [f"10.77.0.{number}:7101"]}
+        clusters[name] |= {"gateway": f"10.77.0.{number}:7100"} if gateways else {}
     path.write_text(yaml.safe_dump({"run": "bench", "seed": 1, "clusters": clusters, **config}))
-    if not (folder / "certs").exists():
-        for command in (["init"], ["issue", "--all"]):
-            asked = [*CLI, "certs", *command, "--config", str(path), "--folder", str(folder / "certs")]
-            subprocess.run(asked, check=True, capture_output=True, cwd=ROOT)
-    return sites(line, [[*CLI, "run", "--config", str(path), "--cluster", name, *script] for name in CLUSTERS])
+    for command in () if (folder / "certs").exists() else (["init"], ["issue", "--all"]):
+        asked = [*CLI, "certs", *command, "--config", str(path), "--folder", str(folder / "certs")]
+        subprocess.run(asked, check=True, capture_output=True, cwd=ROOT)
+    return sites(line, [_command(path, name, script, gateways) for name in CLUSTERS])
+
+
+def _command(path: Path, cluster: str, script: Sequence[str], gateways: bool) -> list[str]:
+    """What a site runs: the worker, and beside it the gateway where there are any."""
+    named = ["--config", str(path), "--cluster", cluster]
+    worker = [*CLI, "run", *named, *script]
+    if not gateways:
+        return worker
+    gateway = shlex.join([*CLI, "gateway", *named])
+    return ["sh", "-c", f"{gateway} >&2 & g=$!; {shlex.join(worker)}; c=$?; kill $g; wait $g; exit $c"]

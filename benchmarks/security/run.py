@@ -1,0 +1,65 @@
+"""A step over a slow line without any security, with mutual TLS, and sealed through two gateways with audit logs.
+
+    python benchmarks/security/run.py            # needs root and /dev/net/tun
+    python benchmarks/security/run.py --quick    # a small model, once; writes nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common import machine, verdict, write
+from two_sites import Line, run
+
+SLOW: Line = ("60mbit", "20ms")
+BAR = 1.05
+OURS = Path(__file__).resolve().parents[1] / "wan_pipeline" / "ours.py"
+SHAPE = {"rows": 32, "length": 64, "vocabulary": 4000, "width": 512, "heads": 8, "blocks": 4, "micro-batches": 8}
+SMALL = {**SHAPE, "rows": 8, "width": 64}
+HOW: dict[str, dict[str, Any]] = {
+    "insecure": {"security": {"insecure": True}},
+    "mutual TLS": {},
+    "TLS, gateways, sealed, audited": {"gateways": True},
+}
+
+
+def script(shape: dict[str, int], steps: int) -> list[str]:
+    """The program, and its sizes."""
+    return [str(OURS), *(word for name, size in {**shape, "steps": steps}.items() for word in (f"--{name}", str(size)))]
+
+
+def main() -> int:
+    """All ways by turns, then the medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a small model, once; writes nothing")
+    parser.add_argument("--rounds", type=int, default=3)
+    chosen = parser.parse_args()
+    asked = script(SMALL, 6) if chosen.quick else script(SHAPE, 12)
+    kept: dict[str, list[float]] = {how: [] for how in HOW}
+    for _ in range(1 if chosen.quick else chosen.rounds):
+        for how, config in HOW.items():
+            with tempfile.TemporaryDirectory() as folder:
+                told, crossed = run(SLOW, asked, Path(folder), **config)
+            kept[how].append(max(each["median"] for each in told))
+            print(how, round(kept[how][-1], 3), crossed, flush=True)
+    plain = statistics.median(kept["insecure"])
+    rows = []
+    for how, times in kept.items():
+        ratio = statistics.median(times) / plain
+        rows.append([how, round(statistics.median(times), 3), round(ratio, 3), verdict(ratio, BAR)])
+        print(*rows[-1])
+    if not chosen.quick:
+        result = {"machine": machine(), "line": SLOW, "rounds": kept, "bar": BAR}
+        write(__file__, result, [["", "seconds a step", "of insecure", "verdict"], *rows])
+    return int(any(row[-1] == "missed" for row in rows) and not chosen.quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
