@@ -412,8 +412,8 @@ def variables_later(function: Any) -> Callable[[Callable[[Any], bool]], None]:
 VARIABLE_READS = ("_read_variable_op", "sparse_read", "gather_nd")
 """Methods of a resource variable through which every read goes."""
 
-VARIABLE_WRITES = ("assign", "assign_add", "assign_sub")
-"""Methods of a resource variable through which Keras writes."""
+VARIABLE_WRITES = ("assign", "assign_add", "assign_sub", "_restore_from_tensors")
+"""Methods of a resource variable through which Keras and checkpoints write."""
 
 VARIABLE_HANDLE = "_handle"
 """Attribute that eager ops in C++ read a variable by, past its methods, if it is an EagerTensor and nothing else."""

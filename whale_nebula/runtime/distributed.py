@@ -125,7 +125,7 @@ class DistributedStep:
         self, tensors: Sequence[Any], counts: Sequence[int], medians: Medians, asked: str | None
     ) -> Agreed:
         """Say which step this is, and check beside the computing that all others say the same. Each also tells its
-        pace, since a prediction needs that of all stages, what its last step was like, and whether it was asked to leave.
+        pace, since a prediction needs that of all stages, what its last step was like, and whether it has to leave.
         """
         leaves = self.compiled.cut.program.leaves
         sheet = {

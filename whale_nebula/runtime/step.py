@@ -120,8 +120,11 @@ class Step:
             return self.fn(*args, **kwargs)
 
         captured = capture(call, layout, paths=self.paths, later=not current_run().alone)
-        check_pinned(self.name, captured, layout)
-        found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=self.notes)
+        try:
+            check_pinned(self.name, captured, layout)
+            found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=self.notes)
+        finally:
+            captured.begin(lambda variable: True)  # nothing, unless the step was refused
         self.engines[layout.key] = found
         self.forms.append(layout)
         return found

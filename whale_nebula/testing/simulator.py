@@ -309,8 +309,8 @@ class _Everyone(FaultPlan):
     def reach(self, point: str, drop: Drop | None = None) -> None:
         """A failpoint is reached."""
         turns = self._world.turns
-        if not turns.over and turns.current is not None:
-            self._world.plans[turns.current.acting].reach(point, drop)
+        if turns.mine() and not turns.over:
+            self._world.plans[turns.me.acting].reach(point, drop)
 
 
 class _Cable(Cable):

@@ -40,6 +40,7 @@ class Turn:
         self.waits = 0  # how often it has waited
         self.blocked = False
         self.done = False
+        self.ident = 0
         self.baton = _thread.allocate_lock()
         self.baton.acquire()
 
@@ -145,6 +146,10 @@ class Turns:
             raise Over
         return self.current
 
+    def mine(self) -> bool:
+        """Whether the caller is the thread that runs, and none of another run or of none."""
+        return self.current is not None and self.current.ident == _thread.get_ident()
+
     def sleep(self, seconds: float) -> None:
         """Wait so long."""
         self.block(self.time + max(seconds, _INSTANT))
@@ -177,6 +182,7 @@ class Turns:
         heapq.heappush(self._timers, (until, self._count, turn.waits, turn))
 
     def _run(self, turn: Turn, work: Callable[[], None]) -> None:
+        turn.ident = _thread.get_ident()
         turn.baton.acquire()
         try:
             if not self.over:

@@ -170,7 +170,8 @@ def uncaught() -> None:
 
 
 SCENARIOS = (
-    seeds, order, rows, width, stopped_and_read, stopped_and_left, asserting, ids, configs, absent, absent_later, uncaught
+    seeds, order, rows, width, stopped_and_read, stopped_and_left, asserting, ids, configs, absent, absent_later,
+    uncaught,
 )  # fmt: skip
 for scenario in SCENARIOS:
     scenario()

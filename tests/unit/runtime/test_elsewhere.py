@@ -99,3 +99,13 @@ def test_a_checkpoint_of_it_is_refused(tmp_path: Path) -> None:
     empty(kept(variable))
     with pytest.raises(CollectiveReadError):
         tf.train.Checkpoint(variable=variable).write(str(tmp_path / "checkpoint"))
+
+
+def test_a_checkpoint_gives_it_nothing_back(tmp_path: Path) -> None:
+    """Every process restores all of a checkpoint, and keeps its part."""
+    path = tf.train.Checkpoint(square=square(), own=square()).write(str(tmp_path / "checkpoint"))
+    variable, own = square(), tf.Variable(tf.zeros([2, 2]))
+    empty(kept(variable))
+    tf.train.Checkpoint(square=variable, own=own).read(path).assert_consumed()
+    assert raw(variable).shape == (0,)
+    assert own.numpy().tolist() == [[1.0, 2.0], [3.0, 4.0]]
