@@ -30,7 +30,7 @@ from whale_nebula.transport.grpc.connection import Connection
 from whale_nebula.transport.grpc.knock import Knock
 from whale_nebula.transport.grpc.lane import Lane
 from whale_nebula.transport.grpc.listener import Hear, Listener, Visitor
-from whale_nebula.transport.grpc.options import LANES_WITHOUT_BBR
+from whale_nebula.transport.grpc.options import lanes
 from whale_nebula.transport.grpc.tls import server_credentials
 from whale_nebula.transport.waiting import Announce, log_wait
 
@@ -300,7 +300,7 @@ def _connections(site: Site) -> int:
     """How many connections there may be: those of all pairs, from both sides, and the trunks."""
     own = sum(cluster_of(worker) == site.cluster for worker in site.workers) or 8
     others = (len(site.workers) - own if site.roster else 0) or 8
-    return 2 * LANES_WITHOUT_BBR * own * others + 4 * len(site.gateways) + 8
+    return 2 * lanes() * own * others + 4 * len(site.gateways)
 
 
 def _about(knock: Knock) -> str:

@@ -17,7 +17,7 @@ from whale_nebula.transport.grpc.dialling import DiallingCarrier, Target
 from whale_nebula.transport.grpc.knock import Knock
 from whale_nebula.transport.grpc.lane import Lane
 from whale_nebula.transport.grpc.listener import Hear, Listener, Visitor
-from whale_nebula.transport.grpc.options import LANES_WITHOUT_BBR
+from whale_nebula.transport.grpc.options import lanes
 from whale_nebula.transport.grpc.tls import server_credentials
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.waiting import Announce, log_wait
@@ -142,7 +142,7 @@ class GrpcLinks:
             server_credentials(self._current) if self._current else None,
             self._accept,
             deadlines=self._deadlines,
-            connections=LANES_WITHOUT_BBR * (len(self._place.peers) + 1),
+            connections=lanes() * len(self._awaited),  # more places than there are peers would be strangers' places
         )
         listener.start()
         return listener

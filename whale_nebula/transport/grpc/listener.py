@@ -68,7 +68,7 @@ class Listener:
             _Threads(),
             handlers=[_Door(self._talk), *self._others],
             options=options.server(self._deadlines, self._connections),
-            maximum_concurrent_rpcs=4 * self._connections,
+            maximum_concurrent_rpcs=4 * self._connections + options.HANDSHAKES,
         )
         try:
             port = (
