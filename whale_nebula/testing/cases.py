@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+from whale_nebula.testing.case import NAMES, PATIENCE, Case
 from whale_nebula.testing.fault_plan import Action, Fault
 from whale_nebula.testing.line_faults import Ill, LineFault
 from whale_nebula.testing.points import POINTS
-from whale_nebula.testing.simulator import NAMES, PATIENCE, Case
 
 # A simulated worker has no certificate, and tells of a failure only where there is one.
 REACHED = tuple(name for name in POINTS if not name.startswith("certificate.") and name != "failure.telling")

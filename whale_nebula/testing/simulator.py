@@ -15,18 +15,19 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from whale_nebula.errors import NebulaError, OptionError, RunError
+from whale_nebula.errors import NebulaError, RunError
 from whale_nebula.runtime.session import Session
 from whale_nebula.testing import carrier, failpoints
 from whale_nebula.testing.carrier import Cable
+from whale_nebula.testing.case import PATIENCE, Case, Found, Outcome
 from whale_nebula.testing.failpoints import failpoint
 from whale_nebula.testing.fault_plan import Action, Drop, Fault, FaultPlan, fail
-from whale_nebula.testing.lesson import PROGRAM, Numbers, Pupil, bound, undisturbed
-from whale_nebula.testing.line_faults import BadLine, Ill, LineFault
+from whale_nebula.testing.judge import DEADLY, judge, planned
+from whale_nebula.testing.lesson import PROGRAM, Numbers, Pupil, bound
+from whale_nebula.testing.line_faults import BadLine
 from whale_nebula.testing.stepping import Gone, Over, Turns
 from whale_nebula.transport import clock, mailbox, outbox, peer, tally
 from whale_nebula.transport.base import lost
@@ -36,90 +37,13 @@ from whale_nebula.transport.peer import PeerLink
 from whale_nebula.wire import frame
 from whale_nebula.wire.greeting import Greeting
 
-NAMES = ("gpu/0", "npu/0", "tpu/0")
-PATIENCE, LIMIT = 20.0, 600.0
+__all__ = ["Case", "Found", "simulate"]
+
+LIMIT = 600.0
 NOTICED = 1.0  # after how long a dead worker's address has refused twice
 _DEADLINES = Deadlines(patience=PATIENCE, silence=4.0, grace=2.0)
 _CHUNK, _BUDGET = 1024, 8192
-_DEADLY = (Action.KILL, Action.RAISE)
 _SWAPPED = (peer, outbox, mailbox, clock, tally, carrier)
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A run and what goes wrong in it; as text it is all that is needed to run it again.
-
-    `restart`: a worker that is killed comes again after so many seconds.
-    """
-
-    seed: int
-    workers: int = 2
-    steps: int = 3
-    faults: tuple[Fault, ...] = ()
-    lines: tuple[LineFault, ...] = ()
-    restart: float = 0.0
-
-    @classmethod
-    def parse(cls, text: str) -> Case:
-        """Read what `str` wrote."""
-        try:
-            parts = dict(word.split("=", 1) for word in text.split())
-            unknown = parts.keys() - {"seed", "workers", "steps", "faults", "lines", "restart"}
-            if unknown:
-                raise ValueError(f"{', '.join(sorted(unknown))} is no part of a case")
-            return cls(
-                int(parts["seed"]),
-                int(parts.get("workers", 2)),
-                int(parts.get("steps", 3)),
-                tuple(map(Fault.parse, filter(None, parts.get("faults", "").split(",")))),
-                tuple(map(LineFault.parse, filter(None, parts.get("lines", "").split(",")))),
-                float(parts.get("restart", 0)),
-            )
-        except (KeyError, ValueError) as error:
-            raise OptionError(f"{text!r} is no case", why=str(error), mend="seed=1 workers=2 steps=3") from None
-
-    def __str__(self) -> str:
-        parts = [f"seed={self.seed} workers={self.workers} steps={self.steps}"]
-        parts += ["faults=" + ",".join(map(str, self.faults))] if self.faults else []
-        parts += ["lines=" + ",".join(map(str, self.lines))] if self.lines else []
-        parts += [f"restart={self.restart:g}"] if self.restart else []
-        return " ".join(parts)
-
-    @property
-    def row(self) -> tuple[str, ...]:
-        """Its workers."""
-        return NAMES[: self.workers]
-
-
-@dataclass(slots=True)
-class Outcome:
-    """How one worker ended: by itself (`held` is what it holds), by an error, or killed."""
-
-    applied: int = 0
-    held: Numbers | None = None
-    error: BaseException | None = None
-    at: float = 0.0
-    killed: float | None = None
-    leftover: int = 0
-
-
-@dataclass(slots=True)
-class Found:
-    """What came of a case; `wrong` says in words what must not be."""
-
-    case: Case
-    outcomes: dict[str, Outcome]
-    reached: Counter[str]
-    struck: list[object]
-    seconds: float = 0.0
-    hangs: bool = False
-    when: float | None = None  # a worker was killed, or failed
-    wrong: list[str] = field(default_factory=list)
-
-    @property
-    def went_on(self) -> bool:
-        """Whether every worker came to its end."""
-        return all(outcome.held is not None for outcome in self.outcomes.values())
 
 
 def simulate(case: Case) -> Found:
@@ -242,7 +166,7 @@ class _World:
 
     def _act(self, worker: str, fault: Fault, drop: Drop | None) -> None:
         self.struck.append(fault)
-        if fault.action in _DEADLY:
+        if fault.action in DEADLY:
             self.when = self.turns.now()
         match fault.action:
             case Action.KILL:
@@ -295,7 +219,7 @@ class _World:
         struck = [*self.struck, *(fault for line in self.lines for fault in line.struck)]
         found = Found(self.case, self.outcomes, reached, struck, self.turns.time, self.turns.hangs, self.when)
         found.wrong = judge(found)
-        found.wrong += [f"{name} broke: {error!r}" for name, error in self.turns.broken if not _planned(error)]
+        found.wrong += [f"{name} broke: {error!r}" for name, error in self.turns.broken if not planned(error)]
         return found
 
 
@@ -372,61 +296,3 @@ def _leave(links: Mapping[str, PeerLink]) -> None:
         link.part()
     for link in links.values():
         link.close()
-
-
-def _planned(error: BaseException) -> bool:
-    return isinstance(error, RunError) and "failpoint" in str(error)
-
-
-def fatal(case: Case) -> bool:
-    """Whether such a case may stop a run; all others must go on."""
-    frozen = [f for f in case.faults if f.action is Action.FREEZE and (not f.seconds or f.seconds >= PATIENCE)]
-    longest = max([0.0, *(fault.seconds for fault in case.lines), *(fault.seconds for fault in case.faults)])
-    return (
-        bool(frozen)
-        or any(fault.action in _DEADLY for fault in case.faults)
-        or any(fault.ill is Ill.LOSE for fault in case.lines)
-        or longest >= PATIENCE / 2
-    )
-
-
-def judge(found: Found) -> list[str]:
-    """What must not be: a hang, another model, a stop without a name, one that ends well where others do not."""
-    case, outcomes = found.case, found.outcomes
-    living = {worker: each for worker, each in outcomes.items() if each.killed is None}
-    wrong = ["it hangs"] if found.hangs else []
-    expected = dict(zip(case.row, undisturbed(case.workers, case.steps), strict=True))
-    for worker, each in outcomes.items():
-        if each.held is not None and (each.held.tobytes() != expected[worker].tobytes() or each.leftover):
-            wrong.append(f"{worker} has come to something else ({each.leftover} tensors are left)")
-    for worker, each in living.items():
-        if each.held is None and each.error is None and not found.hangs:
-            wrong.append(f"{worker} has no end")
-        if each.error is not None:
-            wrong += _misnamed(case, worker, each.error)
-    if not fatal(case) and not found.went_on:
-        wrong.append(f"it stopped: {next((str(e.error) for e in outcomes.values() if e.error), 'nobody said why')}")
-    applied = [each.applied for each in outcomes.values()]
-    if max(applied) - min(applied) > 1 and not case.restart:
-        wrong.append(f"steps applied: {applied}")
-    if any(each.held is not None for each in living.values()) and min(a.applied for a in living.values()) < case.steps:
-        wrong.append(f"one has ended well, and not all have taken all steps: {applied}")
-    return wrong + _late(found, living)
-
-
-def _misnamed(case: Case, worker: str, error: BaseException) -> list[str]:
-    if not isinstance(error, NebulaError):
-        return [f"{worker} stopped by {error!r}"]
-    others = [each for each in case.row if each != worker]
-    named = _planned(error) or any(each in str(error) for each in others)
-    return [] if named else [f"{worker} stopped without a name: {error}"]
-
-
-def _late(found: Found, living: Mapping[str, Outcome]) -> list[str]:
-    """The peers of a worker that is dead or has failed stop within two seconds."""
-    (only,) = found.struck if len(found.struck) == 1 else (None,)
-    if found.when is None or only is None or found.case.restart:
-        return []  # something else may have kept them
-    limit = found.when + 2.0
-    late = {worker: each.at - found.when for worker, each in living.items() if each.error and each.at > limit}
-    return [f"{worker} stopped {seconds:.1f} s after another" for worker, seconds in late.items()]

@@ -12,10 +12,12 @@ import pytest
 from tests.soak.simulated import main, repro
 from whale_nebula.errors import OptionError
 from whale_nebula.testing import lesson
+from whale_nebula.testing.case import PATIENCE, Case, Found
 from whale_nebula.testing.cases import REACHED, grid, random_case
 from whale_nebula.testing.fault_plan import Action
+from whale_nebula.testing.judge import judge
 from whale_nebula.testing.points import POINTS
-from whale_nebula.testing.simulator import NOTICED, PATIENCE, Case, Found, judge, simulate
+from whale_nebula.testing.simulator import NOTICED, simulate
 from whale_nebula.transport import peer
 from whale_nebula.wire import frame
 
@@ -154,7 +156,7 @@ class TestTheJudge:
         plain = lesson.ahead
         monkeypatch.setattr(lesson, "back", lambda kept, came: plain(kept[: lesson.NARROW], came, 0, 0))
         good("seed=1")  # all do the same: the oracle, too
-        monkeypatch.setattr("whale_nebula.testing.simulator.undisturbed", lambda *case: [lesson.fresh(0)] * 2)
+        monkeypatch.setattr("whale_nebula.testing.judge.undisturbed", lambda *case: [lesson.fresh(0)] * 2)
         assert len(simulate(Case.parse("seed=1")).wrong) == 2
 
 
