@@ -1060,3 +1060,20 @@ def test_dispatch_to_answers_for_a_class_of_ours_and_for_no_other() -> None:
     assert tf.shape([1, 2]).numpy().tolist() == [2]
     with pytest.raises((TypeError, ValueError)):
         tf.shape(object())
+
+
+def test_variables_later_are_given_values_only_when_they_are_wanted() -> None:
+    made: list[tf.Variable] = []
+
+    def step(x: Any) -> Any:
+        if not made:
+            made.extend([tf.Variable(3.0), tf.Variable(5.0)])
+        return made[0] * x
+
+    function = tf.function(step, autograph=False)
+    begin = tf_private.variables_later(function)
+    function.get_concrete_function(tf.TensorSpec([], tf.float32))
+    assert [bool(variable.is_initialized()) for variable in made] == [False, False]
+    begin(lambda variable: variable is made[0])
+    assert [bool(variable.is_initialized()) for variable in made] == [True, False]
+    assert float(function(tf.constant(2.0))) == 6.0

@@ -57,6 +57,7 @@ class Mailbox:
             set
         )  # program -> keys taken since that step began
         self._awaited: set[Key] = set()
+        self._promised: set[Key] = set()
         self._end: _End | None = None
         self._closed = False
 
@@ -105,9 +106,10 @@ class Mailbox:
                 raise LocalProtocolError(f"{key} was received already", why="every tensor is received once")
             self._awaited.add(key)
             try:
-                self._wait(lambda: self._tensors.get(key), str(key), deadline)
+                self._wait(lambda: self._tensors.get(key), str(key), deadline, promised=key in self._promised)
             finally:
                 self._awaited.discard(key)
+                self._promised.discard(key)
             self._remember(key)
             return self._tensors.pop(key).value
 
@@ -119,17 +121,22 @@ class Mailbox:
             return queue.popleft().value
 
     def later(self, key: Key) -> None:
-        """Somebody is going to wait for this tensor: it may come though steps after it have begun."""
+        """Somebody is going to wait for this tensor: it may come though steps after it have begun, and if it has come it
+        is given out though a failure came after it.
+        """
         with self._changed:
             self._awaited.add(key)
+            self._promised.add(key)
 
-    def _wait(self, find: Callable[[], _Item[Any] | None], awaited: str, deadline: float) -> None:
+    def _wait(
+        self, find: Callable[[], _Item[Any] | None], awaited: str, deadline: float, *, promised: bool = False
+    ) -> None:
         start = self._clock.now()
         limit = start + deadline
         while True:
             now = self._clock.now()
             item = find()
-            if self._end and self._end.at_once:
+            if self._end and self._end.at_once and not (promised and item is not None and item.due <= now):
                 self._raise_end(now)
             if item is not None and item.due <= now:
                 return

@@ -230,3 +230,21 @@ def test_the_end_wakes_everybody_with_an_error_of_his_own() -> None:
     errors = results()
     assert all(isinstance(error, LinkClosedError) for error in errors)
     assert len({id(error) for error in errors}) == 4
+
+
+def test_what_is_promised_may_come_after_later_steps(mailbox: Mailbox) -> None:
+    mailbox.later(key(slot=7, step=0))
+    mailbox.put(key(step=1), "of the next step")
+    assert mailbox.take(key(step=1), 1.0) == "of the next step"
+    mailbox.put(key(slot=7, step=0), "late")
+    assert mailbox.take(key(slot=7, step=0), 1.0) == "late"
+
+
+def test_what_was_promised_and_has_come_is_given_out_though_a_failure_followed(mailbox: Mailbox) -> None:
+    mailbox.later(key(slot=7))
+    mailbox.put(key(slot=7), "promised")
+    mailbox.put(key(slot=8), "not promised")
+    mailbox.end(lambda: RemoteFailureError("npu/0 failed"), at_once=True)
+    assert mailbox.take(key(slot=7), 1.0) == "promised"
+    with pytest.raises(RemoteFailureError):
+        mailbox.take(key(slot=8), 1.0)
