@@ -121,8 +121,8 @@ class Mailbox:
             return queue.popleft().value
 
     def later(self, key: Key) -> None:
-        """Somebody is going to wait for this tensor: it may come though steps after it have begun, and if it has come it
-        is given out though a failure came after it.
+        """Somebody is going to wait for this tensor: it may come though steps after it have begun, and once it has come
+        it is given out, though a failure came after it.
         """
         with self._changed:
             self._awaited.add(key)
