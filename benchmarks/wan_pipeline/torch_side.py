@@ -81,7 +81,7 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"tcp://{a.address}", rank=rank, world_size=2)
     module = First(a) if rank == 0 else Second(a)
     stage = PipelineStage(module, rank, 2, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, a.micro_batches, loss_fn=loss if rank else None)
+    schedule = Schedule1F1B(stage, a.micro_batches, loss_fn=loss)  # on every rank: without one it expects no backward
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     draw = torch.Generator().manual_seed(2)
     seconds = []
