@@ -99,8 +99,10 @@ def speaks_ssh(address: str) -> Iterator[None]:
         with contextlib.suppress(OSError):
             while True:
                 with contextlib.closing(server.accept()[0]) as line:
+                    line.settimeout(10.0)
                     line.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")
-                    line.recv(4096)
+                    while line.recv(4096):  # to the end: what is closed before it was read takes back what was sent
+                        pass
 
     thread = threading.Thread(target=serve)
     thread.start()

@@ -88,6 +88,13 @@ def line_server(serve: Callable[[socket.socket], None]) -> Iterator[str]:
         thread.join(10)
 
 
+def speaks_ssh(line: socket.socket) -> None:
+    """Greet, and read to the end: what is closed before it was read takes back what was sent."""
+    line.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")
+    while line.recv(4096):
+        pass
+
+
 def python_tls(paths: Files, ca: Path, version: ssl.TLSVersion) -> Callable[[socket.socket], None]:
     """A TLS server that says in alerts why it refuses."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -149,7 +156,7 @@ class TestTheOtherEnd:
             expect(probe(address, place.npu, GPU), PlaintextError, "there")
 
     def test_something_that_is_no_tls(self, place: Place) -> None:
-        with line_server(lambda line: line.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")) as address:
+        with line_server(speaks_ssh) as address:
             expect(probe(address, place.npu, GPU), IdentityError, "there")
 
     def test_one_that_hangs_up_at_once(self, place: Place) -> None:
