@@ -69,10 +69,7 @@ def parser() -> Parser:
     """The options of the command."""
     made = Parser(prog="whale-nebula show", description=_DESCRIPTION, epilog=_EPILOG)
     made.usage = "whale-nebula show [options] SCRIPT [arguments of the script] | PLAN.json | --report FILE"
-    for name, text in _FLAGS.items():
-        made.option(name, text)
-    for name, (value, text) in _VALUED.items():
-        made.option(name, text, value)
+    made.options(_FLAGS, _VALUED)
     return made
 
 

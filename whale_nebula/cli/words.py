@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from whale_nebula.suggest import did_you_mean
@@ -91,6 +91,13 @@ class Parser(argparse.ArgumentParser):
             self.add_argument(name, action="store_true", help=text)
         else:
             self.add_argument(name, metavar=value, help=text)
+
+    def options(self, flags: Mapping[str, str], valued: Mapping[str, tuple[str, str]]) -> None:
+        """Many of them: flags with their texts, then those with a value, each with that value's name and its text."""
+        for name, text in flags.items():
+            self.option(name, text)
+        for name, (value, text) in valued.items():
+            self.option(name, text, value)
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """The options in these words."""

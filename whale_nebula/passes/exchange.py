@@ -7,17 +7,19 @@ from typing import NamedTuple
 
 from whale_nebula.ir.plan import Cut, Exchange, PhasePlan, Worker
 from whale_nebula.ir.program import Program
+from whale_nebula.ir.spec import Spec
 
 PARTS = -2
 """The round of gradient parts: they go before the first scalars."""
 
 
 class Shared(NamedTuple):
-    """A tensor of a gradient part that crosses: its number, where it belongs, who has it and who needs it."""
+    """A tensor of a gradient part that crosses: its number, where it belongs, what it is, who has and who needs it."""
 
     slot: int
     key: tuple[int, int, int]
     piece: int
+    spec: Spec
     source: str
     destinations: tuple[str, ...]
 
@@ -42,17 +44,10 @@ def exchanges(cut: Cut) -> tuple[Exchange, ...]:
 
 
 def _parts(cut: Cut, phase: PhasePlan, clusters: dict[str, str]) -> Iterator[Exchange]:
-    specs = {
-        ((number, part.source, part.stage), piece): cut.program.graph.spec(value)
-        for number in phase.requests
-        for part in cut.program.requests[number].parts
-        for piece, value in enumerate(part.values)
-    }
     for part in shared_parts(cut, phase):
         for destination in part.destinations:
-            spec = specs[part.key, part.piece]
             ends = clusters[part.source], clusters[destination]
-            yield Exchange("part", phase.index, PARTS, part.slot, *ends, spec, part.key, part.piece)
+            yield Exchange("part", phase.index, PARTS, part.slot, *ends, part.spec, part.key, part.piece)
 
 
 def _scalars(cut: Cut, phase: PhasePlan, clusters: dict[str, str]) -> Iterator[Exchange]:
@@ -77,7 +72,8 @@ def shared_parts(cut: Cut, phase: PhasePlan) -> Iterator[Shared]:
             holders = cut.held.get(variable.path, ()) if variable is not None else ()
             source = workers[part.stage]
             others = tuple(worker for worker in holders if worker != source)
-            for index in range(len(part.values)):
+            for index, value in enumerate(part.values):
                 if others:
-                    yield Shared(slot, (number, part.source, part.stage), index, source, others)
+                    key, spec = (number, part.source, part.stage), program.graph.spec(value)
+                    yield Shared(slot, key, index, spec, source, others)
                 slot += 1

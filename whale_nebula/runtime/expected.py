@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.ir.plan import Cut
 from whale_nebula.ir.spec import Spec
 from whale_nebula.passes.exchange import shared_parts
+from whale_nebula.runtime.post import Slots
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.decoder import Bound
 
@@ -51,14 +51,11 @@ class Expected:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._programs: dict[int, _Table] = {}
 
     def add(self, program: int, cut: Cut) -> None:
         """Take in a program, before its first step."""
-        table = _Table(dict(slots(cut)), cut.program.pipeline.micro_batch)
-        with self._lock:
-            self._programs[program] = table
+        self._programs[program] = _Table(dict(slots(cut)), cut.program.pipeline.micro_batch)
 
     def __call__(self, key: Key) -> Bound:
         """What the tensor of this key may be."""
@@ -76,41 +73,26 @@ class Expected:
 
 def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
     """Everything that crosses between workers in a step, and what it may be."""
-    workers = {stage: worker.name for worker in cut.workers for stage in worker.stages}
-    yield from _boundaries(cut, workers)
-    yield from _gradients(cut, workers)
+    yield from _posted(cut)
     yield from _parts(cut)
     yield from _scalars(cut)
 
 
-def _boundaries(cut: Cut, workers: Mapping[int, str]) -> Iterator[tuple[Slot, Bound]]:
-    for each in cut.boundaries:
-        bound = _bound(cut.program.graph.spec(each.value), each.codec)
-        for destination in _others(workers[each.source], each.destinations, workers):
-            yield Slot("forward", each.phase, each.slot, workers[each.source], destination), bound
-
-
-def _gradients(cut: Cut, workers: Mapping[int, str]) -> Iterator[tuple[Slot, Bound]]:
-    codecs = {each.value: each.backward_codec for each in cut.boundaries}
-    phases = {request: phase.index for phase in cut.phases for request in phase.requests}
-    flows = [(phases[request.index], flow) for request in cut.program.requests for flow in request.flows]
-    for number, (phase, flow) in enumerate(flows):
-        target = cut.program.labels.get(flow.boundary.op, 0)
-        bound = _bound(cut.program.graph.spec(flow.gradient), codecs.get(flow.boundary, "none"))
-        for destination in _others(workers[flow.stage], (target,), workers):
-            yield Slot("backward", phase, number, workers[flow.stage], destination), bound
+def _posted(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
+    """Boundaries and their gradients, numbered as those who send them number them."""
+    workers = {stage: worker.name for worker in cut.workers for stage in worker.stages}
+    for value, slot in Slots(cut).by_value.items():
+        bound = _bound(cut.program.graph.spec(value), slot.codec)
+        home = workers[slot.source]
+        for destination in dict.fromkeys(workers[stage] for stage in slot.readers):
+            if destination != home:
+                yield Slot(slot.kind, slot.phase, slot.number, home, destination), bound
 
 
 def _parts(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
     for phase in cut.phases:
-        specs = {
-            ((number, part.source, part.stage), piece): cut.program.graph.spec(value)
-            for number in phase.requests
-            for part in cut.program.requests[number].parts
-            for piece, value in enumerate(part.values)
-        }
         for part in shared_parts(cut, phase):
-            bound = _bound(specs[part.key, part.piece])
+            bound = _bound(part.spec)
             for destination in part.destinations:
                 yield Slot("part", phase.index, part.slot, part.source, destination), bound
 
@@ -121,10 +103,6 @@ def _scalars(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
         bound = _bound(cut.program.graph.spec(crossing.value))
         for destination in crossing.destinations:
             yield Slot("scalar", crossing.phase, number, crossing.source, destination), bound
-
-
-def _others(home: str, stages: Sequence[int], workers: Mapping[int, str]) -> list[str]:
-    return [worker for worker in dict.fromkeys(workers[stage] for stage in stages) if worker != home]
 
 
 def _bound(spec: Spec, codec: str = "none") -> Bound:
