@@ -56,7 +56,6 @@ class Gateway:
         self._now = time.monotonic
         self._silence = _BEATS * self._deadlines.beat
         self._verdicts = Verdicts()
-        self._gone: set[str] = set()
         self.journal = Journal(AuditLog(site.audit, site.identity, self._current, on_head=self._head))
         kept = KeptHeads(site.heads, self._used.trust) if self._used else None
         self._roads = {name: self._road(name, kept, announce) for name in site.gateways}
@@ -133,7 +132,7 @@ class Gateway:
         if found.purpose is Purpose.TRUNK:
             return self._let_in_gateway(found, lane)
         asks, wanted = knock.source, knock.destination
-        self._gone.discard(asks)
+        self._verdicts.asks(asks)
         verdict = self._verdicts.find(asks, wanted, once=found.purpose is Purpose.OUT)
         if verdict is not None:
             raise verdict
@@ -145,7 +144,7 @@ class Gateway:
         hear = half.lane(0, lane)
         self._take(pair, half)
         if side is Side.NEAR:
-            self._verdicts.forget(wanted=pair.here)
+            self._verdicts.back(pair.here)
             for road in self._roads.values():
                 road.trunk.unsay(pair.here)
             self._vigil.greet(pair.here)
@@ -215,33 +214,27 @@ class Gateway:
 
     def _gone_here(self, worker: str, state: State, why: str) -> None:
         """One of our own workers is dead or frozen: all that it was joined with must know, and soon."""
+        self._verdicts.gone(worker)
         self.journal.note("gone", target=worker, state=state, reason=why)
-        self._forget(worker)
         said = f"its gateway has seen that {why}"
         for pair in self._all():
-            if pair.here == worker and pair.known and pair.there not in self._gone:
-                self._verdicts.give(pair.there, worker, _gone(worker, said))
+            if pair.here == worker and pair.known and self._verdicts.give(pair.there, worker, _gone(worker, said)):
                 pair.end(f"worker '{worker}' is gone")
         for road in self._roads.values():
             road.trunk.send_gone(worker, said)
 
     def _gone_there(self, worker: str, why: str) -> None:
         """The gateway of another cluster says that about one of its workers."""
-        self._forget(worker)
+        self._verdicts.gone(worker)
         for pair in self._all():
-            if pair.there == worker and pair.known and pair.here not in self._gone:
+            if pair.there == worker and pair.known:
                 self._final(pair, _gone(worker, why))
 
-    def _forget(self, worker: str) -> None:
-        """A worker is gone: what it was to be told is for nobody, least of all for one that is started anew."""
-        self._gone.add(worker)
-        self._verdicts.forget(asks=worker)
-
     def _final(self, pair: Pair, error: NebulaError) -> None:
-        """There is no hope for a pair: its worker here is told when it asks again, which is at once."""
-        self.journal.note("final", target=str(pair), reason=f"{error.code} {error.what}: {error.why}")
-        self._verdicts.give(pair.here, pair.there, error)
-        pair.end(error.what)
+        """There is no hope for a pair: its worker here, if any, is told when it asks again, which is at once."""
+        if self._verdicts.give(pair.here, pair.there, error):
+            self.journal.note("final", target=str(pair), reason=f"{error.code} {error.what}: {error.why}")
+            pair.end(error.what)
 
     # ------------------------------------------------------------------ the rest
     def _road(self, cluster: str, kept: KeptHeads | None, announce: Announce) -> Road:

@@ -17,19 +17,30 @@ class Verdicts:
 
     >>> verdicts = Verdicts(now=lambda: 0.0)
     >>> verdicts.give("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
+    True
     >>> verdicts.find("npu/0", "gpu/0").what, verdicts.find("npu/1", "gpu/0")
     ("worker 'gpu/0' is gone", None)
+
+    One that is gone himself asks nothing: what he would be told must not wait for who is started in his place.
+
+    >>> verdicts.gone("npu/0")
+    >>> verdicts.give("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
+    False
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
         self._given: dict[tuple[str, str], tuple[NebulaError, float]] = {}
+        self._gone: set[str] = set()
 
-    def give(self, asks: str, wanted: str, error: NebulaError) -> None:
-        """Tell `asks` so when he next asks for `wanted`."""
+    def give(self, asks: str, wanted: str, error: NebulaError) -> bool:
+        """Tell `asks` so when he next asks for `wanted`; False if he is gone."""
         with self._lock:
+            if asks in self._gone:
+                return False
             self._given[asks, wanted] = error, self._now() + _SECONDS
+            return True
 
     def find(self, asks: str, wanted: str, *, once: bool = False) -> NebulaError | None:
         """What `asks` is to be told, if anything. With `once` he gives up when he hears it."""
@@ -39,7 +50,24 @@ class Verdicts:
                 self._given.pop((asks, wanted), None)
             return error if self._now() < until else None
 
-    def forget(self, *, asks: str | None = None, wanted: str | None = None) -> None:
-        """`wanted` is back, or `asks` is gone."""
+    def gone(self, worker: str) -> None:
+        """A worker is gone: it asks for nobody, and whatever it was to be told is forgotten."""
         with self._lock:
-            self._given = {pair: given for pair, given in self._given.items() if pair[0] != asks and pair[1] != wanted}
+            self._gone.add(worker)
+            self._given = {pair: given for pair, given in self._given.items() if pair[0] != worker}
+
+    def asks(self, worker: str) -> None:
+        """A worker asks: it is there."""
+        with self._lock:
+            self._gone.discard(worker)
+
+    def back(self, worker: str) -> None:
+        """A worker can be reached again."""
+        with self._lock:
+            self._given = {pair: given for pair, given in self._given.items() if pair[1] != worker}
+
+    @property
+    def all_gone(self) -> frozenset[str]:
+        """Those that are gone, and have not come back."""
+        with self._lock:
+            return frozenset(self._gone)

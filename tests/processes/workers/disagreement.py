@@ -157,9 +157,13 @@ def absent_later() -> None:
     names, x = np.arange(4, dtype="float32"), np.ones(4, "float32")
     mine = (names, None) if SECOND else (None, x)
     tell("absent and given", [float(step(*given)) for given in (mine, (names, x), mine)])
-    with nb.gathered():  # all have read what they were given: a failure would overtake it
-        pass
-    tell("absent later", ended(lambda: step(None if SECOND else names, x)))
+
+    def later() -> None:
+        with nb.gathered():  # all have read what they were given: a failure would overtake it, and overtakes even this
+            pass
+        step(None if SECOND else names, x)
+
+    tell("absent later", ended(later))
 
 
 def uncaught() -> None:

@@ -149,7 +149,7 @@ class TestWhatBreaks:
         until(lambda: all(worker in made.gateways[worker[:3]]._vigil._open for worker in (GPU, NPU)))
         made.kill(NPU)
         made.kill(GPU)
-        until(lambda: all(gateway._gone == {GPU, NPU} for gateway in made.gateways.values()))
+        until(lambda: all(gateway._verdicts.all_gone == {GPU, NPU} for gateway in made.gateways.values()))
         made.join()
         made.meet()
 
