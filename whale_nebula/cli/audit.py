@@ -25,13 +25,15 @@ found, too; with --ca, heads count only if a certificate of this authority signe
 
 _EPILOG = """\
 examples:
-  whale-nebula audit verify audit.jsonl
-  whale-nebula audit verify gpu/audit.jsonl --heads npu/heads.jsonl --ca certs/ca.pem
-  whale-nebula audit verify audit.jsonl --json
+  whale-nebula audit verify audit/gpu-gateway.jsonl
+  whale-nebula audit verify audit/gpu-gateway.jsonl --heads from-npu/npu-gateway.heads.jsonl --ca certs/ca.pem
+  whale-nebula audit verify audit/gpu-gateway.jsonl --json
+
+The gateway of cluster gpu writes audit/gpu-gateway.jsonl; that of npu keeps its heads, in npu-gateway.heads.jsonl.
 
 exit status:
   0   the log is as it was written
-  1   it is not: the first record that is wrong or missing is named
+  1   it is not: the first record that is wrong or missing is named; or it does not belong to these heads
   2   the command line is wrong
   65  the heads or the authority's certificate do not read
   66  there is no such file"""
@@ -83,6 +85,8 @@ def _trust(path: str | None) -> Trust | None:
 
 def _text(verdict: Verdict, given: argparse.Namespace) -> str:
     name = Path(verdict.path).name
+    if verdict.apart:
+        return f"{name} and what it is held against do not belong together\n  why: {verdict.why}\n  mend: {_PAIRS}"
     if not verdict.ok:
         return f"{name}: record {verdict.bad} is the first that is wrong\n  why: {verdict.why}"
     lines = [
@@ -98,6 +102,9 @@ def _text(verdict: Verdict, given: argparse.Namespace) -> str:
         cut = "" if given.heads else "; whether an end was cut off, only a peer's heads can tell: --heads FILE"
         lines.append(f"  the log was not closed: it is open, or its process crashed{cut}")
     return "\n".join(lines)
+
+
+_PAIRS = "audit verify gpu-gateway.jsonl --heads npu-gateway.heads.jsonl --ca certs/ca.pem, all of one run"
 
 
 def _signed(verdict: Verdict, given: argparse.Namespace) -> str:

@@ -18,15 +18,14 @@ from whale_nebula.cli import exits
 from whale_nebula.cli.telling import remark, tell
 from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError, DeadlineError, NebulaError
-from whale_nebula.launch import secured
+from whale_nebula.launch import gateways, secured
 from whale_nebula.launch.hosts import is_local, listening, settled
 from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.launch.line import LineFound, Seat, measure
 from whale_nebula.launch.line.seat import others
 from whale_nebula.launch.placed import run_name
 from whale_nebula.launch.resolve import Asked, Placement, everything, resolve
-from whale_nebula.launch.starting import QUIET
-from whale_nebula.security import Credentials, Files
+from whale_nebula.security import Credentials, Files, Identity
 from whale_nebula.suggest import did_you_mean
 
 _HERE_PATIENCE = 60.0
@@ -50,14 +49,17 @@ def seat_of(config: Config, path: str, cluster: str, to: str | None) -> Seat:
         clusters = [name for name in placement.clusters if name != cluster]
         mend = f"--to: {did_you_mean(to, clusters)}" if to and clusters else "clusters: {gpu: ..., npu: ...}"
         raise ConfigError("there is nobody at the other end", where=path, why=f"{cluster} is alone", mend=mend)
-    files = secured.configured(config, [here], path)
+    gateways.check(config, cluster)
+    credentials = _credentials(secured.configured(config, [here], path).get(here))
+    if credentials is not None:
+        credentials.check_is(Identity.of_worker(run_name(config), here))
     return Seat(
         run_name(config),
         here,
         peers,
         None if gateway else _listen(config, here, placement),  # then both ends dial
         gateway,
-        _credentials(files.get(here)),
+        credentials,
         everyone=tuple(placement.addresses),
     )
 
@@ -116,9 +118,8 @@ def _answers(told: dict[str, dict[str, Any]], limit: float) -> list[list[str]]:
 
 @contextlib.contextmanager
 def _end(told: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
-    env = {**QUIET, **os.environ}
     command = [sys.executable, *_COMMAND]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             if process.stdin is not None:
                 process.stdin.write(json.dumps(told) + "\n")

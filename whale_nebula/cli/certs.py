@@ -61,7 +61,7 @@ _TEXT = {
 }
 _OPTIONS: dict[str, tuple[str | None, str]] = {
     "--run": ("NAME", "the run's name, if the config names none"),
-    "--config": ("FILE", "clusters.yaml: the run's name, and which clusters there are"),
+    "--config": ("FILE", "clusters.yaml: the run's name, which clusters there are, and where certs lies"),
     "--cluster": ("NAME", "whose certificates"),
     "--role": ("ROLE", f"{', '.join(ROLES)}; worker if it is not given"),
     "--index": ("N", "the number of the worker in its cluster; 0 if it is not given"),
@@ -71,16 +71,16 @@ _OPTIONS: dict[str, tuple[str | None, str]] = {
     "--serial": ("HEX", "one certificate, by the first digits of its serial number"),
     "--why": ("TEXT", "what to remember about it"),
     "--days": ("DAYS", f"how long it is good: {DAYS:g} if it is not given, {AUTHORITY_DAYS:g} for the authority"),
-    "--folder": ("FOLDER", 'where the authority is; "certs" if it is not given'),
+    "--folder": ("FOLDER", 'where the authority is; if it is not given "certs" beside the --config, or here'),
     "--json": (None, "print one JSON object"),
 }
 _WHO = ("--cluster", "--role", "--index", "--count")
 _TAKES = {
     "init": ("--run", "--config", "--days", "--folder", "--json"),
     "issue": (*_WHO, "--all", "--config", "--days", "--folder", "--json"),
-    "show": ("--folder", "--json"),
-    "renew": (*_WHO, "--ca", "--days", "--folder", "--json"),
-    "revoke": (*_WHO, "--serial", "--why", "--folder", "--json"),
+    "show": ("--config", "--folder", "--json"),
+    "renew": (*_WHO, "--ca", "--config", "--days", "--folder", "--json"),
+    "revoke": (*_WHO, "--serial", "--why", "--config", "--folder", "--json"),
 }
 
 
@@ -204,7 +204,10 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Parser], int]] = {
 
 # ---------------------------------------------------------------------- what the options mean
 def _folder(given: argparse.Namespace) -> Path:
-    return Path(given.folder or "certs")
+    """Where a run looks for certificates: beside its config."""
+    if given.folder is not None:
+        return Path(given.folder)
+    return Path("certs") if given.config is None else Path(given.config).parent / "certs"
 
 
 def _config(given: argparse.Namespace) -> Config:

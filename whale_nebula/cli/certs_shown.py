@@ -9,6 +9,7 @@ from typing import Any
 
 from cryptography import x509
 
+from whale_nebula.errors import CredentialsError, IdentityError
 from whale_nebula.security import Identity, Peer, authority, denied, files, issue, making, reading
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.denied import Revocation
@@ -31,7 +32,7 @@ def moment(at: datetime) -> str:
 
 
 def left(until: datetime, at: datetime) -> str:
-    """How long something is good from now.
+    """How long something is good from now, to the nearest day or hour.
 
     >>> now = datetime(2026, 1, 1)
     >>> left(datetime(2026, 1, 7, 12), now), left(datetime(2026, 1, 1, 5), now), left(datetime(2025, 1, 1), now)
@@ -40,8 +41,8 @@ def left(until: datetime, at: datetime) -> str:
     rest = until - at
     if rest <= timedelta():
         return "over"
-    hours = int(rest.total_seconds() // 3600)
-    count, word = (hours // 24, "day") if hours >= 48 else (hours, "hour")
+    hours = rest.total_seconds() / 3600
+    count, word = (round(hours / 24), "day") if hours >= 48 else (round(hours), "hour")
     return f"{count} {word}{'s' * (count != 1)}"
 
 
@@ -84,7 +85,15 @@ def _current(folder: Path, identity: Identity) -> str | None:
     path = files.Files.under(folder, identity).cert
     if not path.exists():
         return None
-    return reading.serial(reading.certificate(files.read(path, "a certificate"), str(path)))
+    try:
+        return reading.serial(reading.certificate(files.read(path, "a certificate"), str(path)))
+    except IdentityError as error:
+        raise CredentialsError(
+            f"the certificate of {identity.worker} does not read",
+            where=str(path),
+            why=error.why or error.what,
+            mend=f"mv {path} {path}.broken, then whale-nebula certs issue {issue.options(identity)}",
+        ) from None
 
 
 def renewable(folder: Path) -> list[Identity]:

@@ -18,7 +18,7 @@ from whale_nebula.cli import exits
 from whale_nebula.cli.telling import remark, tell
 from whale_nebula.cli.words import Parser
 from whale_nebula.config import load
-from whale_nebula.errors import ConfigError, CredentialsError, NebulaError
+from whale_nebula.errors import ConfigError, IdentityError, NebulaError
 from whale_nebula.gateway.gateway import Gateway
 from whale_nebula.gateway.memory import keep_freed
 from whale_nebula.gateway.site import Site
@@ -66,15 +66,15 @@ def main(argv: Sequence[str]) -> int:
     if not given.told and (given.config is None or given.cluster is None):
         made.refuse("which gateway? --config clusters.yaml --cluster gpu")
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+    logging.basicConfig(level=logging.WARNING, format="whale-nebula: %(message)s", stream=sys.stderr)
     try:
         gateway = Gateway(_told(asked) if given.told else _site(given))
         gateway.start()
     except NebulaError as error:
         tell(error, as_json=given.json)
-        return exits.CONFIG if isinstance(error, ConfigError | CredentialsError) else exits.FAILED
+        return exits.CONFIG if isinstance(error, ConfigError | IdentityError) else exits.FAILED
     for number in _HEARD:
         signal.signal(number, lambda heard, _: asked.put(signal.Signals(heard).name))
-    logging.basicConfig(level=logging.WARNING, format="whale-nebula: %(message)s", stream=sys.stderr)
     keep_freed()
     _introduce(gateway, as_json=given.json)
     why = asked.get()

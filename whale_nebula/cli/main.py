@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import select
+import signal
 import sys
 from collections.abc import Sequence
 
 from whale_nebula import __version__
-from whale_nebula.cli.exits import DONE, INTERRUPTED, NOT_YET
+from whale_nebula.cli.exits import DONE, INTERRUPTED, NOT_YET, SIGNALLED
 from whale_nebula.cli.telling import tell
 from whale_nebula.errors import NotYetError
 from whale_nebula.suggest import did_you_mean
@@ -72,9 +75,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _built(command: str, words: Sequence[str]) -> int:
     try:
-        return int(importlib.import_module(f"whale_nebula.cli.{command}").main(words))
+        code = int(importlib.import_module(f"whale_nebula.cli.{command}").main(words))
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        if _is_read():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return SIGNALLED + signal.SIGPIPE
+    return code
+
+
+def _is_read() -> bool:
+    """Whether anybody reads our output; `head` has seen enough of it at some time."""
+    ends = select.poll()
+    ends.register(sys.stdout.fileno(), 0)
+    return not ends.poll(0)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ from whale_nebula.cli.signals import Asking, attended
 from whale_nebula.cli.telling import remark, tell
 from whale_nebula.cli.words import Parser
 from whale_nebula.config import Config, load
-from whale_nebula.errors import ConfigError, NebulaError, PlanError
-from whale_nebula.launch.gateways import at_hand, names, running
+from whale_nebula.errors import ConfigError, NebulaError
+from whale_nebula.launch import gateways
 from whale_nebula.launch.hosts import is_local, listening, settled
 from whale_nebula.launch.identity import SecurityFiles
-from whale_nebula.launch.placed import Output, identities, start_placed
-from whale_nebula.launch.resolve import PORT, Asked, Placement, Resolved, everything, resolve
+from whale_nebula.launch.placed import Output, identities, run_name, start_placed
+from whale_nebula.launch.resolve import PORT, Asked, Placement, Resolved, cluster_of, everything, resolve
 
 _DESCRIPTION = """\
 Run a script as the workers of this host: one process for each, which join those of the other clusters.
@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
     _check(made, given, script)
     if script and not os.path.isfile(script[0]):
         what = f"there is no script {script[0]!r}"
-        tell(PlanError(what, mend="whale-nebula run [options] path/to/train.py"), as_json=given.json)
+        tell(ConfigError(what, mend="whale-nebula run [options] path/to/train.py"), as_json=given.json)
         return exits.NO_FILE
     try:
         return _run(given, script)
@@ -118,12 +118,13 @@ def _check(made: Parser, given: argparse.Namespace, script: Sequence[str]) -> No
 
 
 def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
-    config = load(given.config)
-    config = at_hand(config, is_local) if given.all else config
+    written = config = load(given.config)
+    config = gateways.at_hand(config, is_local) if given.all else config
     found = _placed(given, config)
     if given.explain:
         print(Intent.explained(found) if given.json else found.explained())
         return exits.DONE
+    _agrees(given, written, config, found.placement)
     if given.dry_run:
         intent = Intent(found, config, given.config, script, everywhere=given.all)
         print(intent.to_json() if given.json else intent.to_text())
@@ -133,6 +134,17 @@ def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
     asking = Asking(config.patience)
     with attended(asking), _secured(given, config, found.placement) as security:
         return _start(given, config, found.placement, security, script, asking)
+
+
+def _agrees(given: argparse.Namespace, written: Config, config: Config, placement: Placement) -> None:
+    """Whether what is told so far can be a run at all."""
+    from whale_nebula.launch import secured
+
+    secured.check_names(config, placement.addresses)
+    if not given.all:
+        gateways.check(config, cluster_of(placement.here[0]))
+    elif gateways.names(written) and not gateways.names(config):
+        remark("no gateway runs here, as not every cluster of the config names one")
 
 
 def _placed(given: argparse.Namespace, config: Config) -> Resolved:
@@ -152,11 +164,11 @@ def _secured(
     from whale_nebula.launch import secured
 
     if given.all or len(placement.addresses) == 1:
-        with secured.for_one_run(config, [*placement.here, *names(config)]) as made:
+        with secured.for_one_run(config, [*placement.here, *gateways.names(config)]) as made:
             yield made
     else:
         files = secured.configured(config, placement.here, given.config)
-        secured.check(files)
+        secured.check(files, run_name(config))
         yield files
 
 
@@ -175,16 +187,24 @@ def _start(
     argv = ["-m", "whale_nebula.launch.child", *script]
     with contextlib.ExitStack() as others:
         if given.all:
-            others.enter_context(running(config, placement, security))
+            others.enter_context(gateways.running(config, placement, security))
+            _tell_of_gateways(gateways.names(config))
         job = others.enter_context(start_placed(argv, workers, output=Output(named=named), notice=remark))
         asking.job = job
         result = job.wait(float("inf"), patience=config.patience)
     return ended(result, asking, as_json=given.json)
 
 
+def _tell_of_gateways(names: Sequence[str]) -> None:
+    """Say what is not as it is between hosts."""
+    if names:
+        remark(f"{' and '.join(names)} run here, too; their audit logs go with the run (between hosts they stay)")
+
+
 def _listen(config: Config, placement: Placement) -> dict[str, str]:
     """Where the workers listen. Only who asks for certificates may listen more widely than the config says."""
-    found = listening(placement)
+    own = config.clusters.get(cluster_of(placement.here[0]))
+    found = listening(placement, written=own is not None and bool(own.workers))
     for worker, listen in found.items():
         address = placement.addresses[worker]
         if listen != address and config.security.insecure:

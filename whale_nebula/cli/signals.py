@@ -33,7 +33,7 @@ class Asking:
         if self.first is None:
             self.first = number
             _say(f"{name}: the workers leave after their next step, within {self.patience:g} s; again ends them now")
-            self.job.ask(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM, self.patience)
+            self.job.ask(number, self.patience)
         else:
             self.second = number
             _say(f"{name}, again: the workers are killed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,15 @@ def _cluster(name: str, place: Place) -> Cluster:
         raise place.wrong(f"{name!r} is no name of a cluster", mend="clusters: {gpu: {}}")
     table = place.table(("workers", "gateway"))
     workers = tuple(_worker(each) for each in table.key("workers").items())
-    return Cluster(name, workers, gateway=table.key("gateway").given(address, None))
+    gateway = table.key("gateway").given(address, None)
+    same = [number for number, worker in enumerate(workers) if worker.address == gateway]
+    if gateway is not None and same:
+        raise table.key("gateway").wrong(
+            f"the gateway of {name!r} and its worker {name}/{same[0]} have the same address, {gateway}",
+            why="each is a process of its own, and listens at a port of its own",
+            mend=f'gateway: "{gateway.rpartition(":")[0]}:7100", or another port for the worker',
+        )
+    return Cluster(name, workers, gateway=gateway)
 
 
 def _worker(place: Place) -> WorkerSpec:
@@ -82,7 +90,7 @@ def _worker(place: Place) -> WorkerSpec:
 
 def _links(place: Place, clusters: Mapping[str, Cluster]) -> Links:
     pairs: dict[tuple[str, str], Line] = {}
-    for each in place.items():
+    for each in _listed(place, clusters):
         table = each.table(("between", "rate", "delay", "loss"))
         a, b = _ends(table.key("between"), clusters)
         if (a, b) in pairs or (b, a) in pairs:
@@ -93,6 +101,28 @@ def _links(place: Place, clusters: Mapping[str, Cluster]) -> Links:
             loss=table.key("loss").given(quantities.share, 0.0),
         )
     return Links(None, pairs)
+
+
+def _listed(place: Place, clusters: Mapping[str, Cluster]) -> Iterator[Place]:
+    """The links one by one; a line, or one link without a list, is shown as the list that was meant."""
+    if isinstance(place.value, str | Mapping):
+        raise place.wrong(f"{place.value!r} is no list of links", mend=f"links: [{_meant(place.value, clusters)}]")
+    for each in place.items():
+        if isinstance(each.value, str):
+            raise each.wrong(f"{each.value!r} is no link", mend=f"links: [{_meant(each.value, clusters)}]")
+        yield each
+
+
+def _meant(value: Any, clusters: Mapping[str, Cluster]) -> str:
+    """A link as a config has it, of a line such as "60mbit,20ms" or of what stood where the list belongs."""
+    ends = list(clusters)[:2] if len(clusters) > 1 else ["gpu", "npu"]
+    words = value.split(",") if isinstance(value, str) else ()
+    said = {kind: word.strip() for word in words if (kind := quantities.kind(word.strip())) is not None}
+    if isinstance(value, Mapping):
+        between, said = value.get("between"), {key: each for key, each in value.items() if key in ("rate", "delay")}
+        ends = between if isinstance(between, list) and between else ends
+    parts = said or {"rate": "60mbit", "delay": "20ms"}
+    return f"{{between: [{', '.join(map(str, ends))}], {', '.join(f'{k}: {v}' for k, v in parts.items())}}}"
 
 
 def _ends(place: Place, clusters: Mapping[str, Cluster]) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -84,9 +85,9 @@ class Place:
         return self.value
 
     def truth(self) -> bool:
-        """True or False."""
+        """True or False; what is wrong is better left off than on."""
         if not isinstance(self.value, bool):
-            raise self.wrong(f"{self.value!r} is neither true nor false", mend=f"{self._key}: true")
+            raise self.wrong(f"{self.value!r} is neither true nor false", mend=f"{self._key}: false")
         return self.value
 
     def choice(self, known: Iterable[str]) -> str:
@@ -96,15 +97,26 @@ class Place:
             raise self.wrong(f"{self.value!r} is not known here", mend=did_you_mean(self.value, names))
         return str(self.value)
 
-    def number(self, *, least: float, most: float = float("inf"), whole: bool = False) -> Any:
+    def number(self, *, least: float, most: float = math.inf, whole: bool = False) -> Any:
         """A number between two others."""
         kinds = int if whole else int | float
         right = isinstance(self.value, kinds) and not isinstance(self.value, bool)
         if not right or not least <= self.value <= most:
-            what = f"{self.value!r} is no {'whole ' * whole}number from {least:g} to {most:g}"
-            raise self.wrong(what, mend=f"{self._key}: 1")
+            first, last = _written(least), "" if most == math.inf else _written(most)
+            span = f"from {first} to {last}" if last else f"of at least {first}"
+            usual = f"{self._key}: {1 if least <= 1 <= most else least:g}"
+            raise self.wrong(f"{self.value!r} is no {'whole ' * whole}number {span}", mend=usual)
         return self.value
 
     @property
     def _key(self) -> str:
         return self.path.rpartition(".")[2] or "config"
+
+
+def _written(number: float) -> str:
+    """A number as one writes it in a config.
+
+    >>> _written(2**32 - 1), _written(1e-6), _written(0.5)
+    ('4294967295', '0.000001', '0.5')
+    """
+    return str(number) if isinstance(number, int) else f"{number:f}".rstrip("0").rstrip(".")

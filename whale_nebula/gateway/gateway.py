@@ -49,6 +49,8 @@ class Gateway:
         self._deadlines = deadlines or Deadlines(patience=site.patience)
         self._current = CurrentCredentials(Credentials.of(site.files)) if site.files is not None else None
         self._used = self._current() if self._current else None
+        if self._used is not None:
+            self._used.check_is(site.identity)
         self._lock = threading.Lock()
         self._pairs: dict[tuple[str, str], Pair] = {}
         self._trunk_guests: list[tuple[Peer, Lane]] = []
@@ -56,6 +58,7 @@ class Gateway:
         self._now = time.monotonic
         self._silence = _BEATS * self._deadlines.beat
         self._verdicts = Verdicts()
+        self._parted: set[str] = set()  # those of our workers whose last stream was ended in order
         self.journal = Journal(AuditLog(site.audit, site.identity, self._current, on_head=self._head))
         kept = KeptHeads(site.heads, self._used.trust) if self._used else None
         self._roads = {name: self._road(name, kept, announce) for name in site.gateways}
@@ -140,10 +143,13 @@ class Gateway:
         side = Side.NEAR if found.purpose is Purpose.OUT else Side.FAR
         if knock.lane:
             return _present(pair, side, knock).lane(knock.lane, lane)
+        if side is Side.NEAR:
+            lane.trouble = self._roads[cluster_of(pair.there)].trouble
         half = self._half(pair, side, found, Connection(knock.connection))
         hear = half.lane(0, lane)
         self._take(pair, half)
         if side is Side.NEAR:
+            self._parted.discard(pair.here)
             self._verdicts.back(pair.here)
             for road in self._roads.values():
                 road.trunk.unsay(pair.here)
@@ -204,6 +210,7 @@ class Gateway:
     def _ended(self, pair: Pair, half: Half, why: str) -> None:
         self.journal.ended(pair, half, why)
         if half.side is Side.NEAR and why != REPLACED and not self._stopping.is_set():
+            (self._parted.add if half.parted else self._parted.discard)(pair.here)
             self._vigil.mourn(pair.here)
 
     def _is_back(self, worker: str) -> bool:
@@ -213,8 +220,13 @@ class Gateway:
         return self._stopping.is_set() or bool(heard)
 
     def _gone_here(self, worker: str, state: State, why: str) -> None:
-        """One of our own workers is dead or frozen: all that it was joined with must know, and soon."""
+        """One of our own workers is dead or frozen: all that it was joined with must know, and soon. Who has ended its
+        streams in order has told them himself.
+        """
         self._verdicts.gone(worker)
+        if worker in self._parted:
+            self.journal.note("left", target=worker)
+            return
         self.journal.note("gone", target=worker, state=state, reason=why)
         said = f"its gateway has seen that {why}"
         for pair in self._all():
@@ -254,11 +266,20 @@ class Gateway:
         while not self._stopping.wait(self._deadlines.look):
             for road in self._roads.values():
                 self._health.say(road.cluster, road.trunk.up)
+                if road.look():
+                    self._tell_of(road)
             for worker in {pair.here for pair in self._all() if pair.half(Side.NEAR) is not None}:
                 if not self._is_back(worker):
                     self._vigil.doubt(worker)
             if self._current is not None:
                 self._look_at_guests(self._current())
+
+    def _tell_of(self, road: Road) -> None:
+        """The way to a cluster is closed: workers that wait for it ask again, and are told why as they come in."""
+        for pair in self._all():
+            near = pair.half(Side.NEAR)
+            if near is not None and near.fresh and cluster_of(pair.there) == road.cluster:
+                near.connection.end(road.trouble)
 
     def _look_at_guests(self, credentials: Credentials) -> None:
         """Certificates end, are renewed and taken back while streams stand."""

@@ -71,6 +71,11 @@ class Half:
         """Whether the other side has ended it in order, all that it sent being read."""
         return any(lane.in_order for lane in self._lanes)
 
+    @property
+    def parted(self) -> bool:
+        """Whether its end was in order, whichever side has begun it: nobody has to be looked for."""
+        return any(lane.in_order or lane.finished for lane in self._lanes)
+
     def lane(self, number: int, lane: Lane) -> Callable[[bytes], None]:
         """Take in a lane of the connection; gives what hears its frames."""
         self._lanes.append(lane)

@@ -31,6 +31,7 @@ _LOG = logging.getLogger("whale_nebula.gateway")
 _HEAD_START_SECONDS = 0.3
 _LOOK_SECONDS = 30.0
 _SHORT_SECONDS = 1.0  # less is not worth a word
+_STALE_SECONDS = 45.0  # after which a stream that the other gateway has dialled is known to be alive, or is gone
 _SLOWEST = 4  # attempts, from which on pauses grow no longer: 0.8 s on average
 _NEEDLESS = "it is not needed any more"
 _SURE = 2  # the same diagnosis so often: it is not mended just now
@@ -72,6 +73,9 @@ class Road:
         self._site, self._current, self._told, self._deadlines = site, current, told, deadlines
         self._waiting = Waiting(f"gateway '{self.who.worker}'", self.address or "", announce)
         self._closed = threading.Event()
+        self._stands, self._fell = False, float("-inf")  # whether our own stream stands, and when it fell
+        self._down: float | None = None  # since when the other gateway is not there
+        self._trouble = "" if self.address is not None else "it is the one that dials"
         self._wrong: NebulaError | None = None
         self._times = 0
         if self.address is not None:
@@ -156,40 +160,60 @@ class Road:
         return dial(self._target, knock, lane, hear, deadlines=self._deadlines, rate=self.pacer.rate)
 
     # ------------------------------------------------------------------ the trunk
+    def look(self) -> bool:
+        """Say it if the other gateway is not there, which is no matter for as long as a moment; True when it is said
+        first. There is no end to this patience: workers have one of their own.
+        """
+        now = time.monotonic()
+        if self._stands or (self.trunk.up and now - self._fell > _STALE_SECONDS):
+            self._down = None
+            self._waiting.off()
+            return False
+        self._down = now if self._down is None else self._down
+        if now - self._down < _SHORT_SECONDS:
+            return False
+        first = not self._waiting.goes_on
+        self._waiting.on(self._trouble, since=self._down)
+        return first
+
+    @property
+    def trouble(self) -> str:
+        """Why nobody beyond can be reached, while that is so."""
+        if self._down is None or time.monotonic() - self._down < _SHORT_SECONDS:
+            return ""
+        return f"gateway '{self._site.identity.worker}' does not reach gateway '{self.who.worker}': {self._trouble}"
+
     def _keep(self) -> None:
-        attempt, since = 0, time.monotonic()
+        attempt = 0
         while not self._closed.is_set():
-            started = time.monotonic()
-            trouble = self._go()
-            if time.monotonic() - started > _SHORT_SECONDS:
-                attempt, since = 0, time.monotonic()
-            elif trouble and time.monotonic() - since > _SHORT_SECONDS and not self._closed.is_set():
-                self._waiting.on(trouble, limit=self._site.patience, since=since)
+            attempt = 0 if self._go() else attempt + 1
             self._closed.wait(self._pause(attempt))
-            attempt += 1
 
     def _pause(self, attempt: int) -> float:
         """How long to wait before another attempt: a gateway that is started again is wanted at once."""
         return self._deadlines.again(min(attempt, _SLOWEST), random.random())  # noqa: S311 - no secret
 
-    def _go(self) -> str:
-        """Open the trunk and stay as long as it lasts; gives why there was none."""
+    def _go(self) -> bool:
+        """Open the trunk and stay as long as it lasts; whether that was longer than a moment."""
         wrong = self._look()
         if wrong is not None:
-            return wrong.what
+            self._trouble = wrong.what
+            return False
         lane, over = Lane(), threading.Event()
         knock = Knock(self._site.run, self._site.identity.worker, self.who.worker, secrets.token_hex(8))
         try:
             self._call(knock, lane, self.trunk.hear)
         except NebulaError as error:
-            return error.why or error.what
+            self._trouble = error.why or error.what
+            return False
+        began, self._stands = time.monotonic(), True
         self.trunk.adopt(lane, over.set)
-        self._waiting.off()
         while not over.wait(_LOOK_SECONDS) and not self._closed.is_set():
             wrong = self._look()
             if wrong is not None:
                 lane.end(wrong.what)
-        return lane.why
+        self._stands, self._fell, self._trouble = False, time.monotonic(), lane.why
+        return self._fell - began > _SHORT_SECONDS
 
     def _look(self) -> NebulaError | None:
         """What is wrong with a certificate, there or here, written down when it is new. gRPC does not show it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import signal
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.identity import VARIABLE, Identity, SecurityFiles
-from whale_nebula.launch.pulse import start_beating
+from whale_nebula.launch.pulse import Heart
 
 EXIT_ORPHANED = 71
 
@@ -24,6 +25,7 @@ class Attachment:
 
     Workers with addresses listen at `listen` and have `security`, which is None only where the config says
     `insecure: true`. Where `gateway` is not None, other clusters are reached through it and not by their addresses.
+    `heart` beats where the launcher listens.
     """
 
     worker: str
@@ -38,6 +40,7 @@ class Attachment:
     gateway: str | None = None
     patience: float = PATIENCE_SECONDS
     config: str | None = None
+    heart: Heart | None = field(default=None, compare=False, repr=False)
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -50,7 +53,7 @@ def attach() -> Attachment | None:
     """What the launcher has told this process, or None where no launcher started it; the same at every call.
 
     From the first call on the process ends itself when its launcher is gone: no worker outlives its run. And its
-    heart beats, where the launcher listens for it.
+    heart beats, where the launcher listens for it, until all is done that Python does at its exit.
 
     >>> attach() is None
     True
@@ -65,15 +68,15 @@ def attach() -> Attachment | None:
             why="that worker, or its launcher, has ended, or this process was started by the worker",
             mend=f"start processes of your own without {VARIABLE} in their environment",
         )
-    attachment = _attachment(identity)
+    heart = None if identity.pulse is None else Heart(identity.pulse)
     os.set_inheritable(identity.leash, False)
     threading.Thread(target=_end_with_launcher, args=(identity.leash,), name="nebula-leash", daemon=True).start()
-    if identity.pulse is not None:
-        start_beating(identity.pulse)
-    return attachment
+    if heart is not None:
+        atexit.register(heart.end)  # what was registered first is done last
+    return _attachment(identity, heart)
 
 
-def _attachment(identity: Identity) -> Attachment:
+def _attachment(identity: Identity, heart: Heart | None) -> Attachment:
     peers = identity.peers.items()
     return Attachment(
         worker=identity.worker,
@@ -88,6 +91,7 @@ def _attachment(identity: Identity) -> Attachment:
         gateway=identity.gateway,
         patience=identity.patience,
         config=identity.config,
+        heart=heart,
     )
 
 

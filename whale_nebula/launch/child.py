@@ -27,8 +27,10 @@ def main(argv: list[str]) -> None:
     try:
         runpy.run_path(argv[0], run_name="__main__")
     except BaseException as failure:
+        _ends(attachment, exit_code(failure))
         _tell(failure, attachment)
         raise
+    _ends(attachment, 0)
 
 
 def _prepare(attachment: Attachment) -> None:
@@ -37,6 +39,24 @@ def _prepare(attachment: Attachment) -> None:
         sys.stdout.reconfigure(line_buffering=True)  # it is a pipe to the launcher, and someone looks on
     if attachment.seed is not None:
         seed_all(attachment.seed)
+
+
+def _ends(attachment: Attachment | None, code: int | None) -> None:
+    """The launcher will know how this process ends even if it has to be helped to."""
+    if attachment is not None and attachment.heart is not None:
+        attachment.heart.code = code
+
+
+def exit_code(failure: BaseException) -> int | None:
+    """With which code Python ends by an error that nobody caught; None where it ends by a signal.
+
+    >>> ends = ValueError(), SystemExit(75), SystemExit(), SystemExit("no"), KeyboardInterrupt()
+    >>> [exit_code(each) for each in ends]
+    [1, 75, 0, 1, None]
+    """
+    if isinstance(failure, SystemExit):
+        return failure.code if isinstance(failure.code, int) else int(failure.code is not None)
+    return None if isinstance(failure, KeyboardInterrupt) else 1
 
 
 def _tell(failure: BaseException, attachment: Attachment | None) -> None:

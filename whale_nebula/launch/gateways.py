@@ -7,17 +7,17 @@ import os
 import selectors
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from whale_nebula.config import Config
-from whale_nebula.errors import TransportError
+from whale_nebula.errors import ConfigError, TransportError
 from whale_nebula.gateway.site import Site
 from whale_nebula.launch.hosts import settled
 from whale_nebula.launch.identity import SecurityFiles
+from whale_nebula.launch.own_folder import own_folder
 from whale_nebula.launch.placed import run_name
 from whale_nebula.launch.resolve import Placement, cluster_of
 from whale_nebula.launch.resolve.placement import ANY, host_of
@@ -31,6 +31,19 @@ _COMMAND = (sys.executable, "-m", "whale_nebula.cli.main", "gateway", "--told")
 def names(config: Config) -> list[str]:
     """What the gateways of a config are called."""
     return [f"{cluster.name}/gateway" for cluster in config.clusters.values() if cluster.gateway is not None]
+
+
+def check(config: Config, cluster: str) -> None:
+    """Whether a cluster without a gateway is in a run with one that has one: its workers would be let in nowhere."""
+    own = config.clusters.get(cluster)
+    others = [each.name for each in config.clusters.values() if each.gateway is not None]
+    if own is not None and own.gateway is None and others:
+        raise ConfigError(
+            f"cluster {cluster!r} has no gateway, and {' and '.join(map(repr, others))} "
+            f"{'has' if len(others) == 1 else 'have'} one",
+            why="every cluster has one, or none has: workers behind a gateway are reached through gateways only",
+            mend=f'clusters: {{{cluster}: {{gateway: "10.77.0.1:7100"}}}}; or take "gateway" out of the others',
+        )
 
 
 def at_hand(config: Config, local: Callable[[str], bool]) -> Config:
@@ -101,9 +114,9 @@ def running(
 ) -> Iterator[Mapping[str, subprocess.Popen[bytes]]]:
     """All gateways of a run, each listening, and none afterwards; their audit logs go with them."""
     started: dict[str, subprocess.Popen[bytes]] = {}
-    with tempfile.TemporaryDirectory(prefix="whale_nebula-") as folder:
+    with own_folder() as folder:
         try:
-            for name, site in sites(config, placement, security, Path(folder)).items():
+            for name, site in sites(config, placement, security, folder).items():
                 started[name] = start(site)
             for name, process in started.items():
                 _await(name, process)

@@ -50,17 +50,20 @@ def _free(held: contextlib.ExitStack) -> int:
     return int(trial.getsockname()[1])
 
 
-def listening(placement: Placement) -> dict[str, str]:
+def listening(placement: Placement, *, written: bool = False) -> dict[str, str]:
     """Where each worker of this host listens: at its address, or, where no interface has it, at all there are.
 
     The second is how it is behind address translation, where others reach a host by an address that it does not have.
-    A port that is taken is told now; a worker would say so after loading TensorFlow.
+    A port that is taken is told now; a worker would say so after loading TensorFlow. So is a name that means nothing
+    here, where somebody has `written` it; one that a platform gives may come to mean something within seconds.
     """
-    return {worker: _listening(worker, placement.addresses[worker]) for worker in placement.here}
+    return {worker: _listening(worker, placement.addresses[worker], written) for worker in placement.here}
 
 
-def _listening(worker: str, address: str) -> str:
+def _listening(worker: str, address: str, written: bool) -> str:
     host, port = host_of(address), int(address.rpartition(":")[2])
+    if written:
+        _check_name(worker, address, host)
     problem = _tried(host, port)
     if problem == errno.EADDRNOTAVAIL:
         host = "::" if ":" in host else "0.0.0.0"  # noqa: S104 - who comes in is asked for a certificate
@@ -72,6 +75,17 @@ def _listening(worker: str, address: str) -> str:
         why="another program listens there, or a worker of an earlier run" if problem == errno.EADDRINUSE else None,
         mend="end it, or give the worker another port in the config",
     )
+
+
+def _check_name(worker: str, address: str, host: str) -> None:
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"worker {worker} cannot listen at {address}: {host!r} means nothing on this host",
+            why=error.strerror,
+            mend=f"write its number instead of {host} in the config, or mend /etc/hosts or the name server",
+        ) from None
 
 
 def _tried(host: str, port: int) -> int | None:

@@ -17,11 +17,12 @@ from typing import Protocol
 from whale_nebula.errors import DeadlineError, RemoteFailureError
 from whale_nebula.launch import group
 from whale_nebula.launch.leaving import EXIT_LEFT
-from whale_nebula.launch.pulse import SILENCE_SECONDS, Ward
+from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS, Ward
 
 GRACE_SECONDS = 5.0
 _TERM_SECONDS = 1.0
 _KILLED_SECONDS = 10.0
+_BY_US = (-signal.SIGTERM, -signal.SIGKILL)
 
 
 class Reader(Protocol):
@@ -46,7 +47,8 @@ class Outcome:
 class Result:
     """How a job ended. `culprit` is the worker that failed first, `late` says that the deadline passed.
 
-    `frozen` are those that were killed because their hearts stood still.
+    `frozen` are those that were killed because their hearts stood still while they worked. Those that had said their
+    last word and did not end after it are killed, too; their exit code is the one that they said.
     """
 
     outcomes: Mapping[str, Outcome]
@@ -88,6 +90,7 @@ class Job:
         *,
         pulses: Mapping[str, int] | None = None,
         silence: float = SILENCE_SECONDS,
+        ending: float = ENDING_SECONDS,
         notice: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._processes = dict(processes)
@@ -97,8 +100,8 @@ class Job:
         self._frozen: set[str] = set()
         self._limit = float("inf")
         self._notice = notice
-        self._silence = silence
-        self._ward = Ward(pulses or {}, self.pids, self._kill_frozen, silence)
+        self._silence, self._ending = silence, ending
+        self._ward = Ward(pulses or {}, self.pids, self._kill_frozen, silence, ending)
         for name, process in processes.items():
             threading.Thread(
                 target=self._watch, args=(name, process), name=f"nebula-watch-{name}", daemon=True
@@ -126,10 +129,15 @@ class Job:
 
     def _kill_frozen(self, worker: str) -> None:
         """End a worker whose heart stands still; no gentler signal would reach it."""
-        if self._processes[worker].poll() is None:
+        if self._processes[worker].poll() is not None:
+            return
+        if worker in self._ward.ended:
+            still = f"its process has stood still for {self._ending:g} s since"
+            self._notice(f"worker {worker} has ended, and {still}: it is killed")
+        else:
             self._notice(f"worker {worker} is frozen (no heartbeat for {self._silence:g} s): it is killed")
             self._frozen.add(worker)
-            self._signal([self._processes[worker]], signal.SIGKILL)
+        self._signal([self._processes[worker]], signal.SIGKILL)
 
     def wait(self, deadline: float, *, grace: float = GRACE_SECONDS, patience: float | None = None) -> Result:
         """Wait until all workers have ended, at most `deadline` seconds; then whoever still runs is killed.
@@ -169,8 +177,11 @@ class Job:
         return next(iter(failed or bad), None)
 
     def _code(self, name: str) -> int:
+        """The exit code of a worker; the one that it said with its last word, if it was killed after that."""
         code = self._processes[name].returncode
-        return -signal.SIGKILL if code is None else code
+        code = -signal.SIGKILL if code is None else code
+        said = self._ward.ended.get(name) if code in _BY_US else None
+        return code if said is None else said
 
     def kill(self, *, gently: bool = False) -> None:
         """End every worker that still runs, and what it started: with SIGKILL, if `gently` after SIGTERM."""

@@ -1,4 +1,4 @@
-"""A worker that was asked to end (SIGTERM, SIGINT) leaves between two steps, and all others leave with it.
+"""A worker that was asked to end (SIGTERM, SIGINT, SIGHUP) leaves between two steps, and all others leave with it.
 
 Who was asked says so with its next step. When that step is over all know, and each leaves before it begins another: so
 all have taken the same steps. A process that takes no steps yet leaves at once.
@@ -15,7 +15,7 @@ from typing import Any
 
 EXIT_LEFT = 75
 """EX_TEMPFAIL of sysexits.h: nothing is wrong, start it again."""
-_HEARD = (signal.SIGTERM, signal.SIGINT)
+_HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Leaving(SystemExit):
@@ -84,13 +84,15 @@ departure = Departure()
 
 
 def leave_on_signals() -> None:
-    """Let SIGTERM and SIGINT ask this process to leave; a signal more says nothing new.
+    """Let SIGTERM and SIGINT, and SIGHUP unless it is ignored (nohup), ask this process to leave; more say nothing new.
 
     Some platforms signal the launcher and the workers alike, and the launcher passes on what it gets. Who is in a
     hurry tells the launcher twice: it kills. A process that this one forks, such as one that reads data, ends by a
     signal like any other.
     """
-    forks = _Forks({number: signal.signal(number, _asked) for number in _HEARD})
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    heard = [number for number in _HEARD if number != signal.SIGHUP or not ignored]
+    forks = _Forks({number: signal.signal(number, _asked) for number in heard})
     os.register_at_fork(before=forks.hold, after_in_parent=forks.free, after_in_child=forks.restore)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from whale_nebula.config import Config
 from whale_nebula.launch.identity import Identity, Peer, SecurityFiles
 from whale_nebula.launch.job import Job
-from whale_nebula.launch.pulse import SILENCE_SECONDS
+from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS
 from whale_nebula.launch.relay import Relay, Sink
 from whale_nebula.launch.resolve import Placement, cluster_of
 from whale_nebula.launch.starting import abandon, start
@@ -94,6 +94,7 @@ def start_placed(
     output: Output | None = None,
     notice: Callable[[str], None] = lambda text: None,
     silence: float = SILENCE_SECONDS,
+    ending: float = ENDING_SECONDS,
 ) -> Job:
     """Start one process for each of these workers. `argv` is what follows `python`, as for `spawn`."""
     output = output or Output()
@@ -106,7 +107,7 @@ def start_placed(
                 told = replace(identity, leash=leash, launcher=os.getpid(), pulse=pulse)
                 processes[worker] = start(argv, told)
         readers = {worker: output.relay(worker, process) for worker, process in processes.items()}
-        return Job(processes, hold, readers, pulses=pulses, silence=silence, notice=notice)
+        return Job(processes, hold, readers, pulses=pulses, silence=silence, ending=ending, notice=notice)
     except BaseException:
         for fd in (hold, *pulses.values()):
             os.close(fd)

@@ -1,7 +1,8 @@
 """Heartbeats from a worker to its launcher: a process that is frozen is found within seconds.
 
 A worker's thread writes a byte each second into a pipe. A launcher that hears none for a while looks at the process
-before it judges: one that computes, or waits for a core, is busy and not frozen.
+before it judges: one that computes, or waits for a core, is busy and not frozen. Before its threads go a worker says
+its last word, with the exit code that it will have: what stands still after that has ended, and is not frozen.
 """
 
 from __future__ import annotations
@@ -17,26 +18,62 @@ from typing import NamedTuple
 
 EVERY_SECONDS = 1.0
 SILENCE_SECONDS = 5.0
+ENDING_SECONDS = 15.0
+"""How long a process may stand still that has said its last word: libraries give back what they hold, and may wait."""
 STOPPED = "T"
 RUNNABLE = "R"
+_BEAT, _LAST = b".", b"!"
 
 
 # ---------------------------------------------------------------------- the worker's side
-def start_beating(fd: int, every: float = EVERY_SECONDS) -> threading.Thread:
-    """Beat into a pipe from now on, until nobody reads it any more."""
-    os.set_inheritable(fd, False)
-    os.set_blocking(fd, False)
-    thread = threading.Thread(target=_beat, args=(fd, every), name="nebula-pulse", daemon=True)
-    thread.start()
-    return thread
+class Heart:
+    """Beats into a pipe from now on, until nobody reads it any more.
+
+    `code` is the exit code that this process will have, once that is known: it goes with the last word.
+    """
+
+    def __init__(self, fd: int, every: float = EVERY_SECONDS) -> None:
+        os.set_inheritable(fd, False)
+        os.set_blocking(fd, False)
+        self.code: int | None = None
+        self._fd, self._every, self._owner = fd, every, os.getpid()
+        self.thread = threading.Thread(target=self._beat, name="nebula-pulse", daemon=True)
+        self.thread.start()
+
+    def end(self) -> None:
+        """Say that this process ends: its threads are about to go, this one too. A process that it forked says nothing.
+
+        To be called by what runs last of all that Python does at its exit.
+        """
+        if os.getpid() == self._owner:
+            with suppress(OSError):
+                os.write(self._fd, last_word(self.code))
+
+    def _beat(self) -> None:
+        with suppress(BrokenPipeError):
+            while True:
+                with suppress(BlockingIOError):  # a launcher that is stopped reads nothing; it is told enough
+                    os.write(self._fd, _BEAT)
+                time.sleep(self._every)
 
 
-def _beat(fd: int, every: float) -> None:
-    with suppress(BrokenPipeError):
-        while True:
-            with suppress(BlockingIOError):  # a launcher that is stopped reads nothing; it is told enough
-                os.write(fd, b".")
-            time.sleep(every)
+def last_word(code: int | None) -> bytes:
+    """What a worker says last, with its exit code where that is known.
+
+    >>> [code_said(b"..." + last_word(code)) for code in (0, 1, 33, None)]
+    [(True, 0), (True, 1), (True, 33), (True, None)]
+    """
+    return _LAST if code is None else _LAST + bytes([code & 0xFF])
+
+
+def code_said(heard: bytes) -> tuple[bool, int | None]:
+    """Whether the last word is in what was heard, and the exit code in it, if it is there.
+
+    >>> code_said(b"...")
+    (False, None)
+    """
+    _, said, after = heard.partition(_LAST)
+    return bool(said), after[0] if after else None
 
 
 # ---------------------------------------------------------------------- the rule
@@ -111,7 +148,8 @@ def _stat(path: Path) -> list[str]:
 class Ward:
     """A thread that listens to all workers' hearts, and calls `tell` with the name of each that is frozen, once.
 
-    `pulses` are the ends of the pipes to read from, which it closes; `pids` the processes. It ends by `close`.
+    `pulses` are the ends of the pipes to read from, which it closes; `pids` the processes. It ends by `close`. Those
+    that have said their last word are in `ended`, with the exit code that they said; they may stand still for longer.
     """
 
     def __init__(
@@ -120,22 +158,24 @@ class Ward:
         pids: Mapping[str, int],
         tell: Callable[[str], None],
         silence: float = SILENCE_SECONDS,
+        ending: float = ENDING_SECONDS,
     ) -> None:
+        self.ended: dict[str, int | None] = {}
         self._pulses = dict(pulses)
         for fd in pulses.values():
             os.set_blocking(fd, False)
         self._pids = dict(pids)
         self._tell = tell
-        self._silence = silence
+        self._silence, self._ending = silence, max(silence, ending)
         self._heard: dict[str, Heard | None] = dict.fromkeys(pulses)
-        self._ended = threading.Event()
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="nebula-ward", daemon=True)
         if pulses:
             self._thread.start()
 
     def close(self) -> None:
         """Listen no more."""
-        self._ended.set()
+        self._closed.set()
         if self._thread.is_alive():
             self._thread.join()
         for fd in self._pulses.values():
@@ -145,7 +185,7 @@ class Ward:
     def _listen(self) -> None:
         tick = self._silence / 20
         last, watched = time.monotonic(), set(self._pulses)
-        while not self._ended.wait(tick):
+        while not self._closed.wait(tick):
             now = time.monotonic()
             passed, last = min(now - last, 2 * tick), now  # time in which we were frozen ourselves is no silence
             for worker in sorted(watched):
@@ -158,14 +198,18 @@ class Ward:
         now = vitals(pid)
         if now is None:
             return False
-        self._heard[worker] = heard = listen(self._heard[worker], passed, _drained(self._pulses[worker]), now)
-        return frozen(heard, partial(runnable, pid), self._silence)
+        said = _drained(self._pulses[worker])
+        ends, code = code_said(said)
+        if ends:
+            self.ended[worker] = code
+        self._heard[worker] = heard = listen(self._heard[worker], passed, bool(said), now)
+        return frozen(heard, partial(runnable, pid), self._ending if worker in self.ended else self._silence)
 
 
-def _drained(fd: int) -> bool:
-    """Whether beats have come; they are taken out. The end of a process is none."""
-    beat = False
+def _drained(fd: int) -> bytes:
+    """What has come; it is taken out. The end of a process is nothing."""
+    found = b""
     with suppress(BlockingIOError):
-        while os.read(fd, 4096):
-            beat = True
-    return beat
+        while some := os.read(fd, 4096):
+            found += some
+    return found

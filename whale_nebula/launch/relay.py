@@ -11,6 +11,8 @@ import threading
 from collections.abc import Mapping
 from typing import IO
 
+from whale_nebula.security.alerts import refused
+
 REST_SECONDS = 2.0
 _TAIL = 4096
 _LONGEST_LINE = 1 << 20
@@ -42,13 +44,18 @@ class Sink:
 
 
 class Relay:
-    """Two threads that hand on a process's output and errors until they end. The last of its errors are remembered."""
+    """Two threads that hand on a process's output and errors until they end. The last of its errors are remembered.
+
+    Where gRPC writes why TLS did not come about, a line says it in our words, too: once for each reason.
+    """
 
     def __init__(
         self, worker: str, process: subprocess.Popen[bytes], sinks: Mapping[str, Sink], prefixes: Mapping[str, str]
     ) -> None:
         self._prefixes = prefixes
         self._tail = b""
+        self._worker = worker
+        self._explained: set[str] = set()
         streams = {"out": process.stdout, "err": process.stderr}
         self._threads = [
             threading.Thread(
@@ -76,8 +83,17 @@ class Relay:
                     self._tail = (self._tail + line)[-_TAIL:]
                 sink.write(line if started else prefix + line)
                 started = not line.endswith(b"\n")
+                if name == "err" and not started:
+                    self._explain(line, sink)
             if started and prefix:
                 sink.write(b"\n")  # on a terminal the next line is another worker's
+
+
+    def _explain(self, line: bytes, sink: Sink) -> None:
+        meant = refused(line.decode(errors="replace"))
+        if meant is not None and meant not in self._explained:
+            self._explained.add(meant)
+            sink.write(f"whale-nebula: worker {self._worker}: {meant}\n".encode())
 
 
 def last_word(errors: str) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from whale_nebula.config import Config
 from whale_nebula.launch.identity import SecurityFiles
+from whale_nebula.launch.own_folder import own_folder
 from whale_nebula.launch.placed import run_name
+from whale_nebula.launch.resolve import cluster_of
 from whale_nebula.security import Credentials, Files, Identity, ephemeral
+from whale_nebula.security.identity import name
 
 
 def configured(config: Config, workers: Iterable[str], path: str | None) -> dict[str, SecurityFiles]:
@@ -25,11 +27,21 @@ def configured(config: Config, workers: Iterable[str], path: str | None) -> dict
     return {worker: _told(files) for worker, files in found.items()}
 
 
-def check(files: Mapping[str, SecurityFiles]) -> None:
-    """Read them all once, so that what is wrong is said before anything is started."""
-    for each in files.values():
+def check(files: Mapping[str, SecurityFiles], run: str) -> None:
+    """Read them all once, so that what is wrong is said before anything is started: whose they are, too."""
+    for worker, each in files.items():
         revoked = None if each.revoked is None else Path(each.revoked)
-        Credentials.of(Files(Path(each.ca), Path(each.cert), Path(each.key), revoked)).check_now()
+        credentials = Credentials.of(Files(Path(each.ca), Path(each.cert), Path(each.key), revoked))
+        credentials.check_now()
+        credentials.check_is(Identity.of_worker(run, worker))
+
+
+def check_names(config: Config, workers: Iterable[str]) -> None:
+    """Whether certificates can hold the names of the run and of its clusters."""
+    if not config.security.insecure:
+        name(run_name(config), "run")
+        for cluster in dict.fromkeys(map(cluster_of, workers)):
+            name(cluster, "cluster")
 
 
 @contextlib.contextmanager
@@ -40,12 +52,9 @@ def for_one_run(config: Config, workers: Iterable[str]) -> Iterator[dict[str, Se
     if config.security.insecure:
         yield {}
         return
-    made = ephemeral(run_name(config), workers)
-    try:
+    with own_folder() as folder:
+        made = ephemeral(run_name(config), workers, folder)
         yield {worker: _told(files) for worker, files in made.items()}
-    finally:
-        for folder in {files.cert.parent for files in made.values()}:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _told(files: Files) -> SecurityFiles:

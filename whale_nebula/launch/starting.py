@@ -10,9 +10,6 @@ from pathlib import Path
 
 from whale_nebula.launch.identity import VARIABLE, Identity
 
-QUIET = {"GRPC_VERBOSITY": "ERROR"}
-"""gRPC tells of every connection that ends on the error stream; whoever wants that sets it otherwise."""
-
 
 def start(
     argv: Sequence[str], identity: Identity, env: Mapping[str, str] | None = None, cwd: str | Path | None = None
@@ -20,7 +17,7 @@ def start(
     """A new process, no fork of this one's memory, in a group of its own, so that it can be killed whole."""
     return subprocess.Popen(
         [sys.executable, *argv],
-        env={**QUIET, **os.environ, **(env or {}), VARIABLE: identity.to_json()},
+        env={**os.environ, **(env or {}), VARIABLE: identity.to_json()},
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

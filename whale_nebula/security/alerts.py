@@ -78,3 +78,22 @@ def spoken(text: str, who: str) -> IdentityError | None:
         if words in lower:
             return kind(f"{who} {said}", why=f"TLS says: {words}")
     return None
+
+
+_REFUSED = "Handshake failed with error"
+
+
+def refused(line: str) -> str | None:
+    """What a line of gRPC's log says of somebody with whom TLS did not come about, in our words; None for others.
+
+    It does not say who dialled whom: either side writes it that does not take the certificate of the other.
+
+    >>> refused("I1122 tls.cc:1] Handshake failed with error SSL_ERROR_SSL: ...:CERTIFICATE_VERIFY_FAILED")
+    'TLS was refused: the other side shows a certificate that is not taken (NB-420)'
+    >>> refused("certificate has expired") is None
+    True
+    """
+    if _REFUSED not in line:
+        return None
+    error = spoken(line, "the other side")
+    return "TLS was refused: " + (f"{error.what} ({error.code})" if error is not None else "the line above says why")

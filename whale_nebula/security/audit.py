@@ -188,7 +188,10 @@ class AuditLog:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._size)
-            raise AuditError("the audit log cannot be written", where=str(self.path), why=error.strerror) from None
+            mend = f"df {self.path.parent}; ls -ld {self.path.parent}"
+            raise AuditError(
+                "the audit log cannot be written", where=str(self.path), why=error.strerror, mend=mend
+            ) from None
         self._size += len(data)
 
     def _head(self) -> Head | None:
@@ -257,7 +260,8 @@ def _open(path: Path) -> tuple[int, int]:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise AuditError("the audit log cannot be opened", where=str(path), why=error.strerror) from None
+        mend = f"write it where that can be, and stays: whale-nebula gateway ... --audit /var/lib/nebula/{path.name}"
+        raise AuditError("the audit log cannot be opened", where=str(path), why=error.strerror, mend=mend) from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -174,7 +174,9 @@ def load_certificate(folder: Path) -> x509.Certificate:
     """The authority's certificate, which every host has."""
     if not (folder / CA).exists():
         raise CredentialsError(
-            "there is no authority here", where=str(folder / CA), mend="whale-nebula certs init, or --folder certs"
+            "there is no authority here",
+            where=str(folder / CA),
+            mend=f"whale-nebula certs init --run NAME --folder {folder}; or --folder with the one that there is",
         )
     return reading.certificate(files.read(folder / CA, "the authority's certificate"), str(folder / CA))
 

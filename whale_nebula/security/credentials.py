@@ -15,7 +15,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from whale_nebula.errors import CredentialsError, IdentityError
+from whale_nebula.errors import CredentialsError, IdentityError, WrongNameError
 from whale_nebula.security import files, making, reading
 from whale_nebula.security.denied import DenyList, Stamp, stamp
 from whale_nebula.security.files import Files
@@ -81,6 +81,16 @@ class Credentials:
     def check_now(self, at: datetime | None = None) -> None:
         """Whether the certificate is good at present: raises `ExpiredError` or `RevokedError` if it is not."""
         self.trust.check(self.cert_pem, whose=f"{self.identity.worker} (this process)", at=at)
+
+    def check_is(self, identity: Identity) -> None:
+        """Whether it is this process that the certificate names."""
+        if self.identity != identity:
+            raise WrongNameError(
+                f"this is {identity.worker}, and its certificate is that of {self.identity.worker}",
+                where=str(self.files.cert),
+                why=f"it names {self.identity.uri}, and not {identity.uri}",
+                mend=f"copy {identity.stem}.pem and {identity.stem}.key from where certificates are issued",
+            )
 
     def changed(self) -> bool:
         """Whether a file is another one than was read."""
@@ -163,6 +173,11 @@ class CurrentCredentials:
         self._refused: tuple[Stamp, ...] | None = None
         self._again = 0.0
         self._renewed = renewed
+        if first.trust.denied.missing:
+            _LOG.warning(
+                "there is no deny list at %s: nobody is denied; copy it from where certificates are issued",
+                first.files.revoked,
+            )
 
     def __call__(self) -> Credentials:
         """The credentials as they are now."""

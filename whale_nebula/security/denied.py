@@ -78,6 +78,7 @@ class DenyList:
         self.path = path
         self._lock = threading.Lock()
         self._stamp = stamp(path)
+        self.missing = path is not None and self._stamp is None  # when it was first looked for
         self._revoked = {} if path is None else load(path)
 
     def find(self, serial: str) -> Revocation | None:

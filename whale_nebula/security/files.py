@@ -88,7 +88,20 @@ def read(path: str | os.PathLike[str], what: str, *, secret: bool = False) -> by
                 raise _open_to_others(path, what, stat.S_IMODE(mode))
             return file.read(_MOST)
     except OSError as error:
-        raise CredentialsError(f"{what} cannot be read", where=str(path), why=error.strerror) from None
+        raise CredentialsError(
+            f"{what} cannot be read", where=str(path), why=error.strerror, mend=_elsewhere(Path(path))
+        ) from None
+
+
+def _elsewhere(path: Path) -> str | None:
+    """What to do about a file that is not there, where one of its name lies where `certs` was called."""
+    beside = Path("certs") / path.name
+    if path.exists() or not beside.exists():
+        return None
+    return (
+        f"it lies in {beside.absolute()}: move that folder to {path.parent}, or name it in the config: "
+        f"security: {{ca: {beside.parent.absolute()}/ca.pem, ...}}"
+    )
 
 
 def _open_to_others(path: str | os.PathLike[str], what: str, mode: int) -> CredentialsError:

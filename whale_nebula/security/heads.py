@@ -119,7 +119,7 @@ class KeptHeads:
     def _write(self, head: Head) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "ab") as file:
+            with open(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
                 file.write(b"\n" * self._torn() + canonical(head.as_dict()) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())

@@ -18,7 +18,7 @@ from whale_nebula.security import denied, files, making, reading
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.denied import Revocation
 from whale_nebula.security.files import Files
-from whale_nebula.security.identity import Identity
+from whale_nebula.security.identity import WORKER, Identity
 from whale_nebula.security.reading import Peer
 
 DAYS = 7.0
@@ -31,6 +31,16 @@ class Issued(NamedTuple):
     peer: Peer
     files: Files
     clipped: bool = False
+
+
+def options(identity: Identity) -> str:
+    """How a command line names somebody.
+
+    >>> options(Identity("mt", "gpu", "worker", 1)), options(Identity("mt", "gpu", "gateway"))
+    ('--cluster gpu --index 1', '--cluster gpu --role gateway')
+    """
+    role = f" --role {identity.role}" * (identity.role != WORKER)
+    return f"--cluster {identity.cluster}{role}" + f" --index {identity.index}" * (identity.index > 0)
 
 
 def issue(
@@ -58,7 +68,7 @@ def _check_free(folder: Path, identity: Identity, revoked: Iterable[str], at: da
             f"{identity.worker} has a certificate already",
             where=str(path),
             why=f"it is good until {found.not_after:%Y-%m-%d %H:%M} UTC",
-            mend=f"whale-nebula certs renew --cluster {identity.cluster}; or revoke it first, for a new key",
+            mend=f"whale-nebula certs renew {options(identity)}; or revoke it first, for a new key",
         )
 
 
@@ -116,14 +126,14 @@ def renew(
 def _renewable(folder: Path, authority: Authority, identity: Identity, revoked: Iterable[str]) -> x509.Certificate:
     path = Files.under(folder, identity).cert
     if not path.exists():
-        mend = f"whale-nebula certs issue --cluster {identity.cluster}"
+        mend = f"whale-nebula certs issue {options(identity)}"
         raise CredentialsError(f"{identity.worker} has no certificate here", where=str(path), mend=mend)
     found = reading.certificate(files.read(path, "a certificate"), str(path))
     peer = reading.peer(found)
     if peer.identity != identity or not reading.signed_by(found, authority.certificate):
         raise CredentialsError(f"this is no certificate of {identity.worker}", where=str(path))
     if peer.serial in revoked:
-        mend = f"whale-nebula certs issue --cluster {identity.cluster} makes a new key, too"
+        mend = f"whale-nebula certs issue {options(identity)} makes a new key, too"
         raise CredentialsError(f"the certificate of {identity.worker} was revoked", where=str(path), mend=mend)
     return found
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.hashes import SHA256
+
 from whale_nebula.errors import AuditError, NebulaError
 from whale_nebula.security import chain
 from whale_nebula.security.audit import pieces
@@ -29,7 +31,8 @@ class Verdict:
     """What was found. `bad` is the number of the first record that is wrong or missing, None: the log is whole.
 
     `signed` is the last record that a head in the log covers, `kept` the last that a peer's head does; `closed`
-    says that the log was ended on purpose.
+    says that the log was ended on purpose. `apart`: all that is known is that the log and what it was held against,
+    heads or an authority, do not belong together, whichever of the two was meant.
     """
 
     path: str
@@ -44,6 +47,7 @@ class Verdict:
     kept: int | None = None
     torn: int = 0
     closed: bool = False
+    apart: bool = False
 
     @property
     def ok(self) -> bool:
@@ -72,7 +76,7 @@ def verify(path: str | os.PathLike[str], heads: Iterable[Head] = (), trust: Trus
     given = list(heads)
     state = _Reading(trust, {})
     bad: int | None = None
-    why = ""
+    why, apart = "", False
     try:
         _read_heads(state, given)
         for line in _lines(files):
@@ -80,7 +84,7 @@ def verify(path: str | os.PathLike[str], heads: Iterable[Head] = (), trust: Trus
         state.follower.end()
         _check_end(state, given)
     except _MissingError as error:
-        bad, why = error.seq, str(error)
+        bad, why, apart = error.seq, str(error), isinstance(error, _ApartError)
     except BrokenError as error:
         bad, why = state.follower.link.seq + 1, str(error)
     return Verdict(
@@ -96,6 +100,7 @@ def verify(path: str | os.PathLike[str], heads: Iterable[Head] = (), trust: Trus
         kept=state.matched,
         torn=state.follower.torn,
         closed=bad is None and state.last_actions in ((chain.END, chain.HEAD), _UNSIGNED_END),
+        apart=apart,
     )
 
 
@@ -108,6 +113,10 @@ class _MissingError(Exception):
     def __init__(self, seq: int, why: str) -> None:
         super().__init__(why)
         self.seq = seq
+
+
+class _ApartError(_MissingError):
+    """The log is not that of the heads or of the authority that it is held against."""
 
 
 def _read_heads(state: _Reading, given: Iterable[Head]) -> None:
@@ -161,6 +170,8 @@ def _check_own(state: _Reading, record: Record, seq: int) -> None:
         head = Head.from_dict(_mapping(record.get("head")))
         who = head.check(state.trust)
     except NebulaError as error:
+        if state.signed is None and _is_of_another_authority(state):
+            raise _strange() from None
         raise _anew(state, f"the head at record {seq} is wrong: {error.what}") from None
     if who.uri != state.first["site"]:
         raise _anew(state, f"the head at record {seq} is signed by {who.uri}")
@@ -168,6 +179,21 @@ def _check_own(state: _Reading, record: Record, seq: int) -> None:
         raise _anew(state, f"the head at record {seq} is signed for another record {head.seq}")
     state.heads += 1
     state.signed = head.seq
+
+
+def _is_of_another_authority(state: _Reading) -> bool:
+    """Whether the log itself names other authorities than the one that is trusted."""
+    named = state.first.get("authorities")
+    trusted = [each.fingerprint(SHA256()).hex() for each in state.trust.authorities] if state.trust else []
+    return isinstance(named, list) and bool(trusted) and not set(trusted) & set(map(str, named))
+
+
+def _strange() -> _ApartError:
+    return _ApartError(
+        0,
+        "the log names another authority than --ca, and its heads are signed by a certificate of another authority: "
+        "ca.pem is of another run, or the whole log is not the one that its gateway wrote",
+    )
 
 
 def _anew(state: _Reading, why: str) -> _MissingError:
@@ -205,7 +231,11 @@ def _check_end(state: _Reading, given: list[Head]) -> None:
     own = [head for head in given if _is_of(state, head)]
     if given and not own:
         said = sorted({head.check().uri for head in given})
-        raise _MissingError(0, f"the peer keeps heads of {', '.join(said)[:200]}, and none of {state.first['site']}")
+        raise _ApartError(
+            0,
+            f"these are heads of the log of {', '.join(said)[:200]}, and none of {state.first['site']}, whose log this "
+            "is: the heads of a log are kept by the gateway of the other cluster",
+        )
     longest = max((head.seq for head in own), default=-1)
     if longest > last:
         raise _MissingError(last + 1, f"the log ends at record {last}, and a peer knows that it had {longest}")

@@ -21,15 +21,18 @@ ROOT = Path(__file__).resolve().parents[3]
 def write(folder: Path, files: Files) -> None:
     """A log of 254 records with its heads, one that was changed, and one that was cut."""
     gate = Credentials.of(files)
-    kept = KeptHeads(folder / "npu/heads.jsonl", gate.trust)
-    log = AuditLog(folder / "gpu/audit.jsonl", gate.identity, gate, on_head=lambda head: kept.keep(head, gate.identity))
+    kept = KeptHeads(folder / "from-npu/npu-gateway.heads.jsonl", gate.trust)
+    path = folder / "audit/gpu-gateway.jsonl"
+    log = AuditLog(path, gate.identity, gate, on_head=lambda head: kept.keep(head, gate.identity))
     for number in range(249):
         log.record("relay", actor=f"nebula://{gate.identity.run}/gpu/worker/0", target=f"{number}", durable=False)
     log.close()
-    lines = (folder / "gpu/audit.jsonl").read_bytes().splitlines(keepends=True)
+    lines = (folder / "audit/gpu-gateway.jsonl").read_bytes().splitlines(keepends=True)
     changed = [*lines[:150], lines[150].replace(b"relay", b"delay"), *lines[151:]]
-    (folder / "gpu/changed.jsonl").write_bytes(b"".join(changed))
-    (folder / "gpu/cut.jsonl").write_bytes(b"".join(lines[:230]))
+    for name in ("changed", "cut"):
+        (folder / name).mkdir()
+    (folder / "changed/gpu-gateway.jsonl").write_bytes(b"".join(changed))
+    (folder / "cut/gpu-gateway.jsonl").write_bytes(b"".join(lines[:230]))
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,8 @@ def run(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
 
 
 def test_a_whole_log(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(f"verify {logs}/gpu/audit.jsonl --heads {logs}/npu/heads.jsonl --ca {logs}/ca.pem", capsys)
+    held = f"--heads {logs}/from-npu/npu-gateway.heads.jsonl --ca {logs}/ca.pem"
+    code, out, _ = run(f"verify {logs}/audit/gpu-gateway.jsonl {held}", capsys)
     assert code == exits.DONE
     assert "254 records, each as it was written" in out
     assert "3 heads" in out and "by a certificate of this authority" in out
@@ -58,16 +62,16 @@ def test_a_whole_log(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_was_not_looked_at_is_said(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = run(f"verify {logs}/gpu/audit.jsonl", capsys)[1]
+    out = run(f"verify {logs}/audit/gpu-gateway.jsonl", capsys)[1]
     assert "check with --ca" in out
     assert "peer's heads agree" not in out
-    code, out, _ = run(f"verify {logs}/gpu/cut.jsonl", capsys)
+    code, out, _ = run(f"verify {logs}/cut/gpu-gateway.jsonl", capsys)
     assert (code, "only a peer's heads can tell" in out) == (exits.DONE, True)
 
 
 @pytest.mark.parametrize(("name", "bad"), [("changed", 151), ("cut", 230)])
 def test_a_log_that_is_not_whole(logs: Path, capsys: pytest.CaptureFixture[str], name: str, bad: int) -> None:
-    line = f"verify {logs}/gpu/{name}.jsonl --heads {logs}/npu/heads.jsonl"
+    line = f"verify {logs}/{name}/gpu-gateway.jsonl --heads {logs}/from-npu/npu-gateway.heads.jsonl"
     code, out, _ = run(line, capsys)
     assert (code, f"record {bad} is the first that is wrong" in out) == (exits.FAILED, True)
     code, out, _ = run(f"{line} --json", capsys)
@@ -75,8 +79,22 @@ def test_a_log_that_is_not_whole(logs: Path, capsys: pytest.CaptureFixture[str],
     assert (code, said["ok"], said["bad"]) == (exits.FAILED, False, bad)
 
 
+def test_heads_of_another_log_accuse_nobody(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file of the wrong gateway, or the certificate of another run, is soon given."""
+    theirs = Credentials.of(ephemeral("mt", ["npu/gateway"], tmp_path)["npu/gateway"])
+    kept = KeptHeads(tmp_path / "gpu-gateway.heads.jsonl", theirs.trust)
+    log = AuditLog(tmp_path / "x.jsonl", theirs.identity, theirs, on_head=lambda head: kept.keep(head, theirs.identity))
+    log.close()
+    line = f"verify {logs}/audit/gpu-gateway.jsonl"
+    code, out, _ = run(f"{line} --heads {tmp_path}/gpu-gateway.heads.jsonl", capsys)
+    assert (code, "first that is wrong" in out) == (exits.FAILED, False)
+    assert "these are heads of the log of nebula://mt/npu/gateway/0" in out and "--heads npu-gateway.heads.jsonl" in out
+    code, out, _ = run(f"{line} --ca {theirs.files.ca}", capsys)
+    assert (code, "written anew" in out, "ca.pem is of another run" in out) == (exits.FAILED, False, True)
+
+
 def test_json(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(f"verify --json {logs}/gpu/audit.jsonl", capsys)
+    code, out, _ = run(f"verify --json {logs}/audit/gpu-gateway.jsonl", capsys)
     said = json.loads(out)
     assert (code, said["ok"], said["records"], said["closed"]) == (0, True, 254, True)
     assert said["site"] == "nebula://mt/gpu/gateway/0"
@@ -89,11 +107,11 @@ def test_json(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("verify", 2),
         ("check x", 2),
         ("verify a b", 2),
-        ("verify {logs}/gpu/audit.jsonl --had x", 2),
+        ("verify {logs}/audit/gpu-gateway.jsonl --had x", 2),
         ("verify {logs}/no.jsonl", exits.NO_FILE),
-        ("verify {logs}/gpu/audit.jsonl --heads {logs}/no.jsonl", exits.NO_FILE),
-        ("verify {logs}/gpu/audit.jsonl --heads {logs}/ca.pem", exits.NO_DATA),
-        ("verify {logs}/gpu/audit.jsonl --ca {logs}/npu/heads.jsonl", exits.NO_DATA),
+        ("verify {logs}/audit/gpu-gateway.jsonl --heads {logs}/no.jsonl", exits.NO_FILE),
+        ("verify {logs}/audit/gpu-gateway.jsonl --heads {logs}/ca.pem", exits.NO_DATA),
+        ("verify {logs}/audit/gpu-gateway.jsonl --ca {logs}/from-npu/npu-gateway.heads.jsonl", exits.NO_DATA),
         ("verify {logs}/ca.pem", exits.FAILED),
     ],
 )
@@ -125,7 +143,7 @@ def test_the_pages_examples_are_true(
             line, _, shown = said.partition("\n")
             words = shlex.split(line)
             assert words[0] == "whale-nebula"
-            if words[1] == "audit" and not Path("gpu").exists():
+            if words[1] == "audit" and not Path("audit").exists():
                 main(["certs", "issue", "--cluster", "gpu", "--role", "gateway"])
                 write(tmp_path, Files.under("certs", Identity("mt", "gpu", "gateway")))
                 capsys.readouterr()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -55,7 +56,7 @@ def test_whoever_does_not_come_is_an_error(config: Path, capsys: pytest.CaptureF
     config.write_text(config.read_text().replace("patience: 20s", "patience: 1s"))
     assert bench.main(["link", "--config", str(config), "--cluster", "npu", "--json"]) == exits.FAILED
     told = json.loads(capsys.readouterr().out)
-    assert told["code"] == "NB-402" and "'gpu/0' was not heard for 1 s" in told["what"]
+    assert told["code"] == "NB-402" and "'gpu/0' did not come within 1 s" in told["what"]
     assert told["where"] and "bench link --config clusters.yaml --cluster gpu" in told["mend"]
 
 
@@ -83,7 +84,7 @@ run: mt
 clusters:
   gpu: {workers: ["127.0.0.1:27101", "127.0.0.1:27103"], gateway: "127.0.0.1:27100"}
   npu: {workers: ["127.0.0.1:27102"], gateway: "127.0.0.1:27200"}
-  tpu: {workers: ["192.0.2.3:27104"]}
+  tpu: {workers: ["192.0.2.3:27104"], gateway: "192.0.2.4:27300"}
 """
 
     @pytest.fixture
@@ -104,7 +105,13 @@ clusters:
         assert "did you mean 'npu'" in caught.value.mend
 
     def test_listens_everywhere_for_nobody_who_proves_nothing(self, path: str) -> None:
+        Path(path).write_text(re.sub(r', gateway: "[^"]*"', "", Path(path).read_text()))
         with pytest.raises(ConfigError, match="no address of this host"):
+            bench_ends.seat_of(load(path), path, "tpu", None)
+
+    def test_is_nowhere_where_only_the_others_have_gateways(self, path: str) -> None:
+        Path(path).write_text(Path(path).read_text().replace(', gateway: "192.0.2.4:27300"', ""))
+        with pytest.raises(ConfigError, match="cluster 'tpu' has no gateway, and 'gpu' and 'npu' have one"):
             bench_ends.seat_of(load(path), path, "tpu", None)
 
     def test_needs_its_certificates(self, path: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from whale_nebula.cli import certs, exits
+from whale_nebula.errors import CredentialsError
 from whale_nebula.security import Credentials, Files, Identity
 
 CONFIG = """
@@ -72,6 +73,26 @@ def test_what_it_prints_as_the_configs_line_leads_to_the_files(shell: Shell) -> 
     assert Credentials.of(Files.of(config.security, Identity("mt", "npu"))).identity.worker == "npu/0"
 
 
+def test_a_config_elsewhere_has_its_certificates_beside_it(shell: Shell) -> None:
+    """Which is where a run looks for them."""
+    Path("site").mkdir()
+    Path("clusters.yaml").rename("site/clusters.yaml")
+    shell.good("init --config site/clusters.yaml")
+    out = shell.good("issue --all --config site/clusters.yaml")
+    assert "site/certs/gpu-worker-0.key" in out and not Path("certs").exists()
+    assert "gpu/0" in shell.good("show --config site/clusters.yaml")
+    assert "renewed gpu/1" in shell.good("renew --cluster gpu --index 1 --config site/clusters.yaml")
+    assert shell("show")[0] == exits.FAILED
+
+
+def test_files_that_lie_where_certs_was_called_are_pointed_at(shell: Shell) -> None:
+    shell.good("init --run mt")
+    shell.good("issue --cluster gpu")
+    with pytest.raises(CredentialsError) as refused:
+        Credentials.of(Files.under("elsewhere/certs", Identity("mt", "gpu")))
+    assert f"it lies in {Path('certs/gpu-worker-0.key').absolute()}: move that folder" in refused.value.mend
+
+
 def test_json(shell: Shell) -> None:
     made = json.loads(shell.good("init --run mt --json"))
     assert (made["run"], made["authority"]["can_issue"]) == ("mt", True)
@@ -127,6 +148,24 @@ def test_a_revoked_worker_gets_a_new_key(shell: Shell) -> None:
     assert Path("certs/gpu-worker-0.key").read_bytes() != key
 
 
+def test_a_certificate_that_does_not_read_is_named_with_what_mends_it(shell: Shell) -> None:
+    shell.good("init --run mt")
+    shell.good("issue --cluster gpu --count 2")
+    Path("certs/gpu-worker-1.pem").write_text("junk")
+    code, _, err = shell("show")
+    assert (code, "the certificate of gpu/1 does not read" in err) == (exits.FAILED, True)
+    assert "mv certs/gpu-worker-1.pem certs/gpu-worker-1.pem.broken, then whale-nebula certs issue --cluster gpu" in err
+    Path("certs/gpu-worker-1.pem").rename("certs/gpu-worker-1.pem.broken")
+    shell.good("issue --cluster gpu --index 1")
+    assert "gpu/1" in shell.good("show")
+
+
+def test_a_fresh_certificate_is_good_for_as_long_as_was_asked_for(shell: Shell) -> None:
+    shell.good("init --run mt")
+    shell.good("issue --cluster gpu")
+    assert "7 days" in shell.good("show")
+
+
 def test_by_serial(shell: Shell) -> None:
     shell.good("init --run mt")
     serial = json.loads(shell.good("issue --cluster gpu --json"))["issued"][0]["serial"]
@@ -176,13 +215,15 @@ REFUSED = {
     "init --run ../x --folder new": (1, "no name of a run"),
     "init --run mt --days 0 --folder new": (1, "0 days"),
     "renew --cluster npu": (1, "npu/0 has no certificate"),
+    "renew --cluster npu --index 3": (1, "certs issue --cluster npu --index 3"),
+    "renew --cluster npu --role gateway": (1, "certs issue --cluster npu --role gateway"),
     "renew --ca --cluster gpu": (2, "no other"),
     "renew --ca --days -5": (1, "-5 days"),
     "revoke": (2, "which?"),
     "revoke --cluster gpu --serial 00": (2, "which?"),
     "revoke --cluster npu": (1, "no certificate here"),
     "revoke --serial zz": (1, "no certificate has the serial"),
-    "show --folder nowhere": (1, "no authority here"),
+    "show --folder nowhere": (1, "certs init --run NAME --folder nowhere"),
 }
 
 

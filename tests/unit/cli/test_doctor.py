@@ -128,7 +128,7 @@ def test_a_config_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     path = tmp_path / "clusters.yaml"
     path.write_text("clusters: {gpu: {workers: ['a:1']}, npu: {}}\nsecurity: {insecure: true}\n")
     assert doctor.main(["--config", str(path)]) == 0
-    assert "gpu, npu; 1 workers" in capsys.readouterr().out
+    assert "gpu, npu; 1 worker, 0 links" in capsys.readouterr().out
     path.write_text("clutsers: {}\n")
     assert doctor.main(["--config", str(path)]) == 78
     assert "did you mean 'clusters'?" in capsys.readouterr().err

@@ -98,7 +98,7 @@ def speaks_ssh(address: str) -> Iterator[None]:
     def serve() -> None:
         with contextlib.suppress(OSError):
             while True:
-                with contextlib.closing(server.accept()[0]) as line:
+                with contextlib.closing(server.accept()[0]) as line, contextlib.suppress(ConnectionError):
                     line.settimeout(10.0)
                     line.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")
                     while line.recv(4096):  # to the end: what is closed before it was read takes back what was sent
@@ -168,12 +168,49 @@ class TestAPeerThatDoesNot:
         assert "does not speak TLS" in found["npu/0 to gpu/0"]["why"]
 
 
+class TestTheConfig:
+    def test_a_gateway_of_one_cluster_alone(self, site: Site) -> None:
+        site.issue(GPU, NPU)
+        site.write(gateway=free_address())
+        code, found = site.doctor("gpu")
+        assert (code, found["gateways"]["state"]) == (1, "bad")
+        assert found["gateways"]["found"] == "cluster 'gpu' has no gateway, and 'npu' has one"
+        assert site.doctor("npu")[1]["gateways"]["state"] == "note"
+
+    def test_a_host_that_nobody_knows_has_no_free_port(self, site: Site) -> None:
+        site.issue(NPU)
+        site.addresses["npu"] = "no-such-host.invalid:7101"
+        site.write()
+        code, found = site.doctor()
+        assert (code, found["host name"]["state"], found["port of npu/0"]["state"]) == (1, "bad", "bad")
+
+    def test_a_name_that_no_certificate_can_hold(self, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+        site.config.write_text(site.config.read_text().replace("run: mt", "run: lo op"))
+        assert doctor.main(["--config", str(site.config)]) == 78
+        assert "'lo op' is no name of a run" in capsys.readouterr().err
+
+
 class TestCertificates:
     def test_that_are_missing(self, site: Site) -> None:
         code, found = site.doctor()
         assert code == 1
         assert found["certificate of npu/0"]["state"] == "bad"
         assert "certs issue" in found["certificate of npu/0"]["mend"]
+
+    def test_that_are_somebody_elses(self, site: Site) -> None:
+        """Whoever is dialled would refuse them; here it is known before."""
+        theirs = site.home.files(GPU)
+        site.write(f"security: {{cert: {theirs.cert}, key: {theirs.key}}}")
+        code, found = site.doctor()
+        assert (code, found["certificate of npu/0"]["state"]) == (1, "bad")
+        assert found["certificate of npu/0"]["found"] == "this is npu/0, and its certificate is that of gpu/0"
+
+    def test_without_a_deny_list_nobody_is_denied(self, site: Site) -> None:
+        site.issue(NPU)
+        assert "deny list" not in site.doctor()[1]
+        (site.folder / "certs" / "revoked.json").unlink()
+        code, found = site.doctor()
+        assert (code, found["deny list"]["state"]) == (0, "warning")
 
     def test_that_end_soon(self, site: Site) -> None:
         site.issue(NPU, life=1.5)
@@ -321,7 +358,7 @@ class TestTheLine:
         self.keep(site, least_round_trip=0.2)
         said = self.said(site)["line to gpu"]
         assert said.state == "warning"
-        assert said.mend == "links: [{between: [gpu, npu], rate: 57mbit, delay: 100ms}]"
+        assert said.mend == "links: [{between: [gpu, npu], rate: 60mbit, delay: 100ms}]"
 
     def test_was_measured_long_ago(self, site: Site) -> None:
         self.keep(site, when=time.time() - 30 * 86400)

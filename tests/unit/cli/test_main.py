@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -41,6 +42,15 @@ def test_a_built_command_has_its_own_help(command: str, capsys: pytest.CaptureFi
     assert ended.value.code == 0
     told = capsys.readouterr().out
     assert "examples:" in told and "exit status:" in told and f"whale-nebula {command}" in told
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """As in `whale-nebula doctor | head -1`."""
+    command = [sys.executable, "-m", "whale_nebula.cli.main", "doctor"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert (process.wait(60), process.stderr.read()) == (128 + signal.SIGPIPE, "")
 
 
 def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,13 +81,14 @@ class TestWhatWouldBeStarted:
         ]
 
     def test_as_json(self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]) -> None:
-        main(["run", "--json", "--config", config(), "--cluster", "npu", "--dry-run", script(""), "--json"])
+        text = PAIR.replace('"10.77.0.2:7101"]', '"10.77.0.2:7101"], gateway: "10.77.0.8:7100"')
+        main(["run", "--json", "--config", config(text), "--cluster", "npu", "--dry-run", script(""), "--json"])
         found = json.loads(capsys.readouterr().out)
         assert found["script"][1:] == ["--json"]
         assert (found["run"], found["answered"], found["insecure"], found["seed"]) == ("mt", "config", False, 3)
         assert [(each["worker"], each["here"], each["gateway"]) for each in found["workers"]] == [
             ("gpu/0", False, "10.77.0.9:7100"),
-            ("npu/0", True, None),
+            ("npu/0", True, "10.77.0.8:7100"),
         ]
 
     def test_all_on_this_machine(self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,6 +127,34 @@ class TestWhatIsRefused:
             main(["run", *words])
         assert ended.value.code == exits.USAGE
         assert why in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("options", "text", "why"),
+        [
+            (["--cluster", "npu"], PAIR, "cluster 'npu' has no gateway, and 'gpu' has one"),
+            (["--cluster", "gpu"], PAIR.replace("run: mt", "run: lo op"), "'lo op' is no name of a run"),
+            (["--all"], PAIR.replace("npu", "n/pu"), "'n/pu' is no name of a cluster"),
+        ],
+    )
+    def test_what_could_never_run_though_it_is_only_asked_what_would_be(
+        self, options: list[str], text: str, why: str, script: Callable, config: Callable, capsys: pytest.CaptureFixture
+    ) -> None:
+        assert main(["run", "--config", config(text), *options, "--dry-run", script("")]) == exits.CONFIG
+        assert why in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("clusters", "why", "mend"),
+        [
+            ("gpu,gpu,npu", "cluster 'gpu' is named twice", "--clusters gpu,npu"),
+            ("gpu,n/pu", "'n/pu' is no name of a cluster", "--clusters gpu,n-pu"),
+        ],
+    )
+    def test_names_of_clusters(
+        self, clusters: str, why: str, mend: str, script: Callable, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["run", "--all", "--clusters", clusters, script("")]) == exits.CONFIG
+        told = capsys.readouterr().err
+        assert "NB-500" in told and why in told and mend in told
 
     def test_no_script(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["run", "--all", "--clusters", "gpu,npu", "nowhere.py"]) == exits.NO_FILE
@@ -246,9 +275,8 @@ for step in range(10**6):
             process.send_signal(number)
             _, err = process.communicate(timeout=SOON)
         assert process.returncode == exits.LEFT
-        heard = "SIGINT" if number == signal.SIGINT else "SIGTERM"
         assert f"whale-nebula: {number.name}: the workers leave after their next step" in err
-        assert f"whale-nebula: worker npu/0 leaves: npu/0 was asked to end: {heard}" in err
+        assert f"whale-nebula: worker npu/0 leaves: npu/0 was asked to end: {number.name}" in err
         assert err.splitlines()[-1] == "whale-nebula: the workers left, and can be started again"
 
     def test_a_worker_without_steps_leaves_at_once(self, script: Callable) -> None:

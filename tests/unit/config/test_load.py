@@ -106,6 +106,7 @@ BAD: list[tuple[Any, str, str]] = [
     ({"clusters": {"gpu": {"wrokers": []}}}, "clusters.gpu.wrokers", "did you mean 'workers'"),
     ({"clusters": {"a->b": {}}}, "clusters.a->b", "no name of a cluster"),
     ({"clusters": {"gpu": {"workers": "h:1"}}}, "clusters.gpu.workers", "no list"),
+    ({"clusters": {"gpu": {"workers": ["h:1", "h:2"], "gateway": "h:2"}}}, "clusters.gpu.gateway", "same address, h:2"),
     ({"clusters": {"gpu": {"workers": ["host"]}}}, "clusters.gpu.workers[0]", "no address"),
     ({"clusters": {"gpu": {"workers": ["h:1", "h:70000"]}}}, "clusters.gpu.workers[1]", "no address"),
     ({"clusters": {"gpu": {"workers": ["fd00::7:7101"]}}}, "clusters.gpu.workers[0]", "no address"),
@@ -167,6 +168,46 @@ def test_a_mistake_is_named_with_its_place(config: Any, place: str, said: str) -
         load(config)
     assert caught.value.where == place
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "mend"),
+    [
+        ({"links": "60mbit,20ms"}, "links: [{between: [gpu, npu], rate: 60mbit, delay: 20ms}]"),
+        ({"links": ["1gbit"]}, "links: [{between: [gpu, npu], rate: 1gbit}]"),
+        (
+            {"clusters": {"a": {}, "b": {}}, "links": {"between": ["b", "a"], "rate": "1mbit"}},
+            "links: [{between: [b, a], rate: 1mbit}]",
+        ),
+        ({"clusters": {"a": {}, "b": {}}, "links": "fast"}, "links: [{between: [a, b], rate: 60mbit, delay: 20ms}]"),
+        ({"security": {"insecure": "maybe"}}, "insecure: false"),
+    ],
+)
+def test_a_mend_is_what_can_be_written(config: Any, mend: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(config)
+    import yaml
+
+    assert caught.value.mend == mend
+    mended = yaml.safe_load(mend)
+    load({"security": mended} if "insecure" in mended else config | mended)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"seed": "one"}, "'one' is no whole number from 0 to 4294967295"),
+        (
+            {"clusters": {"g": {"workers": [{"address": "h:1", "speed": -1}]}}},
+            "-1 is no number of at least 0.000001",
+        ),
+        ({"inputs": {"x": {"shape": [-1]}}}, "-1 is no whole number of at least 0"),
+    ],
+)
+def test_numbers_are_said_as_they_are_written(config: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(config)
+    assert caught.value.what == said
 
 
 def test_a_mistake_in_a_file_names_the_file(written: Callable[[str], Path]) -> None:

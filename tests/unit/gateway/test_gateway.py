@@ -15,8 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.unit.gateway.town import CLUSTERS, GPU, NPU, QUICK, RUN, SOON, Town, certificates, key, records, town, until
 from tests.unit.transport.crossing import Certificates
-from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError
+from whale_nebula.errors import DeadlineError, IdentityError, LinkClosedError, NebulaError, WrongNameError
+from whale_nebula.gateway.gateway import Gateway
 from whale_nebula.gateway.half import Side
+from whale_nebula.gateway.site import Site
 from whale_nebula.security import Credentials, CurrentCredentials, Files
 from whale_nebula.security.heads import read_heads
 from whale_nebula.security.issue import revoke
@@ -27,6 +29,7 @@ from whale_nebula.transport.grpc.knock import Knock
 from whale_nebula.transport.grpc.lane import Lane
 from whale_nebula.transport.grpc.links import target
 from whale_nebula.transport.grpc.tls import channel_credentials
+from whale_nebula.transport.protocol import Packed
 from whale_nebula.wire.frame import Flag, Header, Kind, pack
 
 OTHER = "npu/1"
@@ -70,6 +73,15 @@ class TestWhatCrosses:
         made.meet(GPU, OTHER)
         made.cross(range(2))
         made.cross(range(2), here=GPU, there=OTHER)
+
+    def test_what_a_codec_made_crosses_sealed_as_it_was(self, make: Callable[..., Town]) -> None:
+        made = make()
+        made.join()
+        made.meet()
+        packed = Packed(np.arange(200, dtype=np.uint8), codec=3, state=9, dtype="float32", dims=(10, 64))
+        made.link(GPU, NPU).send(key(0), packed)
+        again = made.link(NPU, GPU).receive(key(0), SOON)
+        assert isinstance(again, Packed) and again[1:] == packed[1:] and again.data.tolist() == packed.data.tolist()
 
     def test_several_connections_where_the_host_does_not_run_bbr(
         self, make: Callable[..., Town], monkeypatch: pytest.MonkeyPatch
@@ -149,9 +161,49 @@ class TestWhatBreaks:
         until(lambda: all(worker in made.gateways[worker[:3]]._vigil._open for worker in (GPU, NPU)))
         made.kill(NPU)
         made.kill(GPU)
-        until(lambda: all(gateway._verdicts.all_gone == {GPU, NPU} for gateway in made.gateways.values()))
+        until(lambda: all(worker in made.gateways[worker[:3]]._verdicts.all_gone for worker in (GPU, NPU)))
         made.join()
         made.meet()
+
+
+class TestWhatIsSaid:
+    def test_of_a_gateway_that_is_not_there_to_people_and_to_workers_that_wait(
+        self, tmp_path: Path, files: dict[str, Files], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A worker that came before this was known asks again, and is told as it comes in."""
+        with town(tmp_path, files) as made:
+            made.start("gpu")
+            made.join(GPU)
+            known = "its way leads through the gateway: gateway 'gpu/gateway' does not reach gateway 'npu/gateway': "
+            until(lambda: made.link()._carrier.state().trouble.startswith(known))
+            assert made.link()._carrier.state().connected
+            [said] = [each for each in caplog.messages if each.startswith("waiting for gateway 'npu/gateway' at ")]
+            assert " of " not in said and made.sites["npu"].listen in said
+            with pytest.raises(DeadlineError, match="worker 'npu/0' did not come within 0 s") as raised:
+                made.link().take("SESSION", 0.0)
+            assert raised.value.why.startswith(known)
+            made.start("npu")
+            made.join(NPU)
+            made.meet()
+            assert made.link()._carrier.state().trouble == ""
+            until(lambda: any(each.startswith("gateway 'npu/gateway' is there, after") for each in caplog.messages))
+
+    def test_of_workers_that_end_in_order_nothing_bad(self, make: Callable[..., Town]) -> None:
+        made = make()
+        made.join()
+        made.meet()
+        until(lambda: all(worker in made.gateways[worker[:3]]._vigil._open for worker in (GPU, NPU)))
+        made.cross(range(2))
+        made.leave()
+
+        def ended(cluster: str) -> bool:
+            found = records(made.sites[cluster])
+            return any(each["action"] == "end" and each["side"] == "near" for each in found)
+
+        until(lambda: all(map(ended, CLUSTERS)))
+        until(lambda: not any(thread.name.startswith("nebula-vigil") for thread in threading.enumerate()))
+        actions = [each["action"] for cluster in CLUSTERS for each in records(made.sites[cluster])]
+        assert not {"gone", "final"} & set(actions) and actions.count("left") == 2
 
 
 class TestWhatIsRefused:
@@ -164,6 +216,12 @@ class TestWhatIsRefused:
         with pytest.raises(NebulaError) as raised:
             dial(aim, Knock(RUN, source, destination, "00112233aabbccdd"), Lane(), lambda frame: None, deadlines=QUICK)
         return raised.value
+
+    def test_its_own_files_where_they_are_another_gateways(self, tmp_path: Path, files: dict[str, Files]) -> None:
+        theirs, audit = files["npu/gateway"], tmp_path / "a.jsonl"
+        made = Site(RUN, "gpu", "127.0.0.1:0", {}, {"npu": None}, files=theirs, audit=audit)
+        with pytest.raises(WrongNameError, match="this is gpu/gateway, and its certificate is that of npu/gateway"):
+            Gateway(made)
 
     @pytest.mark.parametrize(
         ("who", "source", "destination", "why"),
@@ -198,8 +256,9 @@ class TestWhatIsRefused:
         dial(aim, Knock(RUN, GPU, NPU, "00112233aabbccdd"), lane, lambda frame: None, deadlines=QUICK)
         header = Header(Kind.BEAT, Flag.LAST, epoch=1, source=0, destination=2)
         assert lane.send(pack(header, 0))
-        until(lambda: lane.over)
+        until(lambda: [each for each in records(made.sites["gpu"]) if each["action"] == "end"])
         [end] = [each for each in records(made.sites["gpu"]) if each["action"] == "end"]
+        until(lambda: lane.over)
         assert end["decision"] == "deny"
         assert "a frame from worker 0 to worker 2" in end["reason"]
 

@@ -13,7 +13,15 @@ from whale_nebula.wire.tensor import dtype_code
 ROSTER = ("gpu/0", "npu/0", "npu/1")
 
 
-def frame(source: int = 0, destination: int = 2, size: int = 40, *, sealed: bool = False) -> bytes:
+def frame(
+    source: int = 0,
+    destination: int = 2,
+    size: int = 40,
+    *,
+    sealed: bool = False,
+    codec: int = 0,
+    rows: int | None = None,
+) -> bytes:
     length = size + TAG_BYTES * sealed
     header = Header(
         Kind.BOUNDARY,
@@ -25,7 +33,9 @@ def frame(source: int = 0, destination: int = 2, size: int = 40, *, sealed: bool
         whole=size,
         direction=Direction.FORWARD,
         dtype=dtype_code("float32"),
-        dims=(size // 4,),
+        codec=codec,
+        state=3 if codec else 0,
+        dims=(size // 4 if rows is None else rows,),
     )
     return pack(header, 1234, sealed=sealed) + bytes(length)
 
@@ -35,6 +45,12 @@ def test_frames_of_the_pair_pass_both_ways(sealed: bool) -> None:
     pair = Inspection.of(ROSTER, "gpu/0", "npu/1")
     assert pair.check(frame(sealed=sealed), outward=True).epoch == 7
     assert pair.check(frame(2, 0, sealed=sealed), outward=False).source == 2
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_what_a_codec_made_passes_whatever_its_size(sealed: bool) -> None:
+    header = Inspection.of(ROSTER, "gpu/0", "npu/1").check(frame(codec=7, rows=999, sealed=sealed), outward=True)
+    assert (header.codec, header.state, header.dims, header.whole) == (7, 3, (999,), 40)
 
 
 @pytest.mark.parametrize(("ends", "outward"), [((0, 1), True), ((1, 2), True), ((2, 0), True), ((0, 2), False)])

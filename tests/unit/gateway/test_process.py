@@ -205,6 +205,7 @@ def test_run_all_starts_the_gateways_too(tmp_path: Path) -> None:
         timeout=60.0,
     )
     assert done.returncode == exits.DONE, done.stderr
+    assert "gpu/gateway and npu/gateway run here, too; their audit logs go with the run" in done.stderr
     said = sorted(done.stdout.splitlines())
     assert [line.partition(" behind ")[0] for line in said] == ["gpu/0 hears npu/0", "npu/0 hears gpu/0"]
     assert len({line.rpartition(":")[2] for line in said}) == 2

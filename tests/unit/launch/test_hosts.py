@@ -41,6 +41,13 @@ def test_an_address_that_no_interface_has_is_listened_for_everywhere() -> None:
     assert listening(Placement(("gpu/0",), {"gpu/0": f"192.0.2.1:{port}"})) == {"gpu/0": f"0.0.0.0:{port}"}
 
 
-def test_a_name_that_no_server_knows_here_is_left_to_the_worker() -> None:
+def test_a_platforms_name_that_no_server_knows_yet_is_left_to_the_worker() -> None:
     address = "no-such-host.invalid:7101"
     assert listening(Placement(("gpu/0",), {"gpu/0": address})) == {"gpu/0": address}
+
+
+def test_a_name_in_a_config_that_no_server_knows_is_told_before_anything_starts() -> None:
+    address = "no-such-host.invalid:7101"
+    with pytest.raises(ConfigError, match=r"'no-such-host\.invalid' means nothing on this host") as refused:
+        listening(Placement(("gpu/0",), {"gpu/0": address}), written=True)
+    assert "instead of no-such-host.invalid" in refused.value.mend

@@ -101,6 +101,22 @@ def test_a_worker_that_is_stopped_is_found_frozen_and_killed(tmp_path: Path) -> 
     assert told == ["worker npu/0 is frozen (no heartbeat for 2 s): it is killed"]
 
 
+def test_a_worker_that_has_ended_and_does_not_go_is_not_frozen_and_keeps_its_exit_code(tmp_path: Path) -> None:
+    """As a library may hold it up that gives back its connections when no thread of Python is left."""
+    told: list[str] = []
+    code = """
+class Library:
+    def __del__(self, sleep=time.sleep): sleep(300)
+if me.cluster == "npu": sys.modules["library"] = Library()
+me.heart.code = 1
+sys.exit("NB-402 worker 'gpu/0' was not heard")
+"""
+    with started(code, tmp_path, silence=2.0, ending=2.5, notice=told.append) as job:
+        result = job.wait(SOON, grace=SOON)
+    assert (result.codes, result.frozen, result.late) == ({"gpu/0": 1, "npu/0": 1}, frozenset(), False)
+    assert told == ["worker npu/0 has ended, and its process has stood still for 2.5 s since: it is killed"]
+
+
 def test_who_leaves_is_waited_for_with_patience_and_is_nobodys_fault(tmp_path: Path) -> None:
     code = "if me.cluster == 'npu': time.sleep(0.3)\nsys.exit(75)"
     with started(code, tmp_path) as job:

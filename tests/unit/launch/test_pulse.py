@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from whale_nebula.launch.pulse import Heard, Vitals, Ward, frozen, listen, start_beating, vitals
+from whale_nebula.launch.pulse import Heard, Heart, Vitals, Ward, code_said, frozen, last_word, listen, vitals
 
 SOON = 30.0
 
@@ -67,7 +67,7 @@ def test_vitals_of_a_process() -> None:
 
 def test_a_heart_beats_into_its_pipe_until_nobody_listens() -> None:
     ear, mouth = os.pipe()
-    thread = start_beating(mouth, every=0.001)
+    thread = Heart(mouth, every=0.001).thread
     assert not os.get_inheritable(mouth)
     assert os.read(ear, 1) == b"."
     os.close(ear)
@@ -84,7 +84,7 @@ def test_a_full_pipe_stops_no_heart() -> None:
             os.write(mouth, b"." * 4096)
         except BlockingIOError:
             break
-    thread = start_beating(mouth, every=0.0)
+    thread = Heart(mouth, every=0.0).thread
     thread.join(0.05)
     assert thread.is_alive()
     os.close(ear)
@@ -95,7 +95,7 @@ def test_a_full_pipe_stops_no_heart() -> None:
 
 def test_a_ward_tells_once_of_who_is_frozen_and_not_of_who_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     still, alive = os.pipe(), os.pipe()
-    beating = start_beating(alive[1], every=0.002)
+    beating = Heart(alive[1], every=0.002).thread
     os.write(still[1], b".")
     told: list[str] = []
     monkeypatch.setattr("whale_nebula.launch.pulse.vitals", lambda pid: Vitals("S", 1))
@@ -106,6 +106,39 @@ def test_a_ward_tells_once_of_who_is_frozen_and_not_of_who_beats(monkeypatch: py
     assert told == ["npu/0"]
     beating.join(SOON)
     for fd in (still[1], alive[1]):
+        os.close(fd)
+
+
+def test_a_heart_says_last_how_its_process_will_end_and_a_forked_one_says_nothing() -> None:
+    ear, mouth = os.pipe()
+    heart = Heart(mouth, every=0.001)
+    heart.code, heart._owner = 3, -1  # as in a process that was forked: it has another number
+    heart.end()
+    assert code_said(os.read(ear, 4096)) == (False, None)
+    heart._owner = os.getpid()
+    heart.end()
+    said = b""
+    while not code_said(said)[0]:
+        said += os.read(ear, 4096)
+    assert code_said(said) == (True, 3)
+    os.close(ear)
+    heart.end()  # nobody listens any more
+    heart.thread.join(SOON)
+    os.close(mouth)
+
+
+def test_who_has_said_its_last_word_may_stand_still_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending, still = os.pipe(), os.pipe()
+    os.write(ending[1], b".." + last_word(1))
+    os.write(still[1], b".")
+    told: list[str] = []
+    monkeypatch.setattr("whale_nebula.launch.pulse.vitals", lambda pid: Vitals("S", 1))
+    monkeypatch.setattr("whale_nebula.launch.pulse.runnable", lambda pid: False)
+    ward = Ward({"gpu/0": ending[0], "npu/0": still[0]}, {"gpu/0": 1, "npu/0": 2}, told.append, 0.1, ending=0.4)
+    wait_for(lambda: len(told) == 2)
+    ward.close()
+    assert (told, ward.ended) == (["npu/0", "gpu/0"], {"gpu/0": 1})
+    for fd in (ending[1], still[1]):
         os.close(fd)
 
 

@@ -27,6 +27,13 @@ def test_bytes_come_out_as_they_are(tmp_path: Path) -> None:
     assert (out, err, tail) == (raw, b"told\n", "told\n")
 
 
+def test_why_somebody_was_not_let_in_is_said_in_our_words_once(tmp_path: Path) -> None:
+    tls = "I1122 7 ssl.cc:25] Handshake failed with error SSL_ERROR_SSL: x:PEER_DID_NOT_RETURN_A_CERTIFICATE: y\n"
+    _, err, tail = relayed(f"import os; [os.write(2, {tls.encode()!r}) for _ in range(2)]", tmp_path)
+    ours = "whale-nebula: worker gpu/0: TLS was refused: the other side shows no certificate (NB-425)\n"
+    assert (err.decode(), tail) == (tls + ours + tls, tls + tls)
+
+
 def test_a_long_line_takes_little_memory_and_stays_whole(tmp_path: Path) -> None:
     out, _, _ = relayed("import os; os.write(1, b'x' * 3_000_000 + b'y\\nz')", tmp_path, {"out": "[gpu/0] "})
     assert out == b"[gpu/0] " + b"x" * 3_000_000 + b"y\n[gpu/0] z\n"

@@ -28,6 +28,7 @@ def test_placements(case: dict[str, Any]) -> None:
             resolve(config, case.get("environ", {}), asked(case))
         assert case["error"] in refused.value.what
         assert case.get("mend", "") in refused.value.mend
+        assert case.get("where", "") in refused.value.where
         return
     found = resolve(config, case.get("environ", {}), asked(case))
     assert found.source == case["expect"]["source"]

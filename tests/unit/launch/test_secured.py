@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from whale_nebula.config import load
-from whale_nebula.errors import NebulaError
-from whale_nebula.launch.secured import check, configured, for_one_run
+from whale_nebula.errors import IdentityError, NebulaError, WrongNameError
+from whale_nebula.launch.secured import check, check_names, configured, for_one_run
 
 WORKERS = ("gpu/0", "npu/0")
 CONFIG = load({"run": "mt", "clusters": {"gpu": {}, "npu": {}}})
@@ -19,7 +19,7 @@ INSECURE = load({"security": {"insecure": True}})
 def test_a_run_of_one_machine_has_an_authority_that_is_gone_with_it() -> None:
     with for_one_run(CONFIG, WORKERS) as files:
         assert list(files) == list(WORKERS)
-        check(files)
+        check(files, "mt")
         folder = Path(files["gpu/0"].key).parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert {stat.S_IMODE(Path(each.key).stat().st_mode) for each in files.values()} == {0o600}
@@ -40,8 +40,25 @@ def test_the_files_of_a_config_lie_beside_it(tmp_path: Path) -> None:
 
 def test_files_that_are_not_there_are_told_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(NebulaError) as refused:
-        check(configured(CONFIG, WORKERS, str(tmp_path / "clusters.yaml")))
+        check(configured(CONFIG, WORKERS, str(tmp_path / "clusters.yaml")), "mt")
     assert refused.value.mend
+
+
+def test_files_of_somebody_else_are_told_before_anything_starts() -> None:
+    with for_one_run(CONFIG, WORKERS) as files, pytest.raises(WrongNameError) as refused:
+        check({"npu/0": files["gpu/0"]}, "mt")
+    assert refused.value.what == "this is npu/0, and its certificate is that of gpu/0"
+    assert "copy npu-worker-0.pem and npu-worker-0.key" in refused.value.mend
+
+
+@pytest.mark.parametrize(
+    ("run", "worker", "mend"), [("lo op", "gpu/0", "run: lo-op"), ("mt", "n/pu/0", "cluster: n-pu")]
+)
+def test_names_that_no_certificate_can_hold_are_told_before_anything_starts(run: str, worker: str, mend: str) -> None:
+    with pytest.raises(IdentityError, match="that a certificate can hold") as refused:
+        check_names(load({"run": run}), ["tpu/0", worker])
+    assert refused.value.mend == mend
+    check_names(load({"run": run, "security": {"insecure": True}}), [worker])
 
 
 def test_insecure_is_without_files() -> None:

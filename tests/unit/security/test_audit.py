@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -396,6 +397,11 @@ class TestHeads:
         assert KeptHeads(path, other.trust).last(GATE) == heads[-1]
         assert kept.last(OTHER_GATE) is None
         assert verify(tmp_path / "a.jsonl", read_heads(path), other.trust).ok
+
+    def test_only_its_user_can_read_what_is_kept(self, tmp_path: Path, gate: Credentials) -> None:
+        kept = KeptHeads(tmp_path / "heads.jsonl", gate.trust)
+        kept.keep(write(tmp_path / "a.jsonl", gate, 1)[0], gate.identity)
+        assert stat.S_IMODE(kept.path.stat().st_mode) == 0o600
 
     def test_a_log_that_went_back_is_told(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
         kept = KeptHeads(tmp_path / "heads.jsonl", other.trust)

@@ -18,12 +18,26 @@ from whale_nebula.errors import (
     WrongAuthorityError,
     WrongNameError,
 )
-from whale_nebula.security import Credentials, CurrentCredentials, Files, Prover, issue, making
+from whale_nebula.security import Credentials, CurrentCredentials, Files, Prover, denied, issue, making
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return Home.at(tmp_path / "certs")
+
+
+def test_who_starts_without_a_deny_list_is_warned(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    """It was lost, perhaps, and with it what was revoked."""
+    paths = home.files(GPU)
+    revoked = home.folder / "revoked.json"
+    revoked.unlink(missing_ok=True)
+    current = CurrentCredentials(Credentials.of(paths._replace(revoked=revoked)))
+    [said] = caplog.messages
+    assert f"there is no deny list at {revoked}: nobody is denied" in said
+    denied.save(revoked, "mt", {})
+    CurrentCredentials(Credentials.of(paths._replace(revoked=revoked)))
+    CurrentCredentials(Credentials.of(paths._replace(revoked=None)))
+    assert caplog.messages == [said] and current().identity == GPU
 
 
 class TestLoading:

@@ -25,13 +25,14 @@ def certificate_checks(host: Host) -> Iterator[Check]:
             continue
         try:
             credentials = Credentials.of(files)
+            credentials.check_is(host.identity(name))
         except IdentityError as error:
             why = ": ".join(part for part in (error.where, error.why) if part)
             yield Check(f"certificate of {name}", "bad", error.what, why, error.mend)
             continue
         yield _own(name, credentials, now())
         yield _key(name, files)
-        authority = list(_authority(credentials, now()))
+        authority = [*_authority(credentials, now()), *_deny_list(credentials)]
     yield from authority
 
 
@@ -66,13 +67,21 @@ def _authority(credentials: Credentials, at: datetime) -> Iterator[Check]:
         yield Check("authority's key", "note", "it is here", why, mend)
 
 
+def _deny_list(credentials: Credentials) -> Iterator[Check]:
+    """A list that is not there denies nobody, though it be longer elsewhere."""
+    if credentials.trust.denied.missing:
+        why = f"{credentials.files.revoked}: nobody is denied here, not even who was revoked"
+        mend = "copy revoked.json from where certificates are issued"
+        yield Check("deny list", "warning", "it is not here", why, mend)
+
+
 def days(left: timedelta) -> str:
     """A time in days, or in hours if it is short.
 
-    >>> days(timedelta(days=6.96)), days(timedelta(hours=30)), days(timedelta(minutes=20))
-    ('6.9 days', '30 hours', '20 minutes')
+    >>> days(timedelta(days=6.98)), days(timedelta(hours=30)), days(timedelta(minutes=20))
+    ('7 days', '30 hours', '20 minutes')
     """
     if left >= timedelta(days=2):
-        return f"{left // timedelta(hours=2.4) / 10:g} days"
+        return f"{round(left / timedelta(days=1), 1):g} days"
     hours, minutes = left // timedelta(hours=1), left // timedelta(minutes=1)
     return f"{hours} hours" if hours >= 2 else f"{minutes} minute{'s' * (minutes != 1)}"

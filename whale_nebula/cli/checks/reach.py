@@ -51,7 +51,7 @@ def port_checks(host: Host) -> Iterator[Check]:
 def _port(host: Host, name: str, address: str) -> Check:
     label = f"port of {name}"
     try:
-        found = listening(Placement((name,), {name: address}))[name]
+        found = listening(Placement((name,), {name: address}), written=True)[name]
     except ConfigError as error:
         return _taken(host, name, address, error)
     if found == address:

@@ -78,11 +78,12 @@ class End:
     def _first_word(self) -> Mapping[str, Any]:
         limit, started = 2 * self._patience + 20 * self._seconds, time.monotonic()
         while True:
+            asked, seconds = time.monotonic(), min(_AGAIN_SECONDS, limit)
             try:
-                return self._link.take("SESSION", min(_AGAIN_SECONDS, limit))
-            except DeadlineError as error:
+                return self._link.take("SESSION", seconds)
+            except DeadlineError:
                 waited = time.monotonic() - started
-                if waited >= limit or "SESSION" not in error.where:  # else it is the link's word: nobody is there
+                if waited >= limit or time.monotonic() - asked < seconds:  # before its time it is the link's word
                     raise
                 why = "it is connected, and measures another line first, or something else"
                 self._tell(str(Wait(f"worker '{self._link.there}'", "", why, waited, limit)))

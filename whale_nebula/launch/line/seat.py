@@ -13,7 +13,6 @@ from whale_nebula.launch.line.sheet import sheet
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.peer import PeerLink
-from whale_nebula.transport.waiting import Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +34,7 @@ def measure(seat: Seat, *, seconds: float, patience: float, tell: Callable[[str]
 
     Who is waited for is told as well; nobody is waited for longer than `patience`.
     """
-
-    def announce(wait: Wait) -> None:
-        if not wait.over:  # which it is, too, once nobody waits any more
-            tell(str(wait))
-
-    joined = GrpcLinks(seat, deadlines=Deadlines(patience=patience), announce=announce)
+    joined = GrpcLinks(seat, deadlines=Deadlines(patience=patience), announce=lambda wait: tell(str(wait)))
     try:
         for there in sorted(seat.peers, key=lambda each: sorted((seat.here, each))):
             yield _measured(seat, joined.links[there], seconds, patience, tell)

@@ -11,6 +11,7 @@ from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.resolve.placement import Asked, Declined, Placement, one_worker, own_cluster, with_others
 
+_NUMBERS = ("JOBSET_JOB_INDEX", "JOB_COMPLETION_INDEX", "JOBSET_REPLICAS", "JOBSET_PODS")
 NEEDED = ("JOBSET_NAME", "JOBSET_REPLICATED_JOB", "JOBSET_JOB_INDEX", "JOB_COMPLETION_INDEX")
 
 
@@ -42,7 +43,8 @@ def from_jobset(config: Config, environ: Mapping[str, str], asked: Asked) -> Pla
         for pod in range(pods)
     }
     at = _count(environ, "JOBSET_JOB_INDEX") * pods + _count(environ, "JOB_COMPLETION_INDEX")
-    number = one_worker(cluster, asked, len(own), at)
+    said = {name: environ.get(name) for name in _NUMBERS if environ.get(name)}
+    number = one_worker(cluster, asked, len(own), at, said=", ".join(f"{name}={text}" for name, text in said.items()))
     return Placement((f"{cluster}/{number}",), with_others(config, cluster, own))
 
 

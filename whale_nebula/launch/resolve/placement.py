@@ -100,13 +100,17 @@ def own_cluster(config: Config, asked: Asked) -> str:
     return names[0] if names else "local"
 
 
-def one_worker(cluster: str, asked: Asked, count: int, otherwise: int | None) -> int:
-    """Which of a cluster's workers this is: the one that is asked for, else what the environment says."""
+def one_worker(cluster: str, asked: Asked, count: int, otherwise: int | None, *, said: str = "") -> int:
+    """Which of a cluster's workers this is: the one that is asked for, else what the environment says, by the
+    variables in `said`.
+    """
     number = asked.worker if asked.worker is not None else otherwise
     if number is None or not 0 <= number < count:
         what = "which worker is this?" if number is None else f"cluster {cluster!r} has no worker {number}"
         choice = "--worker 0" if count == 1 else f"--worker 0 ... --worker {count - 1}"
-        raise ConfigError(what, why=f"cluster {cluster!r} has {count}", mend=choice)
+        told = said if asked.worker is None else ""
+        mend = f"set them as the platform does, or {choice}" if told else choice
+        raise ConfigError(what, where=told, why=f"cluster {cluster!r} has {count}", mend=mend)
     return number
 
 

@@ -35,7 +35,8 @@ def from_slurm(config: Config, environ: Mapping[str, str], asked: Asked) -> Plac
             mend="srun whale-nebula run ...",
         )
     own = {f"{cluster}/{number}": each for number, each in enumerate(addresses)}
-    number = one_worker(cluster, asked, len(own), _task(environ))
+    said = f"SLURM_PROCID={environ.get('SLURM_PROCID', '')}"
+    number = one_worker(cluster, asked, len(own), _task(environ), said=said)
     return Placement((f"{cluster}/{number}",), with_others(config, cluster, own))
 
 

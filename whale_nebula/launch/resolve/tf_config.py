@@ -14,6 +14,7 @@ from whale_nebula.launch.resolve.placement import Asked, Declined, Placement, on
 VARIABLE = "TF_CONFIG"
 WORKERS = ("chief", "master", "worker")
 """The jobs of TensorFlow that compute, in the order in which they are numbered. Other jobs are clusters of ours."""
+_EXAMPLE = f'{VARIABLE}=\'{{"cluster": {{"worker": ["host:7101"]}}, "task": {{"type": "worker", "index": 0}}}}\''
 _REFUSED = {"ps": "there are no parameter servers here", "evaluator": "evaluation is part of the script here"}
 
 
@@ -24,8 +25,8 @@ def from_tf_config(config: Config, environ: Mapping[str, str], asked: Asked) -> 
     >>> from_tf_config(Config(), {"TF_CONFIG": text}, Asked())
     Placement(here=('npu/0',), addresses={'gpu/0': 'a:1', 'npu/0': 'b:1'})
     """
-    if not environ.get(VARIABLE):
-        return Declined(f"{VARIABLE} is not set")
+    if environ.get(VARIABLE, "").strip() in ("", "{}"):
+        return Declined(f"{VARIABLE} is {'empty' if environ.get(VARIABLE) else 'not set'}")
     place = _read(environ[VARIABLE])
     jobs = {job: [address(each) for each in hosts.items()] for job, hosts in place.key("cluster").named().items()}
     job, index = _task(place, jobs)
@@ -54,7 +55,11 @@ def _read(text: str) -> Place:
         value: Any = json.loads(text)
     except ValueError:
         raise place.wrong(f"{VARIABLE} is no JSON", mend=f"mend it, or unset {VARIABLE}") from None
+    if not isinstance(value, dict):
+        raise place.wrong(f"{VARIABLE} is {value!r:.80}, and no object", mend=_EXAMPLE)
     table = Place(value, source=VARIABLE).table()
+    if not table.key("cluster").named():
+        raise table.wrong(f"{VARIABLE} names no jobs", mend=f"{_EXAMPLE}, or unset {VARIABLE}")
     for job in table.key("cluster").named():
         if job in _REFUSED:
             raise table.key("cluster").key(job).wrong(
