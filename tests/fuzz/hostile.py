@@ -17,6 +17,7 @@ from whale_nebula.wire.states import State
 
 CAP = 1 << 16  # no tensor that a victim takes may be larger
 SLOTS = 4
+CODEC, EXTRA = 3, 16  # of the slot whose tensors a codec may have made
 
 _VALUES = (0, 1, 2, 3, 7, 8, 63, 64, 127, 128, 255, 256, 65_535, 65_536, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
 _TOPS = dict.fromkeys(("kind", "direction", "dtype"), 255)
@@ -38,9 +39,11 @@ _TEXTS = (
 
 
 def expect(header: Header) -> Bound | None:
-    """A plan with few slots: bytes in some, anything up to the limit in the last."""
+    """A plan with few slots: bytes in some, in one of them perhaps encoded; anything up to the limit in the last."""
     if header.slot >= SLOTS:
         raise RemoteProtocolError(f"nobody expects slot {header.slot}")
+    if header.slot == SLOTS - 2:
+        return Bound("uint8", (CAP,), frozenset({CODEC}), EXTRA)
     return Bound("uint8", (CAP,)) if header.slot < SLOTS - 1 else None
 
 
@@ -148,7 +151,14 @@ class Hostile:
         if self.draw.random() < 0.4:
             return said(1, self.draw.choice(messages))[0]
         size = self.draw.choice((0, 1, 40, 40, 1_000, 1_000, 1_000, CAP, CAP + 1))
-        return tensor(1, np.zeros(size, np.uint8), slot=self.draw.randrange(SLOTS))[0]
+        array, slot = np.zeros(size, np.uint8), self.draw.randrange(SLOTS)
+        return self._encoded(array, slot) if self.draw.random() < 0.3 else tensor(1, array, slot=slot)[0]
+
+    def _encoded(self, array: np.ndarray, slot: int) -> tuple[Header, np.ndarray]:
+        """The first frame of a tensor that a codec made: of one that this slot allows or not, smaller or larger."""
+        dims = (max(0, array.size - self.draw.choice((0, EXTRA, EXTRA + 1, -500))),)
+        codec, state = self.draw.choice((CODEC, CODEC, 1, 65_535)), self.draw.choice((0, 1, 2**32 - 1))
+        return tensor(1, array, slot=slot, codec=codec, state=state, dims=dims)[0]
 
     def _noise(self) -> bytes:
         return self.draw.randbytes(self.draw.randrange(400))

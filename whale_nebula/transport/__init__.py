@@ -1,7 +1,7 @@
 """How tensors and messages get from one worker to another: one small protocol and what implements it."""
 
 from whale_nebula.transport.memory import MemoryLink, MemoryNetwork
-from whale_nebula.transport.protocol import Key, KeyKind, Link, LinkTotals, Payload
+from whale_nebula.transport.protocol import Key, KeyKind, Link, LinkTotals, Packed, Payload
 from whale_nebula.transport.sockets import SocketLink
 
-__all__ = ["Key", "KeyKind", "Link", "LinkTotals", "MemoryLink", "MemoryNetwork", "Payload", "SocketLink"]
+__all__ = ["Key", "KeyKind", "Link", "LinkTotals", "MemoryLink", "MemoryNetwork", "Packed", "Payload", "SocketLink"]

@@ -86,10 +86,23 @@ def lost(there: str, why: str) -> NebulaError:
     )
 
 
+def absent(there: str, where: str, seconds: float, why: str) -> NebulaError:
+    """The other worker was waited for, and was never there."""
+    command = f"whale-nebula run --config clusters.yaml --cluster {there.rpartition('/')[0]}"
+    return DeadlineError(
+        f"worker '{there}' did not come within {round(seconds, 1):g} s",
+        where=where,
+        why=why,
+        mend=f"start it in its cluster: {command} ...\n"
+        "if it runs, its own output says what is in its way; a refusal of its certificate stands here, above\n"
+        "or allow more time: 'patience' in the config",
+    )
+
+
 def silent(there: str, where: str, seconds: float, why: str) -> NebulaError:
     """Nothing was heard from the other worker for as long as it may be waited for."""
     return DeadlineError(
-        f"worker '{there}' was not heard for {seconds:g} s",
+        f"worker '{there}' was not heard for {round(seconds, 1):g} s",
         where=where,
         why=why,
         mend="look at the line and at the host beyond it, or allow more time: 'patience' in the config",

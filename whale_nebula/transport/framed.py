@@ -15,11 +15,12 @@ from whale_nebula.transport.address import Roster
 from whale_nebula.transport.base import BYE, FAIL, LinkEnd, closed_by, failed, refuse_reserved
 from whale_nebula.transport.mailbox import Mailbox
 from whale_nebula.transport.outbox import Outbox, Parcel
+from whale_nebula.transport.payloads import arrived, described
 from whale_nebula.transport.protocol import Key, Payload
 from whale_nebula.wire.decoder import Bound, MessageArrived, TensorArrived
 from whale_nebula.wire.frame import Header, Kind, chunks, pack
 from whale_nebula.wire.message import encode_message
-from whale_nebula.wire.tensor import array_bytes, dtype_code
+from whale_nebula.wire.tensor import dtype_code
 
 BUDGET_BYTES = 64 << 20
 _UINT8 = dtype_code("uint8")
@@ -53,10 +54,9 @@ class FramedEnd(LinkEnd):
     ) -> None:
         """Queue a tensor for the writer. `size` is not needed here: the array has one."""
         self._check(key, self.here, self.there)
-        array = np.asarray(array)
-        header = self._roster.header(key)._replace(dtype=dtype_code(array.dtype.name), dims=array.shape)
-        self._put(Parcel(header, array_bytes(array)))
-        self._tally.tensor(array.nbytes, raw_bytes)
+        header, data, raw = described(self._roster.header(key), array)
+        self._put(Parcel(header, data))
+        self._tally.tensor(data.nbytes, raw if raw_bytes is None else raw_bytes)
 
     def post(self, message: Mapping[str, Any]) -> None:
         """Queue a control message for the writer."""
@@ -97,7 +97,7 @@ class FramedEnd(LinkEnd):
         if isinstance(event, MessageArrived):
             self._told(event.message)
         else:
-            self._inbox.put(self._roster.key(event.header), event.array)
+            self._inbox.put(self._roster.key(event.header), arrived(event))
 
     def _told(self, message: dict[str, Any]) -> None:
         if message["kind"] == BYE:

@@ -29,12 +29,25 @@ class _End(NamedTuple):
     at_once: bool
 
 
+def unsent(here: str, there: str, awaited: str, seconds: float) -> NebulaError:
+    """The other worker is there, and what was awaited has not come."""
+    return DeadlineError(
+        f"worker '{here}' waited {seconds:g} s for worker '{there}'",
+        where=awaited,
+        why=f"'{there}' is alive as far as this link can tell, but it has not sent this",
+        mend=f"look at what '{there}' is doing, or allow more time: 'patience' in the config",
+    )
+
+
 class Mailbox:
     """Tensors by key and messages by kind, from one worker to another, in whatever order they are asked for.
 
     Every key comes once, and none comes late: a second copy, or a tensor of a step before the newest one
     that was taken (of the same program), is a protocol error of the class `fault`, unless somebody waits
     for it.
+
+    `late` makes the error of a wait that took too long, from what was awaited and for how long; a link that can tell
+    more of the worker at its other end sets its own. It is called without the lock.
     """
 
     def __init__(
@@ -60,6 +73,7 @@ class Mailbox:
         self._promised: set[Key] = set()
         self._end: _End | None = None
         self._closed = False
+        self.late: Callable[[str, float], NebulaError] = self._late
 
     def put(self, key: Key, value: Payload, due: float = 0.0) -> None:
         """A tensor arrives (at the time `due`, if that is still to come)."""
@@ -106,19 +120,22 @@ class Mailbox:
                 raise LocalProtocolError(f"{key} was received already", why="every tensor is received once")
             self._awaited.add(key)
             try:
-                self._wait(lambda: self._tensors.get(key), str(key), deadline, promised=key in self._promised)
+                came = self._wait(lambda: self._tensors.get(key), deadline, promised=key in self._promised)
             finally:
                 self._awaited.discard(key)
                 self._promised.discard(key)
-            self._remember(key)
-            return self._tensors.pop(key).value
+            if came:
+                self._remember(key)
+                return self._tensors.pop(key).value
+        raise self.late(str(key), deadline)
 
     def take_message(self, kind: str, deadline: float) -> dict[str, Any]:
         """Wait up to `deadline` seconds for the next message of this kind."""
         with self._changed:
             queue = self._messages[kind]
-            self._wait(lambda: queue[0] if queue else None, f"message {kind} from {self.there}", deadline)
-            return queue.popleft().value
+            if self._wait(lambda: queue[0] if queue else None, deadline):
+                return queue.popleft().value
+        raise self.late(f"message {kind} from {self.there}", deadline)
 
     def later(self, key: Key) -> None:
         """Somebody is going to wait for this tensor: it may come though steps after it have begun, and once it has come
@@ -128,9 +145,8 @@ class Mailbox:
             self._awaited.add(key)
             self._promised.add(key)
 
-    def _wait(
-        self, find: Callable[[], _Item[Any] | None], awaited: str, deadline: float, *, promised: bool = False
-    ) -> None:
+    def _wait(self, find: Callable[[], _Item[Any] | None], deadline: float, *, promised: bool = False) -> bool:
+        """Whether it came in time."""
         start = self._clock.now()
         limit = start + deadline
         while True:
@@ -139,11 +155,11 @@ class Mailbox:
             if self._end and self._end.at_once and not (promised and item is not None and item.due <= now):
                 self._raise_end(now)
             if item is not None and item.due <= now:
-                return
+                return True
             if item is None:
                 self._raise_end(now)
             if now >= limit:
-                raise self._late(awaited, deadline)
+                return False
             times = [
                 limit,
                 item.due if item else limit,
@@ -155,13 +171,8 @@ class Mailbox:
         if self._end is not None and self._end.due <= now:
             raise self._end.error()
 
-    def _late(self, awaited: str, deadline: float) -> DeadlineError:
-        return DeadlineError(
-            f"worker '{self.here}' waited {deadline:g} s for worker '{self.there}'",
-            where=awaited,
-            why=f"'{self.there}' is alive as far as this link can tell, but it has not sent this",
-            mend=f"look at what '{self.there}' is doing, or allow more time: 'patience' in the config",
-        )
+    def _late(self, awaited: str, deadline: float) -> NebulaError:
+        return unsent(self.here, self.there, awaited, deadline)
 
     def _refuse_unexpected(self, key: Key) -> None:
         if key in self._tensors or key in self._taken[key.program]:

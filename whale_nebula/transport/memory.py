@@ -15,7 +15,8 @@ from whale_nebula.errors import LocalProtocolError
 from whale_nebula.transport.base import BYE, FAIL, LinkEnd, closed_by, closed_here, failed, refuse_reserved
 from whale_nebula.transport.clock import Clock, MonotonicClock
 from whale_nebula.transport.mailbox import Mailbox
-from whale_nebula.transport.protocol import Key, Payload
+from whale_nebula.transport.payloads import checked
+from whale_nebula.transport.protocol import Key, Packed, Payload
 from whale_nebula.wire.message import decode_message, encode_message
 from whale_nebula.wire.tensor import dtype_code
 
@@ -74,7 +75,8 @@ class MemoryLink(LinkEnd):
         """Hand a tensor over; never blocks. `size` is for objects that have no `nbytes`."""
         self._check(key, self.here, self.there)
         self._inbox.check_open()
-        total = self._tally.tensor(_checked_size(array, size), raw_bytes)
+        raw = array.raw_bytes if raw_bytes is None and isinstance(array, Packed) else raw_bytes
+        total = self._tally.tensor(_checked_size(array, size), raw)
         passage = self._line.occupy(total)
         self._outbox.put(key, array, passage.due)
         if self.on_sent is not None:
@@ -149,6 +151,8 @@ class MemoryNetwork:
 
 def _checked_size(array: Payload, size: int | None) -> int:
     """The payload's bytes, after refusing what a real link would refuse."""
+    if isinstance(array, Packed):
+        return checked(array).nbytes
     dtype = getattr(array, "dtype", None)
     if dtype is not None:
         dtype_code(str(getattr(dtype, "name", dtype)))

@@ -21,11 +21,12 @@ from whale_nebula.errors import (
     RemoteProtocolError,
 )
 from whale_nebula.testing.failpoints import chunk_failpoint, failpoint
-from whale_nebula.transport.base import BYE, FAIL, closed_here, silent
+from whale_nebula.transport.base import BYE, FAIL, absent, closed_here, silent
 from whale_nebula.transport.base import lost as gone
 from whale_nebula.transport.carrier import Carrier, CarrierState
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.framed import BUDGET_BYTES, ExpectKey, FramedEnd
+from whale_nebula.transport.mailbox import unsent
 from whale_nebula.transport.meter import Meter
 from whale_nebula.transport.outbox import Outbox
 from whale_nebula.transport.sending import Sending, Shipment, Upkeep
@@ -71,6 +72,7 @@ class PeerLink(FramedEnd):
         self._changed = outbox.changed
         here, there, patience = greeting.worker, greeting.peer, self._deadlines.patience
         super().__init__(here, there, workers, outbox, expect=expect, patience=patience)
+        self._inbox.late = self._late
         numbers = self._roster.number(here), self._roster.number(there)
         self._conversation = Conversation(
             *numbers, greeting, expect=self._bound, budget=budget, window=window, prover=prover, sealed=sealed
@@ -296,7 +298,7 @@ class PeerLink(FramedEnd):
         with self._changed:
             if not self._bye_heard:
                 self._inbox.end(partial(_same, error))
-        self._waiting.off()
+        self._waiting.drop()
         self._end()
 
     def _take(self, data: bytes) -> tuple[bool, NebulaError | None]:
@@ -356,18 +358,32 @@ class PeerLink(FramedEnd):
             rate, away = self._meter.rate, self._now() - self._down
         if rate is not None:
             self._carrier.pace(rate)
-        if bye or (quiet < self._deadlines.silence - self._tick if ready else away < _SHORT_SECONDS):
+        if bye:
+            self._waiting.drop()
+        elif quiet < self._deadlines.silence - self._tick if ready else away < _SHORT_SECONDS:
             self._waiting.off()
         elif quiet >= self._deadlines.patience:
-            self.lost(silent(self.there, self._carrier.where, self._deadlines.patience, self._trouble(ready)))
+            self.lost(self._unheard(self._deadlines.patience, self._trouble(ready)))
         else:
             self._waiting.on(self._trouble(ready), limit=self._deadlines.patience, since=self._heard)
 
     def _trouble(self, ready: bool) -> str:
         state = self._carrier.state()
-        if ready or state.connected:
-            return "nothing is heard from it" if ready else "it has not greeted yet"
-        return state.trouble or "there is no connection"
+        if ready:
+            return "nothing is heard from it"
+        return state.trouble or ("it has not greeted yet" if state.connected else "there is no connection")
+
+    def _late(self, awaited: str, seconds: float) -> NebulaError:
+        """Why something has not come in time: the other worker is not there, is not heard, or has not sent it."""
+        with self._changed:
+            quiet, ready = self._now() - self._heard, self._conversation.ready
+        if self._met and ready and quiet < self._deadlines.silence:
+            return unsent(self.here, self.there, awaited, seconds)
+        return self._unheard(quiet if self._met else seconds, self._trouble(ready))
+
+    def _unheard(self, seconds: float, why: str) -> NebulaError:
+        """Nothing was heard from the other worker for so long, if it was ever there."""
+        return (silent if self._met else absent)(self.there, self._carrier.where, seconds, why)
 
 
 class Faults:

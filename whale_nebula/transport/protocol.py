@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+from whale_nebula.wire.tensor import Bytes, dtype_code, raw_bytes
 
 KeyKind: TypeAlias = Literal["forward", "backward", "part", "scalar", "result", "control"]
 
-# A numpy array; over a memory link also any object, an eager tensor for one, which then travels by reference.
+# A numpy array or a `Packed`; over a memory link, where it travels by reference, also any object: an eager tensor.
 Payload: TypeAlias = Any
 
 _NOUNS = {
@@ -19,6 +21,35 @@ _NOUNS = {
     "result": "result",
     "control": "control value",
 }
+
+
+class Packed(NamedTuple):
+    """A tensor that a codec made small, as it crosses: a row of bytes that no link looks into.
+
+    `codec` is its number on the wire (1 to 65535), `state` the version of the state that it encoded with. `dtype` and
+    `dims` are those of the tensor before.
+
+    >>> import numpy as np
+    >>> packed = Packed(np.zeros(40, np.uint8), codec=3, state=0, dtype="float32", dims=(4, 8))
+    >>> packed.nbytes, packed.raw_bytes
+    (40, 128)
+    """
+
+    data: Bytes
+    codec: int
+    state: int
+    dtype: str
+    dims: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes, without the headers of frames."""
+        return self.data.nbytes
+
+    @property
+    def raw_bytes(self) -> int:
+        """The bytes of the tensor before the codec."""
+        return raw_bytes(dtype_code(self.dtype), self.dims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +131,8 @@ class Link(Protocol):
     ) -> None:
         """Hand a tensor over. It does not wait for the line, at most for room in a full buffer.
 
-        The array must not be written to afterwards. `raw_bytes` is its size before a codec, `size` its size
-        where the object itself has no `nbytes`.
+        The array must not be written to afterwards. `raw_bytes` is its size before a codec (a `Packed` knows it),
+        `size` its size where the object itself has no `nbytes`. What is sent as a `Packed` is received as one.
         """
 
     def receive(self, key: Key, deadline: float) -> Payload:

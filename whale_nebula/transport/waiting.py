@@ -19,6 +19,8 @@ class Wait(NamedTuple):
 
     >>> print(Wait("worker 'npu/0'", "10.77.0.2:7101", "it is not up yet", seconds=30.0, limit=120.0))
     waiting for worker 'npu/0' at 10.77.0.2:7101, 30 s of 120 s: it is not up yet
+    >>> print(Wait("gateway 'npu/gateway'", "", "it is not up yet", seconds=30.0, limit=None))  # as long as it takes
+    waiting for gateway 'npu/gateway', 30 s: it is not up yet
     >>> print(Wait("worker 'npu/0'", "", "", seconds=31.0, limit=120.0, over=True))
     worker 'npu/0' is there, after 31 s
     """
@@ -27,7 +29,7 @@ class Wait(NamedTuple):
     where: str
     why: str
     seconds: float
-    limit: float
+    limit: float | None
     over: bool = False
 
     def __str__(self) -> str:
@@ -35,21 +37,23 @@ class Wait(NamedTuple):
             return f"{self.who} is there, after {self.seconds:.0f} s"
         place = f" at {self.where}" if self.where else ""
         reason = f": {self.why}" if self.why else ""
-        return f"waiting for {self.who}{place}, {self.seconds:.0f} s of {self.limit:.0f} s{reason}"
+        limit = "" if self.limit is None else f" of {self.limit:.0f} s"
+        return f"waiting for {self.who}{place}, {self.seconds:.0f} s{limit}{reason}"
 
 
 Announce: TypeAlias = Callable[[Wait], None]
 
 
 def log_wait(wait: Wait) -> None:
-    """Say it in the log: what is new or goes on as a warning, what is over as information."""
-    _LOG.log(logging.INFO if wait.over else logging.WARNING, "%s", wait)
+    """Say it in the log, as a warning; that it is over, too: who has read that somebody waits wants to know."""
+    _LOG.warning("%s", wait)
 
 
 class Waiting:
     """One thing that may have to be waited for again and again: said at once, every ten seconds, and at its end.
 
-    The owner calls `on` whenever it sees that it still waits, and `off` when it does not.
+    The owner calls `on` whenever it sees that it still waits, and `off` when what it waited for is there. When it
+    waits no more for another reason it calls `drop`, and nothing is said.
 
     >>> waiting = Waiting("worker 'npu/0'", "10.0.0.2:7101", lambda wait: print(wait))
     >>> waiting.on("it is not up yet", limit=120.0)
@@ -76,8 +80,13 @@ class Waiting:
         self._said = 0.0
         self._why = ""
 
-    def on(self, why: str, *, limit: float, since: float | None = None) -> None:
-        """It is waited for, at most `limit` seconds, counted from `since` or the first call."""
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is waited for, and that was said."""
+        return self._since is not None
+
+    def on(self, why: str, *, limit: float | None = None, since: float | None = None) -> None:
+        """It is waited for, at most `limit` seconds if there is one, counted from `since` or the first call."""
         now = self._now()
         if self._since is None:
             self._since = now if since is None else since
@@ -87,8 +96,12 @@ class Waiting:
         self._announce(Wait(self._who, self._where, why, now - self._since, limit))
 
     def off(self) -> None:
-        """It is no longer waited for."""
+        """It is there."""
         if self._since is not None:
             seconds = self._now() - self._since
             self._since = None
             self._announce(Wait(self._who, self._where, self._why, seconds, seconds, over=True))
+
+    def drop(self) -> None:
+        """It is no longer waited for."""
+        self._since = None

@@ -10,16 +10,22 @@ import numpy.typing as npt
 
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.frame import Flag, Header
-from whale_nebula.wire.tensor import Bytes, array_from, dtype_of
+from whale_nebula.wire.tensor import Bytes, array_from, dtype_of, raw_bytes
 
 WHOLE_LIMIT = 1 << 30
 
 
 class Bound(NamedTuple):
-    """What the plan allows a tensor to be: its element type and, for every axis, the largest size."""
+    """What the plan allows a tensor to be: its element type and, for every axis, the largest size.
+
+    `codecs` are those that may have encoded it (none, unless the plan says so), and `extra` is how many bytes more
+    than the tensor itself what they made may have: heads of what was packed, and rows that did not get smaller.
+    """
 
     dtype: str
     most: tuple[int, ...]
+    codecs: frozenset[int] = frozenset()
+    extra: int = 0
 
     def admits(self, dtype: str, dims: tuple[int, ...]) -> bool:
         """Whether such a tensor keeps within the bound.
@@ -33,9 +39,18 @@ class Bound(NamedTuple):
         )
         return fits and dtype == self.dtype
 
+    def admits_encoded(self, codec: int, size: int, raw: int) -> bool:
+        """Whether this codec may have made so many bytes of a tensor of `raw` bytes.
+
+        >>> bound = Bound("float32", (8, 64), frozenset({5}), extra=16)
+        >>> [bound.admits_encoded(*given) for given in ((5, 116, 100), (5, 117, 100), (6, 50, 100))]
+        [True, False, False]
+        """
+        return codec in self.codecs and size <= raw + self.extra
+
 
 class TensorArrived(NamedTuple):
-    """A whole tensor; the header is that of its last frame."""
+    """A whole tensor; the header is that of its last frame. Of one that is encoded, `array` are the codec's bytes."""
 
     header: Header
     array: npt.NDArray[Any]
@@ -49,8 +64,8 @@ class Assembly:
 
     `expect` is asked before anything is allocated. It gives for a header what the plan allows, raises
     `RemoteProtocolError` for a tensor that nobody expects, or gives None: then, as without `expect`, a tensor
-    may have up to `limit` bytes. What `place` refuses changes nothing, and a chunk that was given its place but
-    did not come whole may be placed again.
+    may have up to `limit` bytes, and one that is encoded so many before and after. What `place` refuses changes
+    nothing, and a chunk that was given its place but did not come whole may be placed again.
     """
 
     def __init__(self, expect: Expect | None = None, *, limit: int = WHOLE_LIMIT) -> None:
@@ -78,6 +93,8 @@ class Assembly:
         if not header.last or self._tensor is None:
             return []
         data, self._tensor = self._tensor[1], None
+        if header.encoded:
+            return [TensorArrived(header, data)]
         if header.dtype == 1 and data.size and data.max() > 1:
             raise RemoteProtocolError("a bool that is neither 0 nor 1")
         return [TensorArrived(header, array_from(data, header.dtype, header.dims))]
@@ -87,20 +104,28 @@ class Assembly:
         self._tensor = None
 
     def _allocate(self, header: Header) -> Bytes:
-        bound = None if self._expect is None else self._expect(header)
-        dtype = dtype_of(header.dtype)
-        name = dtype.name if dtype else "?"
-        if bound is not None and not bound.admits(name, header.dims):
-            wanted = f"{bound.dtype}, at most {list(bound.most)}"
-            raise RemoteProtocolError(f"{name}{list(header.dims)} came where the plan expects {wanted}")
-        if header.whole > self._limit:
-            raise RemoteProtocolError(
-                f"a tensor of {header.whole} bytes is above this link's limit of {self._limit}"
-            )
+        if self._expect is not None and (bound := self._expect(header)) is not None:
+            _check_bound(header, bound)
+        if (size := max(header.whole, raw_bytes(header.dtype, header.dims))) > self._limit:
+            raise RemoteProtocolError(f"a tensor of {size} bytes is above this link's limit of {self._limit}")
         try:
             return np.empty(header.whole, np.uint8)
         except MemoryError:
             raise RemoteProtocolError(f"no memory for a tensor of {header.whole} bytes") from None
+
+
+def _check_bound(header: Header, bound: Bound) -> None:
+    dtype = dtype_of(header.dtype)
+    name = dtype.name if dtype else "?"
+    if not bound.admits(name, header.dims):
+        wanted = f"{bound.dtype}, at most {list(bound.most)}"
+        raise RemoteProtocolError(f"{name}{list(header.dims)} came where the plan expects {wanted}")
+    raw = raw_bytes(header.dtype, header.dims)
+    if header.encoded and not bound.admits_encoded(header.codec, header.whole, raw):
+        allowed = f"codecs {sorted(bound.codecs)} and {bound.extra} bytes more" if bound.codecs else "no codec"
+        raise RemoteProtocolError(
+            f"{header.whole} bytes of codec {header.codec} came for a tensor of {raw}, where the plan allows {allowed}"
+        )
 
 
 def _continues(first: Header, header: Header) -> bool:

@@ -1,8 +1,9 @@
 """The frame: a header of fixed size and up to one chunk of a tensor, or one control message.
 
 A tensor travels as frames of `CHUNK_BYTES` each but the last, which may be shorter; an empty tensor is one
-frame without payload. A control message (JSON) is one frame. The header describes the tensor as it is sent:
-after a codec, `dtype` and `dims` are those of what the codec made. Numbers are little-endian.
+frame without payload. A control message (JSON) is one frame. `dtype` and `dims` are those of the tensor that the
+model sees. Where a codec made it small (`codec` is not 0) the payload is what the codec made: a row of `whole` bytes,
+which nothing here looks into. Numbers are little-endian.
 
 A sealed frame carries its chunk as ciphertext and a tag of `TAG_BYTES`: `length` counts both, everything else is as
 it would be unsealed. It is legal only where there is a key, which `pack` and `unpack` are told by `sealed`.
@@ -77,7 +78,8 @@ _KNOWN_FLAGS = int(
 class Header(NamedTuple):
     """The fields of a frame's header. Workers are numbers here: their places in the sorted list of names.
 
-    `ack` is the number of the next frame that the sender expects from the other side: all before it have come.
+    `ack` is the number of the next frame that the sender expects from the other side: all before it have come. `codec`
+    is 0 where the payload is the tensor itself, and `state` the version of the state that a codec encoded with.
     """
 
     kind: int
@@ -106,6 +108,11 @@ class Header(NamedTuple):
     def last(self) -> bool:
         """Whether this frame ends its tensor."""
         return bool(self.flags & Flag.LAST)
+
+    @property
+    def encoded(self) -> bool:
+        """Whether a codec made the payload."""
+        return self.codec != 0
 
 
 def wire_bytes(payload_bytes: int) -> int:
@@ -243,8 +250,10 @@ def _fault_of_tensor(header: Header) -> str | None:
         return f"dtype {header.dtype} is unknown"
     if len(header.dims) > MAX_RANK:
         return f"rank {len(header.dims)} is above {MAX_RANK}"
+    if header.state and not header.encoded:
+        return f"state {header.state} of no codec"
     size = math.prod(header.dims) * dtype.itemsize
-    if size != header.whole:
+    if size != header.whole and not header.encoded:
         return f"{dtype.name}{list(header.dims)} has {size} bytes, not {header.whole}"
     if math.prod(max(size, 1) for size in header.dims) * dtype.itemsize > _MOST_BYTES:
         return f"{dtype.name}{list(header.dims)} is no array"  # an empty one may not be of any size either

@@ -64,8 +64,8 @@ def _tensor_word(header: Header) -> Word:
 
 
 def _tensor_fault(side: Side, header: Header, word: Word) -> str | None:
-    if header.shard or header.codec or header.state:
-        return f"shard {header.shard}, codec {header.codec}, state {header.state}, where no plan has any"
+    if header.shard:
+        return f"shard {header.shard}, where no plan has any"
     step_matters = word is Word.TENSOR and side.state is not State.FAILED
     if step_matters and (header.program, header.step) != side.announced:
         program, step = side.announced or (None, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ml_dtypes
@@ -61,6 +62,15 @@ def dtype_of(code: int) -> np.dtype[Any] | None:
     (dtype('float32'), None)
     """
     return _TYPES[code - 1] if 1 <= code <= len(_TYPES) else None
+
+
+def raw_bytes(code: int, dims: tuple[int, ...]) -> int:
+    """How many bytes a tensor of this (known) element type and these sizes has.
+
+    >>> raw_bytes(dtype_code("float32"), (2, 3))
+    24
+    """
+    return math.prod(dims) * _TYPES[code - 1].itemsize
 
 
 def array_bytes(array: npt.NDArray[Any]) -> Bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -150,8 +152,9 @@ class TestCrossing:
 
     def test_a_port_that_is_taken_is_named(self) -> None:
         first = GrpcLinks(Place(RUN, GPU, {}, "127.0.0.1:0"))
-        with pytest.raises(TransportError, match=f"cannot listen on {first.address}"):
+        with pytest.raises(TransportError, match=f"cannot listen on {first.address}") as refused:
             GrpcLinks(Place(RUN, NPU, {}, first.address))
+        assert refused.value.why == "Address already in use"  # asked before gRPC, which would write a line of its own
         first.close()
 
 
@@ -191,6 +194,17 @@ class TestBreaks:
             with pytest.raises(DeadlineError, match=r"worker 'gpu/0' was not heard for 1\.5 s"):
                 pair.npu.receive(key(), SOON)
 
+    def test_to_close_waits_for_no_address_that_does_not_answer(self) -> None:
+        """As beyond a line that is cut: an attempt to connect that would take a minute is given up."""
+        with does_not_answer() as address:
+            slow = Deadlines(patience=60.0, grace=60.0, connect=60.0)
+            links = GrpcLinks(Place(RUN, NPU, {GPU: address}), deadlines=slow, announce=lambda wait: None)
+            until(lambda: links.links[GPU]._carrier._opening is not None)
+            links.links[GPU].lost(LinkClosedError("it was waited for long enough"))
+            links.close()
+            still = [each.name for each in threading.enumerate() if each.name.startswith("nebula-")]
+            assert not {f"nebula-write-{GPU}", f"nebula-watch-{GPU}"} & set(still)
+
     @pytest.mark.parametrize("dead", [GPU, NPU], ids=["who was dialled", "who dialled"])
     def test_a_worker_whose_port_is_gone_is_dead(self, trusted: Certificates, dead: str) -> None:
         """As after kill -9: the connection is reset, and the port refuses."""
@@ -215,6 +229,20 @@ class TestBreaks:
             closing.start()
             assert pair.npu.receive(key(), SOON).sum() == 20 * CHUNK_BYTES
             closing.join(SOON)
+
+
+@contextlib.contextmanager
+def does_not_answer() -> Iterator[str]:
+    """An address at which a connection neither comes about nor is refused: nobody takes those that wait already."""
+    with contextlib.ExitStack() as held:
+        full = held.enter_context(socket.socket())
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):
+            one = held.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        yield f"127.0.0.1:{full.getsockname()[1]}"
 
 
 def refusal(links: GrpcLinks, there: str) -> NebulaError:
@@ -264,6 +292,7 @@ class TestIdentity:
         strange.issue(NPU)
         error = self.dial(gpu, Place(RUN, NPU, {GPU: gpu.address}, credentials=strange.of(NPU)))
         assert isinstance(error, WrongAuthorityError)
+        assert error.__context__ is None  # what failed before it was found out says less
 
     def test_plaintext_is_named(self, gpu: GrpcLinks) -> None:
         error = self.dial(gpu, Place(RUN, NPU, {GPU: gpu.address}))

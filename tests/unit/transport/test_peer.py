@@ -364,6 +364,21 @@ class TestAbsence:
         assert about_npu[0].why == "nothing is heard from it"
         assert about_npu[0].limit == 0.6
 
+    def test_a_wait_that_ends_before_patience_does_says_what_the_link_knows(self, make: Callable[..., Pair]) -> None:
+        """Whichever of the two clocks is over first: who is not heard is not said to be alive."""
+        pair = make(deadlines=Deadlines(patience=SOON, silence=0.2, grace=0.2), announce=lambda wait: None)
+        pair.begin()
+        pair.there.take("SESSION", SOON)
+        with pytest.raises(DeadlineError, match="'gpu/0' waited 0 s for worker 'npu/0'") as caught:
+            pair.here.receive(back(), 0.0)
+        assert "is alive" in caught.value.why
+        pair.cable.plan = lambda passage: ()
+        with pytest.raises(DeadlineError, match="worker 'npu/0' was not heard for") as caught:
+            pair.here.receive(back(1), 0.6)
+        assert (caught.value.where, caught.value.why) == ("memory", "nothing is heard from it")
+        with pytest.raises(DeadlineError, match="worker 'npu/0' was not heard for"):
+            pair.here.take("AGREE", 0.0)
+
     def test_beats_keep_a_quiet_link_alive(self, make: Callable[..., Pair]) -> None:
         beats = threading.Semaphore(0)
 
@@ -391,7 +406,10 @@ class TestAbsence:
             deadlines=Deadlines(patience=1.5, silence=0.2, grace=0.1),
             announce=said.append,
         )
-        with pytest.raises(DeadlineError, match=r"'npu/0' was not heard for 1\.5 s \(memory\)"):
+        with pytest.raises(DeadlineError, match=r"'npu/0' did not come within 0\.1 s") as caught:
+            link.take("SESSION", 0.1)
+        assert (caught.value.why, "--cluster npu" in caught.value.mend) == ("there is no connection", True)
+        with pytest.raises(DeadlineError, match=r"'npu/0' did not come within 1\.5 s \(memory\)"):
             link.take("SESSION", SOON)
         assert (said[0].who, said[0].where, said[0].limit) == ("worker 'npu/0'", "memory", 1.5)
         link.close()

@@ -41,13 +41,22 @@ def test_another_reason_is_said_at_once_and_the_wait_is_the_same() -> None:
     assert [(wait.why, wait.seconds) for wait in said] == [("not up yet", 5.0), ("it is silent", 6.0)]
 
 
-def test_the_log_warns_of_a_wait_and_notes_its_end(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "whale_nebula.transport"):
+def test_what_is_waited_for_no_more_is_not_said_to_be_there() -> None:
+    said: list[Wait] = []
+    waiting = Waiting("gateway 'npu/gateway'", "", said.append)
+    waiting.on("it is not up yet")
+    waiting.drop()
+    waiting.off()
+    assert [str(wait) for wait in said] == ["waiting for gateway 'npu/gateway', 0 s: it is not up yet"]
+
+
+def test_the_log_tells_of_a_wait_and_of_its_end_wherever_warnings_are_seen(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "whale_nebula.transport"):
         log_wait(Wait("worker 'a/0'", "x:1", "", 3.0, 9.0))
         log_wait(Wait("worker 'a/0'", "x:1", "", 3.0, 9.0, over=True))
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("WARNING", "waiting for worker 'a/0' at x:1, 3 s of 9 s"),
-        ("INFO", "worker 'a/0' is there, after 3 s"),
+        ("WARNING", "worker 'a/0' is there, after 3 s"),
     ]
 
 

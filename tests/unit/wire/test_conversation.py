@@ -58,7 +58,7 @@ ILLEGAL = {
     "a tensor before a step": (False, tensor(0, SMALL), "TENSOR in state OPEN"),
     "a tensor of another step": (True, tensor(0, SMALL, step=1), "a tensor of step 1 of program 7, where step 0"),
     "a tensor of another program": (True, tensor(0, SMALL, program=8), "of program 8"),
-    "a shard": (True, tensor(0, SMALL, shard=1), "shard 1, codec 0, state 0"),
+    "a shard": (True, tensor(0, SMALL, shard=1), "shard 1, where no plan has any"),
     "a value in a step": (True, tensor(0, SMALL, kind=Kind.VALUE), "VALUE in state STEPPING"),
     "a second init": (True, said(0, {"kind": "SESSION", "about": "HELLO"}), "INIT in state STEPPING"),
     "lines without an agreement": (True, said(0, {"kind": "SESSION", "about": "LINES"}), "LINES in state"),

@@ -78,13 +78,16 @@ U16, U32, U64 = st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), st.integer
     micro_batch=st.integers(-1, 2**31 - 1),
     slot=U32,
     shard=U16,
-    codec=U16,
+    codec=st.integers(1, 2**16 - 1),
     state=U32,
+    size=st.none() | st.integers(0, 5000),
     epoch=U32,
     sequence=U64,
 )
-def test_any_header_within_its_fields_comes_back(dims: list[int], **fields: int) -> None:
-    whole = int(np.prod(dims)) * 4
+def test_any_header_within_its_fields_comes_back(dims: list[int], size: int | None, **fields: int) -> None:
+    whole = int(np.prod(dims)) * 4 if size is None else size
+    if size is None:
+        fields |= {"codec": 0, "state": 0}
     first, chunk = next(
         iter(chunks(Header(dtype=FLOAT32, dims=tuple(dims), **fields), np.zeros(whole, np.uint8)))
     )
@@ -100,6 +103,14 @@ def test_every_flipped_bit_of_a_header_is_rejected() -> None:
             unpack(bytes(data))
 
 
+@pytest.mark.parametrize("size", [0, 1, 23, 25, CHUNK_BYTES])
+def test_an_encoded_tensor_may_have_any_number_of_bytes(size: int) -> None:
+    encoded = GOOD._replace(whole=size, length=size)
+    assert unpack(pack(encoded, 0))[0] == encoded and encoded.encoded
+    with pytest.raises(LocalProtocolError, match="bytes, not"):
+        pack(encoded._replace(codec=0, state=0), 0)
+
+
 BROKEN = {
     "kind": GOOD._replace(kind=99),
     "no kind": GOOD._replace(kind=0),
@@ -110,7 +121,8 @@ BROKEN = {
     "direction": GOOD._replace(direction=3),
     "micro-batch": GOOD._replace(micro_batch=-2),
     "dtype": GOOD._replace(dtype=77),
-    "whole and dims": GOOD._replace(whole=28),
+    "whole and dims": GOOD._replace(whole=28, length=28, codec=0, state=0),
+    "state without a codec": GOOD._replace(codec=0),
     "rank": GOOD._replace(dims=(1, 1, 1, 1, 1, 1, 1, 2, 3)),
     "empty and beyond any array": GOOD._replace(dims=(0, 2**31, 2**31, 2**31), length=0, whole=0),
     "short chunk": GOOD._replace(length=20, flags=0),
@@ -124,6 +136,9 @@ BROKEN = {
     ),
     "message of a micro-batch": Header(
         Kind.CONTROL, flags=Flag.LAST, dtype=dtype_code("uint8"), dims=(4,), length=4, whole=4, micro_batch=0
+    ),
+    "message with a codec": Header(
+        Kind.CONTROL, flags=Flag.LAST, dtype=dtype_code("uint8"), dims=(4,), length=4, whole=4, codec=1
     ),
     "sealed without a tag": GOOD._replace(length=8, whole=8, dims=(1, 2), flags=Flag.LAST | Flag.SEALED),
     "acknowledgement with a number": Header(Kind.ACK, flags=Flag.LAST, sequence=1),
@@ -226,7 +241,14 @@ def test_a_sealed_frame_counts_its_tag_and_is_the_same_tensor() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"length": 24}, {"length": 15}, {"length": 0}, {"whole": 40, "dims": (10,)}, {"flags": Flag.SEALED}],
+    [
+        {"length": 24},
+        {"length": 15},
+        {"length": 0},
+        {"whole": 40},
+        {"whole": 40, "dims": (10,), "codec": 0, "state": 0},
+        {"flags": Flag.SEALED},
+    ],
     ids=str,
 )
 def test_a_sealed_frame_keeps_the_rules(fields: dict[str, int]) -> None:

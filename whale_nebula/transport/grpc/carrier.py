@@ -13,10 +13,11 @@ from whale_nebula.transport.base import lost
 from whale_nebula.transport.carrier import CarrierState, Receiver
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.connection import Connection
-from whale_nebula.transport.grpc.lane import reason
+from whale_nebula.transport.grpc.lane import Lane, reason
 from whale_nebula.wire.tensor import Bytes
 
 _LOG = logging.getLogger("whale_nebula.transport")
+_KEEPER_SECONDS = 0.5  # it holds nothing by then: one that still looks at an address that does not answer is let be
 
 
 class GrpcCarrier(ABC):
@@ -34,6 +35,7 @@ class GrpcCarrier(ABC):
         self._changed = threading.Condition()
         self._receiver: Receiver | None = None
         self._connection: Connection | None = None
+        self._opening: Lane | None = None  # that of an attempt to connect
         self._closed = False
         self._rate: float | None = None
         self._since = time.monotonic()
@@ -65,6 +67,7 @@ class GrpcCarrier(ABC):
         """The greeting is done: all lanes may be used."""
         with self._gate:
             if self._connection is not None:
+                self._trouble = ""
                 self._connection.met = True
                 self._connection.opened.set()
 
@@ -90,8 +93,10 @@ class GrpcCarrier(ABC):
             connection.finish()
             connection.wait_over(self._deadlines.grace)
             connection.end("closed")
+        if (opening := self._opening) is not None:
+            opening.end("closed")
         if self._keeper.ident is not None and self._keeper is not threading.current_thread():
-            self._keeper.join(self._deadlines.grace)
+            self._keeper.join(_KEEPER_SECONDS)
 
     def state(self) -> CarrierState:
         """How it stands."""
@@ -118,8 +123,8 @@ class GrpcCarrier(ABC):
             _LOG.exception("the carrier to %s has failed", self.there)
             self._give_up(lost(self.there, f"this side's carrier has failed: {reason(error)}"))
 
-    def _adopt(self, connection: Connection) -> None:
-        """A fresh connection takes the place of the one before."""
+    def _adopt(self, connection: Connection, trouble: str = "") -> None:
+        """A fresh connection takes the place of the one before; `trouble` is what stands between it and the worker."""
         before = self._connection
         if before is not None:
             before.end("another connection has taken its place")
@@ -127,7 +132,7 @@ class GrpcCarrier(ABC):
             if self._closed or self._receiver is None:
                 connection.end("this side has closed")
                 return
-            self._connection, self._since, self._trouble = connection, time.monotonic(), ""
+            self._connection, self._since, self._trouble = connection, time.monotonic(), trouble
             self._connections += 1
             self._refusals = 0
             self._receiver.up(self._connections)

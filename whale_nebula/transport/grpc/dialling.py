@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import grpc
 
@@ -17,12 +18,13 @@ from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.carrier import GrpcCarrier
 from whale_nebula.transport.grpc.connection import Connection
-from whale_nebula.transport.grpc.knock import LANES, METHOD, Knock
+from whale_nebula.transport.grpc.knock import LANES, METHOD, TROUBLE, Knock
 from whale_nebula.transport.grpc.lane import Lane, reason
 from whale_nebula.transport.grpc.probing import probe
 from whale_nebula.transport.grpc.tls import channel_credentials
 
 _LOG = logging.getLogger("whale_nebula.transport")
+_LONGEST = 300
 _FINAL = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
 
 
@@ -53,6 +55,7 @@ def dial(
 ) -> int:
     """Open one stream, and hear it in a thread of its own; gives how many lanes the other side asks for.
 
+    Whoever takes it may know that the way beyond is closed: then the lane's `trouble` says why.
     Raises `TransportError` for what may go better later, and another NebulaError for a refusal.
     """
     shown = credentials or (target.credentials() if target.credentials else None)
@@ -79,6 +82,8 @@ def dial(
         raise TransportError(lane.why)
     if LANES not in told:
         raise _refusal(target, call, lane)
+    trouble = unquote(told.get(TROUBLE, ""))[:_LONGEST]
+    lane.trouble = trouble if trouble.isprintable() else ""
     return int(told[LANES]) if told[LANES].isdigit() else 1
 
 
@@ -107,12 +112,15 @@ class DiallingCarrier(GrpcCarrier):
     def _keep(self) -> None:
         attempt = 0
         while not self._closed:
+            trouble: TransportError | None = None
             try:
                 attempt = 0 if self._live_through_one() else attempt + 1
             except (IdentityError, LinkClosedError):
                 raise
             except TransportError as error:
-                self._look_into(error)
+                trouble = error
+            if trouble is not None and not self._closed:
+                self._look_into(trouble)  # what it raises stands for itself
                 attempt += 1
             if not self._rest(self._back_off(attempt)):
                 return
@@ -121,9 +129,10 @@ class DiallingCarrier(GrpcCarrier):
         """Connect, and return once that is over; gives whether the other worker was met over it."""
         credentials = self._target.credentials() if self._target.credentials else None
         connection = Connection(secrets.token_hex(8))
-        lanes = max(options.lanes(), self._open(connection, 0, credentials))
+        lane, asked = self._open(connection, 0, credentials)
+        lanes = max(options.lanes(), asked)
         if not connection.over:
-            self._adopt(connection)
+            self._adopt(connection, self._on_the_way(lane.trouble) if lane.trouble else "")
         widened = False
         while not connection.wait_over(self._deadlines.look if widened else 0.05) and not self._closed:
             if not widened and connection.opened.is_set() and not connection.over:
@@ -133,15 +142,19 @@ class DiallingCarrier(GrpcCarrier):
                 connection.end("this side's certificate was renewed")
         return connection.met
 
-    def _open(self, connection: Connection, number: int, credentials: Credentials | None) -> int:
+    def _open(self, connection: Connection, number: int, credentials: Credentials | None) -> tuple[Lane, int]:
         knock = Knock(self._run_id, self.here, self.there, connection.name, number)
         lane = Lane(connection.changed)
         hear = connection.hearer(number, lambda frame: self._hear(connection, frame))
+        self._opening = lane
+        if self._closed:
+            lane.end("closed")
         asked = dial(
             self._target, knock, lane, hear, deadlines=self._deadlines, rate=self._rate, credentials=credentials
         )
+        self._opening = None
         connection.add(number, lane)
-        return asked
+        return lane, asked
 
     def _widen(self, connection: Connection, lanes: int, credentials: Credentials | None) -> None:
         try:
@@ -153,7 +166,7 @@ class DiallingCarrier(GrpcCarrier):
     def _look_into(self, error: TransportError) -> None:
         """What is in the way: not up yet, dead, or something that no patience mends, which is raised."""
         found = probe(self.where, self._deadlines.connect)
-        self._trouble = found.why or error.why or error.what
+        self._trouble = self._on_the_way(found.why or error.why or error.what)
         _LOG.debug("%s cannot reach %s: %s", self.here, self.there, self._trouble)
         if found.found == "refused":
             if self._refused() and not self._target.gateway:
@@ -166,7 +179,11 @@ class DiallingCarrier(GrpcCarrier):
         if diagnosed is not None and type(diagnosed) is self._diagnosed:  # twice: it was not renewed meanwhile
             raise diagnosed
         self._diagnosed = type(diagnosed)
-        self._trouble = diagnosed.what if diagnosed else self._trouble
+        self._trouble = self._on_the_way(diagnosed.what) if diagnosed else self._trouble
+
+    def _on_the_way(self, trouble: str) -> str:
+        """What is in the way, and where on it: a gateway is not the worker that is waited for."""
+        return f"its way leads through the gateway: {trouble}" if self._target.gateway else trouble
 
     def _refused_since(self) -> float:
         return time.monotonic() - self._since

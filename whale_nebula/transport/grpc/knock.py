@@ -12,6 +12,8 @@ from whale_nebula.errors import RemoteProtocolError
 METHOD = "/nebula.Wire/Talk"
 VERSION = 1
 LANES = "nebula-lanes"
+TROUBLE = "nebula-trouble"
+"""What the answer to a knock says, too, if it is known: why nobody beyond can be reached just now."""
 _PREFIX = "nebula-"
 _LONGEST = 200
 _CONNECTION = re.compile(r"[0-9a-f]{16}")

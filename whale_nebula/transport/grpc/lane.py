@@ -23,6 +23,7 @@ class Lane:
     def __init__(self, changed: threading.Condition | None = None) -> None:
         self.changed = changed or threading.Condition()
         self.why = ""
+        self.trouble = ""  # what the side that was dialled knows of the way beyond it
         self.in_order = False  # the other side has ended it, and all that it sent was heard
         self.finished = False  # this side has ended it, and all that it sent has left
         self.on_end: Callable[[str], None] = _nothing

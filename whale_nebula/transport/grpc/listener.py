@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from urllib.parse import quote
 
 import grpc
 
 from whale_nebula.errors import LinkClosedError, NebulaError, TransportError
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
-from whale_nebula.transport.grpc.knock import LANES, METHOD, Knock
+from whale_nebula.transport.grpc.knock import LANES, METHOD, TROUBLE, Knock
 from whale_nebula.transport.grpc.lane import Lane
 
 _LOG = logging.getLogger("whale_nebula.transport")
@@ -64,6 +67,7 @@ class Listener:
 
     def start(self) -> str:
         """Listen from now on; gives the address, with the port that was found if 0 was asked for."""
+        self._refuse_taken()
         server = grpc.server(
             _Threads(),
             handlers=[_Door(self._talk), *self._others],
@@ -79,15 +83,30 @@ class Listener:
         except RuntimeError:
             port = 0
         if not port:
-            raise TransportError(
-                f"cannot listen on {self._asked}",
-                why="another process has this port, or this host has no such address",
-                mend=f"ss -ltnp | grep {self._asked.rpartition(':')[2]}, or give another address in the config",
-            )
+            raise self._taken("this host has no such address, or another process has this port")
         server.start()
         self._server = server
         self.address = f"{self._asked.rpartition(':')[0]}:{port}"
         return self.address
+
+    def _refuse_taken(self) -> None:
+        """A port that is taken is what is wrong most often; gRPC would write a line of its own to the error stream."""
+        host, _, port = self._asked.rpartition(":")
+        try:
+            found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            with socket.socket(*found[0][:2]) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind(found[0][4])
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise self._taken(error.strerror or "another process has it") from None
+
+    def _taken(self, why: str) -> TransportError:
+        return TransportError(
+            f"cannot listen on {self._asked}",
+            why=why,
+            mend=f"ss -ltnp | grep {self._asked.rpartition(':')[2]}, or give another address in the config",
+        )
 
     def stop(self, grace: float = 1.0) -> None:
         """Take nothing more, let streams end for so long, and close the port."""
@@ -108,7 +127,8 @@ class Listener:
         lane.attach(lambda why: context.cancel())
         if not context.add_callback(lambda: lane.gone("the connection broke, or the other side left")):
             lane.end("the other side was gone at once")
-        context.send_initial_metadata(((LANES, str(options.lanes())),))
+        trouble = ((TROUBLE, quote(lane.trouble)),) if lane.trouble else ()
+        context.send_initial_metadata(((LANES, str(options.lanes())), *trouble))
         reader = threading.Thread(target=lane.read, args=(incoming, hear), name="nebula-hear", daemon=True)
         reader.start()
         yield from lane.outgoing()

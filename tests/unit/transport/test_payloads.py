@@ -1,0 +1,183 @@
+"""What a codec made, over every kind of link: it is sent as `Packed` and received as it was, or refused alike."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.transport.crossing import workers
+from whale_nebula.errors import LocalProtocolError, RemoteFailureError, RemoteProtocolError
+from whale_nebula.testing.carrier import Cable
+from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.memory import MemoryNetwork
+from whale_nebula.transport.payloads import arrived, checked, described
+from whale_nebula.transport.peer import PeerLink
+from whale_nebula.transport.protocol import Key, Link, LinkTotals, Packed
+from whale_nebula.transport.sockets import SocketLink
+from whale_nebula.wire import CHUNK_BYTES, HEADER_BYTES, Bound, Header, Kind, TensorArrived
+from whale_nebula.wire.greeting import Greeting
+from whale_nebula.wire.tensor import DTYPE_NAMES
+
+WORKERS = ("gpu/0", "npu/0")
+SOON = 20.0
+STEP = {"kind": "SESSION", "about": "STEP", "program": 1, "step": 0}
+Ends: TypeAlias = tuple[Link, Link]
+
+
+def key(slot: int = 0) -> Key:
+    return Key("forward", 1, 0, 0, -1, slot, *WORKERS)
+
+
+def packed(size: int = 40, **fields: Any) -> Packed:
+    data = np.arange(size, dtype=np.uint32).astype(np.uint8)
+    return Packed(data, codec=3, state=9, dtype="float32", dims=(4, 8))._replace(**fields)
+
+
+def same(one: Packed, other: Packed) -> bool:
+    return one[1:] == other[1:] and one.data.dtype == other.data.dtype and one.data.tolist() == other.data.tolist()
+
+
+def memory(**options: Any) -> Ends:
+    network = MemoryNetwork()
+    return network.link(*WORKERS, "gpu", "npu"), network.link(*reversed(WORKERS), "npu", "gpu")
+
+
+def sockets(**options: Any) -> Ends:
+    one, other = socket.socketpair()
+    here = SocketLink(one, *WORKERS, WORKERS, grace=2.0)
+    return here, SocketLink(other, *reversed(WORKERS), WORKERS, grace=2.0, **options)
+
+
+def peers(**options: Any) -> Ends:
+    deadlines = Deadlines(patience=SOON, grace=2.0)
+    here, there = (
+        PeerLink(end, Greeting("run-1", end.here, end.there), WORKERS, deadlines=deadlines, **options)
+        for end in Cable(*WORKERS).ends
+    )
+    return here, there
+
+
+@contextlib.contextmanager
+def linked(make: Callable[..., Ends], **options: Any) -> Iterator[Ends]:
+    """Both ends, of which the first has announced a step."""
+    here, there = make(**options)
+    here.post(STEP)
+    try:
+        yield here, there
+    finally:
+        closing = threading.Thread(target=here.close)
+        closing.start()
+        there.close()
+        closing.join(SOON)
+
+
+EVERY = pytest.mark.parametrize("make", [memory, sockets, peers])
+FRAMED = pytest.mark.parametrize("make", [sockets, peers])
+
+
+@EVERY
+@pytest.mark.parametrize("size", [0, 1, 40, CHUNK_BYTES, 2 * CHUNK_BYTES + 5])
+def test_it_arrives_as_it_was_sent_and_is_counted_alike(make: Callable[..., Ends], size: int) -> None:
+    payload = packed(size)
+    with linked(make) as (here, there):
+        before = here.totals()
+        here.send(key(), payload)
+        again = there.receive(key(), SOON)
+        counted = here.totals() - before
+    assert isinstance(again, Packed) and same(again, payload)
+    frames = max(1, -(-size // CHUNK_BYTES))
+    assert counted == LinkTotals(size, size + frames * HEADER_BYTES, raw_bytes=128, frames=frames)
+
+
+@EVERY
+def test_raw_bytes_may_still_be_said(make: Callable[..., Ends]) -> None:
+    with linked(make) as (here, _):
+        here.send(key(), packed(), raw_bytes=1000)
+        assert here.totals().raw_bytes == 1000
+
+
+def test_over_memory_it_is_the_same_object() -> None:
+    payload = packed()
+    with linked(memory) as (here, there):
+        here.send(key(), payload)
+        assert there.receive(key(), SOON) is payload
+
+
+@EVERY
+def test_arrays_and_packed_ones_go_side_by_side(make: Callable[..., Ends]) -> None:
+    array = np.ones((4, 8), np.float32)
+    with linked(make) as (here, there):
+        here.send(key(0), packed())
+        here.send(key(1), array)
+        np.testing.assert_array_equal(there.receive(key(1), SOON), array)
+        assert same(there.receive(key(0), SOON), packed())
+
+
+WRONG = {
+    "no codec": packed(codec=0),
+    "a codec beyond its field": packed(codec=1 << 16),
+    "a state beyond its field": packed(state=1 << 32),
+    "a state below it": packed(state=-1),
+    "a size beyond its field": packed(dims=(1 << 32,)),
+    "rank nine": packed(dims=(1,) * 9),
+    "a type that cannot cross": packed(dtype="string"),
+    "numbers that are no bytes": packed(data=np.zeros(3, np.float32)),
+    "a matrix": packed(data=np.zeros((3, 3), np.uint8)),
+    "every second byte": packed(data=np.zeros(8, np.uint8)[::2]),
+    "no array": packed(data=b"abc"),
+}
+
+
+@pytest.mark.parametrize("payload", WRONG.values(), ids=WRONG.keys())
+def test_what_no_frame_can_say_is_refused_by_every_link(payload: Packed) -> None:
+    for make in (memory, sockets):
+        with linked(make) as (here, there):
+            with pytest.raises(LocalProtocolError):
+                here.send(key(), payload)
+            here.send(key(), packed())
+            assert same(there.receive(key(), SOON), packed())
+
+
+@FRAMED
+def test_what_the_plan_does_not_allow_ends_the_link(make: Callable[..., Ends]) -> None:
+    bound = Bound("float32", (4, 8), frozenset({3}), extra=16)
+    with linked(make, expect=lambda key: bound) as (here, there):
+        here.send(key(0), packed(128 + 16))
+        assert there.receive(key(0), SOON).nbytes == 144
+        here.send(key(1), packed(codec=4))
+        with pytest.raises(RemoteProtocolError, match="40 bytes of codec 4 came for a tensor of 128"):
+            there.receive(key(1), SOON)
+        with pytest.raises(RemoteFailureError, match="'npu/0' failed"):
+            here.receive(Key("forward", 1, 0, 0, -1, 0, *reversed(WORKERS)), SOON)
+
+
+def test_it_crosses_a_network_too() -> None:
+    expect = {key(): Bound("float32", (4, 8), frozenset({3}), extra=CHUNK_BYTES)}.get
+    with workers(None, expect=expect) as pair:
+        pair.meet()
+        payload = packed(CHUNK_BYTES + 3)
+        pair.gpu.send(Key("forward", 1, 0, 0, -1, 0, "gpu/0", "npu/0"), payload)
+        assert same(pair.npu.receive(key(), SOON), payload)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    data=st.binary(max_size=50),
+    codec=st.integers(1, 2**16 - 1),
+    state=st.integers(0, 2**32 - 1),
+    dtype=st.sampled_from(DTYPE_NAMES),
+    dims=st.lists(st.integers(0, 9), max_size=8).map(tuple),
+)
+def test_a_header_says_all_of_it(data: bytes, codec: int, state: int, dtype: str, dims: tuple[int, ...]) -> None:
+    payload = checked(Packed(np.frombuffer(data, np.uint8), codec, state, dtype, dims))
+    header, payload_bytes, raw = described(Header(Kind.SCALAR), payload)
+    assert raw == payload.raw_bytes
+    assert same(arrived(TensorArrived(header, payload_bytes)), payload)

@@ -1,0 +1,133 @@
+"""Tensors that a codec made small: what the plan allows comes whole, the rest is refused before anything is made."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.wire.talk import opened, sent, tensor
+from whale_nebula.errors import RemoteProtocolError
+from whale_nebula.wire import CHUNK_BYTES, HEADER_BYTES, Bound, FrameDecoder, Header, TensorArrived
+from whale_nebula.wire.assembly import Assembly
+from whale_nebula.wire.frame import frames
+from whale_nebula.wire.tensor import dtype_code
+
+CODEC, STATE, DIMS = 5, 77, (3, 8)
+FLOAT32 = dtype_code("float32")
+RAW = 3 * 8 * 4
+EXTRA = 10
+BOUND = Bound("float32", (4, 8), frozenset({CODEC, 9}), EXTRA)
+
+
+def encoded(size: int, **fields: object) -> list[tuple[Header, np.ndarray]]:
+    """The frames of so many bytes that stand for floats of these sizes."""
+    described = {"dtype": FLOAT32, "dims": DIMS, "codec": CODEC, "state": STATE, **fields}
+    return tensor(0, np.arange(size, dtype=np.uint32).astype(np.uint8), **described)
+
+
+def placed(assembly: Assembly, parts: list[tuple[Header, np.ndarray]]) -> TensorArrived:
+    for header, chunk in parts:
+        assembly.place(header)[:] = chunk
+        done = assembly.placed(header)
+    return done[0]
+
+
+@pytest.mark.parametrize("size", [0, 1, 40, RAW, RAW + EXTRA])
+def test_what_the_plan_allows_arrives_as_bytes_under_its_header(size: int) -> None:
+    event = placed(Assembly(lambda header: BOUND), encoded(size))
+    assert event.array.dtype == np.uint8 and event.array.tolist() == np.arange(size).tolist()
+    header = event.header
+    assert (header.codec, header.state, header.dtype, header.dims) == (CODEC, STATE, FLOAT32, DIMS)
+
+
+@pytest.mark.parametrize(
+    ("frame", "bound", "words"),
+    [
+        (encoded(40), Bound("float32", (4, 8)), "40 bytes of codec 5 came for a tensor of 96, .* allows no codec"),
+        (encoded(40, codec=6), BOUND, r"codec 6 came .* allows codecs \[5, 9\]"),
+        (encoded(RAW + EXTRA + 1), BOUND, "107 bytes of codec 5 came for a tensor of 96, .* and 10 bytes more"),
+        (encoded(40, dims=(5, 8)), BOUND, r"float32\[5, 8\] came where the plan expects float32, at most \[4, 8\]"),
+        (encoded(40, dims=(24,)), BOUND, r"float32\[24\] came where"),
+        (encoded(40, dtype=dtype_code("float16")), BOUND, r"float16\[3, 8\] came where"),
+        (encoded(EXTRA + 1, dims=(0, 8)), BOUND, "11 bytes of codec 5 came for a tensor of 0"),
+    ],
+    ids=["no codec", "another codec", "too many bytes", "more rows", "other rank", "other type", "empty"],
+)
+def test_what_it_does_not_allow_is_refused_before_anything_is_made(
+    frame: list[tuple[Header, np.ndarray]], bound: Bound, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assembly = Assembly(lambda header: bound)
+    monkeypatch.setattr(np, "empty", lambda *size: pytest.fail("allocated"))
+    with pytest.raises(RemoteProtocolError, match=words):
+        assembly.place(frame[0][0])
+    assert assembly.between
+
+
+def test_where_a_codec_is_allowed_the_tensor_itself_is_too() -> None:
+    array = np.ones((2, 8), np.float32)
+    np.testing.assert_array_equal(placed(Assembly(lambda header: BOUND), tensor(0, array)).array, array)
+
+
+@pytest.mark.parametrize(("size", "dims"), [(101, (1,)), (4, (26,))], ids=["encoded", "decoded"])
+def test_without_a_plan_neither_side_of_the_codec_is_above_the_limit(size: int, dims: tuple[int, ...]) -> None:
+    with pytest.raises(RemoteProtocolError, match="above this link's limit of 100"):
+        Assembly(limit=100).place(encoded(size, dims=dims)[0][0])
+    assert placed(Assembly(limit=100), encoded(100, dims=(25,))).array.size == 100
+
+
+def test_bytes_that_would_be_no_bools_are_none_of_the_wire_s_business() -> None:
+    parts = encoded(4, dtype=dtype_code("bool"), dims=(32,))
+    assert placed(Assembly(), parts).array.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("change", [{"codec": 9}, {"state": 78}, {"dims": (4, 8)}, {"whole": 3 * CHUNK_BYTES}], ids=str)
+def test_chunks_under_another_codec_or_state_do_not_continue(change: dict[str, int]) -> None:
+    bound = Bound("float32", (4, 8), frozenset({CODEC, 9}), 4 * CHUNK_BYTES)
+    assembly = Assembly(lambda header: bound)
+    first, second = encoded(2 * CHUNK_BYTES)
+    assembly.place(first[0])[:] = first[1]
+    assembly.placed(first[0])
+    with pytest.raises(RemoteProtocolError, match="does not continue"):
+        assembly.place(second[0]._replace(**change))
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
+def test_a_conversation_carries_it_as_any_tensor(sealed: bool) -> None:
+    size = 2 * CHUNK_BYTES + 9
+    bound = Bound("float32", (1 << 20,), frozenset({CODEC}))
+    here, there = opened(stepping=True, sealed=sealed, expect=lambda header: bound)
+    parts = encoded(size, dims=(1 << 20,))
+    events = [event for frame in sent(here, parts) for event in there.receive(frame)]
+    (event,) = [event for event in events if isinstance(event, TensorArrived)]
+    assert (event.header.codec, event.header.state) == (CODEC, STATE)
+    assert event.array.tobytes() == b"".join(chunk.tobytes() for _, chunk in parts)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    size=st.integers(0, 300),
+    dims=st.lists(st.integers(0, 6), max_size=3),
+    codec=st.integers(0, 3),
+    state=st.integers(0, 2**32 - 1),
+    codecs=st.frozensets(st.integers(1, 3)),
+    extra=st.integers(0, 40),
+    cuts=st.lists(st.integers(0, 500), max_size=4),
+)
+def test_any_encoded_tensor_arrives_or_is_refused_by_its_bound_however_it_is_cut(
+    size: int, dims: list[int], codec: int, state: int, codecs: frozenset[int], extra: int, cuts: list[int]
+) -> None:
+    raw = 4 * int(np.prod(dims))
+    payload = np.arange(raw if codec == 0 else size, dtype=np.uint32).astype(np.uint8)
+    about = {"dtype": FLOAT32, "dims": tuple(dims), "codec": codec, "state": state if codec else 0}
+    stream = b"".join(head + chunk.tobytes() for head, chunk in frames(tensor(0, payload, **about)[0][0], payload))
+    decoder = FrameDecoder(lambda header: Bound("float32", tuple(dims), codecs, extra))
+    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    pieces = [stream[start:end] for start, end in itertools.pairwise(places)]
+    if codec == 0 or (codec in codecs and size <= raw + extra):
+        (event,) = [event for piece in pieces for event in decoder.receive(piece)]
+        assert event.array.tobytes() == payload.tobytes() and decoder.between
+    else:
+        with pytest.raises(RemoteProtocolError, match=f"codec {codec} came"):
+            decoder.receive(stream[:HEADER_BYTES])

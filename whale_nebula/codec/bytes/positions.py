@@ -1,0 +1,129 @@
+"""Which columns of each row are sent, in as few bytes as that takes.
+
+Every row has the same number k of them, in ascending order. They travel in one of two forms, and both sides know
+which one from (m, n, k) alone, because it is the smaller one:
+
+* a *mask*: a bit for each column, 1 where it is sent, rows one after the other, the lowest bit of a byte first;
+* *indices*: 12 bits for each, two in three bytes: its place within a chunk of 4096 columns. With more than one chunk
+  each row's number of positions in every chunk but the last comes before, as uint16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from whale_nebula.errors import RemoteProtocolError
+
+CHUNK = 4096
+_INDEX_BITS = 12
+
+Positions = npt.NDArray[np.int32]
+Bytes = npt.NDArray[np.uint8]
+
+
+def packed_bytes(m: int, n: int, k: int) -> int:
+    """How many bytes the positions of k columns out of n take, for m rows.
+
+    >>> packed_bytes(8, 1024, 512), packed_bytes(8, 1024, 10), packed_bytes(8, 8192, 10)
+    (1024, 120, 136)
+    """
+    return min(_mask_bytes(m, n), _index_bytes(m, n, k))
+
+
+def pack(positions: npt.NDArray[Any], n: int) -> Bytes:
+    """The bytes of positions [m, k], ascending within each row, out of n columns.
+
+    >>> pack(np.array([[0, 2, 3]]), 8).tolist()
+    [13]
+    """
+    m, k = positions.shape
+    if _index_bytes(m, n, k) < _mask_bytes(m, n):
+        return _to_indices(positions, n)
+    mask = np.zeros((m, n), np.bool_)
+    np.put_along_axis(mask, positions.astype(np.int64), True, axis=1)
+    return np.packbits(mask.reshape(-1), bitorder="little")
+
+
+def unpack(data: Bytes, m: int, n: int, k: int) -> Positions:
+    """The positions [m, k] again; what are no such positions is refused.
+
+    >>> unpack(np.array([13], np.uint8), 1, 8, 3).tolist()
+    [[0, 2, 3]]
+    """
+    if data.size != packed_bytes(m, n, k):
+        raise _refused(f"{data.size} bytes came, and {packed_bytes(m, n, k)} are due", m, n, k)
+    if _index_bytes(m, n, k) < _mask_bytes(m, n):
+        return _from_indices(data, m, n, k)
+    return _from_mask(data, m, n, k)
+
+
+def _mask_bytes(m: int, n: int) -> int:
+    return -(-m * n // 8)
+
+
+def _index_bytes(m: int, n: int, k: int) -> int:
+    return -(-m * k * _INDEX_BITS // 8) + 2 * m * (_chunks(n) - 1)
+
+
+def _chunks(n: int) -> int:
+    return max(1, -(-n // CHUNK))
+
+
+def _from_mask(data: Bytes, m: int, n: int, k: int) -> Positions:
+    bits = np.unpackbits(data, bitorder="little")
+    if bits[m * n :].any():
+        raise _refused("bits are set behind the last column", m, n, k)
+    mask = bits[: m * n].view(np.bool_).reshape(m, n)
+    if (np.count_nonzero(mask, axis=1) != k).any():
+        raise _refused("a row has another number of them", m, n, k)
+    return (np.flatnonzero(mask) % max(n, 1)).astype(np.int32).reshape(m, k)
+
+
+def _to_indices(positions: npt.NDArray[Any], n: int) -> Bytes:
+    m = positions.shape[0]
+    chunk = positions // CHUNK
+    counts = [np.count_nonzero(chunk == each, axis=1) for each in range(_chunks(n) - 1)]
+    table = np.array(counts, "<u2").reshape(-1, m).T
+    pairs = np.zeros((-(-positions.size // 2), 2), np.uint16)
+    pairs.reshape(-1)[: positions.size] = (positions % CHUNK).reshape(-1)
+    low, high = pairs[:, 0], pairs[:, 1]
+    triples = np.stack([low & 255, (low >> 8) | ((high & 15) << 4), high >> 4], axis=1).astype(np.uint8)
+    used = -(-positions.size * _INDEX_BITS // 8)
+    return np.concatenate([np.ascontiguousarray(table).view(np.uint8).reshape(-1), triples.reshape(-1)[:used]])
+
+
+def _from_indices(data: Bytes, m: int, n: int, k: int) -> Positions:
+    head = 2 * m * (_chunks(n) - 1)
+    start = _chunk_starts(data[:head], m, n, k)
+    triples = np.zeros((-(-m * k // 2), 3), np.uint16)
+    triples.reshape(-1)[: data.size - head] = data[head:]
+    low = triples[:, 0] | ((triples[:, 1] & 15) << 8)
+    high = (triples[:, 1] >> 4) | (triples[:, 2] << 4)
+    flat = np.stack([low, high], axis=1).reshape(-1)
+    if flat[m * k :].any():
+        raise _refused("bits are set behind the last index", m, n, k)
+    positions = flat[: m * k].astype(np.int32).reshape(m, k) + start
+    if (positions >= n).any():
+        raise _refused("a position is behind the last column", m, n, k)
+    if (positions[:, 1:] <= positions[:, :-1]).any():
+        raise _refused("the positions of a row do not ascend", m, n, k)
+    return positions
+
+
+def _chunk_starts(table: Bytes, m: int, n: int, k: int) -> Any:
+    """The first column of the chunk that each of the [m, k] indices is counted from."""
+    if not table.size:
+        return np.int32(0)
+    counts = np.ascontiguousarray(table).view("<u2").reshape(m, -1).astype(np.int64)
+    ends = counts.cumsum(axis=1)
+    if (ends > k).any():
+        raise _refused("a row's chunks hold more", m, n, k)
+    order = np.arange(k)[None]
+    return np.int32(CHUNK) * sum((order >= end[:, None]).astype(np.int32) for end in ends.T)
+
+
+def _refused(what: str, m: int, n: int, k: int) -> RemoteProtocolError:
+    return RemoteProtocolError(f"these are no positions of {k} columns out of {n} in {m} rows: {what}")
