@@ -30,7 +30,7 @@ def main() -> None:
     """Train for so many steps, and tell how long each took."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=31)
-    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--rows", type=int, default=36)
     parser.add_argument("--width", type=int, default=256)
     a = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(1)

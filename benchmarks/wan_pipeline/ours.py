@@ -5,6 +5,7 @@ step, the closed form of its schedule, and a digest of the weights that it ends 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import statistics
@@ -22,15 +23,22 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     for name in ("rows", "length", "vocabulary", "width", "heads", "blocks", "micro_batches", "steps"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, required=True)
+    parser.add_argument("--codec", default="none", help="how boundaries cross, as nb.compress takes it")
+    parser.add_argument("--backward", default="default", help="how their gradients do")
     parser.add_argument("--links", help="emulate this line in one process, instead of being one of several")
     return parser.parse_args()
+
+
+def compressed(a: argparse.Namespace) -> contextlib.AbstractContextManager[object]:
+    """The scope around it, if there is one."""
+    return contextlib.nullcontext() if a.codec == "none" else nb.compress(a.codec, backward=a.backward)
 
 
 def model(a: argparse.Namespace) -> keras.Model:
     """Embedding and half of the blocks in one cluster, the rest and the output in the other."""
     sizes = Sizes(a.vocabulary, a.length, a.width, a.heads, a.blocks)
     stages = {block: nb.stage(cluster="gpu" if block < a.blocks // 2 else "npu") for block in range(a.blocks)}
-    with nb.cluster(), nb.pipeline(micro_batch=a.micro_batches):
+    with nb.cluster(), nb.pipeline(micro_batch=a.micro_batches), compressed(a):
         made = transformer(sizes, around=stages.__getitem__)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     made.compile(keras.optimizers.SGD(0.01), loss=loss)
@@ -79,6 +87,8 @@ def main() -> None:
         "seconds": timer.seconds,
         "predicted": timer.predicted[-1],
         "weights": digest(made.get_weights()),
+        "links": {name: link.bytes for name, link in nb.last_report().links.items()},
+        "codecs": {name: each.codec for name, each in nb.last_report().boundaries.items()},
     }
     print(json.dumps(told), flush=True)
 

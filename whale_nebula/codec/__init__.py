@@ -5,12 +5,15 @@
 'svd(0.6) >> fp16'
 
 At most one *structure* (SVD, Rank, TopK: fewer numbers), then one *precision* (FP16, BF16, INT8, INT4: fewer
-bits in each). Only FP16 and BF16 have an engine so far, see `is_built`.
+bits in each). `register` enters a codec of your own.
 """
 
 from whale_nebula.codec.flags import from_flags
-from whale_nebula.codec.objects import BF16, FP16, INT4, INT8, SVD, Chain, Codec, Rank, TopK
-from whale_nebula.codec.registry import CODECS, is_built, require_built
+from whale_nebula.codec.objects import Chain, Codec, Precision, Reduced, Structure
+from whale_nebula.codec.parts import Part
+from whale_nebula.codec.precisions import BF16, FP16, INT4, INT8, Bits
+from whale_nebula.codec.registry import CODECS, is_built, register
+from whale_nebula.codec.structures import SVD, Rank, TopK
 from whale_nebula.codec.text import parse
 
 __all__ = [
@@ -20,12 +23,17 @@ __all__ = [
     "INT4",
     "INT8",
     "SVD",
+    "Bits",
     "Chain",
     "Codec",
+    "Part",
+    "Precision",
     "Rank",
+    "Reduced",
+    "Structure",
     "TopK",
     "from_flags",
     "is_built",
     "parse",
-    "require_built",
+    "register",
 ]

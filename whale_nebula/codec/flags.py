@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from whale_nebula.codec.objects import BASES, BF16, FP16, INT4, INT8, SVD, Codec, Rank, TopK
+from whale_nebula.codec.objects import Codec
+from whale_nebula.codec.precisions import BF16, FP16, INT4, INT8
+from whale_nebula.codec.structures import BASES, SVD, Rank, TopK
 from whale_nebula.errors import OptionError
 from whale_nebula.suggest import did_you_mean
 

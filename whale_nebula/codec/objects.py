@@ -1,15 +1,22 @@
-"""Codecs as data: what to do to a tensor, not how."""
+"""What a codec is: plain data that says what to do to a tensor, and the few functions that do it.
+
+A *precision* takes fewer bits for each number, and keeps nothing. A *structure* leaves fewer numbers, for which a
+precision may follow; what it has to remember is passed to it, and given back. Built-in codecs and those of users are
+made alike: see `registry.register`.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+from whale_nebula.codec.parts import Part
 from whale_nebula.errors import OptionError
-from whale_nebula.suggest import did_you_mean
 
 STRUCTURE, PRECISION = "structure", "precision"
-BASES = ("shared", "learned")
+Dims = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -20,7 +27,7 @@ class Codec:
     layer: ClassVar[str] = ""
 
     @property
-    def parts(self) -> tuple[Codec, ...]:
+    def members(self) -> tuple[Codec, ...]:
         """The simple codecs that this one is made of, in the order in which they encode."""
         return (self,)
 
@@ -30,7 +37,7 @@ class Codec:
             raise OptionError(
                 f"{other!r} is no codec", why=f"'>>' joins two, here after {self}", mend=f"{self!r} >> FP16()"
             )
-        return Chain(self.parts + other.parts)
+        return Chain(self.members + other.members)
 
     def __str__(self) -> str:
         pairs = [(getattr(self, field.name), field.default) for field in fields(self)]
@@ -47,16 +54,11 @@ def _written(value: object) -> str:
 class Chain(Codec):
     """A structure and then a precision; `>>` makes it."""
 
-    members: tuple[Codec, ...]
+    members: tuple[Codec, ...] = ()
 
     def __post_init__(self) -> None:
         if [part.layer for part in self.members] != [STRUCTURE, PRECISION]:
             raise _bad_chain(self.members)
-
-    @property
-    def parts(self) -> tuple[Codec, ...]:
-        """The structure and the precision."""
-        return self.members
 
     def __str__(self) -> str:
         return " >> ".join(str(part) for part in self.members)
@@ -79,97 +81,91 @@ def _bad_chain(members: tuple[Codec, ...]) -> OptionError:
     )
 
 
-class _Precision(Codec):
+class Precision(Codec, ABC):
+    """Fewer bits for each number.
+
+    `encode` and `decode` are TensorFlow functions; `parts` says beforehand, from the sizes alone, what `encode` makes.
+    """
+
     layer = PRECISION
 
+    @abstractmethod
+    def parts(self, dims: Dims, dtype: str) -> tuple[Part, ...]:
+        """The arrays that `encode` makes of a tensor of these sizes."""
 
-class _Structure(Codec):
+    @abstractmethod
+    def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
+        """The arrays that cross. With a `key` (two uint32) what is rounded is rounded up or down by chance, so that it
+        is right on average: for gradients. The same key gives the same bits.
+        """
+
+    @abstractmethod
+    def decode(self, parts: Sequence[Any], dims: Dims, dtype: str) -> Any:
+        """The tensor again, as near as it goes."""
+
+
+class Reduced(NamedTuple):
+    """What a structure leaves of a tensor: `numbers`, which a precision may make smaller, and `extras`, which cross as
+    they are. `residue` stays at home: what the gradient of the same micro-batch is treated with. `state` is new.
+    """
+
+    numbers: tuple[Any, ...]
+    extras: tuple[Any, ...] = ()
+    residue: Any = None
+    state: Any = None
+
+
+class Structure(Codec, ABC):
+    """Fewer numbers. A tensor is seen as a matrix: its last axis are the columns, all others its rows."""
+
     layer = STRUCTURE
+    returns: ClassVar[bool] = False
+    """Whether the gradient crosses in the same form: in the same subspace, at the same positions."""
 
+    @abstractmethod
+    def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
+        """The sizes of what is left; None where that would not be fewer numbers."""
 
-@dataclass(frozen=True)
-class FP16(_Precision):
-    """IEEE half precision; too large values are clamped.
+    def extras(self, dims: Dims) -> tuple[Part, ...]:
+        """What crosses besides in every micro-batch."""
+        return ()
 
-    >>> str(FP16())
-    'fp16'
-    """
+    def init(self, dims: Dims) -> Any:
+        """What it remembers at the beginning, on either side; None for nothing."""
+        return None
 
-    name = "fp16"
+    def news(self, dims: Dims) -> tuple[Part, ...]:
+        """What `refresh` sends, when it sends something."""
+        return ()
 
+    def refresh(self, state: Any, x: Any, step: int) -> tuple[Any, tuple[Any, ...] | None]:
+        """At the side that makes the tensor, with the first micro-batch of every step of training: the new state, and
+        what the other side has to know of it, or None.
+        """
+        return state, None
 
-@dataclass(frozen=True)
-class BF16(_Precision):
-    """The upper half of a float32: its range, and 8 bits of precision."""
+    def learn(self, state: Any, news: Sequence[Any], dims: Dims) -> Any:
+        """At the other side: the state that these news make."""
+        return state
 
-    name = "bf16"
+    @abstractmethod
+    def reduce(self, state: Any, x: Any) -> Reduced:
+        """At the side that makes the tensor."""
 
+    @abstractmethod
+    def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
+        """At the side that reads it: the tensor again, and the residue."""
 
-@dataclass(frozen=True)
-class INT8(_Precision):
-    """Eight bits a number, block by block."""
+    def reduce_back(self, residue: Any, gradient: Any) -> tuple[Any, ...]:
+        """The same for the gradient, at the side that makes it. Only of those that return."""
+        raise self._one_way
 
-    name = "int8"
+    def expand_back(self, residue: Any, numbers: Sequence[Any], dims: Dims) -> Any:
+        """And at the side that takes it."""
+        raise self._one_way
 
-
-@dataclass(frozen=True)
-class INT4(_Precision):
-    """Four bits a number, block by block."""
-
-    name = "int4"
-
-
-@dataclass(frozen=True)
-class SVD(_Structure):
-    """The best low rank whose factors take at most `ratio` of the tensor's numbers.
-
-    >>> str(SVD(0.6) >> INT8())
-    'svd(0.6) >> int8'
-    """
-
-    name = "svd"
-    ratio: float
-
-    def __post_init__(self) -> None:
-        check_share("SVD", "ratio", self.ratio)
-
-
-@dataclass(frozen=True)
-class Rank(_Structure):
-    """`r` numbers for each row, on a basis that both sides hold ("shared") or that is trained ("learned").
-
-    >>> str(Rank(96)), str(Rank(96, basis="learned"))
-    ('rank(96)', 'rank(96, learned)')
-    """
-
-    name = "rank"
-    r: int
-    basis: str = "shared"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.r, int) or isinstance(self.r, bool) or self.r < 1:
-            raise OptionError(f"Rank({self.r!r}) is no rank", why="a rank counts columns", mend="Rank(96)")
-        if self.basis not in BASES:
-            raise OptionError(f"no basis is called {self.basis!r}", mend=did_you_mean(self.basis, BASES))
-
-
-@dataclass(frozen=True)
-class TopK(_Structure):
-    """The largest `fraction` of each row."""
-
-    name = "topk"
-    fraction: float
-
-    def __post_init__(self) -> None:
-        check_share("TopK", "fraction", self.fraction)
-
-
-def check_share(codec: str, option: str, value: object) -> None:
-    """Refuse what is not a share of something: above 0, at most 1."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value <= 1:  # type: ignore[operator]
-        raise OptionError(
-            f"{codec}({value!r}) cannot be",
-            why=f"{option} is a share of the tensor: above 0 and at most 1",
-            mend=f"{codec}(0.6)",
-        )
+    @property
+    def _one_way(self) -> OptionError:
+        why = "it does not say how a gradient is reduced"
+        mend = "returns = False, or def reduce_back(self, residue, gradient), expand_back(self, residue, numbers, dims)"
+        return OptionError(f"a gradient cannot cross in the form of {self}", why=why, mend=mend)

@@ -1,34 +1,58 @@
-"""The codecs by name, and which of them have an engine."""
+"""The codecs by name; a codec of the user's own is entered here.
+
+```python
+@nb.codec.register
+@dataclass(frozen=True)
+class Sign(nb.codec.Precision):
+    name = "sign"
+    def parts(self, dims, dtype): ...
+    def encode(self, x, key=None): ...
+    def decode(self, parts, dims, dtype): ...
+```
+"""
 
 from __future__ import annotations
 
-from whale_nebula.codec.objects import BF16, FP16, INT4, INT8, SVD, Codec, Rank, TopK
-from whale_nebula.errors import NotYetError
+from typing import TypeVar
 
-CODECS: dict[str, type[Codec]] = {kind.name: kind for kind in (SVD, Rank, TopK, FP16, BF16, INT8, INT4)}
-_BUILT = (FP16, BF16)
+from whale_nebula.codec.objects import Codec, Precision, Structure
+from whale_nebula.codec.precisions import BF16, FP16, INT4, INT8, Bits
+from whale_nebula.codec.structures import SVD, Rank, TopK
+from whale_nebula.errors import OptionError
+
+CODECS: dict[str, type[Codec]] = {kind.name: kind for kind in (SVD, Rank, TopK, FP16, BF16, INT8, INT4, Bits)}
+_Kind = TypeVar("_Kind", bound=type[Codec])
+_METHODS = {Precision: ("parts", "encode", "decode"), Structure: ("numbers", "reduce", "expand")}
+_RETURNING = ("reduce_back", "expand_back")
+_WORDS = ("none", "auto", "default")
+"""What a scope says where it names no codec."""
+
+
+def register(kind: _Kind) -> _Kind:
+    """Enter a codec under its `name`: plans and texts know it from then on. Every process has to do so."""
+    layer = next((base for base in _METHODS if isinstance(kind, type) and issubclass(kind, base)), None)
+    if layer is None:
+        raise OptionError(
+            f"{kind!r} is no codec",
+            why="a codec is a precision (fewer bits) or a structure (fewer numbers)",
+            mend="class Mine(nb.codec.Precision): ...",
+        )
+    needed = (*_METHODS[layer], *(_RETURNING if getattr(kind, "returns", False) else ()))
+    missing = [name for name in needed if getattr(kind, name) is getattr(layer, name)]
+    if missing:
+        raise OptionError(f"{kind.__name__} lacks {', '.join(missing)}", mend=f"def {missing[0]}(self, ...)")
+    if not kind.name.isidentifier() or kind.name != kind.name.lower() or kind.name in _WORDS:
+        raise OptionError(f"{kind.name!r} cannot name a codec", mend=f"name = {kind.__name__.lower()!r}")
+    if CODECS.get(kind.name, kind).__qualname__ != kind.__qualname__:
+        raise OptionError(f"a codec is called {kind.name!r} already", mend=f"name = '{kind.name}2'")
+    CODECS[kind.name] = kind
+    return kind
 
 
 def is_built(codec: Codec) -> bool:
-    """Whether this codec can run.
+    """Whether this codec can run: whether plans know it by its name.
 
     >>> is_built(FP16()), is_built(SVD(0.6) >> FP16())
-    (True, False)
+    (True, True)
     """
-    return all(isinstance(part, _BUILT) for part in codec.parts)
-
-
-def require_built(codec: Codec, *, where: str = "") -> Codec:
-    """The codec itself, if it can run; it never runs as another one.
-
-    >>> require_built(FP16())
-    FP16()
-    """
-    if not is_built(codec):
-        raise NotYetError(
-            f"codec {str(codec)!r}",
-            where=where,
-            why="of the codecs only fp16 and bf16 have an engine so far",
-            mend="nb.compress(fp16=True) or nb.compress(bf16=True)",
-        )
-    return codec
+    return all(CODECS.get(part.name) is type(part) for part in codec.members)

@@ -39,6 +39,8 @@ def _part(piece: str, text: str) -> Codec:
 
 def _value(argument: str) -> object:
     word = argument.strip()
+    if word in ("True", "False"):
+        return word == "True"
     for kind in (int, float):
         try:
             return kind(word)

@@ -67,7 +67,8 @@ class Basis:
 
     `paced` says that the in-flight limits follow the pace (they do in one process); `once` is what runs once a step,
     in seconds, and `exchange` what it sends and waits for, round after round (no codec touches that). `rows` are those
-    of a micro-batch, `bytes` what each link is going to carry.
+    of a micro-batch, `bytes` what each link is going to carry. `divides` says that more micro-batches would give the
+    same step: no row depends on another.
     """
 
     stages: tuple[str, ...]
@@ -80,15 +81,17 @@ class Basis:
     once: float = 0.0
     exchange: tuple[tuple[Carried, ...], ...] = ()
     bytes: Mapping[str, int] = field(default_factory=dict)
+    divides: bool = True
 
     @property
     def exchange_seconds(self) -> float:
         """How long updates wait for one another, at least."""
         return sum(max(each.seconds for each in together) for together in self.exchange)
 
-    def numbers_of(self, width: float) -> Basis:
-        """The same with every number that crosses sent in `width` bytes, both ways: 2 is fp16, 1 is int8."""
-        return self._phases(lambda phase: replace(phase, hops=_narrow(phase, width)))
+    def numbers_of(self, width: float, back: float | None = None) -> Basis:
+        """The same with every number that crosses sent in `width` bytes, 2 for fp16; a gradient's in `back`."""
+        widths = width, width if back is None else back
+        return self._phases(lambda phase: replace(phase, hops=_narrow(phase, widths)))
 
     def over(self, change: Callable[[Line], Line]) -> Basis:
         """The same over other lines."""
@@ -119,14 +122,14 @@ def wide(line: Line) -> Line:
     return Line(line.name, delay=line.delay)
 
 
-def _narrow(phase: PhaseBasis, width: float) -> Hops:
+def _narrow(phase: PhaseBasis, widths: tuple[float, float]) -> Hops:
     none = (Numbers(), Numbers())
-    return {pair: _less(hop, *phase.numbers.get(pair, none), width) for pair, hop in phase.hops.items()}
+    return {pair: _less(hop, *phase.numbers.get(pair, none), widths) for pair, hop in phase.hops.items()}
 
 
-def _less(hop: Hop, there: Numbers, back: Numbers, width: float) -> Hop:
-    backward = None if hop.backward is None else hop.backward - back.saves(width)
-    return replace(hop, forward=hop.forward - there.saves(width), backward=backward)
+def _less(hop: Hop, there: Numbers, back: Numbers, widths: tuple[float, float]) -> Hop:
+    backward = None if hop.backward is None else hop.backward - back.saves(widths[1])
+    return replace(hop, forward=hop.forward - there.saves(widths[0]), backward=backward)
 
 
 def _over(hop: Hop, change: Callable[[Line], Line]) -> Hop:

@@ -1,7 +1,8 @@
 """What a step waits for, in a sentence. Every number in it is measured, or simulated on what was measured.
 
 The simulator runs the step again with one thing changed at a time: lines that take no time, numbers sent in fewer
-bytes, computing in equal parts, more micro-batches. What is not computed is not said.
+bytes, computing in equal parts, more micro-batches. What is not computed is not said, and what could not be written,
+or would be refused, is not advised.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
+from whale_nebula.report.advised import advisable
 from whale_nebula.report.basis import Basis, free, wide
 from whale_nebula.report.prediction import Prediction, predict, seconds
 from whale_nebula.report.report import Report
@@ -23,7 +25,6 @@ NOTHING = 0.05
 FAR_OFF = 0.3
 """Where measured and predicted differ by more than this share, the simulator misses something, and says so."""
 
-CODECS = (("fp16", 2.0), ("int8", 1.0))
 _PARTS = (2, 4, 8)
 _MEASURED = 2
 _LOCAL = 'over free links a step is one local function, not timed apart; nb.init(links="60mbit,20ms") emulates a line'
@@ -140,14 +141,17 @@ class _Told:
         if not self.worth(fast):
             more = self._more()
             return f"the delay costs that, not the rate{f'; {more}' if more else ', and no codec shortens it'}"
-        taken = {name: seconds(self.basis.numbers_of(width)) for name, width in CODECS}
-        for name, took in taken.items():
-            if took <= (1.0 + NOTHING) * fast:
-                return f"{name} both ways would hide it: {self._instead(took)}"
-        name = min(taken, key=lambda each: taken[each])
-        if not self.worth(taken[name]):
+        return self._codec()
+
+    def _codec(self) -> str:
+        """The mildest codec after which a stronger one, or an endless rate, would be worth no more words."""
+        taken = {each.line: seconds(each.applied(self.basis)) for each in advisable(self.basis)}
+        best = min(taken.values())
+        if not self.worth(best):
             return "no codec would help, because hardly anything that crosses is made of numbers that could be smaller"
-        return f"{name} both ways would help, though not hide it: {self._instead(taken[name])}"
+        line = next(line for line, took in taken.items() if took <= (1.0 + NOTHING) * best)
+        hides = taken[line] <= (1.0 + NOTHING) * self.without_lines.seconds
+        return f"{line} would {'hide it' if hides else 'help, though not hide it'}: {self._instead(taken[line])}"
 
     # -------------------------------------------------------------------------- computing
     def _computing(self) -> str:
@@ -159,10 +163,16 @@ class _Told:
         if len(stages) > 1 and self.worth(even):
             return f"{said}; stages that compute equally long would make it {self._instead(even)}"
         more = self._more()
-        return f"{said}; {more}" if more else f"{said}, and neither other stages nor more micro-batches would help"
+        if more:
+            return f"{said}; {more}"
+        if not self.basis.divides:
+            return f"{said}, other stages would not help, and micro-batches would change the result"
+        return f"{said}, and neither other stages nor more micro-batches would help"
 
     def _more(self) -> str:
-        """More micro-batches overlap more, until their rows run out."""
+        """More micro-batches overlap more, until their rows run out; where rows depend on each other, none may be."""
+        if not self.basis.divides:
+            return ""
         tries = [parts for parts in _PARTS if parts <= self.basis.rows]
         taken = {parts: seconds(self.basis.divided(parts)) for parts in tries}
         best = min(taken, key=lambda parts: taken[parts], default=1)

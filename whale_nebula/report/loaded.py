@@ -12,6 +12,7 @@ from typing import Any
 
 from whale_nebula.errors import StateError
 from whale_nebula.report.basis import Basis, Carried, Numbers, PhaseBasis
+from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.report.prediction import LinkPrediction, Prediction, StagePrediction
 from whale_nebula.report.report import LinkReport, Report, RunTotals, Span, StageReport
 from whale_nebula.report.saved import FORMAT
@@ -65,6 +66,7 @@ def _report(values: Mapping[str, Any]) -> Report:
         **plain,
         stages={name: _made(StageReport, each) for name, each in values["stages"].items()},
         links={name: _made(LinkReport, each) for name, each in values["links"].items()},
+        boundaries={name: _boundary(each) for name, each in values.get("boundaries", {}).items()},
         spans=tuple(_made(Span, each) for each in values.get("spans", ())),
         basis=None if values["basis"] is None else _basis_of(values["basis"]),
         notes=tuple(values["notes"]),
@@ -92,6 +94,11 @@ def _totals(values: Mapping[str, Any]) -> RunTotals:
 
 def _made(kind: Any, values: Mapping[str, Any]) -> Any:
     return kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})
+
+
+def _boundary(values: Mapping[str, Any]) -> BoundaryReport:
+    made: BoundaryReport = _made(BoundaryReport, {**values, "notes": tuple(values["notes"])})
+    return made
 
 
 def _basis_of(values: Mapping[str, Any]) -> Basis:

@@ -8,6 +8,7 @@ from pathlib import Path
 from whale_nebula.errors import ConfigError
 from whale_nebula.report.report import Report
 from whale_nebula.report.saved import line
+from whale_nebula.scopes.site import script_site
 
 
 class MetricsFile:
@@ -20,7 +21,7 @@ class MetricsFile:
         except OSError as error:
             raise ConfigError(
                 "the metrics cannot be written",
-                where=str(self.path),
+                where=f"{self.path}, {script_site()}",
                 why=error.strerror,
                 mend='make the folder first, or give another path: nb.init(metrics="run.jsonl")',
             ) from None

@@ -10,6 +10,7 @@ from typing import Protocol
 from whale_nebula.errors import StateError
 from whale_nebula.observing import forget_plain, last_plain, observer
 from whale_nebula.report.report import Report, RunTotals
+from whale_nebula.scopes.site import calling_site
 from whale_nebula.suggest import did_you_mean
 
 
@@ -111,7 +112,7 @@ def last_report(program: str | None = None) -> Report:
     >>> nb.last_report()
     Traceback (most recent call last):
         ...
-    whale_nebula.errors.StateError: NB-305 no step has run yet
+    whale_nebula.errors.StateError: NB-305 no step has run yet (...)
       mend: run a step first: model.fit(...), or a function under @nb.function
     """
     with _LOCK:
@@ -131,10 +132,13 @@ def _nothing(plain: str) -> StateError:
     """There is no report: nothing ran, or what ran had no scopes."""
     if not plain:
         return StateError(
-            "no step has run yet", mend="run a step first: model.fit(...), or a function under @nb.function"
+            "no step has run yet",
+            where=str(calling_site()),
+            mend="run a step first: model.fit(...), or a function under @nb.function",
         )
     return StateError(
         "no step has run by a plan, so there is no report",
+        where=str(calling_site()),
         why=f"{plain} ran uncut: no scope was in what it traced",
         mend='with nb.stage(cluster="gpu"): where layers are called, while the model is built or in its call; '
         "around compile, fit or the making of a layer it catches nothing",
@@ -147,6 +151,7 @@ def _named(program: str, names: Sequence[str]) -> str:
     if not program or not found:
         raise StateError(
             f"no step of a program called {program!r} has run",
+            where=str(calling_site()),
             why=f"those that have are {', '.join(map(repr, names))}",
             mend=did_you_mean(str(program), names),
         )

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from whale_nebula.report.basis import Basis
+from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.report.prediction import Prediction, predict
 
 
@@ -144,6 +145,7 @@ class Report:
     worker: str = "local/0"
     time: float = 0.0
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
+    boundaries: Mapping[str, BoundaryReport] = field(default_factory=dict)
 
     @cached_property
     def prediction(self) -> Prediction | None:
@@ -169,8 +171,10 @@ class Report:
         return sentence(self)
 
     def timeline(self) -> tuple[Span, ...]:
-        """What ran when, in seconds from the start of the step."""
-        return self.spans
+        """What ran when, in seconds from the start of the step: a tuple of spans, which prints as a drawing."""
+        from whale_nebula.report.timeline import Timeline
+
+        return Timeline(self.spans)
 
     def to_chrome_trace(self) -> dict[str, Any]:
         """The timeline as trace events, for Perfetto (ui.perfetto.dev) or chrome://tracing.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whale_nebula.report.basis import Basis, PhaseBasis
+from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.report.prediction import Prediction
 from whale_nebula.report.report import LinkReport, Report
 from whale_nebula.schedule.lines import Hop, Line
@@ -40,6 +41,7 @@ def document(report: Report) -> dict[str, Any]:
         "scalars": dict(report.scalars),
         "stages": {name: _flat(stage) for name, stage in report.stages.items()},
         "links": {name: _link(link) for name, link in report.links.items()},
+        "boundaries": {name: _link(boundary) for name, boundary in report.boundaries.items()},
         "predicted": None if report.prediction is None else _predicted(report.prediction),
         "notes": list(report.notes),
         "run": {
@@ -56,7 +58,7 @@ def _flat(values: Any) -> dict[str, Any]:
     return {name: getattr(values, name) for name in values.__dataclass_fields__}
 
 
-def _link(link: LinkReport) -> dict[str, Any]:
+def _link(link: LinkReport | BoundaryReport) -> dict[str, Any]:
     return {**_flat(link), "ratio": link.ratio}
 
 

@@ -29,11 +29,18 @@ def report_text(report: Report, *, bottleneck: bool = True) -> str:
     links = prediction.links if prediction is not None else {}
     lines += [f"  stage {name}: {_stage(stage, stages.get(name))}" for name, stage in report.stages.items()]
     lines += [f"  link {name}: {_link(link, links.get(name))}" for name, link in report.links.items()]
+    lines += _boundaries(report)
     if (once := _once(report)) is not None:
         lines.append(f"  {ONCE} ({_UPDATES}): {once}")
     if bottleneck:
         lines.append(f"  bottleneck: {report.bottleneck}")
     return "\n".join([*lines, *(f"  note: {note}" for note in report.notes)])
+
+
+def _boundaries(report: Report) -> list[str]:
+    from whale_nebula.report.crossings import boundary_lines
+
+    return [f"  {line}" for line in boundary_lines(report.boundaries)]
 
 
 def _many(count: int) -> str:

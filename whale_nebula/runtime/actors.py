@@ -51,12 +51,14 @@ class ActorStep:
         lazy: bool = False,
         agreed: Callable[[], object] = lambda: None,
         blame: Callable[[BaseException], BaseException] = lambda failure: failure,
+        left_out: Callable[[int], bool] = lambda phase: False,
     ) -> list[Any]:
         """Run one step; gives its results.
 
         `paces` are those of the phases, once they have been measured. `agreed` returns when an update may begin, or
         raises. With `lazy`, numbers of other workers that are only returned are not waited for. `blame` gets to know
-        what a stage raised, and gives what is to be raised for it.
+        what a stage raised, and gives what is to be raised for it. `left_out` says, once the micro-batches of a phase
+        are done, whether its update is to leave no trace.
         """
         program = self.compiled.cut.program
         values: dict[Value, Any] = {}
@@ -77,11 +79,12 @@ class ActorStep:
                     worker.prologue(phase)
                 self._micro_batches(phase, runs, post, guard, _of(paces, phase), blame)
                 agreed()
+                out = left_out(phase.index)
                 failpoint("update.before")
-                guard.begun = True
+                guard.begun |= not out
                 failpoint("update.begun")
                 with guard.once("update", phase.index), once.computing("update", phase=phase.index):
-                    self._whole(partial(worker.update, phase, list(runs.values())))
+                    self._whole(guard.without_trace(partial(worker.update, phase, list(runs.values())), out))
                 failpoint("update.after")
             return worker.results()
 

@@ -69,12 +69,17 @@ class Compiled:
     @cached_property
     def whereabouts(self) -> Whereabouts:
         """Where ops stand in the user's code, for when they fail."""
-        return Whereabouts(self.workshop.graph, self.cut.program.stages)
+        return Whereabouts(self.workshop.graph, self.cut.program.stages, len(self.cut.phases))
 
     @cached_property
     def boundaries(self) -> Mapping[Value, Boundary]:
         """Boundaries by their value."""
         return {boundary.value: boundary for boundary in self.cut.boundaries}
+
+    @cached_property
+    def masks(self) -> frozenset[Value]:
+        """What marks rows of boundaries."""
+        return frozenset(boundary.mask for boundary in self.cut.boundaries if boundary.mask is not None)
 
     @cached_property
     def flows(self) -> Mapping[Value, tuple[tuple[int, Value], ...]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from operator import eq
 from typing import Any
 
 from whale_nebula.config import Links
@@ -19,11 +20,13 @@ from whale_nebula.launch.leaving import departure
 from whale_nebula.passes.readings import check_here
 from whale_nebula.report.report import LinkReport
 from whale_nebula.runtime.actors import ActorStep
+from whale_nebula.runtime.channels import Channels, States
 from whale_nebula.runtime.clock import Clocks, LineClock, held
 from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.crossing import Wires
 from whale_nebula.runtime.guard import Guard
 from whale_nebula.runtime.outcome import StepOutcome
+from whale_nebula.runtime.outlook import Seen
 from whale_nebula.runtime.pace import Measured, Medians
 from whale_nebula.runtime.post import Post, Slots
 from whale_nebula.runtime.seen import Told, hear, tell
@@ -54,6 +57,8 @@ class DistributedStep:
     steps: int = 0
     clocks: Clocks | None = None
     seen: Told | None = None
+    states: States = field(default_factory=States)
+    seed: int = 0
     watch: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-agree"))
     promises: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-later"))
 
@@ -63,10 +68,16 @@ class DistributedStep:
         self.clusters = {w.name: w.cluster for w in self.compiled.cut.workers}
         self.actors = ActorStep(self.compiled)
         self.slots = Slots(self.compiled.cut)
+        here = partial(eq, self.session.worker)
+        self.channels = Channels(self.compiled.cut, self.hosts, self.states, self.seed, here, self.clusters)
         clusters = [self.clusters[host] for host in self.hosts]
         self.measured = Measured(self.compiled.cut, self.hosts, self.lines, clusters, paced=False)
         self.links = {(self.session.worker, peer): link for peer, link in self.session.links.items()}
         held = self.compiled.cut.held
+        own = self.clusters[self.session.worker]
+        self.carried = Seen([f"{own}->{other}" for other in dict.fromkeys(self.clusters.values())], self.lines)
+        self.pace: Medians = {}
+        self.held_here = frozenset(v for v in self.variables if self.session.worker in held.get(v, ()))
         self.written_here = [v for v in self.compiled.cut.forward_written if self.session.worker in held.get(v, ())]
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
@@ -93,11 +104,14 @@ class DistributedStep:
         departure.settle({self.session.worker: asked, **told})
         seconds = clocks.seconds()
         self.measured.add(clocks)
+        self.measured.uses(self.channels.boundaries())
         self.steps += 1
         failpoint("step.after")
         _LOG.info("%s: applied %d of %r", self.session.worker, self.steps, self.name)
         stages, links = clocks.reports(), held(self._since(before), clocks.lines.told)
         self.seen = tell(stages, links)
+        self.carried.add(clocks.lines.told)
+        self.pace = _together(agreed, medians)
         return StepOutcome(
             results,
             seconds=seconds,
@@ -106,7 +120,9 @@ class DistributedStep:
             links=links,
             elsewhere=hear(agreed.result().values()),
             spans=clocks.spans(),
-            basis=self.measured.basis(counts, _together(agreed, medians)),
+            basis=self.measured.basis(counts, self.pace),
+            boundaries=self.channels.reports(),
+            said=self.channels.told(),
         )
 
     def _check_here(self, absent: tuple[int, ...]) -> None:
@@ -142,16 +158,32 @@ class DistributedStep:
         return self.watch.submit(self.session.check_step, sheet)
 
     def _results(self, batch: Batch, clocks: Clocks, agreed: Agreed) -> list[Any]:
-        guard = Guard(self.variables, self.written_here, alone=False, whereabouts=self.compiled.whereabouts)
+        whereabouts = self.compiled.whereabouts
+        guard = Guard(self.variables, self.written_here, alone=False, whereabouts=whereabouts, own=self.held_here)
         patience = self.session.patience
-        post = Post(self.slots, self.hosts, self.links, self.program, self.steps, patience, lambda host: False)
+        self.channels.begin(batch.slices, self.carried.outlook(batch.rows, self.pace))
+        post = Post(
+            self.slots, self.hosts, self.links, self.program, self.steps, patience, lambda host: False, self.channels
+        )
         agreed.add_done_callback(lambda done: _abort(post, done, self.session))
         cut, links, here = self.compiled.cut, self.session.links, self.session.worker
         wires = Wires(cut, here, links, self.program, self.steps, patience, self.promises)
         blame = partial(_blame, agreed, self.session)
-        return self.actors.run(
-            batch, post, clocks, guard, peers=wires, lazy=self.lazy, agreed=agreed.result, blame=blame
-        )
+        results = self.actors.run(
+            batch, post, clocks, guard, peers=wires, lazy=self.lazy, agreed=agreed.result, blame=blame,
+            left_out=self._left_out,
+        )  # fmt: skip
+        if self.channels.left_out:
+            self.channels.undo()
+        return results
+
+    def _left_out(self, phase: int) -> bool:
+        """Whether any process says that the step is to be left out. They ask one another only where one might."""
+        if not self.channels.may_skip:
+            return False
+        reasons = self.session.vote(self.name, self.steps, phase, self.channels.left_out)
+        self.channels.leave_out(reasons)
+        return bool(reasons)
 
     def _totals(self) -> dict[str, LinkTotals]:
         return {peer: link.totals() for peer, link in self.session.links.items()}

@@ -11,10 +11,13 @@ from whale_nebula.config import Links
 from whale_nebula.feed.batch import Batch, cut, micro_batches
 from whale_nebula.report.report import LinkReport
 from whale_nebula.runtime.actors import ActorStep
+from whale_nebula.runtime.channels import Channels, States
+from whale_nebula.runtime.channels.auto import Outlook
 from whale_nebula.runtime.clock import Clocks, LineClock, held
 from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.guard import Guard
 from whale_nebula.runtime.outcome import StepOutcome
+from whale_nebula.runtime.outlook import Seen
 from whale_nebula.runtime.pace import Measured, paces
 from whale_nebula.runtime.post import Post, Slots
 from whale_nebula.runtime.rehearsal import Rehearsal
@@ -36,12 +39,16 @@ class EmulatedStep:
     steps: int = 0
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
     clocks: Clocks | None = None
+    states: States = field(default_factory=States)
+    seed: int = 0
 
     def __post_init__(self) -> None:
         self.hosts = [stage.cluster for stage in self.compiled.cut.program.stages]
         self.actors = ActorStep(self.compiled)
         self.slots = Slots(self.compiled.cut)
+        self.channels = Channels(self.compiled.cut, self.hosts, self.states, self.seed)
         self.measured = Measured(self.compiled.cut, self.hosts, self.lines)
+        self.seen = Seen([f"{a}->{b}" for a, b in permutations(dict.fromkeys(self.hosts), 2)], self.lines, exact=True)
         self._connect()
 
     def _connect(self) -> None:
@@ -58,33 +65,51 @@ class EmulatedStep:
             self.variables, self.compiled.cut.forward_written, whereabouts=self.compiled.whereabouts
         )
         before, medians = self._totals(), self.measured.medians()
+        outlook = self.seen.outlook(batch.rows, medians)
         self.clocks = clocks = Clocks.start(dict(enumerate(program.stages)), self._lines())
-        results = self._results(batch, clocks, guard, paces(self.measured.phases(batch.rows[0], medians)))
+        results = self._results(batch, clocks, guard, paces(self.measured.phases(batch.rows[0], medians)), outlook)
         seconds = clocks.seconds()
         self.measured.add(clocks)
+        self.measured.uses(self.channels.boundaries())
         self.steps += 1
+        links = held(self._since(before), clocks.lines.told)
+        self.seen.add(clocks.lines.told)
         return StepOutcome(
             results,
             seconds=seconds,
             counts=counts,
             stages=clocks.reports(),
-            links=held(self._since(before), clocks.lines.told),
+            links=links,
             spans=clocks.spans(),
             basis=self.measured.basis(counts, medians),
+            boundaries=self.channels.reports(),
+            said=self.channels.told(),
         )
 
     def _lines(self) -> LineClock:
         return LineClock.start(self.program, self.steps, ((f"{a}->{b}", link) for (a, b), link in self.links.items()))
 
-    def _results(self, batch: Batch, clocks: Clocks, guard: Guard, paces: Sequence[Pace]) -> list[Any]:
-        post = Post(self.slots, self.hosts, self.links, self.program, self.steps, PATIENCE)
+    def _results(
+        self, batch: Batch, clocks: Clocks, guard: Guard, paces: Sequence[Pace], outlook: Outlook
+    ) -> list[Any]:
+        self.channels.begin(batch.slices, outlook)
+        post = Post(self.slots, self.hosts, self.links, self.program, self.steps, PATIENCE, channels=self.channels)
         try:
             peers = self._rehearsal(sum(batch.rows))
-            return self.actors.run(batch, post, clocks, guard, paces, peers=peers, blame=self._tell)
+            results = self.actors.run(
+                batch, post, clocks, guard, paces, peers=peers, blame=self._tell, left_out=self._left_out
+            )
+            if self.channels.left_out:
+                self.channels.undo()
+            return results
         except BaseException:
+            self.channels.undo()
             self.steps += 1
             self._connect()
             raise
+
+    def _left_out(self, phase: int) -> bool:
+        return bool(self.channels.left_out)
 
     def _rehearsal(self, rows: int) -> Rehearsal:
         return Rehearsal(self.compiled.cut.exchange, self.links, self.program, self.steps, rows, PATIENCE)

@@ -4,6 +4,8 @@ and actors where links take time.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 import warnings
 import weakref
@@ -15,6 +17,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from whale_nebula import tf_private
 from whale_nebula.capture import tracing
 from whale_nebula.capture.mirror import in_order
 from whale_nebula.capture.places import place_of
@@ -29,6 +32,9 @@ from whale_nebula.passes.readings import check_here, read_by_one
 from whale_nebula.report.published import begin, publish
 from whale_nebula.report.report import Report, StageReport
 from whale_nebula.run import Run, current_run
+from whale_nebula.runtime.channels import States, coded
+from whale_nebula.runtime.channels.models import Models
+from whale_nebula.runtime.channels.told import Said
 from whale_nebula.runtime.clock import annotation
 from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.distributed import DistributedStep
@@ -41,6 +47,11 @@ from whale_nebula.runtime.scalars import ScalarResults, scalar_results
 from whale_nebula.runtime.whereabouts import Whereabouts
 from whale_nebula.runtime.xla import Xla, refused_by_xla
 from whale_nebula.scopes.site import script_site
+
+Around = Callable[[Sequence[Any]], contextlib.AbstractContextManager[None]]
+
+
+_LOG = logging.getLogger("whale_nebula.run")
 
 
 class Runner(Protocol):
@@ -71,6 +82,7 @@ class Engine:
         with annotation("whale_nebula", step_num=self.steps, _r=1):
             outcome = self._run(tensors)
         self.steps += 1
+        self._log(outcome.said)
         if self.steps == 1:
             self._warn_few(outcome.counts)
         publish(
@@ -83,10 +95,11 @@ class Engine:
                 links=outcome.links,
                 spans=outcome.spans,
                 basis=outcome.basis,
-                notes=(*self.cut.notes, *self.notes, *(self.xla.notes if self.xla is not None else ())),
+                notes=(*self.cut.notes, *self.notes, *self._notes_of_xla, *outcome.said.notes),
                 scalars=self._scalars.of(outcome.tensors),
                 worker=self.worker,
                 elsewhere=outcome.elsewhere,
+                boundaries=outcome.boundaries,
                 time=time.time(),
             )
         )
@@ -103,6 +116,17 @@ class Engine:
             self.xla.give_up(failure)
             self.runner, self.without_xla = self.without_xla(), None
             return self.runner.run(tensors)
+
+    def _log(self, said: Said) -> None:
+        """What both sides of a boundary say of a step, each in its own log."""
+        for line in said.fresh:
+            _LOG.info("%s: step %d of %r, %s", self.worker, self.steps, self.name, line)
+        if said.left_out:
+            _LOG.warning("%s: step %d of %r is left out: %s", self.worker, self.steps, self.name, said.left_out)
+
+    @property
+    def _notes_of_xla(self) -> Sequence[str]:
+        return () if self.xla is None else self.xla.notes
 
     @cached_property
     def _scalars(self) -> ScalarResults:
@@ -216,8 +240,10 @@ def _runner(
     if len(program.stages) == 1 and program.pipeline.micro_batch == 1:
         return Uncut(plain_function(call, layout, jit=xla is not None), program.stages[0], captured.graph)
     compiled = Compiled(cut, "local/0", _workshop(captured, xla))
-    if any(_slow(run, a.cluster, b.cluster) for a, b in combinations(program.stages, 2)):
-        step = EmulatedStep(compiled, captured.variables, run.links, run.programs)
+    slow = any(_slow(run, a.cluster, b.cluster) for a, b in combinations(program.stages, 2))
+    if slow or coded(cut):
+        states, seed = _states(run, captured), _seed(run)
+        step = EmulatedStep(compiled, captured.variables, run.links, run.programs, states=states, seed=seed)
         _close_with(run, step)
         return step
     return LocalStep(compiled, captured.variables)
@@ -235,7 +261,10 @@ def _together(captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None
     lines = canonical_lines(captured.program)
     session.expected.add(run.programs, cut)
     try:
-        session.agree(name, digest_lines(lines), lines, first_difference)
+        states = _states(run, captured)
+        told = session.agree(name, digest_lines(lines), lines, first_difference, states.versions())
+        for channel in states.drop(told):
+            _LOG.warning("the processes have unlike codec states of %s: all of them begin anew", channel)
         elsewhere = {id(captured.variables[path]) for path, held in cut.held.items() if session.worker not in held}
         captured.begin(lambda variable: id(variable) not in elsewhere)
         run.ledger.settle(captured.variables, cut.held)
@@ -245,9 +274,20 @@ def _together(captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None
     ids = frozenset([run.ids] if isinstance(run.ids, str) else run.ids or ())
     compiled = Compiled(cut, session.worker, _workshop(captured, xla))
     secret = read_by_one(cut, run.config.inputs) - ids
-    step = DistributedStep(compiled, captured.variables, session, name, run.programs, ids, run.links, lazy, secret)
+    step = DistributedStep(
+        compiled, captured.variables, session, name, run.programs, ids, run.links, lazy, secret,
+        states=states, seed=_seed(run),
+    )  # fmt: skip
     _close_with(run, step)
     return step
+
+
+def _states(run: Run, captured: Captured) -> States:
+    """What codecs remember of the model of a program."""
+    run.models = run.models or Models()
+    states = States(run.channels, run.models.number(captured.variables.values()))
+    states.forget(run.models.gone())
+    return states
 
 
 def _close_with(run: Run, step: DistributedStep | EmulatedStep) -> None:
@@ -266,11 +306,23 @@ def _slow(run: Run, a: str, b: str) -> bool:
     return bool(line.rate or line.delay)
 
 
-def plain_function(call: Callable[[Sequence[Any]], Any], layout: Signature, *, jit: bool = False) -> Any:
-    """The user's step as a plain tf.function: the oracle of every other way to run it."""
+def plain_function(
+    call: Callable[[Sequence[Any]], Any],
+    layout: Signature,
+    *,
+    jit: bool = False,
+    around: Around | None = None,
+) -> Any:
+    """The user's step as a plain tf.function: the oracle of every other way to run it. It is traced inside `around`."""
 
     def body(*tensors: Any) -> Any:
-        with tracing.uncut():
+        with tracing.uncut(), around(tensors) if around is not None else contextlib.nullcontext():
             return call(filled(layout, tensors))
 
-    return tf.function(body, autograph=False, input_signature=list(layout.specs), jit_compile=jit or None)
+    made = tf.function(body, autograph=False, input_signature=list(layout.specs), jit_compile=jit or None)
+    return tf_private.traced_often(made)
+
+
+def _seed(run: Run) -> int:
+    """What stochastic rounding is seeded with: the same in every process."""
+    return run.seed if run.seed is not None else run.config.seed or 0

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from whale_nebula.codec.numbers import numbers
+from whale_nebula.codec.sizes import extra_bytes
+from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.ir.plan import Cut
 from whale_nebula.ir.spec import Spec
@@ -15,6 +18,8 @@ from whale_nebula.wire.decoder import Bound
 
 ANY_SIZE = 2**32 - 1
 """The bound of an axis that only a step knows; the cap of a whole tensor still holds."""
+_COLUMNS = 1 << 16
+"""As many are thought of where only a step knows: a basis, which may come with a tensor, has so many rows."""
 _NARROW = {"fp16": "float16", "bf16": "bfloat16"}
 _MICRO_BATCHED = ("forward", "backward")
 
@@ -105,10 +110,15 @@ def _scalars(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
             yield Slot("scalar", crossing.phase, number, crossing.source, destination), bound
 
 
-def _bound(spec: Spec, codec: str = "none") -> Bound:
+def _bound(spec: Spec, way: str = "none") -> Bound:
     """The bound of a tensor as it is sent."""
     if spec.shape is None:
         return ANYTHING
-    real = spec.floating and not spec.dtype.startswith("complex")
-    dtype = _NARROW[codec] if codec in _NARROW and real else spec.dtype
-    return Bound(dtype, tuple(ANY_SIZE if axis is None else axis for axis in spec.shape))
+    most = tuple(ANY_SIZE if axis is None else axis for axis in spec.shape)
+    read = parse_way(way)
+    if read.cast is not None and spec.floating and not spec.dtype.startswith("complex"):
+        return Bound(_NARROW[read.cast], most)
+    if not read.coded:
+        return Bound(spec.dtype, most)
+    columns = spec.shape[-1] if spec.shape and spec.shape[-1] is not None else _COLUMNS
+    return Bound(spec.dtype, most, numbers(read), extra_bytes(read, (*spec.sized(unknown=1)[:-1], columns)))

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from whale_nebula import tf_private
 from whale_nebula.ir.graph import CAPTURE
 from whale_nebula.ir.program import GradientPart, Program
 from whale_nebula.ir.spec import Value
@@ -24,7 +25,7 @@ def _pairwise(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
     return [a + b for a, b in zip(left, right, strict=True)]
 
 
-_add_all = tf.function(_pairwise, autograph=False)
+_add_all = tf_private.traced_often(tf.function(_pairwise, autograph=False))
 
 
 @dataclass

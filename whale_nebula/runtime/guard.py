@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.errors import StageFailedError
+from whale_nebula.errors import CaptureError, StageFailedError
+from whale_nebula.runtime.skipping import taken_back
 from whale_nebula.runtime.whereabouts import Whereabouts
 
 
 class Guard:
     """Remembers what the forward of a step may write (it is little: seeds, averages in coupled mode).
 
-    `begun` says that an update has started: from then on nothing can be taken back.
+    `begun` says that an update has started: from then on nothing can be taken back. `own` names the variables that
+    are here at all; without it they all are.
     """
 
     begun = False
@@ -27,10 +29,23 @@ class Guard:
         written: Sequence[str],
         alone: bool = True,
         whereabouts: Whereabouts | None = None,
+        own: Collection[str] | None = None,
     ) -> None:
         self._go_on = "go on" if alone else "start all workers again"
         self._whereabouts = whereabouts or Whereabouts()
         self._saved = [(variables[path], variables[path].read_value()) for path in written if path in variables]
+        self._own = (variables, own)
+
+    def without_trace(self, update: Callable[[], None], out: bool = True) -> Callable[[], None]:
+        """An update that is taken back where the step is left `out`, and with it what the forward wrote."""
+
+        def run() -> None:
+            variables, own = self._own
+            with taken_back([variables[path] for path in variables if own is None or path in own]):
+                update()
+            self.restore()
+
+        return run if out else update
 
     def restore(self) -> None:
         """Put everything back as it was before the step."""
@@ -67,10 +82,11 @@ class Guard:
         self, what: str, stage: str, phase: int, micro_batch: int | None, failure: BaseException
     ) -> StageFailedError:
         where = f" of stage {stage!r}" if stage else ""
-        number = "" if micro_batch is None else f", micro-batch {micro_batch}"
+        at = [f"phase {phase}"] * (phase > 0 or self._whereabouts.phases > 1)
+        at += [f"micro-batch {micro_batch}"] * (micro_batch is not None)
         state = f"{self._whereabouts.mend(failure)}; the variables are as they were before the step: then {self._go_on}"
         return StageFailedError(
-            f"the {what}{where} failed in phase {phase}{number}",
+            f"the {what}{where} failed{' in ' * bool(at)}{', '.join(at)}",
             where=self._whereabouts.of(failure, stage),
             why=_sentence(failure),
             mend="an earlier phase has updated some variables: go back to a checkpoint" if self.begun else state,
@@ -100,6 +116,17 @@ def whole_step(stage: str, failure: BaseException, whereabouts: Whereabouts) -> 
         mend=f"{whereabouts.mend(failure)}; some variables may be updated, so go back to a checkpoint if that matters",
         stage=stage,
         torn=True,
+    )
+
+
+def unfit(counts: Sequence[int], failure: BaseException, whereabouts: Whereabouts) -> CaptureError:
+    """The error for a step that TensorFlow cannot put together for micro-batches of these rows; nothing has run."""
+    rows = " and ".join(str(count) for count in sorted(set(counts)))
+    return CaptureError(
+        f"the step cannot run in micro-batches of {rows} rows",
+        where=whereabouts.of(failure),
+        why=f"what fits the whole batch does not fit its parts: {_sentence(failure)}",
+        mend=f"{whereabouts.mend(failure)}\nor nb.pipeline(micro_batch=1)",
     )
 
 

@@ -45,6 +45,7 @@ def _step(model: Any, kind: str) -> Step:
         getattr(model, f"{kind}_step"),
         name=f"{model.name}.{kind}_step",
         paths=lambda: _paths(model),
+        metrics=lambda: _metrics(model),
         jit=bool(model.jit_compile),
         notes=(note,) if note else (),
         widens=True,
@@ -96,6 +97,13 @@ def _paths(model: Any) -> Mapping[int, str]:
         value = getattr(variable, "value", variable)
         found.setdefault(id(value.handle), getattr(variable, "path", value.name))
     return found
+
+
+def _metrics(model: Any) -> Mapping[int, str]:
+    """Handle to name, for the metrics that were given to `compile`: Keras holds them in one metric of its own."""
+    given = [metric for all_of_them in model.metrics for metric in getattr(all_of_them, "metrics", ())]
+    pairs = [(getattr(variable, "value", variable), metric.name) for metric in given for variable in metric.variables]
+    return {id(value.handle): name for value, name in pairs}
 
 
 def _of_optimizer(model: Any) -> list[Any]:

@@ -12,12 +12,16 @@ import tensorflow as tf
 
 from whale_nebula import tf_private
 from whale_nebula.feed.batch import cut, micro_batches
+from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.report.report import LinkReport, StageReport
+from whale_nebula.runtime.channels.counted import counted
 from whale_nebula.runtime.compiled import Compiled
-from whale_nebula.runtime.guard import Guard
+from whale_nebula.runtime.guard import Guard, unfit
 from whale_nebula.runtime.outcome import StepOutcome
 from whale_nebula.runtime.sequence import NOT_BEGUN, one_function, run_in_sequence
 from whale_nebula.runtime.sizes import link_reports
+
+_Crossed = tuple[Mapping[str, LinkReport], Mapping[str, BoundaryReport]]
 
 
 @dataclass
@@ -26,7 +30,7 @@ class LocalStep:
 
     compiled: Compiled
     variables: Mapping[str, Any]
-    _counted: dict[tuple[int, ...], Mapping[str, LinkReport]] = field(default_factory=dict)
+    _counted: dict[tuple[int, ...], _Crossed] = field(default_factory=dict)
     _functions: dict[tuple[int, ...], Any] = field(default_factory=dict)
     _begun: Any = field(default_factory=lambda: tf.Variable(NOT_BEGUN, trainable=False, name="nebula_begun"))
 
@@ -34,19 +38,16 @@ class LocalStep:
         """Run one step."""
         program = self.compiled.cut.program
         counts = tuple(micro_batches(program.leaves, tensors, program.pipeline.micro_batch))
-        key = counts if len(counts) > 1 else (0,)
-        if key not in self._functions:
-            self._functions[key] = one_function(self.compiled, counts, self._begun)
-        function = self._functions[key]
+        function = self._function(counts)
         guard = Guard(
             self.variables, self.compiled.cut.forward_written, whereabouts=self.compiled.whereabouts
         )
         start = time.perf_counter()
         try:
             results = tf_private.call_flat(function, tensors, function.captured_inputs)
-            return StepOutcome(
-                results, time.perf_counter() - start, counts, self._stages, self._links(counts)
-            )
+            seconds = time.perf_counter() - start
+            links, boundaries = self._crossed(counts)
+            return StepOutcome(results, seconds, counts, self._stages, links, boundaries=boundaries)
         except tf.errors.OpError as failure:
             guard.restore()
             if float(self._begun) == NOT_BEGUN:
@@ -54,16 +55,27 @@ class LocalStep:
                     self._locate(tensors, counts, guard)
             raise guard.torn(failure) from failure
 
+    def _function(self, counts: tuple[int, ...]) -> Any:
+        """The step for micro-batches of these rows; with one, for any number of them."""
+        key = counts if len(counts) > 1 else (0,)
+        if key not in self._functions:
+            try:
+                self._functions[key] = one_function(self.compiled, counts, self._begun)
+            except (ValueError, TypeError, tf.errors.OpError) as failure:
+                raise unfit(counts, failure, self.compiled.whereabouts) from failure
+        return self._functions[key]
+
     @cached_property
     def _stages(self) -> Mapping[str, StageReport]:
         """What every step says of its stages, which are not timed apart."""
         return {stage.key: StageReport(cluster=stage.cluster) for stage in self.compiled.cut.program.stages}
 
-    def _links(self, counts: tuple[int, ...]) -> Mapping[str, LinkReport]:
+    def _crossed(self, counts: tuple[int, ...]) -> _Crossed:
         """Free links carry what others would: counted, once for each way the batch is cut."""
         if counts not in self._counted:
-            hosts = [stage.cluster for stage in self.compiled.cut.program.stages]
-            self._counted[counts] = link_reports(self.compiled.cut, hosts, counts)
+            plan = self.compiled.cut
+            hosts = [stage.cluster for stage in plan.program.stages]
+            self._counted[counts] = link_reports(plan, hosts, counts), counted(plan, hosts, counts)
         return self._counted[counts]
 
     def _locate(self, tensors: Sequence[Any], counts: Sequence[int], guard: Guard) -> None:

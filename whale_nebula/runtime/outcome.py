@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whale_nebula.report.basis import Basis
+from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.report.report import Elsewhere, LinkReport, Span, StageReport
+from whale_nebula.runtime.channels.told import Said
 
 
 @dataclass(frozen=True)
@@ -22,3 +24,5 @@ class StepOutcome:
     spans: tuple[Span, ...] = ()
     basis: Basis | None = None
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
+    boundaries: Mapping[str, BoundaryReport] = field(default_factory=dict)
+    said: Said = field(default_factory=Said)

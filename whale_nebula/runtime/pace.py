@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from whale_nebula.config import Links
 from whale_nebula.ir.exchanged import Exchanged
-from whale_nebula.ir.plan import Cut, Exchange, PhasePlan, StagePhase
+from whale_nebula.ir.plan import Boundary, Cut, Exchange, PhasePlan, StagePhase
+from whale_nebula.passes.divides import divides
 from whale_nebula.report.basis import Basis, Carried, Numbers, PhaseBasis
 from whale_nebula.runtime.clock import Clocks
 from whale_nebula.runtime.sizes import Message, all_sized, link_reports, messages
@@ -40,6 +41,7 @@ class Measured:
     paced: bool = True
     steps: int = 0
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    _crossed: Cut | None = None
     _bytes: dict[tuple[int, ...], Mapping[str, int]] = field(default_factory=dict)
     _crossing: dict[tuple[int, int], _Crossing] = field(default_factory=dict)
     _exchanges: dict[tuple[int, ...], tuple[tuple[Carried, ...], ...]] = field(default_factory=dict)
@@ -58,6 +60,18 @@ class Measured:
         kept = self.seconds.setdefault(what, [])
         kept.append(seconds)
         del kept[:-_KEPT]
+
+    def uses(self, boundaries: tuple[Boundary, ...]) -> None:
+        """How boundaries cross now, where that changes in a run."""
+        if boundaries is not self._sizes.boundaries and boundaries != self._sizes.boundaries:
+            self._crossed = replace(self.cut, boundaries=boundaries)
+            self._bytes.clear()
+            self._crossing.clear()
+
+    @property
+    def _sizes(self) -> Cut:
+        """The plan by which sizes are known."""
+        return self._crossed or self.cut
 
     def medians(self) -> Medians:
         """What was measured here; nothing before the second step."""
@@ -82,6 +96,7 @@ class Measured:
             once=medians.get("once", 0.0),
             exchange=self._exchanged(tuple(counts)),
             bytes=self._carried(tuple(counts)),
+            divides=self._divides,
         )
 
     def phases(self, rows: int, medians: Medians) -> tuple[PhaseBasis, ...]:
@@ -94,7 +109,7 @@ class Measured:
 
     def _carried(self, counts: tuple[int, ...]) -> Mapping[str, int]:
         if counts not in self._bytes:
-            reports = link_reports(self.cut, self.hosts, counts, self._clusters, self._exchange)
+            reports = link_reports(self._sizes, self.hosts, counts, self._clusters, self._exchange)
             self._bytes[counts] = {name: link.bytes for name, link in reports.items()}
         return self._bytes[counts]
 
@@ -130,7 +145,7 @@ class Measured:
         if (phase, rows) not in self._crossing:
             sizes: dict[_Pair, float] = {}
             numbers: defaultdict[_Pair, Numbers] = defaultdict(Numbers)
-            for message in messages(self.cut, self.hosts, rows):
+            for message in messages(self._sizes, self.hosts, rows):
                 if message.phase == phase:
                     key = (message.source, message.destination)
                     sizes[key] = sizes.get(key, 0.0) + wire_bytes(message.payload)
@@ -139,6 +154,10 @@ class Measured:
             hops = {(a, b): self._hop(a, b, sizes) for a, b in pairs}
             self._crossing[phase, rows] = hops, {(a, b): (numbers[a, b], numbers[b, a]) for a, b in pairs}
         return self._crossing[phase, rows]
+
+    @cached_property
+    def _divides(self) -> bool:
+        return divides(self.cut.program)
 
     @cached_property
     def _exchange(self) -> Exchanged:

@@ -18,7 +18,8 @@ from whale_nebula.errors import DeadlineError
 from whale_nebula.ir.plan import Cut
 from whale_nebula.ir.spec import Value
 from whale_nebula.runtime.casts import decode, encode
-from whale_nebula.transport.protocol import Key, KeyKind, Link
+from whale_nebula.runtime.channels import Channels
+from whale_nebula.transport.protocol import Key, KeyKind, Link, Packed
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,15 @@ class Post:
     step: int
     patience: float
     here: Callable[[str], bool] = lambda host: True
+    channels: Channels | None = None
     _shelf: dict[tuple[str, Value, int], Any] = field(default_factory=dict)
     _left: dict[tuple[str, Value, int], int] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _failed: BaseException | None = None
 
-    def put(self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any) -> None:
+    def put(
+        self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any, rows: Any = None
+    ) -> None:
         """Give a value to other stages: once to each host."""
         slot = self.slots.by_value[value]
         home = self.hosts[source]
@@ -86,13 +90,25 @@ class Post:
                 self._lay(host, value, micro_batch, tensor)
                 continue
             if encoded is None:
-                encoded = encode(slot.codec, tensor)
+                encoded = self._encoded(value, slot, home, micro_batch, tensor, rows)
             self._send(slot, home, host, micro_batch, encoded, _size(tensor))
+
+    def _encoded(self, value: Value, slot: Slot, home: str, micro_batch: int, tensor: Any, rows: Any) -> Any:
+        if self.channels is not None and self.channels.takes(value):
+            return self.channels.encode(value, tensor, home, self.step, micro_batch, rows)
+        return encode(slot.codec, tensor)
+
+    def _decoded(self, value: Value, slot: Slot, host: str, micro_batch: int, came: Any) -> Any:
+        if self.channels is not None and self.channels.takes(value):
+            return self.channels.decode(value, came, host, micro_batch)
+        return decode(tf.convert_to_tensor(came), slot.dtype)
 
     def _send(self, slot: Slot, home: str, host: str, micro_batch: int, tensor: Any, raw: int) -> None:
         link = self.links[home, host]
-        payload = tensor if self.here(host) else tensor.numpy()
-        link.send(self._key(slot, micro_batch, home, host), payload, raw_bytes=raw, size=_size(tensor))
+        by_reference = isinstance(tensor, Packed) or self.here(host)
+        payload = tensor if by_reference else tensor.numpy()
+        size = tensor.nbytes if isinstance(tensor, Packed) else _size(tensor)
+        link.send(self._key(slot, micro_batch, home, host), payload, raw_bytes=raw, size=size)
 
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
         """Take a value; the first stage of a host to ask for it waits at the link for all."""
@@ -100,7 +116,7 @@ class Post:
         host, home = self.hosts[stage], self.hosts[slot.source]
         if host != home and self._first(host, value, micro_batch):
             received = self.links[host, home].receive(self._key(slot, micro_batch, home, host), self.patience)
-            self._lay(host, value, micro_batch, decode(tf.convert_to_tensor(received), slot.dtype))
+            self._lay(host, value, micro_batch, self._decoded(value, slot, host, micro_batch, received))
         return self._take(host, value, micro_batch)
 
     def _key(self, slot: Slot, micro_batch: int, home: str, host: str) -> Key:

@@ -43,3 +43,17 @@ def scalar_results(structure: Any) -> ScalarResults:
             places.append(place)
         place += len(tensors)
     return ScalarResults(tuple(names), tuple(places))
+
+
+def returned_names(structure: Any) -> tuple[str, ...]:
+    """The name of each tensor that the traced step returns: its key, its place, or nothing where it is the only one.
+
+    >>> with tf.Graph().as_default():
+    ...     returned_names({"rec": tf.constant(1.0), "more": (tf.constant(2.0), tf.constant(3))})
+    ('more/0', 'more/1', 'rec')
+    """
+    names: list[str] = []
+    for path, leaf in tf_private.leaf_paths(structure):
+        parts = [part for part in tf.nest.flatten(leaf, expand_composites=True) if isinstance(part, tf.Tensor)]
+        names += ["/".join(map(str, path))] * len(parts)
+    return tuple(names)

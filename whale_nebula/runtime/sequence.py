@@ -34,7 +34,9 @@ class Shelf:
     hosts: Sequence[str]
     held: dict[tuple[Value, int, str], Any] = field(default_factory=dict)
 
-    def put(self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any) -> None:
+    def put(
+        self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any, rows: Any = None
+    ) -> None:
         """Lay a value down for each cluster that reads it."""
         slot = self.slots.by_value[value]
         for host in dict.fromkeys(self.hosts[stage] for stage in destinations):

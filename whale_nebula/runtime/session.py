@@ -51,20 +51,31 @@ class Session:
         failpoint("hello.after")
         return told
 
-    def agree(self, program: str, digest: str, lines: Sequence[str], difference: Any) -> None:
-        """All workers must have traced the same program; else each names the first difference."""
+    def agree(
+        self,
+        program: str,
+        digest: str,
+        lines: Sequence[str],
+        difference: Any,
+        states: Mapping[str, int] | None = None,
+    ) -> Mapping[str, Mapping[str, int]]:
+        """All workers must have traced the same program; else each names the first difference.
+
+        `states` are the versions of what codecs remember; gives what the others said of theirs.
+        """
         doing = f"the first step of {program!r}"
         failpoint("agree.before")
-        self._say("AGREE", doing, {"program": program, "digest": digest})
+        self._say("AGREE", doing, {"program": program, "digest": digest, "states": dict(states or {})})
         told = self._hear("AGREE", doing)
         unlike = {peer: theirs for peer, theirs in told.items() if theirs["digest"] != digest}
         if not unlike and all(theirs["program"] == program for theirs in told.values()):
             failpoint("agree.after")
-            return
+            return {peer: theirs.get("states", {}) for peer, theirs in told.items()}
         self._say("LINES", doing, {"program": program, "lines": list(lines)})
         for peer, theirs in self._hear("LINES", doing).items():
             if peer in unlike or theirs["program"] != program:
                 raise self._unlike(peer, program, theirs, difference(lines, theirs["lines"]))
+        return {}
 
     def _unlike(self, peer: str, program: str, theirs: Sheet, difference: str) -> PlanMismatchError:
         return PlanMismatchError(
@@ -89,6 +100,19 @@ class Session:
             self._same_rows(peer, sheet, theirs)
         failpoint("step.checked")
         return told
+
+    def vote(self, name: str, step: int, phase: int, why: str) -> list[str]:
+        """Between the micro-batches of a phase and its update: say why this step is to be left out, or "", and hear
+        what all others say. Gives the reasons that there are, the same in every process.
+        """
+        doing = f"phase {phase} of step {step} of {name!r}"
+        self._say("VOTE", doing, {"why": why})
+        told = self._hear("VOTE", doing)
+        for peer, theirs in told.items():
+            if theirs["doing"] != doing:
+                raise self._astray(doing, peer, _at(theirs))
+        votes = {self.worker: why, **{peer: str(theirs.get("why", "")) for peer, theirs in told.items()}}
+        return [votes[worker] for worker in sorted(votes) if votes[worker]]
 
     def meet(self, doing: str) -> None:
         """Wait until every process has come to the same."""
@@ -145,7 +169,7 @@ class Session:
         except LinkClosedError as closed:
             raise LinkClosedError(
                 f"{closed.what}, and {self.worker} is at {doing} ({self._line})",
-                where=closed.where or peer,
+                where=closed.where,
                 why=closed.why,
                 mend=closed.mend,
             ) from closed

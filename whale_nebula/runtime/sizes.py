@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.ir.exchanged import Exchanged
 from whale_nebula.ir.plan import Cut
 from whale_nebula.ir.program import Flow
@@ -12,13 +13,11 @@ from whale_nebula.ir.spec import Spec, Value
 from whale_nebula.report.report import LinkReport
 from whale_nebula.wire.frame import frame_count, wire_bytes
 
-_PRECISION = {"fp16": 2, "bf16": 2}
-
 
 class Message(NamedTuple):
     """A tensor that goes from a stage to a host, in one direction.
 
-    `numbers` is how many floating-point numbers it holds: those a codec can make smaller.
+    `numbers` is how many floating-point numbers it holds that a codec can make smaller: no scalar, nothing complex.
     """
 
     source: int
@@ -31,7 +30,7 @@ class Message(NamedTuple):
 
 def messages(cut: Cut, hosts: Sequence[str], rows: int) -> Iterator[Message]:
     """What crosses between hosts for a micro-batch of `rows` rows; sizes that only a step knows are left out."""
-    codecs = {b.value: b.backward_codec for b in cut.boundaries}
+    ways = {b.value: (b.backward_codec, b.codec) for b in cut.boundaries}
     for boundary in cut.boundaries:
         for destination in _once(boundary.source, boundary.destinations, hosts):
             ends = boundary.source, destination, boundary.phase
@@ -39,8 +38,8 @@ def messages(cut: Cut, hosts: Sequence[str], rows: int) -> Iterator[Message]:
     for phase, flow in _flows(cut):
         target = cut.program.labels.get(flow.boundary.op, 0)
         for destination in _once(flow.stage, (target,), hosts):
-            codec = codecs.get(flow.boundary, "none")
-            yield from _message(cut, flow.gradient, codec, (flow.stage, destination, phase), rows)
+            codec, forward = ways.get(flow.boundary, ("none", "none"))
+            yield from _message(cut, flow.gradient, codec, (flow.stage, destination, phase), rows, forward)
 
 
 def all_sized(cut: Cut, exchanged: Exchanged, counts: Sequence[int]) -> bool:
@@ -65,13 +64,16 @@ def _once(source: int, destinations: Sequence[int], hosts: Sequence[str]) -> lis
     return list(first.values())
 
 
-def _message(cut: Cut, value: Value, codec: str, ends: tuple[int, int, int], rows: int) -> Iterator[Message]:
+def _message(
+    cut: Cut, value: Value, codec: str, ends: tuple[int, int, int], rows: int, forward: str | None = None
+) -> Iterator[Message]:
     spec = cut.program.graph.spec(value)
     raw = _bytes(spec, rows)
     if raw is not None:
-        payload = raw * _PRECISION[codec] // _width(spec) if codec in _PRECISION else raw
+        payload = payload_bytes(codec, spec.dtype, spec.sized(rows), forward)
         source, destination, phase = ends
-        yield Message(source, destination, payload, raw, phase, raw // _width(spec) if spec.floating else 0)
+        coded = spec.floating and not spec.scalar and not spec.dtype.startswith("complex")
+        yield Message(source, destination, payload, raw, phase, raw // _width(spec) if coded else 0)
 
 
 def _bytes(spec: Spec, rows: int) -> int | None:

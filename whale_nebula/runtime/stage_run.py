@@ -23,8 +23,10 @@ from whale_nebula.runtime.gradients import Sums
 class Exchange(Protocol):
     """Takes values between the stages of a step."""
 
-    def put(self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any) -> None:
-        """Give a value to other stages."""
+    def put(
+        self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any, rows: Any = None
+    ) -> None:
+        """Give a value to other stages; `rows` marks those of its rows that they need."""
         ...
 
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
@@ -112,17 +114,26 @@ class StageRun:
 
     def _hand_on(self, piece: Piece, micro_batch: int, results: dict[Value, Any]) -> None:
         local = self.local.setdefault(micro_batch, {})
+        local.update((value, results[value]) for value in self.compiled.masks if value in results)
         for value, tensor in results.items():
             boundary = self.compiled.boundaries.get(value)
             target = self.compiled.flow_targets.get(value)
             if boundary is not None:
-                self.exchange.put(value, micro_batch, self.stage, boundary.destinations, tensor)
+                rows = self._rows(boundary.mask, micro_batch)
+                self.exchange.put(value, micro_batch, self.stage, boundary.destinations, tensor, rows)
             elif target is not None:
                 self.exchange.put(value, micro_batch, self.stage, (target,), tensor)
             if value in self.compiled.cut.merges:
                 self.kept.setdefault(value, {})[micro_batch] = tensor
             if target is None:
                 local[value] = tensor
+
+    def _rows(self, mask: Value | None, micro_batch: int) -> Any:
+        """What marks the rows that are sent, or None: all of them."""
+        if mask is None:
+            return None
+        leaf = self.compiled.cut.program.leaf_ops.get(mask.op)
+        return self.local[micro_batch].get(mask) if leaf is None else self.batch.slices[micro_batch][leaf]
 
     def _parts(self, phase: PhasePlan, piece: Piece) -> list[tuple[int, GradientPart]]:
         if piece.fragment.kind == "forward":

@@ -13,10 +13,11 @@ from whale_nebula.capture.keys import alive
 from whale_nebula.capture.placed import changes
 from whale_nebula.capture.step import Signature, capture, signature
 from whale_nebula.capture.surroundings import check_surroundings
-from whale_nebula.errors import CaptureError
+from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.observing import observer
 from whale_nebula.run import Run, current_run
 from whale_nebula.runtime.engine import Engine, engine
+from whale_nebula.runtime.first_batch import Shapes, changed, shapes_of
 from whale_nebula.runtime.pinning import check_pinned
 from whale_nebula.runtime.widening import takes, widened
 
@@ -46,6 +47,7 @@ class Step:
     fn: Callable[..., Any]
     name: str
     paths: Callable[[], Mapping[int, str]] = dict
+    metrics: Callable[[], Mapping[int, str]] = dict
     whole: frozenset[str] = frozenset()
     jit: bool = False
     lazy: bool = False
@@ -54,9 +56,15 @@ class Step:
     engines: dict[Any, Engine] = field(default_factory=dict)
     forms: list[Signature] = field(default_factory=list)
     last: Engine | None = None
+    first: Shapes = ()
     placed: int = -1
     run_of_plans: weakref.ref[Run] | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def owner(self) -> Any:
+        """The model whose step it is, if it is a method of one."""
+        return getattr(self.fn, "__self__", None)
 
     def run(self, arguments: Arguments, unpack: Unpack = positional) -> Any:
         """Run one step on the given arguments (name and value each)."""
@@ -67,7 +75,18 @@ class Step:
             if looked is not None:
                 return looked[0]
             self.last = self._engine(layout, unpack)
-            return self.last.run(tensors)
+            return self._run(self.last, layout, tensors)
+
+    def _run(self, last: Engine, layout: Signature, tensors: list[Any]) -> Any:
+        """Run the step; one that fails on a batch that is shaped unlike the first says so."""
+        try:
+            results = last.run(tensors)
+        except StageFailedError as failure:
+            other = changed(layout.names, tensors, self.first)
+            failure.why = "\n".join(filter(None, [failure.why, other]))
+            raise
+        self.first = self.first or shapes_of(tensors)
+        return results
 
     def plan(self, arguments: Arguments, unpack: Unpack = positional) -> Engine:
         """Capture and plan for the given arguments without running."""
@@ -95,6 +114,7 @@ class Step:
             self.run_of_plans, self.placed = weakref.ref(run), placed
             self.engines.clear()
             self.forms.clear()
+            self.first = ()
 
     def _taking(self, layout: Signature) -> Engine | None:
         """The engine of a form with free axes that takes this one, too."""
@@ -119,10 +139,12 @@ class Step:
             args, kwargs = unpack(list(given))
             return self.fn(*args, **kwargs)
 
-        captured = capture(call, layout, paths=self.paths, later=not current_run().alone)
+        later = not current_run().alone
+        captured = capture(call, layout, paths=self.paths, metrics=self.metrics, later=later, owner=self.owner)
         try:
             check_pinned(self.name, captured, layout)
-            found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=self.notes)
+            notes = (*self.notes, *captured.projected)
+            found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=notes)
         finally:
             captured.begin(lambda variable: True)  # nothing, unless the step was refused
         self.engines[layout.key] = found

@@ -13,14 +13,15 @@ from whale_nebula.capture.places import place_of
 from whale_nebula.ir.program import Stage
 
 _NAMED = re.compile(r"Detected at node (\S+) defined at|\{\{node (\S+?)\}\}|\{\{function_node (\S+?)\}\}")
-_SHAPES = re.compile(r"but the requested shape|[Ii]ncompatible shapes|[Dd]imensions? .* must")
+_SHAPES = re.compile(r"but the requested shape|[Ii]ncompatible shapes|[Dd]imensions? (?:.* )?must")
 
 
 class Whereabouts:
-    """The user's lines behind the ops of a traced graph, and the clusters of its stages."""
+    """The user's lines behind the ops of a traced graph, the clusters of its stages, and how many phases it has."""
 
-    def __init__(self, graph: Any = None, stages: Sequence[Stage] = ()) -> None:
+    def __init__(self, graph: Any = None, stages: Sequence[Stage] = (), phases: int = 1) -> None:
         self._graph = graph
+        self.phases = phases
         self._clusters = {stage.key: stage.cluster for stage in stages}
 
     def of(self, failure: BaseException, stage: str = "") -> str:

@@ -7,16 +7,16 @@ from typing import Any
 
 from whale_nebula import codec as codecs
 from whale_nebula.codec import Codec
+from whale_nebula.codec.chosen import ways
+from whale_nebula.codec.way import NONFINITE
 from whale_nebula.errors import NebulaError, OptionError
 from whale_nebula.scopes import values
 from whale_nebula.scopes.scope import Missing
 from whale_nebula.scopes.site import calling_site
+from whale_nebula.scopes.words import NOT_YET
+from whale_nebula.suggest import did_you_mean
 
-_ONLY = "of the codecs only fp16 and bf16 have an engine so far"
-_MEND = "nb.compress(fp16=True) or nb.compress(bf16=True)"
-
-
-_OTHERS = ("ramp", "delta", "mask", "forward")
+_CHANGES = ("ramp", "delta", "mask", "forward", "zstd")
 
 
 def checked_options(flags: Mapping[str, Any], codec: Any, backward: Any, **others: Any) -> dict[str, object]:
@@ -24,26 +24,91 @@ def checked_options(flags: Mapping[str, Any], codec: Any, backward: Any, **other
     try:
         made = codecs.from_flags(**flags)
         chosen = _given(codec, made)
-        back = backward if backward is None or backward == "default" else _codec("backward", backward)
+        options = {"codec": chosen, "backward": _backward(backward), **_others(others, chosen)}
+        ways(options)
     except OptionError as error:
         raise _located(error) from None
-    if chosen is None and all(others[name] is None for name in _OTHERS):
+    if chosen is None and not any(options[name] for name in _CHANGES):
         raise values.refuse("nb.compress() names no codec", mend="nb.compress(fp16=True)")
+    return options
+
+
+def _others(others: Mapping[str, Any], codec: Codec | str | None) -> dict[str, object]:
     if others["delta"] is not None:
         values.name("delta", others["delta"])
-    return {"codec": chosen, "backward": back, **others, "start_step": _step(others["start_step"])}
+    return {
+        **others,
+        "start_step": _step(others["start_step"]),
+        "ramp": _ramp(others["ramp"], codec),
+        "mask": _mask(others["mask"]),
+        "forward": None if others["forward"] is None else _none_or_codec("forward", others["forward"]),
+        "zstd": _flag("zstd", others["zstd"]),
+        "nonfinite": _one_of("nonfinite", others["nonfinite"], NONFINITE),
+    }
 
 
 def missing_of(options: Mapping[str, object]) -> Missing | None:
     """The first of these options that has no engine yet."""
-    codec, backward = options["codec"], options["backward"]
-    if codec == "auto":
-        return Missing('nb.compress("auto")', _ONLY, _MEND)
-    if isinstance(codec, Codec) and not codecs.is_built(codec):
-        return Missing(f"codec {str(codec)!r}", _ONLY, _MEND)
-    others = ["backward"] * isinstance(backward, Codec) + ["start_step"] * bool(options["start_step"])
-    others += [name for name in _OTHERS if options[name] is not None]
-    return Missing(f"nb.compress({others[0]}=...)", mend=f"leave {others[0]} out") if others else None
+    for name in NOT_YET["compress"]:
+        if options[name]:
+            return Missing(f"nb.compress({name}=...)", mend=f"leave {name} out")
+    return None
+
+
+def _backward(value: Any) -> Any:
+    """None, "default", a precision's name (of what is left), or a codec that replaces all."""
+    if value is None or value in ("default", "none") or isinstance(value, Codec):
+        return value
+    _codec("backward", value)
+    return value
+
+
+def _none_or_codec(option: str, value: Any) -> Codec | str:
+    return "none" if value == "none" else _codec(option, value)
+
+
+def _ramp(value: Any, codec: Codec | str | None) -> Any:
+    """True, the bound of the next precision's error, or the precisions that come first."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        if 0 < value < 1:
+            return float(value)
+        raise OptionError(f"ramp={value!r} is no bound", why="it bounds a relative error", mend="ramp=0.05")
+    if isinstance(value, list | tuple) and value and all(isinstance(name, str) for name in value):
+        return tuple(_precision(name) for name in value)
+    raise OptionError(f"ramp={value!r} is no ramp", mend='ramp=True, or ramp=["fp16", "int8"]')
+
+
+def _precision(name: str) -> str:
+    codec = codecs.parse(name)
+    if not isinstance(codec, codecs.Precision):
+        raise OptionError(f"a ramp climbs precisions, and {name!r} is none", mend='ramp=["fp16", "int8"]')
+    return str(codec)
+
+
+def _mask(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return values.name("mask", value)
+    raise OptionError(
+        f"mask={type(value).__name__} is neither True nor a name",
+        why="it names the input that marks the rows which are sent, or takes the mask that Keras found",
+        mend="mask=True",
+    )
+
+
+def _flag(option: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"{option}={value!r} is neither True nor False", mend=f"{option}=True")
+    return value
+
+
+def _one_of(option: str, value: Any, words: tuple[str, ...]) -> str:
+    if value not in words:
+        raise OptionError(f"{option}={value!r} is not known", mend=did_you_mean(str(value), words))
+    return str(value)
 
 
 def _given(codec: Any, made: Codec | None) -> Codec | str | None:
@@ -59,10 +124,15 @@ def _given(codec: Any, made: Codec | None) -> Codec | str | None:
 
 
 def _codec(option: str, value: Any) -> Codec:
-    if isinstance(value, Codec):
-        return value
-    if isinstance(value, str):
-        return codecs.parse(value)
+    codec = codecs.parse(value) if isinstance(value, str) else value
+    if isinstance(codec, codecs.Bits):
+        why = "whole numbers cross in as few bits as they need by themselves"
+        raise values.refuse(f"{option}={value!r} is no codec to choose", why=why, mend="leave it out")
+    if isinstance(codec, Codec) and not codecs.is_built(codec):
+        why = f"plans do not know {str(codec)!r}, so other processes could not read it"
+        raise values.refuse(f"{option}={value!r} is not registered", why=why, mend="@nb.codec.register above its class")
+    if isinstance(codec, Codec):
+        return codec
     raise values.refuse(f"{option}={value!r} is no codec", mend=f"{option}=nb.codec.FP16()")
 
 

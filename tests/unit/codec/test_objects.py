@@ -17,9 +17,9 @@ from whale_nebula.codec import (
     TopK,
     is_built,
     parse,
-    require_built,
 )
-from whale_nebula.errors import NotYetError, OptionError
+from whale_nebula.codec.objects import Precision, Structure
+from whale_nebula.errors import OptionError
 
 SHARES = st.floats(0, 1, exclude_min=True, allow_subnormal=False)
 PRECISIONS = st.sampled_from([FP16(), BF16(), INT8(), INT4()])
@@ -112,17 +112,26 @@ def test_texts_that_are_no_codec_say_so(text: str, said: str) -> None:
 
 def test_the_registry_knows_every_simple_codec_by_its_name() -> None:
     assert {name: kind.name for name, kind in CODECS.items()} == {name: name for name in CODECS}
-    assert set(CODECS) == {"svd", "rank", "topk", "fp16", "bf16", "int8", "int4"}
+    assert set(CODECS) == {"svd", "rank", "topk", "fp16", "bf16", "int8", "int4", "bits"}
 
 
-@given(ANY)
-def test_only_half_precision_has_an_engine(codec: Codec) -> None:
-    built = codec in (FP16(), BF16())
-    assert is_built(codec) is built
-    if built:
-        assert require_built(codec) is codec
-    else:
-        with pytest.raises(NotYetError) as caught:
-            require_built(codec, where="train.py:3")
-        assert str(codec) in caught.value.feature
-        assert caught.value.where == "train.py:3"
+@given(PRECISIONS)
+def test_precisions_have_engines(codec: Codec) -> None:
+    assert is_built(codec)
+
+
+@pytest.mark.parametrize("kind", [Precision, Structure])
+def test_what_has_no_functions_is_no_codec(kind: type[Codec]) -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        kind()
+
+
+def test_whole_numbers_in_bits_follow_no_structure() -> None:
+    with pytest.raises(OptionError, match="is no codec"):
+        parse("rank(8) >> bits")
+
+
+def test_a_structure_whose_gradient_has_no_form_says_so() -> None:
+    with pytest.raises(OptionError, match="a gradient cannot cross in the form of svd") as caught:
+        SVD(0.5).reduce_back(None, None)
+    assert "returns = False" in caught.value.mend

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from whale_nebula.report.basis import Basis, Carried, Numbers, PhaseBasis
+from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.report.prediction import predict
 from whale_nebula.report.report import ONCE, LinkReport, Report, Scalars, Span, StageReport
 from whale_nebula.schedule.lines import Hop, Line, Work
@@ -63,6 +64,10 @@ def full() -> Report:
             Span(THERE, "forward 0", 0.01, 0.02, 0, 0, 1000),
             Span(ONCE, "update", 0.1, 0.105, None, 1),
         ),
+        boundaries={
+            "b0 gpu->npu": BoundaryReport("int8", 4096, 1088, 1216, 1, 0.002, 0.001, 0.0093, 0, ("fp16 -> int8",)),
+            "b0 npu->gpu": BoundaryReport("none", 4096, 4096, 4224, 1),
+        },
         notes=("a note",),
         scalars=Scalars(("loss", "accuracy"), (0.25, 0.5)),
         worker="gpu/0",

@@ -45,8 +45,9 @@ def test_what_cannot_be_meant_is_refused(options: dict, what: str) -> None:
 
 
 def test_a_file_that_cannot_be_written_opens_no_run(tmp_path: Path) -> None:
-    with pytest.raises(nb.errors.ConfigError, match="metrics cannot be written"):
+    with pytest.raises(nb.errors.ConfigError, match="metrics cannot be written") as caught:
         nb.init(metrics=tmp_path / "none" / "run.jsonl")
+    assert "test_audience.py:" in caught.value.where
     nb.init()
 
 

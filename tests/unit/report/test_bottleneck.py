@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+import whale_nebula as nb
 from tests.unit.report.making import basis, measured
-from whale_nebula.report.basis import Basis, Carried, PhaseBasis, free, wide
+from whale_nebula.report.advised import EACH_WAY, THERE, advisable
+from whale_nebula.report.basis import Basis, Carried, Numbers, PhaseBasis, free, wide
 from whale_nebula.report.bottleneck import NOTHING, sentence
 from whale_nebula.report.prediction import predict, seconds
 from whale_nebula.report.report import LinkReport, Report, StageReport
@@ -20,19 +22,55 @@ def instead(given: Basis, changed: Basis) -> str:
     return f"{duration(seconds(changed))} a step instead of {duration(seconds(given))}"
 
 
-@pytest.mark.parametrize(("size", "codec", "width"), [(4000, "fp16", 2), (11000, "int8", 1)])
-def test_the_weakest_codec_that_hides_the_line_is_named(size: float, codec: str, width: float) -> None:
+@pytest.mark.parametrize(
+    ("size", "line", "widths"),
+    [
+        (4000, 'nb.compress(fp16=True, backward="fp16")', (2, 2)),
+        (11000, "nb.compress(int8=True)", (1.03125, 1.03125)),
+    ],
+)
+def test_the_weakest_codec_that_hides_the_line_is_named(size: float, line: str, widths: tuple[float, float]) -> None:
     given = basis(size=size, rate=1e5, micro_batches=64)
-    assert seconds(given.numbers_of(width)) <= (1 + NOTHING) * seconds(given.over(wide))
+    assert seconds(given.numbers_of(*widths)) <= (1 + NOTHING) * seconds(given.over(wide))
     found = sentence(measured(given))
     assert re.match(r"stage gpu waits \d+ % of the step", found)
-    assert found.endswith(f"; {codec} both ways would hide it: {instead(given, given.numbers_of(width))}")
+    assert found.endswith(f"; {line} would hide it: {instead(given, given.numbers_of(*widths))}")
 
 
 def test_a_line_that_no_codec_hides() -> None:
     given = basis(size=100_000, rate=1e5)
     found = sentence(measured(given))
-    assert found.endswith(f"int8 both ways would help, though not hide it: {instead(given, given.numbers_of(1))}")
+    changed = instead(given, given.numbers_of(0.5625, 1.03125))
+    assert found.endswith(f"; nb.compress(int4=True) would help, though not hide it: {changed}")
+
+
+def test_where_nothing_comes_back_no_codec_of_gradients_is_advised() -> None:
+    given = basis(size=100_000, rate=1e5)
+    (phase,) = given.phases
+    hops = {pair: replace(hop, backward=None) for pair, hop in phase.hops.items()}
+    there = replace(given, phases=(replace(phase, hops=hops),))
+    lines = [f"nb.compress({name}=True)" for name in ("fp16", "int8", "int4")]
+    assert [each.line for each in advisable(there)] == lines
+    assert sentence(measured(there)).endswith(instead(there, there.numbers_of(0.5625)))
+
+
+def test_every_codec_that_is_advised_can_be_written() -> None:
+    for advised in (*EACH_WAY, *THERE):
+        with eval(advised.line, {"nb": nb}):
+            pass
+
+
+def test_a_line_whose_delay_stays_is_not_hidden() -> None:
+    given = basis(size=40_000, rate=1e5, delay=0.5, micro_batches=8, rows=1)
+    assert ") would help, though not hide it: " in sentence(measured(given))
+
+
+def test_what_is_sent_in_few_bytes_needs_no_codec() -> None:
+    given = basis(size=100_000, rate=1e5)
+    (phase,) = given.phases
+    small = Numbers(100_000, 200_000)
+    sent = replace(given, phases=(replace(phase, numbers={(0, 1): (small, small)}),))
+    assert "no codec would help" in sentence(measured(sent))
 
 
 def test_the_share_is_what_was_measured() -> None:
@@ -113,6 +151,17 @@ def test_more_micro_batches_overlap_more() -> None:
     many = int(re.search(r"; (\d+) micro-batches would make it", found)[1])
     assert found.endswith(f"{instead(given, given.divided(many))}, if computing divides evenly")
     assert many > 1
+
+
+def test_rows_that_depend_on_each_other_are_not_cut() -> None:
+    given = replace(basis(micro_batches=1, rows=64), divides=False)
+    said = ", other stages would not help, and micro-batches would change the result"
+    assert sentence(measured(given)).endswith(said)
+
+
+def test_a_delay_where_rows_depend_on_each_other() -> None:
+    given = replace(basis(delay=0.5, micro_batches=1, rows=64), divides=False)
+    assert sentence(measured(given)).endswith("; the delay costs that, not the rate, and no codec shortens it")
 
 
 def test_rows_run_out() -> None:

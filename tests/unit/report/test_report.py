@@ -22,8 +22,9 @@ def report(step: int, sent: int) -> Report:
 
 
 def test_without_a_step_there_is_none() -> None:
-    with pytest.raises(StateError, match="no step has run yet"):
+    with pytest.raises(StateError, match="no step has run yet") as caught:
         last_report()
+    assert caught.value.where.startswith(f"{__file__}:")
 
 
 def test_totals_are_of_the_whole_run() -> None:

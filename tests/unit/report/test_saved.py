@@ -25,6 +25,13 @@ def test_a_saved_report_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert (found.prediction, found.bottleneck, str(found)) == (report.prediction, report.bottleneck, str(report))
 
 
+def test_reports_that_know_no_boundaries_are_still_read(tmp_path: Path) -> None:
+    document = json.loads(text(full()))
+    del document["boundaries"]
+    (tmp_path / "step.json").write_text(json.dumps(document))
+    assert Report.load(tmp_path / "step.json").boundaries == {}
+
+
 def test_lines_that_are_as_fast_as_memory_come_back(tmp_path: Path) -> None:
     report = measured(basis(delay=0.5))
     report.save(tmp_path / "step.json")
@@ -90,5 +97,5 @@ def test_every_key_is_explained() -> None:
     explained = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text("utf-8")
     document = json.loads(text(full()))
     parts = [document, document["basis"], document["basis"]["phases"][0], document["run"], document["spans"][1]]
-    parts += [next(iter(document[name].values())) for name in ("stages", "links")]
+    parts += [next(iter(document[name].values())) for name in ("stages", "links", "boundaries")]
     assert [key for part in parts for key in part if f"`{key}`" not in explained] == []

@@ -9,6 +9,7 @@ from tests.unit.passes.programs import apart, cut
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.runtime.expected import ANY_SIZE, ANYTHING, Expected, slots
 from whale_nebula.transport.protocol import Key
+from whale_nebula.wire.decoder import Bound
 
 PLAN = cut("codecs fp16 none\nmicro 2\n" + TWO_STAGES.replace("@a\n%6", "@a compress=0\n%6") + DESCENT, apart)
 FORWARD = Key("forward", 3, step=5, phase=0, micro_batch=1, slot=0, source="a/0", destination="b/0")
@@ -22,14 +23,14 @@ def expected() -> Expected:
 
 def test_a_boundary_has_the_dtype_of_its_codec_and_the_sizes_that_the_plan_knows() -> None:
     bound = expected()(FORWARD)
-    assert bound == ("float16", (ANY_SIZE, 8))
+    assert bound == Bound("float16", (ANY_SIZE, 8))
     assert bound.admits("float16", (4, 8)) and not bound.admits("float16", (4, 9))
     assert not bound.admits("float32", (4, 8))
 
 
 def test_its_gradient_goes_the_other_way() -> None:
     back = dataclasses.replace(FORWARD, kind="backward", source="b/0", destination="a/0")
-    assert expected()(back) == ("float32", (ANY_SIZE, 8))
+    assert expected()(back) == Bound("float32", (ANY_SIZE, 8))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_what_no_plan_knows_is_refused(change: dict[str, object]) -> None:
 
 def test_a_result_is_no_micro_batch() -> None:
     loss = Key("scalar", 3, step=5, phase=0, micro_batch=-1, slot=0, source="b/0", destination="a/0")
-    assert expected()(loss) == ("float32", ())
+    assert expected()(loss) == Bound("float32", ())
     with pytest.raises(RemoteProtocolError, match="0 micro-batches"):
         expected()(dataclasses.replace(loss, micro_batch=0))
 

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from whale_nebula.errors import StageFailedError
 from whale_nebula.runtime.guard import Guard
+from whale_nebula.runtime.whereabouts import Whereabouts
 
 
 def failing() -> None:
@@ -38,6 +39,39 @@ def test_nothing_is_put_back_once_an_update_has_begun() -> None:
     assert float(seed) == 2.0
 
 
+def test_an_update_that_is_left_out_leaves_no_trace() -> None:
+    kept, seed, weight = guard()
+    seed.assign(2.0)
+    kept.without_trace(lambda: weight.assign(5.0))()
+    assert (float(seed), float(weight)) == (1.0, 1.0)
+    kept.without_trace(lambda: weight.assign(5.0), out=False)()
+    assert float(weight) == 5.0
+
+
+def test_an_update_that_fails_while_it_is_left_out_leaves_none_either() -> None:
+    kept, _, weight = guard()
+
+    def update() -> None:
+        weight.assign(5.0)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        kept.without_trace(update)()
+    assert float(weight) == 1.0
+
+
+def test_variables_of_others_are_not_touched() -> None:
+    own, other = tf.Variable(1.0), tf.Variable(1.0)
+    kept = Guard({"own": own, "other": other}, [], own={"own"})
+
+    def update() -> None:
+        own.assign(2.0)
+        other.assign(2.0)
+
+    kept.without_trace(update)()
+    assert (float(own), float(other)) == (1.0, 2.0)
+
+
 def test_a_piece_is_named() -> None:
     kept, *_ = guard()
     said = "the forward of stage 'a' failed in phase 1, micro-batch 2"
@@ -47,6 +81,13 @@ def test_a_piece_is_named() -> None:
     assert (error.stage, error.phase, error.micro_batch, error.torn) == ("a", 1, 2, False)
     assert error.why == "Integer division by zero"
     assert "op " in error.where
+
+
+@pytest.mark.parametrize(("phases", "said"), [(1, "failed in micro-batch 2"), (2, "failed in phase 0, micro-batch 2")])
+def test_a_phase_is_said_where_there_are_several(phases: int, said: str) -> None:
+    kept = Guard({}, [], whereabouts=Whereabouts(phases=phases))
+    with pytest.raises(StageFailedError, match=said), kept.piece("a", 0, 2, "forward"):
+        in_a_function()
 
 
 def test_the_users_own_errors_pass() -> None:

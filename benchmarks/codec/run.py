@@ -1,0 +1,247 @@
+"""What each codec loses on numbers with outlier channels, what it leaves, and what it costs beside one SVD of them.
+
+    python benchmarks/codec/run.py            # everything; writes result.json
+    python benchmarks/codec/run.py --quick    # an eighth of the rows, once; writes nothing
+
+One thread. By turns: one `tf.linalg.svd` of the tensor, then an encode and a decode by each codec; the median of the
+rounds. A cost is a share of the SVD of its own round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import tensorflow as tf
+from common import machine, verdict, write
+
+from whale_nebula.codec import ranks
+from whale_nebula.codec.bytes import positions
+from whale_nebula.codec.graph import basis, casts, lowrank, sparse
+from whale_nebula.codec.graph.blocks import dequantise, quantise
+
+ROWS, COLUMNS = 8192, 768
+OUTLIERS, TIMES, UNEVEN = 12, 6.0, 0.4
+"""So many channels are so many times the others; rows differ in norm (this is the spread of the norms' logarithm)."""
+OTHERS = {"no outliers": (0, 1.0), "4 channels x 12": (4, 12.0), "8 channels x 20": (8, 20.0)}
+KEY = np.array([1, 2], np.uint32)
+
+
+class Row(NamedTuple):
+    """A way to cross: what it sends, what comes back, and the bars (None: there is none)."""
+
+    name: str
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+    error: float | None = None
+    cost: float | None = None
+
+
+def data(rows: int, channels: int = OUTLIERS, times: float = TIMES) -> np.ndarray:
+    """Normal numbers in rows of different norms, where a few channels are larger than the others."""
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((rows, COLUMNS), "float32")
+    x[:, draw.choice(COLUMNS, channels, replace=False)] *= np.float32(times)
+    return x * np.exp(UNEVEN * draw.standard_normal((rows, 1), "float32"))
+
+
+def blocks(name: str, bits: int, block: int, *bars: float | None, key: Any = None) -> Row:
+    """Integers block by block."""
+
+    def decode(sent: Any) -> Any:
+        dims = (int(sent[0].shape[0]), COLUMNS)
+        return dequantise(*sent, dims=dims, bits=bits, block=block, dtype="float32")
+
+    return Row(name, lambda x: quantise(x, bits=bits, block=block, key=key), decode, *bars)
+
+
+def whole(bits: int, x: np.ndarray) -> Row:
+    """One scale for the tensor, as the papers have it: one row of one block."""
+
+    def decode(sent: Any) -> Any:
+        flat = dequantise(*sent, dims=(1, x.size), bits=bits, block=x.size, dtype="float32")
+        return tf.reshape(flat, x.shape)
+
+    name = f"int{bits}, one scale (for comparison)"
+    return Row(name, lambda t: quantise(tf.reshape(t, [1, -1]), bits=bits, block=x.size), decode)
+
+
+def low_rank(ratio: float, x: np.ndarray, optimal: Callable[[int], float]) -> Row:
+    """The papers' SVD, of which the best possible error is known."""
+    k = ranks.rank_of(*x.shape, ratio)
+    return Row(
+        f"svd({ratio}), rank {k}",
+        lambda x: lowrank.factor(x, k),
+        lambda sent: lowrank.restore(*sent),
+        1.01 * optimal(k),
+        1 / 4,
+    )
+
+
+def shared(r: int, x: np.ndarray) -> Row:
+    """Coordinates on a basis that both sides hold."""
+    q = tf.constant(basis.first(basis.gram_of(x).numpy(), r))
+    return Row(f"rank({r}), shared", lambda x: basis.project(x, q), lambda z: basis.expand(z, q), None, 1 / 25)
+
+
+def renewal(r: int, x: np.ndarray) -> Row:
+    """What the producer adds once in 50 steps; nothing but the basis crosses."""
+    last = basis.first(basis.gram_of(x).numpy(), r)
+
+    def encode(x: Any) -> Any:
+        return basis.renewed(basis.gram_of(x, rows=1024).numpy(), last)
+
+    return Row(f"rank({r}), renewing the basis", encode, lambda sent: None)
+
+
+def largest(fraction: float) -> Row:
+    """The largest of each row, and where they are."""
+    k = ranks.kept(COLUMNS, fraction)
+
+    def encode(x: Any) -> Any:
+        at = sparse.largest(x, k)
+        return sparse.gather(x, at), positions.pack(at, COLUMNS)
+
+    def decode(sent: Any) -> Any:
+        return sparse.scatter(sent[0], positions.unpack(sent[1], int(sent[0].shape[0]), COLUMNS, k), COLUMNS)
+
+    return Row(f"topk({fraction})", encode, decode)
+
+
+def rows(x: np.ndarray, optimal: Callable[[int], float]) -> list[Row]:
+    """Everything that is measured."""
+    return [
+        Row("fp16", casts.to_fp16, lambda sent: casts.restore(sent, "float32")),
+        Row("bf16", casts.to_bf16, lambda sent: casts.restore(sent, "float32")),
+        blocks("int8, block 64", 8, 64, 0.013, 1 / 25),
+        blocks("int8, block 64, by chance", 8, 64, None, 1 / 10, key=tf.constant(KEY)),
+        blocks("int8, block 32", 8, 32),
+        blocks("int8, block 128", 8, 128),
+        whole(8, x),
+        blocks("int4, block 32", 4, 32, 0.15, 1 / 10),
+        blocks("int4, block 32, by chance", 4, 32, None, 1 / 10, key=tf.constant(KEY)),
+        blocks("int4, block 64", 4, 64),
+        whole(4, x),
+        *(low_rank(ratio, x, optimal) for ratio in (0.6, 0.2)),
+        shared(96, x),
+        renewal(96, x),
+        largest(0.1),
+    ]
+
+
+def of_optimum(x: np.ndarray) -> Callable[[int], float]:
+    """The error of the best matrix of each rank."""
+    energy = np.linalg.svd(x.astype("float64"), compute_uv=False) ** 2
+    return lambda k: float(np.sqrt(energy[k:].sum() / energy.sum()))
+
+
+def timed(run: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds until the result is there in memory, and the result."""
+    began = time.perf_counter()
+    result = run()
+    for each in result if isinstance(result, tuple) else (result,):
+        if isinstance(each, tf.Tensor):
+            each.numpy()
+    return time.perf_counter() - began, result
+
+
+def sizes(sent: Any) -> int:
+    """The bytes of what would cross."""
+    return sum(np.asarray(each).nbytes for each in (sent if isinstance(sent, tuple) else (sent,)))
+
+
+def error(x: np.ndarray, back: Any) -> float | None:
+    """The norm of what is lost, of the norm of all."""
+    return None if back is None else float(np.linalg.norm(back.numpy() - x) / np.linalg.norm(x))
+
+
+def measure(x: np.ndarray, chosen: list[Row], rounds: int) -> tuple[list[dict[str, Any]], list[float]]:
+    """Errors and bytes once; seconds by turns, one SVD and then each codec."""
+    tensor = tf.constant(x)
+    found = []
+    for row in chosen:
+        once, sent = timed(lambda row=row: row.encode(tensor))
+        more, back = timed(lambda row=row, sent=sent: row.decode(sent))
+        share = sizes(sent) / x.nbytes
+        found.append({"codec": row.name, "bytes": share, "error": error(x, back), "first": once + more, "shares": []})
+    svds = []
+    for _ in range(rounds):
+        svds.append(timed(lambda: tf.linalg.svd(tensor))[0])
+        for row, kept in zip(chosen, found, strict=True):
+            encoding, sent = timed(lambda row=row: row.encode(tensor))
+            decoding, _ = timed(lambda row=row, sent=sent: row.decode(sent))
+            kept["shares"].append([encoding / svds[-1], decoding / svds[-1]])
+        print("round", len(svds), f"one SVD {svds[-1]:.2f} s", flush=True)
+    return found, svds
+
+
+def shown(row: Row, kept: dict[str, Any]) -> list[object]:
+    """A line of the table."""
+    encode, decode = (statistics.median(each) for each in zip(*kept["shares"], strict=True))
+    value = kept["error"]
+    pairs = [(value, row.error), (encode + decode, row.cost)]
+    said = [verdict(have, bar) for have, bar in pairs if bar is not None and have is not None]
+    bars = [f"1/{1 / row.cost:.0f}" if row.cost else "", f"{row.error:.3g}" if row.error else ""]
+    words = "missed" if "missed" in said else "reached" if said else ""
+    cost = f"1/{1 / (encode + decode):.0f}"
+    lost = "" if value is None else f"{value:.2g}" if value < 0.001 else f"{value:.4f}"
+    return [row.name, f"{kept['bytes']:.4f}", lost, bars[1], cost, bars[0], words, f"{kept['first']:.2f}"]
+
+
+def elsewhere(count: int) -> list[list[object]]:
+    """Lines of the errors of the two main codecs on other data: what a block loses depends on the outliers in it."""
+    lines = []
+    for name, (channels, times) in OTHERS.items():
+        x = data(count, channels, times)
+        for bits, block in ((8, 64), (4, 32)):
+            row = blocks(f"int{bits}, block {block}: {name}", bits, block)
+            lines.append([row.name, "", f"{error(x, row.decode(row.encode(tf.constant(x)))):.4f}", *[""] * 5])
+    return lines
+
+
+HEAD = [
+    "codec",
+    "bytes, of float32",
+    "relative error",
+    "at most",
+    "cost, of one SVD",
+    "at most",
+    "verdict",
+    "first call, s",
+]
+
+
+def main() -> int:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="an eighth of the rows, once; writes nothing")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    about = machine()
+    x = data(ROWS // 8 if options.quick else ROWS)
+    chosen = rows(x, of_optimum(x))
+    found, svds = measure(x, chosen, 1 if options.quick else options.rounds)
+    table = [shown(row, kept) for row, kept in zip(chosen, found, strict=True)]
+    table += elsewhere(len(x))
+    for line in [HEAD, *table]:
+        print(*line, sep=" | ")
+    if not options.quick:
+        write(__file__, {"machine": about, "svd_seconds": svds, "codecs": found, "table": table}, [HEAD, *table])
+    return int(any("missed" in line for line in table) and not options.quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

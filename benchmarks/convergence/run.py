@@ -1,0 +1,208 @@
+"""How many steps a small translator takes to a fixed loss, by what its boundary crosses as; and what the line takes.
+
+    python benchmarks/convergence/run.py                                  # all of it: an hour and more
+    python benchmarks/convergence/run.py --codec none int4 --seed 1 2     # some of it
+    python benchmarks/convergence/run.py --table                          # what there is so far
+    python benchmarks/convergence/run.py --quick                          # fifty steps with and without a codec
+
+Each (codec, seed) is a process of one thread, two at a time. A finished one is a line of results.jsonl at once: stop
+when you like, and go on with the same command; to begin anew, delete that file. The table and the picture of README.md
+are made of what it holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from boundaries import CODECS, SAID
+from common import write
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results.jsonl"
+SEEDS = (1, 2, 3)
+LOSSES = (0.5, 0.1)
+LINE = 60e6
+LIMIT = 600.0
+NOT_YET = 3
+
+Run = dict[str, Any]
+
+
+# ---------------------------------------------------------------------- running
+def finished(path: Path) -> list[Run]:
+    """What was run so far."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def run_all(wanted: Sequence[tuple[str, int]], path: Path, jobs: int, steps: Sequence[str] = ()) -> None:
+    """Run what is missing, so many at a time; `steps` may bound how long."""
+    done = {(each["codec"], each["seed"]) for each in finished(path)}
+    waiting = [pair for pair in wanted if pair not in done]
+    running: dict[tuple[str, int], subprocess.Popen[str]] = {}
+    began: dict[tuple[str, int], float] = {}
+    missing: set[str] = set()
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                pair = waiting.pop(0)
+                if pair[0] not in missing:
+                    running[pair], began[pair] = started(*pair, *steps), time.monotonic()
+            for pair in [each for each in running if over(running[each], began[each])]:
+                if not taken_down(pair, running.pop(pair), path):
+                    missing.add(pair[0])
+            time.sleep(0.5)
+    finally:
+        for process in running.values():
+            process.kill()
+
+
+def started(codec: str, seed: int, *steps: str) -> subprocess.Popen[str]:
+    """A process of one thread."""
+    command = [sys.executable, str(HERE / "one.py"), codec, str(seed), *steps]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
+    )
+
+
+def over(process: subprocess.Popen[str], began: float) -> bool:
+    """Whether it has ended, by itself or because it takes too long."""
+    if process.poll() is None and time.monotonic() - began > LIMIT:
+        process.kill()
+        process.wait()
+    return process.poll() is not None
+
+
+def taken_down(pair: tuple[str, int], process: subprocess.Popen[str], path: Path) -> bool:
+    """Write what a run has found; whether its codec can be run at all."""
+    out, err = process.communicate()
+    if process.returncode == 0:
+        line = out.strip().splitlines()[-1]
+        with path.open("a") as file:
+            file.write(line + "\n")
+        found = json.loads(line)
+        last = found["curve"][-1]
+        print(*pair, f"{found['steps']} steps, loss {last[2]}, {found['seconds']} s", flush=True)
+    else:
+        said = (err.strip().splitlines() or [""])[-1]
+        print(*pair, f"failed ({process.returncode}): {said}", flush=True)
+    return process.returncode != NOT_YET
+
+
+# ---------------------------------------------------------------------- telling
+def steps_to(run: Run, loss: float) -> list[float] | None:
+    """The point of a run's curve from which both its losses, of training and of validation, are below `loss`."""
+    return next((point for point in run["curve"] if max(point[1:3]) <= loss), None)
+
+
+def row(codec: str, runs: Sequence[Run], plain: Sequence[Run]) -> list[object]:
+    """A line of the table."""
+    own = [run for run in runs if run["codec"] == codec]
+    cells: list[object] = [SAID[codec], *fewer(own)]
+    for loss in LOSSES:
+        cells += [many(own, loss), beside(own, plain, loss)]
+    held = [8 * max(point[3:5]) / LINE for run in own if (point := steps_to(run, LOSSES[-1]))]
+    step = statistics.median(run["step_seconds"] for run in own)
+    return [*cells, f"{statistics.mean(held):.0f}" if len(held) == len(own) else "", f"{1e3 * step:.0f}"]
+
+
+def fewer(runs: Sequence[Run]) -> list[str]:
+    """How many times fewer bytes cross there, and back, headers included."""
+    last = [(run["curve"][-1], run["steps"] * run["raw_bytes"]) for run in runs]
+    return [f"{statistics.mean(raw / point[way] for point, raw in last):.1f}" for way in (3, 4)]
+
+
+def many(runs: Sequence[Run], loss: float) -> str:
+    """Steps to a loss, seed by seed."""
+    points = [(run["seed"], steps_to(run, loss), run["steps"]) for run in runs]
+    return " ".join(f"{point[0]}" if point else f">{steps}" for _, point, steps in sorted(points, key=lambda x: x[0]))
+
+
+def beside(runs: Sequence[Run], plain: Sequence[Run], loss: float) -> str:
+    """The mean of the steps beside those of the same seeds without a codec, in per cent."""
+    other = {run["seed"]: steps_to(run, loss) for run in plain}
+    pairs = [(steps_to(run, loss), other.get(run["seed"])) for run in runs]
+    if not pairs or any(own is None or reference is None for own, reference in pairs):
+        return ""
+    taken = sum(own[0] for own, _ in pairs if own) / sum(reference[0] for _, reference in pairs if reference)
+    return f"{100 * (taken - 1):+.0f} %"
+
+
+def table(runs: Sequence[Run]) -> list[list[object]]:
+    """Head and lines."""
+    head: list[object] = ["what crosses as", "fewer bytes there", "and back"]
+    for loss in LOSSES:
+        head += [f"steps to a loss of {loss}", "beside nothing"]
+    head += [f"seconds of a line of {LINE / 1e6:.0f} Mbit/s to {LOSSES[-1]}", "ms a step"]
+    plain = [run for run in runs if run["codec"] == "none"]
+    known = [codec for codec in CODECS if any(run["codec"] == codec for run in runs)]
+    return [head, *(row(codec, runs, plain) for codec in known)]
+
+
+def picture(runs: Sequence[Run], path: Path) -> None:
+    """Validation losses by step, a colour for each codec; nothing without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        return
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "convergence"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5))
+    colors = dict(zip(CODECS, pyplot.colormaps["tab20"].colors, strict=False))
+    for run in runs:
+        steps, losses = zip(*((point[0], point[2]) for point in run["curve"]), strict=True)
+        label = SAID[run["codec"]] if run["seed"] == SEEDS[0] else None
+        axes.plot(steps, losses, color=colors[run["codec"]], label=label, linewidth=1)
+    axes.set(yscale="log", xlabel="step", ylabel="validation loss")
+    axes.legend(fontsize=7)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> int:
+    """Run what is wanted, and tell what there is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--codec", nargs="+", choices=CODECS, default=list(CODECS))
+    parser.add_argument("--seed", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--quick", action="store_true", help="fifty steps with and without a codec; writes nothing")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no run stays behind
+    if options.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            results = Path(folder, "results.jsonl")
+            run_all([("none", 1), ("int4", 1)], results, options.jobs, ["50"])
+            return int(len(finished(results)) != 2)
+    if not options.table:
+        run_all([(codec, seed) for seed, codec in product(options.seed, options.codec)], options.results, options.jobs)
+    runs = finished(options.results)
+    if not runs:
+        return 1
+    lines = table(runs)
+    for line in lines:
+        print(*line, sep=" | ")
+    picture(runs, HERE / "curves.svg")
+    about = [{key: value for key, value in run.items() if key != "curve"} for run in runs]
+    write(__file__, {"machine": runs[0]["machine"], "runs": about, "table": lines}, lines)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""A small translator, pre-normalised: an encoder in one cluster, a decoder in the other, and the boundary between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from language import LONGEST, VOCABULARY
+
+import whale_nebula as nb
+
+WIDTH, HEADS, LAYERS = 128, 4, 2
+
+
+def _embedded(tokens: Any, name: str) -> Any:
+    words = keras.layers.Embedding(VOCABULARY, WIDTH, name=f"{name}_words")(tokens)
+    return Positions(name=f"{name}_positions")(words)
+
+
+def _waves(shape: Any, dtype: Any = None) -> np.ndarray:
+    """Sines and cosines of many lengths: neighbours look alike from the first step on."""
+    speeds = 100.0 ** -(np.arange(shape[1] // 2) / (shape[1] // 2))
+    angles = np.arange(shape[0])[:, None] * speeds
+    return 0.1 * np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype("float32")
+
+
+@keras.saving.register_keras_serializable("convergence")
+class Positions(keras.layers.Layer):
+    """Adds to each position what is learned of it."""
+
+    def build(self, shape: Any) -> None:
+        """One row for each position."""
+        self.table = self.add_weight(shape=(LONGEST, shape[-1]), initializer=_waves, name="table")
+
+    def call(self, hidden: Any) -> Any:
+        """The same for every sentence."""
+        return hidden + self.table
+
+
+def _attended(hidden: Any, name: str, *, to: Any = None, marks: Any = None, causal: bool = False) -> Any:
+    normal = keras.layers.LayerNormalization(epsilon=1e-5, name=f"{name}_norm")(hidden)
+    attention = keras.layers.MultiHeadAttention(HEADS, WIDTH // HEADS, name=name)
+    read = normal if to is None else to
+    return hidden + attention(normal, read, attention_mask=marks, use_causal_mask=causal)
+
+
+def _worked(hidden: Any, name: str) -> Any:
+    normal = keras.layers.LayerNormalization(epsilon=1e-5, name=f"{name}_norm")(hidden)
+    wide = keras.layers.Dense(2 * WIDTH, activation="gelu", name=f"{name}_wide")(normal)
+    return hidden + keras.layers.Dense(WIDTH, name=f"{name}_narrow")(wide)
+
+
+def encoder(source: Any, marks: Any) -> Any:
+    """What a sentence is about, word by word."""
+    hidden = _embedded(source, "source")
+    for layer in range(LAYERS):
+        hidden = _attended(hidden, f"encoder{layer}_attention", marks=marks)
+        hidden = _worked(hidden, f"encoder{layer}_inner")
+    return hidden
+
+
+def decoder(encoded: Any, shown: Any, marks: Any) -> Any:
+    """The logits of the next word of the other language."""
+    read = keras.layers.LayerNormalization(epsilon=1e-5, name="read_norm")(encoded)
+    hidden = _embedded(shown, "shown")
+    for layer in range(LAYERS):
+        hidden = _attended(hidden, f"decoder{layer}_attention", causal=True)
+        hidden = _attended(hidden, f"decoder{layer}_reading", to=read, marks=marks)
+        hidden = _worked(hidden, f"decoder{layer}_inner")
+    normal = keras.layers.LayerNormalization(epsilon=1e-5, name="output_norm")(hidden)
+    return keras.layers.Dense(VOCABULARY, name="output")(normal)
+
+
+def translator(options: dict[str, Any] | None) -> keras.Model:
+    """Both; `options` are those of `nb.compress` (None: there is none)."""
+    source = keras.Input((LONGEST,), dtype="int32", name="source")
+    shown = keras.Input((LONGEST,), dtype="int32", name="shown")
+    marks = keras.Input((LONGEST,), dtype="bool", name="marks")
+    ids = keras.Input((), dtype="int64", name="ids")
+    with nb.cluster():
+        with nb.stage(cluster="left"):
+            if options is None:
+                hidden = encoder(source, marks[:, None, :])
+            else:
+                with nb.compress(**options):
+                    hidden = encoder(source, marks[:, None, :])
+        with nb.stage(cluster="right"):
+            logits = decoder(hidden, shown, marks[:, None, :])
+    return keras.Model({"source": source, "shown": shown, "marks": marks, "ids": ids}, logits)

@@ -1,0 +1,99 @@
+"""The transformer of wan_pipeline over 60 Mbit/s and 20 ms, by codec.
+
+    python benchmarks/wan_codec/run.py           # needs root and /dev/net/tun
+    python benchmarks/wan_codec/run.py --quick   # few steps, once; writes nothing
+
+Every codec runs over the slow line and, for its own computing to be seen, over a free one, by turns in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common import machine, verdict, write
+from two_sites import FREE, Line, run
+
+BENCHMARKS = Path(__file__).resolve().parents[1]
+SHAPE = {"rows": 32, "length": 64, "vocabulary": 4000, "width": 512, "heads": 8, "blocks": 4, "micro_batches": 8}
+SLOW: Line = ("60mbit", "20ms")
+SCRIPT = BENCHMARKS / "wan_pipeline" / "ours.py"
+BAR = 1.10
+
+
+class Way(NamedTuple):
+    """What a row is called, and the words of nb.compress."""
+
+    name: str
+    codec: str
+    backward: str
+
+
+WAYS = (
+    Way("none", "none", "none"),
+    Way("int8 both ways", "int8", "int8"),
+    Way("int4 both ways", "int4", "int4"),
+    Way("rank H/8 + int8", "rank(64) >> int8", "int8"),
+    Way("auto", "auto", "default"),
+)
+
+
+def step(way: Way, line: Line, steps: int, folder: Path) -> dict[str, Any]:
+    """One run: seconds of a step, and the bytes of its links."""
+    shape = {**SHAPE, "steps": steps, "codec": way.codec, "backward": way.backward}
+    words = [word for name, value in shape.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    (one, other), _ = run(line, [str(SCRIPT), *words], folder)
+    if one["weights"] != other["weights"]:
+        raise SystemExit(f"the sites ended with different weights: {way.name}")
+    links = {**one["links"], **other["links"]}
+    return {"seconds": max(one["median"], other["median"]), "links": links, "codecs": one["codecs"] | other["codecs"]}
+
+
+def measure(steps: int, rounds: int) -> list[dict[str, Any]]:
+    """All ways over both lines, by turns."""
+    kept: dict[tuple[Way, Line], list[dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        for _ in range(rounds):
+            for way in WAYS:
+                for line in (FREE, SLOW):
+                    found = step(way, line, steps, Path(name))
+                    kept.setdefault((way, line), []).append(found)
+                    print(way.name, *line, round(found["seconds"], 3), found["links"], found["codecs"], flush=True)
+    middle = {key: statistics.median(each["seconds"] for each in found) for key, found in kept.items()}
+    return [_row(way, middle, kept[way, SLOW][-1]["links"]) for way in WAYS]
+
+
+def _row(way: Way, middle: dict[tuple[Way, Line], float], links: dict[str, int]) -> dict[str, Any]:
+    free, slow = middle[WAYS[0], FREE], middle[way, SLOW]
+    own = middle[way, FREE] - free
+    there, back = links.get("gpu->npu", 0), links.get("npu->gpu", 0)
+    row = {"codec": way.name, "step": round(slow, 3), "of the free step": round(slow / free, 3)}
+    row |= {"MB there": round(there / 1e6, 3), "MB back": round(back / 1e6, 3), "codec's own seconds": round(own, 3)}
+    return row | ({"verdict": verdict(slow / free, BAR)} if way.codec == "int4" else {})
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few steps, once; writes nothing")
+    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--rounds", type=int, default=3)
+    chosen = parser.parse_args()
+    if chosen.quick:
+        print(*measure(5, 1), sep="\n")
+        return 0
+    rows = measure(chosen.steps, chosen.rounds)
+    keys = ("codec", "step", "of the free step", "MB there", "MB back", "codec's own seconds", "verdict")
+    result = {"machine": machine(), "shape": SHAPE, "steps": chosen.steps, "rounds": chosen.rounds, "rows": rows}
+    write(__file__, result, [keys, *([row.get(key, "") for key in keys] for row in rows)])
+    return int(any(row.get("verdict") == "missed" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

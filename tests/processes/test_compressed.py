@@ -1,0 +1,53 @@
+"""Two sites over mutual TLS whose boundary is compressed leave, bit for bit, what one process leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import whale_nebula as nb
+from tests.parity.crossing import CODECS
+from tests.processes.sites import SEED, sites
+from tests.processes.telling import told
+from tests.processes.workers import compressed
+
+SAMPLE = ["int8", "int4", "svd", "rank", "topk", "mask and rank", "late", "ramp"]
+"""What `make test` runs, one after the other in one run; `--grid` runs every codec in every schedule."""
+DEADLINE = 240.0
+
+
+def alone(cases: Sequence[str]) -> dict[str, Any]:
+    """What one process comes to, whose clusters are joined by emulated lines."""
+    nb.shutdown()
+    with contextlib.redirect_stdout(io.StringIO()) as out, nb.init(links="10gbit,0ms", seed=SEED):
+        compressed.main(*cases)
+    return told(out.getvalue())
+
+
+def check(folder: Path, cases: Sequence[str]) -> None:
+    with sites(folder) as found:
+        found.start("compressed", *cases)
+        expected = alone(cases)
+        codes = {cluster: site.wait(DEADLINE) for cluster, site in found.started.items()}
+        assert codes == {"gpu": 0, "npu": 0}, found["npu"].said
+        for case in cases:
+            assert found.same(case) == expected[case], case
+            each = [site.told[f"{case} sent"] for site in found.started.values()]
+            sent = {link: count for part in each for link, count in part.items() if count[0]}
+            assert sent == expected[f"{case} sent"], case
+
+
+def test_two_sites_leave_what_one_process_leaves(tmp_path: Path) -> None:
+    check(tmp_path, SAMPLE)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager-1f1b"])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_every_codec_in_every_schedule(tmp_path: Path, micro_batches: int, schedule: str) -> None:
+    check(tmp_path, [f"{name},{micro_batches},{schedule}" for name in CODECS])

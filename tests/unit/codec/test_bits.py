@@ -1,0 +1,146 @@
+"""Integers and bools in the bits that they need: lossless, small, and never fooled."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from whale_nebula.codec.bytes.bits import TYPES, pack, unpack
+from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
+
+INTEGERS = TYPES[1:]
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9)
+
+
+def same(one: np.ndarray, other: np.ndarray) -> bool:
+    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+
+
+def again(array: np.ndarray) -> np.ndarray:
+    return unpack(pack(array), array.dtype.name, array.shape)
+
+
+@st.composite
+def narrow(draw: st.DrawFn) -> np.ndarray:
+    """Integers of some type within a few bits of each other, and of any number."""
+    dtype = np.dtype(draw(st.sampled_from(INTEGERS)))
+    info = np.iinfo(dtype)
+    width = draw(st.integers(0, 8 * dtype.itemsize))
+    least = draw(st.integers(info.min, info.max - min((1 << width) - 1, info.max - info.min)))
+    count = draw(st.integers(0, 200))
+    values = draw(st.randoms(use_true_random=False))
+    return np.array([least + values.randrange(1 << width) for _ in range(count)], dtype)
+
+
+@settings(deadline=None, max_examples=40)
+@given(hnp.arrays(st.sampled_from(TYPES), SHAPES))
+def test_every_array_comes_back_bit_for_bit(array: np.ndarray) -> None:
+    assert same(again(array), array)
+
+
+@settings(deadline=None, max_examples=40)
+@given(narrow())
+def test_integers_take_the_bits_of_their_range_and_no_more(array: np.ndarray) -> None:
+    packed = pack(array)
+    span = int(array.max()) - int(array.min()) if array.size else 0
+    assert packed.size == 1 + array.itemsize + -(-array.size * span.bit_length() // 8)
+    assert same(unpack(packed, array.dtype.name, array.shape), array)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("count", [0, 1, 2, 63, 64, 65, 129])
+def test_the_extremes_of_every_type(dtype: str, count: int) -> None:
+    info = np.iinfo(dtype)
+    for ends in ([info.min, info.max], [info.max], [info.min]):
+        array = np.resize(np.array(ends, dtype), count)
+        assert same(again(array), array)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])
+def test_a_bool_is_a_bit(count: int) -> None:
+    array = np.arange(count) % 3 == 0
+    assert pack(array).size == -(-count // 8)
+    assert same(again(array), array)
+
+
+def test_a_million_ids_of_a_vocabulary_take_fifteen_bits_each() -> None:
+    ids = np.random.default_rng(0).integers(0, 32_000, (1000, 1000))
+    packed = pack(ids)
+    assert packed.size == 9 + 15 * 10**6 // 8
+    assert same(unpack(packed, "int64", ids.shape), ids)
+
+
+def test_views_and_other_byte_orders_are_packed_by_their_values() -> None:
+    array = np.arange(12, dtype=">i4").reshape(3, 4)
+    assert unpack(pack(array.T[::-1]), "int32", (4, 3)).tolist() == array.T[::-1].tolist()
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(TYPES), st.lists(st.integers(0, 9), max_size=3), st.binary(max_size=60))
+def test_any_bytes_unpack_to_what_was_asked_for_or_are_refused(dtype: str, dims: list[int], data: bytes) -> None:
+    try:
+        array = unpack(np.frombuffer(data, np.uint8), dtype, tuple(dims))
+    except RemoteProtocolError:
+        return
+    assert (array.dtype.name, array.shape) == (dtype, tuple(dims))
+
+
+@settings(deadline=None, max_examples=40)
+@given(narrow(), st.data())
+def test_changed_bytes_give_another_array_or_are_refused(array: np.ndarray, data: st.DataObject) -> None:
+    packed = pack(array).copy()
+    packed[data.draw(st.integers(0, packed.size - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        other = unpack(packed, array.dtype.name, array.shape)
+    except RemoteProtocolError:
+        return
+    assert not array.size or not same(other, array)
+
+
+@pytest.mark.parametrize(
+    ("data", "dims", "words"),
+    [
+        ([], (2,), "0 bytes of packed numbers came where 2 were due"),
+        ([9, 0], (1,), "int8 packed to 9 bits"),
+        ([3, 0, 1, 1], (2,), "4 bytes of packed numbers came where 3"),
+        ([1, 0, 4], (2,), "more bits than there are numbers"),
+        ([1, 127, 1], (2,), "beyond int8"),
+    ],
+    ids=["nothing", "too wide", "too long", "bits of nobody", "beyond the type"],
+)
+def test_what_is_wrong_is_said(data: list[int], dims: tuple[int, ...], words: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=words):
+        unpack(np.array(data, np.uint8), "int8", dims)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int64"])
+def test_nothing_is_allocated_for_a_number_that_is_only_claimed(dtype: str) -> None:
+    packed = pack(np.array([0, 1], dtype))
+    tracemalloc.start()
+    try:
+        with pytest.raises(RemoteProtocolError, match="were due"):
+            unpack(packed, dtype, (2**30, 2**10))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 16
+    finally:
+        tracemalloc.stop()
+
+
+def test_no_more_is_allocated_than_a_few_times_what_comes_out() -> None:
+    array = np.random.default_rng(0).integers(0, 100, 10**6).astype(np.int8)
+    packed = pack(array)
+    tracemalloc.start()
+    try:
+        unpack(packed, "int8", array.shape)
+        assert tracemalloc.get_traced_memory()[1] < 5 * array.nbytes
+    finally:
+        tracemalloc.stop()
+
+
+def test_other_numbers_have_no_bits_to_spare() -> None:
+    with pytest.raises(LocalProtocolError, match="float32 is not packed"):
+        pack(np.zeros(3, np.float32))
+    with pytest.raises(LocalProtocolError, match="float32 is not packed"):
+        unpack(np.zeros(3, np.uint8), "float32", (3,))

@@ -1,0 +1,153 @@
+"""What codecs are guessed to cost, beside what was measured; and how a way is put in words."""
+
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whale_nebula.codec import BF16, FP16, INT4, INT8, SVD, Codec, Precision, Rank, Structure, TopK, parse
+from whale_nebula.codec.costs import CAST, Cost, cost
+from whale_nebula.codec.said import details, sent, words
+
+DIMS = (8192, 768)
+MEASURED = Path(__file__).parents[3] / "benchmarks" / "codec" / "result.json"
+ROWS: dict[str, tuple[Codec, bool]] = {
+    "fp16": (FP16(), False),
+    "bf16": (BF16(), False),
+    "int8, block 64": (INT8(), False),
+    "int8, block 64, by chance": (INT8(), True),
+    "int4, block 32": (INT4(), False),
+    "int4, block 32, by chance": (INT4(), True),
+    "svd(0.6), rank 421": (SVD(0.6), False),
+    "svd(0.2), rank 140": (SVD(0.2), False),
+    "rank(96), shared": (Rank(96), False),
+    "topk(0.1)": (TopK(0.1), False),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_guess_is_near_the_measurement_that_stands_in_the_clone(name: str) -> None:
+    found = json.loads(MEASURED.read_text())
+    shares = next(each["shares"] for each in found["codecs"] if each["codec"] == name)
+    svds = found["svd_seconds"]
+    codec, back = ROWS[name]
+    guess = cost(codec, DIMS, back=back)
+    assert guess is not None
+    for side, guessed in enumerate(guess):
+        seconds = statistics.median(share[side] * svd for share, svd in zip(shares, svds, strict=True))
+        assert seconds / 2 < guessed < 2 * seconds, ("encode", "decode")[side]
+
+
+def test_a_precision_costs_by_what_the_structure_leaves() -> None:
+    alone, both = cost(Rank(96), DIMS), cost(Rank(96) >> INT8(), DIMS)
+    few, many = cost(INT8(), (8192, 96)), cost(INT8(), DIMS)
+    assert alone and both and few and many
+    assert both.seconds == pytest.approx(alone.seconds + few.seconds)
+    assert few.seconds < many.seconds / 5
+
+
+def test_rounding_by_chance_costs_more() -> None:
+    assert cost(INT4(), DIMS, back=True) > cost(INT4(), DIMS)  # type: ignore[operator]
+
+
+def test_more_micro_batches_make_an_svd_dearer_and_a_cast_hardly() -> None:
+    quarter = (2048, 768)
+    whole, parts = cost(SVD(0.6), DIMS), cost(SVD(0.6), quarter)
+    assert whole and parts and 4 * parts.seconds > 1.5 * whole.seconds
+    whole, parts = cost(FP16(), DIMS), cost(FP16(), quarter)
+    assert whole and parts and 4 * parts.seconds == pytest.approx(whole.seconds + 6 * CAST)
+
+
+@pytest.mark.parametrize("dims", [(0, 8), (8, 0), (1, 1), (5,), (2, 3, 4)])
+@pytest.mark.parametrize("text", ["fp16", "int4", "svd(0.5) >> int8", "rank(2) >> bf16", "topk(0.5) >> int4", "bits"])
+def test_any_sizes_will_do(text: str, dims: tuple[int, ...]) -> None:
+    guess = cost(parse(text), dims)
+    assert guess is not None and guess.encode >= CAST and guess.decode >= CAST
+
+
+def test_nothing_costs_nothing_and_scalars_neither() -> None:
+    assert cost(None, DIMS) == cost(INT8(), ()) == Cost(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Mine(Precision):
+    name = "mine"
+
+    def parts(self, dims: Any, dtype: str) -> Any:
+        return ()
+
+    def encode(self, x: Any, key: Any = None) -> Any:
+        return ()
+
+    def decode(self, parts: Any, dims: Any, dtype: str) -> Any:
+        return parts
+
+
+@dataclass(frozen=True)
+class Fewer(Structure):
+    name = "fewer"
+
+    def numbers(self, dims: Any) -> Any:
+        return (dims,)
+
+    def reduce(self, state: Any, x: Any) -> Any:
+        return x
+
+    def expand(self, state: Any, numbers: Any, extras: Any, dims: Any) -> Any:
+        return numbers
+
+
+@pytest.mark.parametrize("codec", [Mine(), Fewer(), Fewer() >> INT8(), SVD(0.5) >> Mine()], ids=str)
+def test_of_a_codec_of_the_users_own_nothing_is_guessed(codec: Codec) -> None:
+    assert cost(codec, DIMS) is None
+
+
+def test_costs_are_added_by_side() -> None:
+    assert (Cost(1, 2) + Cost(3, 4)).seconds == 10
+    with pytest.raises(TypeError):
+        Cost(1, 2) + 3  # type: ignore[operator]
+
+
+# ---------------------------------------------------------------------- words
+@pytest.mark.parametrize(
+    ("way", "cell", "rest"),
+    [
+        ("none", "8 B", ""),
+        ("int8", "8 B as int8", ""),
+        ("svd(0.6) >> fp16", "8 B as svd(0.6) >> fp16", ""),
+        ("none, mask", "at most 8 B, only marked rows", ""),
+        ("none, mask tokens", "at most 8 B, only marked rows", "only rows that tokens marks"),
+        ("int8, mask", "at most 8 B as int8", "only marked rows"),
+        ("int8, zstd", "at most 8 B as int8", "then zstd where that helps"),
+        ("bits", "at most 8 B", "in as many bits as the numbers need"),
+        ("auto", "at most 8 B", "as it is, or as fp16, int8 or int4: the mildest that computing hides"),
+        ("auto, mask", "at most 8 B", None),
+        ("int4, from step 7", "8 B as int4", "from step 7 on"),
+        ("int8, nonfinite skip", "8 B as int8", "a step with a NaN is skipped"),
+        ("int4, delta ids", "8 B as int4", "as differences to what the samples in ids were before"),
+        ("rank(2)", "8 B as rank(2)", "with the basis itself every 50 steps"),
+        (
+            "int4, ramp fp16 int8 below 0.05", "8 B as int4",
+            "first fp16, then int8, each until the next one loses at most 5 %",
+        ),
+    ],
+)  # fmt: skip
+def test_a_way_in_words(way: str, cell: str, rest: str | None) -> None:
+    assert sent("8 B", way) == cell
+    if rest is not None:
+        assert details(way) == rest
+    assert words(way).startswith("as") or not words(way) or "8 B as" not in cell
+
+
+def test_a_gradient_brings_no_basis() -> None:
+    assert details("rank(2) >> int8", back=True) == ""
+    assert words("rank(2) >> int8", back=True) == "as rank(2) >> int8"
+
+
+def test_all_words_are_the_codec_and_then_the_rest() -> None:
+    assert words("none") == ""
+    assert words("none, mask") == "only marked rows"
+    assert words("int8, from step 3, mask x/m") == "as int8, from step 3 on, only rows that x/m marks"

@@ -1,0 +1,413 @@
+"""Both ends of a boundary without a model: what is encoded is decoded, in both directions, and what both remember."""
+
+import gc
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whale_nebula.codec.sizes import extra_bytes, payload_bytes
+from whale_nebula.codec.way import parse_way
+from whale_nebula.errors import RemoteProtocolError
+from whale_nebula.runtime.channels.incoming import Incoming
+from whale_nebula.runtime.channels.models import Models
+from whale_nebula.runtime.channels.outgoing import Outgoing
+from whale_nebula.runtime.channels.state import AT, At, ChannelState, Residue, States
+from whale_nebula.runtime.channels.told import Tally
+from whale_nebula.transport.payloads import checked
+from whale_nebula.transport.protocol import Packed
+
+COLUMNS = 48
+EXACT = 1e-6
+# forward, backward, and the largest relative errors of both on normal numbers
+CODECS = [
+    ("int8", "int8", 0.01, 0.012),
+    ("int4", "int4", 0.12, 0.2),
+    ("bf16, zstd", "fp16, zstd", 0.003, 0.0005),
+    ("svd(0.6)", "svd(0.6) >> int8", 0.7, 0.7),
+    ("svd(0.6) >> fp16", "int8", 0.7, 0.012),
+    ("rank(12)", "rank(12)", 0.9, 0.9),
+    ("rank(12) >> int8", "rank(12) >> int4", 0.9, 0.95),
+    ("topk(0.25)", "topk(0.25)", 0.7, 0.95),
+    ("topk(0.25) >> int4", "topk(0.25) >> int8", 0.75, 0.95),
+    ("none, mask", "none, mask", 0.0, 0.0),
+    ("none, zstd", "none, zstd", 0.0, 0.0),
+]
+WAYS = [(there, back) for there, back, *_ in CODECS]
+
+
+@dataclass
+class Pair:
+    """The four ends of a boundary from a to b: of the tensor and of its gradient, each side with states of its own."""
+
+    there: str = "int8"
+    back: str = "int8"
+    seed: int = 0
+    here: States = field(default_factory=States)
+    away: States = field(default_factory=States)
+    tally: Tally = field(default_factory=Tally)
+
+    def __post_init__(self) -> None:
+        there, back = parse_way(self.there), parse_way(self.back)
+        self.out = Outgoing("b0 a->b", f"a->b{AT}a", there, self.here)
+        self.into = Incoming("b0 a->b", f"a->b{AT}b, incoming", there, self.away)
+        self.returned = Outgoing("b0 b->a", f"a->b gradient{AT}b", back, self.away, back=True)
+        self.taken = Incoming("b0 b->a", f"a->b gradient{AT}a, incoming", back, self.here, back=True)
+
+    def cross(self, x: Any, step: int = 0, micro_batch: int = 0, rows: Any = None, *, training: bool = True) -> Any:
+        """The tensor as b has it."""
+        at = At(step, micro_batch, training, self.seed)
+        self.payload, self.sent = self.out.send(tf.constant(x), at, self.tally, None, rows)
+        if isinstance(self.payload, Packed):
+            checked(self.payload)
+        made, self.got = self.into.take(self.payload, self.tally)
+        return made.numpy()
+
+    def cross_back(self, gradient: Any, step: int = 0, micro_batch: int = 0) -> Any:
+        """The gradient as a has it."""
+        at = At(step, micro_batch, True, self.seed)
+        self.payload, _ = self.returned.send(tf.constant(gradient), at, self.tally, self.got)
+        made, _ = self.taken.take(self.payload, self.tally, self.sent)
+        return made.numpy()
+
+
+def normal(*dims: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(dims).astype(dtype)
+
+
+def nbytes(payload: Any) -> int:
+    return int(payload.nbytes if isinstance(payload, Packed) else payload.numpy().nbytes)
+
+
+def off(x: np.ndarray, again: np.ndarray) -> float:
+    """The relative error."""
+    return float(np.linalg.norm(again - x) / (np.linalg.norm(x) or 1.0))
+
+
+# ---------------------------------------------------------------------- there and back
+@pytest.mark.parametrize(("there", "back", "error", "error_back"), CODECS)
+def test_what_is_encoded_is_decoded(there: str, back: str, error: float, error_back: float) -> None:
+    pair = Pair(there, back)
+    x, gradient = normal(6, 10, COLUMNS), normal(6, 10, COLUMNS, seed=1)
+    again, returned = pair.cross(x), pair.cross_back(gradient)
+    assert again.dtype == returned.dtype == x.dtype and again.shape == returned.shape == x.shape
+    assert off(x, again) <= error
+    assert off(gradient, returned) <= error_back
+
+
+@pytest.mark.parametrize(("there", "back"), WAYS)
+@given(dims=st.lists(st.integers(0, 9), min_size=1, max_size=3), scale=st.sampled_from([0.0, 1e-42, 1e-8, 1.0, 1e30]))
+@settings(max_examples=12, deadline=None)
+def test_any_sizes_and_any_magnitudes_cross(there: str, back: str, dims: list[int], scale: float) -> None:
+    pair = Pair(there, back)
+    x = normal(*dims) * np.float32(scale)
+    for micro_batch in range(2):
+        again, returned = pair.cross(x, micro_batch=micro_batch), pair.cross_back(x, micro_batch=micro_batch)
+        assert again.shape == returned.shape == x.shape
+        assert np.isfinite(again).all() and np.isfinite(returned).all()
+        if scale == 0.0:
+            assert not again.any() and not returned.any()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize(("there", "back"), WAYS)
+def test_other_types_come_back_as_what_they_were(there: str, back: str, dtype: str) -> None:
+    pair = Pair(there, back)
+    x = tf.cast(normal(8, COLUMNS), dtype).numpy()
+    assert pair.cross(x).dtype == pair.cross_back(x).dtype == x.dtype
+
+
+@pytest.mark.parametrize(("there", "back"), WAYS)
+def test_payloads_are_as_large_as_the_plan_says(there: str, back: str) -> None:
+    pair, dims = Pair(there, back), (6, 10, COLUMNS)
+    for micro_batch in range(2):  # the second has no news of a basis
+        pair.cross(normal(*dims), micro_batch=micro_batch)
+        size = nbytes(pair.payload)
+        assert size <= 6 * 10 * COLUMNS * 4 + extra_bytes(parse_way(there), dims)
+        pair.cross_back(normal(*dims), micro_batch=micro_batch)
+    for found, expected in (
+        (size, payload_bytes(there, "float32", dims)),
+        (nbytes(pair.payload), payload_bytes(back, "float32", dims, there)),
+    ):
+        assert found <= expected if "zstd" in there or "mask" in there else found == expected
+
+
+@pytest.mark.parametrize(("there", "back"), WAYS)
+def test_reports_count_what_crossed(there: str, back: str) -> None:
+    pair = Pair(there, back)
+    pair.cross(normal(30, COLUMNS))
+    size = nbytes(pair.payload)
+    report = pair.tally.reports()["b0 a->b"]
+    assert (report.raw_bytes, report.payload_bytes, report.frames) == (30 * COLUMNS * 4, size, 1)
+    assert report.wire_bytes > size
+    assert report.encode_seconds > 0 and (report.decode_seconds > 0) is isinstance(pair.payload, Packed)
+
+
+# ---------------------------------------------------------------------- gradients
+def test_the_gradient_of_a_basis_is_that_of_autodiff() -> None:
+    from whale_nebula.codec.graph.basis import expand, project
+
+    pair = Pair("rank(12)", "rank(12)")
+    x, gradient = normal(6, 10, COLUMNS), normal(6, 10, COLUMNS, seed=1)
+    crossed, returned = pair.cross(x), pair.cross_back(gradient)
+    basis, given = tf.constant(pair.sent.structure), tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(given)
+        again = expand(project(given, basis), basis)
+    assert off(again.numpy(), crossed) <= EXACT
+    assert off(tape.gradient(again, given, gradient).numpy(), returned) <= EXACT
+
+
+def test_the_gradient_of_the_largest_is_that_of_autodiff() -> None:
+    from whale_nebula.codec.graph.sparse import gather, scatter
+
+    pair = Pair("topk(0.25)", "topk(0.25)")
+    x, gradient = normal(20, COLUMNS), normal(20, COLUMNS, seed=1)
+    crossed, returned = pair.cross(x), pair.cross_back(gradient)
+    given = tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(given)
+        again = scatter(gather(given, pair.sent.structure), pair.sent.structure, COLUMNS)
+    assert np.array_equal(again, crossed)
+    assert np.array_equal(tape.gradient(again, given, gradient), returned)
+
+
+def test_gradients_are_right_on_average() -> None:
+    """They are rounded by chance: many micro-batches together have a smaller error than one."""
+    pair, gradient = Pair("int4", "int4"), normal(40, COLUMNS)
+    found = []
+    for micro_batch in range(24):
+        pair.cross(gradient, micro_batch=micro_batch)
+        found.append(pair.cross_back(gradient, micro_batch=micro_batch))
+    assert off(gradient, np.mean(found, axis=0)) < 0.35 * off(gradient, found[0])
+
+
+@pytest.mark.parametrize("change", [{}, {"seed": 1}, {"step": 1}, {"micro_batch": 1}], ids=str)
+def test_the_same_key_gives_the_same_bytes_and_another_one_others(change: dict[str, int]) -> None:
+    payloads = []
+    for key in ({}, change):
+        pair = Pair(seed=key.get("seed", 0))
+        for micro_batch in range(1 + key.get("micro_batch", 0)):
+            pair.cross(normal(9, COLUMNS), key.get("step", 0), micro_batch)
+            pair.cross_back(normal(9, COLUMNS), key.get("step", 0), micro_batch)
+        payloads.append(pair.payload.data.tobytes())
+    assert (payloads[0] == payloads[1]) is (change == {})
+
+
+def test_a_gradient_is_rounded_alike_whatever_the_hosts_are_called() -> None:
+    one, other = Pair(), Pair()
+    other.returned.key = other.returned.key.replace(f"{AT}b", f"{AT}c1/0")
+    for pair in (one, other):
+        pair.cross(normal(9, COLUMNS))
+        pair.cross_back(normal(9, COLUMNS))
+    assert one.payload.data.tobytes() == other.payload.data.tobytes()
+
+
+# ---------------------------------------------------------------------- rows that are left out
+@pytest.mark.parametrize("codec", ["none", "int8", "svd(0.6)", "rank(12) >> int8", "topk(0.25)"])
+@pytest.mark.parametrize("kept", [0, 1, 7, 12])
+def test_rows_that_a_mask_leaves_out_cross_in_neither_direction(codec: str, kept: int) -> None:
+    pair, marks = Pair(f"{codec}, mask", f"{'int8' if codec == 'svd(0.6)' else codec}, mask"), np.arange(12) < kept
+    x, gradient = normal(3, 4, COLUMNS), normal(3, 4, COLUMNS, seed=1)
+    again, returned = pair.cross(x, rows=marks.reshape(3, 4)), pair.cross_back(gradient)
+    for full, made in ((x, again), (gradient, returned)):
+        rows = made.reshape(12, COLUMNS)
+        assert not rows[~marks].any()
+        if codec == "none":
+            assert np.array_equal(rows[marks], full.reshape(12, COLUMNS)[marks])
+        elif kept:
+            assert rows[marks].any()
+
+
+def test_what_is_sent_is_the_rows_and_a_bit_for_each() -> None:
+    pair, marks = Pair("none, mask", "none, mask"), np.arange(16) % 4 == 0
+    pair.cross(normal(16, COLUMNS), rows=marks)
+    assert pair.payload.nbytes == 4 + 2 + 4 * COLUMNS * 4
+    pair.cross_back(normal(16, COLUMNS))
+    assert pair.payload.nbytes == 4 + 4 * COLUMNS * 4
+
+
+@pytest.mark.parametrize("marks", [np.ones(800), np.arange(800) > 0, np.ones(3)], ids=["all", "all but one", "others"])
+def test_a_mask_that_saves_nothing_is_not_sent(marks: Any) -> None:
+    pair, x = Pair("none, mask", "none, mask"), normal(800, 4)
+    assert np.array_equal(pair.cross(x, rows=marks), x)
+    assert pair.payload is not None and not isinstance(pair.payload, Packed)
+
+
+# ---------------------------------------------------------------------- what both sides remember
+def test_both_sides_hold_the_same_basis() -> None:
+    pair = Pair("rank(12) >> int8", "rank(12) >> int8")
+    for step in range(52):
+        pair.cross(normal(20, COLUMNS, seed=step), step)
+        if step in (0, 50):
+            assert pair.payload.state == (2 if step else 1)
+            first = pair.sent.structure.tobytes()
+        assert pair.sent.structure.tobytes() == np.asarray(pair.got.structure).tobytes() == first
+    news = 2 * 12 * COLUMNS
+    size = pair.payload.nbytes
+    pair = Pair("rank(12) >> int8", "rank(12) >> int8")
+    pair.cross(normal(20, COLUMNS))
+    assert pair.payload.nbytes == size + news
+
+
+def test_a_basis_is_there_before_the_first_step_of_training() -> None:
+    """A model that is asked before it has learned anything."""
+    pair = Pair("rank(12)", "rank(12)")
+    asked = pair.cross(normal(20, COLUMNS), training=False)
+    again = pair.cross(normal(20, COLUMNS), micro_batch=1, training=False)
+    assert np.array_equal(asked, again)
+    assert pair.payload.state == 1
+    pair.cross(normal(20, COLUMNS))
+    assert pair.payload.state == 1
+
+
+def test_a_basis_is_there_for_the_first_rows_that_are_sent() -> None:
+    """Whichever micro-batch of the step has them."""
+    pair, x = Pair("rank(12), mask", "rank(12), mask"), normal(20, COLUMNS)
+    assert not pair.cross(x, rows=np.zeros(20)).any()
+    assert not pair.cross_back(x).any()
+    assert pair.cross(x, micro_batch=1, rows=np.arange(20) < 15).any()
+    assert pair.cross_back(x, micro_batch=1).any()
+    assert pair.payload is not None and pair.here.of(pair.out.key).version == 1
+
+
+def test_sides_with_different_states_are_refused_by_name() -> None:
+    pair = Pair("rank(12)", "rank(12)")
+    pair.cross(normal(20, COLUMNS))
+    pair.into.states = States()
+    with pytest.raises(RemoteProtocolError, match="the two sides of b0 a->b have different states") as caught:
+        pair.cross(normal(20, COLUMNS), step=1)
+    assert "the other side has version 1, this one 0" in caught.value.why
+    assert "start all workers again" in caught.value.mend
+
+
+def test_a_codec_of_another_way_is_refused() -> None:
+    one, other = Pair("int8"), Pair("int4")
+    one.cross(normal(9, COLUMNS))
+    with pytest.raises(RemoteProtocolError, match="is none of 'int4'"):
+        other.into.take(one.payload, other.tally)
+
+
+def test_a_codec_that_would_not_make_a_tensor_smaller_is_refused() -> None:
+    pair = Pair("topk(0.25)", "topk(0.25)")
+    pair.cross(normal(9, COLUMNS))
+    with pytest.raises(RemoteProtocolError, match="would not make it smaller"):
+        pair.into.take(pair.payload._replace(dims=(9, 1)), pair.tally)
+
+
+def test_a_gradient_of_another_tensor_is_refused() -> None:
+    pair = Pair("topk(0.25)", "topk(0.25)")
+    pair.cross(normal(9, COLUMNS))
+    pair.cross_back(normal(9, COLUMNS))
+    with pytest.raises(RemoteProtocolError, match=r"a gradient of sizes \(8, 48\) came for \(9, 48\)"):
+        pair.taken.take(pair.payload._replace(dims=(8, COLUMNS)), pair.tally, pair.sent)
+    with pytest.raises(RemoteProtocolError, match="and the tensor did not"):
+        pair.taken.take(pair.payload, pair.tally, Residue())
+
+
+@pytest.mark.parametrize(("there", "back"), WAYS)
+@given(data=st.binary(max_size=200), dims=st.lists(st.integers(0, 9), min_size=1, max_size=3), cut=st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_bytes_of_strangers_are_decoded_or_refused(
+    there: str, back: str, data: bytes, dims: list[int], cut: bool
+) -> None:
+    pair = Pair(there, back)
+    pair.cross(normal(5, COLUMNS))
+    if not isinstance(pair.payload, Packed):
+        return
+    bad = pair.payload.data[: len(data)] if cut else np.frombuffer(data, np.uint8)
+    try:
+        made, _ = pair.into.take(pair.payload._replace(data=bad, dims=tuple(dims)), pair.tally)
+    except RemoteProtocolError:
+        return
+    assert tuple(made.shape) == tuple(dims)
+
+
+# ---------------------------------------------------------------------- when it is used
+@pytest.mark.parametrize(("there", "back"), [("int8", "int8"), ("rank(12) >> int8", "rank(12) >> int8")])
+def test_a_codec_that_starts_later_starts_in_both_directions_at_once(there: str, back: str) -> None:
+    pair, used = Pair(f"{there}, from step 3", f"{back}, from step 3"), []
+    for step in range(5):
+        for micro_batch in range(2):
+            pair.cross(normal(9, COLUMNS), step, micro_batch)
+            used.append(isinstance(pair.payload, Packed))
+            pair.cross_back(normal(9, COLUMNS), step, micro_batch)
+            used.append(isinstance(pair.payload, Packed))
+    assert used == [False] * 12 + [True] * 8
+
+
+def test_an_evaluation_uses_what_training_has_come_to() -> None:
+    pair = Pair("int8, from step 2", "int8, from step 2")
+    used = []
+    for step in range(4):
+        pair.cross(normal(9, COLUMNS), step, training=False)
+        used.append(isinstance(pair.payload, Packed))
+        pair.cross(normal(9, COLUMNS), step)
+    assert used == [False, False, True, True]
+
+
+def test_whole_numbers_take_the_bits_that_they_need() -> None:
+    pair = Pair("bits", "none")
+    tokens = np.random.default_rng(0).integers(0, 1000, (7, 30)).astype("int32")
+    assert np.array_equal(pair.cross(tokens), tokens)
+    assert pair.payload.nbytes < 7 * 30 * 10 / 8 + 20
+    flags = tokens > 500
+    assert np.array_equal(pair.cross(flags), flags)
+    assert pair.payload.nbytes <= 7 * 30 / 8 + 5
+
+
+def test_whole_numbers_that_need_all_their_bits_cross_as_they_are() -> None:
+    pair = Pair("bits", "none")
+    numbers = np.array([-(2**31), 2**31 - 1], "int32")
+    assert np.array_equal(pair.cross(numbers), numbers)
+    assert not isinstance(pair.payload, Packed)
+
+
+# ---------------------------------------------------------------------- a step that fails
+@pytest.mark.parametrize(("there", "back"), WAYS)
+def test_a_step_that_failed_leaves_the_states_as_they_were(there: str, back: str) -> None:
+    def step(pair: Pair, number: int) -> bytes:
+        pair.cross(normal(9, COLUMNS, seed=number), number)
+        crossed = pair.payload
+        pair.cross_back(normal(9, COLUMNS, seed=number), number)
+        data = crossed.data if isinstance(crossed, Packed) else crossed.numpy()
+        return data.tobytes()
+
+    pair, other = Pair(there, back), Pair(there, back)
+    assert step(pair, 0) == step(other, 0)
+    here, away = other.here.saved(), other.away.saved()
+    step(other, 7)
+    other.here.restore(here)
+    other.away.restore(away)
+    assert [step(pair, number) for number in (1, 2)] == [step(other, number) for number in (1, 2)]
+
+
+# ---------------------------------------------------------------------- whose states they are
+class Variable:
+    """Stands for a variable: it is told from others, and can be gone."""
+
+
+def test_programs_that_share_a_variable_share_states_and_others_do_not() -> None:
+    models, ours, theirs = Models(), [Variable(), Variable()], [Variable()]
+    numbers = [models.number(variables) for variables in (ours, theirs, [ours[1], Variable()])]
+    assert numbers == [0, 1, 0]
+    held: dict[str, ChannelState] = {}
+    States(held, 0).put("a->b", ChannelState(steps=3))
+    assert (States(held, 0).of("a->b").steps, States(held, 1).of("a->b").steps) == (3, 0)
+
+
+def test_what_belongs_to_a_model_that_is_gone_is_forgotten() -> None:
+    models, ours, theirs, held = Models(), [Variable()], [Variable()], {}
+    for number in (models.number(ours), models.number(theirs)):
+        States(held, number).put("a->b", ChannelState(steps=number + 1))
+    assert models.gone() == set()
+    ours.clear()
+    gc.collect()
+    assert models.gone() == {0}
+    States(held).forget(models.gone())
+    assert [States(held, number).of("a->b").steps for number in (0, 1)] == [0, 2]
+    assert models.number([Variable()]) == 2

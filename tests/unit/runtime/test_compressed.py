@@ -1,0 +1,289 @@
+"""Steps in one process whose boundary is compressed: they train, alike in every schedule, in the bytes foretold."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.parity.crossing import CODECS, LENGTH, ROWS, WIDTH, Left, batch, crossed
+from tests.parity.zoo import data
+from whale_nebula.codec import FP16, INT4, SVD
+
+THERE, BACK = "b0 gpu->npu", "b0 npu->gpu"
+SCHEDULES = ("gpipe", "1f1b", "eager-1f1b")
+BOUNDED = ("bf16", "mask", "mask and rank")  # values decide how many bytes there are, at most
+
+
+@pytest.fixture(autouse=True)
+def closed_run() -> Iterator[None]:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+def trained(options: dict[str, Any], **how: Any) -> Left:
+    """What training leaves, in a run of its own."""
+    nb.shutdown()
+    with nb.init(links="10gbit,0ms"):
+        return crossed(options, **how)
+
+
+@functools.cache
+def left(name: str, micro_batches: int = 3, schedule: str = "eager-1f1b") -> Left:
+    """The same, by a codec's name; once for all tests that ask."""
+    return trained(CODECS[name], micro_batches=micro_batches, schedule=schedule, plan=schedule == SCHEDULES[-1])
+
+
+def off(found: np.ndarray, plain: np.ndarray) -> float:
+    return float(np.linalg.norm(found - plain) / np.linalg.norm(plain))
+
+
+def same(one: Left, other: Left) -> bool:
+    return one.losses == other.losses and all(map(np.array_equal, one.weights, other.weights))
+
+
+# ---------------------------------------------------------------------- every codec
+@pytest.mark.parametrize("name", CODECS)
+def test_it_trains(name: str) -> None:
+    """The loss falls as it does uncompressed, and the matrices are near those: how near, the codec decides."""
+    found, plain = left(name), left("none")
+    assert np.isfinite(found.losses).all()
+    assert found.losses == pytest.approx(plain.losses, rel=0.5)
+    far = max(off(a, b) for a, b in zip(found.weights, plain.weights, strict=True) if b.ndim == 2)
+    assert far <= {"none": 0.0, "fp16": 1e-4, "bf16": 1e-3, "int8": 1e-3, "mask": 1e-6}.get(name, 0.1)
+    assert far > 0.0 or name in ("none", "mask")
+
+
+@pytest.mark.parametrize(
+    ("name", "micro_batches"), [(name, 3) for name in CODECS if name != "ramp"] + [("svd", 1), ("topk", 1)]
+)
+def test_a_step_takes_the_bytes_that_its_plan_says(name: str, micro_batches: int) -> None:
+    """Those of the last step: a basis has been sent by then, and what starts later has started."""
+    found = left(name, micro_batches)
+    assert found.plan is not None
+    for link in ("gpu->npu", "npu->gpu"):
+        said, sent = found.plan.links[link], found.links[-1][link]
+        assert sent.payload_bytes <= said.bytes and sent.bytes <= said.wire_bytes
+        if name not in BOUNDED:
+            assert sent.payload_bytes == pytest.approx(said.bytes, rel=0.01)
+            assert sent.bytes == pytest.approx(said.wire_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES[:-1])
+@pytest.mark.parametrize("name", ["int4", "rank", "topk", "mask and rank", "ramp"])
+def test_weights_do_not_depend_on_the_schedule(name: str, schedule: str) -> None:
+    assert same(left(name, schedule=schedule), left(name))
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("micro_batches", [1, 2, 3])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CODECS)
+def test_weights_do_not_depend_on_the_schedule_ever(name: str, schedule: str, micro_batches: int) -> None:
+    assert same(left(name, micro_batches, schedule), left(name, micro_batches))
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "back"),
+    [
+        ("int8", "int8", "int8"),
+        ("int4", "int4", "int4"),
+        ("svd", "svd(0.5) >> fp16", "int8"),
+        ("svd alone", "svd(0.5)", "svd(0.5) >> int8"),
+        ("rank", "rank(8) >> int8", "rank(8) >> int8"),
+        ("rank alone", "rank(8)", "rank(8)"),
+        ("topk", "topk(0.25) >> int4", "topk(0.25) >> int8"),
+        ("falls back", "int4", "int8"),
+    ],
+)
+def test_the_report_says_what_was_used(name: str, there: str, back: str) -> None:
+    assert left(name).codecs == [{THERE: there, BACK: back}] * 3
+
+
+def test_a_codec_that_would_not_shrink_is_not_used_and_the_plan_says_so() -> None:
+    plan, why = left("falls back").plan, "would not be fewer bytes"
+    assert plan is not None
+    assert f"b0 [3, {LENGTH}, {WIDTH}] crosses as int4: topk(0.9) >> int4 {why}" in plan.notes
+    assert f"b0 gradient [3, {LENGTH}, {WIDTH}] crosses as int8: topk(0.9) >> int8 {why}" in plan.notes
+
+
+# ---------------------------------------------------------------------- what changes in the middle of a run
+def test_a_codec_that_starts_later_starts_in_both_directions_at_that_step() -> None:
+    assert left("late").codecs == [{THERE: "none", BACK: "none"}] * 2 + [{THERE: "int4", BACK: "int8"}]
+    assert same(trained(CODECS["late"], steps=2), trained({}, steps=2))
+
+
+def test_a_ramp_climbs_every_ten_steps_and_stops_where_the_next_would_lose_too_much() -> None:
+    found = trained({"int4": True, "ramp": 0.03}, steps=12).codecs
+    assert [each[THERE] for each in found] == ["int8"] * 12  # int8 loses 0.01, int4 would lose 0.1
+    found = trained({"int4": True, "backward": "int4", "ramp": 0.5}, steps=12).codecs
+    assert [each[THERE] for each in found] == [each[BACK] for each in found] == ["int8"] * 10 + ["int4"] * 2
+
+
+def test_two_models_of_a_run_have_states_of_their_own() -> None:
+    """Of the same sizes and stages: what starts at a step starts at each one's own."""
+    first, second = crossed(CODECS["late"]), crossed(CODECS["late"])
+    assert first.codecs == second.codecs
+    assert same(first, second)
+
+
+# ---------------------------------------------------------------------- steps without a gradient
+def head(options: dict[str, Any]) -> tuple[keras.Model, keras.layers.Layer, keras.layers.Layer]:
+    keras.utils.set_random_seed(16)
+    first, second = keras.layers.Dense(WIDTH, activation="tanh"), keras.layers.Dense(3)
+    inputs = keras.Input((12,))
+    with nb.cluster(), nb.pipeline(2), nb.compress(**options):
+        with nb.stage(cluster="gpu"):
+            hidden = first(inputs)
+        with nb.stage(cluster="npu"):
+            model = keras.Model(inputs, second(hidden))
+    model.compile("sgd", "mse")
+    return model, first, second
+
+
+@pytest.mark.parametrize(
+    ("options", "used"),
+    [({}, "int4"), ({"forward": "none"}, None), ({"forward": SVD(0.5) >> FP16()}, "svd(0.5) >> fp16")],
+    ids=str,
+)
+def test_predict_goes_through_the_same_codec_unless_told_otherwise(options: dict[str, Any], used: str | None) -> None:
+    model, first, second = head({"int4": True, **options})
+    x = batch(0)[0].reshape(-1, 12)[:20]
+    hidden = first(x)
+    if used == "int4":
+        hidden = INT4().decode(INT4().encode(hidden), hidden.shape, "float32")
+    expected, found = second(hidden).numpy(), model.predict(x, batch_size=20, verbose=0)
+    if used in ("int4", None):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    else:
+        assert not np.allclose(found, expected, rtol=1e-3)
+        assert nb.last_report().boundaries[THERE].codec == used
+
+
+def test_evaluate_goes_through_the_codec_of_training() -> None:
+    model, first, second = head({"int4": True})
+    x, y = batch(0)[0].reshape(-1, 12)[:20], batch(0)[1].reshape(-1, 3)[:20]
+    model.fit(x, y, batch_size=10, epochs=1, verbose=0)
+    hidden = first(x)
+    hidden = INT4().decode(INT4().encode(hidden), hidden.shape, "float32")
+    expected = float(tf.reduce_mean(tf.square(second(hidden) - y)))
+    assert model.evaluate(x, y, batch_size=20, verbose=0) == pytest.approx(expected, rel=1e-5)
+
+
+# ---------------------------------------------------------------------- padding
+def test_rows_that_a_mask_leaves_out_change_nothing() -> None:
+    """Exact: what is left out counts for nothing, and the rest crosses as it is."""
+    found, plain = left("mask"), left("none")
+    assert found.losses == pytest.approx(plain.losses, rel=1e-6)
+    for a, b in zip(found.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    left_out = 4 * WIDTH * (ROWS * LENGTH - int(batch(2)[2].sum()))
+    heads = {"npu->gpu": 3 * 4, "gpu->npu": sum(4 + -(-rows * LENGTH // 8) for rows in (3, 2, 2))}
+    for link, head in heads.items():
+        assert found.links[-1][link].payload_bytes == plain.links[-1][link].payload_bytes - left_out + head
+
+
+def test_a_mask_that_only_training_is_given_leaves_predictions_whole() -> None:
+    @nb.function
+    def predict(x: Any) -> Any:
+        with nb.cluster(), nb.compress(mask="weights"):
+            with nb.stage(cluster="gpu"):
+                hidden = tf.tanh(x)
+            with nb.stage(cluster="npu"):
+                return hidden * 2.0
+
+    x = data(3, 4)
+    np.testing.assert_allclose(predict(x), 2.0 * np.tanh(x), rtol=1e-6)
+
+
+def reader(compressed: bool) -> tuple[list[np.ndarray], int]:
+    """A model whose mask Keras finds: trained for two steps, and what the last of them sent."""
+    keras.utils.set_random_seed(17)
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    scope = nb.compress(mask=True, backward=None) if compressed else contextlib.nullcontext()
+    with nb.cluster(), nb.pipeline(2):
+        with scope, nb.stage(cluster="gpu"):
+            hidden = keras.layers.Embedding(30, 8, mask_zero=True)(inputs)
+        with nb.stage(cluster="npu"):
+            model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.SimpleRNN(6)(hidden)))
+    model.compile("sgd", "mse")
+    drawn = np.random.default_rng(0)
+    tokens = drawn.integers(1, 30, (20, LENGTH)) * (np.arange(LENGTH) < drawn.integers(1, LENGTH, (20, 1)))
+    model.fit(tokens, batch(0)[1].reshape(-1, 3)[:20, :2], batch_size=10, shuffle=False, verbose=0)
+    sent = nb.last_report().links["gpu->npu"].payload_bytes
+    return [np.array(variable) for variable in model.trainable_variables], sent
+
+
+def test_padding_that_keras_marks_is_not_sent() -> None:
+    nb.init(links="10gbit,0ms")
+    (weights, sent), (plain, whole) = reader(True), reader(False)
+    assert sent < 0.8 * whole
+    for a, b in zip(weights, plain, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+# ---------------------------------------------------------------------- several readers
+def test_a_tensor_that_two_stages_of_a_cluster_read_starts_once() -> None:
+    """Each of them gives a share of its gradient: a step counts once for each, and they are rounded apart."""
+    weights = [tf.Variable(0.2 * data(16, 16, seed=number)) for number in range(3)]
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(2), nb.compress(int8=True, start_step=2):
+            with nb.stage(cluster="gpu"):
+                hidden = tf.tanh(x @ weights[0])
+            with nb.stage(cluster="npu", name="one"):
+                middle = tf.tanh(hidden @ weights[1])
+            with nb.stage(cluster="npu", name="two"):
+                loss = tf.reduce_mean(tf.square(middle + hidden @ weights[2]))
+        for variable, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    used = []
+    for number in range(4):
+        step(data(8, 16, seed=number))
+        used.append({each.codec for each in nb.last_report().boundaries.values()})
+    assert used == [{"none"}] * 2 + [{"int8"}] * 2
+
+
+# ---------------------------------------------------------------------- steps that fail
+def with_failures(*failing: int) -> tuple[list[float], list[str]]:
+    """The losses of four steps, and how each crossed; before those that are named, one fails."""
+    weights = [tf.Variable(0.2 * data(16, 16, seed=number)) for number in range(2)]
+
+    @nb.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster(), nb.compress(rank=4, backward=None, start_step=2):
+            with nb.stage(cluster="gpu"):
+                hidden = tf.tanh(x @ weights[0])
+            with nb.stage(cluster="npu"):
+                tf.debugging.assert_less(y, 100.0)
+                loss = tf.reduce_mean(tf.square(hidden @ weights[1] - y))
+        for variable, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    losses, used = [], []
+    for number in range(4):
+        if number in failing:
+            with pytest.raises(nb.errors.StageFailedError):
+                step(data(8, 16, seed=9), np.full((8, 16), 200.0, "float32"))
+        losses.append(float(step(data(8, 16, seed=number), data(8, 16, seed=50 + number))))
+        used.append(nb.last_report().boundaries[THERE].codec)
+    return losses, used
+
+
+def test_a_step_that_fails_leaves_no_trace() -> None:
+    """What begins with the third step does so after two that succeed."""
+    plain = with_failures()
+    assert plain[1] == ["none", "none", "rank(4)", "rank(4)"]
+    assert with_failures(1, 3) == plain

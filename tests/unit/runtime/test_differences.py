@@ -1,0 +1,351 @@
+"""Differences of samples between two ends of a boundary, without a model: what crosses, and what both sides hold."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whale_nebula.codec import INT4, INT8
+from whale_nebula.codec.bytes.deltas import Cache
+from whale_nebula.codec.sizes import payload_bytes
+from whale_nebula.codec.way import Way
+from whale_nebula.errors import RemoteProtocolError
+from whale_nebula.runtime.channels import States, differences
+from whale_nebula.runtime.channels.differences import LIMIT, most_bytes
+from whale_nebula.runtime.channels.incoming import Incoming
+from whale_nebula.runtime.channels.outgoing import Outgoing
+from whale_nebula.runtime.channels.state import At, ChannelState
+from whale_nebula.runtime.channels.told import Tally
+from whale_nebula.transport.protocol import Packed
+
+INT8_WAY, INT4_WAY = Way(INT8(), delta="ids"), Way(INT4(), delta="ids")
+SAMPLES, LENGTH, COLUMNS = 12, 3, 128
+FULL = LENGTH * COLUMNS * 2  # bytes of a sample that crosses whole
+OUT, IN = "b0 at a", "b0 at b, incoming"
+
+
+@dataclass
+class Ends:
+    """Both ends of a boundary, each with states of its own, as two processes have them."""
+
+    way: Way = INT8_WAY
+    limit: int = LIMIT
+    here: States = field(default_factory=States)
+    there: States = field(default_factory=States)
+    tally: Tally = field(default_factory=Tally)
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        self.out = Outgoing("b0 a->b", OUT, self.way, self.here, limit=self.limit)
+        self.into = Incoming("b0 a->b", IN, self.way, self.there, limit=self.limit)
+
+    def send(self, x: np.ndarray, ids: Any, rows: Any = None) -> Any:
+        self.step += 1
+        payload, _ = self.out.send(tf.constant(x), At(self.step, 0, True), self.tally, None, rows, array(ids))
+        return payload
+
+    def take(self, payload: Any, ids: Any) -> np.ndarray:
+        made, _ = self.into.take(payload, self.tally, None, array(ids))
+        return np.asarray(made)
+
+    def cross(self, x: np.ndarray, ids: Any, rows: Any = None) -> tuple[np.ndarray, int]:
+        """The tensor as the reader has it, and the bytes that crossed."""
+        payload = self.send(x, ids, rows)
+        made = self.take(payload, ids)
+        assert stored(self.here, OUT) == stored(self.there, IN)
+        return made, payload.nbytes
+
+
+def array(ids: Any) -> np.ndarray:
+    return np.asarray(ids, np.int64)
+
+
+def held(states: States, name: str) -> Cache:
+    found = states.of(name).held
+    assert isinstance(found, Cache) and found.version == states.of(name).version
+    return found
+
+
+def stored(states: States, name: str) -> dict[str, bytes]:
+    return {what: each.tobytes() for what, each in held(states, name).as_arrays().items()}
+
+
+def drawn(seed: int = 0, samples: int = SAMPLES, scale: float = 1.0, length: int = LENGTH) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((samples, length, COLUMNS)).astype(np.float32) * scale
+
+
+def single(x: Any) -> np.ndarray:
+    return np.asarray(tf.cast(x, tf.float32))
+
+
+def error(made: np.ndarray, x: np.ndarray) -> float:
+    return float(np.linalg.norm(made - x) / np.linalg.norm(x))
+
+
+def whole(samples: int, marks: int = SAMPLES) -> int:
+    """Bytes of so many samples that cross whole."""
+    return 4 + -(-marks // 8) + samples * FULL
+
+
+@pytest.mark.parametrize(("way", "coarse"), [(INT8_WAY, 0.005), (INT4_WAY, 0.08)])
+def test_bytes_fall_after_the_first_epoch_and_the_error_as_samples_settle(way: Way, coarse: float) -> None:
+    ends, x, order = Ends(way), drawn(), np.random.default_rng(1)
+    errors, sizes = [], []
+    for epoch in range(5):
+        moved = x + drawn(7 + epoch, scale=0.2 / 4**epoch)
+        epoch_sizes, made = [], np.empty_like(x)
+        for batch in np.split(order.permutation(SAMPLES), 3):
+            made[batch], size = ends.cross(moved[batch], batch)
+            epoch_sizes.append(size)
+        errors.append(error(made, moved))
+        sizes.append(epoch_sizes)
+    assert sizes[0] == [whole(4, marks=4)] * 3
+    due = payload_bytes(str(way), "float32", (4, LENGTH, COLUMNS))
+    assert sizes[1:] == [[due] * 3] * 4
+    assert errors[2] < errors[1] / 2 < coarse / 2
+    direct = np.asarray(way.codec.decode(way.codec.encode(tf.constant(x)), x.shape, "float32"))
+    assert errors[-1] < error(direct, x) / 10
+
+
+def test_the_first_time_a_sample_crosses_in_half_precision_and_too_large_numbers_as_large_as_can_be() -> None:
+    x = drawn()
+    x[3, 0, :2] = 1e9, -1e9
+    made, size = Ends().cross(x, range(SAMPLES))
+    assert size == whole(SAMPLES)
+    np.testing.assert_array_equal(made, np.clip(x, -65504, 65504).astype(np.float16).astype(np.float32))
+
+
+def test_known_and_unknown_samples_cross_in_one_micro_batch() -> None:
+    ends, x = Ends(), drawn()
+    ends.cross(x[:5], range(5))
+    made, size = ends.cross(x, [3, 20, 4, 21, 22, 0, 23, 24, 25, 26, 27, 28])
+    three = payload_bytes("int8", "float32", (3, LENGTH, COLUMNS)) - 4
+    assert size == whole(9) + three
+    unknown = [1, 3, 4, *range(6, SAMPLES)]
+    np.testing.assert_array_equal(made[unknown], x[unknown].astype(np.float16).astype(np.float32))
+    assert 0 < error(made[[0, 2, 5]], x[[0, 2, 5]]) < 0.02
+    assert len(held(ends.here, OUT)) == 5 + 9
+
+
+def test_the_reader_computes_with_what_both_hold() -> None:
+    ends, x = Ends(INT4_WAY), drawn()
+    ends.cross(x, range(SAMPLES))
+    made, _ = ends.cross(x + 0.1, range(SAMPLES))
+    np.testing.assert_array_equal(made, held(ends.here, OUT).get(array(range(SAMPLES))).astype(np.float32))
+
+
+def test_an_id_that_stands_twice_is_held_as_it_stood_last() -> None:
+    ends, x = Ends(), drawn(samples=4)
+    for epoch in range(3):
+        made, _ = ends.cross(x + 0.01 * epoch, [8, 9, 8, 8])
+        assert error(made, x + 0.01 * epoch) < 0.02
+        np.testing.assert_array_equal(held(ends.here, OUT).get(array([8]))[0], made[3].astype(np.float16))
+    assert len(held(ends.here, OUT)) == 2
+
+
+def test_a_ragged_last_batch_and_an_empty_one() -> None:
+    ends, x = Ends(), drawn()
+    ends.cross(x, range(SAMPLES))
+    made, size = ends.cross(x[:1], [11])
+    assert made.shape == (1, LENGTH, COLUMNS) and size < whole(1)
+    before = stored(ends.here, OUT)
+    payload = ends.send(x[:0], [])
+    assert ends.take(payload, []).shape == (0, LENGTH, COLUMNS)
+    assert stored(ends.here, OUT) == before == stored(ends.there, IN)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_crosses_whole_is_seen_and_is_not_held(bad: float) -> None:
+    """The ends refuse it before it comes here; what they hold stays sound all the same."""
+    here, there, x, ids = Cache(LIMIT), Cache(LIMIT), drawn(), array(range(SAMPLES))
+
+    def cross(x: np.ndarray) -> tuple[np.ndarray, int]:
+        data, made = differences.encode(INT8(), tf.constant(x), ids, here)
+        np.testing.assert_array_equal(differences.decode(INT8(), data, x.shape, ids, there), made)
+        assert here.version == there.version and np.isfinite(here.get(ids)).all()
+        return made, data.size
+
+    cross(x)
+    x[2, 1, 5] = bad
+    made, size = cross(x)
+    assert size == whole(1) + payload_bytes("int8", "float32", (11, LENGTH, COLUMNS)) - 2 * 4
+    assert np.array_equal(made[2, 1, 5], bad, equal_nan=True) and np.isfinite(np.delete(made, 2, axis=0)).all()
+    x[2, 1, 5] = 0.5
+    assert np.isfinite(cross(x)[0]).all()
+
+
+def room(samples: int) -> int:
+    one = Cache(LIMIT)
+    one.put(array([0]), np.zeros((1, LENGTH, COLUMNS)))
+    return samples * one.nbytes
+
+
+def test_samples_beyond_the_room_cross_as_without_differences_and_the_report_says_so() -> None:
+    ends, x = Ends(limit=room(7)), drawn()
+    alone = payload_bytes(str(INT8_WAY), "float32", (4, LENGTH, COLUMNS))
+    sizes, errors = [], []
+    for first in [0, 4, 8] * 3:
+        made, size = ends.cross(x[first : first + 4], range(first, first + 4))
+        sizes.append(size)
+        errors.append([error(made[each], x[first + each]) for each in range(4)])
+        assert held(ends.there, IN).nbytes <= room(7)
+    assert sizes[0] == whole(4, marks=4) and alone < sizes[1] < sizes[0] and sizes[2:] == [alone] * 7
+    assert max(errors[3] + errors[4][:3]) < 0.001 < 0.004 < min(errors[5]) <= max(errors[5]) < 0.01
+    direct = np.asarray(INT8().decode(INT8().encode(tf.constant(x[8:])), x[8:].shape, "float32"))
+    np.testing.assert_allclose(made, direct, rtol=1e-3, atol=1e-6)
+    assert "beyond those that there is room for" in ends.tally.reports()["b0 a->b"].notes[0]
+
+
+def test_where_nothing_that_is_held_comes_again_all_of_it_goes_for_what_comes() -> None:
+    ends, x = Ends(limit=room(4)), drawn(samples=4)
+    ends.cross(x, range(4))
+    for _ in range(15):
+        assert ends.cross(x, range(10, 14))[1] < whole(4, marks=4)
+    assert held(ends.here, OUT).known(array([0, 10])).tolist() == [True, False]
+    assert ends.cross(x, range(10, 14))[1] == whole(4, marks=4)
+    assert held(ends.there, IN).known(array([0, 10])).tolist() == [False, True]
+
+
+def test_samples_of_another_shape_cross_as_without_differences_and_the_report_says_so() -> None:
+    ends, x = Ends(), drawn()
+    ends.cross(x, range(SAMPLES))
+    longer = drawn(length=LENGTH + 1)
+    version = held(ends.here, OUT).version
+    made, size = ends.cross(longer, range(SAMPLES))
+    assert size == payload_bytes(str(INT8_WAY), "float32", longer.shape) and error(made, longer) < 0.01
+    assert held(ends.here, OUT).version == version
+    assert "pad every batch to one length" in ends.tally.reports()["b0 a->b"].notes[0]
+    assert error(ends.cross(x, range(SAMPLES))[0], x) < 0.001
+
+
+@pytest.mark.parametrize("way", [INT8_WAY, INT4_WAY])
+def test_rows_that_a_mask_leaves_out_do_not_cross_and_read_as_zeros(way: Way) -> None:
+    ends, x = Ends(way), drawn()
+    marks = np.random.default_rng(3).random((SAMPLES, LENGTH)) < 0.6
+    kept = int(marks.sum())
+    made, size = ends.cross(x, range(SAMPLES), marks)
+    rows = -(-SAMPLES * LENGTH // 8)
+    assert size == 4 + 2 + rows + kept * COLUMNS * 2
+    np.testing.assert_array_equal(made, (x * marks[:, :, None]).astype(np.float16).astype(np.float32))
+    other = marks.copy()
+    other[0] = True, False, True
+    made, size = ends.cross(x, range(SAMPLES), other)
+    kept = int(other.sum())
+    assert size == 4 + 2 + rows + payload_bytes(str(way.codec), "float32", (kept, COLUMNS)) - 4
+    assert not made[~other].any() and error(made[other], x[other]) < 0.1
+
+
+def test_zstd_packs_changes_as_well() -> None:
+    ends, x = Ends(Way(INT8(), delta="ids", zstd=True)), drawn()
+    x = x.astype(np.float16).astype(np.float32)
+    ends.cross(x, range(SAMPLES))
+    made, size = ends.cross(x, range(SAMPLES))
+    assert size < payload_bytes("int8", "float32", x.shape) / 2 and error(made, x) < 0.001
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_tensors_come_back_in_their_own_type(dtype: str) -> None:
+    ends, x = Ends(), tf.cast(drawn(), dtype)
+    for _ in range(2):
+        payload, _ = ends.out.send(x, At(0, 0, True), ends.tally, None, None, array(range(SAMPLES)))
+        made, _ = ends.into.take(payload, ends.tally, None, array(range(SAMPLES)))
+        assert made.dtype == x.dtype and error(single(made), single(x)) < 0.01
+
+
+def test_without_ids_or_with_others_than_rows_the_codec_alone_is_used() -> None:
+    ends, x = Ends(), drawn()
+    for ids in (None, range(SAMPLES - 1)):
+        payload, _ = ends.out.send(
+            tf.constant(x), At(0, 0, True), ends.tally, None, None, None if ids is None else array(ids)
+        )
+        made, _ = ends.into.take(payload, ends.tally)
+        assert payload.nbytes == payload_bytes("int8", "float32", x.shape) and error(np.asarray(made), x) < 0.01
+    assert ends.here.of(OUT).held is None and ends.there.of(IN).held is None
+
+
+def test_sides_that_hold_different_samples_find_out_by_name() -> None:
+    ends, x = Ends(), drawn()
+    ends.cross(x, range(SAMPLES))
+    lost = ends.send(x[:4], range(4))
+    assert isinstance(lost, Packed)
+    payload = ends.send(x, range(SAMPLES))
+    before = stored(ends.there, IN)
+    with pytest.raises(RemoteProtocolError, match="the two sides of b0 a->b have different states") as caught:
+        ends.take(payload, range(SAMPLES))
+    assert "the same checkpoint" in caught.value.mend
+    assert stored(ends.there, IN) == before
+
+
+def test_an_end_without_its_state_is_refused() -> None:
+    ends, x = Ends(), drawn()
+    ends.cross(x, range(SAMPLES))
+    ends.there.held.clear()
+    with pytest.raises(RemoteProtocolError, match="different states"):
+        ends.take(ends.send(x, range(SAMPLES)), range(SAMPLES))
+
+
+def test_other_ids_at_the_other_side_are_refused() -> None:
+    ends, x = Ends(), drawn()
+    ends.cross(x, range(SAMPLES))
+    with pytest.raises(RemoteProtocolError, match="or different samples"):
+        ends.take(ends.send(x, range(SAMPLES)), range(100, 100 + SAMPLES))
+    with pytest.raises(RemoteProtocolError, match="of which none are kept"):
+        Ends().into.take(Ends().send(x, range(SAMPLES)), Tally())
+
+
+def test_bytes_that_are_cut_short_are_refused() -> None:
+    x = drawn()
+    payload = Ends().send(x, range(SAMPLES))
+    for size in (4, 5, payload.nbytes - 1):
+        with pytest.raises(RemoteProtocolError):
+            Ends().take(payload._replace(data=payload.data[:size]), range(SAMPLES))
+
+
+@pytest.mark.parametrize("dims", [(1, 1), (9, 2), (3, 2, 65)])
+def test_no_payload_is_larger_than_said(dims: tuple[int, ...]) -> None:
+    assert most_bytes(dims) >= -(-dims[0] // 8) + 2 * np.prod(dims)
+    assert most_bytes(dims) >= -(-dims[0] // 8) + payload_bytes("int8", "float64", dims) - 4
+
+
+def test_a_failed_step_leaves_what_is_held_as_it_was() -> None:
+    ends, x = Ends(), drawn()
+    ends.cross(x, range(SAMPLES))
+    here, there = stored(ends.here, OUT), stored(ends.there, IN)
+    before = ends.here.saved(), ends.there.saved()
+    ends.cross(x[:4] + 1, range(4))
+    ends.send(x[4:8], range(20, 24))
+    assert stored(ends.here, OUT) != here and stored(ends.there, IN) != there
+    ends.here.restore(before[0])
+    ends.there.restore(before[1])
+    assert (stored(ends.here, OUT), stored(ends.there, IN)) == (here, there)
+    assert ends.cross(x, range(SAMPLES))[1] < whole(SAMPLES)
+
+
+def test_a_state_goes_on_from_its_arrays() -> None:
+    ends, x = Ends(), drawn()
+    ends.cross(x, range(SAMPLES))
+    for states, name in ((ends.here, OUT), (ends.there, IN)):
+        again = Cache.from_arrays(held(states, name).as_arrays(), LIMIT)
+        states.put(name, ChannelState(steps=1, version=again.version, held=again))
+    assert ends.cross(x, range(SAMPLES))[1] == payload_bytes(str(INT8_WAY), "float32", x.shape)
+
+
+MICRO_BATCHES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), max_size=12)
+
+
+@settings(deadline=None, max_examples=25)
+@given(MICRO_BATCHES, st.integers(0, 5), st.sampled_from([INT8_WAY, INT4_WAY]), st.booleans())
+def test_whatever_samples_come_both_sides_hold_the_same_bits(
+    batches: list[list[int]], held_rows: int, way: Way, masked: bool
+) -> None:
+    ends, draw = Ends(way, limit=held_rows * (2 * 64 * 2 + 160)), np.random.default_rng(0)
+    for ids in batches:
+        x = draw.standard_normal((len(ids), 2, 64)).astype(np.float32)
+        marks = draw.random((len(ids), 2)) < 0.7 if masked else np.ones((len(ids), 2), np.bool_)
+        made, size = ends.cross(x, ids, marks if masked else None)
+        assert size <= x.nbytes and held(ends.here, OUT).nbytes <= ends.limit
+        assert not marks.any() or error(made[marks], x[marks]) < 0.35

@@ -1,0 +1,73 @@
+"""What is known of lines and stages before a step."""
+
+import pytest
+
+from whale_nebula.config import parse_links
+from whale_nebula.report.report import Span
+from whale_nebula.runtime.outlook import LARGE, Seen, slowest
+
+LINK, MUCH = "gpu->npu", 16 * LARGE
+
+
+def sent(size: int, seconds: float, link: str = LINK) -> Span:
+    return Span(link, "forward 0", 1.0, 1.0 + seconds, 0, 0, size)
+
+
+def rate(seen: Seen) -> float | None:
+    return seen.outlook([1], {}).rates.get(LINK)
+
+
+def test_before_a_step_has_run_the_config_says_it() -> None:
+    assert rate(Seen((LINK,), parse_links("80mbit"))) == 1e7
+    assert rate(Seen((LINK,), parse_links("20ms"))) is None
+
+
+@pytest.mark.parametrize(("exact", "expected"), [(True, MUCH / 0.1), (False, 1e7)])
+def test_what_was_written_is_believed_on_emulated_lines_and_elsewhere_if_it_is_slower(
+    exact: bool, expected: float
+) -> None:
+    seen = Seen((LINK,), parse_links("80mbit"), exact=exact)
+    seen.add([sent(MUCH, 0.1)])
+    assert rate(seen) == pytest.approx(expected)
+    seen.add([sent(MUCH, 9.9)])
+    assert rate(seen) == pytest.approx(2 * MUCH / 10)
+
+
+def test_small_messages_say_nothing_of_a_real_line_and_what_was_known_stays() -> None:
+    seen = Seen((LINK,), parse_links(None))
+    seen.add([sent(LARGE - 1, 1e-6)])
+    assert rate(seen) is None
+    seen.add([sent(LARGE - 1, 1e-6), sent(MUCH, 1.0)])
+    for _ in range(30):
+        seen.add([sent(LARGE - 1, 1e-6)])
+    assert rate(seen) == pytest.approx(MUCH)
+
+
+def test_a_line_as_fast_as_memory_has_no_rate() -> None:
+    seen = Seen((LINK,), parse_links(None), exact=True)
+    seen.add([sent(MUCH, 0.0)])
+    assert rate(seen) is None
+
+
+def test_it_follows_the_line_within_ten_steps() -> None:
+    seen = Seen((LINK,), parse_links(None), exact=True)
+    for _ in range(30):
+        seen.add([sent(1000, 1.0)])
+    for _ in range(10):
+        seen.add([sent(1000, 0.001)])
+    assert rate(seen) == pytest.approx(1e6)
+
+
+def test_only_links_from_here_count_and_the_bytes_of_the_last_step() -> None:
+    seen = Seen((LINK,), parse_links(None), exact=True)
+    seen.add([sent(1000, 1.0)])
+    seen.add([sent(1000, 1.0), sent(2000, 1.0), sent(7, 1.0, "npu->gpu")])
+    found = seen.outlook([4, 4, 3], {"0.0.fused": 0.5, "0.1.fused": 0.25})
+    assert (found.rows, found.compute, found.carried) == ([4, 4, 3], 1.5, {LINK: 3000})
+
+
+def test_the_slowest_stage_is_found_over_phases_and_directions() -> None:
+    assert slowest({}, 4) is None
+    assert slowest({"once": 3.0}, 4) is None
+    medians = {"0.0.forward": 1.0, "1.0.backward": 2.0, "0.1.fused": 2.5}
+    assert slowest(medians, 2) == 6.0

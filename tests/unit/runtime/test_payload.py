@@ -1,0 +1,57 @@
+"""What stands before the bytes of a codec: any payload comes back, and any bytes are read or refused."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from whale_nebula.codec.sizes import PREFIX
+from whale_nebula.errors import RemoteProtocolError
+from whale_nebula.runtime.channels.payload import Payload, read, written
+
+BYTES = st.binary(max_size=300).map(lambda data: np.frombuffer(data, np.uint8))
+ROWS = st.none() | st.lists(st.booleans(), min_size=1, max_size=70).map(np.array)
+NEWS = st.none() | st.binary(min_size=1, max_size=40).map(lambda data: np.frombuffer(data, np.uint8))
+
+
+@given(BYTES, ROWS, NEWS, st.booleans(), st.booleans(), st.booleans())
+def test_what_was_written_is_read(data: Any, rows: Any, news: Any, skip: bool, changes: bool, zstd: bool) -> None:
+    given = Payload(data, rows, news, skip, changes)
+    crossed = written(given, zstd=zstd)
+    found = read(crossed, 0 if rows is None else rows.size, 0 if news is None else news.size, data.size)
+    assert found.data.tobytes() == data.tobytes()
+    assert (found.skip, found.changes) == (skip, changes)
+    for sent, came in ((rows, found.rows), (news, found.news)):
+        assert came is None if sent is None else came.tolist() == sent.tolist()
+    assert crossed.size <= PREFIX + data.size + (0 if rows is None else -(-rows.size // 8)) + (
+        0 if news is None else news.size
+    )
+
+
+@given(st.binary(max_size=60), st.integers(0, 100), st.integers(0, 40), st.integers(0, 200))
+@example(b"\x04\x00\x00\x00\xff\xff\xff\xff", 0, 0, 10)
+@example(b"\x04\x00\x00\x00", 8, 8, 10)
+@example(b"\x01\x00\x00\x00\x01", 100, 0, 10)
+@example(b"\x02\x00\x00\x00\x01", 0, 40, 10)
+def test_any_bytes_are_read_or_refused(data: bytes, rows: int, news: int, most: int) -> None:
+    try:
+        found = read(np.frombuffer(data, np.uint8), rows, news, most)
+    except RemoteProtocolError:
+        return
+    assert found.rows is None or found.rows.size == rows
+    assert found.data.dtype == np.uint8
+
+
+def test_what_is_said_to_be_packed_is_bounded_before_it_is_unpacked() -> None:
+    crossed = written(Payload(np.zeros(100_000, np.uint8)), zstd=True)
+    assert crossed.size < 1000
+    with pytest.raises(RemoteProtocolError, match=r"100000 bytes are said to be packed where there are at most 60."):
+        read(crossed, 0, 0, 600)
+
+
+@pytest.mark.parametrize("head", [b"", b"\x00\x00\x00", b"\x80\x00\x00\x00", b"\x00\x00\x00\x01"])
+def test_heads_that_mean_nothing_are_refused(head: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="mean nothing"):
+        read(np.frombuffer(head, np.uint8), 0, 0, 100)

@@ -1,0 +1,130 @@
+"""How long a codec takes to encode and to decode a tensor: a guess from its sizes, good enough to say what is worth it.
+
+The constants are those of one core with TensorFlow 2.21, as `python benchmarks/codec/run.py` measures them (medians of
+its result.json), and for calls and whole numbers `python benchmarks/codec/calls.py`. An accelerator takes less, a busy
+machine more. A codec of the user's own says nothing of its costs, and is not guessed at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import NamedTuple
+
+from whale_nebula.codec.fitting import precision_in, structure_in
+from whale_nebula.codec.objects import Codec, Dims, Precision, Structure
+from whale_nebula.codec.precisions import BF16, FP16, INT4, INT8, Bits
+from whale_nebula.codec.structures import SVD, Rank, TopK, matrix
+
+CALL, CAST = 0.6e-3, 0.15e-3
+"""Seconds for each call of an encoder or a decoder, however small the tensor is; casts are one operation."""
+
+SPEED = 110e9
+"""Floating-point operations a second in products of matrices."""
+
+EIGEN = 0.18e-9
+"""Seconds for the eigenvectors of an n x n matrix, by n^3."""
+
+COPY = 0.9e-9
+"""Seconds a number, to write what a product makes."""
+
+
+class Cost(NamedTuple):
+    """Seconds, at the side that sends and at the side that takes.
+
+    >>> Cost(0.25, 0.5) + Cost(1, 1)
+    Cost(encode=1.25, decode=1.5)
+    """
+
+    encode: float = 0.0
+    decode: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Both together."""
+        return self.encode + self.decode
+
+    def __add__(self, other: object) -> Cost:
+        if not isinstance(other, Cost):
+            return NotImplemented
+        return Cost(self.encode + other.encode, self.decode + other.decode)
+
+
+_NANOSECONDS: Mapping[type[Precision], tuple[Cost, Cost]] = {
+    FP16: (Cost(1.1, 1.1), Cost(1.1, 1.1)),
+    BF16: (Cost(0.9, 1.1), Cost(0.9, 1.1)),
+    INT8: (Cost(2.3, 1.6), Cost(3.1, 1.7)),
+    INT4: (Cost(3.3, 2.3), Cost(4.1, 2.3)),
+}
+"""A number's, rounded to the nearest and (for gradients) by chance."""
+
+_TOP = Cost(8.8, 7.3)
+"""A number's, to find the largest of each row and to put them back."""
+
+_BITS = Cost(2.6, 7.5)
+"""A whole number's."""
+
+
+def cost(codec: Codec | None, dims: Dims, *, back: bool = False) -> Cost | None:
+    """What it takes to encode and decode a tensor of these sizes, or a gradient; None where that is not known.
+
+    Of the papers' codec nearly all is the decomposition; a basis that both sides hold costs a ninth of that.
+
+    >>> from whale_nebula.codec import parse
+    >>> for text in ("fp16", "int8", "svd(0.9) >> fp16", "rank(96) >> int8"):
+    ...     print(text, f"{cost(parse(text), (8192, 768)).seconds:.3f} s")
+    fp16 0.014 s
+    int8 0.026 s
+    svd(0.9) >> fp16 0.289 s
+    rank(96) >> int8 0.034 s
+    """
+    if codec is None or not dims:
+        return Cost()
+    if isinstance(codec, Bits):
+        return _times(_BITS, 1e-9 * prod(dims)) + Cost(CALL, CALL)
+    structure, precision = structure_in(codec), precision_in(codec)
+    left = (dims,) if structure is None else structure.numbers(dims)
+    if left is None:
+        structure, left = None, (dims,)
+    first = Cost() if structure is None else _structure(structure, dims)
+    second = _precision(precision, sum(map(prod, left)), back=back)
+    return None if first is None or second is None else first + second
+
+
+def _precision(precision: Precision | None, count: int, *, back: bool) -> Cost | None:
+    if precision is None:
+        return Cost()
+    found = _NANOSECONDS.get(type(precision))
+    call = CAST if isinstance(precision, FP16 | BF16) else CALL
+    return None if found is None else _times(found[back], 1e-9 * count) + Cost(call, call)
+
+
+def _structure(structure: Structure, dims: Dims) -> Cost | None:
+    guess = _STRUCTURES.get(type(structure))
+    return None if guess is None else guess(structure, *matrix(dims)) + Cost(CALL, CALL)
+
+
+def _svd(svd: Structure, m: int, n: int) -> Cost:
+    """The Gram matrix of the shorter side (it is symmetric: half a product), its eigenvectors, and a product."""
+    short = min(m, n)
+    numbers = svd.numbers((m, n)) or ((0, 0),)
+    product = 2.0 * m * n * numbers[0][1] / SPEED
+    return Cost(m * n * short / SPEED + EIGEN * short**3 + product, product + COPY * m * n)
+
+
+def _rank(rank: Structure, m: int, n: int) -> Cost:
+    """A product with the basis each way. What is made of it every fifty steps is not worth counting."""
+    (*_, r), *_ = rank.numbers((m, n)) or ((0,),)
+    product = 2.0 * m * n * r / SPEED
+    return Cost(product + COPY * m * r, product + COPY * m * n)
+
+
+def _topk(topk: Structure, m: int, n: int) -> Cost:
+    return _times(_TOP, 1e-9 * m * n)
+
+
+_STRUCTURES: Mapping[type[Structure], Callable[[Structure, int, int], Cost]] = {SVD: _svd, Rank: _rank, TopK: _topk}
+
+
+def _times(each: Cost, count: float) -> Cost:
+    return Cost(each.encode * count, each.decode * count)

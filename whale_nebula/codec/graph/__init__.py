@@ -1,0 +1,1 @@
+"""The codecs' layer that sees tensors: pure TensorFlow functions."""

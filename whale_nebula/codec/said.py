@@ -1,0 +1,79 @@
+"""How a tensor crosses, in words for people: what plans print instead of a way's text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from whale_nebula.codec.precisions import Bits
+from whale_nebula.codec.structures import RENEWED
+from whale_nebula.codec.way import Way, parse_way
+
+_MARKED = "only marked rows"
+
+
+def sent(amount: str, text: str) -> str:
+    """So many bytes, and as what, in few words; the rest is in `details`.
+
+    >>> [sent("32 KiB", text) for text in ("none", "int8, from step 100", "none, mask", "auto", "bits")]
+    ['32 KiB', '32 KiB as int8', 'at most 32 KiB, only marked rows', 'at most 32 KiB', 'at most 32 KiB']
+    """
+    way = parse_way(text)
+    amount = f"at most {amount}" if bounded(text) else amount
+    if _codec(way):
+        return f"{amount} {_codec(way)}"
+    return f"{amount}, {_MARKED}" if way.mask is not None and not way.auto else amount
+
+
+def bounded(text: str) -> bool:
+    """Whether values decide how many bytes cross, so that sizes tell no more than the most it can be.
+
+    >>> [bounded(text) for text in ("int8", "int8, mask", "auto")]
+    [False, True, True]
+    """
+    way = parse_way(text)
+    return way.auto or way.mask is not None or way.zstd or isinstance(way.codec, Bits)
+
+
+def details(text: str, *, back: bool = False) -> str:
+    """What `sent` leaves out; "" where that is nothing. With `back` it is a gradient's way.
+
+    >>> details("int8"), details("none, mask"), details("int8, from step 100, zstd")
+    ('', '', 'from step 100 on, then zstd where that helps')
+    """
+    said = list(_conditions(parse_way(text), back))
+    return "" if said == [_MARKED] and not _codec(parse_way(text)) else ", ".join(said)
+
+
+def words(text: str, *, back: bool = False) -> str:
+    """All of it: the codec, and under which conditions; "" for a tensor that crosses as it is.
+
+    >>> words("rank(96) >> int4, from step 9, mask tokens"), words("none")
+    ('as rank(96) >> int4, from step 9 on, with the basis itself every 50 steps, only rows that tokens marks', '')
+    """
+    way = parse_way(text)
+    return ", ".join([each for each in (_codec(way), *_conditions(way, back)) if each])
+
+
+def _codec(way: Way) -> str:
+    return "" if way.auto or way.codec is None or isinstance(way.codec, Bits) else f"as {way.codec}"
+
+
+def _conditions(way: Way, back: bool) -> Iterator[str]:
+    if way.auto:
+        yield f"as it is, or as {', '.join(way.ladder[1:-1])} or {way.ladder[-1]}: the mildest that computing hides"
+    if isinstance(way.codec, Bits):
+        yield "in as many bits as the numbers need"
+    if way.start:
+        yield f"from step {way.start} on"
+    if way.ladder and not way.auto:
+        yield f"first {', then '.join(way.ladder)}, each until the next one loses at most {100 * way.bound:g} %"
+    if not back and way.structure is not None and way.structure.name == "rank":
+        yield f"with the basis itself every {RENEWED} steps"
+    if way.delta is not None:
+        yield f"as differences to what the samples in {way.delta} were before"
+    if way.mask is not None:
+        yield f"only rows that {way.mask} marks" if way.mask else _MARKED
+    if way.zstd:
+        yield "then zstd where that helps"
+    if way.nonfinite == "skip":
+        yield "a step with a NaN is skipped"

@@ -1,0 +1,221 @@
+"""The built-in structures: fewer numbers. A tensor is a matrix to them: its last axis are the columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+from whale_nebula.codec.objects import Dims, Reduced, Structure
+from whale_nebula.codec.parts import Part
+from whale_nebula.codec.ranks import kept, rank_of
+from whale_nebula.errors import OptionError
+from whale_nebula.suggest import did_you_mean
+
+BASES = ("shared", "learned")
+RENEWED = 50  # steps, after which a shared basis is made anew
+_LOOKED_AT = 256  # rows of a step that the running Gram matrix sees
+
+
+class Shared(NamedTuple):
+    """A basis [n, r] in float16, and on the side that makes it the running Gram matrix of what crossed."""
+
+    q: Any = None
+    gram: Any = None
+
+
+@dataclass(frozen=True)
+class SVD(Structure):
+    """The best low rank whose factors take at most `ratio` of the tensor's numbers.
+
+    >>> str(SVD(0.6) >> INT8())
+    'svd(0.6) >> int8'
+    """
+
+    name = "svd"
+    ratio: float
+
+    def __post_init__(self) -> None:
+        check_share("SVD", "ratio", self.ratio)
+
+    def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
+        """Two thin factors."""
+        m, n = matrix(dims)
+        k = rank_of(m, n, self.ratio)
+        return ((m, k), (n, k)) if k else None
+
+    def reduce(self, state: Any, x: Any) -> Reduced:
+        """The two factors."""
+        from whale_nebula.codec.graph.lowrank import factor
+
+        m, n = matrix(x.shape)
+        return Reduced(tuple(factor(reshaped(x, (m, n)), rank_of(m, n, self.ratio))))
+
+    def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
+        """Their product."""
+        from whale_nebula.codec.graph.lowrank import restore
+
+        return reshaped(restore(*numbers), dims), None
+
+
+@dataclass(frozen=True)
+class Rank(Structure):
+    """`r` numbers for each row, on a basis that both sides hold ("shared") or that is trained ("learned").
+
+    With a learned basis `norm` puts a LayerNorm before it.
+
+    >>> str(Rank(96)), str(Rank(96, basis="learned"))
+    ('rank(96)', 'rank(96, learned)')
+    """
+
+    name = "rank"
+    returns = True
+    r: int
+    basis: str = "shared"
+    norm: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.r, int) or isinstance(self.r, bool) or self.r < 1:
+            raise OptionError(f"Rank({self.r!r}) is no rank", why="a rank counts columns", mend="Rank(96)")
+        if self.basis not in BASES:
+            raise OptionError(f"no basis is called {self.basis!r}", mend=did_you_mean(self.basis, BASES))
+
+    def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
+        """Its coordinates, row by row."""
+        return ((*dims[:-1], self.r),) if self.r < dims[-1] else None
+
+    def init(self, dims: Dims) -> Shared:
+        """No basis yet."""
+        return Shared()
+
+    def news(self, dims: Dims) -> tuple[Part, ...]:
+        """The basis."""
+        return (Part("float16", (dims[-1], self.r)),)
+
+    def refresh(self, state: Shared, x: Any, step: int) -> tuple[Shared, tuple[Any, ...] | None]:
+        """Look at what crosses; the basis is sent with the first step, and every fiftieth."""
+        from whale_nebula.codec.graph import basis
+
+        rows = reshaped(x, matrix(x.shape))
+        if state.q is None:
+            gram = basis.gram_of(rows)
+            made = Shared(basis.first(gram.numpy(), self.r), gram)
+            return made, (made.q,)
+        gram = basis.running(state.gram, basis.gram_of(rows, rows=_LOOKED_AT))
+        if step == 0 or step % RENEWED:
+            return Shared(state.q, gram), None
+        made = Shared(basis.renewed(gram.numpy(), state.q), gram)
+        return made, (made.q,)
+
+    def learn(self, state: Shared, news: Sequence[Any], dims: Dims) -> Shared:
+        """The basis that came."""
+        return Shared(news[0])
+
+    def reduce(self, state: Shared, x: Any) -> Reduced:
+        """Coordinates on the basis."""
+        from whale_nebula.codec.graph.basis import project
+
+        return Reduced((project(x, state.q),), residue=state.q)
+
+    def expand(self, state: Shared, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
+        """The rows that have these coordinates."""
+        from whale_nebula.codec.graph.basis import expand
+
+        return expand(numbers[0], state.q), state.q
+
+    def reduce_back(self, residue: Any, gradient: Any) -> tuple[Any, ...]:
+        """The gradient's coordinates are the gradient of the coordinates."""
+        from whale_nebula.codec.graph.basis import project
+
+        return (project(gradient, residue),)
+
+    def expand_back(self, residue: Any, numbers: Sequence[Any], dims: Dims) -> Any:
+        """And the map is its own transpose."""
+        from whale_nebula.codec.graph.basis import expand
+
+        return expand(numbers[0], residue)
+
+
+@dataclass(frozen=True)
+class TopK(Structure):
+    """The largest `fraction` of each row."""
+
+    name = "topk"
+    returns = True
+    fraction: float
+
+    def __post_init__(self) -> None:
+        check_share("TopK", "fraction", self.fraction)
+
+    def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
+        """The kept ones of each row."""
+        m, n = matrix(dims)
+        return ((m, self._kept(n)),) if self._kept(n) < n else None
+
+    def extras(self, dims: Dims) -> tuple[Part, ...]:
+        """Where they stood."""
+        from whale_nebula.codec.bytes import positions
+
+        m, n = matrix(dims)
+        return (Part("uint8", (positions.packed_bytes(m, n, self._kept(n)),)),)
+
+    def reduce(self, state: Any, x: Any) -> Reduced:
+        """The largest of each row, and where they stand."""
+        from whale_nebula.codec.bytes import positions
+        from whale_nebula.codec.graph.sparse import gather, largest
+
+        m, n = matrix(x.shape)
+        rows = reshaped(x, (m, n))
+        places = largest(rows, self._kept(n))
+        return Reduced((gather(rows, places),), (positions.pack(places, n),), places)
+
+    def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
+        """Zeros but for them."""
+        from whale_nebula.codec.bytes import positions
+
+        m, n = matrix(dims)
+        places = positions.unpack(extras[0], m, n, self._kept(n))
+        return self.expand_back(places, numbers, dims), places
+
+    def reduce_back(self, residue: Any, gradient: Any) -> tuple[Any, ...]:
+        """The gradient at the same places."""
+        from whale_nebula.codec.graph.sparse import gather
+
+        return (gather(reshaped(gradient, matrix(gradient.shape)), residue),)
+
+    def expand_back(self, residue: Any, numbers: Sequence[Any], dims: Dims) -> Any:
+        """Zeros but for it."""
+        from whale_nebula.codec.graph.sparse import scatter
+
+        return reshaped(scatter(numbers[0], residue, dims[-1]), dims)
+
+    def _kept(self, n: int) -> int:
+        return kept(n, self.fraction)
+
+
+def matrix(dims: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns.
+
+    >>> matrix((8, 16, 768)), matrix((5,))
+    ((128, 768), (1, 5))
+    """
+    return prod(int(size) for size in dims[:-1]), int(dims[-1])
+
+
+def reshaped(x: Any, dims: Sequence[int]) -> Any:
+    """The same numbers in another shape."""
+    import tensorflow as tf
+
+    return tf.reshape(x, dims)
+
+
+def check_share(codec: str, option: str, value: object) -> None:
+    """Refuse what is not a share of something: above 0, at most 1."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value <= 1:  # type: ignore[operator]
+        raise OptionError(
+            f"{codec}({value!r}) cannot be",
+            why=f"{option} is a share of the tensor: above 0 and at most 1",
+            mend=f"{codec}(0.6)",
+        )

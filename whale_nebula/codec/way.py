@@ -1,0 +1,142 @@
+"""How one direction of a boundary crosses: a codec, and when and on what it is used. The form in which plans print it.
+
+>>> print(Way(parse("rank(96) >> int8"), start=100, mask="tokens"))
+rank(96) >> int8, from step 100, mask tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from whale_nebula.codec.objects import Codec, Precision, Structure
+from whale_nebula.codec.text import parse
+from whale_nebula.errors import OptionError
+
+NONE, AUTO = "none", "auto"
+AUTO_LADDER = ("none", "fp16", "int8", "int4")
+NONFINITE = ("raise", "skip")
+
+
+@dataclass(frozen=True)
+class Way:
+    """What crosses is encoded by `codec` (None: not at all).
+
+    `start` is the first step of training that uses it. `ladder` are the precisions that are used before the codec's
+    own one, each until the error of the next is at most `bound`. With `auto` the line decides which of the ladder is
+    used. `delta` names the input whose ids the differences are kept by, `mask` the input that marks rows that are sent
+    ("" is the mask that Keras gives the tensor). With `zstd` bytes are packed once more, if that makes them fewer.
+    `nonfinite` says what is done about a NaN or an infinity that would enter a state.
+    """
+
+    codec: Codec | None = None
+    auto: bool = False
+    start: int = 0
+    ladder: tuple[str, ...] = ()
+    bound: float = 0.05
+    delta: str | None = None
+    mask: str | None = None
+    zstd: bool = False
+    nonfinite: str = "raise"
+
+    @property
+    def structure(self) -> Structure | None:
+        """The structure of the codec, if it has one."""
+        return next((part for part in self._members if isinstance(part, Structure)), None)
+
+    @property
+    def precision(self) -> Precision | None:
+        """The precision of the codec, if it has one."""
+        return next((part for part in self._members if isinstance(part, Precision)), None)
+
+    @property
+    def _members(self) -> tuple[Codec, ...]:
+        return () if self.codec is None else self.codec.members
+
+    @property
+    def rungs(self) -> tuple[Codec | None, ...]:
+        """The codecs of the ladder from the mildest to the codec itself."""
+        return (*(self._with(name) for name in self.ladder), *([] if self.auto else [self.codec]))
+
+    def _with(self, precision: str) -> Codec | None:
+        """The codec with this precision in the place of its own."""
+        structure = self.structure
+        if precision == NONE:
+            return structure
+        chosen = parse(precision)
+        return chosen if structure is None else structure >> chosen
+
+    @property
+    def plain(self) -> bool:
+        """Whether the tensor crosses as it is."""
+        return self.codec is None and not self.auto and self.mask is None and not self.zstd
+
+    @property
+    def cast(self) -> str | None:
+        """The name of the codec where it is a mere cast from the first step on: such a tensor crosses as an array."""
+        simple = replace(self, codec=None) == Way()
+        return str(self.codec) if simple and str(self.codec) in ("fp16", "bf16") else None
+
+    @property
+    def coded(self) -> bool:
+        """Whether it takes more than a cast."""
+        return not self.plain and self.cast is None
+
+    def __str__(self) -> str:
+        words = [AUTO if self.auto else str(self.codec or NONE)]
+        words += [f"from step {self.start}"] * bool(self.start)
+        words += [f"ramp {' '.join(self.ladder)} below {self.bound!r}"] * (bool(self.ladder) and not self.auto)
+        words += [f"delta {self.delta}"] * (self.delta is not None)
+        words += [f"mask {self.mask}".rstrip()] * (self.mask is not None)
+        words += ["zstd"] * self.zstd
+        words += [f"nonfinite {self.nonfinite}"] * (self.nonfinite != "raise")
+        return ", ".join(words)
+
+
+@lru_cache(maxsize=4096)
+def parse_way(text: str) -> Way:
+    """The way that a plan's text names; `str` of it gives that text again.
+
+    >>> parse_way("int4, ramp fp16 int8 below 0.05, delta ids").delta
+    'ids'
+    """
+    codec, *words = _pieces(text)
+    made = Way(auto=True, ladder=AUTO_LADDER) if codec == AUTO else Way(None if codec == NONE else parse(codec))
+    for word in words:
+        name, _, value = word.partition(" ")
+        reader = _READERS.get(name)
+        if reader is None:
+            raise OptionError(f"{text!r} is no way to cross", why=f"{word!r} says nothing", mend='write it like "int8"')
+        try:
+            made = reader(made, value)
+        except ValueError:
+            raise OptionError(f"{text!r} is no way to cross", why=f"{value!r} is no number") from None
+    return made
+
+
+def _pieces(text: str) -> list[str]:
+    """Split at the commas outside parentheses."""
+    found, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [piece.strip() for piece in found]
+
+
+def _ramp(way: Way, value: str) -> Way:
+    names, _, bound = value.partition(" below ")
+    return replace(way, ladder=tuple(names.split()), bound=float(bound))
+
+
+_READERS: dict[str, Callable[[Way, str], Way]] = {
+    "from": lambda way, value: replace(way, start=int(value.removeprefix("step "))),
+    "ramp": _ramp,
+    "delta": lambda way, value: replace(way, delta=value),
+    "mask": lambda way, value: replace(way, mask=value),
+    "zstd": lambda way, value: replace(way, zstd=True),
+    "nonfinite": lambda way, value: replace(way, nonfinite=value),
+}

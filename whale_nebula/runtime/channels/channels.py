@@ -1,0 +1,198 @@
+"""All channels of a plan that one process has ends of: what Post asks when a value crosses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula.codec.text import parse
+from whale_nebula.codec.way import NONE, Way, parse_way
+from whale_nebula.ir.plan import Boundary, Cut
+from whale_nebula.ir.spec import Value
+from whale_nebula.report.boundaries import BoundaryReport
+from whale_nebula.runtime import casts
+from whale_nebula.runtime.channels.auto import Auto, Direction, Outlook
+from whale_nebula.runtime.channels.finite import SKIP
+from whale_nebula.runtime.channels.incoming import Incoming
+from whale_nebula.runtime.channels.outgoing import Outgoing
+from whale_nebula.runtime.channels.routes import Routes
+from whale_nebula.runtime.channels.state import At, ChannelState, Residue, States
+from whale_nebula.runtime.channels.told import Said, Tally, codec_of, compared, crossed
+
+
+def coded(cut: Cut) -> bool:
+    """Whether anything in a plan takes more than a cast to cross."""
+    return any(parse_way(text).coded for b in cut.boundaries for text in (b.codec, b.backward_codec))
+
+
+@dataclass
+class Channels:
+    """Encodes and decodes what crosses between hosts. `seed` is the run's.
+
+    `here` says which hosts this process is, `clusters` in which clusters hosts stand, where they are not clusters.
+    """
+
+    cut: Cut
+    hosts: Sequence[str]
+    states: States
+    seed: int = 0
+    here: Callable[[str], bool] = lambda host: True
+    clusters: Mapping[str, str] = field(default_factory=dict)
+    _tally: Tally = field(default_factory=Tally)
+    _residues: dict[tuple[int, int, str], Residue] = field(default_factory=dict)
+    _before: dict[str, ChannelState] = field(default_factory=dict)
+    _slices: Sequence[Sequence[Any]] = ()
+    _said: set[str] = field(default_factory=set)
+    _ends: dict[tuple[Value, str, bool], Any] = field(default_factory=dict)
+
+    def begin(self, slices: Sequence[Sequence[Any]] = (), outlook: Outlook | None = None) -> None:
+        """A step begins; `slices` are the inputs of each micro-batch, `outlook` is what is known of it beforehand."""
+        self._slices = slices
+        last, self._tally = self._tally.reports(), Tally()
+        self._residues.clear()
+        self._before = self.states.saved()
+        self._auto.choose(outlook or Outlook(), last, self._tally)
+
+    def undo(self) -> None:
+        """It failed, or is left out: all states are as they were before it."""
+        self.states.restore(self._before)
+
+    def encode(self, value: Value, tensor: Any, home: str, step: int, micro_batch: int, rows: Any = None) -> Any:
+        """What crosses for a value that a stage of `home` has made."""
+        boundary, back = self._routes.of[value]
+        end, place = self._end(value, home, out=True), (boundary.slot, micro_batch, home)
+        at = At(step, micro_batch, self._training, self.seed)
+        residue = self._residues.get(place) if back else None
+        payload, residue = end.send(tensor, at, self._tally, residue, rows, self._ids(boundary, micro_batch, back))
+        if not back:
+            self._residues[place] = residue
+        return payload
+
+    def decode(self, value: Value, came: Any, host: str, micro_batch: int) -> Any:
+        """The tensor that a stage of `host` reads."""
+        boundary, back = self._routes.of[value]
+        end, place = self._end(value, host, out=False), (boundary.slot, micro_batch, host)
+        residue, before = self._residues.get(place) if back else None, self.states.of(end.key)
+        tensor, residue = end.take(came, self._tally, residue, self._ids(boundary, micro_batch, back))
+        if end.way.cast is not None:
+            with self._tally.decoding(end.name):
+                tensor = casts.decode(tensor, tf.as_dtype(self.cut.program.graph.spec(value).dtype))
+        self._hear(end, came, tensor, before, micro_batch)
+        if not back:
+            self._residues[place] = residue
+        return tensor
+
+    def _hear(self, end: Incoming, came: Any, tensor: Any, before: ChannelState, micro_batch: int) -> None:
+        """Tell of what has come, as its sender tells of what he has sent."""
+        codec = codec_of(came, end.way)
+        self._tally.took(end.name, crossed(came, tensor, codec))
+        if self._training and micro_batch == 0:
+            after = self.states.of(end.key)
+            self.states.put(end.key, compared(self._tally, end.name, end.way, before, after, codec))
+
+    def _ids(self, boundary: Boundary, micro_batch: int, back: bool) -> Any:
+        """The ids of a micro-batch's samples, where differences of them are sent."""
+        if boundary.ids is None or back:
+            return None
+        leaf = self.cut.program.leaf_ops[boundary.ids.op]
+        return np.asarray(self._slices[micro_batch][leaf]).astype(np.int64).reshape(-1)
+
+    def takes(self, value: Value) -> bool:
+        """Whether a value crosses by a channel; else it goes as it is."""
+        if value not in self._routes.of:
+            return False
+        way = self._routes.way(value)
+        return not way.plain or way.nonfinite == SKIP
+
+    def reports(self) -> Mapping[str, BoundaryReport]:
+        """What this step measured, by direction of boundary."""
+        return self._tally.reports()
+
+    def told(self) -> Said:
+        """What is to be said of this step. Of one that is left out nothing has changed."""
+        out, notes = self._tally.left_out, self._tally.notes()
+        changes = () if out else self._tally.changes()
+        fresh = [note for note in notes if note not in self._said]
+        self._said.update(fresh)
+        return Said((*changes, *fresh), (*changes, *notes, *([f"left out: {out}"] if out else [])), out)
+
+    @property
+    def left_out(self) -> str:
+        """Why this step is to be left out; empty where it is not."""
+        return self._tally.left_out
+
+    def leave_out(self, reasons: Sequence[str]) -> None:
+        """All processes have said why; they all report the same."""
+        self._tally.left_out = next(iter(reasons), "")
+
+    @cached_property
+    def may_skip(self) -> bool:
+        """Whether any boundary asks that steps with a NaN be left out: then all processes must agree on each step."""
+        return self._training and any(self._routes.way(value).nonfinite == SKIP for value in self._routes.of)
+
+    def boundaries(self) -> tuple[Boundary, ...]:
+        """Those of the plan, as they crossed in this step: on a ramp, and where the line decides."""
+        if not self._moving:
+            return self.cut.boundaries
+        codecs = {name: report.codec for name, report in self._tally.reports().items()}
+        return tuple(self._as_crossed(boundary, codecs) for boundary in self.cut.boundaries)
+
+    def _as_crossed(self, boundary: Boundary, codecs: Mapping[str, str]) -> Boundary:
+        there, back = (codecs.get(self._routes.label(boundary, back=back)) for back in (False, True))
+        ways = _as_crossed(boundary.codec, there), _as_crossed(boundary.backward_codec, back)
+        return replace(boundary, codec=ways[0], backward_codec=ways[1])
+
+    @cached_property
+    def _moving(self) -> bool:
+        return any(_moves(parse_way(text)) for b in self.cut.boundaries for text in (b.codec, b.backward_codec))
+
+    def _end(self, value: Value, host: str, *, out: bool) -> Any:
+        key = (value, host, out)
+        if key not in self._ends:
+            (boundary, back), routes = self._routes.of[value], self._routes
+            label, state, way = routes.label(boundary, back=back), routes.key(value, host, out=out), routes.way(value)
+            if out:
+                stage = self.cut.program.stages[routes.maker(value)].key
+                self._ends[key] = Outgoing(label, state, way, self.states, back, stage=stage)
+            else:
+                self._ends[key] = Incoming(label, state, way, self.states, back)
+        return self._ends[key]
+
+    @cached_property
+    def _auto(self) -> Auto:
+        return Auto(tuple(self._directions()), self.states, self._training)
+
+    def _directions(self) -> Iterator[Direction]:
+        """Those that are sent from here and leave the choice of their codec to the line."""
+        routes = self._routes
+        for value, (boundary, back) in routes.of.items():
+            way, links, home = routes.way(value), routes.links(value), self.hosts[routes.maker(value)]
+            if way.auto and links and self.here(home):
+                label, key = routes.label(boundary, back=back), routes.key(value, home, out=True)
+                yield Direction(label, key, way, self.cut.program.graph.spec(value), links)
+
+    @cached_property
+    def _routes(self) -> Routes:
+        return Routes(self.cut, self.hosts, self.clusters)
+
+    @cached_property
+    def _training(self) -> bool:
+        return bool(self.cut.program.requests)
+
+
+def _moves(way: Way) -> bool:
+    """Whether it is not the same codec all along."""
+    return way.auto or bool(way.ladder) or bool(way.start)
+
+
+def _as_crossed(text: str, codec: str | None) -> str:
+    way = parse_way(text)
+    if codec is None or not _moves(way):
+        return text
+    used = None if codec in ("", NONE) else parse(codec)
+    return str(replace(way, codec=used, auto=False, ladder=(), start=0))

@@ -1,0 +1,79 @@
+"""What is known of a step before it begins, from those before it: how fast lines are, and how long stages compute."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from whale_nebula.config import Links
+from whale_nebula.report.report import Span
+from whale_nebula.runtime.channels.auto import Outlook
+from whale_nebula.runtime.pace import Medians
+
+_RECENT = 10  # steps
+LARGE = 1 << 18
+"""Bytes of a message whose writing says something of a real line: what is less, the system's buffers take at once."""
+
+
+@dataclass
+class Seen:
+    """What the links from here, by their names, have carried in the last steps, and how long that held them.
+
+    On emulated lines that is `exact`. On a real one only large messages tell a rate, and the last that was told stays
+    until others are sent; as some of them go into buffers, too, what the config says is believed where it is less.
+
+    >>> seen = Seen(("gpu->npu",), Links(), exact=True)
+    >>> seen.add([Span("gpu->npu", "forward 0", 0.0, 0.5, 0, 0, 3_000_000)])
+    >>> seen.outlook([8, 8], {"0.0.forward": 0.25}).rates
+    {'gpu->npu': 6000000.0}
+    """
+
+    names: Sequence[str]
+    lines: Links
+    exact: bool = False
+    _carried: Mapping[str, int] = field(default_factory=dict)
+    _told: dict[str, deque[Span]] = field(default_factory=dict)
+
+    def add(self, spans: Sequence[Span]) -> None:
+        """A step has ended in which these messages held their lines."""
+        sent = {name: [span for span in spans if span.lane == name] for name in self.names}
+        self._carried = {name: sum(span.bytes or 0 for span in own) for name, own in sent.items()}
+        for name, own in sent.items():
+            telling = [span for span in own if self.exact or (span.bytes or 0) >= LARGE]
+            if telling:
+                self._told.setdefault(name, deque(maxlen=_RECENT)).append(_together(telling))
+
+    def outlook(self, rows: Sequence[int], medians: Medians) -> Outlook:
+        """Before a step whose micro-batches have these rows."""
+        rates = {name: rate for name in self.names if (rate := self._rate(name))}
+        return Outlook(rows, slowest(medians, len(rows)), rates, self._carried)
+
+    def _rate(self, name: str) -> float | None:
+        """Bytes a second; None where nothing is known, or the line is as fast as memory."""
+        told = _together(self._told.get(name, ()))
+        written = (told.bytes or 0) / told.end if told.end else None
+        if written is not None and self.exact:
+            return written
+        bits = self.lines.between(*name.split("->")).rate
+        return min((rate for rate in (written, bits / 8 if bits else None) if rate), default=None)
+
+
+def _together(spans: Iterable[Span]) -> Span:
+    """One message that takes as long, and is as large, as these."""
+    found = [(span.end - span.start, span.bytes or 0) for span in spans]
+    return Span("", "", 0.0, sum(took for took, _ in found), bytes=sum(size for _, size in found))
+
+
+def slowest(medians: Medians, micro_batches: int) -> float | None:
+    """Seconds that the slowest stage computes a step; None before anything was measured.
+
+    >>> slowest({"0.0.forward": 0.25, "0.0.backward": 0.5, "0.1.fused": 0.5, "once": 9.0}, micro_batches=4)
+    3.0
+    """
+    found: defaultdict[str, float] = defaultdict(float)
+    for what, seconds in medians.items():
+        parts = what.split(".")
+        if len(parts) == 3:
+            found[parts[1]] += micro_batches * seconds
+    return max(found.values(), default=None)
