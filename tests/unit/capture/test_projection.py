@@ -1,0 +1,467 @@
+"""A learned basis is a part of the model: what a hand-written projection gives, number by number."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.capture.bottlenecks import orthonormal
+from whale_nebula.errors import GradientError, NebulaWarning, NotYetError, PlanError, UnsupportedError
+
+RANK, WIDTH = 3, 8
+DRAWN = np.random.default_rng(0)
+X, Y = DRAWN.standard_normal((7, 4, 5)).astype("float32"), DRAWN.standard_normal((7, 4, 2)).astype("float32")
+
+
+@pytest.fixture(autouse=True)
+def run() -> Any:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+def learned(rank: int = RANK, **options: Any) -> Any:
+    return nb.compress(rank=rank, basis="learned", backward=None, **options)
+
+
+class Times(keras.layers.Layer):
+    """A projection written by hand."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        super().__init__()
+        self.kernel = self.add_weight(shape=values.shape, initializer="zeros", name="kernel")
+        self.kernel.assign(values)
+
+    def call(self, x: Any) -> Any:
+        return tf.tensordot(x, self.kernel.value, 1)
+
+
+def encoder() -> Any:
+    return keras.layers.Dense(WIDTH, activation="tanh", name="encoder")
+
+
+def decoder() -> Any:
+    return keras.layers.Dense(2, name="decoder")
+
+
+def by_hand() -> list[Any]:
+    basis = orthonormal("bottleneck_gpu", WIDTH, RANK)
+    return [Times(basis), Times(basis.T)]
+
+
+def functional(micro_batch: int) -> Any:
+    inputs = keras.Input((4, 5))
+    if not micro_batch:
+        hidden = encoder()(inputs)
+        for layer in by_hand():
+            hidden = layer(hidden)
+        return keras.Model(inputs, decoder()(hidden))
+    with nb.cluster(), nb.pipeline(micro_batch):
+        with nb.stage(cluster="gpu"):
+            hidden = encoder()(inputs)
+        with nb.stage(cluster="npu"), learned():
+            return keras.Model(inputs, decoder()(hidden))
+
+
+def sequential(micro_batch: int) -> Any:
+    model = keras.Sequential([keras.Input((4, 5))])
+    if not micro_batch:
+        for layer in (encoder(), *by_hand(), decoder()):
+            model.add(layer)
+        return model
+    with nb.cluster(), nb.pipeline(micro_batch), learned():
+        with nb.stage(cluster="gpu"):
+            model.add(encoder())
+        with nb.stage(cluster="npu"):
+            model.add(decoder())
+    return model
+
+
+class Subclassed(keras.Model):
+    """Its scopes lie in its call. What stands between the stages goes with the producer."""
+
+    def __init__(self, micro_batch: int) -> None:
+        super().__init__()
+        self.micro_batch = micro_batch
+        self.encoder, self.decoder = encoder(), decoder()
+        self.hand = [] if micro_batch else by_hand()
+
+    def call(self, x: Any) -> Any:
+        if not self.micro_batch:
+            hidden = tf.nn.relu(self.encoder(x))
+            for layer in self.hand:
+                hidden = layer(hidden)
+            return self.decoder(hidden)
+        with nb.cluster(), nb.pipeline(self.micro_batch):
+            with nb.stage(cluster="gpu"), learned():
+                hidden = self.encoder(x)
+            hidden = tf.nn.relu(hidden)
+            with nb.stage(cluster="npu"):
+                return self.decoder(hidden)
+
+
+def trained(make: Any, micro_batch: int) -> Any:
+    keras.utils.set_random_seed(1)
+    model = make(micro_batch)
+    model.compile(keras.optimizers.Adam(1e-2), "mse")
+    history = model.fit(X, Y, epochs=2, batch_size=4, verbose=0, shuffle=False).history["loss"]
+    return model, history, {tuple(v.shape): v.numpy() for v in model.trainable_variables}
+
+
+@pytest.mark.parametrize(
+    ("make", "micro_batch", "error"), [(functional, 1, 0.0), (sequential, 3, 1e-6), (Subclassed, 3, 1e-6)]
+)
+def test_it_is_what_a_projection_by_hand_is(make: Any, micro_batch: int, error: float) -> None:
+    plain, losses, weights = trained(make, 0)
+    cut, found, values = trained(make, micro_batch)
+    np.testing.assert_allclose(found, losses, rtol=error)
+    np.testing.assert_allclose(cut.predict(X, verbose=0), plain.predict(X, verbose=0), atol=error)
+    assert values.keys() == weights.keys()
+    for shape, each in values.items():
+        np.testing.assert_allclose(each, weights[shape], atol=10 * error)
+    moved = values[WIDTH, RANK] - orthonormal("bottleneck_gpu", WIDTH, RANK)
+    assert np.abs(moved).min() > 1e-4, "the basis is trained"
+
+
+def test_evaluation_projects_as_training_does() -> None:
+    model, _, _ = trained(functional, 3)
+    expected = np.mean((model.predict(X, verbose=0) - Y) ** 2)
+    np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), expected, rtol=1e-6)
+    assert len(model.variables) == 6, "with the same two variables"
+
+
+def test_only_the_few_numbers_cross_and_each_stage_has_its_variable() -> None:
+    model = functional(2)
+    model.compile("adam", "mse")
+    plan = nb.plan(model, X, Y)
+    (boundary,) = plan.boundaries
+    assert (boundary.shape, boundary.bytes, boundary.backward_bytes) == ((None, 4, RANK), *[4 * 4 * RANK * 4] * 2)
+    assert plan.stages["gpu"].parameters - plan.stages["npu"].parameters == 5 * WIDTH + WIDTH - (WIDTH * 2 + 2)
+    assert not plan.tied, "neither variable is in two stages"
+    (note,) = plan.notes
+    assert note == f"3 numbers cross for every 8 of a row, on the learned basis '{model.name}/bottleneck_gpu_down'"
+    assert [v.path for v in model.trainable_variables][:2] == [
+        f"{model.name}/bottleneck_gpu_down", f"{model.name}/bottleneck_gpu_npu_up"
+    ]  # fmt: skip
+
+
+def test_without_the_scope_the_model_is_what_it_was() -> None:
+    inputs = keras.Input((4, 5))
+    with nb.cluster(), nb.stage(cluster="gpu"):
+        hidden = encoder()(inputs)
+    with nb.cluster(), nb.stage(cluster="npu"):
+        model = keras.Model(inputs, decoder()(hidden))
+    nb.plan(model, X)
+    assert len(model.variables) == 4
+
+
+@pytest.mark.parametrize("rank", [WIDTH, WIDTH + 1])
+def test_what_would_not_shrink_crosses_as_it_is(rank: int) -> None:
+    inputs = keras.Input((4, 5))
+    with nb.cluster(), learned(rank):
+        with nb.stage(cluster="gpu"):
+            hidden = encoder()(inputs)
+        with nb.stage(cluster="npu"):
+            model = keras.Model(inputs, decoder()(hidden))
+    plan = nb.plan(model, X)
+    assert plan.boundaries[0].shape == (None, 4, WIDTH)
+    assert plan.notes == (
+        f"float32[?, 4, 8] of stage 'gpu' crosses whole: a rank of {rank} would not make it shorter",
+    )
+    assert len(model.variables) == 4
+
+
+class Skips(keras.Model):
+    """A skip over a stage, a branch inside one, and half precision: what `nb.verify` compares."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.encoder, self.middle, self.decoder = encoder(), keras.layers.Dense(WIDTH), decoder()
+
+    def call(self, x: Any) -> Any:
+        with nb.cluster(), nb.pipeline(2), nb.compress(nb.codec.Rank(RANK, basis="learned", norm=True), backward=None):
+            with nb.stage(cluster="a"):
+                first = self.encoder(x)
+            with nb.stage(cluster="b"):
+                second = tf.cond(tf.size(x) > 0, lambda: tf.nn.relu(first * first), lambda: first)
+                second = self.middle(second)
+            with nb.stage(cluster="c"):
+                return self.decoder(first + second)
+
+
+def test_skips_branches_and_norms() -> None:
+    model = Skips()
+    model.compile("adam", "mse")
+    found = nb.verify(model, X, Y)
+    assert found.ok, str(found)
+    names = sorted(v.name for v in model.trainable_variables if "bottleneck" in v.name)
+    assert names == [
+        "bottleneck_a_b_up", "bottleneck_a_c_up", "bottleneck_a_down", "bottleneck_b_c_up", "bottleneck_b_down"
+    ]  # fmt: skip
+    assert [boundary.shape for boundary in nb.plan(model, X, Y).boundaries] == [(None, 4, RANK)] * 2
+
+
+def test_half_precision_crosses_in_half_precision() -> None:
+    inputs = keras.Input((4, 5))
+    with nb.cluster(), learned():
+        with nb.stage(cluster="gpu"):
+            hidden = keras.layers.Dense(WIDTH, dtype="mixed_bfloat16")(inputs)
+        with nb.stage(cluster="npu"):
+            model = keras.Model(inputs, keras.layers.Dense(2, dtype="mixed_bfloat16")(hidden))
+    model.compile("sgd", "mse")
+    assert nb.verify(model, X, Y).ok
+    assert {v.dtype for v in model.trainable_variables} == {"float32"}
+    assert [boundary.dtype for boundary in nb.plan(model, X, Y).boundaries] == ["bfloat16"]
+
+
+def test_a_precision_follows() -> None:
+    inputs = keras.Input((4, 5))
+    nb.init(links="10gbit,0ms")
+    with nb.cluster(), nb.compress(rank=RANK, basis="learned", int8=True):
+        with nb.stage(cluster="gpu"):
+            hidden = encoder()(inputs)
+        with nb.stage(cluster="npu"):
+            model = keras.Model(inputs, decoder()(hidden))
+        model.compile("sgd", "mse")
+    (boundary,) = nb.plan(model, X, Y).boundaries
+    assert (boundary.shape, boundary.codec, boundary.backward_codec) == ((None, 4, RANK), "int8", "int8")
+    assert np.isfinite(model.fit(X, Y, verbose=0).history["loss"][0])
+
+
+def test_a_model_that_is_placed() -> None:
+    inputs = keras.Input((4, 5))
+    model = keras.Model(inputs, decoder()(encoder()(inputs)))
+    with nb.cluster(), learned():
+        nb.place(model, {"encoder": "gpu", "decoder": "npu"})
+    model.compile("sgd", "mse")
+    assert nb.verify(model, X, Y).ok
+    assert [boundary.shape for boundary in nb.plan(model, X, Y).boundaries] == [(None, 4, RANK)]
+
+
+def test_weights_are_saved_and_loaded(tmp_path: Path) -> None:
+    model, file = functional(1), tmp_path / "of.weights.h5"
+    model.compile("adam", "mse")
+    model.fit(X, Y, verbose=0)
+    model.save_weights(file)
+    again = functional(1)
+    with pytest.raises(ValueError, match="expected 0 variables, but received 2"):
+        again.load_weights(file)
+    nb.plan(again, X)
+    again.load_weights(file)
+    np.testing.assert_array_equal(again.predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+# ---------------------------------------------------------------------- custom loops
+def stepping(model: Any, variables: Any) -> Any:
+    optimizer = keras.optimizers.SGD(0.1)
+
+    @nb.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        listed = variables()
+        optimizer.apply_gradients(zip(tape.gradient(loss, listed), listed, strict=True))
+        return loss
+
+    return step
+
+
+def test_a_custom_loop_takes_the_variables_after_the_call() -> None:
+    model = functional(2)
+    step = stepping(model, lambda: model.trainable_variables)
+    assert nb.verify(step, X, Y).ok
+    step(X, Y)
+    assert np.abs(model.trainable_variables[0] - orthonormal("bottleneck_gpu", WIDTH, RANK)).max() > 1e-5
+
+
+def test_a_list_that_was_made_before_is_refused() -> None:
+    model = functional(1)
+    before = model.trainable_variables
+    with pytest.raises(GradientError, match=r"but not for '.*/bottleneck_gpu_down'"):
+        stepping(model, lambda: before)(X, Y)
+
+
+@pytest.mark.parametrize("part", [slice(0), slice(2)])
+def test_a_list_of_a_part_of_the_model_leaves_the_rest_as_it_is(part: slice) -> None:
+    model, other = functional(1), tf.Variable(1.0)
+    listed = [*(v.value for v in model.trainable_variables[part]), other]
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) * other)
+        return tape.gradient(loss, listed)
+
+    assert nb.verify(step, X).ok
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_outside_of_a_layer_there_is_nobody_to_have_the_variables(inner: bool) -> None:
+    first, second = encoder(), decoder()
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster(), learned():
+            with nb.stage(cluster="gpu"):
+                hidden = first(x)
+            with nb.stage(cluster="npu"):
+                return second(hidden) if inner else tf.reduce_mean(hidden**2)
+
+    with contextlib.nullcontext() if inner else pytest.raises(NotYetError, match="outside of the call of a Keras lay"):
+        step(X)
+    assert len(second.variables) == 4 * inner, "the layer that reads it has both"
+
+
+def test_the_model_has_what_its_own_step_reads() -> None:
+    class Stepped(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = encoder()
+
+        def call(self, x: Any) -> Any:
+            return self.encoder(x)
+
+        def train_step(self, data: Any) -> Any:
+            with tf.GradientTape() as tape, nb.cluster(), learned():
+                with nb.stage(cluster="gpu"):
+                    hidden = self(data[0])
+                with nb.stage(cluster="npu"):
+                    loss = tf.reduce_mean(hidden**2)
+            variables = self.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return {"loss": loss}
+
+    model = Stepped()
+    model.compile("sgd", "mse")
+    assert nb.verify(model, X, Y).ok
+    assert [v.name for v in model.trainable_variables][:2] == ["bottleneck_gpu_down", "bottleneck_gpu_npu_up"]
+
+
+def test_a_model_that_is_called_twice_in_a_step_has_one_basis() -> None:
+    model = functional(2)
+
+    @nb.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - model(-x) - y) ** 2)
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    assert nb.verify(step, X, Y).ok
+    assert len(model.variables) == 6
+    assert [boundary.shape for boundary in nb.plan(step, X, Y).boundaries] == [(None, 4, RANK)] * 2
+
+
+def test_a_model_that_is_frozen_has_a_frozen_basis() -> None:
+    model = functional(1)
+    model.trainable = False
+    head = keras.Sequential([model, keras.layers.Dense(1)])
+    head.compile("sgd", "mse")
+    with tf.name_scope("around"):
+        head.fit(X, Y[..., :1], verbose=0)
+    assert [tuple(v.shape) for v in head.trainable_variables] == [(2, 1), (1,)]
+    assert len(model.non_trainable_variables) == 6, "what crosses inside it is its own"
+
+
+def test_eager_code_that_leaves_the_basis_out_says_so() -> None:
+    model = functional(1)
+    with pytest.warns(NebulaWarning, match="nothing is projected on its learned basis"):
+        model(X)
+
+
+# ---------------------------------------------------------------------- refusals
+def test_a_gradient_inside_a_gradient_over_it_is_refused() -> None:
+    model = functional(1)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                score = tf.reduce_sum(model(x))
+            penalty = tf.reduce_mean(inner.gradient(score, x) ** 2)
+        return outer.gradient(penalty, model.trainable_variables)
+
+    with pytest.raises(NotYetError, match="a gradient inside a gradient"):
+        step(tf.constant(X))
+
+
+def test_an_optimizer_that_is_built_takes_no_more() -> None:
+    model = functional(1)
+    model.compile("adam", "mse")
+    model.optimizer.build(model.trainable_variables)
+    with pytest.raises(UnsupportedError, match="is built, and its learned basis has no variables yet"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_what_crosses_in_another_order_is_refused() -> None:
+    model = Skips()
+    model.compile("adam", "mse")
+    nb.plan(model, X, Y)
+    model.encoder = keras.layers.Dense(WIDTH + 1)
+    model.decoder, model.middle = keras.layers.Dense(2), keras.layers.Dense(WIDTH + 1)
+    with pytest.raises(PlanError, match=r"is \[8, 3\], and the tensor that crosses needs \[9, 3\]"):
+        nb.plan(model, X, Y)
+
+
+def reading(read: Any) -> Any:
+    first, second = encoder(), decoder()
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster():
+            with nb.stage(cluster="gpu"):
+                hidden = first(x)
+            with nb.stage(cluster="npu"):
+                return read(hidden, second)
+
+    return step
+
+
+def test_what_is_read_outside_of_the_scope_crosses_whole() -> None:
+    def read(hidden: Any, second: Any) -> Any:
+        whole = tf.reduce_mean(hidden)
+        with learned():
+            return second(hidden), whole
+
+    plan = nb.plan(reading(read), X)
+    assert [boundary.shape for boundary in plan.boundaries] == [(None, 4, WIDTH), (None, 4, RANK)]
+
+
+def test_a_reader_that_comes_too_late_to_be_given_another_tensor_is_refused() -> None:
+    def read(hidden: Any, second: Any) -> Any:
+        with learned():
+            return tf.vectorized_map(lambda number: tf.reduce_mean(hidden) * number, tf.range(3.0)), second(hidden)
+
+    with pytest.raises(NotYetError, match="a learned basis for 'encoder"):
+        reading(read)(X)
+
+
+def test_a_gradient_inside_a_stage_is_allowed() -> None:
+    model = functional(1)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                output = model(x)
+                inner.watch(output)
+                score = tf.reduce_sum(output**3)
+            penalty = tf.reduce_mean(inner.gradient(score, output) ** 2)
+        return outer.gradient(penalty, model.trainable_variables)
+
+    assert nb.verify(step, X).ok
+
+
+# ---------------------------------------------------------------------- values
+def test_the_first_values_are_orthonormal_and_the_same_everywhere() -> None:
+    basis = orthonormal("bottleneck_gpu", 64, 8)
+    np.testing.assert_allclose(basis.T @ basis, np.eye(8), atol=1e-6)
+    np.testing.assert_array_equal(basis, orthonormal("bottleneck_gpu", 64, 8))
+    assert np.abs(basis - orthonormal("bottleneck_npu", 64, 8)).max() > 0.01
