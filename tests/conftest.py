@@ -68,6 +68,13 @@ def fixed_seeds() -> None:
 
 
 @pytest.fixture(autouse=True)
+def no_scopes_made_before() -> None:
+    """What a test made and never entered, the next one is not told of. Loads nothing that the test does not."""
+    if (unentered := sys.modules.get("whale_nebula.scopes.unentered")) is not None:
+        unentered.forget()
+
+
+@pytest.fixture(autouse=True)
 def no_leaked_children() -> Iterator[None]:
     """A test that leaves a process running fails; the process is stopped, so that one test is blamed."""
     before = running_children()

@@ -25,6 +25,7 @@
     · InputMismatchError       NB-304  clusters that were fed different batches
     · StateError               NB-305  a call at the wrong time
     · AbsentInputError         NB-306  an input that a cluster reads and was not given
+    · NonFiniteError           NB-307  a NaN or an infinity that a boundary's codec would have kept
     · VerificationError        NB-310  the plan and the uncut model do not agree
   * TransportError             NB-400  what joins two workers
     · LinkClosedError          NB-401  a link that is no more
@@ -374,6 +375,39 @@ class AbsentInputError(RunError):
 
     code = "NB-306"
     usual_mend = "yield the input in this cluster as well, or read it in a stage of the cluster that has it"
+
+
+class NonFiniteError(RunError):
+    """A NaN or an infinity that would have entered what a boundary's codec remembers.
+
+    Nothing was updated, as this is found while stages compute.
+
+    >>> print(NonFiniteError("b0 gpu->npu has a NaN", boundary="b0 gpu->npu", stage="gpu", step=3, micro_batch=1))
+    NB-307 b0 gpu->npu has a NaN (step 3, micro-batch 1 of stage 'gpu')
+      mend: tf.debugging.enable_check_numerics() finds the op; nb.compress(..., nonfinite="skip") leaves such steps out
+    """
+
+    code = "NB-307"
+    usual_mend = (
+        "tf.debugging.enable_check_numerics() finds the op; "
+        'nb.compress(..., nonfinite="skip") leaves such steps out'
+    )
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        boundary: str = "",
+        stage: str = "",
+        step: int | None = None,
+        micro_batch: int | None = None,
+        where: str | None = None,
+        why: str | None = None,
+        mend: str | None = None,
+    ) -> None:
+        self.boundary, self.stage, self.step, self.micro_batch = boundary, stage, step, micro_batch
+        place = None if step is None else f"step {step}, micro-batch {micro_batch} of stage {stage!r}"
+        super().__init__(what, where=where or place, why=why, mend=mend)
 
 
 class VerificationError(RunError):

@@ -10,6 +10,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from whale_nebula.scopes import unentered
+
 
 class PlanShown(BaseException):
     """Ends a script that is only shown: what was asked for is known.
@@ -66,6 +68,7 @@ def met_plain(name: str, kind: str) -> None:
     """Say that a model without scopes is about to run."""
     global _plain
     _plain = f"{name}'s {kind}_step"
+    unentered.tell(name)
     if _observer is not None:
         _observer.plain(name, kind)
 

@@ -57,7 +57,7 @@ class Pins:
                 f"{plan.name} is not planned as it was pinned{f' as {pin}' if pin != plan.name else ''}",
                 where=source,
                 why=difference,
-                mend=(_NAMED if pin != plan.name else "")
+                mend=(_NAMED if pin != plan.name else _LAYERS if _renumbered(plan, pinned) else "")
                 + "change it back; or pin it anew: whale-nebula show train.py --save plan.json, "
                 "or nb.plan(model, x, y).save(path);\nor leave plan= out of nb.init",
             )
@@ -90,6 +90,18 @@ _NAMED = (
     'if it is the same model: name it and its layers, keras.Model(..., name="mine"), or build it after '
     "keras.backend.clear_session(), and pin it anew;\n"
 )
+
+
+_LAYERS = (
+    'if it is the same model: name its layers, layers.Dense(8, name="encoder"), or build it after '
+    "keras.backend.clear_session(), and pin it anew;\n"
+)
+
+
+def _renumbered(one: Plan, other: Plan) -> bool:
+    """Whether two plans differ in nothing but the numbers that Keras gives to layers without a name."""
+    lines = [sorted(re.sub(r"_\d+\b", "", line) for line in plan.lines) for plan in (one, other)]
+    return lines[0] == lines[1]
 
 
 def _unnumbered(name: str) -> str:

@@ -19,8 +19,8 @@ from whale_nebula.capture.step import Captured
 from whale_nebula.feed.batch import micro_batches
 from whale_nebula.feed.missing import Missing, absent_in
 from whale_nebula.ir.canonical import canonical_lines
-from whale_nebula.ir.exchanged import Exchanged
 from whale_nebula.ir.face import Plan
+from whale_nebula.ir.fallbacks import fallbacks
 from whale_nebula.ir.overview import Overview
 from whale_nebula.ir.parts import PlanLink
 from whale_nebula.ir.plan import Cut
@@ -30,6 +30,7 @@ from whale_nebula.passes.readings import check_here
 from whale_nebula.run import Run, current_run
 from whale_nebula.runtime.engine import place_workers
 from whale_nebula.runtime.fragment_function import Workshop
+from whale_nebula.runtime.scalars import returned_names
 from whale_nebula.runtime.sizes import link_reports
 
 
@@ -72,12 +73,13 @@ def _plan(
 ) -> Plan:
     pipeline = cut.program.pipeline
     model, _, step = name.rpartition(".")
-    overview = Overview(cut, rows, run.links, shapes, model if step.endswith("_step") else "")
+    returned = returned_names(captured.structured_outputs)
+    overview = Overview(cut, rows, run.links, shapes, model if step.endswith("_step") else "", returned)
     return Plan(
         name=name,
         stages=overview.stages(),
         boundaries=overview.boundaries(),
-        links=_links(cut, rows, run, overview.exchanged),
+        links=_links(cut, rows, run, overview),
         once=overview.once(),
         tied=overview.tied(),
         micro_batch=pipeline.micro_batch,
@@ -91,17 +93,19 @@ def _plan(
             "intra_op": tf.config.threading.get_intra_op_parallelism_threads(),
             "inter_op": tf.config.threading.get_inter_op_parallelism_threads(),
         },
-        notes=cut.notes,
+        notes=(*cut.notes, *fallbacks(cut, rows), *overview.advice()),
         lines=canonical_lines(cut.program),
         exchange_seconds=overview.exchange_seconds(),
         definition=functools.partial(_graph_def, cut, functools.cache(functools.partial(_workshop, captured))),
     )  # fmt: skip
 
 
-def _links(cut: Cut, rows: Sequence[int], run: Run, exchanged: Exchanged) -> dict[str, PlanLink]:
+def _links(cut: Cut, rows: Sequence[int], run: Run, overview: Overview) -> dict[str, PlanLink]:
     """The lines that this step uses; sizes by the formula that links count by."""
     clusters = [stage.cluster for stage in cut.program.stages]
+    exchanged = overview.exchanged
     unsure = {f"{each.source}->{each.destination}" for each in cut.exchange if exchanged.at_most(each)}
+    unsure |= overview.bounded_lines()
     found: dict[str, PlanLink] = {}
     for name, link in link_reports(cut, clusters, rows, exchanged=exchanged).items():
         line, sent = run.links.between(*name.split("->")), (link.payload_bytes, link.bytes, link.frames)

@@ -54,10 +54,11 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
     subject = _subject(model_or_function, batch)
     layout, tensors = _signature(subject)
     with target_wanted("nb.plan", model_or_function, batch):
-        captured = capture(subject.call, layout, paths=subject.step.paths)
+        step = subject.step
+        captured = capture(subject.call, layout, paths=step.paths, metrics=step.metrics, owner=step.owner)
     if not captured.program.stages[0].where:
         raise no_scopes(subject.step.name)
-    return planned(subject.step.name, captured, tensors)
+    return planned(subject.step.name, captured, tensors, captured.projected)
 
 
 # ---------------------------------------------------------------------- what is planned

@@ -65,6 +65,9 @@ class Run:
     site: str = ""
     pins: Pins = field(default_factory=Pins)
     links_checked: bool = False
+    channels: dict[str, Any] = field(default_factory=dict)
+    models: Any = None
+    source: str = ""
 
     def __enter__(self) -> Run:
         return self
@@ -126,6 +129,7 @@ class Run:
         if missing:
             raise ConfigError(
                 f"no process runs cluster {missing[0]!r}",
+                where=(written or {}).get(missing[0]) or self.site,
                 why=f"the processes of this run are {', '.join(self.workers)}",
                 mend=f"start a worker of {missing[0]!r}, or name another cluster in the stage",
             )
@@ -142,9 +146,15 @@ class Run:
         raise ConfigError(
             f"a stage is on cluster {unknown!r}, which the config does not name",
             where=written[unknown],
-            why=f"the clusters of the config{f' at {self.site}' if self.site else ''} are {listed(known)}",
+            why=f"the clusters of {self._config_said()} are {listed(known)}",
             mend=f"{meant}\nor add it to the config: clusters: {{{all_of_them}}}",
         )
+
+    def _config_said(self) -> str:
+        """The config in words: its file, and the line that reads it."""
+        if self.source:
+            return f"{self.source}, which nb.init reads at {self.site},"
+        return f"the config at {self.site}" if self.site else "the config"
 
     def _check_links(self) -> None:
         """The first program of several clusters shows which there are: a link of others joins nothing."""
@@ -220,6 +230,7 @@ def init(
         joined = parse_links(links, loaded.clusters, site) if links is not None else loaded.links
         held = pins(plan if plan is not None else loaded.plan, site)
         run = Run(loaded, joined, _seed(seed), _ids(ids), attachment, site=str(script_site()), pins=held)
+        run.source = str(config) if isinstance(config, str | os.PathLike) else ""
         if held:
             run.closers.append(held.close)
             atexit.register(shutdown)

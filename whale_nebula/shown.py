@@ -59,9 +59,9 @@ class Shown:
         """Plan a step, if it is new."""
         key = id(step), layout.key
         if key not in self.known:
-            seen = Seen(capture(_call(step, unpack), layout, paths=step.paths))
+            seen = Seen(capture(_call(step, unpack), layout, paths=step.paths, metrics=step.metrics))
             if seen.scoped:
-                self.plans.append(planned(step.name, seen.captured, tensors, step.notes))
+                self.plans.append(planned(step.name, seen.captured, tensors, (*step.notes, *seen.captured.projected)))
                 self._guard()
             self.known[key] = seen
         return self.known[key]

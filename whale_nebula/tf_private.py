@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
-import keras  # noqa: F401 - its version counts
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -23,6 +23,7 @@ from whale_nebula.supported import require_supported
 
 require_supported()  # what follows is where it is in these versions only
 
+from keras.src import backend as keras_backend
 from keras.src import tree as keras_tree
 from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
@@ -132,6 +133,21 @@ def hook_cond(takes: Callable[[Any, Sequence[Any]], bool] | None) -> None:
     cond_v2._build_cond = build
 
 
+_create_op = func_graph_lib.FuncGraph._create_op_internal
+
+
+def hook_ops(given: Callable[[Any, str, Sequence[Any]], Sequence[Any]] | None) -> None:
+    """Ask `given(graph, op_type, inputs)` what an op reads, before it is made in any FuncGraph."""
+    if given is None:
+        func_graph_lib.FuncGraph._create_op_internal = _create_op
+        return
+
+    def create(graph: Any, op_type: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return _create_op(graph, op_type, list(given(graph, op_type, list(inputs))), *args, **kwargs)
+
+    func_graph_lib.FuncGraph._create_op_internal = create
+
+
 def tape_records() -> bool:
     """Whether some gradient tape records right now."""
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
@@ -196,8 +212,18 @@ def user_frames(op: Any) -> list[tuple[str, int]]:
 
 def stamp_of(op: Any, name: str) -> str:
     """What `stamped` wrote on an op, as text; empty where it wrote nothing."""
-    found: str = op.node_def.attr[name].s.decode() if name in op.node_def.attr else ""
-    return found
+    try:
+        return bytes(op.get_attr(name)).decode()
+    except ValueError:
+        return ""
+
+
+def number_on(op: Any, name: str) -> int | None:
+    """The whole number that `stamped` wrote on an op, if it wrote one."""
+    try:
+        return int(op.get_attr(name))
+    except ValueError:
+        return None
 
 
 def layers_around(op: Any) -> tuple[tuple[str, ...], str]:
@@ -235,6 +261,25 @@ def entry_layer() -> Any:
     """The outermost Keras layer whose `call` runs now, or None."""
     context = global_state.get_global_attribute("current_call_ctx")
     return None if context is None else context.entry_layer
+
+
+def layers_running() -> list[Any]:
+    """The Keras layers whose calls run now, outermost first. Each call has opened a name scope."""
+    calls = [call for call in keras_calls() if call.name == "__call__"]
+    return [call.given for call in reversed(calls) if call.frame.f_code.co_filename.endswith(_LAYER_FILE)]
+
+
+def own_variable(layer: Any, name: str, values: Any) -> Any:
+    """Give a layer that is built already one more variable, as its own `build` would have made it."""
+    with tf.init_scope():
+        variable = keras.Variable(values, dtype=layer.variable_dtype, name=name)
+    variable._path = f"{layer.path or layer.name}/{name}"
+    locked = layer._tracker.locked
+    layer._tracker.unlock()
+    layer._track_variable(variable)
+    if locked:
+        layer._tracker.lock()
+    return variable
 
 
 def layers_of(model: Any) -> list[Any]:
@@ -459,6 +504,23 @@ def caching_device_kept() -> Iterator[None]:
         scope._caching_device = before
 
 
+_set_keras_mask = keras_backend.set_keras_mask
+
+
+def hook_masks(hear: Callable[[Any, Any], None] | None) -> None:
+    """Have `hear(tensor, mask)` told of every mask that Keras puts on a tensor: a layer may take it off again."""
+    if hear is None:
+        keras_backend.set_keras_mask = _set_keras_mask
+        return
+
+    def set_keras_mask(x: Any, mask: Any) -> None:
+        _set_keras_mask(x, mask)
+        if mask is not None:
+            hear(x, mask)
+
+    keras_backend.set_keras_mask = set_keras_mask
+
+
 def dispatch_to(api: Any, kind: type, answer: Callable[..., Any]) -> None:
     """Let `answer` do what a function of TensorFlow's cannot with arguments of a class of ours.
 
@@ -467,3 +529,12 @@ def dispatch_to(api: Any, kind: type, answer: Callable[..., Any]) -> None:
     from tensorflow.python.util import dispatch
 
     dispatch.dispatch_for_types(api, kind)(answer)
+
+
+def traced_often(function: Any) -> Any:
+    """The same tf.function, of which TensorFlow does not say that it is traced anew with every other call.
+
+    It counts by the line that a function stands at: functions of ours that stand at one line are others each time.
+    """
+    function._omit_frequent_tracing_warning = True
+    return function

@@ -8,13 +8,20 @@ from typing import NamedTuple
 
 from whale_nebula.errors import VerificationError
 
+_FEW = 24  # rows that are shown without being asked for
+
 
 class Row(NamedTuple):
-    """One tensor, compared: its name, how far the plan's is from the uncut one, and how far it may be."""
+    """One tensor, compared: its name, how far the plan's is from the uncut one, and how far it may be.
+
+    `noisy` says that rounding alone may move it as far as the step does, so that nothing is shown of it: its gradient
+    is all but zero, and an optimizer such as Adam makes full steps of its noise.
+    """
 
     name: str
     error: float
     limit: float
+    noisy: bool = False
 
     @property
     def ok(self) -> bool:
@@ -35,7 +42,8 @@ class Verification:
 
     `comparable` is false where the two must differ (dropout with several micro-batches draws other numbers,
     and `coupled="allow"` runs rows apart that depend on each other): then no row has a limit, and nothing was
-    shown. `notes` say why, `mends` what to change for a check that shows something. It is true where `ok` is.
+    shown. `notes` say why (the first `reasons` of them do, then come remarks), `mends` what to change for a check that
+    shows something. `proviso` is what the headline leaves open: half precision. It is true where `ok` is.
 
     >>> rows = Row("loss", 0.0, 1e-5), Row("kernel", 2e-3, 1e-5)
     >>> found = Verification(rows, stages=("gpu", "npu"), micro_batches=2)
@@ -54,6 +62,8 @@ class Verification:
     comparable: bool = True
     notes: tuple[str, ...] = ()
     mends: tuple[str, ...] = ()
+    proviso: str = ""
+    reasons: int = 1
 
     @property
     def ok(self) -> bool:
@@ -68,14 +78,25 @@ class Verification:
         """The row that is furthest beyond its limit, or nearest to it; None where nothing was compared."""
         return max(self.rows, key=lambda row: row.badness, default=None)
 
-    def to_text(self) -> str:
-        """A table with a line for each tensor, what differs marked by '!', and the notes under it."""
+    def to_text(self, *, every: bool = False) -> str:
+        """A table with a line for each tensor, what differs marked by '!', noise by '~', and the notes under it.
+
+        Of many tensors it has those that differ and those that are nearest to their limits; with `every` it has all.
+        """
         count = len(self.stages)
         stages = f"{count} stage{'s' * (count != 1)} ({', '.join(self.stages)})"
         head = f"{stages}, micro-batches: {self.micro_batches}"
-        lines = [f"{head}: {self._sentence()}", *(f"  mend: {mend}" for mend in self.mends), "     error    limit"]
-        lines += [f"  {' ' if row.ok else '!'}{row.error:.1e}  {row.limit:7.1e}  {row.name}" for row in self.rows]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes[not self.comparable :])])
+        lines = [f"{head}: {self._sentence()}", *(f"  mend: {mend}" for mend in self.mends)]
+        shown = self.rows if every or len(self.rows) <= _FEW else self._telling()
+        lines += ["     error    limit", *map(_line, shown)]
+        rest = len(self.rows) - len(shown)
+        lines += [f"  and {rest} more, further from their limits: to_text(every=True) has them"] * (rest > 0)
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes[0 if self.comparable else self.reasons :])])
+
+    def _telling(self) -> list[Row]:
+        """The rows that differ, and with them those that are next to; in the order of all."""
+        nearest = sorted(self.rows, key=lambda row: row.badness, reverse=True)[:_FEW]
+        return [row for row in self.rows if not row.ok or row in nearest]
 
     def __str__(self) -> str:
         return self.to_text()
@@ -86,10 +107,10 @@ class Verification:
             return f"{bad} of {len(self.rows)} tensors differ from the uncut step"
         if not self.comparable:
             return f"not comparable: {self._reason()}"
-        return f"all {len(self.rows)} tensors are those of the uncut step"
+        return ", ".join([f"all {len(self.rows)} tensors are those of the uncut step", *filter(None, [self.proviso])])
 
     def _reason(self) -> str:
-        return self.notes[0] if self.notes else "the two steps must differ"
+        return "; and ".join(self.notes[: self.reasons]) or "the two steps must differ"
 
     def raise_if_bad(self) -> Verification:
         """Raise `VerificationError` where something differs or could not be compared; else give itself."""
@@ -106,3 +127,8 @@ class Verification:
                 why=f"it is {self.worst.error:.1e} away, and may be {self.worst.limit:.1e}\n{self}",
             )
         return self
+
+
+def _line(row: Row) -> str:
+    mark = "!" if not row.ok else "~" if row.noisy else " "
+    return f"  {mark}{row.error:.1e}  {row.limit:7.1e}  {row.name}"

@@ -1,6 +1,7 @@
 """`nb.verify`: does the plan give what the uncut step gives?
 
-Both run one step from the same state, which is then put back. Tolerances are those of the parity tests.
+Both run one step from the same state, which is then put back. What rounding alone makes of an update is measured: the
+uncut step is run again from weights that are one bit away. `comparing` has the limits.
 """
 
 from __future__ import annotations
@@ -9,29 +10,33 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula import tf_private
-from whale_nebula.capture.step import signature
+from whale_nebula import comparing, tf_private
+from whale_nebula.capture.step import plainly, signature
 from whale_nebula.capture.targets import target_wanted
+from whale_nebula.codec.precisions import Bits
+from whale_nebula.codec.way import Way, parse_way
+from whale_nebula.comparing import EXACT, HALF, Runs, State, Values
 from whale_nebula.errors import NotYetError, OptionError
 from whale_nebula.function import NebulaFunction
+from whale_nebula.passes.batch import DRAWN_ANEW
 from whale_nebula.passes.effects import is_random
 from whale_nebula.planning import no_scopes
 from whale_nebula.run import current_run
+from whale_nebula.runtime.channels import States
 from whale_nebula.runtime.engine import Engine, plain_function
 from whale_nebula.runtime.step import Arguments, Step, Unpack, declared
 from whale_nebula.scopes import calling_site
 from whale_nebula.scopes.words import checked
 from whale_nebula.verification import Row, Verification
 
-RELATIVE, OF_A_STEP, OF_THE_LARGEST = 1e-5, 1e-3, 1e-3
-RELATIVE_HALF = 1e-2
-_NOISE = 10.0
-_HALVES = ("float16", "bfloat16")
+_NUDGES = 3
+_HALVES = {"fp16": "float16", "bf16": "bfloat16"}
 _STATEFUL_RANDOM = (
     "RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial",
     "RandomShuffle", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2",
@@ -45,6 +50,9 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     A Keras model is given a batch (x, y[, sample_weight]) for its train step, an `nb.function` its arguments.
     Variables, optimizer, metrics and seeds are afterwards what they were before; what the step does outside
     TensorFlow's variables (printing, a `py_function`) happens more than once.
+
+    A variable may be as far away as 1e-3 of its update (1e-2 in half precision), and what rounding alone has been seen
+    to make of that. A plan with codecs that lose more than half precision does is not comparable.
 
     >>> import tensorflow as tf
     >>> import whale_nebula as nb
@@ -71,32 +79,24 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
         engine = subject.step.plan(subject.arguments, subject.unpack)
     if not engine.captured.program.stages[0].where:
         raise no_scopes(subject.step.name)
-    plain = plain_function(lambda given: _call(subject, given), layout)
-    with _kept(engine.captured.variables) as again:
+    around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None
+    plain = plain_function(lambda given: _call(subject, given), layout, around=around)
+    reasons = _incomparable(engine)
+    with _kept(engine.captured.variables) as again, _channels_kept():
         before = _values(engine)
         uncut = _after(engine, again, lambda: tf.nest.flatten(plain(*tensors)))
         planned = _after(engine, again, lambda: list(engine.runner.run(tensors).tensors))
-        shuffled = _shuffled(engine, tensors)
-        noise = _after(engine, again, lambda: tf.nest.flatten(plain(*shuffled))) if shuffled else None
-    return _compare(engine, subject, before, uncut, planned, noise)
+        noise = {} if reasons else _noise(engine, again, lambda: plain(*_shuffled(engine, tensors)), before, uncut)
+    return _judged(engine, Runs(before, uncut, planned, noise), reasons)
 
 
 @dataclass(frozen=True)
 class _Subject:
-    """What is verified: a step, the arguments of the call, and the learning rate where it is known."""
+    """What is verified: a step, and the arguments of the call."""
 
     step: Step
     arguments: Arguments
     unpack: Unpack
-    rate: float | None = None
-
-
-@dataclass(frozen=True)
-class _State:
-    """What a run left: the tensors it returned, and its variables."""
-
-    returned: Sequence[Any]
-    variables: Mapping[str, Any]
 
 
 def _subject(subject: Any, batch: Sequence[Any]) -> _Subject:
@@ -131,9 +131,7 @@ def _of_keras(model: Any, batch: Sequence[Any]) -> _Subject:
             why="a Keras model takes x, y and sample_weight",
             mend=f"nb.verify({model.name}, x, y)",
         )
-    step, arguments, unpack = keras_step(model, "train", tuple(map(_as_fit_does, batch)))
-    rate = getattr(model.optimizer, "learning_rate", None)
-    return _Subject(step, arguments, unpack, None if rate is None else float(rate))
+    return _Subject(*keras_step(model, "train", tuple(map(_as_fit_does, batch))))
 
 
 def _as_fit_does(part: Any) -> Any:
@@ -168,26 +166,57 @@ def _kept(variables: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
         again()
 
 
+@contextmanager
+def _channels_kept() -> Iterator[None]:
+    """What codecs remember is afterwards what it was."""
+    states = States(current_run().channels)
+    before = states.saved()
+    try:
+        yield
+    finally:
+        states.restore(before)
+
+
 def _values(engine: Engine) -> dict[str, Any]:
     return {path: variable.read_value() for path, variable in engine.captured.variables.items()}
 
 
-def _after(engine: Engine, again: Callable[[], None], run: Callable[[], Sequence[Any]]) -> _State:
+def _after(engine: Engine, again: Callable[[], None], run: Callable[[], Sequence[Any]]) -> State:
     """Run a step from the remembered state."""
     again()
     returned = [tensor for tensor in run() if isinstance(tensor, tf.Tensor)]
-    return _State(returned, _values(engine))
+    return State(returned, _values(engine))
 
 
-def _shuffled(engine: Engine, tensors: Sequence[Any]) -> list[Any]:
-    """The batch with its rows in another order, where micro-batches add its rows in another order too.
+def _noise(
+    engine: Engine, again: Callable[[], None], run: Callable[[], Any], before: Values, uncut: State
+) -> dict[str, float]:
+    """How far rounding alone moves the update of each variable: seen where each weight begins one bit away."""
+    found: dict[str, float] = {}
+    for seed in range(_NUDGES):
+        again()
+        _nudge(engine, seed)
+        near = _values(engine)
+        run()
+        for path, far in comparing.noise(before, uncut.variables, near, _values(engine)).items():
+            found[path] = max(far, found.get(path, 0.0))
+    return found
 
-    What this changes is rounding, and what an optimizer makes of it: Adam turns a gradient that should be
-    zero into a step of full length, in any direction.
-    """
+
+def _nudge(engine: Engine, seed: int) -> None:
+    """Move all that is trained by the last bit of what the step computes and sends in."""
+    bit = max(comparing.BITS[dtype] for dtype in ("float32", *_halves(engine)))
+    for variable in engine.captured.program.variables:
+        live = engine.captured.variables[variable.path]
+        if variable.trainable and live.dtype.is_floating:
+            live.assign(comparing.nudged(live.read_value(), bit, seed))
+
+
+def _shuffled(engine: Engine, tensors: Sequence[Any]) -> Sequence[Any]:
+    """The batch with its rows in another order, where micro-batches add its rows in another order too."""
     leaves = engine.captured.program.leaves
     if engine.captured.program.pipeline.micro_batch < 2 or not all(_known(leaf) for leaf in leaves):
-        return []
+        return tensors
     return [tf.reverse(t, [0]) if leaf.batched else t for leaf, t in zip(leaves, tensors, strict=True)]
 
 
@@ -195,65 +224,21 @@ def _known(leaf: Any) -> bool:
     return leaf.spec.dtype not in ("string", "variant", "resource")
 
 
-def _compare(
-    engine: Engine,
-    subject: _Subject,
-    before: Mapping[str, Any],
-    uncut: _State,
-    planned: _State,
-    noise: _State | None,
-) -> Verification:
-    program = engine.captured.program
-    reasons = _incomparable(engine)
-    scale = RELATIVE if not _halved(engine) else RELATIVE_HALF
-    names = _names(engine)
-    largest = max((_norm(t) for t in uncut.returned if t.dtype.is_floating), default=0.0)
-    rows = [
-        _row(name, a, b, scale, scale * OF_THE_LARGEST * largest)
-        for name, a, b in zip(names, uncut.returned, planned.returned, strict=True)
-    ]
-    length = OF_A_STEP * scale / RELATIVE * _length(engine, subject, before, uncut)
-    for path, a in uncut.variables.items():
-        floor = _NOISE * _distance(a, noise.variables[path]) if noise is not None and a.dtype.is_floating else 0.0
-        rows.append(_row(path, a, planned.variables[path], scale, max(length, floor)))
+def _judged(engine: Engine, runs: Runs, reasons: Sequence[_Reason]) -> Verification:
+    program, halved = engine.captured.program, bool(_halves(engine))
+    rows = list(comparing.compared(_names(engine), runs, HALF if halved else EXACT))
     if reasons:
-        rows = [row._replace(limit=math.inf) for row in rows]
+        rows = [row._replace(limit=math.inf, noisy=False) for row in rows]
     return Verification(
         tuple(rows),
         tuple(stage.key for stage in program.stages),
         program.pipeline.micro_batch,
         not reasons,
-        (*(reason.why for reason in reasons), *_remarks(engine)),
+        (*(reason.why for reason in reasons), *_remarks(engine, rows, runs)),
         tuple(dict.fromkeys(reason.mend for reason in reasons)),
+        "within half precision" if halved else "",
+        max(1, len(reasons)),
     )
-
-
-def _row(name: str, a: Any, b: Any, relative: float, absolute: float) -> Row:
-    """Floating-point tensors by their norms; all else must be the same."""
-    error = _distance(a, b)
-    return Row(name, error, relative * _norm(a) + absolute if a.dtype.is_floating else 0.0)
-
-
-def _distance(a: Any, b: Any) -> float:
-    """How far two tensors are from each other; 0 only where they are the same, NaN and all."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return math.inf
-    if not a.dtype.is_floating:
-        return float(np.sum(a.numpy() != b.numpy()))
-    left, right = (tf.cast(t, tf.float64).numpy() for t in (a, b))
-    return 0.0 if np.array_equal(left, right, equal_nan=True) else float(np.linalg.norm(left - right))
-
-
-def _norm(tensor: Any) -> float:
-    return float(np.linalg.norm(tf.cast(tensor, tf.float64).numpy()))
-
-
-def _length(engine: Engine, subject: _Subject, before: Mapping[str, Any], uncut: _State) -> float:
-    """How far a step goes: the learning rate, or where it is unknown the longest move of a variable."""
-    if subject.rate is not None:
-        return subject.rate
-    trained = [variable.path for variable in engine.captured.program.variables if variable.trainable]
-    return max((_distance(uncut.variables[path], before[path]) for path in trained if path in before), default=0.0)
 
 
 class _Reason(NamedTuple):
@@ -268,27 +253,49 @@ def _incomparable(engine: Engine) -> tuple[_Reason, ...]:
     program, graph = engine.captured.program, engine.captured.program.graph
     ops = [op for part in (graph, *graph.functions.values()) for op in part.ops]
     coupled = engine.cut.notes if program.pipeline.coupled == "allow" else ()
-    found = [_Reason(note, "nb.pipeline(micro_batch=1) for the check") for note in coupled]
+    found = [_Reason(note, "nb.pipeline(micro_batch=1) for the check") for note in coupled if note != DRAWN_ANEW]
     if any(op.type in _STATEFUL_RANDOM for op in ops):
         why = "the step draws random numbers whose state is in no variable: each run draws others"
         found.append(_Reason(why, "draw them from a keras.random.SeedGenerator, or not at all for the check"))
     elif program.pipeline.micro_batch > 1 and any(is_random(op) for op in ops):
         why = "the step draws random numbers, and each micro-batch its own: reproducible, not those uncut"
         found.append(_Reason(why, "nb.pipeline(micro_batch=1), or a dropout rate of zero, for the check"))
-    return tuple(found)
+    return (*found, *_lossy(engine))
 
 
-def _halved(engine: Engine) -> bool:
-    """Whether some numbers have half the bits, in the model or on a link: its tolerance is another."""
-    on_links = any(b.codec != "none" or b.backward_codec != "none" for b in engine.cut.boundaries)
-    return on_links or any(spec.dtype in _HALVES for op in engine.captured.program.graph.ops for spec in op.outputs)
+def _lossy(engine: Engine) -> Iterator[_Reason]:
+    """Codecs that lose more than a cast does."""
+    for boundary in engine.cut.boundaries:
+        texts = (boundary.codec, boundary.backward_codec) if boundary.backward else (boundary.codec,)
+        lossy = [text for text in texts if _loses(parse_way(text))]
+        if lossy:
+            why = f"boundary b{boundary.slot} crosses as {lossy[0]}, which loses some of it"
+            yield _Reason(why, "leave nb.compress out for the check")
 
 
-def _remarks(engine: Engine) -> tuple[str, ...]:
-    program = engine.captured.program
-    if len(program.stages) > 1 or program.pipeline.micro_batch > 1:
-        return ("half precision: the tolerance is 1e-2",) if _halved(engine) else ()
-    return ("one stage and one micro-batch: nothing is cut, the step runs the user's own function",)
+def _loses(way: Way) -> bool:
+    return way.coded and (way.auto or way.codec not in (None, Bits()))
+
+
+def _halves(engine: Engine) -> list[str]:
+    """The types of half precision that the model computes in, or that something crosses in."""
+    casts = [parse_way(text).cast for b in engine.cut.boundaries for text in (b.codec, b.backward_codec)]
+    inside = {spec.dtype for op in engine.captured.program.graph.ops for spec in op.outputs}
+    return [dtype for name, dtype in _HALVES.items() if name in casts or dtype in inside]
+
+
+def _remarks(engine: Engine, rows: Sequence[Row], runs: Runs) -> Iterator[str]:
+    program, halves = engine.captured.program, _halves(engine)
+    if len(program.stages) == 1 and program.pipeline.micro_batch == 1:
+        yield "one stage and one micro-batch: nothing is cut, the step runs the user's own function"
+    if halves:
+        yield f"half precision ({', '.join(halves)}): the tolerance is 1e-2, of a variable 1e-2 of its update"
+    if any(row.noisy and row.ok for row in rows):
+        yield "~: rounding alone may move it as far as the step does (its gradient is all but zero): nothing is shown"
+    returned = zip(_names(engine), runs.uncut.returned, strict=True)
+    strange = [name for name, tensor in (*returned, *runs.uncut.variables.items()) if comparing.strange(tensor)]
+    if strange:
+        yield f"no numbers (NaN or infinite) in the uncut step: {', '.join(strange[:8])}{' ...' * (len(strange) > 8)}"
 
 
 def _names(engine: Engine) -> list[str]:

@@ -1050,6 +1050,21 @@ def test_hook_gradients_is_not_asked_about_bodies() -> None:
     assert heard == []
 
 
+def test_hook_masks_hears_of_what_a_layer_takes_off_again() -> None:
+    heard: list[tuple[Any, Any]] = []
+    tokens = keras.layers.Embedding(5, 4, mask_zero=True)(tf.constant([[1, 0]]))
+    tf_private.hook_masks(lambda tensor, mask: heard.append((tensor, mask)))
+    try:
+        hidden = keras.layers.Dense(3)(tokens)
+        keras.layers.MultiHeadAttention(1, 2)(hidden, hidden)
+    finally:
+        tf_private.hook_masks(None)
+    assert heard[0][0] is hidden and heard[0][1].numpy().tolist() == [[True, False]]
+    count = len(heard)
+    keras.layers.Dense(3)(tokens)
+    assert len(heard) == count
+
+
 def test_dispatch_to_answers_for_a_class_of_ours_and_for_no_other() -> None:
     class Ours:
         def __array__(self) -> None:
@@ -1077,3 +1092,96 @@ def test_variables_later_are_given_values_only_when_they_are_wanted() -> None:
     begin(lambda variable: variable is made[0])
     assert [bool(variable.is_initialized()) for variable in made] == [True, False]
     assert float(function(tf.constant(2.0))) == 6.0
+
+
+def test_hook_ops_gives_an_op_and_one_in_a_body_other_inputs() -> None:
+    """What tapes and gradients see is what the op was given."""
+    asked: list[str] = []
+
+    def given(graph: Any, op_type: str, inputs: Any) -> Any:
+        asked.append(op_type)
+        return [other.get(tensor.ref(), tensor) if tf.is_tensor(tensor) else tensor for tensor in inputs]
+
+    other: dict[Any, Any] = {}
+    weight = tf.Variable(2.0)
+
+    @tf.function(autograph=False)
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            hidden = tf.identity(x)
+            other[hidden.ref()] = x * weight
+            y = tf.sin(hidden) + tf.cond(x[0] > 0, lambda: hidden * hidden, lambda: hidden)
+        other.clear()
+        return y, tape.gradient(y, weight)
+
+    tf_private.hook_ops(given)
+    try:
+        y, gradient = step(tf.constant([0.5]))
+    finally:
+        tf_private.hook_ops(None)
+    np.testing.assert_allclose(y, np.sin([1.0]) + 1.0, rtol=1e-6)
+    np.testing.assert_allclose(gradient, 0.5 * np.cos(1.0) + 2.0 * 0.5, rtol=1e-6)
+    assert {"Sin", "StatelessIf", "Mul"} <= set(asked)
+    asked.clear()
+    tf.function(lambda x: x + 1.0)(tf.constant(1.0))
+    assert not asked
+
+
+def test_number_on_reads_what_stamped_wrote() -> None:
+    def step(x: Any) -> Any:
+        with tf_private.stamped(tf.compat.v1.get_default_graph(), {"_nebula_test": 3}):
+            return tf.sin(x), None
+
+    graph = graph_of(lambda x: tf.cos(step(x)[0]), VECTOR)
+    found = {op.type: tf_private.number_on(op, "_nebula_test") for op in graph.get_operations()}
+    assert (found["Sin"], found["Cos"]) == (3, None)
+
+
+def test_own_variable_is_a_variable_of_a_layer_that_is_built() -> None:
+    owner, made = keras.layers.Dense(2, name="owner"), list[Any]()
+    owner.build((None, 3))
+
+    @tf.function(autograph=False)
+    def step(x: Any) -> Any:
+        if not made:
+            made.append(tf_private.own_variable(owner, "extra", np.ones((3, 3), np.float32)))
+        return owner(x @ made[0].value)
+
+    assert step(tf.ones((1, 3))).shape == (1, 2)
+    assert [variable.path for variable in owner.trainable_variables][2:] == ["owner/extra"]
+    with pytest.raises(ValueError, match="cannot add new elements of state"):
+        owner._track_variable(keras.Variable(1.0))
+
+
+def test_layers_running_are_those_whose_calls_run_and_each_has_a_name_scope() -> None:
+    class Inner(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            graph = tf.compat.v1.get_default_graph()
+            seen.append(([layer.name for layer in tf_private.layers_running()], graph.get_name_scope()))
+            return x
+
+    seen: list[Any] = []
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, Inner(name="inside")(inputs), name="outside")
+    seen.clear()
+    graph_of(lambda x: model(model(x)), tf.TensorSpec([None, 3], tf.float32))
+    assert [layers for layers, _ in seen] == [["outside", "inside"]] * 2
+    (first, inner), (second, again) = (scope.split("/") for _, scope in seen)
+    assert first != second, "each call has its own"
+    assert inner.startswith("inside")
+    assert again.startswith("inside")
+    assert tf_private.layers_running() == []
+
+
+@pytest.mark.parametrize("often", [tf_private.traced_often, lambda function: function])
+def test_traced_often_is_not_told(often: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def made() -> Any:
+        def body(x: Any) -> Any:
+            return x + 1
+
+        return often(tf.function(body, autograph=False))
+
+    with caplog.at_level("WARNING", logger="tensorflow"):
+        for _ in range(8):
+            made()(tf.constant(1))
+    assert ("retracing" in caplog.text) == (often is not tf_private.traced_often)

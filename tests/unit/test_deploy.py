@@ -7,15 +7,18 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from whale_nebula.cli.gateway import parser as gateway_parser
 from whale_nebula.cli.run import parser, words
 from whale_nebula.config import Config, load
 from whale_nebula.config.document import read
+from whale_nebula.gateway.site import Site
 from whale_nebula.launch.resolve import Asked, Resolved, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,6 +78,7 @@ class TestJobSet:
         assert [(each["kind"], each["apiVersion"]) for each in found] == [
             ("ConfigMap", "v1"),
             ("Service", "v1"),
+            ("PersistentVolumeClaim", "v1"),
             ("JobSet", "jobset.x-k8s.io/v1alpha2"),
         ]
         return {each["kind"]: each for each in found}
@@ -107,9 +111,43 @@ class TestJobSet:
             assert {mount["name"] for each in pod["containers"] for mount in each["volumeMounts"]} == set(volumes)
             assert volumes["config"]["configMap"]["name"] == made["ConfigMap"]["metadata"]["name"]
             assert volumes["certs"]["secret"]["defaultMode"] == 0o400
+            if "audit" in volumes:
+                claimed = volumes["audit"]["persistentVolumeClaim"]["claimName"]
+                assert claimed == made["PersistentVolumeClaim"]["metadata"]["name"]
         selected = made["Service"]["spec"]["selector"]
         assert selected["jobset.sigs.k8s.io/jobset-name"] == made["JobSet"]["metadata"]["name"]
         assert selected["jobset.sigs.k8s.io/replicatedjob-name"] in {job["name"] for job in jobs}
+
+
+    @pytest.mark.parametrize("cluster", CLUSTERS)
+    def test_the_gateway_can_write_its_audit_log_and_it_stays(self, cluster: str, tmp_path: Path) -> None:
+        made = self.documents(cluster)
+        job = next(each for each in made["JobSet"]["spec"]["replicatedJobs"] if each["name"] == "gateway")
+        pod = job["template"]["spec"]["template"]["spec"]["containers"][0]
+        (tmp_path / "clusters.yaml").write_text(made["ConfigMap"]["data"]["clusters.yaml"])
+        site = gateway(pod["command"], tmp_path)
+        mounts = {each["mountPath"]: each for each in pod["volumeMounts"]}
+        holding = [path for path in mounts if str(site.audit).startswith(f"{path}/")]
+        assert [mounts[path]["name"] for path in holding] == ["audit"]
+        assert "readOnly" not in mounts[holding[0]]
+
+
+def gateway(command: list[str], folder: Path) -> Site:
+    """What a gateway's command comes to, with the configs in a folder."""
+    assert command[:2] == ["whale-nebula", "gateway"]
+    given = gateway_parser().read(command[2:])
+    path = folder / Path(given.config).name
+    site = Site.of(load(path), given.cluster, path, given.listen)
+    return site if given.audit is None else replace(site, audit=Path(given.audit))
+
+
+@pytest.mark.parametrize("platform", ["slurm", "skypilot"])
+def test_where_no_manifest_starts_the_gateways_the_page_says_how(platform: str) -> None:
+    told = re.findall(r"whale-nebula gateway [^\n]*?--cluster \w+", (DEPLOY / platform / "README.md").read_text())
+    sites = [gateway(line.split(), DEPLOY / platform) for line in told]
+    assert [site.cluster for site in sites] == list(CLUSTERS)
+    assert all(other is not None for site in sites for other in site.gateways.values())
+    assert "not built" not in (DEPLOY / "README.md").read_text()
 
 
 def at(value: Any, path: list[str]) -> list[Any]:

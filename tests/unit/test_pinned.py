@@ -202,8 +202,9 @@ def test_two_pins_of_one_step_are_refused(pin: Path) -> None:
 
 def test_files_that_hold_no_plan_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(PlanError, match="holds no plan"):
+    with pytest.raises(PlanError, match="holds no plan") as caught:
         nb.init(plan=tmp_path / "other.json")
+    assert caught.value.why == "it has no 'format'"
     with pytest.raises(PlanError, match=r"there is no file '.*none.json' to pin a plan by") as caught:
         nb.init(plan=tmp_path / "none.json")
     assert "test_pinned.py" in caught.value.where

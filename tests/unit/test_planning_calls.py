@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import NebulaError, OptionError, PlanError
@@ -76,3 +77,44 @@ def test_nothing_to_plan_is_told_at_the_users_line() -> None:
     with pytest.raises(PlanError, match="has no scopes") as caught:
         nb.plan(model(scopes=False), X, Y)
     assert "test_planning_calls.py" in caught.value.where
+
+
+def test_what_a_function_returns_has_its_own_names_in_the_plan() -> None:
+    weight = tf.Variable(1.0)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster():
+            with nb.stage(cluster="gpu"):
+                hidden = x * weight
+            with nb.stage(cluster="npu"):
+                rec, reg = tf.reduce_mean(hidden), tf.reduce_sum(hidden)
+        weight.assign_sub(tape.gradient(rec, weight))
+        return {"rec": rec, "reg": reg}
+
+    assert nb.plan(step, X).stages["npu"].outputs == ("rec", "reg")
+
+
+def test_without_names_they_are_the_loss_and_the_result() -> None:
+    made = model()
+    assert nb.plan(made, X, Y).stages["npu"].outputs == ("loss",)
+
+    @nb.function
+    def doubled(x: Any) -> Any:
+        with nb.cluster(), nb.stage(cluster="gpu"):
+            return 2.0 * x
+
+    assert nb.plan(doubled, X).stages["gpu"].outputs == ("result",)
+
+
+@pytest.mark.parametrize(("micro_batch", "said"), [(1, False), (2, True)])
+def test_dropout_with_micro_batches_is_noted(micro_batch: int, said: bool) -> None:
+    inputs = keras.Input((4,))
+    with nb.cluster(), nb.pipeline(micro_batch):
+        with nb.stage(cluster="gpu"):
+            hidden = keras.layers.Dropout(0.5)(inputs)
+        with nb.stage(cluster="npu"):
+            outputs = keras.layers.Dense(1)(hidden)
+    made = keras.Model(inputs, outputs)
+    made.compile("sgd", "mse")
+    assert any("drawn anew for each micro-batch" in note for note in nb.plan(made, X, Y).notes) == said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,15 @@ def test_a_second_run_is_refused_at_its_line_and_the_first_ones_is_said() -> Non
 
 
 CLUSTERS = {"clusters": {"gpu": {}, "npuu": {}}, "links": [{"between": ["gpu", "npuu"], "rate": "60mbit"}]}
+
+
+def test_the_file_that_names_the_clusters_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "clusters.yaml"
+    path.write_text("clusters: {gpu: {}, edge: {}}")
+    run = nb.init(path)
+    with pytest.raises(nb.errors.ConfigError) as caught:
+        run.meet(["gpu", "npu"], {"gpu": "train.py:3", "npu": "train.py:5"})
+    assert caught.value.why == f"the clusters of {path}, which nb.init reads at {run.site}, are 'gpu', 'edge'"
 
 
 def test_a_stage_on_a_cluster_that_the_config_does_not_name_is_refused() -> None:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import OptionError, PlanError, StateError, UnsupportedError, VerificationError
+from whale_nebula.run import current_run
 from whale_nebula.verification import Row, Verification
 
 layers = keras.layers
@@ -258,7 +259,101 @@ def test_half_precision_on_a_link_has_its_own_tolerance() -> None:
     assert found.ok
     assert found.worst is not None
     assert found.worst.error > 0
-    assert any("1e-2" in note for note in found.notes)
+    assert any("float16" in note and "1e-2" in note for note in found.notes)
+    assert "are those of the uncut step, within half precision" in str(found)
+
+
+def test_what_a_codec_loses_makes_no_comparison_and_no_trace() -> None:
+    made = keras.Sequential([keras.Input((4,))])
+    with nb.cluster(), nb.compress(rank=3, int8=True):
+        with nb.stage(cluster="a"):
+            made.add(layers.Dense(6))
+        with nb.stage(cluster="b"):
+            made.add(layers.Dense(3))
+    made.compile("sgd", "mse")
+    made.train_on_batch(*batch())
+    run = current_run()
+    before = dict(run.channels)
+    found = nb.verify(made, *batch())
+    assert not found.comparable
+    assert any("b0 crosses as rank(3) >> int8, which loses some of it" in note for note in found.notes)
+    assert found.mends == ("leave nb.compress out for the check",)
+    assert before and run.channels == before
+
+
+def test_what_a_codec_does_not_lose_is_compared() -> None:
+    @nb.function
+    def forward(x: Any) -> Any:
+        with nb.cluster(), nb.compress(zstd=True):
+            with nb.stage(cluster="a"):
+                hidden = tf.tanh(x)
+            with nb.stage(cluster="b"):
+                return hidden * 3.0
+
+    assert nb.verify(forward, normal(5, 4)).ok
+
+
+def halved() -> keras.Model:
+    """All that crosses does so in half precision; its SGD makes updates far smaller than its weights."""
+    inputs = keras.Input((4,))
+    with nb.cluster():
+        with nb.stage(cluster="a"):
+            hidden = layers.Dense(64, activation="relu")(inputs)
+        with nb.stage(cluster="b"), nb.compress(fp16=True, backward="fp16"):
+            outputs = layers.Dense(3)(hidden)
+    made = keras.Model(inputs, outputs)
+    made.compile(keras.optimizers.SGD(0.001), "mse")
+    return made
+
+
+def test_no_limit_is_as_wide_as_the_update_itself() -> None:
+    keras.utils.set_random_seed(1)
+    made = halved()
+    before = {v.path: np.array(v) for v in made.trainable_variables}
+    found = {row.name: row for row in nb.verify(made, *batch(16)).rows}
+    made.train_on_batch(*batch(16))
+    for variable in made.trainable_variables:
+        row, update = found[variable.path], float(np.linalg.norm(np.array(variable) - before[variable.path]))
+        assert 0.0 <= row.error <= row.limit < 0.3 * update, row
+        assert not row.noisy
+
+
+def test_a_gradient_of_zero_that_adam_blows_up_is_named_and_no_difference() -> None:
+    """What a normalisation adds is taken off by the next one: only rounding is left of the gradient of the first."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4,))
+    with nb.cluster():
+        with nb.stage(cluster="a"):
+            hidden = layers.BatchNormalization(name="first")(layers.Dense(6, name="one")(inputs))
+        with nb.stage(cluster="b"):
+            hidden = layers.BatchNormalization(name="second")(layers.Dense(6, name="two")(hidden))
+            outputs = layers.Dense(3, name="three")(hidden)
+    made = keras.Model(inputs, outputs)
+    made.compile(keras.optimizers.Adam(0.01), "mse")
+    found = nb.verify(made, *batch(16)).raise_if_bad()
+    rows = {row.name: row for row in found.rows}
+    assert rows["first/beta"].noisy
+    assert not rows["three/kernel"].noisy
+    assert any("rounding alone" in note for note in found.notes)
+    assert "\n  ~" in found.to_text(every=True)
+
+
+def test_what_is_no_number_in_both_is_no_difference() -> None:
+    total = tf.Variable(1.0)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster():
+            with nb.stage(cluster="a"):
+                hidden = x * 2.0
+            with nb.stage(cluster="b"):
+                worse = tf.reduce_sum(hidden) * float("nan")
+        total.assign(worse)
+        return {"hidden": hidden, "worse": worse}
+
+    found = nb.verify(step, normal(4))
+    assert found.ok, str(found)
+    assert any("no numbers" in note and "returned/worse, " in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
@@ -313,3 +408,24 @@ def test_rows() -> None:
     assert Verification(()).ok
     assert not Verification((Row("a", 2.0, 1.0),))
     assert not Verification((), comparable=False).ok
+
+
+def test_of_many_tensors_those_are_shown_that_differ_or_nearly_do() -> None:
+    rows = tuple(Row(f"t{number}", float(number), 299.5) for number in range(301))
+    text = Verification(rows).to_text()
+    assert "  !3.0e+02  3.0e+02  t300" in text
+    assert "t277" in text
+    assert "t1\n" not in text
+    assert "  and 277 more, further from their limits: to_text(every=True) has them" in text
+    assert len(Verification(rows).to_text(every=True).splitlines()) == 2 + 301
+
+
+def test_all_that_differs_is_shown() -> None:
+    rows = tuple(Row(f"t{number}", 2.0, 1.0) for number in range(40))
+    assert len(Verification(rows).to_text().splitlines()) == 2 + 40
+
+
+def test_every_reason_stands_in_the_headline() -> None:
+    found = Verification((), ("a",), 2, False, ("rows meet", "it draws", "a remark"), ("mend it", "or so"), reasons=2)
+    assert found.to_text().splitlines()[0].endswith("not comparable: rows meet; and it draws")
+    assert found.to_text().splitlines()[-1] == "note: a remark"

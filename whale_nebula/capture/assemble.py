@@ -12,6 +12,7 @@ from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.capture.recount import recount
 from whale_nebula.capture.roles import roles
 from whale_nebula.capture.tracing import LiveRequest, Tracing
+from whale_nebula.codec.chosen import ways
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Arrival, Flow, GradientPart, Holder, Leaf, Program, Request, Stage, Variable
 from whale_nebula.ir.spec import Spec, Value
@@ -19,8 +20,14 @@ from whale_nebula.passes.effects import is_effect
 from whale_nebula.passes.label import label
 
 
-def assemble(trace: Tracing, returned: Sequence[Any], leaf_names: Sequence[str], paths: Mapping[int, str]) -> Program:
-    """The Program of a trace; `paths` names variables by the id of their handle."""
+def assemble(
+    trace: Tracing,
+    returned: Sequence[Any],
+    leaf_names: Sequence[str],
+    paths: Mapping[int, str],
+    metrics: Mapping[int, str],
+) -> Program:
+    """The Program of a trace. By the id of their handle, `paths` names variables, and `metrics` the metric of some."""
     if trace.cut:
         recount(trace)
     operations = in_order(trace.graph.get_operations())
@@ -43,7 +50,7 @@ def assemble(trace: Tracing, returned: Sequence[Any], leaf_names: Sequence[str],
     return Program(
         graph=graph,
         leaves=_leaves(trace, leaf_names, value),
-        variables=_variables(trace, numbers, paths),
+        variables=_variables(trace, numbers, paths, metrics),
         stages=stages,
         requests=requests,
         returns=tuple(value(peel(tensor)) for tensor in returned),
@@ -51,16 +58,25 @@ def assemble(trace: Tracing, returned: Sequence[Any], leaf_names: Sequence[str],
         share=value(trace.feeds["share"]) if "share" in trace.feeds else None,
         grow=value(trace.feeds["grow"]) if "grow" in trace.feeds else None,
         pipeline=trace.pipeline,
-        compressions=tuple(_codecs(frame.options) for frame in trace.compressions),
+        compressions=tuple(_codecs(frame.options, training=bool(requests)) for frame in trace.compressions),
         labels=labels,
+        masks=_masks(trace, value),
+        sites=tuple(str(frame.site) for frame in trace.compressions),
     )
 
 
-def _codecs(options: Mapping[str, Any]) -> tuple[str, str]:
-    """The codecs of a compress scope, forward and backward, as text."""
-    forward, backward = options.get("codec"), options.get("backward")
-    plain = backward is None or backward == "default"
-    return str(forward or "none"), "none" if plain else str(backward)
+def _masks(trace: Tracing, value: Callable[[Any], Value]) -> dict[Value, Value]:
+    """What Keras marked tensors with, where a compress scope asks for it."""
+    if not any(frame.options.get("mask") is True for frame in trace.compressions):
+        return {}
+    here = [pair for pair in trace.masks if all(getattr(each, "graph", None) is trace.graph for each in pair)]
+    return {value(tensor): value(mask) for tensor, mask in here}
+
+
+def _codecs(options: Mapping[str, Any], *, training: bool) -> tuple[str, str]:
+    """How what a compress scope covers crosses, forward and backward, as text."""
+    there, back = ways(options, training=training)
+    return str(there), str(back)
 
 
 def peel(tensor: Any) -> Any:
@@ -111,7 +127,9 @@ def _spec(tensor: Any) -> Spec:
     return Spec(tensor.dtype.name, None if tensor.shape.rank is None else tuple(tensor.shape.as_list()))
 
 
-def _variables(trace: Tracing, numbers: Mapping[str, int], paths: Mapping[int, str]) -> tuple[Variable, ...]:
+def _variables(
+    trace: Tracing, numbers: Mapping[str, int], paths: Mapping[int, str], metrics: Mapping[int, str]
+) -> tuple[Variable, ...]:
     known = {id(v.handle): v for v in trace.graph.variables}
     found: list[Variable] = []
     used: dict[str, int] = {}
@@ -123,5 +141,6 @@ def _variables(trace: Tracing, numbers: Mapping[str, int], paths: Mapping[int, s
         path = paths.get(id(external)) or variable.name.split(":")[0]
         used[path] = used.get(path, 0) + 1
         unique = path if used[path] == 1 else f"{path}#{used[path]}"
-        found.append(Variable(numbers[internal.op.name], unique, Spec(*spec), bool(variable.trainable)))
+        metric = metrics.get(id(external), "")
+        found.append(Variable(numbers[internal.op.name], unique, Spec(*spec), bool(variable.trainable), metric))
     return tuple(found)

@@ -9,6 +9,9 @@ user's code gets placeholders of the true kind (none, dense, IndexedSlices) and 
     stage 0            stage 1            stage 2 (has the loss)
     forward ──value──▶ forward ──value──▶ forward
     backward ◀─feed─── backward ◀─feed─── backward
+
+A gradient that is made of a micro-batch's share and of constants alone (that of a weight penalty: the loss adds it) is
+not sent: the stage before computes it itself.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ def differentiate(
 
     A gradient flows where `tape` has followed; without one, everywhere but through `stops`.
     """
+    trace.bottlenecks.asked.update(id(_handle(source)) for source in sources)
     before = frozenset(op.name for op in trace.graph.get_operations())
     seeds = weigh(trace, targets, seeds)
     operations = in_order(trace.graph.get_operations())
@@ -109,6 +113,7 @@ class _Region:
     followed: Callable[[Tensor], bool]
     request: LiveRequest
     reached: set[Any] = field(default_factory=set)
+    known: set[Any] = field(default_factory=set)
 
     def reach(self) -> None:
         """Which tensors the tape followed from a source: only through these does a gradient flow."""
@@ -186,12 +191,34 @@ class _Region:
         if self._stage(boundary) > stage:  # that stage is done: its gradient would be lost
             stages = list(self.trace.stages.values())
             raise backwards(stages[self._stage(boundary)], stages[stage], place_of(boundary.op))
+        if ref in self.known:
+            gradient = gradient + incoming.pop(ref)
+            self.known.remove(ref)
+        if ref not in incoming and self._everywhere(gradient):
+            incoming[ref] = gradient
+            self.known.add(ref)
+            return
         if ref not in incoming:
             incoming[ref] = _placeholder(boundary.dtype, boundary.shape, "nebula_arrival")
             self.request.arrivals.append((boundary, incoming[ref]))
         if any(gradient is sent for _, _, sent in self.request.flows):
             gradient = tf.identity(gradient)  # one tensor for several boundaries: each goes its own way
         self.request.flows.append((stage, boundary, gradient))
+
+
+    def _everywhere(self, gradient: Tensor) -> bool:
+        """Whether every stage can compute a gradient: a number made here of the share and of constants alone."""
+        shares = {tensor.op for tensor in self.trace.feeds.values()}
+        stack, seen = [gradient.op], set[Any]()
+        while stack and gradient.shape.rank == 0:
+            op = stack.pop()
+            if op in seen or op in shares or op.type == "Const":
+                continue
+            if op.name in self.request.before or not op.inputs or op.op_def.is_stateful:
+                return False
+            seen.add(op)
+            stack.extend(tensor.op for tensor in op.inputs)
+        return bool(gradient.shape.rank == 0)
 
 
 def _hold(trace: Tracing, request: LiveRequest, number: int, source: Any) -> Any:

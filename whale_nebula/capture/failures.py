@@ -90,15 +90,19 @@ _WAYS = {
 }
 
 
+_LOOP = "tf.while_loop(condition, body, [x]), or tf.map_fn(f, x); under @nb.function, while on a tensor is one already"
+
+
 def _data_dependent(raised: Raised, trace: Tracing) -> NebulaError | None:
     if not any(word in raised.text for word in _SYMBOLIC):
         return None
     ways = (way for said, way in _WAYS.items() if said in raised.text)
+    loops = "Python `bool`" in raised.text and raised.source.lstrip().startswith("while")
     return DataDependentError(
         "Python asks for the value of a tensor",
         where=raised.line,
         why=f"while a step is captured a tensor has no value yet: {_first(raised.sentence)}",
-        mend=next(ways, None),
+        mend=_LOOP if loops else next(ways, None),
     )
 
 

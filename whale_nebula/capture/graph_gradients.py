@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from whale_nebula import tf_private
 from whale_nebula.capture.differentiate import differentiate
+from whale_nebula.capture.projected import check_nested
 from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.errors import GradientError
 from whale_nebula.scopes.site import script_site
@@ -26,7 +27,10 @@ _open = 0
 def _asked(targets: Any, sources: Any, seeds: Any, stops: Any, unconnected: Any) -> list[Any] | None:
     """The gradients, or None where TensorFlow is to find them: in a body, or while a tape records."""
     trace = current()
-    if trace is None or trace.busy or tf_private.tape_records():
+    if trace is None or trace.busy:
+        return None
+    if tf_private.tape_records():
+        check_nested(trace.bottlenecks, _listed(targets), _listed(sources))
         return None
     ends = [tf.convert_to_tensor(target) for target in _listed(targets)]
     _check_first_order(trace, ends)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from whale_nebula import tf_private
 from whale_nebula.capture.differentiate import differentiate
+from whale_nebula.capture.projected import check_nested
 from whale_nebula.capture.tracing import Tracing, current
 
 _LOCK = threading.Lock()
 _open = 0
 _original = tf.GradientTape.gradient
+_original_enter = tf.GradientTape.__enter__
 _original_vectorized = tf_private.parallel_for._pfor_impl
 
 
@@ -28,7 +30,11 @@ def gradient(
 ) -> Any:
     """Stands in for `tf.GradientTape.gradient` in the thread that traces, and passes through elsewhere."""
     trace = current()
+    if trace is not None and trace.plain:
+        return _unseen(trace, lambda: _original(tape, target, sources, output_gradients, unconnected_gradients))
     if trace is None or not _ours(trace, tape):
+        if trace is not None and not trace.busy:
+            check_nested(trace.bottlenecks, tf.nest.flatten(target), list(map(_plain, tf.nest.flatten(sources))))
         return _original(tape, target, sources, output_gradients, unconnected_gradients)
     trace.busy = True
     try:
@@ -43,6 +49,18 @@ def _ours(trace: Tracing, tape: tf.GradientTape) -> bool:
         return False
     tf_private.tape_stop(tape)
     return not tf_private.tape_records()
+
+
+def _unseen(trace: Tracing, ask: Callable[[], Any]) -> Any:
+    """The answer of a tape in a step that runs uncut: what is made of it belongs to no stage."""
+    before, trace.busy = trace.busy, True
+    try:
+        found = ask()
+    finally:
+        trace.busy = before
+    parts = tf.nest.flatten(found, expand_composites=True)
+    trace.bottlenecks.homes.update((part.ref(), None) for part in parts if part is not None)
+    return found
 
 
 def _request(
@@ -81,6 +99,21 @@ def vectorized(*args: Any, **kwargs: Any) -> Any:
         trace.busy, trace.vectorizing = before
 
 
+def _entered(tape: tf.GradientTape) -> tf.GradientTape:
+    """Stands in for `tf.GradientTape.__enter__`: the tapes of a trace are known."""
+    trace = current()
+    if trace is not None:
+        trace.tapes.append(tape)
+    return _original_enter(tape)
+
+
+def _marked(tensor: Any, mask: Any) -> None:
+    """Keras says which rows of a tensor count."""
+    trace = current()
+    if trace is not None:
+        trace.masks.append((tensor, mask))
+
+
 @contextlib.contextmanager
 def intercepted() -> Iterator[None]:
     """Put `gradient` in the place of TensorFlow's, and take it off again when the last trace ends."""
@@ -88,6 +121,8 @@ def intercepted() -> Iterator[None]:
     with _LOCK:
         _open += 1
         tf.GradientTape.gradient = gradient
+        tf.GradientTape.__enter__ = _entered
+        tf_private.hook_masks(_marked)
         tf_private.parallel_for._pfor_impl = vectorized
     try:
         yield
@@ -96,4 +131,6 @@ def intercepted() -> Iterator[None]:
             _open -= 1
             if _open == 0:
                 tf.GradientTape.gradient = _original
+                tf.GradientTape.__enter__ = _original_enter
+                tf_private.hook_masks(None)
                 tf_private.parallel_for._pfor_impl = _original_vectorized

@@ -2,12 +2,13 @@
 
 The scopes lie on the calls of layers. `clone_model`, `save` and `copy.deepcopy` make what they make from configs, which
 hold no calls; so each layer that bears scopes tells when it gives its config. Who asked is read off the stack. What is
-loaded or made from a config later is only known by its names: that is said when it is first trained.
+loaded or made from a config later is only known by its names: that is said when it is first trained, of each model.
 """
 
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import Any, NamedTuple
 
 import keras
@@ -49,7 +50,9 @@ class _Print(NamedTuple):
 
 
 _given: set[_Print] = set()
-_said: set[tuple[str, Site] | _Print] = set()
+_said: set[tuple[str, Site]] = set()
+_told: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The models of which it was said that they run uncut: another of the same layers is another model."""
 
 
 def watch(operation: Any) -> None:
@@ -73,12 +76,13 @@ def tell_if_copy(model: Any) -> None:
     """Say that a model without scopes, about to run, has the layers of one that had some."""
     parts = filter(_model, tf_private.layers_of(model)) if _given else ()
     copy = next((part for part in parts if _print(part) in _given), None)
-    if copy is not None and _print(copy) not in _said:
-        _said.add(_print(copy))
+    if copy is not None and copy not in _told:
+        _told.add(copy)
         _warn(
             f"model {copy.name!r} runs uncut",
-            why=f"it has no scopes, and a model of the same layers that was saved had some: {_LIE}",
-            mend=f"{_BUILD}, and load_weights(file), {_PLACE}",
+            why=f"it has no scopes, and a model of this name and these layers that was saved had some: {_LIE}",
+            mend=f"{_BUILD}, and load_weights(file), {_PLACE};\n"
+            f"one that is meant to run uncut has a name of its own: keras.Model(..., name={copy.name + '_uncut'!r})",
             site=script_site(),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +41,22 @@ def _nearby(head: str, paths: Sequence[str]) -> str:
     return f"its layers are {listed(shown)}" + (f" and {more} more" if more else "")
 
 
+def _beginning(head: str, paths: Sequence[str]) -> str | None:
+    """How some layers begin, if that is nearer to what was written than any whole name: "block_" for "blok_".
+
+    >>> _beginning("blok_", ["stem", "block_1", "block_2"]), _beginning("stam", ["stem", "block_1"])
+    ('block_', None)
+    """
+    lengths = range(max(len(head) - 1, 1), len(head) + 3)
+    starts = dict.fromkeys(path[:length] for path in paths for length in lengths)
+    found = difflib.get_close_matches(head, starts, n=1, cutoff=0.7)
+    return found[0] if found and found[0] not in paths else None
+
+
 def _meant(head: str, tail: str, paths: Sequence[str]) -> str:
+    begins = _beginning(head, paths) if tail == ".*" and head not in paths else None
+    if begins is not None:
+        return f"did you mean {begins + tail!r}?"
     meant = head if head in paths else closest(head, paths)
     if meant is None:
         return "a pattern must match the whole path of a layer, from the model on"
@@ -52,13 +68,34 @@ def _meant(head: str, tail: str, paths: Sequence[str]) -> str:
 
 def two_rules(model: Any, placement: Placement, path: str, rules: Sequence[Rule]) -> PlacementError:
     """A layer that two patterns match."""
-    one, two = sorted(rules[:2], key=lambda rule: rule.pattern.pattern.replace("\\", "") != path)
+    one, two = rules[:2]
     return PlacementError(
         f"nb.place: layer {path!r} of {model.name!r} matches two patterns, {one} and {two}",
         where=str(placement.site),
         why="a layer belongs to one stage",
-        mend=f"let one of them leave it out: (?!{path}$){two.pattern.pattern}",
+        mend=_leaving_out(list(dict.fromkeys(spot.path for spot in spots(model))), rules[:2]),
     )
+
+
+def _leaving_out(paths: Sequence[str], rules: Sequence[Rule]) -> str:
+    """The pattern that matches more of the layers, without those that the other matches as well."""
+    matched = [[path for path in paths if rule.pattern.fullmatch(path)] for rule in rules]
+    few, many = (0, 1) if len(matched[0]) <= len(matched[1]) else (1, 0)
+    less, more = rules[few].pattern.pattern, rules[many].pattern.pattern
+    both = [path for path in matched[few] if path in matched[many]]
+    if len(both) == len(matched[many]):
+        return f"leave {less!r} or {more!r} out: they match the same layers"
+    gone = re.escape(both[0]) if len(both) == 1 else _grouped(less)
+    return f"let one of them leave it out: (?!{gone}$){_grouped(more)}"
+
+
+def _grouped(pattern: str) -> str:
+    """A pattern that other things can be written beside: a '|' in it ends at its own end.
+
+    >>> _grouped("block_1.*"), _grouped("block_1.*|head")
+    ('block_1.*', '(?:block_1.*|head)')
+    """
+    return f"(?:{pattern})" if "|" in pattern else pattern
 
 
 def inside(model: Any, placement: Placement, spot: Spot, own: Rule, around: Rule) -> PlacementError:

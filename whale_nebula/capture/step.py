@@ -14,6 +14,7 @@ import tensorflow as tf
 from whale_nebula import scopes, tf_private
 from whale_nebula.capture import tracing
 from whale_nebula.capture.assemble import assemble
+from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.conditions import conditions_split
 from whale_nebula.capture.constants import check_constants
 from whale_nebula.capture.declared import Declared
@@ -23,13 +24,18 @@ from whale_nebula.capture.inlining import inlining
 from whale_nebula.capture.intercept import intercepted
 from whale_nebula.capture.keras_replay import replaying
 from whale_nebula.capture.keys import key_of
+from whale_nebula.capture.late_tapes import tell_later
 from whale_nebula.capture.place_hook import placing
+from whale_nebula.capture.projected import check_crossed, check_listed
+from whale_nebula.capture.projection import projecting
+from whale_nebula.capture.stageless import tell_if_stageless
 from whale_nebula.capture.surroundings import check_surroundings
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.errors import UnsupportedError
 from whale_nebula.feed.missing import absent_in
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.unbundle import Aliases, unbundle
+from whale_nebula.scopes.site import script_site
 
 _VARIABLES = (tf.Variable, keras.Variable)
 """As arguments they are no tensors: the step reads and writes the variable itself."""
@@ -61,6 +67,7 @@ class Captured:
     """A captured step: its Program, the traced graph, and how to pack its results.
 
     `begin` gives the variables that the trace made their values, if it was to be later: those that are wanted.
+    `projected` says what crosses on a learned basis, or would not be shorter on it, a sentence for each tensor.
     """
 
     program: Program
@@ -69,6 +76,7 @@ class Captured:
     variables: Mapping[str, Any]
     aliases: Aliases = field(default_factory=dict)
     begin: Callable[[Callable[[Any], bool]], None] = _have_begun
+    projected: tuple[str, ...] = ()
 
     def pack(self, tensors: Sequence[Any]) -> Any:
         """The user's own structure around the results."""
@@ -122,7 +130,7 @@ def _tensor(path: str, leaf: Any) -> Any:
     if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
         raise UnsupportedError(
             f"input {path!r} is a {type(leaf).__name__}",
-            where=path,
+            where=f"{path}, {script_site()}",
             why="ragged and sparse inputs are not split by rows yet",
             mend="give a dense tensor: .to_tensor() or tf.sparse.to_dense(...)",
         )
@@ -141,14 +149,17 @@ def capture(
     layout: Signature,
     *,
     paths: Callable[[], Mapping[int, str]] = dict,
+    metrics: Callable[[], Mapping[int, str]] = dict,
     later: bool = False,
+    owner: Any = None,
 ) -> Captured:
     """Trace `call` (which takes the arguments in the structure of `layout`) under the scopes. What variables it makes
-    get their values at once, or `later`: so an optimizer's slots need no memory where they are not kept.
+    get their values at once, or `later`: so an optimizer's slots need no memory where they are not kept. `owner` is the
+    model whose step it is, if it is one's.
     """
     tracing.install()
     check_surroundings()
-    trace = Tracing(batched=list(layout.batched))
+    trace = Tracing(batched=list(layout.batched), bottlenecks=Bottlenecks(owner))
 
     def body(*tensors: Any) -> Any:
         trace.begin(tf.compat.v1.get_default_graph(), list(tensors))
@@ -160,17 +171,33 @@ def capture(
     begin = tf_private.variables_later(function) if later else _have_begun
     with translated(trace, given), tracing.tracing(trace), _tensorflow(), _keras(), scopes.numbering():
         traced = function.get_concrete_function(*layout.specs)
+    tell_later(trace.tapes)
     graph = traced.graph
     check_constants(graph)
+    if isinstance(owner, keras.Model):  # a function under @nb.function says so itself
+        tell_if_stageless(trace)
     results = tf.nest.flatten(graph.structured_outputs, expand_composites=True)
     returned = [tensor for tensor in results if isinstance(tensor, tf.Tensor)]
-    program, aliases = unbundle(assemble(trace, returned, layout.names, paths()))
-    return Captured(program, graph, graph.structured_outputs, _variables(graph, program), aliases, begin)
+    program, aliases = unbundle(assemble(trace, returned, layout.names, paths(), metrics()))
+    check_crossed(trace, program)
+    check_listed(trace.bottlenecks)
+    variables = _variables(graph, program)
+    return Captured(program, graph, graph.structured_outputs, variables, aliases, begin, tuple(trace.bottlenecks.said))
+
+
+@contextlib.contextmanager
+def plainly(tensors: Sequence[Any], owner: Any = None) -> Iterator[None]:
+    """In the trace of a step that runs uncut: project what the step cut would project, and leave all else as it is."""
+    trace = Tracing(plain=True, bottlenecks=Bottlenecks(owner))
+    with tracing.tracing(trace), intercepted(), inlining(), projecting(), _keras(), scopes.numbering():
+        trace.begin(tf.compat.v1.get_default_graph(), list(tensors))
+        with scopes.told_again():
+            yield
 
 
 @contextlib.contextmanager
 def _tensorflow() -> Iterator[None]:
-    with intercepted(), graph_asked(), inlining(), conditions_split():
+    with intercepted(), graph_asked(), inlining(), conditions_split(), projecting():
         yield
 
 

@@ -12,7 +12,9 @@ import tensorflow as tf
 
 from whale_nebula import scopes, tf_private
 from whale_nebula.capture.bodies import in_body
+from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.mirror import COMPRESS, STAGE
+from whale_nebula.capture.pipelines import counting
 from whale_nebula.capture.surroundings import check_strategy
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Pipeline, Stage
@@ -38,27 +40,39 @@ class LiveRequest:
 
 @dataclass
 class Tracing:
-    """One trace of one step. TensorFlow may trace twice (variables made on the way): `begin` forgets the first."""
+    """One trace of one step. TensorFlow may trace twice (variables made on the way): `begin` forgets the first.
+
+    A `plain` one is that of a step that runs uncut: nothing is differentiated by us, only projected: see `projection`.
+    """
 
     graph: Any = None
     whole: frozenset[str] = frozenset()
     stages: dict[str, Stage] = field(default_factory=dict)
     compressions: list[Frame] = field(default_factory=list)
     pipeline: Pipeline = field(default_factory=Pipeline)
+    pipe: Frame | None = None
+    around: tuple[Frame, ...] = ()
+    outer: Frame | None = None
     requests: list[LiveRequest] = field(default_factory=list)
     weights: list[Any] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     feeds: dict[str, Any] = field(default_factory=dict)
     leaves: list[Any] = field(default_factory=list)
     batched: list[bool] = field(default_factory=list)
+    masks: list[tuple[Any, Any]] = field(default_factory=list)
     grown: set[str] = field(default_factory=set)
+    tapes: list[Any] = field(default_factory=list)
+    bottlenecks: Bottlenecks = field(default_factory=Bottlenecks)
     busy: bool = False
     vectorizing: bool = False
     compiled: bool = False
+    plain: bool = False
 
     def begin(self, graph: Any, leaves: list[Any]) -> None:
         """A trace starts in `graph`; what an earlier one left is dropped."""
-        fresh = Tracing(graph=graph, whole=self.whole, leaves=leaves, batched=self.batched)
+        fresh = Tracing(graph, self.whole, leaves=leaves, batched=self.batched, plain=self.plain)
+        fresh.bottlenecks.owner = self.bottlenecks.owner
+        fresh.around, fresh.tapes = scopes.open_frames(), self.tapes
         self.__dict__.update(fresh.__dict__)
 
     @property
@@ -74,10 +88,20 @@ class Tracing:
         return self.feeds[name]
 
     def stage_of(self, frame: Frame) -> str:
-        """The key of a stage's frame, noted in order of first entry."""
+        """The key of a stage's frame, noted in order of first entry. One that names no cluster is where it was before.
+
+        What stands in no block may belong to several programs: only here it is known that two entries meet in one.
+        """
         key, cluster = frame.key or "stage0", frame.cluster or "local"
-        self.stages.setdefault(key, Stage(key, cluster, str(frame.site)))
+        known = self.stages.setdefault(key, Stage(key, cluster, str(frame.site)))
+        if known.cluster != cluster and frame.options.get("cluster") is not None:
+            raise scopes.two_clusters(key, cluster, str(frame.site), known.cluster, known.where)
         return key
+
+    def pipelined(self, frame: Frame) -> None:
+        """A pipeline is entered: what it says holds for the whole step, wherever it stands."""
+        self.pipe = counting(self.pipe, frame, self.around)
+        self.pipeline = replace(self.pipeline, **dict(self.pipe.options))
 
     def order_stages(self, graph: Graph) -> None:
         """Number the stages by the way that tensors go; a gradient request makes the numbers final."""
@@ -136,7 +160,7 @@ class _Stamper:
         if frame.kind == "stage" and not uncut_on_purpose():
             check_strategy(lambda: str(frame.site))
         if trace is None or trace.graph is None:
-            frame.touched = frame.touched or uncut_on_purpose()
+            frame.touched = frame.touched or (uncut_on_purpose() and not frame.building)
             yield
             return
         frame.touched = True
@@ -144,8 +168,10 @@ class _Stamper:
             yield
 
     def _stamps(self, trace: Tracing, frame: Frame) -> contextlib.AbstractContextManager[None]:
+        if frame.kind in ("cluster", "pipeline"):
+            trace.outer = trace.outer or frame
         if frame.kind == "pipeline":
-            trace.pipeline = replace(trace.pipeline, **dict(frame.options))
+            trace.pipelined(frame)
         if frame.kind not in ("stage", "compress"):
             return contextlib.nullcontext()
         graph = tf.compat.v1.get_default_graph()

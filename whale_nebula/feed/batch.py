@@ -13,6 +13,7 @@ from whale_nebula.feed.absence import no_rows
 from whale_nebula.feed.missing import Missing
 from whale_nebula.feed.sizes import sizes
 from whale_nebula.ir.program import Leaf
+from whale_nebula.scopes.site import script_site
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def rows_of(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> int:
         if other != rows:
             raise BatchAxisError(
                 f"input {leaf.name!r} has {other} rows, and {first.name!r} has {rows}",
-                where=leaf.name,
+                where=f"{leaf.name}, {script_site()}",
                 why="with micro-batches every input of rank 1 or more is split along its first axis",
                 mend=f"give them as many rows each\nor say that {leaf.name!r} is not a batch: "
                 f"@nb.function(whole=({leaf.name!r},))",

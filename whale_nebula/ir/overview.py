@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from whale_nebula.codec.said import bounded
 from whale_nebula.config import Links
+from whale_nebula.ir.direction import Direction, holds, slowest
 from whale_nebula.ir.exchanged import Exchanged
 from whale_nebula.ir.holdings import Holdings, made_in, writes
 from whale_nebula.ir.parts import PlanBoundary, PlanOnce, PlanStage, PlanTied
 from whale_nebula.ir.plan import Boundary, Cut, Fragment, StagePhase
 from whale_nebula.ir.program import GradientPart, Request, Variable
-from whale_nebula.ir.spec import Spec
 from whale_nebula.ir.work import Work, parameters
+from whale_nebula.ir.worth import advice
 from whale_nebula.wire.frame import wire_bytes
-
-_PRECISION = {"fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True)
 class Overview:
-    """Reads a Cut; `rows` are those of each micro-batch of the example, `shapes` those of its leaves."""
+    """Reads a Cut; `rows` are those of each micro-batch of the example, `shapes` those of its leaves, and `returned`
+    the names of what the step returns.
+    """
 
     cut: Cut
     rows: Sequence[int]
     links: Links = field(default_factory=Links)
     shapes: Sequence[tuple[int, ...]] = ()
     subject: str = ""
+    returned: Sequence[str] = ()
 
     @cached_property
     def holdings(self) -> Holdings:
@@ -70,6 +73,22 @@ class Overview:
     def boundaries(self) -> tuple[PlanBoundary, ...]:
         """The boundaries, in the order of their making."""
         return tuple(self._boundary(boundary) for boundary in self.cut.boundaries)
+
+    def bounded_lines(self) -> frozenset[str]:
+        """The lines of which it is known at most how much they carry, because values decide what codecs make of it."""
+        ways = (way for each in self.cut.boundaries for way in self._directions(each)[: 1 + each.backward])
+        return frozenset(f"{a}->{b}" for way in ways if bounded(way.way) for a, b in way.lines)
+
+    def advice(self) -> tuple[str, ...]:
+        """Which codecs cost more time than they save."""
+        stages = self.cut.program.stages
+        found: list[str] = []
+        for each in self.cut.boundaries:
+            readers = " and ".join(stages[number].key for number in each.destinations)
+            there, back = self._directions(each)
+            ways = (there, back) if each.backward else (there,)
+            found += advice(f"{_name(each)}, {stages[each.source].key} to {readers}", ways, each.where)
+        return tuple(found)
 
     def once(self) -> tuple[PlanOnce, ...]:
         """What runs once, in the order of its running."""
@@ -134,12 +153,24 @@ class Overview:
     def _outputs(self, number: int) -> Iterator[str]:
         program = self.cut.program
         yield from (_name(b) for b in self.cut.boundaries if b.source == number)
-        targets = {value.op for request in program.requests for value in request.targets}
         made = self.work.told(number, backward=False)
-        if targets & made:
-            yield "loss"
-        if {value.op for value in program.returns} & (made - targets):
-            yield "result"
+        given = {value.op: name for value, name in zip(program.returns, self._returned, strict=True)}
+        losses = self._losses & made
+        yield from dict.fromkeys(given.get(op) or "loss" for op in sorted(losses))
+        yield from dict.fromkeys(name or "result" for op, name in given.items() if op in made - losses)
+
+    @property
+    def _returned(self) -> Sequence[str]:
+        """The names of what the step returns; nothing where it returns a single tensor."""
+        return self.returned or [""] * len(self.cut.program.returns)
+
+    @cached_property
+    def _losses(self) -> set[int]:
+        """What stages make of what is differentiated: it itself, or the terms of a sum that is taken once a step."""
+        program = self.cut.program
+        made = set[int]().union(*(self.work.told(stage, backward=False) for stage in range(len(program.stages))))
+        targets = (value.op for request in program.requests for value in request.targets)
+        return program.graph.ascend(targets, stop=made.__contains__) & made & program.of_batch
 
     def _runs(self, number: int, phase: int) -> str:
         pieces = [piece for piece in self.cut.phases[phase].stages if piece.stage == number]
@@ -174,7 +205,7 @@ class Overview:
             tuple(stages[number].key for number in numbers),
             variable.spec.nbytes(),
             sent,
-            _slowest(self._held(*_ends(line), [size]) for line, size in sent.items()),
+            slowest(holds(self.links, *_ends(line), [size]) for line, size in sent.items()),
             self._unsure(parts),
         )
 
@@ -188,8 +219,7 @@ class Overview:
         program = self.cut.program
         spec = program.graph.spec(boundary.value)
         back = boundary.backward
-        there = _Way(spec, boundary.codec, self._counts(boundary), self._lines(boundary))
-        returns = _Way(spec, boundary.backward_codec, self._counts(boundary), self._returns(boundary))
+        there, returns = self._directions(boundary)
         return PlanBoundary(
             name=_name(boundary),
             source=program.stages[boundary.source].key,
@@ -204,9 +234,18 @@ class Overview:
             backward_bytes=returns.each[0] if back else None,
             step_bytes=there.total,
             backward_step_bytes=returns.total if back else None,
-            seconds=self._seconds(there),
-            backward_seconds=self._seconds(returns) if back else None,
+            seconds=there.seconds,
+            backward_seconds=returns.seconds if back else None,
+            codec_seconds=there.codec_seconds,
+            backward_codec_seconds=returns.codec_seconds if back else None,
         )
+
+    def _directions(self, boundary: Boundary) -> tuple[Direction, Direction]:
+        """The tensor on its way, and its gradient."""
+        spec, counts = self.cut.program.graph.spec(boundary.value), self._counts(boundary)
+        there = Direction(spec, boundary.codec, counts, self._lines(boundary), links=self.links)
+        back = replace(there, way=boundary.backward_codec, lines=self._returns(boundary), forward=boundary.codec)
+        return there, back
 
     def _counts(self, boundary: Boundary) -> list[int]:
         """The rows of each micro-batch, as far as they matter to a boundary's size."""
@@ -225,19 +264,6 @@ class Overview:
         flows = (flow for request in self.cut.program.requests for flow in request.flows)
         pairs = [(clusters[f.stage], clusters[boundary.source]) for f in flows if f.boundary == boundary.value]
         return [(a, b) for a, b in pairs if a != b]
-
-    def _seconds(self, way: _Way) -> float | None:
-        if way.total is None:
-            return None
-        held: dict[tuple[str, str], list[int]] = {}
-        for line in way.lines:
-            held.setdefault(line, []).extend(size for size in way.each if size is not None)
-        return _slowest(self._held(a, b, sizes) for (a, b), sizes in held.items())
-
-    def _held(self, a: str, b: str, sizes: Sequence[int]) -> float | None:
-        """Seconds for which tensors hold the line from a to b."""
-        rate = self.links.between(a, b).rate
-        return sum(8 * wire_bytes(size) for size in sizes) / rate if rate else None
 
     def _once(self, fragments: Iterable[Fragment]) -> PlanOnce:
         found = list(fragments)
@@ -259,43 +285,6 @@ class Overview:
     def _descended(self) -> frozenset[int]:
         """The variables that the step asks gradients for."""
         return frozenset(op for request in self.cut.program.requests for op in request.origins)
-
-
-@dataclass(frozen=True)
-class _Way:
-    """One direction of a boundary: what it sends for each micro-batch, and the lines that carry it."""
-
-    spec: Spec
-    codec: str
-    counts: Sequence[int]
-    lines: Sequence[tuple[str, str]]
-
-    @property
-    def each(self) -> list[int | None]:
-        return [payload(self.spec, self.codec, rows) for rows in self.counts]
-
-    @property
-    def total(self) -> int | None:
-        """Bytes that a step puts on lines."""
-        known = [size for size in self.each if size is not None]
-        return sum(known) * len(self.lines) if len(known) == len(self.counts) else None
-
-
-def payload(spec: Spec, codec: str, rows: int) -> int | None:
-    """Bytes of a boundary's tensor as its codec makes it; None where more than the rows is unknown.
-
-    >>> payload(Spec("float32", (None, 10)), "fp16", rows=4), payload(Spec("float32", None), "none", rows=4)
-    (80, None)
-    """
-    if spec.shape is None or None in spec.shape[1:]:
-        return None
-    raw = spec.nbytes(unknown=rows)
-    return raw * _PRECISION[codec] // Spec(spec.dtype, ()).nbytes() if codec in _PRECISION else raw
-
-
-def _slowest(seconds: Iterable[float | None]) -> float | None:
-    known = [each for each in seconds if each is not None]
-    return max(known) if known else None
 
 
 def _ends(line: str) -> tuple[str, str]:

@@ -31,10 +31,11 @@ class PlanLayer:
 class PlanStage:
     """One stage: who runs it, how much there is of it, what it reads and what it gives.
 
-    `inputs` and `outputs` are leaves of the batch, boundaries (b0, b1 ...), "loss" and "result"; `runs` says
-    for each phase what the stage does in it: "F", "B", "FB" or nothing. `activation_bytes` is what a micro-batch
-    keeps for its backward, `in_flight` how many micro-batches do so at a time. What a loop does of which nothing
-    tells how often it turns counts once; `open_loops` says how many such loops there are.
+    `inputs` and `outputs` are leaves of the batch, boundaries (b0, b1 ...) and what the step returns, by its name in a
+    dict or its place in a tuple ("loss" is what is differentiated, "result" all that is returned, where neither has a
+    name); `runs` says for each phase what the stage does in it: "F", "B", "FB" or nothing. `activation_bytes` is what
+    a micro-batch keeps for its backward, `in_flight` how many micro-batches do so at a time. What a loop does of which
+    nothing tells how often it turns counts once; `open_loops` says how many such loops there are.
     """
 
     name: str
@@ -77,6 +78,8 @@ class PlanBoundary:
 
     `step_bytes` and `backward_step_bytes` are what a step puts on lines for it, `seconds` and `backward_seconds` for
     how long that holds the slowest of them; None where there is no rate. Inside a cluster nothing is on a line.
+    `codec_seconds` and `backward_codec_seconds` are what one core takes to encode and decode them, about; None where
+    nothing crosses a line, and of codecs of which that is not known.
     """
 
     name: str
@@ -94,6 +97,8 @@ class PlanBoundary:
     backward_step_bytes: int | None = None
     seconds: float | None = None
     backward_seconds: float | None = None
+    codec_seconds: float | None = None
+    backward_codec_seconds: float | None = None
 
 
 @dataclass(frozen=True)

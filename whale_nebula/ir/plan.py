@@ -39,7 +39,11 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Boundary:
-    """A tensor that crosses from one stage to others; `backward` says whether its gradient crosses back."""
+    """A tensor that crosses from one stage to others; `backward` says whether its gradient crosses back.
+
+    `codec` and `backward_codec` are the ways it crosses (`codec.way`); `mask` marks the rows that are sent, `ids` names
+    the samples whose differences are sent. `where` is the line of the compress scope that says so.
+    """
 
     slot: int
     value: Value
@@ -50,6 +54,9 @@ class Boundary:
     codec: str = "none"
     backward_codec: str = "none"
     layout: str = "rows"
+    mask: Value | None = None
+    ids: Value | None = None
+    where: str = ""
 
 
 @dataclass(frozen=True)

@@ -44,12 +44,25 @@ def load(path: str | os.PathLike[str]) -> Plan:
     try:
         plan, digest = _read(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise PlanError(
-            "this file holds no plan", where=str(path), why=f"{type(error).__name__}: {error}", mend=_MEND
-        ) from None
+        raise PlanError("this file holds no plan", where=str(path), why=_why(error), mend=_MEND) from None
     if plan.digest != digest:
         raise PlanError("this plan was changed after it was saved", where=str(path), mend=_MEND)
     return plan
+
+
+def _why(error: Exception) -> str:
+    """What is wrong with a file, in words.
+
+    >>> _why(KeyError("format")), _why(json.JSONDecodeError("Expecting value", "plan", 0))
+    ("it has no 'format'", 'it is no JSON: Expecting value: line 1 column 1 (char 0)')
+    """
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is no JSON: {error}"
+    return str(error) if isinstance(error, ValueError) else "what it holds does not lie as in a plan"
 
 
 _MEND = "nb.plan(model, *example).save(path) writes one, and so does: whale-nebula show train.py --save plan.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from whale_nebula.codec.said import words
 from whale_nebula.ir.face import Plan
 from whale_nebula.ir.parts import PlanBoundary, PlanStage
 from whale_nebula.ir.spec import Spec
@@ -37,11 +38,12 @@ def _arrows(boundary: PlanBoundary) -> Iterator[str]:
     for name in boundary.destinations:
         yield f'{source} -- "{spec}{_coded(boundary.codec)}" --> {_id("stage", name)}'
         if boundary.backward:
-            yield f'{_id("stage", name)} -. "gradient{_coded(boundary.backward_codec)}" .-> {source}'
+            yield f'{_id("stage", name)} -. "gradient{_coded(boundary.backward_codec, back=True)}" .-> {source}'
 
 
-def _coded(codec: str) -> str:
-    return "" if codec == "none" else f" as {_text(codec)}"
+def _coded(codec: str, *, back: bool = False) -> str:
+    said = words(codec, back=back)
+    return "" if not said else f"{' ' if said.startswith('as ') else ', '}{_text(said)}"
 
 
 def _label(stage: PlanStage) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from textwrap import wrap
 
+from whale_nebula.codec.said import details, sent
 from whale_nebula.ir.face import Plan
 from whale_nebula.ir.parts import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
 from whale_nebula.ir.spec import Spec
@@ -98,11 +100,14 @@ def _worked(stage: PlanStage) -> list[str]:
 # ---------------------------------------------------------------------- what crosses
 def _boundaries(plan: Plan) -> Iterator[str]:
     if not plan.boundaries:
-        return iter(())
+        return
     phases = len({once.phase for once in plan.once} | {each.phase for each in plan.boundaries}) > 1
     timed = any(each.seconds is not None for each in plan.boundaries)
     head = ["", "tensor", "from", "to", "a micro-batch", "its gradient", "on lines a step", *["they are held"] * timed]
-    return _table([head, *(_boundary(each, phases, timed) for each in plan.boundaries)])
+    yield from _table([head, *(_boundary(each, phases, timed) for each in plan.boundaries)])
+    for each in plan.boundaries:
+        for said in codec_lines(each):
+            yield from wrap(f"{each.name}: {said}", WIDTH, subsequent_indent="    ")
 
 
 def _boundary(each: PlanBoundary, phases: bool, timed: bool) -> list[str]:
@@ -117,8 +122,20 @@ def _boundary(each: PlanBoundary, phases: bool, timed: bool) -> list[str]:
 
 
 def _sent(count: int | None, codec: str) -> str:
-    amount = "as many bytes as it has" if count is None else size(count)
-    return amount if codec == "none" else f"{amount} as {codec}"
+    return sent("as many bytes as it has" if count is None else size(count), codec)
+
+
+def codec_lines(each: PlanBoundary) -> Iterator[str]:
+    """What there is to say of how a boundary crosses besides its bytes: when, what of it, and what that takes."""
+    there, back = details(each.codec), details(each.backward_codec, back=True)
+    if there and there == back:
+        yield f"both ways {there}"
+    else:
+        yield from [there] * bool(there) + [f"its gradient {back}"] * bool(back)
+    taken = [each.codec_seconds, each.backward_codec_seconds]
+    seconds = " + ".join(duration(way) for way in taken if way)
+    if seconds:
+        yield f"to encode and decode that takes one core about {seconds} a step"
 
 
 def _in_a_step(each: PlanBoundary) -> str:
@@ -158,6 +175,9 @@ def links_bound(plan: Plan) -> Iterator[str]:
         return
     line = max(held, key=lambda name: held[name])
     speeds = [f"{s.name} above {amount(s.flops / held[line])}FLOP/s" for s in plan.stages.values() if s.flops]
+    if plan.links[line].at_most:
+        yield f"{line} is the busiest line: a step holds it for at most {duration(held[line])}"
+        return
     said = f"{line} is the busiest line: a step holds it for {duration(held[line])}, and cannot be shorter than that"
     yield f"{said};" if speeds else said
     if speeds:

@@ -21,12 +21,16 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable that the step touches, named by its path in the model, never by its stage."""
+    """A variable that the step touches, named by its path in the model, never by its stage.
+
+    `metric` is the name of the metric of `compile` that it is a part of, if it is one's.
+    """
 
     op: int
     path: str
     spec: Spec
     trainable: bool = True
+    metric: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,8 @@ class Program:
     """A captured step: the graph with its gradients inside, and what the capture knows about it.
 
     `labels` says for an op which stage (its number) runs it; `weights` are what `nb.loss_weight` was given;
-    `compressions` are (forward, backward) codecs by the number that `Op.compress` holds.
+    `compressions` are the ways forward and backward by the number that `Op.compress` holds, and `masks` what Keras
+    has marked the rows of tensors with; `sites` are the lines of the compress scopes.
     """
 
     graph: Graph
@@ -129,6 +134,8 @@ class Program:
     pipeline: Pipeline = Pipeline()
     compressions: tuple[tuple[str, str], ...] = ()
     labels: dict[int, int] = field(default_factory=dict)
+    masks: dict[Value, Value] = field(default_factory=dict)
+    sites: tuple[str, ...] = ()
 
     @cached_property
     def _request_of(self) -> dict[int, int]:

@@ -48,6 +48,14 @@ class Spec(NamedTuple):
             size *= unknown if axis is None else axis
         return size
 
+    def sized(self, unknown: int) -> tuple[int, ...]:
+        """The sizes of one such tensor, each unknown one taken as `unknown`.
+
+        >>> Spec("float16", (None, 10)).sized(4)
+        (4, 10)
+        """
+        return tuple(unknown if axis is None else axis for axis in self.shape or ())
+
     def __str__(self) -> str:
         if self.shape is None:
             return f"{self.dtype}[*]"

@@ -8,15 +8,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from whale_nebula.errors import CaptureError
-from whale_nebula.ir.graph import Op
+from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.spec import Value
-from whale_nebula.passes.effects import is_check, is_effect, resources
+from whale_nebula.passes.effects import draws, is_check, is_effect, is_random, resources
 from whale_nebula.passes.reduce import Fold, Folding, fold, merge_rule, verdict
 
 _ONCE = frozenset({"after", "inverse"})
 _MERGED = frozenset({"sum", "mean", "count", "after", "inverse", "shape", "whole"})
 Where = Callable[[int], str]
+
+DRAWN_ANEW = "random numbers, such as dropout's, are drawn anew for each micro-batch: reproducible, not those uncut"
+"""What is said of a step that is cut and draws."""
 
 
 @dataclass
@@ -72,7 +75,9 @@ class BatchFolds:
         return "concat:0" if spec.shape and spec.shape[0] is None else "last"
 
     def _note(self, refusal: CaptureError | None) -> None:
-        if refusal is not None and refusal.what not in self.notes:
+        """One note for each cause: a layer that couples rows does so for the loss and for what it writes."""
+        cause = "" if refusal is None else refusal.what.partition(": ")[2] or refusal.what
+        if refusal is not None and not any(note.endswith(cause) for note in self.notes):
             self.notes.append(refusal.what)
 
 
@@ -103,11 +108,19 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     wholes = frozenset() if program.weights else frozenset(folding.wholes)
     found = BatchFolds(program, folding, frozenset(), checks, wholes, where)
     found._note(None if loss is None else verdict(loss, program.graph, where=where))
+    forward = (op for op in own if op.stage is not None or op.index in program.of_batch)
+    found.notes += [DRAWN_ANEW] * any(_draws(op, program.graph) for op in forward)
     each = program.graph.ascend(value.op for request in program.requests for value in request.targets)
     found.once = frozenset(op.index for op in own if op.index not in each and _waits(op, program, folding))
     _check_effects(own, found)
     found.once -= _beside_coupled(own, found)
     return found
+
+
+def _draws(op: Op, graph: Graph) -> bool:
+    """Whether an op draws random numbers, or what it calls does."""
+    bodies = (inner for name in op.functions for inner in graph.functions[name].ops)
+    return draws(op) or is_random(op) or any(_draws(inner, graph) for inner in bodies)
 
 
 _LINEAR = frozenset({"Identity", "AddV2", "AddN", "Sub", "Neg", "Mul", "RealDiv", "Cast"})
@@ -165,8 +178,22 @@ def _check_effects(own: list[Op], found: BatchFolds) -> None:
         writes = is_effect(op, found.program.graph) and resources(op, found.program.graph)
         if found.folding is None or op.index in found.once or not writes:
             continue
+        what, ways = _written(op, found.program)
         for state in _given(op, found.folding):
-            refusal = verdict(state, found.program.graph, where=found.where, what="what the step writes")
+            refusal = verdict(state, found.program.graph, where=found.where, what=what, ways=ways)
             if refusal is not None and found.program.pipeline.coupled != "allow":
                 raise refusal
             found._note(refusal)
+
+
+def _written(op: Op, program: Program) -> tuple[str, tuple[str, ...]]:
+    """What a write changes, as a part of a sentence, and the ways out that other writes have not."""
+    known = program.variable_ops
+    variables = [known[handle] for handle in resources(op, program.graph) if handle in known]
+    metric = next((variable.metric for variable in variables if variable.metric), "")
+    if not metric:
+        return "what the step writes", ()
+    return (
+        f"what the step writes into metric {metric!r}",
+        (f"leave {metric!r} out of model.compile(metrics=[...]), and reckon it afterwards from model.predict(x)",),
+    )

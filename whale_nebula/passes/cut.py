@@ -17,6 +17,7 @@ from whale_nebula.ir.spec import Value
 from whale_nebula.passes.apart import Apart
 from whale_nebula.passes.effects import is_read, resources
 from whale_nebula.passes.homes import Homes
+from whale_nebula.passes.masks import mask_of
 from whale_nebula.passes.parts import FORWARD, PROLOGUE, SMALL, UPDATE, Parts
 
 Key = tuple[str, int, int, int]
@@ -53,6 +54,7 @@ class Cutter:
     crossings: dict[tuple[Value, int, int], int] = field(default_factory=dict)
     demanded: dict[Value, set[int]] = field(default_factory=dict)
     told: set[Value] = field(default_factory=set)
+    masks: set[Value] = field(default_factory=set)
 
     def run(self) -> dict[Key, Draft]:
         """Draft everything, last part first."""
@@ -144,6 +146,7 @@ class Cutter:
     def _staged(self, kind: str, phase: int, stage: int) -> None:
         draft = self.draft((kind, phase, stage, 0))
         if kind == "forward":
+            self._marks(draft)
             for op in self._effects(3 * phase + FORWARD):
                 if self._label(op.index) == stage:
                     draft.roots[op.index] = None
@@ -152,6 +155,14 @@ class Cutter:
                 draft.fetches[value] = None
             draft.roots.update(self._gradient_effects(phase, stage))
         self._walk(draft)
+
+    def _marks(self, draft: Draft) -> None:
+        """What marks the rows of what is sent must be there where it is sent."""
+        for value in list(draft.fetches):
+            mask = mask_of(self.program, value)
+            if mask is not None and mask.op not in self.program.leaf_ops and self._include(draft, mask):
+                draft.fetches[mask] = None
+                self.masks.add(mask)
 
     def _gradient_effects(self, phase: int, stage: int) -> dict[int, None]:
         """What custom gradients do beside differentiating: they print, count, assert."""
@@ -312,6 +323,8 @@ class Cutter:
         at = 3 * phase + UPDATE
         if op.index in self.parts.pure:
             return self._told(value, phase, worker)
+        if op.index in self.parts.late.terms:
+            return self._before(value, phase, worker)
         part = self._time(op, at)
         if part % 3 == FORWARD:
             return self._merged(op, value, part, phase, worker)
@@ -332,6 +345,15 @@ class Cutter:
         self.crossings[value, home, worker] = phase
         self.told.add(value)
         return ("whole", 0, home, 0)
+
+    def _before(self, value: Value, phase: int, worker: int) -> Key:
+        """A weight penalty: it is made before the micro-batches, and crosses when their losses do."""
+        homes = self.homes.of(value.op)
+        home = worker if worker in homes else min(homes)
+        if home != worker:
+            self.crossings[value, home, worker] = phase
+            self.told.add(value)
+        return ("prologue", phase, home, 0)
 
     def _cheap(self, op: Op) -> bool:
         """Reads are made anew in each round: nothing is written before the last."""

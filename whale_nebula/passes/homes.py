@@ -23,11 +23,15 @@ Where = frozenset[int]
 
 @dataclass
 class Homes:
-    """Answers where ops, effects and variables live; `stage_workers[s]` is the worker of stage s."""
+    """Answers where ops, effects and variables live; `stage_workers[s]` is the worker of stage s.
+
+    `least` is how many workers there are at least: one without a stage takes part in updates and results all the same.
+    """
 
     program: Program
     parts: Parts
     stage_workers: Sequence[int]
+    least: int = 1
     variables: dict[int, Where] = field(default_factory=dict)
     _of: dict[int, Where] = field(default_factory=dict)
     _round: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -42,7 +46,7 @@ class Homes:
     @property
     def workers(self) -> int:
         """How many workers there are."""
-        return max(self.stage_workers, default=0) + 1
+        return max(self.least, max(self.stage_workers, default=0) + 1)
 
     def worker_of(self, stage: int) -> int:
         """The worker that runs a stage."""
@@ -97,7 +101,10 @@ class Homes:
         forward = {op for op in self.parts.leading if part.get(op, 0) % 3 == FORWARD}
         targets = {value.op for request in self.program.requests for value in request.targets}
         stamped = {op.index for op in graph.ops if op.stage is not None and op.index not in self.parts.effects}
-        return graph.ascend(forward | targets | stamped, stop=lambda op: part.get(op, 0) % 3 == UPDATE)
+        late = self.parts.late.sums
+        return graph.ascend(
+            forward | targets | stamped, stop=lambda op: part.get(op, 0) % 3 == UPDATE and op not in late
+        )
 
     def _spread(self) -> bool:
         """Find the homes of ops, then narrow common variables to the homes of what is written into them."""
@@ -118,7 +125,7 @@ class Homes:
             return self._holder(op)
         if op.role == CAPTURE:
             return self.variables[op.index]
-        if op.index in self.parts.pure or not op.inputs:
+        if op.index in self.parts.pure or op.index in self.parts.late.sums or not op.inputs:
             return self.everywhere
         if self.parts.part.get(op.index, 0) % 3 == FORWARD:
             return self._forward(op)
@@ -169,6 +176,8 @@ class Homes:
                 self._round[index, worker] = self._last[self.parts.part[index] // 3, worker]
 
     def _ready(self, value: Value, part: int, worker: int) -> int:
+        if value.op in self.parts.late.terms:
+            return 0
         own, home = self.parts.part.get(value.op, PROLOGUE), self.of(value.op)
         if own != part:
             return int(own % 3 == PROLOGUE and worker not in home and not self.program.graph.ops[value.op].role)

@@ -2,7 +2,8 @@
 
 An op between two stages may run anywhere from the latest of its inputs to the earliest of its readers; it goes where
 the fewest bytes cross. What is fed by variables alone goes to their owner, so that an L2 penalty crosses as one
-number and not as a matrix.
+number and not as a matrix; where as much would cross early as late, it is computed early, so that the penalties of
+one stage are scaled and added up there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
 from whale_nebula.ir.spec import Value
+from whale_nebula.passes.effects import is_read
 
 _NOWHERE = frozenset({INPUT, CAPTURE, HOLDER, FEED})
 
@@ -34,9 +36,11 @@ class _Labelling:
     numbers: Mapping[str, int]
     labels: dict[int, int]
     skip: frozenset[int]
+    alone: frozenset[int] = frozenset()
 
     def run(self) -> dict[int, int]:
         free = [op for op in self.graph.ops if not self._settled(op)]
+        self.alone = made_of_variables(self.graph)
         owners = self._owners()
         earliest, needed = self._earliest(free, owners), self._earliest(free, {})
         for op in reversed(free):
@@ -102,14 +106,17 @@ class _Labelling:
         return any(self.graph.ops[value.op].role == CAPTURE for value in op.inputs)
 
     def _late_is_cheaper(self, op: Op, first: int, latest: int, earliest: Mapping[int, int]) -> bool:
-        """Compare what would cross: the op's inputs if it runs late, its outputs if it runs early."""
+        """Compare what would cross: the op's inputs if it runs late, its outputs if it runs early.
+
+        What is made of variables alone runs early where both are alike: it is the same for each micro-batch.
+        """
         inputs = sum(
             self.graph.spec(value).nbytes()
             for value in set(op.inputs)
             if self._would_cross(value, op, latest, earliest)
         )
         outputs = sum(self.graph.spec(value).nbytes() for value in op.values if self.graph.consumers(value))
-        return inputs <= outputs
+        return inputs < outputs if op.index in self.alone else inputs <= outputs
 
     def _would_cross(self, value: Value, op: Op, latest: int, earliest: Mapping[int, int]) -> bool:
         source = self.labels.get(value.op, earliest.get(value.op))
@@ -117,3 +124,16 @@ class _Labelling:
             return False
         others = (c.index for c in self.graph.consumers(value) if c.index != op.index)
         return all(self.labels.get(other, -1) != latest for other in others)
+
+
+def made_of_variables(graph: Graph) -> frozenset[int]:
+    """The ops that are made of variables and constants alone, and of at least one variable: a weight's penalty."""
+    found: set[int] = set()
+    constant: set[int] = set()
+    for op in graph.ops:
+        if op.role or (op.stateful and not is_read(op)) or (not op.inputs and op.type != "Const"):
+            continue
+        read = [v.op for v in op.inputs if v.op not in constant]
+        if all(each in found or graph.ops[each].role == CAPTURE for each in read):
+            (found if read else constant).add(op.index)
+    return frozenset(found)

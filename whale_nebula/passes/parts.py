@@ -8,6 +8,8 @@ trap that a real training step set:
   prologue where the forward reads what it wrote;
 * a seed of the forward advances with each micro-batch: it belongs to the forward;
 * a metric's write waits for the update, unless the forward needs it: so a failing forward leaves metrics alone;
+* a loss that adds another stage's weight penalty waits too, where no gradient reads it: so the penalty, which no
+  micro-batch changes, crosses once a step;
 * a forward op that depends on an update belongs to the next phase.
 """
 
@@ -20,6 +22,7 @@ from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Op
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.spec import Spec
 from whale_nebula.passes.effects import draws, is_effect, is_random, is_read, resources
+from whale_nebula.passes.late import Late, late_sums
 
 PROLOGUE, FORWARD, UPDATE = 0, 1, 2
 SMALL = 4096
@@ -32,7 +35,8 @@ _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 class Parts:
     """What the pass found. `part` numbers ops that have a time of their own; others run wherever they are read.
 
-    `again` are ops of an update that a check of an earlier part computes besides, and which part that is.
+    `late` is what of a loss waits for the update; `again` are ops of an update that a check of an earlier part
+    computes besides, and which part that is.
     """
 
     part: Mapping[int, int]
@@ -45,6 +49,7 @@ class Parts:
     latest: Mapping[int, int]
     forward_written: frozenset[int]
     leading: frozenset[int]
+    late: Late = field(default_factory=Late)
     again: Mapping[int, int] = field(default_factory=dict)
 
     def phase(self, op: int) -> int:
@@ -84,6 +89,8 @@ class _Splitter:
         self.pure = self._pure()
         self.row_made = self._row_made()
         self._levels()
+        single = max(self.phase_of, default=0) == 0
+        self.late = late_sums(self.program, self._may_wait, self._each) if single else Late()
         self.checked = graph.ascend(self.checks) & self.once - self.held - self.effects
         for op in self.own:
             self._place(op)
@@ -175,10 +182,20 @@ class _Splitter:
         elif op.index in self.batch and op.index not in self.pure:
             forward = op.index in self.leading or op.index in self.targets or op.stage is not None
             waits = self._accumulates(op) and op.index not in self.row_made
-            once = not forward and (early % 3 == UPDATE or waits)
+            once = op.index in self.late.sums or (not forward and (early % 3 == UPDATE or waits))
             self.part[op.index] = _next(early, UPDATE if once else FORWARD)
-        elif early:
-            self.part[op.index] = early
+        elif early or op.index in self.late.sums:
+            self.part[op.index] = _next(early, UPDATE) if op.index in self.late.sums else early
+
+    def _may_wait(self, op: Op) -> bool:
+        """Whether an op of the forward that nobody there reads could as well run once, afterwards."""
+        if op.stage is not None or op.index not in self.batch or op.index in self.effects | self.pure | self.held:
+            return False
+        return self._accumulates(op) and op.index not in self.row_made
+
+    def _each(self, op: Op) -> bool:
+        """Whether an op runs with each micro-batch."""
+        return op.index in self.leading or op.stage is not None or self._stays(op)
 
     def _accumulates(self, op: Op) -> bool:
         """Numbers of the forward that no stage needs: a metric's sum, a returned loss. They can wait."""
@@ -241,6 +258,7 @@ class _Splitter:
             seeds=frozenset(self.seeds),
             latest=self._latest(),
             leading=frozenset(self.leading | self.targets),
+            late=self.late,
             forward_written=frozenset(h for e in forward for h in resources(graph.ops[e], graph)),
             again=dict(self.again),
         )

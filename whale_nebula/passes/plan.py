@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from whale_nebula.codec.bytes.bits import TYPES
+from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import NotYetError
 from whale_nebula.ir.plan import (
     Boundary,
@@ -25,9 +27,11 @@ from whale_nebula.passes.crossable import check_crossable
 from whale_nebula.passes.cut import Cutter, Draft, Key, finish
 from whale_nebula.passes.exchange import clusters_apart, exchanges
 from whale_nebula.passes.homes import Homes
+from whale_nebula.passes.masks import mask_of, scopes_of
 from whale_nebula.passes.order import check_order
 from whale_nebula.passes.parts import Parts, split_parts
 from whale_nebula.passes.python_ops import one_in_flight, python_notes
+from whale_nebula.passes.samples import ids_of
 from whale_nebula.passes.shared import check_shared
 
 EVERYWHERE = "everywhere"
@@ -65,7 +69,7 @@ def _mapped(
     apart: Collection[str],
 ) -> Cut:
     numbers = {stage: number for number, worker in enumerate(workers) for stage in worker.stages}
-    homes = Homes(program, parts, [numbers[stage] for stage in range(len(program.stages))])
+    homes = Homes(program, parts, [numbers[stage] for stage in range(len(program.stages))], len(workers))
     cutter = Cutter(program, parts, homes, folds.wholes, owner=results != EVERYWHERE, apart=apart)
     return _Builder(program, parts, homes, cutter.run(), cutter, tuple(workers), folds).build()
 
@@ -157,7 +161,8 @@ class _Builder:
     def _leaves(self, value: Value, phase: int, stage: int) -> bool:
         """Whether a value of a stage is read by anything but the stage's own backward in the same phase."""
         own = {("backward", phase, stage)}
-        return bool(self.outside.get(value, set()) - own) or value in self.cutter.demanded
+        kept = value in self.cutter.demanded or value in self.cutter.masks
+        return kept or bool(self.outside.get(value, set()) - own)
 
     def _worker_name(self, stage: int) -> str:
         return self.workers[self.homes.worker_of(stage)].name
@@ -205,20 +210,28 @@ class _Builder:
                         slot=len(found), value=value, phase=phase, source=source, destinations=tuple(sorted(readers)),
                         backward=value in returning, codec=self._codec(value, readers, 0),
                         backward_codec=self._codec(value, readers, 1),
-                        layout=self.folds.layout(value),
+                        layout=self.folds.layout(value), mask=mask_of(self.program, value, readers),
+                        ids=ids_of(self.program, value, self.folds.layout(value), readers),
+                        where=self._where(value, readers),
                     )
                 )  # fmt: skip
         return tuple(found)
 
     def _codec(self, value: Value, readers: set[int], direction: int) -> str:
-        """The codec of the innermost compress scope around the producer, else around the first consumer."""
-        graph, codecs = self.program.graph, self.program.compressions
-        if not graph.spec(value).floating:
+        """How the innermost compress scope around the producer, else around the first consumer, has it cross."""
+        graph, ways = self.program.graph, self.program.compressions
+        scope = next(scopes_of(self.program, value, readers), None)
+        if scope is None:
             return "none"
-        made = graph.ops[value.op].compress
-        if made is not None:
-            return codecs[made][direction]
-        for op in graph.consumers(value):
-            if op.compress is not None and self.program.labels.get(op.index) in readers:
-                return codecs[op.compress][direction]
-        return "none"
+        spec, text = graph.spec(value), ways[scope][direction]
+        way = parse_way(text)
+        if not spec.rank and (spec.rank == 0 or way.coded):
+            return "none"
+        if spec.floating:
+            return "none" if spec.dtype.startswith("complex") else text
+        return "bits" if (way.codec is not None or way.auto) and spec.dtype in TYPES else "none"
+
+    def _where(self, value: Value, readers: set[int]) -> str:
+        """The line of that scope."""
+        scope = next(scopes_of(self.program, value, readers), None)
+        return "" if scope is None else next(iter(self.program.sites[scope : scope + 1]), "")

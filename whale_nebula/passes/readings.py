@@ -25,12 +25,39 @@ class Reading(NamedTuple):
 def readings(cut: Cut, worker: str) -> Iterator[Reading]:
     """All that a worker reads of the user's batch."""
     program = cut.program
+    yield from _marks(cut, worker)
+    yield from _samples(cut, worker)
     for fragment in _fragments(cut, worker):
         own = frozenset(fragment.ops)
         for value in fragment.feeds:
             for op in program.graph.consumers(value) if value.op in program.leaf_ops else ():
                 if op.index in own:
                     yield Reading(program.leaf_ops[value.op], op, fragment, asks_rows(program.graph, op))
+
+
+def _marks(cut: Cut, worker: str) -> Iterator[Reading]:
+    """The inputs that mark which rows a stage of this worker sends."""
+    program = cut.program
+    for boundary in cut.boundaries:
+        leaf = None if boundary.mask is None else program.leaf_ops.get(boundary.mask.op)
+        stage = next((s for s in cut.phases[boundary.phase].stages if s.stage == boundary.source), None)
+        if leaf is not None and stage is not None and stage.forward is not None and stage.forward.worker == worker:
+            yield Reading(leaf, program.graph.ops[boundary.value.op], stage.forward, False)
+
+
+def _samples(cut: Cut, worker: str) -> Iterator[Reading]:
+    """The inputs that name the samples whose differences a stage of this worker sends or takes."""
+    program = cut.program
+    home = {stage: each.name for each in cut.workers for stage in each.stages}
+    for boundary in cut.boundaries:
+        ends = {boundary.source, *boundary.destinations}
+        if boundary.ids is None or len({home[stage] for stage in ends}) < 2:
+            continue
+        for fragment in _fragments(cut, worker):
+            if fragment.stage in ends:
+                ends.remove(fragment.stage)
+                op = program.graph.ops[boundary.value.op]
+                yield Reading(program.leaf_ops[boundary.ids.op], op, fragment, False)
 
 
 def read_by_one(cut: Cut, names: Collection[str]) -> frozenset[str]:

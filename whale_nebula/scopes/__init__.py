@@ -19,7 +19,7 @@ from whale_nebula.scopes.frames import (
     told_again,
     watchers,
 )
-from whale_nebula.scopes.identity import deal_to
+from whale_nebula.scopes.identity import deal_to, two_clusters
 from whale_nebula.scopes.parsing import Tree, parsing
 from whale_nebula.scopes.placing import Placement, Rule
 from whale_nebula.scopes.public import (
@@ -65,5 +65,6 @@ __all__ = [
     "stage",
     "stage_of",
     "told_again",
+    "two_clusters",
     "watchers",
 ]

@@ -1,6 +1,7 @@
 """A stage that caught nothing says so, once for each place.
 
-Only our own trace of a step is cut. Plain eager code and a plain tf.function run as if no scope were there.
+Only our own trace of a step is cut. Plain eager code and a plain tf.function run as if no scope were there, and the
+`build` of a Keras layer only makes variables.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from whale_nebula.scopes.site import Site
 _MENDS = {
     "plain eager code": "call it from a function under @nb.function, or train the model with fit",
     "a plain tf.function": "use @nb.function instead of @tf.function, or train the model with fit",
+    "the build of a layer": "enter it in call, where layers are called: build only makes their variables",
 }
 _said: set[tuple[Site, str]] = set()
 
@@ -25,7 +27,7 @@ _said: set[tuple[Site, str]] = set()
 @contextlib.contextmanager
 def watched(frame: Frame, around: Stack) -> Iterator[None]:
     """Around a stage: warn when it ends without having caught anything."""
-    code = running()
+    code = "the build of a layer" if frame.building else running()
     try:
         yield
     finally:
@@ -43,6 +45,23 @@ def running() -> str | None:
     if tensorflow is None:
         return None
     return "plain eager code" if tensorflow.executing_eagerly() else "a plain tf.function"
+
+
+def builds() -> bool:
+    """Whether the innermost method of a Keras layer that runs is its `build`, and not its `call`."""
+    keras = sys.modules.get("keras")
+    frame = sys._getframe(1) if keras is not None else None
+    while frame is not None and keras is not None:
+        owner = frame.f_locals.get("self") if frame.f_code.co_name in ("build", "call") else None
+        if isinstance(owner, keras.Layer):
+            return frame.f_code.co_name == "build" and not _is_kerass(type(owner))
+        frame = frame.f_back
+    return False
+
+
+def _is_kerass(kind: type) -> bool:
+    """Keras's own layers call others in their build: a Sequential, a functional model."""
+    return kind.__module__.startswith("keras.")
 
 
 _INSIDE = {

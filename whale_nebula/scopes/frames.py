@@ -40,7 +40,7 @@ class Frame:
     """One entry of a scope; two frames are equal only if they are the same one.
 
     `touched` is set by watchers as soon as the scope really caught something: an op, a Keras layer. `closed` says
-    that a scope around it has ended before it did.
+    that a scope around it has ended before it did, `building` that it was entered in the `build` of a Keras layer.
     """
 
     kind: str
@@ -51,6 +51,7 @@ class Frame:
     block: Block | None = None
     touched: bool = False
     closed: bool = False
+    building: bool = False
 
 
 class Watcher(Protocol):

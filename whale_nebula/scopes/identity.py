@@ -78,12 +78,17 @@ def _layout(around: Frame | None) -> tuple[str, ...]:
 
 def _check_same(key: str, cluster: str, site: Site, known: Known | None) -> None:
     if known is not None and known.cluster != cluster:
-        raise StageIdentityError(
-            f"stage {key!r} is on cluster {cluster!r} at {site}, and on {known.cluster!r} at {known.site}",
-            where=str(site),
-            why="entering a stage again continues it, and a stage runs on one cluster",
-            mend=f"give the second a name of its own: nb.stage(cluster={cluster!r}, name={key + '_2'!r})",
-        )
+        raise two_clusters(key, cluster, str(site), known.cluster, str(known.site))
+
+
+def two_clusters(key: str, cluster: str, where: str, known: str, there: str) -> StageIdentityError:
+    """The error for a stage on one cluster here that is on another where it was entered first."""
+    return StageIdentityError(
+        f"stage {key!r} is on cluster {cluster!r} at {where}, and on {known!r} at {there}",
+        where=where,
+        why="entering a stage again continues it, and a stage runs on one cluster",
+        mend=f"give the second a name of its own: nb.stage(cluster={cluster!r}, name={key + '_2'!r})",
+    )
 
 
 def _check_layout(cluster: str, site: Site, around: Frame | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -74,6 +75,8 @@ def _stack() -> Stack:
 
 def _rule(pattern: Any, home: Any, stack: Stack) -> Rule:
     cluster, name = _home(pattern, home)
+    if isinstance(home, Scope):
+        home.given()
     key, found = identity.identify(name, cluster, calling_site(), stack)
     return Rule(_compiled(pattern), key, found)
 
@@ -85,8 +88,21 @@ def _compiled(pattern: Any) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise values.refuse(
-            f"{pattern!r} is no regular expression", why=str(error), mend=f"{re.escape(pattern)!r}"
+            f"{pattern!r} is no regular expression", why=str(error), mend=repr(_corrected(pattern, error.pos or 0))
         ) from None
+
+
+def _corrected(pattern: str, wrong: int) -> str:
+    """The regex that was probably meant: with the star of a file name, or with what is wrong taken as a letter.
+
+    >>> _corrected("*dense*", 0)
+    '.*dense.*'
+    """
+    starred = re.sub(r"(?<![.)\]\w\\])\*|(?<=\w)\*$", ".*", pattern)  # a star that repeats nothing, or ends a name
+    for tried in (starred, f"{pattern[:wrong]}\\{pattern[wrong:]}"):
+        with contextlib.suppress(re.error):
+            return re.compile(tried).pattern
+    return re.escape(pattern)
 
 
 def _home(pattern: Any, home: Any) -> tuple[str | None, str | None]:

@@ -140,11 +140,22 @@ def compress(
     delta: str | None = None,
     mask: Any = None,
     forward: Codecs = None,
+    zstd: bool = False,
+    nonfinite: str = "raise",
 ) -> Opens:
-    """Make the boundaries inside small while they cross. So far with `fp16` or `bf16`.
+    """Make the boundaries inside small while they cross.
 
     Flags are sugar for one codec: at most one structure (svd, rank, topk), then at most one precision (fp16,
-    bf16, int8, int4). `codec` is that codec itself, or "auto", and excludes flags.
+    bf16, int8, int4). `codec` is that codec itself, or "auto", and excludes flags. The gradient crosses in the same
+    subspace or at the same positions; `backward` is the precision of what is left of it (int8 by default, None: as it
+    is), and an object replaces all of it. `forward` is the codec of steps without a gradient, "none" for none.
+
+    The codec is used from `start_step` on. `ramp` begins with milder precisions and goes on to the next as soon as its
+    relative error is below a bound. `mask` names the input that marks the rows to be sent, or is True for the mask
+    that Keras gives a tensor. `delta` names the input with the ids of samples: both sides hold up to 1 GiB of samples
+    a boundary, as they were last, and send differences to them. `zstd` packs the bytes once more where that makes them
+    fewer. `nonfinite` says what to do about a NaN that would enter a codec's state: "raise", or "skip" the step in all
+    processes.
 
     >>> import whale_nebula as nb
     >>> with nb.cluster(), nb.compress(fp16=True) as frame:
@@ -154,6 +165,7 @@ def compress(
     flags = {"svd": svd, "rank": rank, "topk": topk, "basis": basis}
     flags |= {"fp16": fp16, "bf16": bf16, "int8": int8, "int4": int4}
     others = {"start_step": start_step, "ramp": ramp, "delta": delta, "mask": mask, "forward": forward}
+    others |= {"zstd": zstd, "nonfinite": nonfinite}
     options = compressing.checked_options(flags, codec, backward, **others)
     return Scope("compress", options, compressing.missing_of(options))
 

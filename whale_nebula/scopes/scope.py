@@ -9,7 +9,7 @@ from types import MappingProxyType, TracebackType
 from typing import NamedTuple, NoReturn
 
 from whale_nebula.errors import NestingError, NotYetError
-from whale_nebula.scopes import eager, identity
+from whale_nebula.scopes import eager, identity, unentered
 from whale_nebula.scopes.frames import Block, Frame, Stack, current_stack, open_frames, standing, unmoved
 from whale_nebula.scopes.grammar import settle
 from whale_nebula.scopes.site import Site, calling_site
@@ -36,6 +36,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         self._options = MappingProxyType(dict(options))
         self._missing = missing
         self._open: dict[Frame, contextlib.ExitStack] = {}
+        self._made = unentered.made(repr(self))
 
     @property
     def kind(self) -> str:
@@ -48,13 +49,19 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         return self._options
 
     def __repr__(self) -> str:
-        return f"nb.{self._kind}({', '.join(f'{name}={value!r}' for name, value in self._options.items())})"
+        said = (f"{name}={value!r}" for name, value in self._options.items() if value is not None)
+        return f"nb.{self._kind}({', '.join(said)})"
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         """Scopes are no decorators: what they hold is written inside them."""
         raise no_decorator(self._kind)
 
+    def given(self) -> None:
+        """It is not to be entered: something else, a map of places, takes what it says."""
+        unentered.entered(self._made)
+
     def __enter__(self) -> Frame:
+        unentered.entered(self._made)
         site = calling_site()
         around = settle(self._kind, site, current_stack())
         frame = self._frame(site, around)
@@ -99,7 +106,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         cluster, name = self._options.get("cluster"), self._options.get("name")
         if self._kind == "stage":
             key, home = identity.identify(_text(name), _text(cluster), site, around)
-            return Frame(self._kind, self._options, site, key=key, cluster=home)
+            return Frame(self._kind, self._options, site, key=key, cluster=home, building=eager.builds())
         opens_block = self._kind in ("cluster", "replica", "pipeline") and not _has_block(around)
         return Frame(
             self._kind,

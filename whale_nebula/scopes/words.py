@@ -149,11 +149,7 @@ def _meant(name: str, unknown: str, value: object, known: Sequence[str]) -> str:
 _ALIASES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "microbatches": "micro_batch"}
 """What others call an option."""
 
-NOT_YET = {
-    "compress": (
-        "svd", "rank", "topk", "int8", "int4", "backward", "start_step", "ramp", "basis", "delta", "mask", "forward"
-    )
-}  # fmt: skip
+NOT_YET: Mapping[str, Sequence[str]] = {"compress": ()}
 """Options that have a name and no engine."""
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula import tf_private
+from whale_nebula.capture.placed import homes_of, placed_models
 from whale_nebula.errors import (
     BoundaryInBodyError,
     NebulaError,
@@ -191,6 +192,7 @@ def test_keras_is_as_it_was_after_the_trace() -> None:
     [
         ({"encoder/.*": "gpu"}, "matches 'encoder/.*'.*its layers are 'a', 'bb', 'head'"),
         ({"heda": "gpu"}, "did you mean 'head'"),
+        ({"haed.*": "gpu"}, "did you mean 'head(.*)?'"),
         ({"head/.*": "gpu"}, "did you mean 'head'. it has no layers inside"),
         ({"b": "gpu"}, "did you mean 'bb'|a pattern must match the whole path"),
         ({"a|bb": "gpu", "b+": "npu"}, r"layer 'bb' of 'chain' matches two patterns.*let one of them leave it out"),
@@ -200,6 +202,38 @@ def test_patterns_that_do_not_fit_are_refused_where_they_are_written(places: Any
     with pytest.raises(PlacementError, match=re.compile(said, re.DOTALL)) as caught:
         nb.place(chain("a", "bb"), places)
     assert caught.value.where.startswith(f"{__file__}:")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("a1", "a.*"),
+        ("a1", "b.*|a.*|head"),
+        ("b.*|a.*|head", "a1"),
+        ("a[12]", "a.*"),
+        ("a1|a2", "a.*|b"),
+        ("a[12]|b", "a.*|head"),
+    ],
+)
+def test_a_pattern_that_is_to_leave_a_layer_out_does(first: str, second: str) -> None:
+    """The mend can be written as it stands, whatever '|' there is in the patterns."""
+    with pytest.raises(PlacementError, match="matches two patterns") as caught:
+        nb.place(chain("a1", "a2", "a3", "b"), {first: "gpu", second: "npu"})
+    mended = caught.value.mend.removeprefix("let one of them leave it out: ")
+    changed = first if mended.endswith((first, f"(?:{first})")) else second
+    places = {mended if pattern == changed else pattern: home for pattern, home in ((first, "gpu"), (second, "npu"))}
+    model = chain("a1", "a2", "a3", "b")
+    nb.place(model, places)
+    homes = homes_of(model, next(own for placed, own in placed_models() if placed is model)).homes
+    assert {home.spot.path for home in homes if home.rule is not None} == {
+        path for path in ("a1", "a2", "a3", "b", "head") if re.fullmatch(f"{first}|{second}", path)
+    }
+
+
+def test_two_patterns_that_match_the_same_are_one_too_many() -> None:
+    with pytest.raises(PlacementError) as caught:
+        nb.place(chain("a", "b"), {"a|b": "gpu", "[ab]": "npu"})
+    assert caught.value.mend == "leave 'a|b' or '[ab]' out: they match the same layers"
 
 
 def test_a_layer_goes_with_the_one_that_holds_it() -> None:

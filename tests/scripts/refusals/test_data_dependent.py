@@ -19,6 +19,12 @@ def branching(x: Any) -> Any:
     return -x
 
 
+def halving(x: Any) -> Any:
+    while tf.reduce_max(x) > 1.0:  # mark: while
+        x = x / 2.0
+    return x
+
+
 def walking(x: Any) -> Any:
     return tf.stack([row + 1.0 for row in x])  # mark: for
 
@@ -43,6 +49,7 @@ def averaging(x: Any) -> Any:
     ("middle", "mark", "mend"),
     [
         (branching, "if", "tf.cond"),
+        (halving, "while", "tf.while_loop"),
         (walking, "for", "tf.map_fn"),
         (floating, "float", "tf.cast(t, tf.float32)"),
         (counting, "range", "tf.range(n)"),
@@ -51,7 +58,7 @@ def averaging(x: Any) -> Any:
     ],
 )
 def test_a_value_that_is_not_there_yet(middle: Any, mark: str, mend: str) -> None:
-    places = {name: marked(name) for name in ("if", "for", "float", "range", "numpy", "mean")}
+    places = {name: marked(name) for name in ("if", "while", "for", "float", "range", "numpy", "mean")}
     error = told(DataDependentError, lambda: fit(sub(middle)), "value", mend, at=places[mark])
     assert len(str(error).splitlines()) == 3, "TensorFlow's advice for other cases is left out"
 

@@ -147,6 +147,17 @@ def test_uncut_it_fails_where_the_rows_meet() -> None:
     told(StageFailedError, lambda: model.fit(dataset(batch(8)[0], batch(6)[1]), verbose=0), *said, at=__file__)
 
 
+def test_a_batch_that_is_shaped_unlike_the_first_is_named() -> None:
+    def batches() -> Any:
+        x, y = batch(8)
+        yield x, y
+        yield x[:, :3], y
+
+    said = ("input 'x' is float32[8,3] in this batch", "in the first")
+    error = told(StageFailedError, lambda: functional().fit(batches(), steps_per_epoch=2, verbose=0), *said)
+    assert "phase" not in error.what
+
+
 # ------------------------------------------------------------------------------------------- arguments
 
 

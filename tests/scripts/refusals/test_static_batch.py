@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.scripts.refusals.telling import ROWS, WIDTH, fit, marked, same_training, sub, told
-from whale_nebula.errors import BatchCoupledError, StageFailedError, StaticBatchError
+from whale_nebula.errors import BatchCoupledError, CaptureError, StageFailedError, StaticBatchError
 
 
 def reshaped(x: Any) -> Any:
@@ -72,6 +72,73 @@ def test_a_last_batch_with_fewer_rows_names_the_reshape_whatever_failed_first() 
     model = sub(reshaped_by_keras)
     mend = f"tf.reshape(x, [-1, {WIDTH}]) at {marked('keras')}, where the batch size {ROWS} is baked in"
     told(StageFailedError, lambda: fit(model, rows=ROWS + 3), "stage 'b'", "cluster 'b'", mend)
+
+
+class Early(keras.Model):
+    """The inputs are reshaped, before the first stage or in it."""
+
+    def __init__(self, staged: bool, **options: Any) -> None:
+        super().__init__()
+        self.first, self.last = keras.layers.Dense(WIDTH), keras.layers.Dense(2)
+        self.staged, self.options = staged, options
+
+    def call(self, x: Any) -> Any:
+        if not self.staged:
+            x = tf.reshape(x, [ROWS, WIDTH])  # mark: outside
+        with nb.cluster(), nb.pipeline(2, **self.options):
+            with nb.stage(cluster="a"):
+                if self.staged:
+                    x = tf.reshape(x, [ROWS, WIDTH])  # mark: inside
+                hidden = self.first(x)
+            with nb.stage(cluster="b"):
+                return self.last(hidden)
+
+
+def early(staged: bool, **options: Any) -> keras.Model:
+    model = Early(staged, **options)
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_inputs_that_are_reshaped_are_found_where_they_are(staged: bool) -> None:
+    """They do not fit the labels, far behind."""
+    place = marked("inside") if staged else marked("outside")
+    said = (f"the batch size {ROWS} is baked in", f"tf.reshape(x, [-1, {WIDTH}])")
+    told(StaticBatchError, lambda: fit(early(staged)), *said, at=place)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_what_was_allowed_all_the_same_says_why_it_cannot_run(staged: bool) -> None:
+    place = marked("inside") if staged else marked("outside")
+    said = (f"micro-batches of {ROWS // 2} rows", f"tf.reshape(x, [-1, {WIDTH}]) at {place}", "micro_batch=1")
+    told(CaptureError, lambda: fit(early(staged, coupled="allow")), *said, at="compile_loss/mse")
+
+
+def test_labels_that_are_reshaped_are_found_too() -> None:
+    def loss(wanted: Any, given: Any) -> Any:
+        return tf.reduce_mean((tf.reshape(wanted, [ROWS, 2]) - given) ** 2, -1)  # mark: labels
+
+    told(StaticBatchError, lambda: fit(sub(micro=2, loss=loss)), "[-1, 2]", at=marked("labels"))
+
+
+def test_a_variable_that_no_micro_batch_fits_says_so() -> None:
+    """One number for each row of the batch: nothing is reshaped, and it was allowed."""
+    table = tf.Variable(tf.ones([ROWS]))
+
+    def scaled(x: Any) -> Any:
+        return x * tf.reshape(table, [ROWS, 1])  # mark: table
+
+    inputs = keras.Input((WIDTH,))
+    with nb.cluster(), nb.pipeline(2, coupled="allow"):
+        with nb.stage(cluster="a"):
+            hidden = keras.layers.Dense(WIDTH)(inputs)
+        with nb.stage(cluster="b"):
+            outputs = keras.layers.Dense(2)(keras.layers.Lambda(scaled, output_shape=(WIDTH,))(hidden))
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    said = (f"micro-batches of {ROWS // 2} rows", "Dimensions must be equal", "nb.pipeline(micro_batch=1)")
+    told(CaptureError, lambda: fit(model), *said, at=marked("table"))
 
 
 def test_a_reshape_that_merges_rows_couples_them() -> None:

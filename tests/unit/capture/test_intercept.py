@@ -12,9 +12,9 @@ import whale_nebula as nb
 from whale_nebula.capture.intercept import intercepted
 from whale_nebula.capture.keras_replay import replaying
 from whale_nebula.capture.tracing import Tracing, current, tracing
-from whale_nebula.errors import NebulaError, StaticBatchError
+from whale_nebula.errors import GradientError, NebulaError, StaticBatchError
 
-ORIGINAL = tf.GradientTape.gradient
+ORIGINAL, ENTER = tf.GradientTape.gradient, tf.GradientTape.__enter__
 
 
 def square_slope() -> float:
@@ -30,7 +30,9 @@ def test_it_is_taken_off_again() -> None:
         with intercepted():
             pass
         assert tf.GradientTape.gradient is not ORIGINAL
+        assert tf.GradientTape.__enter__ is not ENTER
     assert tf.GradientTape.gradient is ORIGINAL
+    assert tf.GradientTape.__enter__ is ENTER
 
 
 def test_it_is_taken_off_when_the_step_raises() -> None:
@@ -108,3 +110,56 @@ def test_what_tensorflow_calls_bad_stays_so() -> None:
 
     with pytest.raises(ValueError, match="Dimensions must be equal"):
         step(np.ones((2, 2), "float32"))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("question", ["gradient", "jacobian"])
+def test_a_tape_that_is_asked_after_the_step_says_so(persistent: bool, question: str) -> None:
+    weight, kept = tf.Variable([[1.0], [2.0]]), []
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape(persistent=persistent) as tape:
+            with nb.stage(cluster="a"):
+                hidden = x @ weight
+            with nb.stage(cluster="b"):
+                loss = tf.reduce_mean(hidden)
+        slope = tape.gradient(loss, weight) if persistent else None
+        kept.append((tape, loss))
+        return loss if slope is None else loss + 0.0 * tf.reduce_sum(slope)
+
+    assert float(step(tf.ones([4, 2]))) == 3.0
+    tape, loss = kept[-1]
+    with pytest.raises(GradientError, match="a tape of a step is asked after the step") as caught:
+        getattr(tape, question)(loss, weight)
+    assert caught.value.where.startswith(f"{__file__}:")
+    assert "return loss, tape.gradient(loss, variables)" in caught.value.mend
+
+
+def test_a_tape_around_the_step_is_left_alone() -> None:
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.stage(cluster="a"):
+            return x * 2.0
+
+    variable = tf.Variable(3.0)
+    with tf.GradientTape() as tape:
+        square = variable * variable
+    step(tf.ones([2]))
+    assert float(tape.gradient(square, variable)) == 6.0
+
+
+def test_a_tape_that_is_used_again_is_as_it_was() -> None:
+    tape, variable = tf.GradientTape(persistent=True), tf.Variable(3.0)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tape, nb.stage(cluster="a"):
+            loss = tf.reduce_sum(x * variable)
+        return tape.gradient(loss, variable)
+
+    assert float(step(tf.ones([2]))) == 2.0
+    assert float(step(tf.ones([2, 2]))) == 4.0
+    with tape:
+        square = variable * variable
+    assert float(tape.gradient(square, variable)) == 6.0

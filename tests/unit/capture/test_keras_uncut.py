@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
+from whale_nebula.capture import stageless
 from whale_nebula.errors import NebulaWarning, UnsupportedError
 from whale_nebula.scopes import eager
 
@@ -21,6 +22,7 @@ X, Y = np.ones((8, 4), "float32"), np.ones((8, 3), "float32")
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(eager, "_said", set())
+    monkeypatch.setattr(stageless, "_said", set())
     nb.shutdown()
     yield
     nb.shutdown()
@@ -304,3 +306,56 @@ def test_a_model_without_a_call_and_without_scopes_is_left_as_keras_leaves_it() 
         model.fit(X, Y, verbose=0)
     assert not model.built
     assert "whale_nebula" not in model.train_function.__module__
+
+
+class BuildsInStages(Subclass):
+    """Scopes around the build of layers, and none in the call."""
+
+    def build(self, shape: Any) -> None:
+        with nb.stage(cluster="a"):
+            self.first.build(shape)
+        with nb.stage(cluster="b"):
+            self.second.build((None, 5))
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize("build_first", [False, True])
+def test_a_scope_in_build_says_that_it_holds_nothing(build_first: bool) -> None:
+    model = compiled(BuildsInStages())
+    with pytest.warns(NebulaWarning, match="the build of a layer is not captured") as caught:
+        if build_first:
+            model.build((None, 4))
+        model.fit(X, Y, verbose=0)
+    assert "enter it in call" in str(caught[0].message)
+    assert {each.filename for each in caught} == {__file__}
+
+
+def test_a_scope_in_call_while_the_layer_is_built_says_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NebulaWarning)
+        compiled(Subclass()).fit(X, Y, verbose=0)
+
+
+@pytest.mark.parametrize("opened", [lambda: nb.cluster(), lambda: nb.pipeline(2)], ids=["cluster", "pipeline"])
+def test_scopes_without_a_stage_are_told(opened: Callable[[], Any]) -> None:
+    inputs = keras.Input((4,))
+    with opened():
+        outputs = layers.Dense(3)(inputs)
+    model = compiled(keras.Model(inputs, outputs))
+    with pytest.warns(NebulaWarning, match=r"holds no nb.stage: all of the step is one stage") as caught:
+        model.fit(X, Y, verbose=0)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NebulaWarning)
+        model.predict(X, verbose=0)
+
+
+def test_a_stage_without_with_is_told_when_the_model_runs() -> None:
+    nb.stage(cluster="gpu")
+    inputs = keras.Input((4,))
+    model = compiled(keras.Model(inputs, layers.Dense(3)(inputs)))
+    with pytest.warns(NebulaWarning, match="is never entered"):
+        model.fit(X, Y, verbose=0)

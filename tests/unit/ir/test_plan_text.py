@@ -86,6 +86,24 @@ def test_over_a_line_every_message_is_drawn_and_the_page_is_kept_to(name: str) -
         assert all(str(number) in rows for number in range(len(given.rows))), (key, drawn)
 
 
+def test_of_a_line_that_may_carry_less_nothing_is_concluded() -> None:
+    given = over_a_line("tied")
+    text = replace(given, links={name: replace(link, at_most=True) for name, link in given.links.items()}).to_text()
+    assert re.search(r"is the busiest line: a step holds it for at most \S+ .s\n", text)
+    assert "cannot be shorter" not in text and "FLOP/s," not in text[text.index("\nlinks") : text.index("\nschedule")]
+
+
+def test_how_a_boundary_crosses_is_said_beneath_in_lines_of_a_page() -> None:
+    given = plan("skipping")
+    way = "rank(8) >> int4, from step 100, ramp fp16 int8 below 0.05, mask, zstd"
+    (first, *rest) = given.boundaries
+    text = replace(given, boundaries=(replace(first, codec=way, backward_codec="int8, mask"), *rest)).to_text()
+    assert "at most 320 B as rank(8) >> int4" in text
+    assert "b0: from step 100 on, first fp16, then int8, each until the next one loses at most 5 %" in text
+    assert "b0: its gradient only marked rows" in text
+    assert max(len(line) for line in text.splitlines() if "b0: " in line or "zstd" in line) <= 110
+
+
 def test_many_inputs_are_shortened() -> None:
     wide = plan("inference")
     stages = {name: replace(stage, inputs=tuple("abcdefg")) for name, stage in wide.stages.items()}

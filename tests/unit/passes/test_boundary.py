@@ -50,7 +50,7 @@ def test_else_the_one_around_the_consumer_counts() -> None:
     assert (only.codec, only.backward_codec) == ("bf16", "bf16")
 
 
-def test_what_is_no_float_is_sent_as_it_is() -> None:
+def test_truth_values_are_sent_in_a_bit_each() -> None:
     (only,) = boundaries("""
         stages a b
         codecs fp16 fp16
@@ -61,7 +61,7 @@ def test_what_is_no_float_is_sent_as_it_is() -> None:
         %4 = LogicalNot(%3) bool[?] @b
         returns %4
     """)
-    assert only.codec == "none"
+    assert only.codec == "bits"
 
 
 def test_layouts_of_several_micro_batches() -> None:

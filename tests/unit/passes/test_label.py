@@ -164,3 +164,24 @@ def test_a_variable_of_a_later_stage_is_read_early_where_an_early_stage_needs_it
         """,
         said,
     )
+
+
+def test_penalties_are_scaled_where_their_variables_are() -> None:
+    check(
+        """
+        stages a b
+        %0 = input x float32[?,4]
+        %1 = capture w resource[]
+        %2 = ReadVariableOp(%1) float32[4,8] stateful @a
+        %3 = MatMul(%0, %2) float32[?,8] @a
+        %4 = Exp(%3) float32[?,8] @b
+        %5 = Const {value=(0, 1)} int32[2]
+        %6 = Mean(%4, %5) float32[]                        => b
+        %7 = ReadVariableOp(%1) float32[4,8] stateful      => a
+        %8 = L2Loss(%7) float32[]                          => a
+        %9 = Const {value=(0.01)} float32[]
+        %10 = Mul(%9, %8) float32[]                        => a
+        %11 = AddV2(%6, %10) float32[]                     => b
+        """,
+        said,
+    )

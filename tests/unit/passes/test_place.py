@@ -1,5 +1,7 @@
 """Stages are mapped to workers: all to one, one to each, or several to one."""
 
+import pytest
+
 from tests.unit.passes.examples import DESCENT, SKIP, TWO_STAGES
 from tests.unit.passes.programs import alone, apart, cut
 from whale_nebula.ir.plan import Worker
@@ -39,6 +41,18 @@ def test_the_order_of_the_stages_is_not_that_of_the_workers() -> None:
         "a/0": 1,
         "b/0": 1,
     }
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_worker_without_a_stage_is_given_the_results_wherever_its_name_stands(at: int) -> None:
+    def one_idle(program: Program) -> list[Worker]:
+        found = apart(program)
+        return [*found[:at], Worker("idle/0", "idle", ()), *found[at:]]
+
+    plan = cut(TWO_STAGES + DESCENT, one_idle)
+    [loss] = plan.program.returns
+    [crossing] = [each for each in plan.phases[-1].crossings if each.value == loss]
+    assert crossing.destinations == ("a/0", "idle/0")
 
 
 def test_within_one_worker_nothing_crosses() -> None:

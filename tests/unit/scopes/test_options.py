@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from whale_nebula.codec import BF16, FP16, SVD
+from whale_nebula.codec import BF16, FP16, INT8, SVD, TopK
 from whale_nebula.errors import NotYetError, OptionError
 from whale_nebula.scopes import parsing
 from whale_nebula.scopes.words import NOT_YET
@@ -91,6 +91,25 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("compress", (), {"fp16": True, "backward": 3}, "is no codec"),
     ("compress", (), {"fp16": True, "start_step": -1}, "before the first step"),
     ("compress", (), {"fp16": True, "delta": 3}, "is no name"),
+    ("compress", (), {"fp16": True, "delta": "ids"}, "goes with int8 or int4, not with 'fp16'"),
+    ("compress", (), {"topk": 0.1, "int4": True, "delta": "ids"}, "goes with int8 or int4"),
+    ("compress", (), {"mask": np.ones(3)}, "mask=ndarray is neither True nor a name"),
+    ("compress", (), {"mask": 3}, "mask=int is neither"),
+    ("compress", (), {"mask": "a, b"}, "is no name"),
+    ("compress", (), {"svd": 0.6, "rank": 8}, "svd and rank exclude each other"),
+    ("compress", (), {"svd": 1.5}, "share of the tensor"),
+    ("compress", (), {"rank": 0}, "is no rank"),
+    ("compress", (), {"basis": "learned", "fp16": True}, "without a rank"),
+    ("compress", (), {"int8": True, "ramp": 1.5}, "is no bound"),
+    ("compress", (), {"int8": True, "ramp": []}, "is no ramp"),
+    ("compress", (), {"int8": True, "ramp": ["svd(0.6)"]}, "a ramp climbs precisions"),
+    ("compress", (), {"int8": True, "ramp": ["fp61"]}, "did you mean 'fp16'"),
+    ("compress", (), {"int8": True, "zstd": 1}, "zstd=1 is neither True nor False"),
+    ("compress", (), {"int8": True, "nonfinite": "skpi"}, "did you mean 'skip'"),
+    ("compress", (), {"int8": True, "forward": 3}, "is no codec"),
+    ("compress", (), {"int8": True, "backward": "int9"}, "no codec is called 'int9'"),
+    ("compress", (), {"int8": True, "backward": TopK(0.1) >> INT8()}, "has a topk that the forward has not"),
+    ("compress", ("bits",), {}, "is no codec to choose"),
     ("place", ("model",), {}, "missing a required argument"),
     ("place", ("model", "gpu"), {}, "are a dict"),
     ("auto_parallel", (3,), {}, "takes no positional argument"),
@@ -135,15 +154,6 @@ def test_flags_objects_and_texts_become_one_codec(scope: Any, codec: object) -> 
     [
         (lambda: nb.replica(2), "nb.replica(2)"),
         (lambda: nb.split(), "nb.split"),
-        (lambda: nb.compress("auto"), 'nb.compress("auto")'),
-        (lambda: nb.compress(int8=True), "codec 'int8'"),
-        (lambda: nb.compress(rank=8), "codec 'rank(8)'"),
-        (lambda: nb.compress(fp16=True, backward=FP16()), "nb.compress(backward=...)"),
-        (lambda: nb.compress(fp16=True, start_step=10), "nb.compress(start_step=...)"),
-        (lambda: nb.compress(fp16=True, ramp=["int8"]), "nb.compress(ramp=...)"),
-        (lambda: nb.compress(fp16=True, delta="ids"), "nb.compress(delta=...)"),
-        (lambda: nb.compress(mask=np.ones(3)), "nb.compress(mask=...)"),
-        (lambda: nb.compress(forward=FP16()), "nb.compress(forward=...)"),
     ],
 )
 def test_what_has_no_engine_never_runs_as_something_else(scope: Any, feature: str) -> None:
@@ -156,16 +166,17 @@ def test_what_has_no_engine_never_runs_as_something_else(scope: Any, feature: st
 
 GIVEN: dict[str, Any] = {
     "svd": 0.6, "rank": 8, "topk": 0.1, "int8": True, "int4": True, "backward": FP16(), "start_step": 3,
-    "ramp": ["int8"], "basis": "learned", "delta": "ids", "mask": "tokens", "forward": FP16(), "fp16": True,
-    "bf16": True,
+    "ramp": ["int8"], "basis": "shared", "delta": "ids", "mask": "tokens", "forward": FP16(), "fp16": True,
+    "bf16": True, "zstd": True, "nonfinite": "skip",
 }  # fmt: skip
+WITH_OTHERS = {"basis": {"rank": 8}, "delta": {"int8": True}} | {
+    option: {"fp16": True} for option in ("backward", "start_step", "ramp", "nonfinite")
+}
 
 
 @pytest.mark.parametrize("option", GIVEN)
 def test_options_are_listed_as_built_only_where_they_are(option: str) -> None:
-    alone = option in NOT_YET["compress"] and option not in ("backward", "start_step", "ramp", "delta")
-    beside = {"rank": 8} if option == "basis" else {} if alone or option in ("fp16", "bf16") else {"fp16": True}
-    scope = nb.compress(**{option: GIVEN[option]}, **beside)
+    scope = nb.compress(**{option: GIVEN[option]}, **WITH_OTHERS.get(option, {}))
     with pytest.raises(NotYetError) if option in NOT_YET["compress"] else contextlib.nullcontext(), scope:
         pass
 
@@ -179,13 +190,15 @@ def test_what_others_call_an_option_is_understood(word: str, meant: str) -> None
     with pytest.raises(OptionError) as caught:
         nb.compress(**{word: True})
     assert caught.value.mend == f"did you mean {meant!r}? nb.compress({meant}=True)"
-    assert caught.value.why.startswith("its options are 'codec', 'fp16', 'bf16'; not built yet are 'svd'")
+    assert caught.value.why.startswith("its options are 'codec', 'svd', 'rank', 'topk', 'fp16'")
 
 
-def test_an_option_that_is_not_built_is_not_what_was_meant() -> None:
+def test_an_option_that_is_not_built_is_not_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NOT_YET, "compress", ("int8",))
     with pytest.raises(OptionError) as caught:
         nb.compress(int16=True)
     assert caught.value.mend == "'int8' is not built yet: leave int16 out"
+    assert caught.value.why.endswith("not built yet are 'int8'")
 
 
 @pytest.mark.parametrize(

@@ -92,12 +92,16 @@ def place() -> None:
         nb.place("model", {"encoder/.*": "gpu", "decoder/.*": "npu"})
 
 
-RUN = [whale_case_1_data_parallel, whale_case_3_model_parallel, whale_case_4_pipeline_and_data_parallel]
+RUN = [
+    whale_case_1_data_parallel,
+    whale_case_3_model_parallel,
+    whale_case_4_pipeline_and_data_parallel,
+    nebula_two_clusters,
+]
 PARSED = [place]  # it needs a model to run
 LATER = {
     whale_case_2_large_classification: "nb.split",
     whale_case_5_auto_parallel: "nb.auto_parallel",
-    nebula_two_clusters: "codec 'svd(0.6) >> fp16'",
     nebula_one_line: "nb.auto_parallel",
     everything: "nb.replica(2)",
 }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from whale_nebula.codec.said import sent
 from whale_nebula.ir.face import Plan
 from whale_nebula.ir.page.graph import color
 from whale_nebula.ir.page.layout import Arrow
 from whale_nebula.ir.page.markup import Child, Markup, element, joined
 from whale_nebula.ir.page.tree import tree
 from whale_nebula.ir.parts import PlanBoundary, PlanStage
-from whale_nebula.ir.plan_text import amount, carried, links_bound, once_lines, tied_lines
+from whale_nebula.ir.plan_text import amount, carried, codec_lines, links_bound, once_lines, tied_lines
 from whale_nebula.ir.spec import Spec
 from whale_nebula.ir.timing import duration
 from whale_nebula.report.text import size
@@ -58,7 +59,8 @@ def work(plan: Plan) -> Markup:
         (
             named(plan, stage),
             *(amount(stage.forward_flops).strip(), amount(stage.backward_flops).strip()),
-            *(size(stage.activation_bytes) if stage.in_flight else "–", str(stage.in_flight or "–")),
+            size(stage.activation_bytes) if stage.in_flight * stage.activation_bytes else "–",
+            str(stage.in_flight or "–"),
             *(size(stage.memory_bytes), _bar(stage, most)),
         )
         for stage in plan.stages.values()
@@ -99,12 +101,12 @@ def boundaries(plan: Plan) -> Markup:
         )
         for each in plan.boundaries
     ]
-    return table(head, rows, numbers=range(4, 8))
+    said = [f"{each.name}: {line}" for each in plan.boundaries for line in codec_lines(each)]
+    return joined(table(head, rows, numbers=range(4, 8)), *(element("p", line, class_="note") for line in said))
 
 
 def _sent(count: int | None, codec: str) -> str:
-    known = "open" if count is None else size(count)
-    return known if codec == "none" else f"{known} as {codec}"
+    return sent("open" if count is None else size(count), codec)
 
 
 def _on_lines(each: PlanBoundary) -> str:
@@ -220,6 +222,7 @@ def _crossing(each: PlanBoundary) -> Markup:
                 ("its gradient", back),
                 ("on lines a step", _on_lines(each)),
                 ("lines held", _held(each)),
+                *(("besides", line) for line in codec_lines(each)),
                 ("to", ", ".join(each.destinations)),
             )
         ),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from whale_nebula.errors import StaticBatchError
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.spec import Value
-from whale_nebula.passes.reduce.state import Fold
+from whale_nebula.passes.reduce.state import COUPLED, Fold
 
 _WHY = "a micro-batch has only its share of the rows, and the last batch of an epoch may have fewer too"
 
@@ -21,16 +21,36 @@ class _Found(NamedTuple):
 
 def baked(fold: Fold, graph: Graph, where: Callable[[int], str] = lambda op: "") -> StaticBatchError | None:
     """The error for a value that couples the rows because a batch size is a constant; else None."""
-    if not 0 <= fold.blame < len(graph):
+    if fold.kind != COUPLED or not 0 <= fold.blame < len(graph):
         return None
     op = graph.ops[fold.blame]
-    finder = _FINDERS.get(op.type)
-    found = finder(graph, op) if finder is not None else None
+    found = _found(graph, op)
+    if found is None:
+        op, found = _above(graph, op)
     if found is None:
         return None
     place = ", ".join(part for part in (f"{op.name} ({op.type})", where(op.index)) if part)
     mend = f"{found.mend}\nor nb.pipeline(micro_batch=1)"
     return StaticBatchError(f"the batch size {found.rows} is baked in", where=place, why=_WHY, mend=mend)
+
+
+def _found(graph: Graph, op: Op) -> _Found | None:
+    finder = _FINDERS.get(op.type)
+    return None if finder is None else finder(graph, op)
+
+
+def _above(graph: Graph, op: Op) -> tuple[Op, _Found | None]:
+    """Where rows got the fixed number with which they do not fit others at `op`.
+
+    Inputs that are reshaped alone are read whole, so it comes to light only where they meet what is cut.
+    """
+    longs = {value: (graph.spec(value).shape or (0,))[0] for value in op.inputs}
+    for value, long in longs.items() if None in longs.values() else ():
+        for above in sorted(graph.ascend([value.op]) if long else (), reverse=True):
+            found = _found(graph, graph.ops[above]) if graph.ops[above].type in _FIXING else None
+            if found is not None and found.rows == long:
+                return graph.ops[above], found
+    return op, None
 
 
 def free(sizes: Sequence[int], shape: Sequence[int | None]) -> list[int]:
@@ -62,9 +82,10 @@ def _reshape(graph: Graph, op: Op) -> _Found | None:
 
 
 def _operand(graph: Graph, op: Op) -> _Found | None:
-    """An operand that is made of constants and is as long as a batch."""
-    for value in op.inputs:
-        shape = graph.spec(value).shape
+    """An operand that is made of constants and is as long as a batch, beside rows."""
+    shapes = [graph.spec(value).shape for value in op.inputs]
+    beside = any(shape is None or None in shape for shape in shapes)
+    for value, shape in zip(op.inputs, shapes, strict=True) if beside else ():
         if shape and shape[0] is not None and shape[0] > 1 and _constant(graph, value):
             rest = "".join(f", {size}" for size in shape[1:])
             return _Found(shape[0], f"make it as long as the batch: tf.zeros([tf.shape(x)[0]{rest}]) for zeros")
@@ -90,6 +111,9 @@ def _split(graph: Graph, op: Op) -> _Found | None:
         return None
     return _Found(sum(sizes), "work on all rows at once, or split another axis: tf.split(x, n, axis=1)")
 
+
+_FIXING = frozenset({"Reshape", "Unpack", "SplitV"})
+"""Ops that make of rows something with a fixed number."""
 
 _FINDERS: dict[str, Callable[[Graph, Op], _Found | None]] = {
     "Reshape": _reshape,

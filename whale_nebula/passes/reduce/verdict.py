@@ -50,9 +50,10 @@ def verdict(
     *,
     where: Callable[[int], str] = lambda op: "",
     what: str = LOSS,
+    ways: tuple[str, ...] = (),
 ) -> CaptureError | None:
     """Why a value cannot be had from micro-batches, or None where it can. `where` gives an op's line in the
-    source.
+    source, `ways` are ways out that only this value has.
 
     >>> error = verdict(Fold(COUPLED, reason="rows are sorted"), Graph(()))
     >>> print(error.why)
@@ -75,7 +76,7 @@ def verdict(
         line=str(origin),
         where=str(origin) if layer else None,
         why=f"{fold.reason}: op {named}" if layer else fold.reason,
-        mends=_mends(graph, op, what, origin, fold),
+        mends=(*_mends(graph, op, what, origin, fold), *ways),
     )
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from tests.unit.passes.reduce.states import folding, read
-from whale_nebula.errors import BatchCoupledError
+from whale_nebula.errors import BatchCoupledError, StaticBatchError
 from whale_nebula.ir.origin import Origin
 from whale_nebula.ir.spec import Value
 from whale_nebula.passes.reduce import Fold, merge_rule, state, verdict
@@ -129,3 +129,45 @@ def test_what_a_function_of_a_mean_is_not_is_said_in_words() -> None:
     error = judged(10)
     assert error is not None
     assert error.why == "Sqrt of a mean over the batch is neither a sum nor a mean over it"
+
+
+BAKED = """
+    %0 = input x float32[?,8]
+    %1 = Const {value=(32, 8)} int32[2]
+    %2 = Reshape(%0, %1) float32[32,8] "flat"
+    %3 = capture w float32[8,1]
+    %4 = MatMul(%2, %3) float32[32,1]
+    %5 = input y float32[?,1]
+    %6 = Sub(%5, %4) float32[32,1]
+    %7 = Const {value=(0, 1)} int32[2]
+    %8 = Mean(%6, %7) float32[]
+"""
+
+
+def test_rows_with_a_fixed_number_are_blamed_on_what_fixed_it() -> None:
+    """They are inputs alone, so they are read whole: only at the labels they do not fit."""
+    error = verdict(folding(BAKED).of(Value(8)), read(BAKED), where=lambda index: f"train.py:{index}")
+    assert isinstance(error, StaticBatchError)
+    assert error.where == "flat (Reshape), train.py:2"
+    assert error.mend == "tf.reshape(x, [-1, 8])\nor nb.pipeline(micro_batch=1)"
+
+
+def test_a_length_that_no_reshape_gave_is_no_baked_batch() -> None:
+    text = BAKED.replace('%2 = Reshape(%0, %1) float32[32,8] "flat"', "%2 = capture flat float32[32,8]")
+    assert isinstance(verdict(folding(text).of(Value(8)), read(text)), BatchCoupledError)
+
+
+EXTREME = """
+    %0 = input x float32[?,4]
+    %1 = capture w float32[4]
+    %2 = Mul(%0, %1) float32[?,4]
+    %3 = Const {value=(0)} int32[1]
+    %4 = Mean(%2, %3) float32[4]
+    %5 = Const {value=(1, 2, 3, 4)} float32[4]
+    %6 = Maximum(%4, %5) float32[4]
+"""
+
+
+def test_a_constant_beside_what_has_no_rows_is_no_batch() -> None:
+    """Four numbers beside a mean of four: nothing is as long as the batch."""
+    assert isinstance(verdict(folding(EXTREME).of(Value(6)), read(EXTREME)), BatchCoupledError)

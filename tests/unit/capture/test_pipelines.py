@@ -1,0 +1,100 @@
+"""A step has one batch: all of its pipelines must say the same, and the model's own goes before one around `fit`."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+from whale_nebula.errors import NebulaWarning, OptionError
+
+layers = keras.layers
+X, Y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+def functional(first: dict[str, Any], second: dict[str, Any] | None = None) -> keras.Model:
+    """A stage in each of two pipelines; without a second, both stages in one."""
+    inputs = keras.Input((4,))
+    with nb.pipeline(**first), nb.stage(cluster="a"):
+        hidden = layers.Dense(4)(inputs)
+    with nb.pipeline(**(first if second is None else second)), nb.stage(cluster="b"):
+        outputs = layers.Dense(1)(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    return model
+
+
+class Subclassed(keras.Model):
+    """The same in a `call`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = layers.Dense(4), layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        with nb.pipeline(4), nb.stage(cluster="a"):
+            hidden = self.a(x)
+        with nb.pipeline(2), nb.stage(cluster="b"):
+            return self.b(hidden)
+
+
+def rows(model: Any) -> tuple[int, ...]:
+    found: tuple[int, ...] = nb.plan(model, X, Y).rows
+    return found
+
+
+def test_two_that_differ_are_refused_with_both_lines() -> None:
+    model = functional({"micro_batch": 4, "schedule": "gpipe"}, {"micro_batch": 2})
+    with pytest.raises(OptionError) as caught:
+        model.fit(X, Y, verbose=0)
+    error = caught.value
+    mine, other = "micro_batch=2, schedule='eager-1f1b'", "micro_batch=4, schedule='gpipe'"
+    assert f"says {mine}, and at {__file__}:" in error.what
+    assert error.what.endswith(f"says {other}")
+    assert error.where.startswith(f"{__file__}:")
+    assert error.where not in error.what
+    assert "one nb.pipeline(...) around all stages" in error.mend
+
+
+def test_so_they_are_in_a_call() -> None:
+    model = Subclassed()
+    model.compile("sgd", "mse")
+    with pytest.raises(OptionError, match=r"nb\.pipeline says micro_batch=2, and at"):
+        rows(model)
+
+
+@pytest.mark.parametrize("second", [None, {"micro_batch": 4, "in_flight": None}])
+def test_two_that_say_the_same_are_one(second: dict[str, Any] | None) -> None:
+    assert rows(functional({"micro_batch": 4}, second)) == (2, 2, 2, 2)
+
+
+def test_the_models_own_goes_before_one_around_fit_and_says_so_once() -> None:
+    model = functional({"micro_batch": 4})
+    around = r"nb.pipeline\(micro_batch=2\) around the step does not count"
+    with pytest.warns(NebulaWarning, match=around) as caught, nb.pipeline(2):
+        model.fit(X, Y, verbose=0)
+        model.evaluate(X, Y, verbose=0)
+    assert nb.last_report("train_step").micro_batches == 4
+    told = [warning for warning in caught if isinstance(warning.message, NebulaWarning)]
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    assert f"the model has its own at {__file__}:" in str(told[0].message)
+
+
+def test_one_around_fit_that_says_the_same_is_no_news() -> None:
+    model = functional({"micro_batch": 4})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NebulaWarning)
+        with nb.pipeline(4):
+            model.fit(X, Y, verbose=0)
+    assert nb.last_report().micro_batches == 4

@@ -1,0 +1,109 @@
+"""A loss that adds another stage's weight penalty waits for the update, where the penalty crosses once."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.passes.programs import apart, check, cut, program_of
+from whale_nebula.ir.plan import Cut, Fragment
+from whale_nebula.ir.program import Program
+from whale_nebula.passes.parts import FORWARD, UPDATE, split_parts
+
+PENALISED = """
+stages a b
+%0 = input x float32[?,4]
+%1 = capture wa resource[]
+%2 = capture wb resource[]
+%3 = ReadVariableOp(%1) float32[4,4] stateful @a
+%4 = MatMul(%0, %3) float32[?,4] @a
+%5 = ReadVariableOp(%2) float32[4,4] stateful @b
+%6 = MatMul(%4, %5) float32[?,4] @b
+%7 = Const {value=(0, 1)} int32[2]
+%8 = Mean(%6, %7) float32[]                            => forward
+%9 = ReadVariableOp(%1) float32[4,4] stateful          => any time
+%10 = L2Loss(%9) float32[]                             => any time
+%11 = AddV2(%8, %10) float32[]                         => update
+request of %11 for %1, %2
+%12 = Const {value=(1)} float32[]
+%13 = MatMul(%4, %6) {transpose_a=true} float32[4,4]
+part b: %13 for %2
+%14 = MatMul(%6, %5) {transpose_b=true} float32[?,4]
+flow b: %14 for %4
+%15 = feed arrival float32[?,4]
+arrival %15 of %4
+%16 = MatMul(%0, %15) {transpose_a=true} float32[4,4]
+%17 = Mul(%9, %12) float32[4,4]
+%18 = AddV2(%16, %17) float32[4,4]
+part a: %18 for %1
+end
+%19 = holder ga float32[4,4]
+gradient %19 of %1
+%20 = holder gb float32[4,4]
+gradient %20 of %2
+%21 = AssignSubVariableOp(%1, %19) stateful
+%22 = AssignSubVariableOp(%2, %20) stateful
+returns %11
+"""
+
+
+def types(plan: Cut, fragment: Fragment) -> list[str]:
+    return [plan.program.graph.ops[op].type for op in fragment.ops]
+
+
+def said(program: Program) -> Callable[[int], str]:
+    parts = split_parts(program)
+    words = {FORWARD: "forward", UPDATE: "update"}
+    return lambda op: words.get(parts.part[op], "prologue") if op in parts.part else "any time"
+
+
+def test_the_sum_waits_and_the_loss_does_not() -> None:
+    check(PENALISED, said)
+
+
+def test_the_penalty_crosses_once_and_is_no_boundary() -> None:
+    plan = cut(PENALISED, apart)
+    assert [boundary.value.op for boundary in plan.boundaries] == [4]
+    assert (10, "a/0", -1) in [(c.value.op, c.source, c.round) for c in plan.phases[0].crossings]
+    assert {c.round for c in plan.phases[0].crossings} == {-1}, "clusters wait for each other once"
+    assert [types(plan, fragment) for fragment in plan.phases[0].prologue.values()] == [["ReadVariableOp", "L2Loss"]]
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        pytest.param("%12 = OnesLike(%11) float32[]", id="read by its gradient"),
+        pytest.param("%12 = Const {value=(1)} float32[]\narrival %15 of %10", id="its gradient arrives from b"),
+    ],
+)
+def test_a_sum_that_is_needed_before_the_update_does_not_wait(reader: str) -> None:
+    text = PENALISED.replace("%12 = Const {value=(1)} float32[]", reader.partition("\n")[0])
+    text = text.replace("arrival %15 of %4", f"arrival %15 of %4\n{reader.partition(chr(10))[2]}")
+    parts = split_parts(program_of(text))
+    assert parts.part[11] == FORWARD
+    assert not parts.late.sums
+
+
+def test_the_sum_of_a_stages_own_penalty_stays_in_the_forward() -> None:
+    own = PENALISED.replace("%9 = ReadVariableOp(%1)", "%9 = ReadVariableOp(%2)")
+    assert split_parts(program_of(own)).part[11] == FORWARD
+
+
+def test_what_is_made_of_the_sum_waits_with_it() -> None:
+    scaled = PENALISED.replace("request of %11", "%30 = Neg(%11) float32[]\nrequest of %30").replace(
+        "returns %11", "returns %30"
+    )
+    parts = split_parts(program_of(scaled))
+    assert (sorted(parts.late.sums), sorted(parts.late.terms)) == ([11, 12], [10])
+    assert {parts.part[op] for op in parts.late.sums} == {UPDATE}
+
+
+def test_a_sum_of_several_stages_penalties_waits_too() -> None:
+    both = PENALISED.replace(
+        "%11 = AddV2(%8, %10)",
+        "%31 = ReadVariableOp(%2) float32[4,4] stateful\n%32 = L2Loss(%31) float32[]\n"
+        "%33 = AddN(%10, %32) float32[]\n%11 = AddV2(%8, %33)",
+    )
+    plan = cut(both, apart)
+    names = {c.value.op: plan.program.graph.ops[c.value.op].type for c in plan.phases[0].crossings}
+    assert sorted(names.values()) == ["L2Loss", "L2Loss", "Mean"]
+    assert len(plan.boundaries) == 1

@@ -1,0 +1,47 @@
+"""Scopes that were made and never entered: `nb.stage(cluster="gpu")` without `with` holds nothing.
+
+That is said where a model without scopes is about to run, for then it is known that something is missing.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from whale_nebula.errors import NebulaWarning
+from whale_nebula.scopes.site import Site, calling_site
+
+_waiting: dict[Site, str] = {}
+_entered: set[Site] = set()
+
+
+def made(written: str) -> Site:
+    """A scope is made here, as it is `written`; gives the place by which it is known."""
+    site = calling_site()
+    if site not in _entered:
+        _waiting.setdefault(site, written)
+    return site
+
+
+def entered(site: Site) -> None:
+    """The scope that was made there is entered: so will be the others that are made there."""
+    _waiting.pop(site, None)
+    _entered.add(site)
+
+
+def forget() -> None:
+    """Begin anew."""
+    _waiting.clear()
+    _entered.clear()
+
+
+def tell(model: str) -> None:
+    """Say once of each scope that was never entered that it held nothing; `model` is about to run without scopes."""
+    for site, written in list(_waiting.items()):
+        entered(site)
+        warning = NebulaWarning(
+            f"{written} is never entered",
+            where=str(site),
+            why=f"a scope holds the lines inside its with block, and this one has none; model {model!r} runs uncut",
+            mend=f"with {written}: and inside it the calls of the layers",
+        )
+        warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
