@@ -29,6 +29,7 @@ class Shared(NamedTuple):
 class SVD(Structure):
     """The best low rank whose factors take at most `ratio` of the tensor's numbers.
 
+    >>> from whale_nebula.codec import INT8
     >>> str(SVD(0.6) >> INT8())
     'svd(0.6) >> int8'
     """

@@ -175,6 +175,7 @@ class DistributedStep:
         )  # fmt: skip
         if self.channels.left_out:
             self.channels.undo()
+        self.channels.done()
         return results
 
     def _left_out(self, phase: int) -> bool:

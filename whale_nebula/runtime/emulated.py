@@ -107,6 +107,8 @@ class EmulatedStep:
             self.steps += 1
             self._connect()
             raise
+        finally:
+            self.channels.done()
 
     def _left_out(self, phase: int) -> bool:
         return bool(self.channels.left_out)

@@ -14,9 +14,9 @@ def told(first: str, second: str) -> None:
     inputs = keras.Input((5,))
     with nb.cluster(), nb.pipeline(2), nb.compress(rank=3, basis="learned", backward=None):
         with nb.stage(cluster=first):
-            hidden = keras.layers.Dense(8, activation="tanh")(inputs)
+            hidden = keras.layers.Dense(8, activation="tanh", name="first")(inputs)
         with nb.stage(cluster=second):
-            model = keras.Model(inputs, keras.layers.Dense(2)(hidden), name="projected")
+            model = keras.Model(inputs, keras.layers.Dense(2, name="second")(hidden), name="projected")
     model.compile("adam", "mse")
     drawn = np.random.default_rng(0)
     x, y = drawn.standard_normal((6, 5)).astype("float32"), drawn.standard_normal((6, 2)).astype("float32")

@@ -58,6 +58,12 @@ class Channels:
         self._before = self.states.saved()
         self._auto.choose(outlook or Outlook(), last, self._tally)
 
+    def done(self) -> None:
+        """It is over: nothing of its batch is kept."""
+        self._slices = ()
+        self._residues.clear()
+        self._before = {}
+
     def undo(self) -> None:
         """It failed, or is left out: all states are as they were before it."""
         self.states.restore(self._before)
