@@ -16,6 +16,11 @@ from collections.abc import Iterator
 import numpy as np
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
+
+# how long it takes to make an example says something of the machine, and nothing of the code
+settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared machine")
 
 Children = dict[psutil.Process, str]
 SEED = 20_260_101

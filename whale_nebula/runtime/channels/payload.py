@@ -50,7 +50,7 @@ def written(payload: Payload, *, zstd: bool) -> Bytes:
     body += [] if payload.news is None else [payload.news]
     whole = np.concatenate([*body, payload.data])
     small = shrink(whole, Zstd()) if zstd else None
-    if small is not None:
+    if small is not None and _SIZE + small.size < whole.size:
         whole = np.concatenate([np.array([whole.size], "<u4").view(np.uint8), small])
         has |= Has.ZSTD
     return np.concatenate([np.array([has, 0, 0, 0], np.uint8), whole])
