@@ -18,8 +18,9 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-# how long it takes to make an example says something of the machine, and nothing of the code
-settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# the same examples in every run, however slow the machine is; `make soak` looks for others
+_SLOW = [HealthCheck.too_slow]
+settings.register_profile("shared machine", deadline=None, derandomize=True, suppress_health_check=_SLOW)
 settings.load_profile("shared machine")
 
 Children = dict[psutil.Process, str]
