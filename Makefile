@@ -31,6 +31,7 @@ unit: $(READY) ## pytest; ARGS="-k plan" picks, WORKERS=4 widens
 soak: $(READY) ## the whole grids of which `make test` runs a sample: processes, loops, parity, faults; two hours
 	$(BIN)/python -m pytest --grid tests/processes/test_equality.py
 	$(BIN)/python -m pytest --grid -m grid
+	$(BIN)/python -m pytest --grid tests/unit/wire tests/unit/codec tests/unit/gateway tests/unit/transport
 	$(BIN)/python -m tests.scripts.loops.grid
 	$(BIN)/python benchmarks/parity/run.py
 	$(BIN)/python -m tests.soak.simulated --cases 20000

@@ -18,10 +18,10 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-# the same examples in every run, however slow the machine is; `make soak` looks for others
-_SLOW = [HealthCheck.too_slow]
-settings.register_profile("shared machine", deadline=None, derandomize=True, suppress_health_check=_SLOW)
-settings.load_profile("shared machine")
+_SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # however slow the machine is
+settings.register_profile("the same examples in every run", derandomize=True, **_SLOW)
+settings.register_profile("other examples in every run", **_SLOW)
+settings.load_profile("the same examples in every run")
 
 Children = dict[psutil.Process, str]
 SEED = 20_260_101
@@ -38,6 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """A test marked `grid` is of a grid, and not of its sample."""
     config.addinivalue_line("markers", "grid: only `make soak` runs it, by `--grid -m grid`")
+    if config.getoption("--grid"):
+        settings.load_profile("other examples in every run")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

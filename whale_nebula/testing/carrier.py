@@ -52,6 +52,7 @@ class Cable:
         self._counts = dict.fromkeys((here, there), 0)
         self._gates = {here: threading.RLock(), there: threading.RLock()}
         self._work: deque[Callable[[], None]] = deque()
+        self._working = False
         self._receivers: dict[str, Receiver] = {}
         self._closed: set[str] = set()
         self.ends = MemoryCarrier(self, here, there), MemoryCarrier(self, there, here)
@@ -70,7 +71,7 @@ class Cable:
         return self._connection
 
     def cut(self, why: str = "the cable is cut", *, mends: bool = True) -> None:
-        """Break the connection; what is on its way is lost."""
+        """Break the connection, soon; what is on its way is lost. `wait` tells when."""
         self._later(lambda: self._break(why))
         if mends:
             self.mend()
@@ -78,6 +79,14 @@ class Cable:
     def mend(self) -> None:
         """Connect again."""
         self._later(self._join)
+
+    def wait(self, *, connected: bool, seconds: float) -> bool:
+        """Until both ends have felt it that the cable is connected, or is not; False if it is still otherwise.
+
+        A plan must not call it: the cable waits for the plan.
+        """
+        with self._changed:
+            return self._changed.wait_for(lambda: self.connected == connected and not self._working, timeout=seconds)
 
     def overtake(self, source: str) -> bytes | None:
         """For a plan: the frame behind the present one takes its place, and it comes next. None if there is none."""
@@ -148,8 +157,10 @@ class Cable:
                 if not self._work:
                     return
                 work = self._work.popleft()
+                self._working = True
             work()
             with self._changed:
+                self._working = False
                 self._changed.notify_all()
 
     def _later(self, work: Callable[[], None]) -> None:

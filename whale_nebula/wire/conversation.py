@@ -108,7 +108,9 @@ class Conversation:
         self._splitter = Splitter(sealed=sealed)
         self._connected = False
         self._error: NebulaError | None = None
-        self._heard = 0  # bytes since this side last said what has arrived
+        # Bytes taken since this side last said so. A frame before its time counts when it is taken: to say again what
+        # was said does not help a sender that waits for room.
+        self._heard = 0
         self._ack_bytes = ACK_BYTES
 
     # What its owner asks.
@@ -296,14 +298,13 @@ class Conversation:
 
     def _order(self, frame: _Frame, events: list[Event]) -> None:
         header, payload = frame
-        size = HEADER_BYTES + payload.size
-        self._heard += size
         turn = self._arrivals.turn(header.sequence)
         if turn is Turn.EARLY:
-            self._arrivals.hold(header.sequence, frame, size)
+            self._arrivals.hold(header.sequence, frame, _size(payload))
         following = frame if turn is Turn.DUE else None
         while following is not None:
             events += self._take(*following)
+            self._heard += _size(following[1])
             following = self._arrivals.taken()
 
     def _take(self, header: Header, payload: Bytes) -> list[Event]:
@@ -395,6 +396,10 @@ class Conversation:
             self._sealer = Sealer(material, self._here, self._there)
         self._ack_bytes = min(ACK_BYTES, theirs.budget // 4)
         return [*self._acknowledged(theirs.received), Opened(self._replay.since(theirs.received), resumed)]
+
+
+def _size(payload: Bytes) -> int:
+    return HEADER_BYTES + payload.size
 
 
 def _known(side: Side | None) -> Side:

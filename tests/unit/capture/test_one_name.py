@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import StageIdentityError
+from whale_nebula.scopes import numbering
 
 layers = keras.layers
 X, Y = np.ones((4, 4), "float32"), np.ones((4, 1), "float32")
@@ -53,7 +54,10 @@ def test_what_the_mend_says_are_two_stages() -> None:
 def test_one_that_names_no_cluster_continues_the_stage() -> None:
     nb.init({"clusters": {"a": {}, "b": {}}})
     model = functional({"name": "s"}, {"name": "s"})
-    assert list(nb.plan(model, X, Y).stages) == ["s"]  # on a cluster, as the config deals them
+    assert list(nb.plan(model, X, Y).stages) == ["s"]
+    with numbering():  # as the first stage of a script, whatever tests ran before
+        model = functional({"name": "s"}, {"name": "s"})
+    assert {name: stage.cluster for name, stage in nb.plan(model, X, Y).stages.items()} == {"s": "a"}
 
 
 def test_two_models_may_use_one_name_as_they_like() -> None:

@@ -211,6 +211,7 @@ class TestCuts:
         pair.begin()
         pair.there.take("SESSION", SOON)
         pair.cable.cut(mends=False)
+        assert pair.cable.wait(connected=False, seconds=SOON)
         pair.here.send(key(), np.arange(5))
         with pytest.raises(DeadlineError):
             pair.there.receive(key(), 0.02)

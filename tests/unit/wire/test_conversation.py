@@ -341,6 +341,21 @@ class TestAcknowledgements:
         b.receive(sent(a, tensor(0, np.zeros(1000, np.uint8)))[0])
         assert b.due() is not None
 
+    def test_frames_that_waited_for_one_before_them_are_acknowledged_when_they_are_taken(self) -> None:
+        """To say again that nothing has come in order leaves a sender without room, and it waits for a beat."""
+        a, b = conversation(0, budget=4000), conversation(1, window=1 << 20)
+        greet(a, b)
+        b.receive(sent(a, said(0, STEP))[0])
+        first, *others = sent(a, [*tensor(0, SMALL), *tensor(0, np.zeros(1500, np.uint8)), *tensor(0, SMALL)])
+        for frame in others:
+            b.receive(frame)
+            assert b.due() is None
+        b.receive(first)
+        packet = b.due()
+        assert packet is not None
+        a.receive(whole(packet))
+        assert a.unacked == 0
+
     def test_what_was_sent_instead_counts_as_an_answer(self) -> None:
         a, b = conversation(0, budget=4000), conversation(1)
         greet(a, b)

@@ -1,5 +1,6 @@
 """Two conversations over lines that break, repeat and reorder: everything arrives once, in order, unchanged."""
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,8 +36,10 @@ class Lines(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "nodes"):
             return
-        self.finish()
-        self.patch.undo()
+        try:
+            self.finish()
+        finally:
+            self.patch.undo()
 
     def finish(self) -> None:
         """Let the line hold, and see that all has arrived."""
@@ -52,17 +55,17 @@ class Lines(RuleBasedStateMachine):
             self.deliver_all(side)
         assert [node.talk.unacked for node in self.nodes] == [0, 0]
 
+    @abstractmethod
     def deliver_all(self, side: int) -> bool:
         """Deliver all that this side has sent; whether there was any."""
-        raise NotImplementedError
 
+    @abstractmethod
     def greet(self, side: int) -> None:
         """Deliver what this side has to greet with."""
-        raise NotImplementedError
 
+    @abstractmethod
     def clear(self) -> None:
         """A new line has nothing of the old one."""
-        raise NotImplementedError
 
     @precondition(lambda self: not self.up)
     @rule(through=st.booleans())
