@@ -29,6 +29,7 @@ from whale_nebula.cli import certs
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RUN, SEED, DEADLINE = "sites", 5, 120.0
+MANY_LINES = 200_000
 
 
 def free_port() -> int:
@@ -57,6 +58,9 @@ class Site:
                 with self.changed:
                     kept.append(line)
                     self.changed.notify_all()
+                if len(kept) > MANY_LINES:  # it says the same again and again, and would until the memory is full
+                    self.process.kill()
+                    return
 
     def await_line(self, part: str, deadline: float = DEADLINE) -> float:
         """Wait for a line with this text on either stream; gives when it was seen."""
@@ -177,7 +181,7 @@ class Line:
 
     def __init__(self, target: int) -> None:
         self._target = target
-        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server = _server_elsewhere(target)
         self.port = int(self._server.getsockname()[1])
         self._whole = threading.Event()
         self._whole.set()
@@ -213,6 +217,10 @@ class Line:
         except OSError:
             near.close()
             return
+        if far.getsockname() == far.getpeername():  # nobody listens there, and the system has lent us that very port
+            near.close()
+            far.close()
+            return
         self._open += [near, far]
         for source, sink in ((near, far), (far, near)):
             threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
@@ -225,6 +233,15 @@ class Line:
         for each in (source, sink):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+
+
+def _server_elsewhere(port: int) -> socket.socket:
+    """A server at any port but this one, which its worker may not have taken yet: a line to itself has no end."""
+    server = socket.create_server(("127.0.0.1", 0))
+    if server.getsockname()[1] != port:
+        return server
+    with server:
+        return _server_elsewhere(port)
 
 
 @contextlib.contextmanager
