@@ -31,6 +31,7 @@ from whale_nebula.transport.meter import Meter
 from whale_nebula.transport.outbox import Outbox
 from whale_nebula.transport.sending import Sending, Shipment, Upkeep
 from whale_nebula.transport.waiting import Announce, Waiting, log_wait
+from whale_nebula.wire.assembly import TensorArrived
 from whale_nebula.wire.conversation import Answer, Conversation, Event, Opened
 from whale_nebula.wire.decoder import MessageArrived
 from whale_nebula.wire.frame import Kind
@@ -275,8 +276,9 @@ class PeerLink(FramedEnd):
             if self._deaf and self._conversation.ready:
                 return
             greeted = self._conversation.ready
-            opened, error = self._take(data)
-            self._changed.notify_all()
+            opened, told, error = self._take(data)
+            if told or error is not None or self._conversation.owes:  # a tensor is nothing to the writer
+                self._changed.notify_all()
         if opened:
             self._carrier.opened()
         if error is not None:
@@ -301,16 +303,17 @@ class PeerLink(FramedEnd):
         self._waiting.drop()
         self._end()
 
-    def _take(self, data: bytes) -> tuple[bool, NebulaError | None]:
-        """Whether the conversation is open from now on, and what is wrong with the frame."""
-        opened = False
+    def _take(self, data: bytes) -> tuple[bool, bool, NebulaError | None]:
+        """Whether the conversation is open from now on, whether there was more than tensors, and what is wrong."""
+        opened = told = False
         try:
             for event in self._conversation.receive(data):
                 opened |= isinstance(event, Opened)
+                told |= not isinstance(event, TensorArrived)
                 self._handle(event)
         except NebulaError as error:
-            return opened, error
-        return opened, self._conversation.error
+            return opened, True, error
+        return opened, told, self._conversation.error
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, Answer):

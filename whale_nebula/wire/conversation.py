@@ -190,8 +190,13 @@ class Conversation:
 
     def due(self) -> Packet | None:
         """A frame that only says what has arrived, when it is time for one."""
+        return self._bare(Kind.ACK) if self.owes else None
+
+    @property
+    def owes(self) -> bool:
+        """Whether it is time to say what has arrived."""
         ended = self._theirs.state in _ENDED and self._heard > 0
-        return self._bare(Kind.ACK) if self.ready and (ended or self._heard > self._ack_bytes) else None
+        return self.ready and (ended or self._heard > self._ack_bytes)
 
     def beat(self) -> Packet:
         """A frame that says that this side lives, and what has arrived."""

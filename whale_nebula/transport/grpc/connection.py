@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.transport.grpc.lane import Lane, Room
 
 _SMALL_BYTES = 64 << 10
 
@@ -24,33 +24,35 @@ class Connection:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.changed = threading.Condition()
+        self.room = Room()
         self.adopted = threading.Event()
         self.opened = threading.Event()
         self.met = False  # whether the greeting was ever done
         self.closing = False
         self._lanes: dict[int, Lane] = {}
-        self._over = False
+        self._over = threading.Event()
         self._why = ""
         self._told: list[Callable[[str], None]] = []
 
     @property
     def over(self) -> bool:
         """Whether it is gone."""
-        return self._over
+        return self._over.is_set()
 
     def lane(self, number: int) -> Lane:
         """A lane of it, made now; one that comes too late is over at once."""
-        lane = Lane(self.changed)
+        lane = Lane(self.room)
         self.add(number, lane)
         return lane
 
     def add(self, number: int, lane: Lane) -> None:
-        """Take a lane in; it waits on this connection's condition from now on."""
-        with self.changed:
-            late = self._over or number in self._lanes
+        """Take a lane in; it shares this connection's room from now on."""
+        with self.room.changed:
+            late = self.over or number in self._lanes
             if not late:
-                lane.changed, lane.on_end = self.changed, partial(self._lane_ended, number, lane)
+                if lane.room is not self.room:
+                    lane.join(self.room)
+                lane.on_end = partial(self._lane_ended, number, lane)
                 self._lanes[number] = lane
         if late:
             lane.end(self._why or f"lane {number} came twice")
@@ -59,8 +61,8 @@ class Connection:
 
     def on_end(self, tell: Callable[[str], None]) -> None:
         """Be told once when it is gone, at once if it is."""
-        with self.changed:
-            over = self._over
+        with self.room.changed:
+            over = self.over
             if not over:
                 self._told.append(tell)
         if over:
@@ -80,12 +82,12 @@ class Connection:
 
     def send(self, frame: bytes) -> bool:
         """Hand over one frame, once a lane has room for it; False if the connection is gone."""
-        with self.changed:
-            while not (self._over or self.closing):
+        with self.room.changed:
+            while not (self.over or self.closing):
                 lane = self._free(len(frame) < _SMALL_BYTES)
                 if lane is not None:
                     return lane.put(frame)
-                self.changed.wait()
+                self.room.changed.wait()
             return False
 
     def _free(self, small: bool) -> Lane | None:
@@ -94,10 +96,10 @@ class Connection:
 
     def finish(self) -> None:
         """Let what was handed over leave, and end this side in order."""
-        with self.changed:
+        with self.room.changed:
             self.closing = True
             lanes = list(self._lanes.values())
-            self.changed.notify_all()
+            self.room.changed.notify_all()
         for lane in lanes:
             lane.finish()
 
@@ -106,12 +108,13 @@ class Connection:
         self._end(why, Lane.end)
 
     def _end(self, why: str, end_lane: Callable[[Lane, str], None]) -> None:
-        with self.changed:
-            if self._over:
+        with self.room.changed:
+            if self.over:
                 return
-            self._over, self._why = True, why
+            self._why = why
+            self._over.set()
             lanes, told, self._told = list(self._lanes.values()), self._told, []
-            self.changed.notify_all()
+            self.room.changed.notify_all()
         self.adopted.set()
         self.opened.set()
         for lane in lanes:
@@ -128,11 +131,9 @@ class Connection:
         elif number == 0:
             self._end(why, Lane.gone)
         else:
-            with self.changed:
+            with self.room.changed:
                 self._lanes.pop(number, None)
 
     def wait_over(self, seconds: float) -> bool:
         """Wait so long for its end; whether that has come."""
-        with self.changed:
-            self.changed.wait_for(lambda: self._over, seconds)
-            return self._over
+        return self._over.wait(seconds)

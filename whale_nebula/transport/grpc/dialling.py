@@ -144,7 +144,7 @@ class DiallingCarrier(GrpcCarrier):
 
     def _open(self, connection: Connection, number: int, credentials: Credentials | None) -> tuple[Lane, int]:
         knock = Knock(self._run_id, self.here, self.there, connection.name, number)
-        lane = Lane(connection.changed)
+        lane = Lane(connection.room)
         hear = connection.hearer(number, lambda frame: self._hear(connection, frame))
         self._opening = lane
         if self._closed:

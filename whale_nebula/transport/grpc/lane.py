@@ -14,14 +14,29 @@ def _nothing(why: str) -> None:
     """A stream that is not attached yet has nothing to break."""
 
 
+class Room:
+    """Where senders wait until a lane has room: one for all lanes of a connection.
+
+    Each lane waits for frames of its own, so that one that is handed over wakes one thread and not all.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.changed = threading.Condition(self._lock)
+
+    def filled(self) -> threading.Condition:
+        """A condition for one lane, under the same lock."""
+        return threading.Condition(self._lock)
+
+
 class Lane:
-    """One stream of frames each way, for any number of threads. Lanes of one connection share one condition.
+    """One stream of frames each way, for any number of threads. Lanes of one connection share their room.
 
     `on_end` is told once why the stream is over.
     """
 
-    def __init__(self, changed: threading.Condition | None = None) -> None:
-        self.changed = changed or threading.Condition()
+    def __init__(self, room: Room | None = None) -> None:
+        self.join(room or Room())
         self.why = ""
         self.trouble = ""  # what the side that was dialled knows of the way beyond it
         self.in_order = False  # the other side has ended it, and all that it sent was heard
@@ -32,9 +47,13 @@ class Lane:
         self._over = False
         self._breaks: Callable[[str], None] = _nothing
 
+    def join(self, room: Room) -> None:
+        """Share the room of a connection from now on; nobody waits at this lane yet."""
+        self.room, self._filled = room, room.filled()
+
     def attach(self, breaks: Callable[[str], None]) -> None:
         """Say how the stream is broken, once there is one."""
-        with self.changed:
+        with self.room.changed:
             self._breaks = breaks
             over = self._over
         if over:
@@ -47,9 +66,9 @@ class Lane:
 
     def send(self, frame: bytes) -> bool:
         """Hand over one frame, once there is room; False if the stream is over."""
-        with self.changed:
+        with self.room.changed:
             while not self.free and not (self._over or self._finishing):
-                self.changed.wait()
+                self.room.changed.wait()
             return self.put(frame)
 
     @property
@@ -62,7 +81,7 @@ class Lane:
         if self._over or self._finishing:
             return False
         self._frame = frame
-        self.changed.notify_all()
+        self._filled.notify_all()
         return True
 
     def outgoing(self) -> Iterator[bytes]:
@@ -71,11 +90,11 @@ class Lane:
             yield frame
 
     def _pull(self) -> bytes | None:
-        with self.changed:
+        with self.room.changed:
             while self._frame is None and not self._over and not self._finishing:
-                self.changed.wait()
+                self._filled.wait()
             frame, self._frame = (None, None) if self._over else (self._frame, None)
-            self.changed.notify_all()
+            self.room.changed.notify_all()
             return frame
 
     def read(self, incoming: Iterable[bytes], hear: Callable[[bytes], None]) -> str:
@@ -94,13 +113,13 @@ class Lane:
 
     def finish(self) -> None:
         """Take no more; once the last frame has left, this side of the stream ends in order."""
-        with self.changed:
+        with self.room.changed:
             self._finishing = True
-            self.changed.notify_all()
+            self._wake_all()
 
     def gone(self, why: str) -> None:
         """The stream is no more. If this side had said all that it had to say, there is nothing to break."""
-        with self.changed:
+        with self.room.changed:
             said_all = self._finishing and self._frame is None
             if said_all and not self._over:
                 self.finished, self._breaks = True, _nothing
@@ -108,15 +127,19 @@ class Lane:
 
     def end(self, why: str) -> None:
         """Break it now, for this reason; the first reason stays."""
-        with self.changed:
+        with self.room.changed:
             if self._over:
                 return
             self._over, self.why = True, why
             self._frame = None
             breaks = self._breaks
-            self.changed.notify_all()
+            self._wake_all()
         breaks(why)
         self.on_end(why)
+
+    def _wake_all(self) -> None:
+        self._filled.notify_all()
+        self.room.changed.notify_all()
 
 
 def reason(error: BaseException) -> str:
