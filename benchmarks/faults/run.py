@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -331,7 +332,7 @@ def main() -> int:
         well = {each["what"] for each in rows if each["as_it_must"]}
         cases = [case for case in cases if case.name not in well]
     bad = 0
-    for case in (*cases, *(() if given.only or given.quick else drawn(given.seed, 60.0 * given.minutes))):
+    for case in chain(cases, () if given.only or given.quick else drawn(given.seed, 60.0 * given.minutes)):
         found = row(case)
         if case.name.startswith("a flood"):
             found = flooded_row(found)
