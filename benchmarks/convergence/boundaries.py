@@ -19,6 +19,12 @@ CODECS: dict[str, dict[str, Any] | None] = {
     "learned32-int4-mask": {
         "rank": 32, "basis": "learned", "int4": True, "backward": "int4", "mask": "x/marks"
     },
+    "learned32-int8-mask": {"rank": 32, "basis": "learned", "int8": True, "mask": "x/marks"},
+    "shared32-int8-mask": {"rank": 32, "int8": True, "mask": "x/marks"},
+    "learned64-int4-mask": {
+        "rank": 64, "basis": "learned", "int4": True, "backward": "int4", "mask": "x/marks"
+    },
+    "shared64-int4-mask": {"rank": 64, "int4": True, "backward": "int4", "mask": "x/marks"},
     "shared16-int4": {"rank": 16, "int4": True, "backward": "int4"},
     "shared32-int4": {"rank": 32, "int4": True, "backward": "int4"},
 }  # fmt: skip
@@ -36,6 +42,10 @@ SAID = {
     "int4-mask": "int4, without padding",
     "learned32-int4": "rank H/4, learned, int4",
     "learned32-int4-mask": "rank H/4, learned, int4, without padding",
+    "learned32-int8-mask": "rank H/4, learned, int8, without padding",
+    "shared32-int8-mask": "rank H/4, shared, int8, without padding",
+    "learned64-int4-mask": "rank H/2, learned, int4, without padding",
+    "shared64-int4-mask": "rank H/2, shared, int4, without padding",
     "shared16-int4": "rank H/8, shared, int4",
     "shared32-int4": "rank H/4, shared, int4",
 }
