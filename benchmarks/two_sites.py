@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from common import machine, write
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTERS = ("gpu", "npu")
@@ -19,6 +21,7 @@ FREE = ("100gbit", "0ms")
 DEADLINE = 1800
 CLI = (sys.executable, "-m", "whale_nebula.cli.main")
 Line = tuple[str, str]
+Rows = list[dict[str, Any]]
 
 
 def sites(line: Line, commands: Sequence[Sequence[str]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -60,3 +63,29 @@ def _command(path: Path, cluster: str, script: Sequence[str], gateways: bool) ->
         return worker
     gateway = shlex.join([*CLI, "gateway", *named])
     return ["sh", "-c", f"{gateway} >&2 & g=$!; {shlex.join(worker)}; c=$?; kill $g; wait $g; exit $c"]
+
+
+def bench(
+    script: str,
+    about: str | None,
+    *,
+    whole: Callable[[int, int], Rows],
+    quick: Callable[[], Rows],
+    quickly: str,
+    steps: int,
+    shape: Mapping[str, int],
+    keys: Sequence[str],
+) -> int:
+    """The `main` of a benchmark by rows: measure (steps, rounds), print and write; or, with --quick, a little of it."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=f"{quickly}; writes nothing")
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--rounds", type=int, default=3)
+    chosen = parser.parse_args()
+    if chosen.quick:
+        print(*quick(), sep="\n")
+        return 0
+    rows = whole(chosen.steps, chosen.rounds)
+    result = {"machine": machine(), "shape": shape, "steps": chosen.steps, "rounds": chosen.rounds, "rows": rows}
+    write(script, result, [keys, *([row.get(key, "") for key in keys] for row in rows)])
+    return int(any(row.get("verdict") == "missed" for row in rows))

@@ -8,7 +8,6 @@ Every codec runs over the slow line and, for its own computing to be seen, over 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -17,8 +16,8 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, verdict, write
-from two_sites import FREE, Line, run
+from common import verdict
+from two_sites import FREE, Line, bench, run
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 SHAPE = {"rows": 32, "length": 64, "vocabulary": 4000, "width": 512, "heads": 8, "blocks": 4, "micro_batches": 8}
@@ -80,19 +79,16 @@ def _row(way: Way, middle: dict[tuple[Way, Line], float], links: dict[str, int])
 
 def main() -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few steps, once; writes nothing")
-    parser.add_argument("--steps", type=int, default=14)
-    parser.add_argument("--rounds", type=int, default=3)
-    chosen = parser.parse_args()
-    if chosen.quick:
-        print(*measure(5, 1), sep="\n")
-        return 0
-    rows = measure(chosen.steps, chosen.rounds)
-    keys = ("codec", "step", "of the free step", "MB there", "MB back", "codec's own seconds", "verdict")
-    result = {"machine": machine(), "shape": SHAPE, "steps": chosen.steps, "rounds": chosen.rounds, "rows": rows}
-    write(__file__, result, [keys, *([row.get(key, "") for key in keys] for row in rows)])
-    return int(any(row.get("verdict") == "missed" for row in rows))
+    return bench(
+        __file__,
+        __doc__,
+        whole=measure,
+        quick=lambda: measure(5, 1),
+        quickly="few steps, once",
+        steps=14,
+        shape=SHAPE,
+        keys=("codec", "step", "of the free step", "MB there", "MB back", "codec's own seconds", "verdict"),
+    )
 
 
 if __name__ == "__main__":

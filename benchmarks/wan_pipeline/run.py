@@ -10,7 +10,6 @@ a run over a free line; the closed form is that of eager-1F1B on two stages.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -23,8 +22,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, verdict, write
-from two_sites import DEADLINE, FREE, Line, run, sites
+from common import verdict
+from two_sites import DEADLINE, FREE, Line, bench, run, sites
 
 from whale_nebula.schedule.closed import eager_seconds
 
@@ -119,22 +118,24 @@ def _row(line: Line, middle: dict[tuple[str, Line], float]) -> dict[str, Any]:
     return row
 
 
+def beside_torch(steps: int, rounds: int) -> list[dict[str, Any]]:
+    """All lines, with PyTorch installed where it is not."""
+    make_torch()
+    return measure(LINES, steps, rounds, with_torch=True)
+
+
 def main() -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one rate, few steps, without PyTorch; writes nothing")
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=3)
-    chosen = parser.parse_args()
-    if chosen.quick:
-        print(measure(LINES[:1], 4, 1, with_torch=False))
-        return 0
-    make_torch()
-    rows = measure(LINES, chosen.steps, chosen.rounds, with_torch=True)
-    keys = ("line", "ours", "torch", "faster", "closed form", "ratio", "verdict")
-    result = {"machine": machine(), "shape": SHAPE, "steps": chosen.steps, "rounds": chosen.rounds, "rows": rows}
-    write(__file__, result, [keys, *([row.get(key, "") for key in keys] for row in rows)])
-    return int(any(row.get("verdict") == "missed" for row in rows))
+    return bench(
+        __file__,
+        __doc__,
+        whole=beside_torch,
+        quick=lambda: measure(LINES[:1], 4, 1, with_torch=False),
+        quickly="one rate, few steps, without PyTorch",
+        steps=12,
+        shape=SHAPE,
+        keys=("line", "ours", "torch", "faster", "closed form", "ratio", "verdict"),
+    )
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ["functional", "subclassed", "custom_loop", "gan"]
+LOOPS = ("custom_loop", "gan")
+SECOND = ("functional", "gan")
+"""Trained by the same lines as another of them: whether an import changes their bits, `make soak` looks at alone."""
 # Only where TensorFlow itself is told to be the same twice can bits be compared.
 SAME = "import tensorflow as _tf\n_tf.config.experimental.enable_op_determinism()\n"
 TELL = """
@@ -92,13 +95,15 @@ print(json.dumps(ended))
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
-    """Every example as it is, plain, and bare."""
-    folder = tmp_path_factory.mktemp("examples")
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
+    """Every example as it is, and plain and bare where a test asks for it."""
+    folder, everything = tmp_path_factory.mktemp("examples"), request.config.getoption("--grid")
     for name in EXAMPLES:
         (folder / name).write_text(source(name))
-        (folder / f"{name} plain").write_text(SAME + plain(name) + TELL)
-        (folder / f"{name} bare").write_text(SAME + bare(name) + TELL)
+        if everything or name not in SECOND:
+            (folder / f"{name} bare").write_text(SAME + bare(name) + TELL)
+        if everything or name not in SECOND or name in LOOPS:
+            (folder / f"{name} plain").write_text(SAME + plain(name) + TELL)
     names = sorted(path.name for path in folder.iterdir())
     command = [sys.executable, "-c", FORKS, *names]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=True)
@@ -119,7 +124,9 @@ def test_it_runs(ran: Mapping[str, Ended], name: str) -> None:
     assert "loss" in said(ran, name)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.grid] if name in SECOND else []) for name in EXAMPLES]
+)
 def test_without_its_scope_lines_it_is_the_original(ran: Mapping[str, Ended], name: str) -> None:
     """Once with `import whale_nebula` left in it, and once without any trace of it."""
     assert "nb." not in plain(name)
@@ -134,7 +141,7 @@ def numbers(told: str) -> list[float]:
     return [float(found) for found in re.findall(r"\d+\.\d+", told.split("told:")[0].splitlines()[-1])]
 
 
-@pytest.mark.parametrize("name", ["custom_loop", "gan"])
+@pytest.mark.parametrize("name", LOOPS)
 def test_with_its_scope_lines_it_gives_the_same_numbers(ran: Mapping[str, Ended], name: str) -> None:
     assert len(numbers(said(ran, name))) == 3
     assert numbers(said(ran, name)) == pytest.approx(numbers(said(ran, f"{name} plain")), rel=2e-3)

@@ -19,6 +19,12 @@ SECONDS = 60.0
 
 def reopen(folder: Path, **options: Any) -> nb.Run:
     """Leave the run that is open, if one is, and open the next one over a new socket."""
+    reconnect(folder)
+    return nb.init(**options)
+
+
+def reconnect(folder: Path) -> None:
+    """Leave the run that is open, if one is; the next one will be over a new socket."""
     nb.shutdown()
     launched = attach()
     assert launched is not None
@@ -26,7 +32,6 @@ def reopen(folder: Path, **options: Any) -> nb.Run:
     path = str(folder / f"run{next(_number)}.sock")
     connection = _listen(path) if launched.worker < peer else _dial(path)
     whale_nebula.run.attach = lambda: dataclasses.replace(launched, sockets={peer: connection})
-    return nb.init(**options)
 
 
 def _listen(path: str) -> socket.socket:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from whale_nebula.launch import Result, spawn
 from whale_nebula.launch.local import Echo, Job
 
 HERE = Path(__file__).parent
-DEADLINE, GRACE, SEED = 90.0, 30.0, 5
+DEADLINE, GRACE, SEED = 90.0, 60.0, 5
+BEGINS = "begins: "
 
 
 @dataclass(frozen=True)
@@ -56,3 +58,21 @@ def run(script: str, workers: int, *arguments: object) -> Ended:
     """Start and wait."""
     with started(script, workers, *arguments) as job:
         return ended(job)
+
+
+def several(folder: Path, asked: Mapping[str, Sequence[object]]) -> Mapping[str, Ended]:
+    """Run worker scripts one after the other in the same two processes; how each ended, by its name."""
+    words = [json.dumps([name, *map(str, arguments)]) for name, arguments in asked.items()]
+    with started("several", 2, folder, *words) as job:
+        found = ended(job, DEADLINE * len(asked))
+    parts = {name: _parts(outcome.out) for name, outcome in found.result.outcomes.items()}
+    return {
+        script: Ended({worker: told(part.get(script, "")) for worker, part in parts.items()}, found.result)
+        for script in asked
+    }
+
+
+def _parts(out: str) -> dict[str, str]:
+    """What each script wrote, by its name."""
+    pieces = (piece.partition("\n") for piece in out.split(BEGINS)[1:])
+    return {name: said for name, _, said in pieces}

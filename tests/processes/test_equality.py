@@ -20,8 +20,8 @@ Case = tuple[str, int, int]
 
 
 SAMPLE = {
-    "pair": [(name, 2, 3) for name in ("subclassed", "control_flow", "gan", "frozen", "inference")],
-    "trio": [(name, 3, 2) for name in ("functional", "sequential", "token_loop", "scaled")],
+    "pair": [(name, 2, 3) for name in ("subclassed", "control_flow", "gan", "frozen", "inference", "sequential")],
+    "trio": [(name, 3, 2) for name in ("functional", "token_loop", "scaled")],
 }
 """What `make test` runs: every model once, with two processes or with three. `make soak` runs all."""
 STAGES = {"pair": 2, "trio": 3}

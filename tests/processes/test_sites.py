@@ -18,7 +18,7 @@ from tests.processes.sites import SEED, free_port, line_before, sites
 from tests.processes.telling import told
 from tests.processes.workers import course
 
-STEPS = 400
+STEPS, REST = 160, 0.02
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def alone() -> dict[str, Any]:
 
 def test_a_cut_and_a_renewed_certificate_change_nothing(tmp_path: Path, alone: dict[str, Any]) -> None:
     with sites(tmp_path) as found, line_before(found, "gpu") as (line, configs):
-        found.start("course", STEPS, configs=configs)
+        found.start("course", STEPS, REST, configs=configs)
         found["npu"].await_line("step 15")
         line.cut()
         time.sleep(5.0)  # what is tested: nothing passes for so long
@@ -46,9 +46,7 @@ def test_a_cut_and_a_renewed_certificate_change_nothing(tmp_path: Path, alone: d
     assert (weights, loss) == (alone["weights"], alone["loss"])
 
 
-def test_a_gateway_that_is_killed_and_started_again_costs_nothing(
-    tmp_path: Path, alone: dict[str, Any]
-) -> None:
+def test_a_gateway_that_is_killed_and_started_again_costs_nothing(tmp_path: Path, alone: dict[str, Any]) -> None:
     names = ("gpu", "npu")
     clusters = {
         name: {"workers": [f"127.0.0.1:{free_port()}"], "gateway": f"127.0.0.1:{free_port()}"} for name in names
@@ -56,7 +54,7 @@ def test_a_gateway_that_is_killed_and_started_again_costs_nothing(
     with sites(tmp_path, clusters=clusters) as found:
         for name in names:
             found.start_gateway(name)
-        found.start("course", STEPS)
+        found.start("course", STEPS, REST)
         found["npu"].await_line("step 15")
         found.gateways["npu"].process.kill()
         found.gateways["npu"].process.wait(10)

@@ -13,7 +13,7 @@ from tests.traps.conftest import Cut
 from whale_nebula.errors import BatchCoupledError, StageFailedError
 
 layers = keras.layers
-MICRO = pytest.mark.parametrize("micro", [1, 3])
+MICRO = pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 3])
 
 
 def two_stages(

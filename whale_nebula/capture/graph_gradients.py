@@ -6,22 +6,19 @@ was made of it cannot be differentiated again: that is refused, and a tape aroun
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
 from whale_nebula import tf_private
 from whale_nebula.capture.differentiate import differentiate
+from whale_nebula.capture.hook import Hook
 from whale_nebula.capture.projected import check_nested
 from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.errors import GradientError
 from whale_nebula.scopes.site import script_site
-
-_LOCK = threading.Lock()
-_open = 0
 
 
 def _asked(targets: Any, sources: Any, seeds: Any, stops: Any, unconnected: Any) -> list[Any] | None:
@@ -87,17 +84,9 @@ def _second_order() -> GradientError:
     )
 
 
-@contextlib.contextmanager
-def graph_asked() -> Iterator[None]:
+_HOOK = Hook(lambda: tf_private.hook_gradients(_asked), lambda: tf_private.hook_gradients(None))
+
+
+def graph_asked() -> AbstractContextManager[None]:
     """Hook `tf.gradients` while a step is traced; taken off when the last trace ends."""
-    global _open
-    with _LOCK:
-        _open += 1
-        tf_private.hook_gradients(_asked)
-    try:
-        yield
-    finally:
-        with _LOCK:
-            _open -= 1
-            if _open == 0:
-                tf_private.hook_gradients(None)
+    return _HOOK.held()

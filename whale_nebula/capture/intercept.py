@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
 from whale_nebula import tf_private
 from whale_nebula.capture.differentiate import differentiate
+from whale_nebula.capture.hook import Hook
 from whale_nebula.capture.projected import check_nested
 from whale_nebula.capture.tracing import Tracing, current
 
-_LOCK = threading.Lock()
-_open = 0
 _original = tf.GradientTape.gradient
 _original_enter = tf.GradientTape.__enter__
 _original_vectorized = tf_private.parallel_for._pfor_impl
@@ -114,23 +112,23 @@ def _marked(tensor: Any, mask: Any) -> None:
         trace.masks.append((tensor, mask))
 
 
-@contextlib.contextmanager
-def intercepted() -> Iterator[None]:
+def _put() -> None:
+    tf.GradientTape.gradient = gradient
+    tf.GradientTape.__enter__ = _entered
+    tf_private.hook_masks(_marked)
+    tf_private.parallel_for._pfor_impl = vectorized
+
+
+def _take() -> None:
+    tf.GradientTape.gradient = _original
+    tf.GradientTape.__enter__ = _original_enter
+    tf_private.hook_masks(None)
+    tf_private.parallel_for._pfor_impl = _original_vectorized
+
+
+_HOOK = Hook(_put, _take)
+
+
+def intercepted() -> AbstractContextManager[None]:
     """Put `gradient` in the place of TensorFlow's, and take it off again when the last trace ends."""
-    global _open
-    with _LOCK:
-        _open += 1
-        tf.GradientTape.gradient = gradient
-        tf.GradientTape.__enter__ = _entered
-        tf_private.hook_masks(_marked)
-        tf_private.parallel_for._pfor_impl = vectorized
-    try:
-        yield
-    finally:
-        with _LOCK:
-            _open -= 1
-            if _open == 0:
-                tf.GradientTape.gradient = _original
-                tf.GradientTape.__enter__ = _original_enter
-                tf_private.hook_masks(None)
-                tf_private.parallel_for._pfor_impl = _original_vectorized
+    return _HOOK.held()

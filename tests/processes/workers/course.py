@@ -1,6 +1,10 @@
-"""A worker that takes so many steps, says where it is, and at the end what it has come to."""
+"""A worker that takes so many steps, says where it is, and at the end what it has come to.
+
+After each step it can rest: so that a run lasts as long as a test needs, and yet has few steps.
+"""
 
 import sys
+import time
 from typing import Any
 
 import keras
@@ -13,9 +17,14 @@ from whale_nebula.run import current_run
 
 
 class Told(keras.callbacks.Callback):
+    def __init__(self, rest: float) -> None:
+        super().__init__()
+        self.rest = rest
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch % 10 == 5:
             tell(f"step {batch}", True)
+        time.sleep(self.rest)
 
 
 def connections() -> dict[str, int]:
@@ -24,7 +33,7 @@ def connections() -> dict[str, int]:
     return {peer: link.state().connections for peer, link in ledger.session.links.items()} if ledger else {}
 
 
-def main(steps: int) -> None:
+def main(steps: int, rest: float = 0.0) -> None:
     inputs = keras.Input((64,))
     with nb.cluster(), nb.pipeline(2):
         with nb.stage(cluster="gpu"):
@@ -36,7 +45,7 @@ def main(steps: int) -> None:
     rows = 8 * steps
     try:
         history = model.fit(
-            data(rows, 64), data(rows, 16, seed=1), batch_size=8, shuffle=False, verbose=0, callbacks=[Told()]
+            data(rows, 64), data(rows, 16, seed=1), batch_size=8, shuffle=False, verbose=0, callbacks=[Told(rest)]
         )
         tell("loss", [float(loss).hex() for loss in history.history["loss"]])
         tell("weights", bits(model.get_weights()))
@@ -47,4 +56,4 @@ def main(steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *map(float, sys.argv[2:]))

@@ -20,7 +20,19 @@ from tests.parity import compare, zoo
 
 ROWS = 6
 """Two micro-batches divide it, four do not."""
-CHAPTERS = ("tapes", "edited", "optimizers", "forwards", "shapes", "nested")
+CHAPTERS = (
+    "tapes",
+    "edited",
+    "optimizers",
+    "forwards.control",
+    "forwards.state",
+    "forwards.draws",
+    "forwards.tensors",
+    "forwards.checks",
+    "forwards.losses",
+    "shapes",
+    "nested",
+)
 
 
 @dataclass(frozen=True)
@@ -90,7 +102,8 @@ def script(
     """Write a script into the book."""
 
     def write(build: Callable[[Cut], Loop]) -> Callable[[Cut], Loop]:
-        name = f"{build.__module__.rpartition('.')[2]}.{build.__name__}"
+        chapter = build.__module__.removeprefix(f"{__package__}.").partition(".")[0]
+        name = f"{chapter}.{build.__name__}"
         BOOK[name] = Script(build, stages, micro, passes, rarely)
         return build
 

@@ -99,7 +99,7 @@ def none_becomes_zero(cut: Cut) -> Loop:
     return Loop(step, [*w, unused], rows())
 
 
-@script()
+@script(rarely=True)
 def averaged_with_the_last(cut: Cut) -> Loop:
     w = weights()
     last = [tf.Variable(tf.zeros_like(v), trainable=False) for v in w]
@@ -329,7 +329,7 @@ def accumulated_in_two_functions(cut: Cut) -> Loop:
     return Loop(step, [*w, *sums], [(four[:2],), (four[2:],)])
 
 
-@script()
+@script(rarely=True)
 def accumulated_in_one_step(cut: Cut) -> Loop:
     """Two tapes over two halves of what the step is given, added up, applied once."""
     w = weights()

@@ -93,7 +93,7 @@ def a_schedule(cut: Cut) -> Loop:
     return trained(cut, lambda gradients, w: chosen.apply_gradients(pairs(gradients, w)))
 
 
-@script()
+@script(rarely=True)
 def clipped_and_averaged(cut: Cut) -> Loop:
     """What Keras's optimizer can do by itself: global clipping, EMA, decay."""
     w = weights()
@@ -261,7 +261,7 @@ def moving_averages_with_updates(cut: Cut) -> Loop:
     return trained(cut, apply, [count], w=w)
 
 
-@script()
+@script(rarely=True)
 def mean_teacher(cut: Cut) -> Loop:
     """A second copy of the weights follows the first, and its outputs are part of the loss."""
     w, teacher = weights(), weights()
@@ -298,7 +298,7 @@ def v1_adam(cut: Cut) -> Loop:
     return trained(cut, applied_by(v1.train.AdamOptimizer(0.01, epsilon=1e-3)))
 
 
-@script()
+@script(rarely=True)
 def v1_compute_gradients_of_a_callable(cut: Cut) -> Loop:
     w, chosen = weights(), v1.train.AdagradOptimizer(0.1)
 
@@ -382,7 +382,7 @@ def v1_gradients_with_stops(cut: Cut) -> Loop:
     return Loop(step, w, rows())
 
 
-@script(micro=(1, 2, 4))
+@script(micro=(1, 2, 4), rarely=True)
 def v1_gradients_inside_a_tape(cut: Cut) -> Loop:
     """A gradient penalty in one part: tf.gradients inside, a tape around."""
     w = weights()
@@ -458,7 +458,7 @@ def sparse_by_v1(cut: Cut) -> Loop:
     return embedded(cut, applied_by(v1.train.AdagradOptimizer(0.1)))
 
 
-@script()
+@script(rarely=True)
 def sparse_by_v1_adam(cut: Cut) -> Loop:
     return embedded(cut, applied_by(v1.train.AdamOptimizer(0.01, epsilon=1e-3)))
 
@@ -475,7 +475,7 @@ def sparse_by_hand(cut: Cut) -> Loop:
     return embedded(cut, apply)
 
 
-@script()
+@script(rarely=True)
 def sparse_clipped(cut: Cut) -> Loop:
     chosen = SGD(0.1, momentum=0.9)
 

@@ -80,7 +80,7 @@ def a_dataclass(cut: Cut) -> Loop:
     return trained(cut, lambda b: (b.x, b.y), batches)
 
 
-@script()
+@script(rarely=True)
 def a_dataclass_returned(cut: Cut) -> Loop:
     return trained(cut, lambda b: b, rows(), lambda loss, out, g: Batch(loss, out, "result"))
 
@@ -286,7 +286,7 @@ def a_method(cut: Cut) -> Loop:
     return Loop(step, trainer.w, [(*b, n + 1) for n, b in enumerate(rows())])
 
 
-@script()
+@script(rarely=True)
 def two_instances(cut: Cut) -> Loop:
     """Each instance has its variables; one function serves both."""
     one, other = Trainer(cut), Trainer(cut)
@@ -376,7 +376,7 @@ def modules_built_in_the_step(cut: Cut) -> Loop:
     return Loop(step, [], rows())
 
 
-@script()
+@script(rarely=True)
 def keras_layers_built_in_the_step(cut: Cut) -> Loop:
     parts = [keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(4)]
     chosen = keras.optimizers.SGD(0.1, momentum=0.9)
@@ -538,7 +538,7 @@ def variables_as_arguments(cut: Cut) -> Loop:
     return Loop(step, [*one.w, *other.w], rows())
 
 
-@script()
+@script(rarely=True)
 def static_and_class_methods(cut: Cut) -> Loop:
     w = weights()
 

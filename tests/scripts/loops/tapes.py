@@ -10,7 +10,7 @@ import whale_nebula as nb
 from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, rows, script, weights
 
 
-@script()
+@script(rarely=True)
 def persistent_two_calls(cut: Cut) -> Loop:
     w = weights()
 
@@ -371,7 +371,7 @@ def again(cut: Cut) -> Any:
     return Again() if cut.stages else cut
 
 
-@script()
+@script(rarely=True)
 def first_order_meta_learning(cut: Cut) -> Loop:
     """Reptile: two plain steps, then go back part of the way."""
     w = weights()

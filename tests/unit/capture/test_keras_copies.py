@@ -123,8 +123,22 @@ def test_a_place_says_it_once() -> None:
     assert len(caught(lambda: [keras.models.clone_model(model) for _ in range(3)])) == 1
 
 
-@pytest.mark.parametrize("name", ["model.keras", "folder"])
-@pytest.mark.parametrize("build", [functional, sequential, nested])
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [
+        (functional, "model.keras"),
+        (sequential, "folder"),
+        (nested, "model.keras"),
+        *(
+            pytest.param(build, name, marks=pytest.mark.grid)
+            for build, name in (
+                (functional, "folder"),
+                (sequential, "model.keras"),
+                (nested, "folder"),
+            )
+        ),
+    ],
+)
 def test_save_says_it_and_so_does_the_first_run_of_what_is_loaded(
     build: Callable[[], keras.Model], name: str, tmp_path: Path
 ) -> None:

@@ -1,5 +1,29 @@
 """Steps that several tests of the passes look at. Shapes are small, gradients only look like gradients."""
 
+TWO_DENSE = """
+stages a b
+%0 = input x float32[?,4]
+%1 = capture wa resource[]
+%2 = capture wb resource[]
+%3 = ReadVariableOp(%1) float32[4,8] stateful @a
+%4 = MatMul(%0, %3) float32[?,8] @a
+%5 = ReadVariableOp(%2) float32[8,2] stateful @b
+%6 = MatMul(%4, %5) float32[?,2] @b
+%7 = Const {value=(0, 1)} int32[2]
+"""
+"""The forward of two dense layers, each in a stage, with the axes of a mean."""
+
+DENSE_TANH = """
+stages a b
+%0 = input x float32[?,4]
+%1 = capture wa resource[]
+%2 = ReadVariableOp(%1) float32[4,8] stateful @a
+%3 = MatMul(%0, %2) float32[?,8] @a
+%4 = Tanh(%3) float32[?,8] @b
+%5 = Const {value=(0, 1)} int32[2]
+"""
+"""A dense layer in one stage, what it gives squashed in another, and the axes of a mean."""
+
 TWO_STAGES = """
 stages a b
 %0 = input x float32[?,4]
@@ -110,16 +134,7 @@ returns %6
 """
 """One table that embeds in stage a and projects in stage b: one gradient is sparse, the other dense."""
 
-FROZEN = """
-stages a b
-%0 = input x float32[?,4]
-%1 = capture wa resource[]
-%2 = capture wb resource[]
-%3 = ReadVariableOp(%1) float32[4,8] stateful @a
-%4 = MatMul(%0, %3) float32[?,8] @a
-%5 = ReadVariableOp(%2) float32[8,2] stateful @b
-%6 = MatMul(%4, %5) float32[?,2] @b
-%7 = Const {value=(0, 1)} int32[2]
+FROZEN = TWO_DENSE + """\
 %8 = Mean(%6, %7) float32[]
 request of %8 for %2
 %9 = Fill(%8) float32[?,2]
@@ -171,14 +186,7 @@ returns %6, %15
 """
 """A critic is trained, and then, through the new critic, a generator."""
 
-PENALTY = """
-stages a b
-%0 = input x float32[?,4]
-%1 = capture wa resource[]
-%2 = ReadVariableOp(%1) float32[4,8] stateful @a
-%3 = MatMul(%0, %2) float32[?,8] @a
-%4 = Tanh(%3) float32[?,8] @b
-%5 = Const {value=(0, 1)} int32[2]
+PENALTY = DENSE_TANH + """\
 %6 = Mean(%4, %5) float32[]
 %7 = ReadVariableOp(%1) float32[4,8] stateful
 %8 = Square(%7) float32[4,8]

@@ -1,8 +1,14 @@
 """Where ops go that no scope stamped."""
 
+from tests.unit.passes.examples import DENSE_TANH
 from tests.unit.passes.programs import check, program_of
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.label import label
+
+PENALISED = DENSE_TANH + """\
+%6 = Mean(%4, %5) float32[]                        => b
+%7 = ReadVariableOp(%1) float32[4,8] stateful      => a
+"""
 
 
 def said(program: Program):
@@ -38,23 +44,12 @@ def test_a_sum_is_taken_where_its_terms_are_so_that_fewer_bytes_cross() -> None:
 
 
 def test_a_penalty_goes_to_the_owner_of_its_variable_and_crosses_as_a_scalar() -> None:
-    check(
-        """
-        stages a b
-        %0 = input x float32[?,4]
-        %1 = capture w resource[]
-        %2 = ReadVariableOp(%1) float32[4,8] stateful @a
-        %3 = MatMul(%0, %2) float32[?,8] @a
-        %4 = Exp(%3) float32[?,8] @b
-        %5 = Const {value=(0, 1)} int32[2]
-        %6 = Mean(%4, %5) float32[]                        => b
-        %7 = ReadVariableOp(%1) float32[4,8] stateful      => a
-        %8 = Square(%7) float32[4,8]                       => a
-        %9 = Sum(%8, %5) float32[]                         => a
-        %10 = AddV2(%6, %9) float32[]                      => b
-        """,
-        said,
-    )
+    square = """\
+%8 = Square(%7) float32[4,8]                       => a
+%9 = Sum(%8, %5) float32[]                         => a
+%10 = AddV2(%6, %9) float32[]                      => b
+"""
+    check(PENALISED + square, said)
 
 
 def test_a_variable_that_one_op_of_two_stages_reads_stays_with_its_owner() -> None:
@@ -167,21 +162,10 @@ def test_a_variable_of_a_later_stage_is_read_early_where_an_early_stage_needs_it
 
 
 def test_penalties_are_scaled_where_their_variables_are() -> None:
-    check(
-        """
-        stages a b
-        %0 = input x float32[?,4]
-        %1 = capture w resource[]
-        %2 = ReadVariableOp(%1) float32[4,8] stateful @a
-        %3 = MatMul(%0, %2) float32[?,8] @a
-        %4 = Exp(%3) float32[?,8] @b
-        %5 = Const {value=(0, 1)} int32[2]
-        %6 = Mean(%4, %5) float32[]                        => b
-        %7 = ReadVariableOp(%1) float32[4,8] stateful      => a
-        %8 = L2Loss(%7) float32[]                          => a
-        %9 = Const {value=(0.01)} float32[]
-        %10 = Mul(%9, %8) float32[]                        => a
-        %11 = AddV2(%6, %10) float32[]                     => b
-        """,
-        said,
-    )
+    scaled = """\
+%8 = L2Loss(%7) float32[]                          => a
+%9 = Const {value=(0.01)} float32[]
+%10 = Mul(%9, %8) float32[]                        => a
+%11 = AddV2(%6, %10) float32[]                     => b
+"""
+    check(PENALISED + scaled, said)

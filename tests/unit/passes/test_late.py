@@ -4,41 +4,33 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.unit.passes.examples import TWO_DENSE
 from tests.unit.passes.programs import apart, check, cut, program_of
 from whale_nebula.ir.plan import Cut, Fragment
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.parts import FORWARD, UPDATE, split_parts
 
-PENALISED = """
-stages a b
-%0 = input x float32[?,4]
-%1 = capture wa resource[]
-%2 = capture wb resource[]
-%3 = ReadVariableOp(%1) float32[4,4] stateful @a
-%4 = MatMul(%0, %3) float32[?,4] @a
-%5 = ReadVariableOp(%2) float32[4,4] stateful @b
-%6 = MatMul(%4, %5) float32[?,4] @b
-%7 = Const {value=(0, 1)} int32[2]
+PENALISED = TWO_DENSE + """\
 %8 = Mean(%6, %7) float32[]                            => forward
-%9 = ReadVariableOp(%1) float32[4,4] stateful          => any time
+%9 = ReadVariableOp(%1) float32[4,8] stateful          => any time
 %10 = L2Loss(%9) float32[]                             => any time
 %11 = AddV2(%8, %10) float32[]                         => update
 request of %11 for %1, %2
 %12 = Const {value=(1)} float32[]
-%13 = MatMul(%4, %6) {transpose_a=true} float32[4,4]
+%13 = MatMul(%4, %6) {transpose_a=true} float32[8,2]
 part b: %13 for %2
-%14 = MatMul(%6, %5) {transpose_b=true} float32[?,4]
+%14 = MatMul(%6, %5) {transpose_b=true} float32[?,8]
 flow b: %14 for %4
-%15 = feed arrival float32[?,4]
+%15 = feed arrival float32[?,8]
 arrival %15 of %4
-%16 = MatMul(%0, %15) {transpose_a=true} float32[4,4]
-%17 = Mul(%9, %12) float32[4,4]
-%18 = AddV2(%16, %17) float32[4,4]
+%16 = MatMul(%0, %15) {transpose_a=true} float32[4,8]
+%17 = Mul(%9, %12) float32[4,8]
+%18 = AddV2(%16, %17) float32[4,8]
 part a: %18 for %1
 end
-%19 = holder ga float32[4,4]
+%19 = holder ga float32[4,8]
 gradient %19 of %1
-%20 = holder gb float32[4,4]
+%20 = holder gb float32[8,2]
 gradient %20 of %2
 %21 = AssignSubVariableOp(%1, %19) stateful
 %22 = AssignSubVariableOp(%2, %20) stateful
@@ -84,7 +76,7 @@ def test_a_sum_that_is_needed_before_the_update_does_not_wait(reader: str) -> No
 
 
 def test_the_sum_of_a_stages_own_penalty_stays_in_the_forward() -> None:
-    own = PENALISED.replace("%9 = ReadVariableOp(%1)", "%9 = ReadVariableOp(%2)")
+    own = PENALISED.replace("%9 = ReadVariableOp(%1) float32[4,8]", "%9 = ReadVariableOp(%2) float32[8,2]")
     assert split_parts(program_of(own)).part[11] == FORWARD
 
 
@@ -100,7 +92,7 @@ def test_what_is_made_of_the_sum_waits_with_it() -> None:
 def test_a_sum_of_several_stages_penalties_waits_too() -> None:
     both = PENALISED.replace(
         "%11 = AddV2(%8, %10)",
-        "%31 = ReadVariableOp(%2) float32[4,4] stateful\n%32 = L2Loss(%31) float32[]\n"
+        "%31 = ReadVariableOp(%2) float32[8,2] stateful\n%32 = L2Loss(%31) float32[]\n"
         "%33 = AddN(%10, %32) float32[]\n%11 = AddV2(%8, %33)",
     )
     plan = cut(both, apart)

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ from whale_nebula.errors import (
     TransportError,
     WrongAuthorityError,
 )
+from whale_nebula.security import making
 from whale_nebula.security.issue import renew, revoke
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
@@ -319,14 +321,15 @@ class TestIdentity:
             exchange(pair, 3)
 
     def test_a_certificate_that_ends_ends_its_connection(
-        self, trusted: Certificates, tmp_path: Path
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """TLS itself does not look again at a connection that stands."""
-        certificates = Certificates(tmp_path / "home")
-        certificates.issue(GPU)
-        certificates.issue(NPU, days=1.0 / 86400)
+        certificates, present = Certificates(tmp_path / "home"), making.now
+        certificates.issue(GPU, days=7.0)
+        certificates.issue(NPU, days=1.0)
         with workers(certificates, deadlines=Deadlines(patience=SOON, grace=0.2, look=0.02)) as pair:
             pair.meet()
+            monkeypatch.setattr(making, "now", lambda: present() + timedelta(days=2))
             with pytest.raises(IdentityError, match="expired"):
                 pair.npu.receive(key(), SOON)
 

@@ -379,6 +379,8 @@ class TestAbsence:
         assert (caught.value.where, caught.value.why) == ("memory", "nothing is heard from it")
         with pytest.raises(DeadlineError, match="worker 'npu/0' was not heard for"):
             pair.here.take("AGREE", 0.0)
+        for worker in WORKERS:
+            pair.cable.kill(worker, lost(worker, "so that nobody waits for what does not come any more"))
 
     def test_beats_keep_a_quiet_link_alive(self, make: Callable[..., Pair]) -> None:
         beats = threading.Semaphore(0)

@@ -1,0 +1,116 @@
+"""tf.functions: which are called, and what runs them inline."""
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.contract.tracing import graph_of
+from whale_nebula import tf_private
+
+
+def test_PolymorphicFunction_is_called_by_its_class_methods_too() -> None:
+    """`f()` looks `__call__` up on the class: hooking it there reaches functions, and methods of objects."""
+    called: list[str] = []
+    plain = tf_private.PolymorphicFunction.__call__
+
+    class Thing:
+        @tf.function
+        def method(self, x: Any) -> Any:
+            return x
+
+    def noting(function: Any, *args: Any, **kwargs: Any) -> Any:
+        called.append(function.python_function.__name__)
+        return plain(function, *args, **kwargs)
+
+    thing, alone = Thing(), tf.function(tf.identity)
+    tf_private.PolymorphicFunction.__call__ = noting
+    try:
+        thing.method(1.0), alone(1.0)
+    finally:
+        tf_private.PolymorphicFunction.__call__ = plain
+    assert called == ["method", "identity"]
+
+
+def test_compiled_by_xla_and_can_inline_tell_functions_apart() -> None:
+    plain, compiled = tf.function(tf.identity), tf.function(tf.identity, jit_compile=True)
+    named = tf.function(tf.identity, experimental_implements="tests.own")
+    assert [tf_private.compiled_by_xla(f) for f in (plain, compiled)] == [False, True]
+    assert [tf_private.can_inline(f) for f in (plain, named)] == [True, False]
+
+
+def test_can_inline_not_where_functions_run_eagerly() -> None:
+    tf.config.run_functions_eagerly(True)
+    try:
+        assert not tf_private.can_inline(tf.function(tf.identity))
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
+@pytest.mark.parametrize("autograph", [True, False])
+def test_run_inline_does_what_tracing_does(autograph: bool) -> None:
+    """Defaults, casts to the signature, AutoGraph where it is on, and what is returned becomes tensors."""
+
+    @tf.function(autograph=autograph, input_signature=[tf.TensorSpec([None], tf.float64), tf.TensorSpec([], tf.int32)])
+    def inner(x: Any, turns: Any = 3) -> Any:
+        if autograph:
+            for _ in tf.range(turns):
+                x = x * 2.0
+        return {"x": x, "three": 3, "none": None, "rank": turns.dtype.name == "int32"}
+
+    found: dict[str, Any] = {}
+
+    def outer() -> Any:
+        found.update(tf_private.run_inline(inner, ([1.0, 2.0],), {}))
+        return found["x"]
+
+    graph = graph_of(outer)
+    assert {op.type for op in graph.get_operations()}.isdisjoint({"PartitionedCall", "StatefulPartitionedCall"})
+    assert found["x"].dtype == tf.float64
+    assert found["three"].dtype == tf.int32
+    assert found["none"] is None
+    assert tf.get_static_value(found["rank"])
+    assert any("while" in op.type.lower() for op in graph.get_operations()) == autograph
+
+
+def test_run_inline_makes_variables_as_the_graph_around_does() -> None:
+    made: list[tf.Variable] = []
+
+    @tf.function
+    def inner(x: Any) -> Any:
+        if not made:
+            made.append(tf.Variable(2.0))
+        return x * made[0]
+
+    step = tf.function(lambda x: tf_private.run_inline(inner, (x,), {}), autograph=False)
+    assert float(step(3.0)) == 6.0
+    assert float(made[0]) == 2.0
+
+
+def test_run_inline_draws_what_a_function_of_its_own_would() -> None:
+    """Random ops without a seed are numbered by graph, and seeded by their number."""
+    inner = tf.function(lambda: tf.random.uniform([2]))
+
+    def outer(call: Any) -> Any:
+        first = tf.random.uniform([2])
+        return first, call(), tf.random.uniform([2])
+
+    found = []
+    for call in (inner, lambda: tf_private.run_inline(inner, (), {})):
+        tf.random.set_seed(3)
+        found.append([t.numpy().tolist() for t in tf.function(lambda call=call: outer(call), autograph=False)()])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("often", [tf_private.traced_often, lambda function: function])
+def test_traced_often_is_not_told(often: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def made() -> Any:
+        def body(x: Any) -> Any:
+            return x + 1
+
+        return often(tf.function(body, autograph=False))
+
+    with caplog.at_level("WARNING", logger="tensorflow"):
+        for _ in range(8):
+            made()(tf.constant(1))
+    assert ("retracing" in caplog.text) == (often is not tf_private.traced_often)

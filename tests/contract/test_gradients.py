@@ -1,0 +1,207 @@
+"""Gradients: TensorFlow's own, its tapes, `tf.gradients` and its vectorizer."""
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.contract.tracing import graph_of
+from whale_nebula import tf_private
+
+
+def test_differentiate_works_in_the_graph_that_is_traced() -> None:
+    def step(x: Any) -> Any:
+        y = tf.sin(x)
+        return tf_private.differentiate([y], [x], [2.0 * tf.ones_like(y)], [])[0]
+
+    np.testing.assert_allclose(tf.function(step)(tf.constant([0.5])), 2.0 * np.cos([0.5]), rtol=1e-6)
+
+
+def test_differentiate_stops_where_it_is_told() -> None:
+    def step(x: Any) -> Any:
+        y = tf.sin(x)
+        (found,) = tf_private.differentiate([y * x], [x], [tf.ones_like(y)], [y])
+        return found
+
+    np.testing.assert_allclose(tf.function(step)(tf.constant([0.5])), np.sin([0.5]), rtol=1e-6)
+
+
+def test_differentiate_takes_captured_handles_and_gives_true_kinds() -> None:
+    """A variable's captured handle is a source; None, dense and IndexedSlices come out as they are."""
+    table, kernel, unused = tf.Variable(tf.ones((3, 2))), tf.Variable(tf.ones((2, 2))), tf.Variable(1.0)
+    kinds: list[Any] = []
+
+    def step(ids: Any) -> Any:
+        y = tf.gather(table, ids) @ kernel + 0.0 * tf.stop_gradient(unused)
+        inner = {id(e): i for e, i in tf.compat.v1.get_default_graph().captures}
+        sources = [inner[id(v.handle)] for v in (table, kernel, unused)]
+        kinds.extend(map(type, tf_private.differentiate([y], sources, [tf.ones_like(y)], [])))
+        return y
+
+    graph_of(step, tf.TensorSpec([None], tf.int32))
+    assert kinds == [tf.IndexedSlices, tf.Tensor, type(None)] or (
+        kinds[0] is tf.IndexedSlices and kinds[2] is type(None) and issubclass(kinds[1], tf.Tensor)
+    )
+
+
+def test_differentiate_of_no_sources_is_empty() -> None:
+    assert tf_private.differentiate([], [], [], []) == []
+
+
+def test_tape_records_tells_whether_any_tape_is_open() -> None:
+    assert not tf_private.tape_records()
+    with tf.GradientTape() as tape:
+        assert tf_private.tape_records()
+        with tape.stop_recording():
+            assert not tf_private.tape_records()
+    assert not tf_private.tape_records()
+
+
+def test_tape_open_until_a_plain_tape_has_answered() -> None:
+    x = tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        y = x * x
+    assert tf_private.tape_open(tape)
+    tape.gradient(y, x)
+    assert not tf_private.tape_open(tape)
+
+
+def test_tape_stop_ends_recording_of_a_plain_tape_only() -> None:
+    """What `gradient` does when it is called inside its own block."""
+    with tf.GradientTape() as tape:
+        tf_private.tape_stop(tape)
+        assert not tf_private.tape_records()
+    with tf.GradientTape(persistent=True) as tape:
+        tf_private.tape_stop(tape)
+        assert tf_private.tape_records()
+
+
+def test_tape_finish_leaves_what_a_request_leaves() -> None:
+    x = tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        y = x * x
+    tf_private.tape_finish(tape)
+    assert not tf_private.tape_open(tape)
+    assert [v is x for v in tape.watched_variables()] == [True]
+    with pytest.raises(RuntimeError, match="non-persistent"):
+        tape.gradient(y, x)
+
+
+def test_tape_finish_keeps_a_persistent_tape() -> None:
+    with tf.GradientTape(persistent=True) as tape:
+        pass
+    tf_private.tape_finish(tape)
+    assert tf_private.tape_open(tape)
+
+
+def test_tape_reopened_knows_what_a_closed_tape_has_followed() -> None:
+    x, other = tf.Variable([1.0]), tf.Variable([1.0])
+    asked: dict[str, bool] = {}
+
+    def step() -> Any:
+        before = tf.sin(other)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(x)
+            inside, unwatched = tf.sin(x), tf.cos(other)
+            stopped = tf.stop_gradient(inside)
+        after = tf.tan(inside)
+        with tf_private.tape_reopened(tape) as followed:
+            tensors = {"inside": inside, "unwatched": unwatched, "before": before, "after": after, "stop": stopped}
+            asked.update({name: followed(tensor) for name, tensor in tensors.items()})
+        if tf_private.tape_records():
+            raise AssertionError("the tape was left open")
+        return inside
+
+    graph_of(step)
+    assert asked == {"inside": True, "unwatched": False, "before": False, "after": False, "stop": False}
+
+
+def test_tape_reopened_does_not_close_one_that_records() -> None:
+    x = tf.constant(1.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        with tf_private.tape_reopened(tape) as followed:
+            assert followed(x)
+        assert tf_private.tape_records()
+
+
+def test_tape_records_nothing_of_custom_gradients_inside() -> None:
+    """`recompute_grad` calls `tape.gradient` while it is differentiated: ours must let it pass."""
+    calls: list[str] = []
+    original = tf.GradientTape.gradient
+
+    class Noting(tf.GradientTape):
+        def gradient(self, *args: Any, **kwargs: Any) -> Any:
+            calls.append("asked")
+            return original(self, *args, **kwargs)
+
+    assert inspect.signature(original).parameters.keys() >= {
+        "target", "sources", "output_gradients", "unconnected_gradients",
+    }  # fmt: skip
+    x = tf.Variable(2.0)
+    with Noting() as tape:
+        y = tf.recompute_grad(lambda v: v * v)(x)
+    assert float(tape.gradient(y, x)) == 4.0
+    assert calls == ["asked"]
+
+
+def test_parallel_for_vectorizes_in_the_graph_where_it_is_called() -> None:
+    """A body's ops are made in the graph around it, and then others in their place: we must keep out of both."""
+    met: list[Any] = []
+    plain = tf_private.parallel_for._pfor_impl
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        met.append(tf.compat.v1.get_default_graph())
+        return plain(*args, **kwargs)
+
+    tf_private.parallel_for._pfor_impl = noting
+    try:
+        with tf.Graph().as_default() as graph:
+            tf.vectorized_map(lambda row: 2.0 * row, tf.ones([2, 3]))
+    finally:
+        tf_private.parallel_for._pfor_impl = plain
+    assert met == [graph]
+
+
+def test_hook_gradients_hears_of_tf_gradients_and_of_v1_optimizers() -> None:
+    heard: list[tuple[int, int]] = []
+
+    def asked(targets: Any, sources: Any, seeds: Any, stops: Any, unconnected: Any) -> None:
+        heard.append((len(targets) if isinstance(targets, list) else 1, len(sources)))
+
+    variable = tf.Variable(2.0)
+
+    def step() -> Any:
+        loss = variable**2
+        optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+        pairs = optimizer.compute_gradients(loss, [variable])
+        return tf.gradients([loss, loss], [variable])[0], pairs[0][0]
+
+    tf_private.hook_gradients(asked)
+    try:
+        twice, once = tf.function(step, autograph=False)()
+    finally:
+        tf_private.hook_gradients(None)
+    assert sorted(heard) == [(1, 1), (2, 1)]
+    assert (float(twice), float(once)) == (8.0, 4.0)
+
+
+def test_hook_gradients_is_not_asked_about_bodies() -> None:
+    """The gradients of a loop or a cond are TensorFlow's own matter: it says which graph they are about."""
+    heard: list[Any] = []
+    tf_private.hook_gradients(lambda *options: heard.append(options))
+    try:
+
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = tf.while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, v * x), [0, x])[1]
+                y = tf.cond(y > 1.0, lambda: y * x, lambda: y)
+            return tape.gradient(y, x)
+
+        assert float(tf.function(step, autograph=False)(tf.constant(2.0))) == 80.0
+    finally:
+        tf_private.hook_gradients(None)
+    assert heard == []

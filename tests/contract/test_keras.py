@@ -1,0 +1,390 @@
+"""Keras: how layers are called, models built, copied and trained."""
+
+import copy
+import inspect
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.contract.tracing import graph_of
+from whale_nebula import tf_private
+
+layers = keras.layers
+
+
+def test_entry_layer_is_the_outermost_that_runs() -> None:
+    seen: list[Any] = []
+
+    class Inner(layers.Layer):
+        def build(self, shape: Any) -> None:
+            seen.append(tf_private.entry_layer())
+
+        def call(self, x: Any) -> Any:
+            seen.append(tf_private.entry_layer())
+            return x
+
+    class Outer(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+
+        def call(self, x: Any) -> Any:
+            return self.inner(x)
+
+    outer = Outer()
+    assert tf_private.entry_layer() is None
+    outer(tf.ones((2, 2)))
+    assert seen[-1] is outer
+    assert tf_private.entry_layer() is None
+
+
+def test_layers_of_a_model_are_all_of_them() -> None:
+    inner = keras.Sequential([keras.Input((2,)), layers.Dense(2, name="deep")])
+    model = keras.Sequential([keras.Input((2,)), inner, layers.Dense(1, name="top")])
+    names = {layer.name for layer in tf_private.layers_of(model)}
+    assert {"deep", "top", model.name} <= names
+
+
+def test_nodes_by_depth_of_a_functional_model() -> None:
+    """Every node has an operation; a shared layer has one node for each call."""
+    inputs, shared = keras.Input((2,)), layers.Dense(2)
+    model = keras.Model(inputs, shared(shared(inputs)) + 1.0)
+    nodes = [node for level in tf_private.nodes_by_depth(model).values() for node in level]
+    assert sum(node.operation is shared for node in nodes) == 2
+
+
+def test_nodes_by_depth_of_a_sequential_and_of_others() -> None:
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(2)])
+    assert tf_private.nodes_by_depth(model)
+    assert tf_private.nodes_by_depth(layers.Dense(2)) == {}
+
+
+def test_compute_output_spec_calls_a_subclass_without_computing() -> None:
+    called: list[Any] = []
+
+    class Lazy(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = layers.Dense(3)
+
+        def call(self, x: Any) -> Any:
+            called.append(tf_private.entry_layer())
+            return self.dense(x)
+
+    model = Lazy()
+    found = tf_private.compute_output_spec(model, keras.KerasTensor((None, 2), "float32"), training=False)
+    assert found.shape == (None, 3)
+    assert called[-1] is model
+
+
+def test_in_symbolic_scope_only_while_keras_asks_for_shapes() -> None:
+    found = []
+
+    class Asked(layers.Layer):
+        def call(self, x: Any) -> Any:
+            found.append(tf_private.in_symbolic_scope())
+            return x + 1.0
+
+    layer = Asked()
+    layer(keras.Input((2,)))
+    assert set(found) == {True}
+    found.clear()
+    layer(np.ones((1, 2)))
+    tf.function(layer)(tf.ones((1, 2)))
+    assert set(found) == {False}
+    assert not tf_private.in_symbolic_scope()
+
+
+def test_on_run_hears_every_run_of_a_node() -> None:
+    heard: list[Any] = []
+    inputs = keras.Input((2,))
+    outputs = layers.Dense(3)(inputs)
+    tf_private.on_run(outputs._keras_history.operation._inbound_nodes[0], heard.append)
+    model = keras.Model(inputs, outputs)
+    heard.clear()
+    expected = model.layers[1](np.ones((1, 2)))
+    np.testing.assert_array_equal(model(np.ones((1, 2))), expected)
+    ((given,), options) = heard.pop()
+    assert given.shape == (1, 2)
+    assert options == {}
+    keras.models.clone_model(model)
+    assert isinstance(heard[0][0][0], keras.KerasTensor)
+
+
+def test_on_config_hears_what_copies_are_made_from(tmp_path: Any) -> None:
+    heard: list[int] = []
+
+    class Own(layers.Layer):
+        """Its config is made by Keras, which looks whether `get_config` is its own."""
+
+        def __init__(self, units: int, **options: Any) -> None:
+            super().__init__(**options)
+            self.units = units
+
+        def call(self, x: Any) -> Any:
+            return x
+
+    own = Own(3, name="own")
+    plain = own.get_config()
+    tf_private.on_config(own, lambda: heard.append(1))
+    assert own.get_config() == plain
+    assert plain["units"] == 3
+    model = keras.Sequential([keras.Input((2,)), own])
+    for copy_it in (keras.models.clone_model, lambda m: m.save(tmp_path / "m.keras"), lambda m: m.get_config()):
+        heard.clear()
+        copy_it(model)
+        assert heard
+
+
+def test_on_build_hears_a_sequential_that_has_its_nodes() -> None:
+    heard: list[int] = []
+    model = keras.Sequential([layers.Dense(2)])
+    tf_private.on_build(model, lambda: heard.append(len(tf_private.nodes_by_depth(model))))
+    model(np.ones((1, 2)))
+    model.add(layers.Dense(3))
+    assert heard == [2, 3]
+
+
+def test_keras_calls_lead_to_the_model_that_is_copied() -> None:
+    found: list[Any] = []
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(3)])
+
+    def clone(layer: Any) -> Any:
+        found.extend(tf_private.keras_calls())
+        return type(layer).from_config(layer.get_config())
+
+    keras.models.clone_model(model, clone_function=clone)
+    (call,) = (call for call in found if call.name == "clone_model")
+    assert call.given is model
+    assert call.frame.f_code.co_name == "clone_model"
+    assert tf_private.keras_calls() == []
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        (lambda model, path: model.save(path / "m.keras"), "save_model"),
+        (lambda model, path: model.save(path / "m", zipped=False), "save_model"),
+        (lambda model, path: keras.saving.save_model(model, path / "m.h5"), "save_model"),
+        (lambda model, path: copy.deepcopy(model), "__reduce__"),
+        (lambda model, path: model.get_config(), "get_config"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5")
+def test_keras_calls_are_named_as_we_know_them(way: Any, name: str, tmp_path: Any) -> None:
+    found: list[Any] = []
+    dense = layers.Dense(3)
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, dense(inputs))
+    tf_private.on_config(dense, lambda: found.extend(tf_private.keras_calls()))
+    way(model, tmp_path)
+    assert any(call.name == name and call.given is model for call in found)
+    assert any(call.name == "get_config" and call.given is model for call in found)
+
+
+def test_exporting_while_a_saved_model_is_traced(tmp_path: Any) -> None:
+    found: list[bool] = []
+
+    class Exported(keras.Model):
+        def call(self, x: Any) -> Any:
+            found.append(tf_private.exporting())
+            return x + 1.0
+
+    model = Exported()
+    model(np.ones((1, 2)))
+    tf.function(model)(tf.ones((1, 2)))
+    assert set(found) == {False}
+    for export in (
+        lambda: model.export(str(tmp_path / "a"), verbose=False),
+        lambda: tf.saved_model.save(model, str(tmp_path / "b")),
+    ):
+        found.clear()
+        export()
+        assert set(found) == {True}
+
+
+def test_keras_tree_is_the_tree_of_keras() -> None:
+    assert tf_private.keras_tree.flatten({"b": 1, "a": [2]}) == [2, 1]
+
+
+def test_KerasNode_is_made_for_every_call_on_symbolic_tensors() -> None:
+    """We tag in `__init__`: layers, operators and `keras.ops` alike go through it."""
+    made: list[Any] = []
+    original = tf_private.KerasNode.__init__
+
+    def noting(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        made.append(self.operation)
+
+    tf_private.KerasNode.__init__ = noting
+    try:
+        inputs = keras.Input((2,))
+        keras.ops.sin(layers.Dense(2)(inputs)) + inputs
+    finally:
+        tf_private.KerasNode.__init__ = original
+    assert [type(op).__name__ for op in made] == ["InputLayer", "Dense", "Sin", "Add"]
+
+
+def test_KerasFunction_asks_for_the_operation_of_each_node_before_it_calls_it() -> None:
+    """`_run_through_graph` is handed `operation_fn`, and `_get_operation_for_node` tells us the node."""
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, layers.Dense(2)(inputs))
+    assert isinstance(model, tf_private.KerasFunction)
+    asked: list[Any] = []
+    original = tf_private.KerasFunction._get_operation_for_node
+
+    def noting(self: Any, node: Any) -> Any:
+        asked.append(node)
+        return original(self, node)
+
+    tf_private.KerasFunction._get_operation_for_node = noting
+    try:
+        model(tf.ones((1, 2)))
+    finally:
+        tf_private.KerasFunction._get_operation_for_node = original
+    assert [node.operation for node in asked] == [model.layers[-1]]
+    names = list(inspect.signature(tf_private.KerasFunction._run_through_graph).parameters)
+    assert names == ["self", "inputs", "operation_fn", "call_fn"]
+
+
+def test_KerasSequential_add_rebuilds_and_call_goes_through_its_functional() -> None:
+    """`add` makes every node anew, so a layer's scope must be kept on the layer."""
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(2)])
+    before = model._functional
+    model.add(layers.Dense(3))
+    assert model._functional is not before
+    assert isinstance(model._functional, tf_private.KerasFunction)
+    assert list(inspect.signature(tf_private.KerasSequential.add).parameters) == ["self", "layer", "rebuild"]
+
+
+@pytest.mark.parametrize("kind", ["train", "test", "predict"])
+def test_TensorFlowTrainer_makes_its_functions_by_methods_that_we_wrap(kind: str) -> None:
+    make = inspect.unwrap(vars(tf_private.TensorFlowTrainer)[f"make_{kind}_function"])
+    original = getattr(make, "nebula_original", make)
+    assert list(inspect.signature(original).parameters) == ["self", "force"]
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    assert getattr(model, f"{kind}_function") is None
+    getattr(model, f"make_{kind}_function")()
+    assert callable(getattr(model, f"{kind}_function"))
+
+
+def test_TensorFlowTrainer_gives_its_train_function_an_iterator() -> None:
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.make_train_function()
+    logs = model.train_function(iter([(tf.ones((3, 2)), tf.ones((3, 1)))]))
+    assert set(logs) == {"loss"}
+
+
+def test_TensorFlowTrainer_skips_the_symbolic_build() -> None:
+    """A subclassed model is first called inside the trace of its first step: too late for scopes."""
+    where: list[bool] = []
+
+    class Lazy(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            where.append(tf.inside_function())
+            return self.dense(x)
+
+    model = Lazy()
+    model.compile("sgd", "mse")
+    original = vars(tf_private.TensorFlowTrainer)["make_train_function"]
+    getattr(original, "nebula_original", original)(model, True)
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+    assert where
+    assert all(where)
+
+
+def test_sublayers_are_those_directly_inside_each_once() -> None:
+    shared = layers.Dense(2, name="shared")
+    inner = keras.Sequential([keras.Input((2,)), layers.Dense(2, name="a"), shared], name="inner")
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, shared(inner(inputs)))
+    assert [layer.name for layer in tf_private.sublayers(inner)][1:] == ["a", "shared"]
+    assert isinstance(tf_private.sublayers(inner)[0], tf_private.KerasInput)
+    assert [layer.name for layer in tf_private.sublayers(model)][1:] == ["inner", "shared"]
+
+
+def test_KerasLayer_is_called_by_its_class_whatever_kind_of_layer_it_is() -> None:
+    """`nb.place` hooks `__call__` of the class: no layer of Keras has one that passes it by."""
+    called: list[str] = []
+    original = tf_private.KerasLayer.__call__
+
+    def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        called.append(self.name)
+        return original(self, *args, **kwargs)
+
+    inner = keras.Sequential([keras.Input((3, 2)), layers.GRU(2, name="gru")], name="inner")
+    inputs = keras.Input((3, 2))
+    model = keras.Model(inputs, layers.Dense(1, name="dense")(inner(inputs)), name="model")
+    tf_private.KerasLayer.__call__ = noting
+    try:
+        model(tf.ones((1, 3, 2)))
+    finally:
+        tf_private.KerasLayer.__call__ = original
+    assert called[:3] == ["model", "inner", "gru"]
+    assert called[-1] == "dense"
+    assert original.__module__.startswith("keras.")
+
+
+def test_KerasInput_is_what_models_hold_for_their_inputs() -> None:
+    inputs = keras.Input((2,))
+    assert isinstance(keras.Model(inputs, layers.Dense(1)(inputs)).layers[0], tf_private.KerasInput)
+
+
+def test_hook_masks_hears_of_what_a_layer_takes_off_again() -> None:
+    heard: list[tuple[Any, Any]] = []
+    tokens = keras.layers.Embedding(5, 4, mask_zero=True)(tf.constant([[1, 0]]))
+    tf_private.hook_masks(lambda tensor, mask: heard.append((tensor, mask)))
+    try:
+        hidden = keras.layers.Dense(3)(tokens)
+        keras.layers.MultiHeadAttention(1, 2)(hidden, hidden)
+    finally:
+        tf_private.hook_masks(None)
+    assert heard[0][0] is hidden and heard[0][1].numpy().tolist() == [[True, False]]
+    count = len(heard)
+    keras.layers.Dense(3)(tokens)
+    assert len(heard) == count
+
+
+def test_own_variable_is_a_variable_of_a_layer_that_is_built() -> None:
+    owner, made = keras.layers.Dense(2, name="owner"), list[Any]()
+    owner.build((None, 3))
+
+    @tf.function(autograph=False)
+    def step(x: Any) -> Any:
+        if not made:
+            made.append(tf_private.own_variable(owner, "extra", np.ones((3, 3), np.float32)))
+        return owner(x @ made[0].value)
+
+    assert step(tf.ones((1, 3))).shape == (1, 2)
+    assert [variable.path for variable in owner.trainable_variables][2:] == ["owner/extra"]
+    with pytest.raises(ValueError, match="cannot add new elements of state"):
+        owner._track_variable(keras.Variable(1.0))
+
+
+def test_layers_running_are_those_whose_calls_run_and_each_has_a_name_scope() -> None:
+    class Inner(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            graph = tf.compat.v1.get_default_graph()
+            seen.append(([layer.name for layer in tf_private.layers_running()], graph.get_name_scope()))
+            return x
+
+    seen: list[Any] = []
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, Inner(name="inside")(inputs), name="outside")
+    seen.clear()
+    graph_of(lambda x: model(model(x)), tf.TensorSpec([None, 3], tf.float32))
+    assert [layers for layers, _ in seen] == [["outside", "inside"]] * 2
+    (first, inner), (second, again) = (scope.split("/") for _, scope in seen)
+    assert first != second, "each call has its own"
+    assert inner.startswith("inside")
+    assert again.startswith("inside")
+    assert tf_private.layers_running() == []

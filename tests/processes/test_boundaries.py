@@ -1,0 +1,87 @@
+"""What changes a boundary while it trains, in two processes: the same at the same step, and as in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import pytest
+
+import whale_nebula as nb
+from tests.processes import running, telling
+from tests.processes.running import Ended
+from tests.processes.workers import choosing, differences, projected
+from whale_nebula.runtime import outlook
+
+CLUSTERS = ("c0", "c1")
+LINKS = "10gbit,0ms"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
+    """Three programs, one after the other, in the same two processes."""
+    folder = tmp_path_factory.mktemp("pair")
+    found = running.several(folder, dict.fromkeys(("projected", "differences", "choosing"), CLUSTERS))
+    found["choosing"].result.check()
+    return found
+
+
+Alone = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def alone(capsys: pytest.CaptureFixture[str]) -> Alone:
+    """What a program tells in this process."""
+
+    def act(told: Callable[..., None], **options: Any) -> dict[str, Any]:
+        nb.shutdown()
+        keras.utils.set_random_seed(running.SEED)
+        with nb.init(**options):
+            told(*CLUSTERS)
+        return telling.told(capsys.readouterr().out)
+
+    return act
+
+
+def test_both_sides_change_and_leave_out_at_the_same_step(
+    pair: Mapping[str, Ended], alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_rate", "slowest"):  # as the worker sets them, and back again afterwards
+        owner = outlook.Seen if name == "_rate" else outlook
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    found, expected = pair["choosing"], alone(choosing.told, links=LINKS)
+    for name in ("auto", "free again", "left out"):
+        assert found.same(name) == expected[name]
+    slow, free, out = (expected[name]["notes"] for name in ("auto", "free again", "left out"))
+    assert any("b0 c0->c1: none -> int4" in notes for notes in slow)
+    assert any("b0 c1->c0: int4 -> none" in notes for notes in free)
+    said = "left out: b0 c0->c1 has a NaN or an infinity in micro-batch 1 of stage 'c0'"
+    assert [said in notes for notes in out] == [False, True, False, False]
+    for outcome in found.result.outcomes.values():
+        assert said in outcome.err
+
+
+def test_two_processes_hold_the_same_samples_and_train_as_one_does(pair: Mapping[str, Ended], alone: Alone) -> None:
+    """Both hold the same bits."""
+    found, expected = pair["differences"], alone(differences.told)
+    for name in ("losses", "outputs", "weights"):
+        assert found.same(name) == expected[name]
+    here, there = expected["held"]
+    assert here == there and found.same("held") == [here]
+    there, back = ("c0->c1", "c1->c0")
+    first, second = found.all("sent")
+    assert [step[there] for step in first] == [step[there] for step in expected["sent"]]
+    assert [step[back] for step in second] == [step[back] for step in expected["sent"]]
+    epochs = [sum(step[there][0] for step in first[each : each + 3]) for each in (0, 3, 6)]
+    assert epochs[1] == epochs[2] < epochs[0] / 2
+
+
+def test_two_processes_train_the_basis_that_one_does(pair: Mapping[str, Ended], alone: Alone) -> None:
+    """Each has one of the variables."""
+    found, expected = pair["projected"], alone(projected.told, links=LINKS)
+    for name in ("losses", "outputs", "names", "weights"):
+        assert found.same(name) == expected[name]
+    assert found.same("names")[:2] == ["projected/bottleneck_c0_down", "projected/bottleneck_c0_c1_up"]
+    sent = {link: count for part in found.all("sent") for link, count in part.items() if count[0]}
+    assert sent == expected["sent"]

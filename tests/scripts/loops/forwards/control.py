@@ -1,0 +1,194 @@
+"""Forwards with control flow: loops, conditions, recurrent layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.scripts.loops.book import Cut, Loop, descend, mse, normal, rows, script, weights
+from tests.scripts.loops.forwards.within import within
+
+
+@script()
+def while_loop(cut: Cut) -> Loop:
+    w = weights()
+
+    def looped(x: Any) -> Any:
+        return tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(h @ w[0])), (tf.constant(0), x))[1]
+
+    return within(cut, looped, w=w)
+
+
+@script()
+def scan_over_time(cut: Cut) -> Loop:
+    w = weights()
+
+    def scanned(x: Any) -> Any:
+        time = tf.transpose(tf.reshape(x, [-1, 3, 4]), [1, 0, 2])
+        states = tf.scan(lambda h, t: tf.tanh(t + h @ w[0]), time, initializer=tf.zeros_like(time[0]))
+        return states[-1]
+
+    batches = [(normal(6, 12, seed=n), normal(6, 4, seed=30 + n)) for n in range(3)]
+    return within(cut, scanned, w=w, batches=batches)
+
+
+@script(micro=(1,), rarely=True)
+def scan_over_rows(cut: Cut) -> Loop:
+    """Along the batch: rows depend on each other. With one micro-batch it is exact."""
+    w = weights()
+    return within(cut, lambda x: tf.scan(lambda h, r: tf.tanh(r + 0.1 * h), x @ w[0]), w=w)
+
+
+@script(micro=(1,), rarely=True)
+def map_over_rows(cut: Cut) -> Loop:
+    w = weights()
+    return within(
+        cut,
+        lambda x: tf.map_fn(lambda row: tf.tanh(tf.linalg.matvec(w[0], row)), x),
+        lambda h: tf.map_fn(lambda row: tf.linalg.matvec(w[1], row), h, parallel_iterations=1),
+        w=w,
+    )
+
+
+@script(micro=(1,), rarely=True)
+def vectorized_over_rows(cut: Cut) -> Loop:
+    w = weights()
+    return within(cut, lambda x: tf.vectorized_map(lambda row: tf.tanh(tf.linalg.matvec(w[0], row)), x), w=w)
+
+
+@script(micro=(1,))
+def gradients_of_each_row(cut: Cut) -> Loop:
+    """A gradient for each example, clipped alone (DP-SGD): the inner tape is part of what is vectorized."""
+    w = weights()
+
+    @cut.function
+    def step(x: Any, y: Any) -> Any:
+        def of_row(row: Any) -> Any:
+            features, label = row
+            with tf.GradientTape() as tape:
+                tape.watch(w[2])
+                loss = mse(label, features[None] @ w[2])
+            return tf.clip_by_norm(tape.gradient(loss, w[2]), 0.1)
+
+        with cut.program():
+            with cut.at(0):
+                hidden = tf.tanh(x @ w[0])
+            with cut.at(1):
+                hidden = tf.tanh(hidden @ w[1])
+            with cut.at(2):
+                each = tf.vectorized_map(of_row, (hidden, y))
+        w[2].assign_sub(tf.reduce_mean(each, axis=0))
+        return each
+
+    return Loop(step, w, rows())
+
+
+@script(rarely=True)
+def array_by_autograph(cut: Cut) -> Loop:
+    """A TensorArray filled by AutoGraph's `for`."""
+    w = weights()
+
+    def unrolled(x: Any) -> Any:
+        array = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+        hidden = x
+        for n in tf.range(3):
+            hidden = tf.tanh(hidden @ w[0])
+            array = array.write(n, hidden)
+        return tf.reduce_mean(array.stack(), axis=0)
+
+    return within(cut, unrolled, w=w)
+
+
+@script()
+def cond_on_a_number(cut: Cut) -> Loop:
+    w, turn = weights(), tf.Variable(0)
+
+    @cut.function
+    def step(x: Any, y: Any, flag: Any) -> Any:
+        turn.assign_add(1)
+        with tf.GradientTape() as tape, cut.program():
+            with cut.at(0):
+                hidden = tf.cond(flag > 0, lambda: tf.tanh(x @ w[0]), lambda: tf.sin(x @ w[0]))
+            with cut.at(1):
+                hidden = tf.cond(turn % 2 == 0, lambda: hidden @ w[1], lambda: tf.tanh(hidden @ w[1]))
+            with cut.at(2):
+                hidden = tf.switch_case(turn % 3, [lambda: hidden, lambda: 2.0 * hidden, lambda: tf.sin(hidden)])
+                loss = mse(y, hidden @ w[2])
+        gradients = tape.gradient(loss, w)
+        descend(w, gradients)
+        return loss, gradients
+
+    return Loop(step, [*w, turn], [(*b, np.float32((-1) ** n)) for n, b in enumerate(rows(4))])
+
+
+@script()
+def cond_by_autograph(cut: Cut) -> Loop:
+    """Python's `if` on an argument, with a value that only one side makes."""
+    w = weights()
+
+    @cut.function
+    def step(x: Any, y: Any, deep: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            with cut.at(0):
+                hidden = tf.tanh(x @ w[0])
+                if deep:
+                    extra = tf.sin(hidden)
+                    hidden = hidden + extra
+            with cut.at(1):
+                hidden = tf.tanh(hidden @ w[1])
+            with cut.at(2):
+                loss = mse(y, hidden @ w[2])
+        descend(w, tape.gradient(loss, w))
+        return loss
+
+    return Loop(step, w, [(*b, tf.constant(n != 1)) for n, b in enumerate(rows())])
+
+
+@script(micro=(1,))
+def cond_on_the_batch(cut: Cut) -> Loop:
+    """A predicate that looks at all rows: exact with one micro-batch, coupled with more."""
+    w = weights()
+
+    def first(x: Any) -> Any:
+        hidden = x @ w[0]
+        return tf.cond(tf.reduce_mean(hidden) > 0.0, lambda: tf.tanh(hidden), lambda: tf.sin(hidden))
+
+    return within(cut, first, w=w)
+
+
+@script(rarely=True)
+def where_by_rows(cut: Cut) -> Loop:
+    w = weights()
+
+    def first(x: Any) -> Any:
+        hidden = x @ w[0]
+        return tf.where(tf.reduce_mean(hidden, axis=1, keepdims=True) > 0.0, tf.tanh(hidden), tf.sin(hidden))
+
+    return within(cut, first, w=w)
+
+
+@script(rarely=True)
+def recurrent(cut: Cut) -> Loop:
+    keras.utils.set_random_seed(7)
+    cell, lstm = keras.layers.GRU(4, return_sequences=True), keras.layers.LSTM(4)
+    cell.build((None, 3, 4))
+    lstm.build((None, 3, 4))
+    w = [*cell.trainable_variables, *lstm.trainable_variables]
+
+    @cut.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            with cut.at(0):
+                hidden = cell(tf.reshape(x, [-1, 3, 4]))
+            with cut.at(1):
+                hidden = lstm(hidden)
+            with cut.at(2):
+                loss = mse(y, hidden)
+        gradients = tape.gradient(loss, w)
+        descend([v.value for v in w], gradients)
+        return loss, gradients
+
+    return Loop(step, w, [(normal(6, 12, seed=n), normal(6, 4, seed=30 + n)) for n in range(3)])

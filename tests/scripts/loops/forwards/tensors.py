@@ -1,0 +1,151 @@
+"""Forwards of other tensors than batches of floats, or of a part of the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tests.scripts.loops.book import Cut, Loop, chain, descend, mse, normal, rows, script, weights
+
+
+@script()
+def strings(cut: Cut) -> Loop:
+    """Words looked up in a table, inside the first part; strings come back."""
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(["a", "b", "c"], tf.constant([0, 1, 2], tf.int64)), 3
+    )
+    embeddings, w = tf.Variable(normal(4, 4, seed=2)), weights()
+
+    @cut.function
+    def step(words: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            with cut.at(0):
+                x = tf.gather(embeddings, table.lookup(words))
+            outputs = chain(cut, x, w)
+            loss = mse(y, outputs)
+        variables = [embeddings, *w]
+        for v, g in zip(variables, tape.gradient(loss, variables), strict=True):
+            v.assign_sub(0.1 * tf.convert_to_tensor(g))
+        return loss, tf.strings.join([words, tf.strings.as_string(tf.argmax(outputs, axis=1))])
+
+    words = np.array([b"a", b"c", b"x", b"b", b"a", b"b"])
+    return Loop(step, [embeddings, *w], [(np.roll(words, n), normal(6, 4, seed=n)) for n in range(3)])
+
+
+@script()
+def doubles_and_complex(cut: Cut) -> Loop:
+    w = [tf.Variable(normal(4, 4, seed=90 + n).astype("float64") * 0.5) for n in range(3)]
+
+    @cut.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            with cut.at(0):
+                wave = tf.signal.fft(tf.cast(x @ w[0], tf.complex128))
+            with cut.at(1):
+                hidden = tf.math.real(tf.signal.ifft(wave * tf.cast(w[1][0], tf.complex128)))
+            with cut.at(2):
+                loss = tf.reduce_mean((hidden @ w[2] - y) ** 2)
+        gradients = tape.gradient(loss, w)
+        descend(w, gradients, 0.01)
+        return loss, gradients, wave
+
+    return Loop(step, w, [tuple(part.astype("float64") for part in batch) for batch in rows()])
+
+
+@script(rarely=True)
+def images(cut: Cut) -> Loop:
+    kernels = [tf.Variable(normal(3, 3, 2, 4, seed=1) * 0.3), tf.Variable(normal(3, 3, 4, 4, seed=2) * 0.3)]
+    last = tf.Variable(normal(4, 3, seed=3))
+    w = [*kernels, last]
+
+    @cut.function
+    def step(x: Any, labels: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            with cut.at(0):
+                hidden = tf.nn.relu(tf.nn.conv2d(tf.cast(x, tf.float32) / 255.0, kernels[0], 1, "SAME"))
+                hidden = tf.nn.max_pool2d(hidden, 2, 2, "SAME")
+            with cut.at(1):
+                hidden = tf.reduce_mean(tf.nn.relu(tf.nn.conv2d(hidden, kernels[1], 1, "SAME")), axis=[1, 2])
+            with cut.at(2):
+                logits = hidden @ last
+                loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        gradients = tape.gradient(loss, w)
+        descend(w, gradients)
+        return loss, tf.argmax(logits, axis=1), gradients
+
+    random = np.random.default_rng(3)
+    pictures = [random.integers(0, 255, (6, 6, 6, 2)).astype("uint8") for _ in range(3)]
+    return Loop(step, w, [(each, random.integers(0, 3, 6)) for each in pictures])
+
+
+@script(rarely=True)
+def masked_loss(cut: Cut) -> Loop:
+    w = weights()
+
+    @cut.function
+    def step(x: Any, y: Any, mask: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            losses = tf.reduce_mean((chain(cut, x, w) - y) ** 2, axis=1)
+            weight = tf.cast(mask, tf.float32)
+            loss = tf.reduce_sum(losses * weight) / tf.reduce_sum(weight)
+        gradients = tape.gradient(loss, w)
+        descend(w, gradients)
+        return loss, gradients
+
+    masks = [np.array(m, bool) for m in ([1, 0, 1, 1, 0, 1], [0, 1, 1, 1, 1, 1], [1, 1, 0, 0, 1, 1])]
+    return Loop(step, w, [(*b, m) for b, m in zip(rows(), masks, strict=True)])
+
+
+@script()
+def boolean_mask(cut: Cut) -> Loop:
+    w = weights()
+
+    @cut.function
+    def step(x: Any, y: Any, mask: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            losses = tf.reduce_mean((chain(cut, x, w) - y) ** 2, axis=1)
+            loss = tf.reduce_sum(tf.boolean_mask(losses, mask))
+        gradients = tape.gradient(loss, w)
+        descend(w, gradients)
+        return loss, gradients
+
+    masks = [np.array(m, bool) for m in ([1, 0, 1, 1, 0, 1], [0, 1, 1, 1, 1, 1], [1, 1, 0, 0, 1, 1])]
+    return Loop(step, w, [(*b, m) for b, m in zip(rows(), masks, strict=True)])
+
+
+@script(micro=(1,))
+def hard_examples(cut: Cut) -> Loop:
+    """Only the worst rows count: coupled with micro-batches."""
+    w = weights()
+
+    @cut.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            losses = tf.reduce_mean((chain(cut, x, w) - y) ** 2, axis=1)
+            loss = tf.reduce_mean(tf.math.top_k(losses, 2).values)
+        descend(w, tape.gradient(loss, w))
+        return loss
+
+    return Loop(step, w, rows())
+
+
+@script(micro=(1,))
+def float16_inside(cut: Cut) -> Loop:
+    """Half precision between the parts, weights in single."""
+    w = weights()
+
+    @cut.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape, cut.program():
+            with cut.at(0):
+                hidden = tf.tanh(tf.cast(x, tf.bfloat16) @ tf.cast(w[0], tf.bfloat16))
+            with cut.at(1):
+                hidden = tf.tanh(hidden @ tf.cast(w[1], tf.bfloat16))
+            with cut.at(2):
+                loss = tf.reduce_mean((tf.cast(hidden, tf.float32) @ w[2] - y) ** 2)
+        descend(w, tape.gradient(loss, w))
+        return loss
+
+    return Loop(step, w, rows())
