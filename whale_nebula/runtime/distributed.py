@@ -31,6 +31,7 @@ from whale_nebula.runtime.pace import Measured, Medians
 from whale_nebula.runtime.post import Post, Slots
 from whale_nebula.runtime.seen import Told, hear, tell
 from whale_nebula.runtime.session import Session
+from whale_nebula.runtime.trips import Trips, paces
 from whale_nebula.testing.failpoints import failpoint
 from whale_nebula.transport.protocol import LinkTotals
 
@@ -57,6 +58,7 @@ class DistributedStep:
     steps: int = 0
     clocks: Clocks | None = None
     seen: Told | None = None
+    trips: Trips = field(default_factory=Trips)
     states: States = field(default_factory=States)
     seed: int = 0
     watch: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-agree"))
@@ -94,7 +96,7 @@ class DistributedStep:
         self._check_here(absent_in(tensors))
         counts = micro_batches(program.leaves, tensors, program.pipeline.micro_batch)
         before = self._totals()
-        medians = {what: round(seconds, 6) for what, seconds in self.measured.medians().items()}
+        medians = {what: round(seconds, 6) for what, seconds in self._medians().items()}
         own = {stage: program.stages[stage] for stage in self.compiled.stages}
         self.clocks = clocks = Clocks.start(own, self._lines())
         asked = departure.asked
@@ -104,6 +106,7 @@ class DistributedStep:
         departure.settle({self.session.worker: asked, **told})
         seconds = clocks.seconds()
         self.measured.add(clocks)
+        self.trips.add(clocks)
         self.measured.uses(self.channels.boundaries())
         self.steps += 1
         failpoint("step.after")
@@ -124,6 +127,9 @@ class DistributedStep:
             boundaries=self.channels.reports(),
             said=self.channels.told(),
         )
+
+    def _medians(self) -> Medians:
+        return {**self.measured.medians(), **self.trips.seen()}
 
     def _check_here(self, absent: tuple[int, ...]) -> None:
         """Inputs may be here in one step and not in the next."""
@@ -170,8 +176,8 @@ class DistributedStep:
         wires = Wires(cut, here, links, self.program, self.steps, patience, self.promises)
         blame = partial(_blame, agreed, self.session)
         results = self.actors.run(
-            batch, post, clocks, guard, peers=wires, lazy=self.lazy, agreed=agreed.result, blame=blame,
-            left_out=self._left_out,
+            batch, post, clocks, guard, paces(cut, self.pace), peers=wires, lazy=self.lazy, agreed=agreed.result,
+            blame=blame, left_out=self._left_out,
         )  # fmt: skip
         if self.channels.left_out:
             self.channels.undo()
