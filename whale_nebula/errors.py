@@ -18,6 +18,8 @@
   * PlanError                  NB-210  a program that cannot be planned
     · PlanMismatchError        NB-211  programs or plans that differ: of two workers, or of a step and its pin
     · PlacementError           NB-212  something that has no place, or two
+  · DataError                  NB-220  text to learn from, or a vocabulary, that is not as it must be
+  · WeightsError               NB-221  a folder of trained weights that is not as it must be
   * RunError                   NB-300  a run that cannot go on
     · StageFailedError         NB-301  the user's model raised, in a stage
     · RemoteFailureError       NB-302  another worker failed
@@ -287,6 +289,25 @@ class PlacementError(PlanError):
 
     code = "NB-212"
     usual_mend = "name a cluster for it: nb.stage(cluster=...)"
+
+
+class DataError(NebulaError):
+    """Text to learn from, or a vocabulary, that is not as it must be: files that are missing or do not fit together.
+
+    >>> print(DataError("train.en has an empty sentence", where="train.en.gz:17", mend='empty="skip"'))
+    NB-220 train.en has an empty sentence (train.en.gz:17)
+      mend: empty="skip"
+    """
+
+    code = "NB-220"
+    usual_mend = "look at the file that the message names; wc -l and head show most of it"
+
+
+class WeightsError(NebulaError):
+    """A folder of trained weights that is not as it must be: files or tensors are missing, or fit no such model."""
+
+    code = "NB-221"
+    usual_mend = "take model.safetensors, config.json and vocab.txt from one and the same model"
 
 
 class RunError(NebulaError):

@@ -75,7 +75,7 @@ def _plan(
     model, _, step = name.rpartition(".")
     returned = returned_names(captured.structured_outputs)
     overview = Overview(cut, rows, run.links, shapes, model if step.endswith("_step") else "", returned)
-    return Plan(
+    plan = Plan(
         name=name,
         stages=overview.stages(),
         boundaries=overview.boundaries(),
@@ -93,11 +93,12 @@ def _plan(
             "intra_op": tf.config.threading.get_intra_op_parallelism_threads(),
             "inter_op": tf.config.threading.get_inter_op_parallelism_threads(),
         },
-        notes=(*cut.notes, *fallbacks(cut, rows), *overview.advice()),
+        notes=(*cut.notes, *fallbacks(cut, rows)),
         lines=canonical_lines(cut.program),
         exchange_seconds=overview.exchange_seconds(),
         definition=functools.partial(_graph_def, cut, functools.cache(functools.partial(_workshop, captured))),
     )  # fmt: skip
+    return replace(plan, notes=(*plan.notes, *overview.advice(plan)))
 
 
 def _links(cut: Cut, rows: Sequence[int], run: Run, overview: Overview) -> dict[str, PlanLink]:

@@ -44,7 +44,7 @@ from tensorflow.python.eager.polymorphic_function import autograph_util, functio
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function as PolymorphicFunction
 from tensorflow.python.framework import func_graph as func_graph_lib
 from tensorflow.python.framework import function_def_to_graph, kernels, op_callbacks, random_seed
-from tensorflow.python.ops import cond_v2, gradients_util, handle_data_util
+from tensorflow.python.ops import cond_v2, custom_gradient, gradients_util, handle_data_util
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 from tensorflow.python.util import nest, tf_stack
 
@@ -361,6 +361,16 @@ def keras_calls() -> list[KerasCall]:
             found.append(KerasCall(code.co_name, frame.f_locals.get(code.co_varnames[0]), frame))
         frame = frame.f_back
     return found
+
+
+def in_custom_gradient() -> bool:
+    """Whether a function under `tf.custom_gradient` runs now, while a graph is made."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is custom_gradient._graph_mode_decorator.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def exporting() -> bool:

@@ -205,3 +205,20 @@ def test_hook_gradients_is_not_asked_about_bodies() -> None:
     finally:
         tf_private.hook_gradients(None)
     assert heard == []
+
+
+def test_in_custom_gradient_is_true_inside_one_that_is_traced() -> None:
+    """The frame of TensorFlow's decorator stands on the stack while the function under it runs."""
+    found: list[bool] = []
+
+    @tf.custom_gradient
+    def twice(x: Any) -> Any:
+        found.append(tf_private.in_custom_gradient())
+        return 2.0 * x, lambda upstream: 2.0 * upstream
+
+    def step(x: Any) -> Any:
+        found.append(tf_private.in_custom_gradient())
+        return twice(x)
+
+    tf.function(step).get_concrete_function(tf.TensorSpec([2]))
+    assert found == [False, True]

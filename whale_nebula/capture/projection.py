@@ -12,8 +12,8 @@ So z is what crosses, in both directions, and a tape follows what is there. The 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -21,31 +21,20 @@ import tensorflow as tf
 from whale_nebula import scopes, tf_private
 from whale_nebula.capture import bottlenecks
 from whale_nebula.capture.bottlenecks import Home
+from whale_nebula.capture.hook import Hook
 from whale_nebula.capture.mirror import COMPRESS, STAGE
 from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.codec import Codec, Rank
+from whale_nebula.errors import NotYetError
 from whale_nebula.scopes import Frame
 
-_LOCK = threading.Lock()
-_open = 0
 _EPSILON = 1e-6
 _BUNDLE = "IdentityN"
 
 
-@contextlib.contextmanager
-def projecting() -> Iterator[None]:
+def projecting() -> AbstractContextManager[None]:
     """Look at the ops that are made while a step is traced; taken off when the last trace ends."""
-    global _open
-    with _LOCK:
-        _open += 1
-        tf_private.hook_ops(given)
-    try:
-        yield
-    finally:
-        with _LOCK:
-            _open -= 1
-            if _open == 0:
-                tf_private.hook_ops(None)
+    return _HOOK.held()
 
 
 def learned(frame: Frame) -> Rank | None:
@@ -141,9 +130,21 @@ def _entering(trace: Tracing, tensor: Any, consumer: str) -> Any:
         return tensor
     key = (tensor.ref(), consumer)
     if key not in trace.bottlenecks.entered:
+        if tf_private.in_custom_gradient():
+            raise _in_custom_gradient(frame)
         with trace.graph.as_default(), tf.control_dependencies(None):
             trace.bottlenecks.entered[key] = _projected(trace, tensor, rank, frame, home.stage, consumer)
     return trace.bottlenecks.entered[key]
+
+
+def _in_custom_gradient(frame: Frame) -> NotYetError:
+    """Its gradient is its own, and goes back to the tensor as it was before the basis."""
+    return NotYetError(
+        "a learned basis for a tensor that a tf.custom_gradient is the first to read",
+        where=str(frame.site),
+        why="its gradient would go past the basis, whose variables would have none",
+        mend="read the tensor before that, in the stage that reads it: function(tf.identity(x))",
+    )
 
 
 def _covering(trace: Tracing, home: Home) -> Frame | None:
@@ -202,3 +203,6 @@ def _normed(tensor: Any) -> Any:
     """Each row with mean zero and variance one."""
     mean, variance = tf.nn.moments(tensor, [-1], keepdims=True)
     return (tensor - mean) * tf.math.rsqrt(variance + _EPSILON)
+
+
+_HOOK = Hook(lambda: tf_private.hook_ops(given), lambda: tf_private.hook_ops(None))

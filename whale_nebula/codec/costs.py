@@ -14,7 +14,7 @@ from typing import NamedTuple
 from whale_nebula.codec.fitting import precision_in, structure_in
 from whale_nebula.codec.objects import Codec, Dims, Precision, Structure
 from whale_nebula.codec.precisions import BF16, FP16, INT4, INT8, Bits
-from whale_nebula.codec.structures import SVD, Rank, TopK, matrix
+from whale_nebula.codec.structures import LOOKED_AT, RENEWED, SVD, Rank, TopK, matrix
 
 CALL, CAST = 0.6e-3, 0.15e-3
 """Seconds for each call of an encoder or a decoder, however small the tensor is; casts are one operation."""
@@ -61,14 +61,27 @@ _NANOSECONDS: Mapping[type[Precision], tuple[Cost, Cost]] = {
 _TOP = Cost(8.8, 7.3)
 """A number's, to find the largest of each row and to put them back."""
 
+_GRAM_PASSES = 4
+"""Over the running Gram matrix in a step: to let it fade, add to it and look for NaN."""
+
+_ITERATIONS, _SVD = 2, 20
+"""Steps of subspace iteration in float64; a singular value decomposition, by an eigen-decomposition."""
+
 _BITS = Cost(2.6, 7.5)
 """A whole number's."""
 
+_PASSES = Cost(16, 13)
+"""How often differences of samples go over all numbers, beside encoding integers. Both sides fetch what they hold (1),
+make the integers wide, multiply, add, cut off and round (8), and write it, checked, with a sum over it (4); who sends
+looks for NaN and takes the difference before (3). Counted in the code, not measured.
+"""
 
-def cost(codec: Codec | None, dims: Dims, *, back: bool = False) -> Cost | None:
+
+def cost(codec: Codec | None, dims: Dims, *, back: bool = False, delta: bool = False) -> Cost | None:
     """What it takes to encode and decode a tensor of these sizes, or a gradient; None where that is not known.
 
-    Of the papers' codec nearly all is the decomposition; a basis that both sides hold costs a ninth of that.
+    Of the papers' codec nearly all is the decomposition; a basis that both sides hold costs a ninth of that. With
+    `delta` differences of samples are sent that both sides hold.
 
     >>> from whale_nebula.codec import parse
     >>> for text in ("fp16", "int8", "svd(0.9) >> fp16", "rank(96) >> int8"):
@@ -88,7 +101,25 @@ def cost(codec: Codec | None, dims: Dims, *, back: bool = False) -> Cost | None:
         structure, left = None, (dims,)
     first = Cost() if structure is None else _structure(structure, dims)
     second = _precision(precision, sum(map(prod, left)), back=back)
+    if delta and isinstance(codec, INT8 | INT4) and len(dims) > 1 and second is not None:
+        return Cost(second.encode) + _times(_PASSES, COPY * prod(dims))
     return None if first is None or second is None else first + second
+
+
+def renewing(codec: Codec | None, dims: Dims) -> float:
+    """Seconds a step that a shared basis takes the side that sends, besides: to look at some rows of the first
+    micro-batch, and every so many steps to make the basis anew.
+
+    >>> from whale_nebula.codec import parse
+    >>> [round(1e3 * renewing(parse(text), (8192, 768)), 1) for text in ("rank(96) >> int8", "int8")]
+    [5.0, 0.0]
+    """
+    structure = structure_in(codec)
+    if not isinstance(structure, Rank) or len(dims) < 1 or structure.numbers(dims) is None:
+        return 0.0
+    (rows, n), r = matrix(dims), structure.r
+    seen = 2.0 * min(rows, LOOKED_AT) * n * n / SPEED + _GRAM_PASSES * COPY * n * n
+    return seen + (_ITERATIONS * (2 * n * n * r + 6 * n * r * r) / (SPEED / 2) + _SVD * EIGEN * r**3) / RENEWED
 
 
 def _precision(precision: Precision | None, count: int, *, back: bool) -> Cost | None:
@@ -113,7 +144,7 @@ def _svd(svd: Structure, m: int, n: int) -> Cost:
 
 
 def _rank(rank: Structure, m: int, n: int) -> Cost:
-    """A product with the basis each way. What is made of it every fifty steps is not worth counting."""
+    """A product with the basis each way; what makes the basis itself is `renewing`."""
     (*_, r), *_ = rank.numbers((m, n)) or ((0,),)
     product = 2.0 * m * n * r / SPEED
     return Cost(product + COPY * m * r, product + COPY * m * n)

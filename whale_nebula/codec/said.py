@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from whale_nebula.codec.precisions import Bits
 from whale_nebula.codec.structures import RENEWED
@@ -34,13 +34,16 @@ def bounded(text: str) -> bool:
     return way.auto or way.mask is not None or way.zstd or isinstance(way.codec, Bits)
 
 
-def details(text: str, *, back: bool = False) -> str:
-    """What `sent` leaves out; "" where that is nothing. With `back` it is a gradient's way.
+def details(text: str, *, back: bool = False, rungs: Sequence[str] = ()) -> str:
+    """What `sent` leaves out; "" where that is nothing. With `back` it is a gradient's way; `rungs` are how much
+    crosses on each rung of its ladder but the last, which is the one that `sent` tells.
 
     >>> details("int8"), details("none, mask"), details("int8, from step 100, zstd")
     ('', '', 'from step 100 on, then zstd where that helps')
+    >>> details("int4, ramp fp16 int8 below 0.05", rungs=["2 KiB", "1 KiB"])
+    'first 2 KiB as fp16, then 1 KiB as int8, each until the next one loses at most 5 %; then, as counted here, int4'
     """
-    said = list(_conditions(parse_way(text), back))
+    said = list(_conditions(parse_way(text), back, rungs))
     return "" if said == [_MARKED] and not _codec(parse_way(text)) else ", ".join(said)
 
 
@@ -58,7 +61,7 @@ def _codec(way: Way) -> str:
     return "" if way.auto or way.codec is None or isinstance(way.codec, Bits) else f"as {way.codec}"
 
 
-def _conditions(way: Way, back: bool) -> Iterator[str]:
+def _conditions(way: Way, back: bool, rungs: Sequence[str] = ()) -> Iterator[str]:
     if way.auto:
         yield f"as it is, or as {', '.join(way.ladder[1:-1])} or {way.ladder[-1]}: the mildest that computing hides"
     if isinstance(way.codec, Bits):
@@ -66,7 +69,10 @@ def _conditions(way: Way, back: bool) -> Iterator[str]:
     if way.start:
         yield f"from step {way.start} on"
     if way.ladder and not way.auto:
-        yield f"first {', then '.join(way.ladder)}, each until the next one loses at most {100 * way.bound:g} %"
+        sizes = [f"{size} as " for size in rungs] or [""] * len(way.ladder)
+        ladder = ", then ".join(size + name for size, name in zip(sizes, way.ladder, strict=True))
+        until = f"each until the next one loses at most {100 * way.bound:g} %"
+        yield f"first {ladder}, {until}; then, as counted here, {way.precision}"
     if not back and way.structure is not None and way.structure.name == "rank":
         yield f"with the basis itself every {RENEWED} steps"
     if way.delta is not None:

@@ -15,7 +15,7 @@ from whale_nebula.suggest import did_you_mean
 
 BASES = ("shared", "learned")
 RENEWED = 50  # steps, after which a shared basis is made anew
-_LOOKED_AT = 256  # rows of a step that the running Gram matrix sees
+LOOKED_AT = 256  # rows of a step that the running Gram matrix sees
 
 
 class Shared(NamedTuple):
@@ -103,7 +103,7 @@ class Rank(Structure):
             gram = basis.gram_of(rows)
             made = Shared(basis.first(gram.numpy(), self.r), gram)
             return made, (made.q,)
-        gram = basis.running(state.gram, basis.gram_of(rows, rows=_LOOKED_AT))
+        gram = basis.running(state.gram, basis.gram_of(rows, rows=LOOKED_AT))
         if step == 0 or step % RENEWED:
             return Shared(state.q, gram), None
         made = Shared(basis.renewed(gram.numpy(), state.q), gram)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from whale_nebula.codec.costs import Cost, cost
+from whale_nebula.codec.costs import Cost, cost, renewing
 from whale_nebula.codec.objects import Dims
 from whale_nebula.codec.precisions import Bits
 from whale_nebula.codec.sizes import payload_bytes, used_codec
@@ -37,6 +37,18 @@ class Direction:
         return [payload(self.spec, self.way, rows, self.forward) for rows in self.counts]
 
     @property
+    def rungs(self) -> tuple[int, ...]:
+        """Bytes of the first micro-batch on each rung of a ramp but the last, which all else here is counted for; none
+        where there is no ramp, or only a step knows.
+        """
+        way = parse_way(self.way)
+        if not way.ladder or way.auto or not self.counts:
+            return ()
+        ways = (str(replace(way, codec=codec)) for codec in way.rungs[:-1])
+        sizes = [payload(self.spec, each, self.counts[0], self.forward) for each in ways]
+        return tuple(size for size in sizes if size is not None) if None not in sizes else ()
+
+    @property
     def total(self) -> int | None:
         """Bytes that a step puts on lines."""
         known = [size for size in self.each if size is not None]
@@ -62,12 +74,26 @@ class Direction:
         if len(known) < len(self.counts):
             return None
         encoded = 1 if self.forward is None else len(self.lines)
-        return Cost(encoded * sum(each.encode for each in known), len(self.lines) * sum(each.decode for each in known))
+        each = Cost(encoded * sum(one.encode for one in known), len(self.lines) * sum(one.decode for one in known))
+        return each + Cost(self._renewing)
+
+    @property
+    def _renewing(self) -> float:
+        """What a structure does once a step, with the first micro-batch."""
+        if self.forward is not None or not self.counts:
+            return 0.0
+        dims = self.spec.sized(self.counts[0])
+        return renewing(used_codec(parse_way(self.way), self.spec.dtype, dims), dims)
 
     @property
     def codec_seconds(self) -> float | None:
         """Both together; None also for what crosses as it is."""
         return None if self.cost is None or parse_way(self.way).plain else self.cost.seconds
+
+    @property
+    def encode_seconds(self) -> float | None:
+        """What of `codec_seconds` the side takes that sends."""
+        return None if self.codec_seconds is None or self.cost is None else self.cost.encode
 
     def crossing_by(self, way: str) -> Direction:
         """The same tensors, crossing otherwise."""
@@ -76,7 +102,7 @@ class Direction:
     def _cost(self, dims: Dims) -> Cost | None:
         way, forward = parse_way(self.way), None if self.forward is None else parse_way(self.forward)
         used = way.codec if isinstance(way.codec, Bits) else used_codec(way, self.spec.dtype, dims, forward)
-        return cost(used, dims, back=forward is not None)
+        return cost(used, dims, back=forward is not None, delta=way.delta is not None and forward is None)
 
 
 def payload(spec: Spec, way: str, rows: int, forward: str | None = None) -> int | None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from whale_nebula.codec.said import bounded
 from whale_nebula.config import Links
 from whale_nebula.ir.direction import Direction, holds, slowest
 from whale_nebula.ir.exchanged import Exchanged
+from whale_nebula.ir.face import Plan
 from whale_nebula.ir.holdings import Holdings, made_in, writes
 from whale_nebula.ir.parts import PlanBoundary, PlanOnce, PlanStage, PlanTied
 from whale_nebula.ir.plan import Boundary, Cut, Fragment, StagePhase
 from whale_nebula.ir.program import GradientPart, Request, Variable
+from whale_nebula.ir.timing import assumed, times
 from whale_nebula.ir.work import Work, parameters
 from whale_nebula.ir.worth import advice
 from whale_nebula.wire.frame import wire_bytes
@@ -79,16 +81,23 @@ class Overview:
         ways = (way for each in self.cut.boundaries for way in self._directions(each)[: 1 + each.backward])
         return frozenset(f"{a}->{b}" for way in ways if bounded(way.way) for a, b in way.lines)
 
-    def advice(self) -> tuple[str, ...]:
-        """Which codecs cost more time than they save."""
+    def advice(self, plan: Plan) -> tuple[str, ...]:
+        """Which codecs cost more time than they save, by the steps that the plan of all this foretells."""
         stages = self.cut.program.stages
         found: list[str] = []
         for each in self.cut.boundaries:
             readers = " and ".join(stages[number].key for number in each.destinations)
             there, back = self._directions(each)
             ways = (there, back) if each.backward else (there,)
-            found += advice(f"{_name(each)}, {stages[each.source].key} to {readers}", ways, each.where)
+            step = partial(self._step, plan, each)
+            found += advice(f"{_name(each)}, {stages[each.source].key} to {readers}", ways, each.where, step)
         return tuple(found)
+
+    def _step(self, plan: Plan, boundary: Boundary, ways: Sequence[Direction]) -> float:
+        """Seconds of a step in which a boundary crosses otherwise than planned, on the same assumption."""
+        so = self._crossing(boundary, ways[0], ways[-1])
+        others = (so if each.name == so.name else each for each in plan.boundaries)
+        return times(replace(plan, boundaries=tuple(others)), assumed(plan)).seconds
 
     def once(self) -> tuple[PlanOnce, ...]:
         """What runs once, in the order of its running."""
@@ -216,10 +225,13 @@ class Overview:
 
     # ------------------------------------------------------------------ what crosses, what runs once
     def _boundary(self, boundary: Boundary) -> PlanBoundary:
+        return self._crossing(boundary, *self._directions(boundary))
+
+    def _crossing(self, boundary: Boundary, there: Direction, returns: Direction) -> PlanBoundary:
+        """A boundary whose tensor, and gradient, cross so."""
         program = self.cut.program
         spec = program.graph.spec(boundary.value)
         back = boundary.backward
-        there, returns = self._directions(boundary)
         return PlanBoundary(
             name=_name(boundary),
             source=program.stages[boundary.source].key,
@@ -227,10 +239,10 @@ class Overview:
             dtype=spec.dtype,
             shape=spec.shape,
             phase=boundary.phase,
-            codec=boundary.codec,
+            codec=there.way,
             bytes=there.each[0],
             backward=back,
-            backward_codec=boundary.backward_codec if back else "none",
+            backward_codec=returns.way if back else "none",
             backward_bytes=returns.each[0] if back else None,
             step_bytes=there.total,
             backward_step_bytes=returns.total if back else None,
@@ -238,6 +250,10 @@ class Overview:
             backward_seconds=returns.seconds if back else None,
             codec_seconds=there.codec_seconds,
             backward_codec_seconds=returns.codec_seconds if back else None,
+            encode_seconds=there.encode_seconds,
+            backward_encode_seconds=returns.encode_seconds if back else None,
+            rungs=there.rungs,
+            backward_rungs=returns.rungs if back else (),
         )
 
     def _directions(self, boundary: Boundary) -> tuple[Direction, Direction]:

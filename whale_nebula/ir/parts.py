@@ -79,7 +79,9 @@ class PlanBoundary:
     `step_bytes` and `backward_step_bytes` are what a step puts on lines for it, `seconds` and `backward_seconds` for
     how long that holds the slowest of them; None where there is no rate. Inside a cluster nothing is on a line.
     `codec_seconds` and `backward_codec_seconds` are what one core takes to encode and decode them, about; None where
-    nothing crosses a line, and of codecs of which that is not known.
+    nothing crosses a line, and of codecs of which that is not known. `encode_seconds` and `backward_encode_seconds` are
+    what of that the side takes that sends. On a ramp all of this is of its last precision; `rungs` and
+    `backward_rungs` are the bytes of a micro-batch with each one before.
     """
 
     name: str
@@ -99,6 +101,10 @@ class PlanBoundary:
     backward_seconds: float | None = None
     codec_seconds: float | None = None
     backward_codec_seconds: float | None = None
+    encode_seconds: float | None = None
+    backward_encode_seconds: float | None = None
+    rungs: tuple[int, ...] = ()
+    backward_rungs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

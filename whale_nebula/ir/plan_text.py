@@ -127,7 +127,8 @@ def _sent(count: int | None, codec: str) -> str:
 
 def codec_lines(each: PlanBoundary) -> Iterator[str]:
     """What there is to say of how a boundary crosses besides its bytes: when, what of it, and what that takes."""
-    there, back = details(each.codec), details(each.backward_codec, back=True)
+    rungs, back_rungs = (tuple(map(size, sizes)) for sizes in (each.rungs, each.backward_rungs))
+    there, back = details(each.codec, rungs=rungs), details(each.backward_codec, back=True, rungs=back_rungs)
     if there and there == back:
         yield f"both ways {there}"
     else:

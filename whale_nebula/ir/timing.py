@@ -2,6 +2,7 @@
 
 What a message takes is known where a line has a rate or a delay. What a stage computes is not. Where some line is slow
 stages are taken to compute their FLOPs at `SPEED`, and each call to cost `CALL`; where lines are free it is one unit.
+What codecs take one core is known (`codec.costs`), and counts where lines take time.
 A page can show other speeds, and stages that compute as long as a message takes: from there on a step waits for lines.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from whale_nebula.ir.coded import coding
 from whale_nebula.ir.face import Plan
 from whale_nebula.ir.parts import PlanStage
 from whale_nebula.schedule import Hop, Line, Timeline, Work, limits, pace, simulate
@@ -93,9 +95,11 @@ class Times:
 def step_text(plan: Plan, given: Assumed | None = None) -> str:
     """How long a step takes by the drawing, and by what clusters exchange besides."""
     drawn = times(plan, given).seconds
+    codecs = any(map(any, coding(plan, list(plan.stages)).values()))
     if not plan.exchange_seconds:
-        return f"so a step takes about {duration(drawn)}; updates come on top"
-    both = f"{duration(drawn)} as drawn, {duration(plan.exchange_seconds)} for what is exchanged once"
+        return f"so a step takes about {duration(drawn)}{', with codecs' * codecs}; updates come on top"
+    own = f"{duration(drawn)} {'with codecs' if codecs else 'as drawn'}"
+    both = f"{own}, {duration(plan.exchange_seconds)} for what is exchanged once"
     return f"so a step takes about {duration(drawn + plan.exchange_seconds)}: {both}; updates come on top"
 
 
@@ -158,7 +162,9 @@ def _phase(plan: Plan, phase: int, count: int, given: Assumed) -> PhaseTimes:
         return PhaseTimes(phase, (), Timeline(0, ()), ())
     works = list(_works(plan, stages, phase, given))
     hops = _hops(plan, [stage.name for stage in stages])
-    if not given.timed:
+    if given.timed:
+        works = _coded(plan, stages, works)
+    else:
         hops = {pair: _free(hop) for pair, hop in hops.items()}
     timeline = simulate(works, hops, count, name=plan.schedule, in_flight=plan.in_flight)
     chosen = limits(plan.schedule, len(stages), len(plan.rows), pace=pace(works, hops), in_flight=plan.in_flight)
@@ -175,6 +181,13 @@ def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, given: Assumed) 
         forward, backward = float("F" in stage.runs[phase]), _BACKWARD * ("B" in stage.runs[phase])
         unit = (1.0 if given.seconds is None else given.seconds / (1.0 + _BACKWARD)) * _share(stage, most)
         yield Work(forward * unit, backward * unit if backward else None)
+
+
+def _coded(plan: Plan, stages: Sequence[PlanStage], works: Sequence[Work]) -> list[Work]:
+    """With what codecs take."""
+    taken = coding(plan, [stage.name for stage in stages])
+    both = ((work, taken[stage.name]) for work, stage in zip(works, stages, strict=True))
+    return [replace(work, coding=each.forward, coding_back=each.backward) for work, each in both]
 
 
 def _counted(stage: PlanStage, phase: int, micro_batches: int, speed: float) -> Work:

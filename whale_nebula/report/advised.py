@@ -1,9 +1,11 @@
-"""Codecs that a report may advise: the line to write, and how many bytes a number then takes on its way."""
+"""Codecs that a report may advise: the line to write, what a number then takes on its way, and to make it so."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
+from whale_nebula.codec.costs import cost
 from whale_nebula.codec.objects import Precision
 from whale_nebula.codec.precisions import FP16, INT4, INT8
 from whale_nebula.report.basis import Basis
@@ -19,22 +21,31 @@ def _width(precision: Precision) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Advised:
-    """What may stand in the line, and what a number takes there and, as a gradient, back.
+    """What may stand in the line, and by which codec a number then crosses there and, as a gradient, back.
 
-    >>> EACH_WAY[1].line, EACH_WAY[2].there
-    ('nb.compress(fp16=True)', 1.03125)
+    >>> EACH_WAY[1].line, EACH_WAY[2].widths
+    ('nb.compress(fp16=True)', (1.03125, 1.03125))
     """
 
     line: str
-    there: float
-    back: float
+    there: Precision
+    back: Precision
+
+    @property
+    def widths(self) -> tuple[float, float]:
+        """Bytes a number, there and back."""
+        return _width(self.there), _width(self.back)
 
     def applied(self, basis: Basis) -> Basis:
-        """The step with every boundary sent so."""
-        return basis.numbers_of(self.there, self.back)
+        """The step with every boundary sent so: fewer bytes, and what one core takes to make them fewer."""
+        there, back = partial(self._taken, self.there, False), partial(self._taken, self.back, True)
+        return basis.numbers_of(*self.widths).coded_by(there, back, basis)
+
+    def _taken(self, precision: Precision, back: bool, count: float) -> tuple[float, float]:
+        return cost(precision, (round(count),), back=back) or (0.0, 0.0)
 
 
-_HALF, _EIGHT, _FOUR = map(_width, (FP16(), INT8(), INT4()))
+_HALF, _EIGHT, _FOUR = FP16(), INT8(), INT4()
 
 EACH_WAY = (
     Advised('nb.compress(fp16=True, backward="fp16")', _HALF, _HALF),

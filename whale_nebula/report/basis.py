@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from whale_nebula.schedule.lines import Hop, Hops, Line, Work
 
 Pair = tuple[int, int]
+Taken = Callable[[float], tuple[float, float]]
+"""Seconds to encode and to decode so many numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,10 @@ class PhaseBasis:
 class Basis:
     """A step as the simulator sees it.
 
-    `paced` says that the in-flight limits follow the pace (they do in one process); `once` is what runs once a step,
-    in seconds, and `exchange` what it sends and waits for, round after round (no codec touches that). `rows` are those
-    of a micro-batch, `bytes` what each link is going to carry. `divides` says that more micro-batches would give the
-    same step: no row depends on another.
+    `paced` says that the in-flight limits follow the pace as it is (in one process), not a cautious one; `once` is what
+    runs once a step, in seconds, and `exchange` what it sends and waits for, round after round (no codec touches that).
+    `rows` are those of a micro-batch, `bytes` what each link is going to carry. `divides` says that more micro-batches
+    would give the same step: no row depends on another.
     """
 
     stages: tuple[str, ...]
@@ -92,6 +94,13 @@ class Basis:
         """The same with every number that crosses sent in `width` bytes, 2 for fp16; a gradient's in `back`."""
         widths = width, width if back is None else back
         return self._phases(lambda phase: replace(phase, hops=_narrow(phase, widths)))
+
+    def coded_by(self, there: Taken, back: Taken, before: Basis) -> Basis:
+        """The same with what it takes to make as many numbers smaller as are smaller than `before`, there and back.
+        What the codecs of before took still counts, which is too much where these replace them.
+        """
+        phases = zip(self.phases, before.phases, strict=True)
+        return replace(self, phases=tuple(replace(p, works=_coded(p, old.hops, there, back)) for p, old in phases))
 
     def over(self, change: Callable[[Line], Line]) -> Basis:
         """The same over other lines."""
@@ -132,24 +141,42 @@ def _less(hop: Hop, there: Numbers, back: Numbers, widths: tuple[float, float]) 
     return replace(hop, forward=hop.forward - there.saves(widths[0]), backward=backward)
 
 
+def _coded(phase: PhaseBasis, old: Hops, there: Taken, back: Taken) -> tuple[Work, ...]:
+    works = list(phase.works)
+    for (a, b), hop in phase.hops.items():
+        numbers = phase.numbers.get((a, b), (Numbers(), Numbers()))
+        if hop.forward < old[a, b].forward:
+            encode, decode = there(numbers[0].count)
+            works[a] = replace(works[a], coding=works[a].coding + encode)
+            works[b] = replace(works[b], coding=works[b].coding + decode)
+        if (hop.backward or 0.0) < (old[a, b].backward or 0.0):
+            encode, decode = back(numbers[1].count)
+            works[b] = replace(works[b], coding_back=works[b].coding_back + encode)
+            works[a] = replace(works[a], coding_back=works[a].coding_back + decode)
+    return tuple(works)
+
+
 def _over(hop: Hop, change: Callable[[Line], Line]) -> Hop:
     there = None if hop.there is None else change(hop.there)
     return replace(hop, there=there, back=None if hop.back is None else change(hop.back))
 
 
 def _balanced(works: tuple[Work, ...]) -> tuple[Work, ...]:
-    busy = [work for work in works if work.seconds]
-    mean = sum(work.seconds for work in busy) / len(busy) if busy else 0.0
-    return tuple(_times(work, mean / work.seconds) if work.seconds else work for work in works)
+    own = [work.seconds - work.codecs for work in works]
+    busy = [seconds for seconds in own if seconds]
+    mean = sum(busy) / len(busy) if busy else 0.0
+    return tuple(_times(work, mean / each) if each else work for work, each in zip(works, own, strict=True))
 
 
 def _times(work: Work, factor: float) -> Work:
+    """Computing that takes so many times as long; what crosses stays, and with it what codecs take."""
     backward = None if work.backward is None else work.backward * factor
-    return Work(work.forward * factor, backward, work.overhead * factor)
+    return replace(work, forward=work.forward * factor, backward=backward, overhead=work.overhead * factor)
 
 
 def _divided(phase: PhaseBasis, parts: int) -> PhaseBasis:
-    works = tuple(_times(work, 1 / parts) for work in phase.works)
+    smaller = (_times(work, 1 / parts) for work in phase.works)
+    works = tuple(replace(w, coding=w.coding / parts, coding_back=w.coding_back / parts) for w in smaller)
     hops = {pair: _smaller(hop, parts) for pair, hop in phase.hops.items()}
     numbers = {pair: (_part(there, parts), _part(back, parts)) for pair, (there, back) in phase.numbers.items()}
     return PhaseBasis(works, phase.fused, hops, numbers)

@@ -156,9 +156,10 @@ class _Told:
     # -------------------------------------------------------------------------- computing
     def _computing(self) -> str:
         stages = self.prediction.stages
-        busiest = max(stages, key=lambda name: stages[name].compute_seconds)
-        busy = duration(stages[busiest].compute_seconds)
+        busiest = max(stages, key=lambda name: stages[name].compute_seconds + stages[name].codec_seconds)
+        busy, codecs = duration(stages[busiest].compute_seconds), stages[busiest].codec_seconds
         said = f"computing, not the line: stage {busiest} computes {busy} of {duration(self.whole)}"
+        said += f", and its codecs {duration(codecs)}" if codecs > NOTHING * self.whole else ""
         even = seconds(self.basis.balanced())
         if len(stages) > 1 and self.worth(even):
             return f"{said}; stages that compute equally long would make it {self._instead(even)}"

@@ -21,14 +21,29 @@ def boundary_lines(boundaries: Mapping[str, BoundaryReport]) -> list[str]:
     boundary     codec  raw -> payload      ratio   error   encode  decode
     b0 gpu->npu  int8   4.0 KiB -> 1.1 KiB  29.7 %  0.0093  2.0 ms  1.0 ms
     """
-    rows = [_row(name, each) for name, each in boundaries.items() if _encoded(each)]
+    rows = [_row(name, each) for name, each in encoded(boundaries).items()]
     if not rows:
         return []
     widths = [max(map(len, column)) for column in zip(_HEADS, *rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (_HEADS, *rows)]
 
 
-def _encoded(boundary: BoundaryReport) -> bool:
+def encoded(boundaries: Mapping[str, BoundaryReport]) -> dict[str, BoundaryReport]:
+    """The directions whose tensors a codec made small."""
+    return {name: each for name, each in boundaries.items() if _small(each)}
+
+
+def crossed(name: str, each: BoundaryReport) -> str:
+    """A direction in a few words.
+
+    >>> crossed("b0 gpu->npu", BoundaryReport("int8", 4096, 1088, 1216, 1, error=0.0093))
+    'b0 gpu->npu as int8 1.2 KiB (29.7 %, off by 0.0093)'
+    """
+    off = "" if each.error is None else f", off by {each.error:.2g}"
+    return f"{name} as {each.codec or _NOTHING} {size(each.wire_bytes)} ({100 * each.ratio:.3g} %{off})"
+
+
+def _small(boundary: BoundaryReport) -> bool:
     return boundary.codec not in ("", "none") or boundary.payload_bytes != boundary.raw_bytes
 
 

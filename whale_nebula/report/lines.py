@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from whale_nebula.report.crossings import crossed, encoded
 from whale_nebula.report.rate import Rate, per_second
 from whale_nebula.report.report import Report
 from whale_nebula.report.text import duration, scalars_text, size
@@ -77,7 +78,8 @@ def step_line(report: Report, rate: float | None) -> str:
             computes, waits = duration(stage.compute_seconds), duration(stage.wait_seconds)
             parts.append(f"{name} computes {computes}, waits {waits}, {stage.in_flight} in flight")
     links = {**report.links, **report.elsewhere.links}
-    return "; ".join([*parts, *(f"{name} {size(link.bytes)}" for name, link in links.items())])
+    parts += [f"{name} {size(link.bytes)}" for name, link in links.items()]
+    return "; ".join([*parts, *(crossed(name, each) for name, each in encoded(report.boundaries).items())])
 
 
 def _audible(logger: logging.Logger) -> Callable[[], None]:

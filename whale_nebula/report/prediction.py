@@ -16,10 +16,13 @@ from whale_nebula.schedule.timeline import Timeline
 
 @dataclass(frozen=True)
 class StagePrediction:
-    """What a stage is going to compute, and to wait for others before it has done its last micro-batch."""
+    """What a stage is going to compute, to wait for others before it has done its last micro-batch, and to encode and
+    decode.
+    """
 
     compute_seconds: float
     wait_seconds: float
+    codec_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def predict(basis: Basis) -> Prediction:
     >>> phase = PhaseBasis((Work(1.0, 2.0), Work(0.0, 3.0)), (False, True), uniform(2, seconds=3.0))
     >>> found = predict(Basis(("gpu", "npu"), (phase,), 16, 8, "eager-1f1b", once=1.0))
     >>> found.seconds, found.stages["gpu"], found.links["0->1"].seconds
-    (58.0, StagePrediction(compute_seconds=48.0, wait_seconds=9.0), 48.0)
+    (58.0, StagePrediction(compute_seconds=48.0, wait_seconds=9.0, codec_seconds=0.0), 48.0)
     """
     timelines = list(_timelines(basis))
     held: defaultdict[str, float] = defaultdict(float)
@@ -58,7 +61,7 @@ def predict(basis: Basis) -> Prediction:
     names = dict.fromkeys([*basis.bytes, *held])
     return Prediction(
         seconds=_whole(basis, timelines),
-        stages={name: _stage(timelines, number) for number, name in enumerate(basis.stages)},
+        stages={name: _stage(timelines, number, _codecs(basis, number)) for number, name in enumerate(basis.stages)},
         links={name: LinkPrediction(basis.bytes.get(name, 0), held[name]) for name in names},
     )
 
@@ -79,8 +82,10 @@ def _timelines(basis: Basis) -> Iterator[Timeline]:
 
 def _timeline(basis: Basis, phase: PhaseBasis) -> Timeline:
     count, many = len(phase.works), basis.micro_batches
-    paced = pace(phase.works, phase.hops) if basis.paced else None
-    chosen = limits(basis.schedule, count, many, pace=paced, in_flight=basis.in_flight)
+    found = pace(phase.works, phase.hops)
+    chosen = limits(
+        basis.schedule, count, many, pace=found if basis.paced else found.cautious, in_flight=basis.in_flight
+    )
     generate = schedule(basis.schedule).generate
     lists = [
         tuple(generate(stage, count, many, chosen[stage], backward=work.has_backward, fused=fused))
@@ -89,10 +94,15 @@ def _timeline(basis: Basis, phase: PhaseBasis) -> Timeline:
     return run_lists(lists, phase.works, phase.hops)
 
 
-def _stage(timelines: list[Timeline], number: int) -> StagePrediction:
+def _codecs(basis: Basis, number: int) -> float:
+    """Seconds a step that a stage encodes and decodes."""
+    return basis.micro_batches * sum(phase.works[number].codecs for phase in basis.phases)
+
+
+def _stage(timelines: list[Timeline], number: int, codecs: float) -> StagePrediction:
     computes, waits = 0.0, 0.0
     for timeline in timelines:
         busy = timeline.busy(number)
         computes += busy
         waits += max((span.end for span in timeline.of(number)), default=0.0) - busy
-    return StagePrediction(computes, max(waits, 0.0))
+    return StagePrediction(max(computes - codecs, 0.0), max(waits, 0.0), codecs)

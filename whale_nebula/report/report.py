@@ -42,13 +42,15 @@ EXCHANGE = "exchange"
 class StageReport:
     """A stage in a step. Seconds are None where the step ran as one function and stages were not timed apart.
 
-    `in_flight` is the most micro-batches that were forward but not yet backward, at any time of the step.
+    `in_flight` is the most micro-batches that were forward but not yet backward, at any time of the step;
+    `codec_seconds` is what it took to decode what the stage read and to encode what it sent.
     """
 
     compute_seconds: float | None = None
     wait_seconds: float | None = None
     cluster: str = ""
     in_flight: int | None = None
+    codec_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

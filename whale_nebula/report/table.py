@@ -1,4 +1,4 @@
-"""A step as tables of rich: one of stages, one of links, and what they wait for."""
+"""A step as tables of rich: of stages, of links, of boundaries that a codec makes small, and what they wait for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from whale_nebula.report.boundaries import BoundaryReport
+from whale_nebula.report.crossings import encoded
 from whale_nebula.report.rate import per_second
 from whale_nebula.report.report import LinkReport, Report, StageReport
 from whale_nebula.report.text import duration, scalars_text, size
@@ -26,6 +28,8 @@ def step_table(report: Report, rate: float | None, doing: Mapping[str, str], bot
     parts: list[RenderableType] = [Rule(title, style="dim", align="left"), _head(report, rate), _stages(report, doing)]
     if report.links or report.elsewhere.links:
         parts.append(_links(report))
+    if boundaries := encoded(report.boundaries):
+        parts.append(_boundaries(boundaries))
     if bottleneck:
         parts.append(Text(bottleneck, style="italic"))
     return Group(*parts)
@@ -91,3 +95,14 @@ def _link(report: Report, name: str, link: LinkReport) -> list[RenderableType]:
     sent = [size(link.bytes), f"{100 * link.ratio:.0f} %", size(total.bytes)]
     held = [_bar([(link.seconds / whole, "blue")]), duration(link.seconds)] if link.seconds else ["", "free"]
     return [*sent, *held]
+
+
+def _boundaries(boundaries: Mapping[str, BoundaryReport]) -> Table:
+    """What crosses, direction by direction; an error that was not measured here is left out."""
+    table = _table("boundary", "a step", "of raw", "error", "as", "codec takes")
+    for name, each in boundaries.items():
+        error = "" if each.error is None else f"{each.error:.2g}"
+        took = each.encode_seconds + each.decode_seconds
+        sent = [size(each.wire_bytes), f"{100 * each.ratio:.3g} %", error]
+        table.add_row(Text(name), *sent, Text(each.codec), duration(took) if took else "")
+    return table

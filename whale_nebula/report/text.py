@@ -57,7 +57,9 @@ def _stage(stage: StageReport, predicted: StagePrediction | None) -> str:
         return "part of one local function, not timed apart"
     computes = _predicted(None if predicted is None else predicted.compute_seconds)
     waits = _predicted(None if predicted is None else predicted.wait_seconds)
-    return f"computes {duration(stage.compute_seconds)}{computes}, waits {duration(stage.wait_seconds)}{waits}"
+    said = f"computes {duration(stage.compute_seconds)}{computes}, waits {duration(stage.wait_seconds)}{waits}"
+    codecs = _predicted(None if predicted is None else predicted.codec_seconds)
+    return f"{said}, encodes and decodes {duration(stage.codec_seconds)}{codecs}" if stage.codec_seconds else said
 
 
 def _link(link: LinkReport, predicted: LinkPrediction | None) -> str:

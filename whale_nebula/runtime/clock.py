@@ -23,6 +23,10 @@ annotation = tf.profiler.experimental.Trace
 """Names what runs inside in a profile: TensorFlow's own, which does nothing unless a profile is being taken."""
 
 
+CODING = ("encode", "decode")
+"""How spans of codecs begin; the direction of what crosses follows, and the micro-batch."""
+
+
 @dataclass
 class StageClock:
     """The time of one stage in one step, in seconds from the step's start. `doing` is what it does now."""
@@ -32,6 +36,7 @@ class StageClock:
     cluster: str = ""
     compute: float = 0.0
     waiting: float = 0.0
+    coding: float = 0.0
     doing: str = ""
     spans: list[Span] = field(default_factory=list)
 
@@ -49,15 +54,28 @@ class StageClock:
 
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
-        """Time a wait for other stages."""
-        began = time.perf_counter()
+        """Time a wait for other stages; what is decoded meanwhile is no wait."""
+        began, coded = time.perf_counter(), self.coding
         self.doing = "waits"
         yield
-        self.waiting += time.perf_counter() - began
+        self.waiting += time.perf_counter() - began - (self.coding - coded)
+
+    @contextlib.contextmanager
+    def codes(self, what: str, kind: str, micro_batch: int, phase: int = 0) -> Iterator[None]:
+        """Time a codec: `what` is "encode" or "decode", `kind` the direction of what crosses."""
+        doing, self.doing = self.doing, f"{what}s {micro_batch}"
+        with annotation(f"{self.lane}: {what}", micro_batch=micro_batch, phase=phase):
+            began = time.perf_counter()
+            yield
+            ended = time.perf_counter()
+        self.doing = doing
+        self.coding += ended - began
+        said = f"{what} {kind} {micro_batch}"
+        self.spans.append(Span(self.lane, said, began - self.start, ended - self.start, micro_batch, phase))
 
     def report(self) -> StageReport:
         """What the report of the step says of the stage."""
-        return StageReport(self.compute, self.waiting, self.cluster, in_flight(self.spans))
+        return StageReport(self.compute, self.waiting, self.cluster, in_flight(self.spans), self.coding)
 
 
 @dataclass
@@ -99,10 +117,11 @@ def in_flight(spans: Sequence[Span]) -> int:
     >>> in_flight([Span("gpu", what, 0.0, 0.0, int(what[-1])) for what in ("forward 0", "forward 1", "backward 0")])
     2
     """
-    twofold = {span.phase for span in spans if span.what.startswith("backward")}
+    computed = [span for span in spans if not span.what.startswith(CODING)]
+    twofold = {span.phase for span in computed if span.what.startswith("backward")}
     alive: set[tuple[int, int | None]] = set()
-    most = min(len(spans), 1)
-    for span in spans:
+    most = min(len(computed), 1)
+    for span in computed:
         if span.what.startswith("backward"):
             alive.discard((span.phase, span.micro_batch))
         elif span.phase in twofold:

@@ -93,7 +93,10 @@ class EmulatedStep:
         self, batch: Batch, clocks: Clocks, guard: Guard, paces: Sequence[Pace], outlook: Outlook
     ) -> list[Any]:
         self.channels.begin(batch.slices, outlook)
-        post = Post(self.slots, self.hosts, self.links, self.program, self.steps, PATIENCE, channels=self.channels)
+        post = Post(
+            self.slots, self.hosts, self.links, self.program, self.steps, PATIENCE,
+            channels=self.channels, clocks=clocks.stages,
+        )  # fmt: skip
         try:
             peers = self._rehearsal(sum(batch.rows))
             results = self.actors.run(

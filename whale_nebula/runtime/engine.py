@@ -34,6 +34,7 @@ from whale_nebula.report.report import Report, StageReport
 from whale_nebula.run import Run, current_run
 from whale_nebula.runtime.channels import States, coded
 from whale_nebula.runtime.channels.models import Models
+from whale_nebula.runtime.channels.routes import Routes
 from whale_nebula.runtime.channels.told import Said
 from whale_nebula.runtime.clock import annotation
 from whale_nebula.runtime.compiled import Compiled
@@ -261,9 +262,9 @@ def _together(captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None
     lines = canonical_lines(captured.program)
     session.expected.add(run.programs, cut)
     try:
-        states = _states(run, captured)
-        told = session.agree(name, digest_lines(lines), lines, first_difference, states.versions())
-        for channel in states.drop(told):
+        states, ends = _states(run, captured), _ends(cut, session.worker)
+        told = session.agree(name, digest_lines(lines), lines, first_difference, states.versions(ends))
+        for channel in states.drop(told, ends):
             _LOG.warning("the processes have unlike codec states of %s: all of them begin anew", channel)
         elsewhere = {id(captured.variables[path]) for path, held in cut.held.items() if session.worker not in held}
         captured.begin(lambda variable: id(variable) not in elsewhere)
@@ -288,6 +289,12 @@ def _states(run: Run, captured: Captured) -> States:
     states = States(run.channels, run.models.number(captured.variables.values()))
     states.forget(run.models.gone())
     return states
+
+
+def _ends(cut: Cut, here: str) -> tuple[str, ...]:
+    """The channels of a program that this process has an end of."""
+    workers = {stage: worker.name for worker in cut.workers for stage in worker.stages}
+    return Routes(cut, [workers[stage] for stage in sorted(workers)]).ends(here.__eq__)
 
 
 def _close_with(run: Run, step: DistributedStep | EmulatedStep) -> None:

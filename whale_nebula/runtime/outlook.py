@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from whale_nebula.config import Links
@@ -13,15 +13,19 @@ from whale_nebula.runtime.pace import Medians
 
 _RECENT = 10  # steps
 LARGE = 1 << 18
-"""Bytes of a message whose writing says something of a real line: what is less, the system's buffers take at once."""
+"""Bytes whose writing says something of a real line: what is less, the system's buffers take at once."""
+CLOSE = 0.5e-3
+"""Seconds between two messages that are written one right after the other: the second waited for the first."""
 
 
 @dataclass
 class Seen:
     """What the links from here, by their names, have carried in the last steps, and how long that held them.
 
-    On emulated lines that is `exact`. On a real one only large messages tell a rate, and the last that was told stays
-    until others are sent; as some of them go into buffers, too, what the config says is believed where it is less.
+    On emulated lines that is `exact`. On a real one a rate is told only by many bytes that were written one right after
+    the other, in one message or in several that waited for each other: for bytes to leave, and not for a delay. The
+    last that was told stays until others are sent; as some of them go into buffers, too, what the config says is
+    believed where it is less. Where none was told the config is all there is.
 
     >>> seen = Seen(("gpu->npu",), Links(), exact=True)
     >>> seen.add([Span("gpu->npu", "forward 0", 0.0, 0.5, 0, 0, 3_000_000)])
@@ -40,14 +44,16 @@ class Seen:
         sent = {name: [span for span in spans if span.lane == name] for name in self.names}
         self._carried = {name: sum(span.bytes or 0 for span in own) for name, own in sent.items()}
         for name, own in sent.items():
-            telling = [span for span in own if self.exact or (span.bytes or 0) >= LARGE]
+            runs = own if self.exact else map(_whole, _runs(own))
+            telling = [run for run in runs if self.exact or (run.bytes or 0) >= LARGE]
             if telling:
                 self._told.setdefault(name, deque(maxlen=_RECENT)).append(_together(telling))
 
     def outlook(self, rows: Sequence[int], medians: Medians) -> Outlook:
         """Before a step whose micro-batches have these rows."""
         rates = {name: rate for name in self.names if (rate := self._rate(name))}
-        return Outlook(rows, slowest(medians, len(rows)), rates, self._carried)
+        unseen = {name for name, size in self._carried.items() if size and name not in self._told}
+        return Outlook(rows, slowest(medians, len(rows)), rates, self._carried, frozenset(unseen))
 
     def _rate(self, name: str) -> float | None:
         """Bytes a second; None where nothing is known, or the line is as fast as memory."""
@@ -57,6 +63,23 @@ class Seen:
             return written
         bits = self.lines.between(*name.split("->")).rate
         return min((rate for rate in (written, bits / 8 if bits else None) if rate), default=None)
+
+
+def _runs(spans: Sequence[Span]) -> Iterator[list[Span]]:
+    """Messages of a line that were written one right after the other."""
+    run: list[Span] = []
+    for span in sorted(spans, key=lambda each: each.start):
+        if run and span.start - run[-1].end > CLOSE:
+            yield run
+            run = []
+        run.append(span)
+    if run:
+        yield run
+
+
+def _whole(run: Sequence[Span]) -> Span:
+    """One message in place of several."""
+    return Span("", "", run[0].start, run[-1].end, bytes=sum(span.bytes or 0 for span in run))
 
 
 def _together(spans: Iterable[Span]) -> Span:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -12,7 +12,8 @@ from whale_nebula.ir.exchanged import Exchanged
 from whale_nebula.ir.plan import Boundary, Cut, Exchange, PhasePlan, StagePhase
 from whale_nebula.passes.divides import divides
 from whale_nebula.report.basis import Basis, Carried, Numbers, PhaseBasis
-from whale_nebula.runtime.clock import Clocks
+from whale_nebula.report.report import Span
+from whale_nebula.runtime.clock import CODING, Clocks
 from whale_nebula.runtime.sizes import Message, all_sized, link_reports, messages
 from whale_nebula.schedule.limits import Pace
 from whale_nebula.schedule.lines import Hop, Line, Work, pace
@@ -24,7 +25,10 @@ _KEPT = 64
 _Pair = tuple[int, int]
 _Crossing = tuple[dict[_Pair, Hop], dict[_Pair, tuple[Numbers, Numbers]]]
 Medians = Mapping[str, float]
-"""Seconds of a piece for a micro-batch, by "phase.stage.kind"; "once" is what runs once a step."""
+"""Seconds of a piece for a micro-batch, by "phase.stage.kind", and of its codecs, by "phase.stage.kind.codec"; "once"
+is what runs once a step.
+"""
+_CODEC, _WAYS = ".codec", ("forward", "backward")
 
 
 @dataclass
@@ -52,8 +56,8 @@ class Measured:
         if self.steps <= _SKIP:
             return
         for stage, clock in clocks.stages.items():
-            for span in clock.spans:
-                self._keep(f"{span.phase}.{stage}.{span.what.split()[0]}", span.end - span.start)
+            for phase, piece, seconds in _pieces(clock.spans):
+                self._keep(f"{phase}.{stage}.{piece}", seconds)
         self._keep("once", clocks.once.compute - clocks.once.waiting)
 
     def _keep(self, what: str, seconds: float) -> None:
@@ -67,6 +71,7 @@ class Measured:
             self._crossed = replace(self.cut, boundaries=boundaries)
             self._bytes.clear()
             self._crossing.clear()
+            self.seconds = {what: kept for what, kept in self.seconds.items() if not what.endswith(_CODEC)}
 
     @property
     def _sizes(self) -> Cut:
@@ -194,7 +199,20 @@ def _work(plan: StagePhase | None, medians: Medians) -> Work | None:
     if None in found.values():
         return None
     backward = found.get("fused") if plan.fused else found.get("backward")
-    return Work(found.get("forward") or 0.0, backward)
+    coding, coding_back = (medians.get(f"{plan.phase}.{plan.stage}.{way}{_CODEC}", 0.0) for way in _WAYS)
+    return Work(found.get("forward") or 0.0, backward, coding=coding, coding_back=coding_back)
+
+
+def _pieces(spans: Iterable[Span]) -> Iterator[tuple[int, str, float]]:
+    """The phase, what it was and its seconds: of each piece of computing, and of the codecs of each micro-batch."""
+    coded: defaultdict[tuple[int, str, int | None], float] = defaultdict(float)
+    for span in spans:
+        kind, *way = span.what.split()
+        if kind in CODING:
+            coded[span.phase, f"{way[0]}{_CODEC}", span.micro_batch] += span.end - span.start
+        else:
+            yield span.phase, kind, span.end - span.start
+    yield from ((phase, what, seconds) for (phase, what, _), seconds in coded.items())
 
 
 def _numbers(message: Message) -> Numbers:

@@ -6,6 +6,7 @@ a host read crosses once.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,13 @@ from typing import Any, cast
 
 import tensorflow as tf
 
+from whale_nebula.codec.way import NONE
 from whale_nebula.errors import DeadlineError
 from whale_nebula.ir.plan import Cut
 from whale_nebula.ir.spec import Value
 from whale_nebula.runtime.casts import decode, encode
 from whale_nebula.runtime.channels import Channels
+from whale_nebula.runtime.clock import StageClock
 from whale_nebula.transport.protocol import Key, KeyKind, Link, Packed
 
 
@@ -73,6 +76,7 @@ class Post:
     patience: float
     here: Callable[[str], bool] = lambda host: True
     channels: Channels | None = None
+    clocks: Mapping[int, StageClock] = field(default_factory=dict)
     _shelf: dict[tuple[str, Value, int], Any] = field(default_factory=dict)
     _left: dict[tuple[str, Value, int], int] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -90,7 +94,8 @@ class Post:
                 self._lay(host, value, micro_batch, tensor)
                 continue
             if encoded is None:
-                encoded = self._encoded(value, slot, home, micro_batch, tensor, rows)
+                with self._timed("encode", slot, source, micro_batch):
+                    encoded = self._encoded(value, slot, home, micro_batch, tensor, rows)
             self._send(slot, home, host, micro_batch, encoded, _size(tensor))
 
     def _encoded(self, value: Value, slot: Slot, home: str, micro_batch: int, tensor: Any, rows: Any) -> Any:
@@ -116,8 +121,17 @@ class Post:
         host, home = self.hosts[stage], self.hosts[slot.source]
         if host != home and self._first(host, value, micro_batch):
             received = self.links[host, home].receive(self._key(slot, micro_batch, home, host), self.patience)
-            self._lay(host, value, micro_batch, self._decoded(value, slot, host, micro_batch, received))
+            with self._timed("decode", slot, stage, micro_batch):
+                decoded = self._decoded(value, slot, host, micro_batch, received)
+            self._lay(host, value, micro_batch, decoded)
         return self._take(host, value, micro_batch)
+
+    def _timed(self, what: str, slot: Slot, stage: int, micro_batch: int) -> contextlib.AbstractContextManager[None]:
+        """A codec takes the time of the stage that sends, or that is the first to read."""
+        clock = self.clocks.get(stage)
+        if clock is None or slot.codec == NONE:
+            return contextlib.nullcontext()
+        return clock.codes(what, slot.kind, micro_batch, slot.phase)
 
     def _key(self, slot: Slot, micro_batch: int, home: str, host: str) -> Key:
         kind = cast(KeyKind, slot.kind)

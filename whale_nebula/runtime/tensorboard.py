@@ -1,4 +1,4 @@
-"""Steps as TensorBoard's event files: what a step returned, seconds by stage, bytes by link.
+"""Steps as TensorBoard's event files: what a step returned, seconds by stage, bytes by link and boundary.
 
 TensorFlow writes them itself; TensorBoard is only needed to look at them.
 """
@@ -66,9 +66,15 @@ def scalars(report: Report) -> Iterator[tuple[str, float]]:
         if stage.compute_seconds is not None and stage.wait_seconds is not None:
             yield f"stage {name}/compute_seconds", stage.compute_seconds
             yield f"stage {name}/wait_seconds", stage.wait_seconds
+            yield f"stage {name}/codec_seconds", stage.codec_seconds
     for name, link in report.links.items():
         yield f"link {name}/bytes", float(link.bytes)
         yield f"link {name}/seconds", link.seconds
+    for name, each in report.boundaries.items():
+        yield f"boundary {name}/bytes", float(each.wire_bytes)
+        yield f"boundary {name}/ratio", each.ratio
+        if each.error is not None:
+            yield f"boundary {name}/error", each.error
 
 
 def _metadata() -> Any:

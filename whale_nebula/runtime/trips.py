@@ -89,14 +89,13 @@ def paces(cut: Cut, seen: Seen) -> list[Pace]:
 
 
 def _pace(phase: PhasePlan, stages: int, seen: Seen) -> Pace | None:
-    """A trip is never taken to be shorter than what a micro-batch computes: without a measurement it would not be."""
     kinds = ("forward", "backward", "fused")
     compute = max(sum(seen.get(f"{phase.index}.{stage}.{kind}", 0.0) for kind in kinds) for stage in range(stages))
     if compute <= 0.0:
         return None
-    trips = [_trip(phase.index, stage, seen) for stage in range(stages - 1)]
+    trips = tuple(_trip(phase.index, stage, seen) for stage in range(stages - 1))
     held = max(seen.get(f"{phase.index}.{stage}.first.held", 0.0) for stage in range(stages))
-    return Pace(compute, tuple(max(trip, compute) for trip in trips), held)
+    return Pace(compute, trips, held).cautious
 
 
 def _trip(phase: int, stage: int, seen: Seen) -> float:

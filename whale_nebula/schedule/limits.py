@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from whale_nebula.errors import OptionError
 
@@ -32,6 +32,15 @@ class Pace:
     def period(self) -> float:
         """Seconds from one micro-batch to the next, when nothing waits but for the slowest of all."""
         return max(self.compute, self.held)
+
+    @property
+    def cautious(self) -> Pace:
+        """The same, but no trip is shorter than what a micro-batch computes, as none is before it was measured.
+
+        Where each process measures for itself, and machines are busy now and then, too few in flight cost time; one too
+        many costs the memory that it costs without a measurement.
+        """
+        return replace(self, trips=tuple(max(trip, self.compute) for trip in self.trips))
 
     def covers(self, trip: float) -> int:
         """How many micro-batches leave while one is computed a stage further and its gradient comes back."""

@@ -15,16 +15,19 @@ from whale_nebula.schedule.limits import Pace
 class Work:
     """Seconds that a stage computes for one micro-batch; `backward` is None where the stage has no backward.
 
-    `overhead` is the fixed cost of a micro-batch (calling the functions, encoding); it is paid with the
-    forward.
+    `overhead` is the fixed cost of a micro-batch (calling the functions); it is paid with the forward. `coding` and
+    `coding_back` are what codecs take the stage: it decodes what a forward (a backward) reads before it computes, and
+    encodes what that made before it goes on.
 
-    >>> Work(1.0, 2.0, overhead=0.5).seconds
-    3.5
+    >>> Work(1.0, 2.0, overhead=0.5).seconds, Work(1.0, 2.0, coding=0.25, coding_back=0.5).of("B")
+    (3.5, 2.5)
     """
 
     forward: float
     backward: float | None = None
     overhead: float = 0.0
+    coding: float = 0.0
+    coding_back: float = 0.0
 
     @property
     def has_backward(self) -> bool:
@@ -32,13 +35,20 @@ class Work:
         return self.backward is not None
 
     def of(self, what: str) -> float:
-        """Seconds of the forward ("F") or of the backward ("B")."""
-        return self.forward + self.overhead if what == "F" else self.backward or 0.0
+        """Seconds of the forward ("F") or of the backward ("B"), with what codecs take for it."""
+        if what == "F":
+            return self.forward + self.overhead + self.coding
+        return 0.0 if self.backward is None else self.backward + self.coding_back
 
     @property
     def seconds(self) -> float:
         """All that one micro-batch costs."""
         return self.of("F") + self.of("B")
+
+    @property
+    def codecs(self) -> float:
+        """What of that encodes and decodes."""
+        return self.coding + (0.0 if self.backward is None else self.coding_back)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from whale_nebula.codec import BF16, FP16, INT4, INT8, SVD, Codec, Precision, Rank, Structure, TopK, parse
-from whale_nebula.codec.costs import CAST, Cost, cost
+from whale_nebula.codec.costs import CAST, COPY, SPEED, Cost, cost, renewing
 from whale_nebula.codec.said import details, sent, words
 
 DIMS = (8192, 768)
@@ -66,6 +66,35 @@ def test_more_micro_batches_make_an_svd_dearer_and_a_cast_hardly() -> None:
 def test_any_sizes_will_do(text: str, dims: tuple[int, ...]) -> None:
     guess = cost(parse(text), dims)
     assert guess is not None and guess.encode >= CAST and guess.decode >= CAST
+
+
+@pytest.mark.parametrize("codec", [INT8(), INT4()], ids=str)
+def test_differences_cost_passes_over_the_numbers_on_both_sides(codec: Codec) -> None:
+    alone, kept = cost(codec, DIMS), cost(codec, DIMS, delta=True)
+    assert alone and kept
+    count = DIMS[0] * DIMS[1]
+    assert kept.encode > alone.encode + 10 * COPY * count and kept.decode > alone.decode + 8 * COPY * count
+    half = cost(codec, (DIMS[0] // 2, DIMS[1]), delta=True)
+    assert half and half.seconds == pytest.approx(kept.seconds / 2, rel=0.01)
+
+
+def test_what_has_no_differences_costs_what_it_did() -> None:
+    assert cost(FP16(), DIMS, delta=True) == cost(FP16(), DIMS)
+    assert cost(INT8(), (64,), delta=True) == cost(INT8(), (64,))
+
+
+def test_renewing_a_basis_is_near_the_measurement_too() -> None:
+    """It was measured with 1024 rows, and as all of a renewal; a step looks at 256 and has a fiftieth of the rest."""
+    found = json.loads(MEASURED.read_text())
+    shares = next(each["shares"] for each in found["codecs"] if each["codec"] == "rank(96), renewing the basis")
+    measured = statistics.median(share[0] * svd for share, svd in zip(shares, found["svd_seconds"], strict=True))
+    rest = 50 * (renewing(Rank(96), DIMS) - renewing(Rank(1), DIMS))
+    assert measured / 2 < 2.0 * 1024 * 768**2 / SPEED + rest < 2 * measured
+
+
+def test_only_a_shared_basis_is_renewed() -> None:
+    assert renewing(None, DIMS) == renewing(SVD(0.5), DIMS) == renewing(Rank(768), DIMS) == renewing(Rank(2), ()) == 0.0
+    assert 0.0 < renewing(Rank(2), (8, 64)) < renewing(Rank(2) >> INT8(), (512, 64))
 
 
 def test_nothing_costs_nothing_and_scalars_neither() -> None:
@@ -131,7 +160,7 @@ def test_costs_are_added_by_side() -> None:
         ("rank(2)", "8 B as rank(2)", "with the basis itself every 50 steps"),
         (
             "int4, ramp fp16 int8 below 0.05", "8 B as int4",
-            "first fp16, then int8, each until the next one loses at most 5 %",
+            "first fp16, then int8, each until the next one loses at most 5 %; then, as counted here, int4",
         ),
     ],
 )  # fmt: skip

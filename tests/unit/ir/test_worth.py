@@ -8,9 +8,11 @@ import keras
 import pytest
 
 import whale_nebula as nb
+from whale_nebula.codec.costs import CALL
 from whale_nebula.config.links import parse_links
 from whale_nebula.ir.direction import Direction, slowest
 from whale_nebula.ir.spec import Spec
+from whale_nebula.ir.timing import duration, times
 from whale_nebula.ir.worth import advice
 
 PAPERS = Spec("float32", (None, 64, 768))
@@ -25,14 +27,19 @@ def directions(
 
 
 def told(codec: str, backward: str = "int8", **given: Any) -> list[str]:
-    return list(advice("b0, gpu to npu", directions(codec, backward, **given), "train.py:12"))
+    return list(advice("b0, gpu to npu", directions(codec, backward, **given), "train.py:12", one_after_the_other))
+
+
+def one_after_the_other(ways: Sequence[Direction]) -> float:
+    """A step of one micro-batch in which nothing computes but codecs."""
+    return sum((way.seconds or 0.0) + (way.cost.seconds if way.cost else 0.0) for way in ways)
 
 
 def test_the_papers_svd_at_nine_tenths_costs_more_than_it_saves() -> None:
     """Their own table has it: 2.10 s a step, where fp16 alone takes 1.60 s."""
     (said,) = told("svd(0.9) >> fp16")
     assert said.startswith("warning: b0, gpu to npu: svd(0.9) takes one core ")
-    assert " a step, to encode and to decode, and saves 170 ms of the line beside fp16 alone" in said
+    assert " a step, to encode and to decode, and saves 170 ms of the line beside fp16 alone, so a step takes " in said
     assert said.endswith(": leave svd out, train.py:12")
 
 
@@ -49,7 +56,11 @@ def test_with_more_micro_batches_the_same_svd_is_not_worth_it() -> None:
 def test_on_a_fast_line_no_codec_is_worth_it() -> None:
     (said,) = told("int8", line="10gbit,1ms")
     assert said.startswith("warning: b0, gpu to npu: 'int8' takes one core ")
-    assert said.endswith(" of the line: leave nb.compress out, train.py:12")
+    there, back = directions("int8", line="10gbit,1ms")
+    whole = [each.crossing_by("none") for each in (there, back)]
+    steps = (duration(one_after_the_other(ways)) for ways in ((there, back), whole))
+    assert f" of the line, so a step takes {' instead of '.join(steps)}: " in said
+    assert said.endswith(": leave nb.compress out, train.py:12")
 
 
 def test_a_structure_without_a_precision_is_compared_with_the_tensor_itself() -> None:
@@ -80,7 +91,8 @@ def test_what_may_save_more_than_sizes_tell_is_not_warned_of(codec: str) -> None
 def test_what_stays_in_a_cluster_costs_nothing() -> None:
     there, _ = directions("svd(0.9)")
     inside = replace(there, lines=[])
-    assert inside.cost is None and inside.codec_seconds is None and not list(advice("b0", [inside], ""))
+    assert inside.cost is None and inside.codec_seconds is None and inside.encode_seconds is None
+    assert not list(advice("b0", [inside], "", one_after_the_other))
 
 
 def test_who_sends_encodes_once_and_every_reader_decodes() -> None:
@@ -99,10 +111,10 @@ def test_the_slowest_is_of_those_that_are_known() -> None:
 
 
 # ---------------------------------------------------------------------- plans
-def planned(**options: Any) -> nb.Plan:
+def planned(micro_batch: int = 1, line: str = LINE, **options: Any) -> nb.Plan:
     keras.utils.clear_session()
     inputs = keras.Input((64, 768))
-    with nb.cluster():
+    with nb.cluster(), nb.pipeline(micro_batch):
         with nb.stage(cluster="gpu"), nb.compress(**options):
             hidden = keras.layers.Dense(768, name="first")(inputs)
         with nb.stage(cluster="npu"):
@@ -110,7 +122,7 @@ def planned(**options: Any) -> nb.Plan:
     model = keras.Model(inputs, outputs, name="papers")
     model.compile("sgd", "mse")
     nb.shutdown()
-    with nb.init(links=LINE):
+    with nb.init(links=line):
         return nb.plan(model, keras.KerasTensor((128, 64, 768)), keras.KerasTensor((128, 64, 1)))
 
 
@@ -129,9 +141,56 @@ def test_a_plan_warns_with_the_line_to_change_and_says_what_codecs_take() -> Non
     assert '"float32[?,64,768] as svd(0.9) #gt;#gt; fp16"' in given.to_mermaid()
 
 
+def foretold(**options: Any) -> tuple[float, list[str]]:
+    """Seconds of a step as the plan draws it, and its warnings."""
+    found = planned(**options)
+    return times(found).seconds, [note for note in found.notes if note.startswith("warning: ")]
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "line", "worth"), [(1, LINE, False), (8, LINE, True), (8, "600mbit,20ms", False)]
+)
+def test_it_is_warned_of_just_where_the_step_that_is_foretold_gets_longer(
+    micro_batch: int, line: str, worth: bool
+) -> None:
+    """In one micro-batch nothing computes beside the line; in eight a slow line hides eight decompositions, which are
+    more seconds than they save of it, and a fast one does not.
+    """
+    alone, _ = foretold(micro_batch=micro_batch, line=line, fp16=True)
+    both, warnings = foretold(micro_batch=micro_batch, line=line, svd=0.9, fp16=True)
+    assert (both < alone) is worth
+    assert len(warnings) == (not worth)
+    for warning in warnings:
+        assert f"so a step takes {duration(both)} instead of {duration(alone)}: leave svd out, " in warning
+
+
 def test_a_mask_reads_well() -> None:
     given = planned(int8=True, mask="x")
     text = given.to_text()
     assert "as none" not in text and "at most 6.2 MiB as int8" in text
     assert "b0: both ways only rows that x marks" in text
     assert all(link.at_most for link in given.links.values())
+
+
+def test_a_basis_is_renewed_once_a_step_and_differences_are_kept_of_the_tensor_alone() -> None:
+    one, four = (directions("rank(96) >> int8", rows=rows) for rows in ([128], [32] * 4))
+    costs = [each.cost for each in (one[0], four[0])]
+    assert costs[0] and costs[1]
+    calls = 3 * 4 * CALL  # of a structure and a precision, on both sides
+    assert costs[1].seconds == pytest.approx(costs[0].seconds + calls)
+    plain, kept = (directions(codec, "int8") for codec in ("int8", "int8, delta ids"))
+    assert plain[0].cost and kept[0].cost and kept[0].cost.seconds > 5 * plain[0].cost.seconds
+    assert kept[1].cost == plain[1].cost
+
+
+def test_a_ramp_tells_its_ladder_with_what_each_rung_takes() -> None:
+    given = planned(int4=True, backward="int8", ramp=True)
+    (boundary,) = given.boundaries
+    whole = 128 * 64 * 768
+    assert boundary.rungs == (4 + 2 * whole, 4 + whole + 2 * whole // 64)
+    assert boundary.backward_rungs == boundary.rungs[:1]
+    text = " ".join(given.to_text().split())
+    assert "at first" not in text and "b0: first 12.0 MiB as fp16, then 6.2 MiB as int8, each until" in text
+    assert "then, as counted here, int4" in text and "its gradient first 12.0 MiB as fp16, each until" in text
+    assert planned(int4=True).boundaries[0].rungs == ()
+    assert directions("int4, ramp fp16 below 0.05", spec=Spec("float32", None))[0].rungs == ()

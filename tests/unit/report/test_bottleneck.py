@@ -23,24 +23,30 @@ def instead(given: Basis, changed: Basis) -> str:
 
 
 @pytest.mark.parametrize(
-    ("size", "line", "widths"),
-    [
-        (4000, 'nb.compress(fp16=True, backward="fp16")', (2, 2)),
-        (11000, "nb.compress(int8=True)", (1.03125, 1.03125)),
-    ],
+    ("size", "which", "widths"),
+    [(40_000, 0, (2, 2)), (110_000, 2, (1.03125, 1.03125))],
 )
-def test_the_weakest_codec_that_hides_the_line_is_named(size: float, line: str, widths: tuple[float, float]) -> None:
-    given = basis(size=size, rate=1e5, micro_batches=64)
+def test_the_weakest_codec_that_hides_the_line_is_named(size: float, which: int, widths: tuple[float, float]) -> None:
+    given = basis(gpu=(0.1, 0.2), npu=0.3, size=size, rate=1e5, micro_batches=64)
     assert seconds(given.numbers_of(*widths)) <= (1 + NOTHING) * seconds(given.over(wide))
     found = sentence(measured(given))
     assert re.match(r"stage gpu waits \d+ % of the step", found)
-    assert found.endswith(f"; {line} would hide it: {instead(given, given.numbers_of(*widths))}")
+    line, changed = EACH_WAY[which].line, EACH_WAY[which].applied(given)
+    assert found.endswith(f"; {line} would hide it: {instead(given, changed)}")
+    assert seconds(changed) > seconds(given.numbers_of(*widths)), "a codec computes, too"
+
+
+def test_a_codec_that_would_compute_longer_than_the_line_takes_is_not_advised() -> None:
+    given = basis(gpu=(1e-5, 2e-5), npu=3e-5, size=4000, rate=1e7, micro_batches=16)
+    assert all(seconds(given.numbers_of(*each.widths)) < 0.7 * seconds(given) for each in EACH_WAY)
+    assert all(seconds(each.applied(given)) > seconds(given) for each in EACH_WAY[1:])
+    assert "int8" not in sentence(measured(given)) and "int4" not in sentence(measured(given))
 
 
 def test_a_line_that_no_codec_hides() -> None:
     given = basis(size=100_000, rate=1e5)
     found = sentence(measured(given))
-    changed = instead(given, given.numbers_of(0.5625, 1.03125))
+    changed = instead(given, EACH_WAY[3].applied(given))
     assert found.endswith(f"; nb.compress(int4=True) would help, though not hide it: {changed}")
 
 
@@ -51,7 +57,7 @@ def test_where_nothing_comes_back_no_codec_of_gradients_is_advised() -> None:
     there = replace(given, phases=(replace(phase, hops=hops),))
     lines = [f"nb.compress({name}=True)" for name in ("fp16", "int8", "int4")]
     assert [each.line for each in advisable(there)] == lines
-    assert sentence(measured(there)).endswith(instead(there, there.numbers_of(0.5625)))
+    assert sentence(measured(there)).endswith(instead(there, THERE[2].applied(there)))
 
 
 def test_every_codec_that_is_advised_can_be_written() -> None:

@@ -125,3 +125,9 @@ def test_a_line_tells_of_all_clusters() -> None:
         "step 3 of fit: 0.500 s; npu computes 0.300 s, waits 0.200 s, 1 in flight; "
         "gpu computes 0.100 s, waits 0.400 s, 2 in flight; npu->gpu 272 B; gpu->npu 136 B"
     )
+
+
+def test_what_codecs_made_small_is_on_the_line() -> None:
+    said = step_line(full(), None)
+    assert said.endswith("npu->gpu 3.9 KiB; b0 gpu->npu as int8 1.2 KiB (29.7 %, off by 0.0093)")
+    assert "b0" not in step_line(replace(full(), boundaries={}), None)

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.report.making import full
 from tests.unit.report.terminal import stand_in
 from whale_nebula.report import Report
+from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.report.live import Live
 from whale_nebula.report.published import begin, forget, watch
 from whale_nebula.report.report import LinkReport, StageReport
@@ -27,15 +28,31 @@ def test_it_shows_stages_links_and_the_bottleneck(monkeypatch: pytest.MonkeyPatc
     seen = stand_in(monkeypatch)
     live = Live(seen)
     live.step(full())
-    title, head, stages, gpu, npu, links, there, back, *sentence = seen.shown
+    title, head, stages, gpu, npu, links, there, back, boundaries, b0, *sentence = seen.shown
     assert title.startswith("fit, step 3 ─")
     assert head.startswith("loss 0.25, accuracy 0.5 · ") and "0.200 s a step, predicted" in head
     assert stages.split() == ["stage", "computes", "waits", "in", "flight", "of", "the", "step", "now"]
     assert gpu.split()[:3] == ["gpu", "0.120", "s"] and npu.split()[0] == "npu"
     assert links.split()[0] == "link"
     assert there.split()[:5] == ["gpu->npu", "3.9", "KiB", "100", "%"] and back.split()[0] == "npu->gpu"
+    assert boundaries.split() == ["boundary", "a", "step", "of", "raw", "error", "as", "codec", "takes"]
+    assert b0.split() == ["b0", "gpu->npu", "1.2", "KiB", "29.7", "%", "0.0093", "int8", "3.0", "ms"]
+    assert not any(line.startswith("b0 npu") for line in seen.shown), "it crosses as it is"
     assert " ".join(sentence) == full().bottleneck
     live.close()
+
+
+def test_what_another_process_measures_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = stand_in(monkeypatch)
+    live = Live(seen)
+    came = BoundaryReport("rank(8) >> int8", 4096, 130, 258, 1)
+    live.step(replace(full(), boundaries={"b0 npu->gpu": came}))
+    assert next(line.split() for line in seen.shown if line.startswith("b0")) == (
+        ["b0", "npu->gpu", "258", "B", "6.3", "%", "rank(8)", ">>", "int8"]
+    )
+    live.step(replace(full(), boundaries={}))
+    live.close()
+    assert not any(line.startswith("b") for line in seen.shown)
 
 
 def test_the_last_step_stays_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

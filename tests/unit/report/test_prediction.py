@@ -105,3 +105,32 @@ def test_what_an_update_exchanges_holds_the_lines_too() -> None:
     assert predict(given).links[BACK].seconds == pytest.approx(predict(plain).links[BACK].seconds + 0.1)
     assert given.over(free).exchange_seconds == 0.0
     assert given.numbers_of(1).exchange == given.divided(2).exchange == rounds
+
+
+def test_codecs_take_the_stages_and_are_told_from_computing() -> None:
+    plain, taken = basis(rate=1e6), 0.005
+    (phase,) = plain.phases
+    works = tuple(replace(work, coding=taken, coding_back=2 * taken) for work in phase.works)
+    coded = replace(plain, phases=(replace(phase, works=works),))
+    found, before = predict(coded), predict(plain)
+    for name in plain.stages:
+        assert found.stages[name].compute_seconds == pytest.approx(before.stages[name].compute_seconds)
+        assert found.stages[name].codec_seconds == pytest.approx(plain.micro_batches * 3 * taken)
+        assert before.stages[name].codec_seconds == 0.0
+    assert found.seconds >= before.seconds + plain.micro_batches * 3 * taken
+    assert predict(coded.over(free)).stages["gpu"].codec_seconds == found.stages["gpu"].codec_seconds
+
+
+def test_other_stages_do_not_share_what_codecs_take_and_more_micro_batches_do() -> None:
+    given = basis(gpu=(0.03, 0.06), npu=0.01)
+    (phase,) = given.phases
+    coded = replace(given, phases=(replace(phase, works=(replace(phase.works[0], coding=1.0), phase.works[1])),))
+    first, second = coded.balanced().phases[0].works
+    assert (first.coding, second.coding) == (1.0, 0.0)
+    assert first.seconds - first.codecs == pytest.approx(second.seconds)
+    assert coded.divided(4).phases[0].works[0].coding == 0.25
+
+
+def test_a_gradient_that_does_not_come_is_not_decoded() -> None:
+    assert Work(1.0, coding=0.5, coding_back=9.0).seconds == 1.5
+    assert Work(1.0, 0.0, coding_back=9.0).codecs == 9.0

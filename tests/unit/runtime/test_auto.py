@@ -172,3 +172,27 @@ def test_every_size_has_its_rung() -> None:
     for now in range(4):
         found = [mildest(held, compute, now) for compute in (0.1, 0.5, 1.0, 2.0, 4.0, 6.0)]
         assert found == sorted(found, reverse=True) and found[0] == 3 and found[-1] == 0
+
+
+# ---------------------------------------------------------------------- where no rate was seen
+@pytest.mark.parametrize(
+    ("rates", "codec", "words"),
+    [
+        ({LINK: 7.5e6}, "none", "goes by the config's 60mbit"),
+        ({}, "none", "takes the line to be free, as the config does"),
+    ],
+)
+def test_a_choice_that_rests_on_the_config_alone_is_told(rates: dict[str, float], codec: str, words: str) -> None:
+    ground, tally = Ground(), Tally()
+    ground.auto.choose(Outlook(ROWS, 1.0, rates, {LINK: 64}, {LINK}), {}, tally)
+    (note,) = tally.notes()
+    assert note == f"b0: auto {words}: what is written to {LINK} is too little at a time to see what it carries"
+    assert ground.now() == codec and tally.changes() == ()
+
+
+def test_before_a_step_was_measured_and_where_a_rate_was_seen_nothing_is_told() -> None:
+    early, other = Outlook(ROWS, None, {}, {}, {LINK}), Outlook(ROWS, 1.0, {}, {}, {"x"})
+    for outlook in (early, other, Outlook(ROWS, 1.0, {LINK: 1.0})):
+        tally = Tally()
+        Ground().auto.choose(outlook, {}, tally)
+        assert tally.notes() == ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -49,6 +51,28 @@ def test_a_stage_computes_waits_and_says_what_it_does() -> None:
     found = clock.report()
     assert found.compute_seconds == pytest.approx(span.end - span.start)
     assert (found.cluster, found.in_flight, found.wait_seconds) == ("c0", 1, clock.waiting)
+
+
+def test_what_codecs_take_is_neither_computing_nor_a_wait() -> None:
+    clock = StageClock("gpu", 0.0, "c0")
+    with clock.waits(), clock.codes("decode", "forward", 2, 1):
+        assert clock.doing == "decodes 2"
+        time.sleep(0.002)
+    assert clock.doing == "waits"
+    with clock.computing("forward", 2, 1):
+        pass
+    with clock.codes("encode", "forward", 2, 1):
+        pass
+    found = clock.report()
+    assert [span.what for span in clock.spans] == ["decode forward 2", "forward 2", "encode forward 2"]
+    assert found.codec_seconds == pytest.approx(sum(s.end - s.start for s in clock.spans if "code" in s.what))
+    assert found.wait_seconds is not None and 0.0 <= found.wait_seconds < 0.002 <= found.codec_seconds
+    assert found.in_flight == 1
+
+
+def test_what_is_encoded_after_a_backward_is_not_in_flight_again() -> None:
+    whats = ["forward 0", "encode forward 0", "decode backward 0", "backward 0", "encode backward 0", "forward 1"]
+    assert in_flight([Span("s", what, 0.0, 0.0, int(what[-1])) for what in whats]) == 1
 
 
 def test_lines_tell_of_this_step_of_this_program_only() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from whale_nebula.config import parse_links
 from whale_nebula.report.report import Span
-from whale_nebula.runtime.outlook import LARGE, Seen, slowest
+from whale_nebula.runtime.outlook import CLOSE, LARGE, Seen, slowest
 
 LINK, MUCH = "gpu->npu", 16 * LARGE
 
@@ -37,7 +37,7 @@ def test_small_messages_say_nothing_of_a_real_line_and_what_was_known_stays() ->
     seen = Seen((LINK,), parse_links(None))
     seen.add([sent(LARGE - 1, 1e-6)])
     assert rate(seen) is None
-    seen.add([sent(LARGE - 1, 1e-6), sent(MUCH, 1.0)])
+    seen.add([*row(1, LARGE - 1, 1e-6), *row(1, MUCH, 1.0, start=9.0)])
     for _ in range(30):
         seen.add([sent(LARGE - 1, 1e-6)])
     assert rate(seen) == pytest.approx(MUCH)
@@ -71,3 +71,44 @@ def test_the_slowest_stage_is_found_over_phases_and_directions() -> None:
     assert slowest({"once": 3.0}, 4) is None
     medians = {"0.0.forward": 1.0, "1.0.backward": 2.0, "0.1.fused": 2.5}
     assert slowest(medians, 2) == 6.0
+
+
+# ---------------------------------------------------------------------- real lines and small messages
+def row(count: int, size: int, seconds: float, gap: float = 1e-5, start: float = 1.0) -> list[Span]:
+    """Messages of one line, with a pause between each two."""
+    starts = (start + number * (seconds + gap) for number in range(count))
+    return [Span(LINK, "forward 0", at, at + seconds, 0, 0, size) for at in starts]
+
+
+def test_small_messages_that_wait_for_each_other_are_one_large_one() -> None:
+    seen = Seen((LINK,), parse_links(None))
+    seen.add(row(8, LARGE // 4, 0.1))
+    assert rate(seen) == pytest.approx(LARGE / 4 / 0.1, rel=1e-3)
+    seen.add(list(reversed(row(8, LARGE // 4, 0.3))))
+    assert rate(seen) == pytest.approx(LARGE / 4 / 0.2, rel=1e-3), "in whatever order they are told"
+
+
+@pytest.mark.parametrize(("count", "gap"), [(8, 10 * CLOSE), (3, 0.0)], ids=["with pauses", "too few"])
+def test_what_does_not_fill_the_line_says_nothing_of_it(count: int, gap: float) -> None:
+    seen = Seen((LINK,), parse_links("80mbit"))
+    seen.add(row(count, LARGE // 4, 1e-5, gap))
+    assert rate(seen) == 1e7 and seen.outlook([1], {}).unseen == {LINK}
+
+
+def test_a_pause_parts_two_runs_and_is_no_time_of_the_line() -> None:
+    seen = Seen((LINK,), parse_links(None))
+    seen.add([*row(4, LARGE // 4, 0.1, 0.0), *row(8, LARGE // 4, 0.1, 0.0, start=9.0), *row(1, 8, 0.1, start=20.0)])
+    assert rate(seen) == pytest.approx(LARGE / 4 / 0.1)
+
+
+def test_a_link_of_which_a_rate_was_seen_or_that_carried_nothing_is_not_unseen() -> None:
+    seen = Seen((LINK, "npu->gpu"), parse_links(None))
+    assert not seen.outlook([1], {}).unseen
+    seen.add([sent(10, 1e-6)])
+    assert seen.outlook([1], {}).unseen == {LINK}
+    seen.add([sent(MUCH, 1.0)])
+    seen.add([sent(10, 1e-6)])
+    assert not seen.outlook([1], {}).unseen
+    exact = Seen((LINK,), parse_links(None), exact=True)
+    exact.add([sent(10, 0.0)])
+    assert not exact.outlook([1], {}).unseen

@@ -16,13 +16,13 @@ ROWS = st.none() | st.lists(st.booleans(), min_size=1, max_size=70).map(np.array
 NEWS = st.none() | st.binary(min_size=1, max_size=40).map(lambda data: np.frombuffer(data, np.uint8))
 
 
-@given(BYTES, ROWS, NEWS, st.booleans(), st.booleans(), st.booleans())
-def test_what_was_written_is_read(data: Any, rows: Any, news: Any, skip: bool, changes: bool, zstd: bool) -> None:
-    given = Payload(data, rows, news, skip, changes)
+@given(BYTES, ROWS, NEWS, st.booleans(), st.booleans())
+def test_what_was_written_is_read(data: Any, rows: Any, news: Any, changes: bool, zstd: bool) -> None:
+    given = Payload(data, rows, news, changes)
     crossed = written(given, zstd=zstd)
     found = read(crossed, 0 if rows is None else rows.size, 0 if news is None else news.size, data.size)
     assert found.data.tobytes() == data.tobytes()
-    assert (found.skip, found.changes) == (skip, changes)
+    assert found.changes == changes
     for sent, came in ((rows, found.rows), (news, found.news)):
         assert came is None if sent is None else came.tolist() == sent.tolist()
     assert crossed.size <= PREFIX + data.size + (0 if rows is None else -(-rows.size // 8)) + (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
+from tests.unit.report.making import full
 from whale_nebula.report.report import EXCHANGE, ONCE
 from whale_nebula.runtime.scalars import scalar_results
 from whale_nebula.runtime.tensorboard import EventFiles
@@ -127,6 +129,43 @@ def test_a_step_of_two_phases_is_predicted_too() -> None:
     }
 
 
+def test_codecs_are_timed_apart_predicted_and_drawn() -> None:
+    kernels = [tf.Variable(tf.ones([WIDTH, WIDTH]) / WIDTH) for _ in range(2)]
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster(), nb.pipeline(2):
+            with tf.GradientTape() as tape:
+                with nb.stage(cluster="gpu"), nb.compress(int8=True):
+                    hidden = tf.tanh(x @ kernels[0])
+                with nb.stage(cluster="npu"):
+                    loss = tf.reduce_mean(tf.square(hidden @ kernels[1]))
+            for kernel, gradient in zip(kernels, tape.gradient(loss, kernels), strict=True):
+                kernel.assign_sub(0.1 * gradient)
+        return loss
+
+    with nb.init(links="100mbit,1ms"):
+        for _ in range(3):
+            step(tf.ones([64 * ROWS, WIDTH]))
+        report = nb.last_report()
+    coded = {lane: [s.what for s in report.spans if s.lane == lane and "code" in s.what] for lane in ("gpu", "npu")}
+    assert sorted(coded["gpu"]) == ["decode backward 0", "decode backward 1", "encode forward 0", "encode forward 1"]
+    assert sorted(coded["npu"]) == ["decode forward 0", "decode forward 1", "encode backward 0", "encode backward 1"]
+    for name, stage in report.stages.items():
+        taken = sum(span.end - span.start for span in report.spans if span.lane == name and "code" in span.what)
+        assert stage.codec_seconds == pytest.approx(taken) and taken > 0.0
+        assert report.prediction.stages[name].codec_seconds > 0.0
+        computed = [span for span in report.spans if span.lane == name and "code" not in span.what]
+        assert stage.compute_seconds == pytest.approx(sum(span.end - span.start for span in computed))
+    ends = {span.what: span for span in report.spans if span.lane == "gpu"}
+    there = {span.what: span for span in report.spans if span.lane == "gpu->npu"}
+    assert ends["forward 0"].end <= ends["encode forward 0"].start
+    assert ends["encode forward 0"].end <= there["forward 0"].end
+    assert "encodes and decodes" in str(report) and "D decode" in str(report.timeline())
+    (phase,) = report.basis.phases
+    assert all(work.coding > 0.0 and work.coding_back > 0.0 for work in phase.works)
+
+
 def test_where_a_size_is_known_too_late_nothing_is_predicted() -> None:
     @nb.function
     def step(x: Any) -> Any:
@@ -187,6 +226,23 @@ def test_event_files_hold_every_number(seen, tmp_path: Path) -> None:
     assert found["step/stage npu/wait_seconds", 2] == pytest.approx(seen[0].stages["npu"].wait_seconds)
     assert found["step/predicted_seconds", 3] == pytest.approx(report.predicted_seconds)
     assert ("step/predicted_seconds", 2) not in found
+
+
+def test_event_files_hold_boundaries_and_errors_where_they_were_measured(tmp_path: Path) -> None:
+    files = EventFiles(tmp_path / "logs")
+    files.step(replace(full(), worker="local/0"))
+    files.close()
+    found = {
+        value.tag: tf.make_ndarray(value.tensor).item()
+        for event in events(tmp_path / "logs")
+        for value in event.summary.value
+    }
+    there = full().boundaries["b0 gpu->npu"]
+    assert found["fit/boundary b0 gpu->npu/bytes"] == there.wire_bytes
+    assert found["fit/boundary b0 gpu->npu/ratio"] == pytest.approx(there.ratio)
+    assert found["fit/boundary b0 gpu->npu/error"] == pytest.approx(there.error)
+    assert "fit/boundary b0 npu->gpu/bytes" in found and "fit/boundary b0 npu->gpu/error" not in found
+    assert found["fit/stage gpu/codec_seconds"] == 0.0
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

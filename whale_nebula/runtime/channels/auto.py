@@ -7,7 +7,7 @@ back to a milder one it wants some room, so that what is just as long as the com
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -37,13 +37,15 @@ class Outlook:
 
     `rows` are those of its micro-batches, `compute` the seconds that the slowest stage computes (None: not measured
     yet). By link, "a->b": `rates` are bytes a second, and a link that is not there takes no time; `carried` are the
-    bytes of the step before.
+    bytes of the step before. Of `unseen` links no rate was seen, though they carried something: what stands in `rates`
+    is what the config says.
     """
 
     rows: Sequence[int] = ()
     compute: float | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
     carried: Mapping[str, int] = field(default_factory=dict)
+    unseen: Collection[str] = ()
 
 
 class Direction(NamedTuple):
@@ -83,6 +85,8 @@ class Auto:
         self._steps += 1
         first = outlook.compute is not None and not self._measured
         begun = [each for each in self.directions if self._begun(each)]
+        for each in begun:
+            _tell_unseen(each, outlook, tally)
         if not begun or not (first or any(self._due(each) for each in begun)):
             return
         self._measured |= first
@@ -124,6 +128,17 @@ class Auto:
             return
         self.states.put(direction.key, replace(state, rung=choice.rung))
         tally.changed(direction.label, f"auto takes {direction.way.rungs[choice.rung] or NONE}: {choice}")
+
+
+def _tell_unseen(direction: Direction, outlook: Outlook, tally: Tally) -> None:
+    """Say so where the choice rests on the config alone."""
+    for link in direction.links:
+        if link in outlook.unseen and outlook.compute is not None:
+            rate = outlook.rates.get(link)
+            free = "takes the line to be free, as the config does"
+            so = f"goes by the config's {8e-6 * rate:.4g}mbit" if rate else free
+            note = f"auto {so}: what is written to {link} is too little at a time to see what it carries"
+            tally.add(direction.label, BoundaryReport(notes=(note,)))
 
 
 def mildest(held: Sequence[float], compute: float, now: int) -> int:

@@ -22,11 +22,10 @@ class Has(IntFlag):
     ROWS = 1
     NEWS = 2
     ZSTD = 4
-    SKIP = 8
-    CHANGES = 16
+    CHANGES = 8
 
 
-_KNOWN = int(Has.ROWS | Has.NEWS | Has.ZSTD | Has.SKIP | Has.CHANGES)
+_KNOWN = int(Has.ROWS | Has.NEWS | Has.ZSTD | Has.CHANGES)
 
 
 class Payload(NamedTuple):
@@ -38,14 +37,12 @@ class Payload(NamedTuple):
     data: Bytes
     rows: Mask | None = None
     news: Bytes | None = None
-    skip: bool = False
     changes: bool = False
 
 
 def written(payload: Payload, *, zstd: bool) -> Bytes:
     """As it crosses."""
-    has = Has.ROWS * (payload.rows is not None) | Has.NEWS * (payload.news is not None) | Has.SKIP * payload.skip
-    has |= Has.CHANGES * payload.changes
+    has = Has.ROWS * (payload.rows is not None) | Has.NEWS * (payload.news is not None) | Has.CHANGES * payload.changes
     body = [] if payload.rows is None else [pack_mask(payload.rows)]
     body += [] if payload.news is None else [payload.news]
     whole = np.concatenate([*body, payload.data])
@@ -69,7 +66,7 @@ def read(data: Bytes, rows: int, news: int, most: int) -> Payload:
     told = None
     if Has.NEWS in has:
         told, body = body[:news], body[news:]
-    return Payload(body, mask, told, Has.SKIP in has, Has.CHANGES in has)
+    return Payload(body, mask, told, Has.CHANGES in has)
 
 
 def _opened(body: Bytes, most: int) -> Bytes:

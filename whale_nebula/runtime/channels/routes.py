@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -45,6 +45,16 @@ class Routes:
     def key(self, value: Value, host: str, *, out: bool) -> str:
         """The name of what a host remembers of it, where it sends it (`out`) or takes it in."""
         return f"{self._names[value]}{AT}{host}{'' if out else ', incoming'}"
+
+    def ends(self, here: Callable[[str], bool]) -> tuple[str, ...]:
+        """The names of the channels that have an end here, as states have them before the host."""
+        return tuple(self._names[value] for value in self.of if self._crosses(value, here) and self.way(value).coded)
+
+    def _crosses(self, value: Value, here: Callable[[str], bool]) -> bool:
+        boundary, back = self.of[value]
+        readers = (boundary.source,) if back else boundary.destinations
+        hosts = {self.hosts[stage] for stage in (self.maker(value), *readers)}
+        return len(hosts) > 1 and any(map(here, hosts))
 
     def maker(self, value: Value) -> int:
         """The stage that makes it."""

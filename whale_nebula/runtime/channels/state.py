@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -57,18 +57,22 @@ class States:
         for name in [name for name in self.held if name.startswith(starts)]:
             del self.held[name]
 
-    def versions(self) -> dict[str, int]:
-        """Those that both sides must have alike, by channel: the highest that an end of it holds here."""
-        found: dict[str, int] = {}
+    def versions(self, ends: Iterable[str] = ()) -> dict[str, int]:
+        """Those that both sides must have alike, by channel: the highest that an end of it holds here. Of `ends`, the
+        channels that have one here, it is 0 where nothing is held.
+        """
+        found = dict.fromkeys(map(self._full, ends), 0)
         for name, state in self.held.items():
             channel = name.partition(AT)[0]
             if state.version:
                 found[channel] = max(found.get(channel, 0), state.version)
         return found
 
-    def drop(self, told: Mapping[str, Mapping[str, int]]) -> list[str]:
-        """Forget the states that some process has in another version: all processes do so alike. Gives their names."""
-        own = self.versions()
+    def drop(self, told: Mapping[str, Mapping[str, int]], ends: Iterable[str] = ()) -> list[str]:
+        """Forget the states that some process with an end has in another version, or not at all: all processes do so
+        alike. Gives their names.
+        """
+        own = self.versions(ends)
         versions: dict[str, set[int]] = {}
         for sheet in (own, *told.values()):
             for channel, version in sheet.items():
