@@ -1,5 +1,25 @@
 """The models that examples and benchmarks train; installed as `whale_nebula.models`."""
 
+from .abnet_causal import CausalABNet
+from .abnet_cmlm import MaskedABNet
+from .bert import Bert, BertSizes
+from .bert_folder import load_bert, load_masked_lm, save_bert
+from .masked_lm import masked_lm
+from .smoothing import SmoothedCrossentropy
 from .transformer import Sizes, transformer
+from .translator import Translator
 
-__all__ = ["Sizes", "transformer"]
+__all__ = [
+    "Bert",
+    "BertSizes",
+    "CausalABNet",
+    "MaskedABNet",
+    "Sizes",
+    "SmoothedCrossentropy",
+    "Translator",
+    "load_bert",
+    "load_masked_lm",
+    "masked_lm",
+    "save_bert",
+    "transformer",
+]

@@ -65,7 +65,12 @@ def _planned(name: str, captured: Captured, example: Sequence[Any], notes: Seque
         check_here(cut, run.here().worker, absent_in(example), where)
     example = [each.in_rows(sum(rows)) if isinstance(each, Missing) else each for each in example]
     plan = _plan(name, captured, cut, rows, [tuple(tensor.shape) for tensor in example], run)
-    return counted(replace(plan, notes=(*plan.notes, *notes)))
+    return counted(replace(plan, notes=(*plan.notes, *notes, *_planner(run))))
+
+
+def _planner(run: Run) -> list[str]:
+    """Several processes print their plans to one terminal."""
+    return [] if run.alone else [f"this is the plan as {run.here().worker} made it; every worker makes the same"]
 
 
 def _plan(

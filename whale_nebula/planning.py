@@ -20,7 +20,7 @@ from whale_nebula.errors import OptionError, PlanError
 from whale_nebula.function import NebulaFunction
 from whale_nebula.ir.face import Plan
 from whale_nebula.planned import planned
-from whale_nebula.runtime.keras_step import keras_step
+from whale_nebula.runtime.keras_step import as_fit_packs, keras_step
 from whale_nebula.runtime.step import Arguments, Step, Unpack, declared
 from whale_nebula.scopes import calling_site
 from whale_nebula.scopes.site import script_site
@@ -51,7 +51,7 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
     ('x',)
     """
     batch = _example(example)
-    subject = _subject(model_or_function, batch)
+    subject = _subject(model_or_function, batch, _tupled(example))
     layout, tensors = _signature(subject)
     with target_wanted("nb.plan", model_or_function, batch):
         step = subject.step
@@ -76,7 +76,8 @@ class _Subject:
         return self.step.fn(*args, **kwargs)
 
 
-def _subject(given: Any, example: Sequence[Any]) -> _Subject:
+def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> _Subject:
+    """`tupled` examples are given to a train step as the tuple that they are, others as `fit` gives them."""
     if isinstance(given, functools.partial) and isinstance(given.func, NebulaFunction) and not given.keywords:
         given, example = given.func, (*given.args, *example)
     if isinstance(given, NebulaFunction):
@@ -97,7 +98,7 @@ def _subject(given: Any, example: Sequence[Any]) -> _Subject:
     _check_example(example)
     example = [tf.nest.map_structure(_as_fed, leaf) for leaf in example]
     if getattr(given, "compiled", False):
-        return _Subject(*keras_step(given, "train", tuple(example)))
+        return _Subject(*keras_step(given, "train", tuple(example) if tupled else as_fit_packs(example)))
     return _Subject(*keras_step(given, "predict", example[0]))
 
 
@@ -142,6 +143,12 @@ def _example(example: Sequence[Any]) -> Sequence[Any]:
         found = example[0].element_spec
         return found if isinstance(found, tuple) else (found,)
     return example
+
+
+def _tupled(example: Sequence[Any]) -> bool:
+    """Whether the example is a dataset of tuples: their length is what the train step sees, even if it is one."""
+    given = example[0] if len(example) == 1 else None
+    return isinstance(given, tf.data.Dataset) and isinstance(given.element_spec, tuple)
 
 
 def _as_fed(leaf: Any) -> Any:

@@ -127,12 +127,21 @@ class Run:
             self._check_links()
         missing = [name for name in clusters if self.attachment and name not in self.workers.values()]
         if missing:
-            raise ConfigError(
-                f"no process runs cluster {missing[0]!r}",
-                where=(written or {}).get(missing[0]) or self.site,
-                why=f"the processes of this run are {', '.join(self.workers)}",
-                mend=f"start a worker of {missing[0]!r}, or name another cluster in the stage",
-            )
+            raise self._no_worker(missing[0], (written or {}).get(missing[0]) or self.site)
+
+    def _no_worker(self, cluster: str, where: str) -> ConfigError:
+        """A stage is on a cluster that no process runs; a process that no stage is on may have a name misspelt."""
+        idle = [name for name in dict.fromkeys(self.workers.values()) if name not in self.clusters]
+        why = f"the processes of this run are {', '.join(self.workers)}"
+        mend = f"start a worker of {cluster!r}"
+        if self.attachment is not None and self.attachment.everywhere and self.attachment.config is None:
+            mend = f"whale-nebula run --all --clusters {','.join(self.clusters)}"
+        return ConfigError(
+            f"no process runs cluster {cluster!r}",
+            where=where,
+            why=f"{why}, and no stage is on cluster {idle[0]!r}" if idle else why,
+            mend=f"{mend}, or name another cluster in the stage",
+        )
 
     def _check_named(self, written: Mapping[str, str]) -> None:
         known = list(self.config.clusters)

@@ -39,6 +39,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager import context as context_lib
+from tensorflow.python.eager import record
 from tensorflow.python.eager import tape as tape_lib
 from tensorflow.python.eager.polymorphic_function import autograph_util, function_type_utils
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function as PolymorphicFunction
@@ -151,6 +152,50 @@ def hook_ops(given: Callable[[Any, str, Sequence[Any]], Sequence[Any]] | None) -
 def tape_records() -> bool:
     """Whether some gradient tape records right now."""
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
+
+
+def unrecorded() -> contextlib.AbstractContextManager[None]:
+    """While open, no tape of this thread records."""
+    stopped: contextlib.AbstractContextManager[None] = record.stop_recording()
+    return stopped
+
+
+def tape_follows(tensor: Any) -> bool:
+    """Whether some tape that records has followed this tensor from something that it watches."""
+    return bool(pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([tensor]))
+
+
+def tape_told(
+    variables: Sequence[Any],
+    tensors: Sequence[Any],
+    results: Sequence[Any],
+    asked: Callable[[frozenset[int] | None], None],
+) -> None:
+    """Tell the open tapes that `results` are made of variables and tensors, and that nothing flows back through them.
+
+    Whoever asks all the same has `asked` called, with the ids of what the gradient is asked for: tensors, and handles
+    of variables; with None where that cannot be told.
+    """
+    tape_lib.variables_accessed(variables)
+
+    def back(*gradients: Any) -> list[None]:
+        asked(_gradient_sources())
+        return [None] * (len(variables) + len(tensors))
+
+    given = [*(variable.handle for variable in variables), *tensors]
+    record.record_operation("NebulaStep", list(results), given, back)
+
+
+def _gradient_sources() -> frozenset[int] | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _tape_gradient.__code__:
+            return frozenset(map(id, frame.f_locals["flat_sources"]))
+        frame = frame.f_back
+    return None
+
+
+_tape_gradient = tf.GradientTape.gradient
 
 
 def tape_open(tape: tf.GradientTape) -> bool:

@@ -81,7 +81,7 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
         raise no_scopes(subject.step.name)
     around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None
     plain = plain_function(lambda given: _call(subject, given), layout, around=around)
-    reasons = _incomparable(engine)
+    reasons = (*_incomparable(engine), *_without_rows(engine, tensors))
     with _kept(engine.captured.variables) as again, _channels_kept():
         before = _values(engine)
         uncut = _after(engine, again, lambda: tf.nest.flatten(plain(*tensors)))
@@ -115,7 +115,7 @@ def _subject(subject: Any, batch: Sequence[Any]) -> _Subject:
 
 
 def _of_keras(model: Any, batch: Sequence[Any]) -> _Subject:
-    from whale_nebula.runtime.keras_step import keras_step
+    from whale_nebula.runtime.keras_step import as_fit_packs, keras_step
 
     if not model.compiled:
         raise OptionError(
@@ -131,7 +131,7 @@ def _of_keras(model: Any, batch: Sequence[Any]) -> _Subject:
             why="a Keras model takes x, y and sample_weight",
             mend=f"nb.verify({model.name}, x, y)",
         )
-    return _Subject(*keras_step(model, "train", tuple(map(_as_fit_does, batch))))
+    return _Subject(*keras_step(model, "train", as_fit_packs([*map(_as_fit_does, batch)])))
 
 
 def _as_fit_does(part: Any) -> Any:
@@ -261,6 +261,13 @@ def _incomparable(engine: Engine) -> tuple[_Reason, ...]:
         why = "the step draws random numbers, and each micro-batch its own: reproducible, not those uncut"
         found.append(_Reason(why, "nb.pipeline(micro_batch=1), or a dropout rate of zero, for the check"))
     return (*found, *_lossy(engine))
+
+
+def _without_rows(engine: Engine, tensors: Sequence[Any]) -> Iterator[_Reason]:
+    """A batch of no rows shows nothing."""
+    batched = [t for leaf, t in zip(engine.captured.program.leaves, tensors, strict=True) if leaf.batched]
+    if any(len(tensor.shape) and tensor.shape[0] == 0 for tensor in batched):
+        yield _Reason("the batch has no rows, so nothing was compared", "give it a batch with rows")
 
 
 def _lossy(engine: Engine) -> Iterator[_Reason]:

@@ -222,3 +222,36 @@ def test_in_custom_gradient_is_true_inside_one_that_is_traced() -> None:
 
     tf.function(step).get_concrete_function(tf.TensorSpec([2]))
     assert found == [False, True]
+
+
+def test_unrecorded_stops_the_tapes_of_the_caller() -> None:
+    x = tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        with tf_private.unrecorded():
+            hidden = x * x
+            assert not tf_private.tape_records()
+        y = hidden * x
+    assert float(tape.gradient(y, x)) == 1.0
+
+
+def test_tape_follows_what_comes_of_what_is_watched() -> None:
+    x, other = tf.Variable(1.0), tf.constant(1.0)
+    assert not tf_private.tape_follows(x * x)
+    with tf.GradientTape():
+        assert tf_private.tape_follows(x * x)
+        assert not tf_private.tape_follows(other * other)
+
+
+def test_tape_told_hears_what_a_gradient_through_it_is_asked_for() -> None:
+    x, given, head, result = tf.Variable(1.0), tf.constant(2.0), tf.Variable(3.0), tf.constant(4.0)
+    heard: list[frozenset[int] | None] = []
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(given)
+        tf_private.tape_told([x], [given], [result], heard.append)
+        y = result * head
+    assert tape.gradient(y, [x, given]) == [None, None]
+    assert float(tape.gradient(y, head)) == 4.0
+    assert heard == [frozenset({id(x.handle), id(given)}), frozenset({id(head.handle)})]
+    assert tape.gradient(head * 2.0, x) is None
+    assert len(heard) == 2, "nothing goes back through it"
+    assert {variable.ref() for variable in tape.watched_variables()} == {x.ref(), head.ref()}

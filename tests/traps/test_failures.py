@@ -129,6 +129,7 @@ def test_the_error_reads_well(runner: str) -> None:
     assert "stage 'b'" in text
     assert "micro-batch 1" in text
     assert "as they were before the step" in text
+    assert f"{__file__}:" in caught.value.where
 
 
 def test_a_failing_first_step(runner: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -118,3 +119,61 @@ def test_dropout_with_micro_batches_is_noted(micro_batch: int, said: bool) -> No
     made = keras.Model(inputs, outputs)
     made.compile("sgd", "mse")
     assert any("drawn anew for each micro-batch" in note for note in nb.plan(made, X, Y).notes) == said
+
+
+class Copier(keras.Model):
+    """Two stages, and a train step of its own that takes x as `fit(x)` gives it."""
+
+    def __init__(self) -> None:
+        super().__init__(name="copier")
+        self.first, self.second = keras.layers.Dense(3, name="first"), keras.layers.Dense(4, name="second")
+        self.seen: list[type] = []
+        self.unpacks = False
+
+    def call(self, x: Any) -> Any:
+        with nb.stage(cluster="gpu"):
+            hidden = self.first(x)
+        with nb.stage(cluster="npu"):
+            return self.second(hidden)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        self.seen.append(type(data))
+        x = data[0] if self.unpacks else data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - x) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def copier() -> Copier:
+    made = Copier()
+    made.compile(keras.optimizers.SGD(0.1, name="sgd"))
+    return made
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("call", [nb.plan, nb.verify])
+@pytest.mark.parametrize("batch", [(X,), (X, None)])
+def test_a_train_step_is_given_x_alone_as_fit_gives_it(call: Callable[..., Any], batch: tuple[Any, ...]) -> None:
+    made = copier()
+    call(made, *batch)
+    assert tuple not in made.seen
+    made.fit(X, verbose=0)
+    assert tuple not in made.seen
+
+
+@pytest.mark.parametrize(("parts", "tupled"), [(X, False), ((X,), True)])
+def test_a_train_step_is_given_what_its_dataset_gives(parts: Any, tupled: bool) -> None:
+    made, dataset = copier(), tf.data.Dataset.from_tensor_slices(parts).batch(4)
+    made.unpacks = tupled
+    nb.plan(made, dataset)
+    assert (tuple in made.seen) == tupled
+    made.fit(dataset, verbose=0)
+    assert (tuple in made.seen) == tupled
+
+
+def test_the_pin_of_a_train_step_of_x_alone_fits_the_fit(tmp_path: Path) -> None:
+    nb.plan(copier(), X).save(tmp_path / "pin.json")
+    nb.shutdown()
+    with nb.init(plan=str(tmp_path / "pin.json")):
+        assert np.isfinite(copier().fit(X, verbose=0).history["loss"])

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from whale_nebula.run import Here, current_run
+from whale_nebula.config import Config, Links
+from whale_nebula.launch.attach import Attachment
+from whale_nebula.run import Here, Run, current_run
 
 
 @pytest.fixture(autouse=True)
@@ -187,3 +189,40 @@ def test_after_steps_that_ran_uncut_there_is_no_report_and_it_is_said_why() -> N
     nb.shutdown()
     with pytest.raises(nb.errors.StateError, match="no step has run yet"):
         nb.last_report()
+
+
+def joined(everywhere: bool, *clusters: str) -> Run:
+    """The run of one of several processes, one for each cluster."""
+    own, *others = (f"{cluster}/0" for cluster in clusters)
+    peers = {worker: worker.partition("/")[0] for worker in others}
+    attachment = Attachment(own, clusters[0], peers, {}, "run", None, everywhere=everywhere)
+    return Run(Config(), Links(), attachment=attachment)
+
+
+def test_a_cluster_that_the_command_misspells_is_told_with_the_line_to_write() -> None:
+    with pytest.raises(nb.errors.ConfigError, match="no process runs cluster 'beta'") as caught:
+        joined(True, "alpha", "gamma").meet(["alpha", "beta"], {"beta": "train.py:3"})
+    assert "alpha/0, gamma/0, and no stage is on cluster 'gamma'" in caught.value.why
+    assert caught.value.mend.startswith("whale-nebula run --all --clusters alpha,beta, or ")
+
+
+def test_a_cluster_whose_worker_is_started_elsewhere_is_told_otherwise() -> None:
+    with pytest.raises(nb.errors.ConfigError, match="no process runs cluster 'beta'") as caught:
+        joined(False, "alpha", "gamma").meet(["alpha", "gamma", "beta"])
+    assert "no stage is on" not in caught.value.why
+    assert caught.value.mend == "start a worker of 'beta', or name another cluster in the stage"
+
+
+def test_a_plan_of_several_processes_names_the_one_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.stage(cluster="a"):
+            return 2.0 * x
+
+    alone = nb.plan(step, np.ones(3, "float32"))
+    nb.shutdown()
+    monkeypatch.setattr("whale_nebula.run._run", joined(True, "a", "b"))
+    one = nb.plan(step, np.ones(3, "float32"))
+    monkeypatch.undo()
+    assert "a/0" not in alone.to_text() and alone.digest
+    assert "this is the plan as a/0 made it" in one.to_text()

@@ -429,3 +429,10 @@ def test_every_reason_stands_in_the_headline() -> None:
     found = Verification((), ("a",), 2, False, ("rows meet", "it draws", "a remark"), ("mend it", "or so"), reasons=2)
     assert found.to_text().splitlines()[0].endswith("not comparable: rows meet; and it draws")
     assert found.to_text().splitlines()[-1] == "note: a remark"
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+def test_a_batch_without_rows_shows_nothing(micro: int) -> None:
+    found = nb.verify(model(micro), *batch(0))
+    assert not found.ok
+    assert "not comparable: the batch has no rows, so nothing was compared" in str(found)

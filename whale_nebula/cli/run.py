@@ -181,7 +181,7 @@ def _start(
     asking: Asking,
 ) -> int:
     listen = _listen(config, placement)
-    workers = identities(placement, config, security, listen=listen, path=given.config)
+    workers = identities(placement, config, security, listen=listen, path=given.config, everywhere=given.all)
     named = frozenset(name for name, stream in (("out", sys.stdout), ("err", sys.stderr)) if stream.isatty())
     sys.stdout.flush()
     argv = ["-m", "whale_nebula.launch.child", *script]

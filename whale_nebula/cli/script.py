@@ -9,11 +9,19 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
-from whale_nebula.errors import NebulaError
+from whale_nebula.errors import NebulaError, PlanError
 from whale_nebula.observing import Observer, PlanShown, observed_by
 
+_SCRIPTS = (".py", ".pyc", ".pyz")
+_INSTEAD = {
+    ".html": "whale-nebula show train.py --html {path} writes such a page, and a browser opens it",
+    ".jsonl": "whale-nebula show --report {path}",
+    ".ipynb": "jupyter nbconvert --to script {path}, then whale-nebula show with what that wrote",
+}
+"""What was probably meant, by the end of a file's name."""
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -24,6 +32,23 @@ class Ending:
     stopped: bool = False
     error: BaseException | None = None
     status: int = 0
+
+
+def check(path: str) -> None:
+    """Refuse a file that is no script. One that ends in .py is one: Python says best what is wrong with it."""
+    if path.endswith(_SCRIPTS) or (not path.endswith(tuple(_INSTEAD)) and _compiles(path)):
+        return
+    ending = os.path.splitext(path)[1]
+    mend = _INSTEAD.get(ending, "whale-nebula show train.py").format(path=path)
+    raise PlanError(f"{path} is no script: it holds no Python", mend=mend)
+
+
+def _compiles(path: str) -> bool:
+    try:
+        compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 def run(path: str, arguments: Sequence[str], observer: Observer) -> Ending:

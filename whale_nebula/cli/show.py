@@ -117,6 +117,7 @@ def _show(given: argparse.Namespace, words: Words) -> int:
     if path.endswith(".json"):
         _print([Plan.load(path)], given)
         return exits.DONE
+    script.check(path)
     onlooker = Onlooker(math.inf if given.all else int(given.steps or 1), given.config, given.links)
     _check_run(given)
     with contextlib.closing(onlooker):

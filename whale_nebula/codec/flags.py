@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 from whale_nebula.codec.objects import Codec
 from whale_nebula.codec.precisions import BF16, FP16, INT4, INT8
 from whale_nebula.codec.structures import BASES, SVD, Rank, TopK
@@ -27,9 +31,9 @@ def from_flags(
     """
     _check_basis(basis, rank)
     made = {
-        "svd": None if svd is None else SVD(svd),
-        "rank": None if rank is None else Rank(rank, basis),
-        "topk": None if topk is None else TopK(topk),
+        "svd": None if svd is None else _made("svd", svd, SVD, 0.6),
+        "rank": None if rank is None else _made("rank", rank, partial(Rank, basis=basis), 96),
+        "topk": None if topk is None else _made("topk", topk, TopK, 0.1),
     }
     bits = {FP16(): fp16, BF16(): bf16, INT8(): int8, INT4(): int4}
     structure = _one("structure", {flag: codec for flag, codec in made.items() if codec is not None})
@@ -37,6 +41,15 @@ def from_flags(
     if structure is None or precision is None:
         return structure or precision
     return structure >> precision
+
+
+def _made(flag: str, value: Any, kind: Callable[[Any], Codec], usual: float) -> Codec:
+    """A structure of one number; what is wrong with it is said of the flag, which is what was written."""
+    try:
+        return kind(value)
+    except OptionError as error:
+        said = error.what.partition(f"({value!r})")[2]
+        raise OptionError(f"{flag}={value!r}{said}", why=error.why, mend=f"{flag}={usual}") from None
 
 
 def _one(layer: str, found: dict[str, Codec]) -> Codec | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from whale_nebula.codec.objects import Chain, Codec
+from whale_nebula.codec.precisions import Bits
 from whale_nebula.codec.registry import CODECS
 from whale_nebula.errors import OptionError
 from whale_nebula.suggest import did_you_mean
@@ -12,24 +14,27 @@ from whale_nebula.suggest import did_you_mean
 _PART = re.compile(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*")
 
 
-def parse(text: str) -> Codec:
-    """The codec that a text names; `str` of a codec gives that text again.
+def parse(text: str, others: tuple[str, ...] = ()) -> Codec:
+    """The codec that a text names; `str` of a codec gives that text again. `others` are words that may stand for a
+    whole text, and that the caller reads: a mend has them, too.
 
     >>> parse("svd(0.6) >> fp16")
     SVD(ratio=0.6) >> FP16()
     """
-    parts = tuple(_part(piece, text) for piece in text.split(">>"))
+    pieces = text.split(">>")
+    known = (*(name for name, kind in CODECS.items() if kind is not Bits), *others * (len(pieces) == 1))
+    parts = tuple(_part(piece, text, known) for piece in pieces)
     return parts[0] if len(parts) == 1 else Chain(parts)
 
 
-def _part(piece: str, text: str) -> Codec:
+def _part(piece: str, text: str, known: Sequence[str]) -> Codec:
     match = _PART.fullmatch(piece)
     if match is None:
         raise _unreadable(text, f"{piece.strip()!r} is no codec with its arguments")
     name, arguments = match[1], match[2]
     kind = CODECS.get(name.lower())
     if kind is None:
-        raise OptionError(f"no codec is called {name!r}", where=repr(text), mend=did_you_mean(name, CODECS))
+        raise OptionError(f"no codec is called {name!r}", where=repr(text), mend=did_you_mean(name, known))
     values = [_value(argument) for argument in (arguments or "").split(",") if argument.strip()]
     try:
         return kind(*values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -126,13 +126,21 @@ def _meant(value: Any, clusters: Mapping[str, Cluster]) -> str:
 
 
 def _ends(place: Place, clusters: Mapping[str, Cluster]) -> tuple[str, str]:
-    names = [each.text() for each in place.items()]
+    names = [place.text()] if isinstance(place.value, str) else [each.text() for each in place.items()]
     if len(names) != 2 or names[0] == names[1]:
-        raise place.wrong(f"{place.value!r} is no pair of clusters", mend="between: [gpu, npu]")
+        pair = ", ".join(_both(names, clusters))
+        raise place.wrong(f"{place.value!r} is no pair of clusters", mend=f"between: [{pair}]")
     for name in names:
         if clusters and name not in clusters:
             raise place.wrong(f"no cluster is called {name!r}", mend=did_you_mean(name, clusters))
     return names[0], names[1]
+
+
+def _both(names: Sequence[str], clusters: Mapping[str, Cluster]) -> tuple[str, str]:
+    """The pair that was probably meant: those that are named, and then others."""
+    given = [name for name in names if not clusters or name in clusters]
+    first, second, *_ = dict.fromkeys([*given, *clusters, "gpu", "npu"])
+    return first, second
 
 
 def _security(place: Place) -> Security:

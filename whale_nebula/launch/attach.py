@@ -25,7 +25,7 @@ class Attachment:
 
     Workers with addresses listen at `listen` and have `security`, which is None only where the config says
     `insecure: true`. Where `gateway` is not None, other clusters are reached through it and not by their addresses.
-    `heart` beats where the launcher listens.
+    `heart` beats where the launcher listens. `everywhere` says that it started the workers of all clusters.
     """
 
     worker: str
@@ -40,6 +40,7 @@ class Attachment:
     gateway: str | None = None
     patience: float = PATIENCE_SECONDS
     config: str | None = None
+    everywhere: bool = False
     heart: Heart | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -91,6 +92,7 @@ def _attachment(identity: Identity, heart: Heart | None) -> Attachment:
         gateway=identity.gateway,
         patience=identity.patience,
         config=identity.config,
+        everywhere=identity.everywhere,
         heart=heart,
     )
 

@@ -39,7 +39,8 @@ class Identity:
 
     `leash` is the file descriptor of a pipe that the launcher holds open as long as it lives, `pulse` that of the pipe
     into which the worker's heart beats. Workers with addresses `listen`, and have files of certificates unless the
-    config says `insecure`; `config` is the path of that config.
+    config says `insecure`; `config` is the path of that config. `everywhere` says that the launcher started the workers
+    of all clusters (`--all`).
 
     >>> identity = Identity("gpu/0", "gpu", {"npu/0": Peer("npu", 5)}, "run-1", 7, leash=6, launcher=100)
     >>> Identity.from_json(identity.to_json()) == identity
@@ -60,6 +61,7 @@ class Identity:
     pulse: int | None = None
     patience: float = PATIENCE_SECONDS
     config: str | None = None
+    everywhere: bool = False
 
     def to_json(self) -> str:
         """The text that goes into the variable."""
@@ -107,6 +109,7 @@ def _identity(place: Place) -> Identity:
         pulse=table.key("pulse").given(_whole, None),
         patience=table.key("patience").given(_seconds, PATIENCE_SECONDS),
         config=table.key("config").given(Place.text, None),
+        everywhere=table.key("everywhere").given(Place.truth, False),
     )
     _check(place, found)
     return found

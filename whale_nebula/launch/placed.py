@@ -55,11 +55,12 @@ def identities(
     listen: Mapping[str, str] | None = None,
     path: str | None = None,
     gateways: bool = True,
+    everywhere: bool = False,
 ) -> dict[str, Identity]:
     """What each worker of this host is told, but for what belongs to its process.
 
     `security` has the files of each of them, or is empty where the config is insecure; `listen` says where one listens
-    that does not at its address; `path` is the config's.
+    that does not at its address; `path` is the config's; `everywhere` says that these are all workers of the run.
     """
     peers = {worker: Peer(cluster_of(worker), address=each) for worker, each in placement.addresses.items()}
     return {
@@ -77,6 +78,7 @@ def identities(
             gateway=_gateway(config, cluster_of(worker)) if gateways else None,
             patience=config.patience,
             config=None if path is None else os.path.abspath(path),
+            everywhere=everywhere,
         )
         for worker in placement.here
     }

@@ -9,12 +9,14 @@ import select
 import subprocess
 import threading
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import IO
 
 from whale_nebula.security.alerts import refused
 
 REST_SECONDS = 2.0
 _TAIL = 4096
+_UNDER = re.compile(r"  (why|mend): |   {5,}")
 _LONGEST_LINE = 1 << 20
 
 
@@ -94,6 +96,21 @@ class Relay:
         if meant is not None and meant not in self._explained:
             self._explained.add(meant)
             sink.write(f"whale-nebula: worker {self._worker}: {meant}\n".encode())
+
+
+def last_sentence(errors: str) -> str:
+    r"""The last word of a process and, where it has them, its reason and its mend: the lines that stand under it.
+
+    >>> print(last_sentence("Traceback ...\nConfigError: NB-500 no\n  why: so\n       it is\n  mend: look\ngone\n"))
+    NB-500 no
+      why: so
+           it is
+      mend: look
+    """
+    word = last_word(errors)
+    lines = errors.splitlines()
+    at = max((number for number, line in enumerate(lines) if line.strip().endswith(word)), default=len(lines))
+    return "\n".join([word, *takewhile(_UNDER.match, lines[at + 1 :])])
 
 
 def last_word(errors: str) -> str:

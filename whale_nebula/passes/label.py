@@ -3,17 +3,18 @@
 An op between two stages may run anywhere from the latest of its inputs to the earliest of its readers; it goes where
 the fewest bytes cross. What is fed by variables alone goes to their owner, so that an L2 penalty crosses as one
 number and not as a matrix; where as much would cross early as late, it is computed early, so that the penalties of
-one stage are scaled and added up there.
+one stage are scaled and added up there. What reads and writes one variable goes to one stage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
 from whale_nebula.ir.spec import Value
 from whale_nebula.passes.effects import is_read
+from whale_nebula.passes.together import together
 
 _NOWHERE = frozenset({INPUT, CAPTURE, HOLDER, FEED})
 
@@ -27,7 +28,11 @@ def label(
     """
     if not stages:
         return {}
-    return _Labelling(graph, {key: number for number, key in enumerate(stages)}, dict(fixed or {}), skip).run()
+    numbers = {key: number for number, key in enumerate(stages)}
+    found = _Labelling(graph, numbers, dict(fixed or {}), skip)
+    labels = found.run()
+    moved = together(graph, labels, found.free, found.needed)
+    return _Labelling(graph, numbers, {**(fixed or {}), **moved}, skip).run() if moved else labels
 
 
 @dataclass
@@ -37,14 +42,17 @@ class _Labelling:
     labels: dict[int, int]
     skip: frozenset[int]
     alone: frozenset[int] = frozenset()
+    free: frozenset[int] = frozenset()
+    needed: Mapping[int, int] = field(default_factory=dict)
 
     def run(self) -> dict[int, int]:
         free = [op for op in self.graph.ops if not self._settled(op)]
+        self.free = frozenset(op.index for op in free)
         self.alone = made_of_variables(self.graph)
         owners = self._owners()
-        earliest, needed = self._earliest(free, owners), self._earliest(free, {})
+        earliest, self.needed = self._earliest(free, owners), self._earliest(free, {})
         for op in reversed(free):
-            self._settle(op, earliest, needed)
+            self._settle(op, earliest, self.needed)
         return self.labels
 
     def _settled(self, op: Op) -> bool:

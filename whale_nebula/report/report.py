@@ -12,6 +12,9 @@ from whale_nebula.report.basis import Basis
 from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.report.prediction import Prediction, predict
 
+ALONE = "local/0"
+"""The worker of a run in one process: where there are more, what is printed names the one that it is of."""
+
 
 @dataclass(frozen=True)
 class Span:
@@ -144,7 +147,7 @@ class Report:
     notes: tuple[str, ...] = ()
     run: RunTotals = RunTotals()
     scalars: Mapping[str, float] = field(default_factory=Scalars)
-    worker: str = "local/0"
+    worker: str = ALONE
     time: float = 0.0
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
     boundaries: Mapping[str, BoundaryReport] = field(default_factory=dict)
@@ -170,7 +173,7 @@ class Report:
         """
         from whale_nebula.report.bottleneck import sentence
 
-        return sentence(self)
+        return sentence(self) if self.worker == ALONE else f"as {self.worker} sees it, {sentence(self)}"
 
     def timeline(self) -> tuple[Span, ...]:
         """What ran when, in seconds from the start of the step: a tuple of spans, which prints as a drawing."""

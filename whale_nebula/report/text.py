@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whale_nebula.report.prediction import LinkPrediction, StagePrediction
-from whale_nebula.report.report import EXCHANGE, ONCE, LinkReport, Report, StageReport
+from whale_nebula.report.report import ALONE, EXCHANGE, ONCE, LinkReport, Report, StageReport
 
 _FAR_ABOVE = 1.1
 _UPDATES = "updates, metrics, results"
@@ -19,7 +19,8 @@ def report_text(report: Report, *, bottleneck: bool = True) -> str:
       link gpu->npu: 2.1 KiB (52 % of the tensors)
       bottleneck: stage gpu waits 60 % of the step; what for, the simulator says once two steps have been measured
     """
-    lines = [f"step {report.step} of {report.program}: {duration(report.step_seconds)}, {_many(report.micro_batches)}"]
+    whose = report.program if report.worker == ALONE else f"{report.program} in {report.worker}"
+    lines = [f"step {report.step} of {whose}: {duration(report.step_seconds)}, {_many(report.micro_batches)}"]
     if report.scalars:
         lines.append(f"  returned: {scalars_text(report)}")
     prediction = report.prediction

@@ -44,6 +44,7 @@ from whale_nebula.runtime.fragment_function import Workshop
 from whale_nebula.runtime.guard import whole_step
 from whale_nebula.runtime.local_step import LocalStep
 from whale_nebula.runtime.outcome import StepOutcome
+from whale_nebula.runtime.outer_tapes import refusing, untaped
 from whale_nebula.runtime.scalars import ScalarResults, scalar_results
 from whale_nebula.runtime.whereabouts import Whereabouts
 from whale_nebula.runtime.xla import Xla, refused_by_xla
@@ -80,7 +81,8 @@ class Engine:
     def run(self, tensors: Sequence[Any]) -> Any:
         """Run one step, report on it, and pack its results as the user's code returns them."""
         begin(self)
-        with annotation("whale_nebula", step_num=self.steps, _r=1):
+        taped = tf_private.tape_records() and not isinstance(self.runner, Uncut)
+        with annotation("whale_nebula", step_num=self.steps, _r=1), untaped(taped):
             outcome = self._run(tensors)
         self.steps += 1
         self._log(outcome.said)
@@ -104,7 +106,9 @@ class Engine:
                 time=time.time(),
             )
         )
-        return self.captured.pack(outcome.tensors)
+        if not taped:
+            return self.captured.pack(outcome.tensors)
+        return self.captured.pack(refusing(self.name, self.captured.variables.values(), tensors, outcome.tensors))
 
     def _run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run the step; one that XLA cannot compile after all is run without it, from then on."""

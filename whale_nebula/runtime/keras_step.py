@@ -39,6 +39,18 @@ def keras_step(model: Any, kind: str, data: Any) -> tuple[Step, Arguments, Unpac
     return _step(model, kind), *_arguments(data, kind)
 
 
+def as_fit_packs(parts: Sequence[Any]) -> Any:
+    """What `fit` gives a train step for x, y and sample_weight: what is not there at the end is left out, and x alone
+    is x itself, unless it is several.
+
+    >>> as_fit_packs(["x"]), as_fit_packs(["x", None]), as_fit_packs([["a", "b"]]), as_fit_packs(["x", "y", None])
+    ('x', 'x', (['a', 'b'],), ('x', 'y'))
+    """
+    kept = max((place + 1 for place, part in enumerate(parts) if part is not None), default=1)
+    alone = kept == 1 and not isinstance(parts[0], tuple | list)
+    return parts[0] if alone else tuple(parts[:kept])
+
+
 def _step(model: Any, kind: str) -> Step:
     note = executions.note(model)
     return Step(

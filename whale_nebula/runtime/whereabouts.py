@@ -32,8 +32,11 @@ class Whereabouts:
         return ", ".join(part for part in parts if part)
 
     def line(self, name: str) -> str:
-        """The user's line that made an op, or the op that it is the gradient of; '' where none is known."""
-        op = self._operations.get(name)
+        """The user's line that made an op, or the op that it is the gradient of; '' where none is known.
+
+        An op of a branch, or of a loop's body, stands where the branch or the loop does.
+        """
+        op = next((self._operations[each] for each in _around(name) if each in self._operations), None)
         place = "" if op is None else str(place_of(tf_private.forward_op(op)))
         return "" if op is None or place == op.name else place
 
@@ -48,6 +51,16 @@ class Whereabouts:
     @cached_property
     def _operations(self) -> dict[str, Any]:
         return {} if self._graph is None else {op.name: op for op in self._graph.get_operations()}
+
+
+def _around(name: str) -> list[str]:
+    """An op's name, then those of the ops in whose branch it may stand, from the inside to the outside.
+
+    >>> _around("m/Assert/AssertGuard/Assert")
+    ['m/Assert/AssertGuard/Assert', 'm/Assert/AssertGuard', 'm/Assert', 'm']
+    """
+    parts = name.split("/")
+    return ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
 def op_of(failure: BaseException) -> str:

@@ -16,6 +16,8 @@ from whale_nebula.scopes.site import calling_site
 from whale_nebula.scopes.words import NOT_YET
 from whale_nebula.suggest import did_you_mean
 
+_OTHERS = {"codec": ("auto",), "backward": ("default", "none"), "forward": ("none",)}
+"""What an option may say instead of a codec's name."""
 _CHANGES = ("ramp", "delta", "mask", "forward", "zstd")
 
 
@@ -124,7 +126,7 @@ def _given(codec: Any, made: Codec | None) -> Codec | str | None:
 
 
 def _codec(option: str, value: Any) -> Codec:
-    codec = codecs.parse(value) if isinstance(value, str) else value
+    codec = codecs.parse(value, _OTHERS[option]) if isinstance(value, str) else value
     if isinstance(codec, codecs.Bits):
         why = "whole numbers cross in as few bits as they need by themselves"
         raise values.refuse(f"{option}={value!r} is no codec to choose", why=why, mend="leave it out")

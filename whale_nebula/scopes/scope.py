@@ -54,6 +54,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         """Scopes are no decorators: what they hold is written inside them."""
+        unentered.refused(self._made)
         raise no_decorator(self._kind)
 
     def given(self) -> None:

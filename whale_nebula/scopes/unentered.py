@@ -28,6 +28,11 @@ def entered(site: Site) -> None:
     _entered.add(site)
 
 
+def refused(site: Site) -> None:
+    """An error was given of the scope that was made there, which says more."""
+    _waiting.pop(site, None)
+
+
 def forget() -> None:
     """Begin anew."""
     _waiting.clear()

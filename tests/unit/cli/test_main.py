@@ -53,6 +53,12 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
         assert (process.wait(60), process.stderr.read()) == (128 + signal.SIGPIPE, "")
 
 
+def test_python_m_is_the_command_too() -> None:
+    command = [sys.executable, "-m", "whale_nebula", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "whale-nebula")
+
+
 def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["shw"])

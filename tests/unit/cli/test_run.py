@@ -228,6 +228,29 @@ else:
         told = capfd.readouterr().err.splitlines()
         assert told[-1] == "whale-nebula: worker gpu/0 failed first: exit code 1: ValueError: no such thing"
 
+    def test_all_that_failed_are_told_and_our_own_error_comes_last(
+        self, script: Callable, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        code = """
+import whale_nebula as nb
+if me.cluster == "npu":
+    time.sleep(0.5)
+    sys.exit("ended with it")
+raise nb.errors.StateError("not now", where="train.py:3", why="too early", mend="do it later")
+"""
+        assert main(["run", *BOTH, script(code)]) == exits.FAILED
+        told = capfd.readouterr().err.splitlines()
+        assert told[-4:] == [
+            "whale-nebula: worker npu/0 failed, too: exit code 1: ended with it",
+            "whale-nebula: worker gpu/0 failed first: exit code 1: NB-305 not now (train.py:3)",
+            "  why: too early",
+            "  mend: do it later",
+        ]
+
+    def test_workers_know_whether_all_are_here(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
+        assert main(["run", "--all", "--clusters", "gpu", script("print(me.everywhere)")]) == exits.DONE
+        assert capfd.readouterr().out == "True\n"
+
     def test_a_worker_that_is_killed(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
         assert main(["run", "--all", "--clusters", "gpu", script("os.kill(os.getpid(), signal.SIGKILL)")]) == 137
         assert "worker gpu/0 failed first: ended by SIGKILL" in capfd.readouterr().err

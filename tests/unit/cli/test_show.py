@@ -17,6 +17,7 @@ import pytest
 import whale_nebula as nb
 from tests.unit.ir.traced import inference
 from whale_nebula.cli import exits
+from whale_nebula.cli.script import check
 from whale_nebula.cli.show import main
 from whale_nebula.observing import observer
 
@@ -335,6 +336,33 @@ def test_a_function_without_scopes_is_not_trained_either(script: Script, capsys:
     code = GAN.replace(', nb.cluster(), nb.stage(cluster="gpu")', "")
     assert main([script(code)]) == exits.NOTHING
     assert "critic has no scopes, and was about to be trained" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "mend"),
+    [
+        ("page.html", "<!doctype html>\n<style>a { b: c }</style>", "whale-nebula show train.py --html page.html"),
+        ("run.jsonl", '{"step": 1}\n{"step": 2}\nno', "whale-nebula show --report run.jsonl"),
+        ("book.ipynb", '{"cells": []}', "jupyter nbconvert"),
+        ("notes.txt", "some words", "whale-nebula show train.py"),
+    ],
+)
+def test_what_is_no_script_is_not_run(
+    name: str, text: str, mend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text)
+    assert main([name]) == exits.NO_DATA
+    told = capsys.readouterr().err
+    assert f"{name} is no script: it holds no Python" in told and mend in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("name", ["train", "train.py", "train.pyw"])
+def test_a_script_may_have_any_name(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text("x = 1\n")
+    check(str(path))
 
 
 @pytest.mark.parametrize(

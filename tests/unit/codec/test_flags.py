@@ -26,6 +26,22 @@ def test_flags_build_one_codec(flags: dict[str, Any], codec: Codec | None) -> No
 
 
 @pytest.mark.parametrize(
+    ("flags", "what", "mend"),
+    [
+        ({"svd": 2}, "svd=2 cannot be", "svd=0.6"),
+        ({"topk": 2}, "topk=2 cannot be", "topk=0.1"),
+        ({"rank": 0, "basis": "learned"}, "rank=0 is no rank", "rank=96"),
+    ],
+)
+def test_what_is_wrong_is_told_of_the_flag_that_was_written(flags: dict[str, Any], what: str, mend: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        from_flags(**flags)
+    assert (caught.value.what, caught.value.mend) == (what, mend)
+    name, _, value = mend.partition("=")
+    assert from_flags(**flags | {name: float(value) if "." in value else int(value)}) is not None
+
+
+@pytest.mark.parametrize(
     ("flags", "said"),
     [
         ({"fp16": True, "int8": True}, "fp16 and int8 exclude each other"),

@@ -135,3 +135,13 @@ def test_a_structure_whose_gradient_has_no_form_says_so() -> None:
     with pytest.raises(OptionError, match="a gradient cannot cross in the form of svd") as caught:
         SVD(0.5).reduce_back(None, None)
     assert "returns = False" in caught.value.mend
+
+
+def test_words_to_choose_from_are_those_that_may_be_written() -> None:
+    with pytest.raises(OptionError) as caught:
+        parse("fp8", ("auto",))
+    assert "'int4', 'auto'" in caught.value.mend
+    assert "bits" not in caught.value.mend
+    with pytest.raises(OptionError) as caught:
+        parse("svd(0.6) >> fp8", ("auto",))
+    assert "auto" not in caught.value.mend

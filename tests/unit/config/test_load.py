@@ -179,6 +179,10 @@ def test_a_mistake_is_named_with_its_place(config: Any, place: str, said: str) -
             {"clusters": {"a": {}, "b": {}}, "links": {"between": ["b", "a"], "rate": "1mbit"}},
             "links: [{between: [b, a], rate: 1mbit}]",
         ),
+        ({"links": [{"between": "alpha"}]}, "between: [alpha, gpu]"),
+        ({"links": [{"between": ["npu"]}]}, "between: [npu, gpu]"),
+        ({"clusters": {"a": {}, "b": {}}, "links": [{"between": "b"}]}, "between: [b, a]"),
+        ({"clusters": {"a": {}, "b": {}}, "links": [{"between": ["c"]}]}, "between: [a, b]"),
         ({"clusters": {"a": {}, "b": {}}, "links": "fast"}, "links: [{between: [a, b], rate: 60mbit, delay: 20ms}]"),
         ({"security": {"insecure": "maybe"}}, "insecure: false"),
     ],
@@ -190,7 +194,9 @@ def test_a_mend_is_what_can_be_written(config: Any, mend: str) -> None:
 
     assert caught.value.mend == mend
     mended = yaml.safe_load(mend)
-    load({"security": mended} if "insecure" in mended else config | mended)
+    if "insecure" in mended or "between" in mended:
+        mended = {"security": mended} if "insecure" in mended else {"links": [mended]}
+    load(config | mended)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
-from whale_nebula.launch.relay import Relay, Sink, last_word
+from whale_nebula.launch.relay import Relay, Sink, last_sentence, last_word
 
 
 def relayed(code: str, tmp_path: Path, prefixes: dict[str, str] | None = None) -> tuple[bytes, bytes, str]:
@@ -93,3 +93,10 @@ def test_the_last_word_of_an_error_is_its_first_line_with_a_code() -> None:
     told = "Traceback:\n  File x\nwhale_nebula.errors.ConfigError: NB-500 no (a.yaml)\n  why: a\n  mend: b\nlater\n"
     assert last_word(told) == "NB-500 no (a.yaml)"
     assert last_word("  \n") == ""
+
+
+def test_the_last_sentence_is_an_error_as_a_whole() -> None:
+    error = "NB-500 no process runs cluster 'beta' (s.py:1)\n  why: they are a, b\n       and c\n  mend: write this"
+    trace = "Traceback ...\n  File x\nwhale_nebula.errors.ConfigError: "
+    assert last_sentence(f"NB-500 older\n  mend: no\n{trace}{error}\nat last\n") == error
+    assert last_sentence("Traceback ...\n  File x\nValueError: no\n") == "ValueError: no"

@@ -64,3 +64,39 @@ def test_a_metric_fed_by_two_stages_is_read_before_it_is_added_to(micro_batches:
             step(ROWS)
     else:
         assert float(step(ROWS)) == pytest.approx((np.sin(1.0) + np.sin(np.sin(1.0))) / 2.0)
+
+
+@pytest.mark.parametrize("links", [None, "100mbit,1ms"])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_draw_between_two_stages_is_at_home_in_one(micro_batches: int, links: str | None) -> None:
+    seed = keras.random.SeedGenerator(3)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.cluster(), nb.pipeline(micro_batches):
+            with nb.stage(cluster="a"):
+                x = tf.sin(x)
+            x = added(x, seed)
+            with nb.stage(cluster="b"):
+                return tf.identity(x)
+
+    nb.shutdown()
+    with nb.init(links=links):
+        before = seed.state.numpy()
+        first, second = step(ROWS), step(ROWS)
+        assert not np.allclose(first, second)
+        np.testing.assert_array_equal(seed.state.numpy() - before, [0, 2 * micro_batches])
+
+
+@pytest.mark.parametrize("layer", [keras.layers.Dropout(0.5), keras.layers.GaussianNoise(0.5)])
+def test_a_random_layer_between_two_stages_trains_with_micro_batches(layer: Any) -> None:
+    inputs = keras.Input((3,))
+    with nb.pipeline(2):
+        with nb.stage(cluster="a"):
+            hidden = keras.layers.Dense(4)(inputs)
+        hidden = layer(hidden)
+        with nb.stage(cluster="b"):
+            outputs = keras.layers.Dense(1)(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    assert np.isfinite(model.fit(ROWS, ROWS[:, :1], verbose=0).history["loss"])

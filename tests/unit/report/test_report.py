@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from whale_nebula.errors import StateError
@@ -91,3 +93,12 @@ def test_the_text_names_stages_and_links() -> None:
     assert "stage gpu: computes 0.200 s, waits 0.300 s" in text
     assert "stage npu: part of one local function, not timed apart" in text
     assert "link gpu->npu: 1.0 KiB (50 % of the tensors)" in text
+
+
+def test_where_there_are_several_processes_what_is_printed_names_its_own() -> None:
+    alone = Report("fit", 1, 0.5, 1, {"gpu": StageReport(0.2, 0.3)}, {"gpu->npu": LinkReport()})
+    one = replace(alone, worker="gpu/0")
+    assert str(alone).startswith("step 1 of fit: ") and alone.bottleneck.startswith("stage gpu waits")
+    assert str(one).startswith("step 1 of fit in gpu/0: ")
+    assert one.bottleneck == f"as gpu/0 sees it, {alone.bottleneck}"
+    assert f"  bottleneck: {one.bottleneck}" in str(one).splitlines()

@@ -112,3 +112,12 @@ def test_what_runs_once_is_torn_only_in_an_update(begun: bool) -> None:
         failing()
     assert caught.value.torn is begun
     assert caught.value.micro_batch is None
+
+
+def test_an_op_of_a_branch_stands_where_the_branch_does() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.debugging.assert_greater(tf.compat.v1.placeholder(tf.float32), 100.0)
+    line = Whereabouts(graph).line("assert_greater/Assert/AssertGuard/Assert")
+    assert line.startswith(f"{__file__}:")
+    assert Whereabouts(graph).line("elsewhere/Assert") == ""

@@ -57,3 +57,9 @@ def test_a_stage_that_is_given_to_a_map_of_places_is_not_told() -> None:
 @pytest.mark.filterwarnings("error")
 def test_without_any_nothing_is_said() -> None:
     unentered.tell("small")
+
+
+def test_a_scope_that_was_refused_is_not_told_again() -> None:
+    with pytest.raises(nb.errors.ScopeError, match="is no decorator"):
+        nb.stage(cluster="gpu")(lambda x: x)
+    assert told() == []

@@ -1,0 +1,130 @@
+"""Attention: every place asks, every place of a memory answers, and each takes a mixture of what was said.
+
+`SelfAttention` of BERT is this with its own input as memory; a decoder that looks at a source is this with the source's
+hidden states. The four projections are plain Dense layers, so that weights of other libraries map one to one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from whale_nebula.errors import OptionError
+
+FAR_BELOW = -1e9  # a score that softmax makes zero of; not an infinity: where nothing is visible, no NaN comes
+
+
+class Cache(NamedTuple):
+    """What was remembered of a memory, each (rows, heads, length, width of a head). Loops can carry it."""
+
+    keys: Any
+    values: Any
+
+
+def near_zero(spread: float) -> keras.initializers.Initializer:
+    """BERT's initial weights: normal with this spread, cut off at twice of it. Each weight needs one of its own."""
+    return keras.initializers.TruncatedNormal(stddev=spread)
+
+
+def causal(length: Any) -> Any:
+    """Who may look at whom from left to right, as (queries, keys).
+
+    >>> causal(3).numpy().astype(int).tolist()
+    [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    """
+    places = ops.arange(length)
+    return places[:, None] >= places[None, :]
+
+
+def among(visible: Any) -> Any:
+    """`visible` (rows, keys) as a mask for all heads and queries."""
+    return visible[:, None, None, :]
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class Attention(keras.layers.Layer):
+    """Multi-head attention with its own query, key, value and output projections.
+
+    >>> import numpy as np
+    >>> attention = Attention(width=8, heads=2)
+    >>> queries, memory = np.zeros((1, 3, 8)), np.zeros((1, 5, 8))
+    >>> attention(queries, memory).shape
+    TensorShape([1, 3, 8])
+
+    To decode token by token, project a memory once (`remember`) and ask it often (`recall`).
+    """
+
+    def __init__(
+        self, width: int, heads: int, *, dropout: float = 0.0, spread: float = 0.02, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        check_heads(width, heads)
+        self._options = {"width": width, "heads": heads, "dropout": dropout, "spread": spread}
+        self.width, self.heads = width, heads
+        self.query, self.key, self.value, self.out = (
+            keras.layers.Dense(width, kernel_initializer=near_zero(spread), dtype=self.dtype_policy, name=name)
+            for name in ("query", "key", "value", "out")
+        )
+        self.drop = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="drop")
+        self.supports_masking = True
+
+    def build(self, hidden_shape: Any, memory_shape: Any = None) -> None:
+        """Make the four projections."""
+        self.query.build(hidden_shape)
+        for part in (self.key, self.value):
+            part.build(hidden_shape if memory_shape is None else memory_shape)
+        self.out.build((*hidden_shape[:-1], self.width))
+
+    def call(self, hidden: Any, memory: Any = None, allowed: Any = None, training: bool | None = None) -> Any:
+        """What each place of `hidden` takes of `memory` (of `hidden` itself if None).
+
+        `allowed` is a bool that fits (rows, heads, queries, keys): `among(visible)`, `causal(length)`, or both by `&`.
+        """
+        return self.recall(hidden, self.remember(hidden if memory is None else memory), allowed, training)
+
+    def remember(self, memory: Any) -> Cache:
+        """The keys and values of a memory (rows, length, width)."""
+        return Cache(self._split(self.key(memory)), self._split(self.value(memory)))
+
+    def recall(self, hidden: Any, cache: Cache, allowed: Any = None, training: bool | None = None) -> Any:
+        """What each place of `hidden` takes of what is remembered."""
+        size = self.width // self.heads
+        queries = self._split(self.query(hidden)) * ops.cast(size**-0.5, self.compute_dtype)
+        scores = self._widened(ops.einsum("bhqd,bhkd->bhqk", queries, cache.keys))
+        if allowed is not None:
+            scores = ops.where(allowed, scores, ops.cast(FAR_BELOW, scores.dtype))
+        shares = ops.cast(ops.softmax(scores), self.compute_dtype)
+        taken = ops.einsum("bhqk,bhkd->bhqd", self.drop(shares, training=training), cache.values)
+        return self.out(self._joined(taken))
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make another one."""
+        return {**super().get_config(), **self._options}
+
+    def _widened(self, scores: Any) -> Any:
+        """Sums over many places in at least single precision."""
+        return ops.cast(scores, "float32") if self.compute_dtype in ("float16", "bfloat16") else scores
+
+    def _split(self, projected: Any) -> Any:
+        rows, length, _ = ops.shape(projected)
+        parts = ops.reshape(projected, (rows, length, self.heads, self.width // self.heads))
+        return ops.transpose(parts, (0, 2, 1, 3))
+
+    def _joined(self, parts: Any) -> Any:
+        rows, _, length, _ = ops.shape(parts)
+        return ops.reshape(ops.transpose(parts, (0, 2, 1, 3)), (rows, length, self.width))
+
+
+def check_heads(width: int, heads: int) -> None:
+    """Refuse a width that heads cannot share equally.
+
+    >>> check_heads(8, 2)
+    """
+    if heads < 1 or width % heads:
+        raise OptionError(
+            f"a width of {width} does not divide into {heads} heads",
+            why="each head attends with its own equal part of the width",
+            mend=f"width={-(-width // max(heads, 1)) * max(heads, 1)}, or another number of heads",
+        )

@@ -1,0 +1,185 @@
+"""BERT: an encoder that reads both ways, as one Keras model or sub-layer by sub-layer.
+
+Whole: `Bert(sizes)` is a functional model, tokens in, hidden states out. In parts: its `embedding`, its `sub_layers`
+and its `ending` are the layers that it is made of; a model that puts something between them shares their weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from whale_nebula.errors import OptionError
+
+from .attention import check_heads
+from .embedding import TokenEmbedding
+from .layers import ACTIVATIONS, NORMS, FeedForward, Norm, SelfAttention, check_choice
+
+
+@dataclass(frozen=True, slots=True)
+class BertSizes:
+    """How large a BERT is, and what varies between those that exist. The defaults are BERT-base.
+
+    `attention_dropout` is `dropout` if None; `spread` that of initial weights; `padding` the token that is none.
+
+    >>> BertSizes(vocabulary=1000, width=128, heads=4, layers=2, inner=512).norm
+    'post'
+    """
+
+    vocabulary: int = 30522
+    length: int = 512
+    width: int = 768
+    heads: int = 12
+    layers: int = 12
+    inner: int = 3072
+    types: int = 2
+    norm: Norm = "post"
+    dropout: float = 0.1
+    attention_dropout: float | None = None
+    activation: str = "gelu"
+    epsilon: float = 1e-12
+    spread: float = 0.02
+    padding: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "length", "width", "heads", "layers", "inner", "types"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name}={getattr(self, name)!r} makes no BERT", mend=f"{name}=1, or more")
+        check_heads(self.width, self.heads)
+        check_choice("norm", self.norm, NORMS)
+        check_choice("activation", self.activation, tuple(ACTIVATIONS))
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """The options that every layer takes."""
+        return {"dropout": self.dropout, "epsilon": self.epsilon, "spread": self.spread}
+
+
+class SubLayers(NamedTuple):
+    """The two sub-layers of one layer of BERT."""
+
+    attention: SelfAttention
+    inner: FeedForward
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class Visible(keras.layers.Layer):
+    """Which tokens are none (`padding`) and must not be looked at: False there.
+
+    >>> import numpy as np
+    >>> Visible()(np.array([[7, 8, 0]])).numpy().tolist()
+    [[True, True, False]]
+    """
+
+    def __init__(self, padding: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.padding = padding
+
+    def call(self, tokens: Any) -> Any:
+        """The mask of a batch of rows of tokens."""
+        return ops.not_equal(tokens, self.padding)
+
+    def compute_output_spec(self, tokens: Any) -> Any:
+        """What comes out, without tracing the layer."""
+        return keras.KerasTensor(tokens.shape, "bool")
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make another one."""
+        return {**super().get_config(), "padding": self.padding}
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class Bert(keras.Model):
+    """BERT as a functional model: int32 tokens (rows, length) in, hidden states (rows, length, width) out.
+
+    Rows may be of any length up to `sizes.length`. All layers' names begin with the model's: two of them, named
+    differently, can become one model.
+
+    >>> bert = Bert(BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=2, inner=16), name="source")
+    >>> bert.output.shape, [layer.name for layer in bert.layers[3:5]]
+    ((None, None, 8), ['source_attention0', 'source_inner0'])
+    """
+
+    def __init__(self, sizes: BertSizes, *, name: str = "bert", trainable: bool = True, **kwargs: Any) -> None:
+        tokens = keras.Input((None,), dtype="int32", name=f"{name}_tokens")
+        parts = _parts(sizes, name)
+        hidden, visible = parts["embedding"](tokens), parts["visible"](tokens)
+        for attention, inner in parts["sub_layers"]:
+            hidden = inner(attention(hidden, visible))
+        super().__init__(tokens, parts["ending"](hidden) if parts["ending"] else hidden, name=name, **kwargs)
+        self._sizes = asdict(sizes)
+        self.trainable = trainable  # given to Keras's own constructor it would not reach the layers
+
+    @property
+    def sizes(self) -> BertSizes:
+        """What it was made with."""
+        return BertSizes(**self._sizes)
+
+    @property
+    def visible(self) -> Visible:
+        """The layer that says of tokens which are to be looked at."""
+        return self.get_layer(f"{self.name}_visible")
+
+    @property
+    def embedding(self) -> TokenEmbedding:
+        """The first layer: tokens become vectors."""
+        return self.get_layer(f"{self.name}_embedding")
+
+    @property
+    def sub_layers(self) -> tuple[SubLayers, ...]:
+        """What stands between the embedding and the ending, layer by layer."""
+        of = [
+            (self.get_layer(f"{self.name}_attention{i}"), self.get_layer(f"{self.name}_inner{i}"))
+            for i in range(self._sizes["layers"])
+        ]
+        return tuple(SubLayers(*both) for both in of)
+
+    @property
+    def ending(self) -> keras.layers.LayerNormalization | None:
+        """The norm after all sub-layers of a pre-normalised BERT; a post-normalised one has none."""
+        return self.get_layer(f"{self.name}_ending") if self._sizes["norm"] == "pre" else None
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make another one."""
+        return {"sizes": dict(self._sizes), "name": self.name, "trainable": self.trainable}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Bert:
+        """Another one like it."""
+        return cls(BertSizes(**config["sizes"]), name=config["name"], trainable=config["trainable"])
+
+
+def _parts(sizes: BertSizes, name: str) -> dict[str, Any]:
+    """All layers of a BERT, not joined yet."""
+    pre = sizes.norm == "pre"
+    return {
+        "visible": Visible(sizes.padding, name=f"{name}_visible"),
+        "embedding": TokenEmbedding(
+            *(sizes.vocabulary, sizes.length, sizes.width),
+            types=sizes.types,
+            norm=not pre,
+            **sizes.common,
+            name=f"{name}_embedding",
+        ),
+        "sub_layers": [
+            (_attention(sizes, f"{name}_attention{i}"), _inner(sizes, f"{name}_inner{i}"))
+            for i in range(sizes.layers)
+        ],
+        "ending": keras.layers.LayerNormalization(epsilon=sizes.epsilon, name=f"{name}_ending") if pre else None,
+    }
+
+
+def _attention(sizes: BertSizes, name: str) -> SelfAttention:
+    dropout = sizes.dropout if sizes.attention_dropout is None else sizes.attention_dropout
+    return SelfAttention(
+        sizes.width, sizes.heads, norm=sizes.norm, attention_dropout=dropout, **sizes.common, name=name
+    )
+
+
+def _inner(sizes: BertSizes, name: str) -> FeedForward:
+    return FeedForward(
+        sizes.width, sizes.inner, activation=sizes.activation, norm=sizes.norm, **sizes.common, name=name
+    )

@@ -1,0 +1,93 @@
+"""The target's side of a translator: the layers that a word passes, whole sentences at once or word by word.
+
+A search asks for several sentences a row. Their words lie side by side when they look at the source, so that nothing of
+it has to be held more than once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from .attention import Cache, among
+from .bert import Visible
+from .cross_attention import CrossAttention
+from .embedding import TokenEmbedding
+from .encoder import Source
+from .layers import SelfAttention
+from .scores import Scores
+
+
+class Memory(NamedTuple):
+    """What is known of the source: for each layer that looks at it, and which of its places may be looked at."""
+
+    caches: tuple[Cache, ...]
+    allowed: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """The layers of the target's side, in the order in which a word passes them; `scores` are those after all others.
+
+    Words look from left to right; or, if there is a `visible`, at all words that it marks.
+    """
+
+    embedding: TokenEmbedding
+    sub_layers: tuple[keras.layers.Layer, ...]
+    scores: Scores
+    visible: Visible | None = None
+
+    def __call__(self, shown: Any, source: Source) -> Any:
+        """From the words that are shown (rows, length) to scores of the vocabulary (rows, length, vocabulary)."""
+        return self._passed(shown, lambda layer, hidden: layer(hidden, *source))
+
+    def remember(self, source: Source) -> Memory:
+        """What a search has to know of a source."""
+        looking = (layer for layer in self.sub_layers if isinstance(layer, CrossAttention))
+        return Memory(tuple(layer.remember(source.hidden) for layer in looking), among(source.visible))
+
+    def empty(self, sentences: Any, length: int) -> tuple[Cache, ...]:
+        """What is known of so many sentences before their first words."""
+        own = (layer for layer in self.sub_layers if isinstance(layer, SelfAttention))
+        return tuple(layer.empty(sentences, length) for layer in own)
+
+    def next(
+        self, words: Any, position: Any, known: tuple[Cache, ...], memory: Memory
+    ) -> tuple[Any, tuple[Cache, ...]]:
+        """One word more of each sentence: scores (sentences, vocabulary) of the next, and what is known now."""
+        hidden = self.embedding(words[:, None], position=position)
+        caches, memories, now = iter(known), iter(memory.caches), []
+        for layer in self.sub_layers:
+            if isinstance(layer, SelfAttention):
+                hidden, cache = layer(hidden, cache=next(caches), position=position)
+                now.append(cache)
+            elif isinstance(layer, CrossAttention):
+                hidden = _side_by_side(layer, hidden, next(memories), memory.allowed)
+            else:
+                hidden = layer(hidden)
+        return self.scores(hidden)[:, 0], tuple(now)
+
+    def again(self, shown: Any, memory: Memory) -> Any:
+        """As when it is called, for any number of sentences a row of the source."""
+        memories = iter(memory.caches)
+        return self._passed(shown, lambda layer, hidden: _side_by_side(layer, hidden, next(memories), memory.allowed))
+
+    def _passed(self, shown: Any, looked: Callable[[Any, Any], Any]) -> Any:
+        hidden, visible = self.embedding(shown), None if self.visible is None else self.visible(shown)
+        for layer in self.sub_layers:
+            if isinstance(layer, SelfAttention):
+                hidden = layer(hidden, visible, causal=visible is None)
+            else:
+                hidden = looked(layer, hidden) if isinstance(layer, CrossAttention) else layer(hidden)
+        return self.scores(hidden)
+
+
+def _side_by_side(layer: CrossAttention, hidden: Any, cache: Cache, allowed: Any) -> Any:
+    """All sentences of a row look at its source at once."""
+    rows, sizes = ops.shape(cache.keys)[0], ops.shape(hidden)
+    together = ops.reshape(hidden, (rows, -1, sizes[-1]))
+    return ops.reshape(layer.recall(together, cache, allowed), sizes)

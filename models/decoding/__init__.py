@@ -1,0 +1,9 @@
+"""Searches for the best translation: functions of a model's step, each one loop in the graph."""
+
+from .beam import Beam, beam_search
+from .found import Found
+from .mask_predict import MaskPredict, mask_predict
+from .stepwise import beamed, mask_predicted
+from .translation import translation
+
+__all__ = ["Beam", "Found", "MaskPredict", "beam_search", "beamed", "mask_predict", "mask_predicted", "translation"]

@@ -1,0 +1,160 @@
+"""Beam search: sentences are written from left to right, the most likely beginnings side by side.
+
+All of it is one `tf.while_loop` over plain tensors, so it lies wherever it is called: in one stage of a function
+under `@nb.function`, or nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from whale_nebula.errors import OptionError
+
+from .found import NEVER, Found, log_probabilities
+
+Step = Callable[[tf.Tensor, tf.Tensor, Any], tuple[tf.Tensor, Any]]
+"""(last words [rows · width], position [], state) to (logits [rows · width, vocabulary], state).
+
+`state` is any nest of tensors whose first axis is rows · width: what a model remembers of each beginning.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """How to search: `width` beginnings at once, at most `longest` words, the last of which is `end`.
+
+    `penalty` makes up for long sentences' lower likelihood: scores are divided by ((5 + words) / 6) ** penalty.
+    """
+
+    start: int
+    end: int
+    longest: int
+    width: int = 5
+    penalty: float = 0.6
+    never: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.longest < 1:
+            said = f"width={self.width}, longest={self.longest}"
+            raise OptionError(f"a beam of {said} finds nothing", mend="width=5, longest=64")
+        if self.penalty < 0:
+            why = "shorter sentences are more likely as it is, and would be preferred once more"
+            raise OptionError(f"penalty={self.penalty!r} is negative", why=why, mend="penalty=0.6")
+        if self.end in self.never:
+            why = "then no sentence would come to its end"
+            raise OptionError(f"never={self.never} has the end, {self.end}", why=why, mend="never=(0,)")
+
+
+class _Search(NamedTuple):
+    """Where a search is: beginnings with their likelihood, finished sentences with their scores, best first."""
+
+    position: tf.Tensor
+    alive: tf.Tensor
+    likelihood: tf.Tensor
+    done: tf.Tensor
+    scores: tf.Tensor
+    state: Any
+
+
+class _Candidates(NamedTuple):
+    """Beginnings that are one word longer: the twice `width` likeliest of each row, and which they go on from."""
+
+    likelihood: tf.Tensor
+    beams: tf.Tensor
+    words: tf.Tensor
+
+
+def beam_search(step: Step, state: Any, rows: Any, beam: Beam) -> Found:
+    """Search for the sentences that `step` finds most likely, for `rows` rows at once.
+
+    Ids are those after the start, with the end, then zeros. The search of all rows ends when no beginning can become
+    better than the best finished sentence of its row. In place `longest` a sentence has to end.
+
+    >>> likely = tf.math.log([[0.0, 0.1, 0.1, 0.8], [0.0, 0.1, 0.8, 0.1], [0.0, 0.1, 0.9, 0.0], [0.0, 0.5, 0.25, 0.25]])
+    >>> def after(words, position, state):
+    ...     return tf.gather(likely, words), state
+    >>> found = beam_search(after, (), 1, Beam(start=0, end=2, longest=3, width=2, penalty=0.0))
+    >>> found.ids.numpy().tolist(), [[round(float(tf.exp(score)), 2) for score in found.scores[0]]]
+    ([[[3, 1, 2], [3, 2, 0]]], [[0.32, 0.2]])
+    """
+    first = _begun(state, rows, beam)
+
+    def body(*search: Any) -> _Search:
+        return _longer(step, _Search(*search), beam)
+
+    def goes_on(*search: Any) -> tf.Tensor:
+        return _hopeful(_Search(*search), beam)
+
+    last = _Search(*tf.while_loop(goes_on, body, first))
+    return Found(last.done[:, :, 1:], last.scores)
+
+
+def _begun(state: Any, rows: Any, beam: Beam) -> _Search:
+    """Every row has one beginning, the start; the others are as good as not there."""
+    ids = tf.fill([rows, beam.width, beam.longest + 1], 0)
+    alive = tf.concat([tf.fill([rows, beam.width, 1], beam.start), ids[:, :, 1:]], axis=2)
+    nothing = tf.fill([rows, beam.width], NEVER)
+    likelihood = tf.concat([tf.zeros([rows, 1]), nothing[:, 1:]], axis=1)
+    return _Search(tf.constant(0), alive, likelihood, ids, nothing, state)
+
+
+def _longer(step: Step, search: _Search, beam: Beam) -> _Search:
+    """Every beginning goes on by the likeliest words; those that end are finished."""
+    words = tf.gather(search.alive, search.position, axis=2)
+    logits, state = step(tf.reshape(words, [-1]), search.position, search.state)
+    found = _candidates(_last_is_end(log_probabilities(logits, beam.never), search.position, beam), search, beam)
+    ids = _written(tf.gather(search.alive, found.beams, batch_dims=1), found.words, search.position + 1)
+    ended = found.words == beam.end
+    counts = ended & (tf.range(2 * beam.width) < beam.width)  # what would not have been kept does not end either
+    finished = tf.where(counts, found.likelihood / _penalty(search.position + 1, beam), NEVER)
+    scores, best = _best(tf.concat([search.scores, finished], axis=1), beam.width)
+    done = tf.gather(tf.concat([search.done, ids], axis=1), best, batch_dims=1)
+    likelihood, kept = _best(tf.where(ended, NEVER, found.likelihood), beam.width)
+    alive = tf.gather(ids, kept, batch_dims=1)
+    state = _reordered(state, tf.gather(found.beams, kept, batch_dims=1), beam.width)
+    return _Search(search.position + 1, alive, likelihood, done, scores, state)
+
+
+def _hopeful(search: _Search, beam: Beam) -> tf.Tensor:
+    """Whether any row's beginnings may become better than its best sentence, were all further words certain."""
+    bound = search.likelihood[:, 0] / _penalty(tf.constant(beam.longest), beam)
+    return (search.position < beam.longest) & tf.reduce_any(bound > search.scores[:, 0])
+
+
+def _last_is_end(likely: tf.Tensor, position: tf.Tensor, beam: Beam) -> tf.Tensor:
+    """In the last place the end alone may stand."""
+    is_end = tf.range(tf.shape(likely)[-1]) == beam.end
+    return tf.where((position < beam.longest - 1) | is_end, likely, NEVER)
+
+
+def _candidates(likely: tf.Tensor, search: _Search, beam: Beam) -> _Candidates:
+    """Twice as many as are kept: even if half of them end, enough go on."""
+    words = tf.shape(likely)[-1]
+    each = search.likelihood[:, :, None] + tf.reshape(likely, [-1, beam.width, words])
+    likelihood, places = _best(tf.reshape(each, [-1, beam.width * words]), 2 * beam.width)
+    return _Candidates(likelihood, places // words, places % words)
+
+
+def _best(scores: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
+    best: tuple[tf.Tensor, tf.Tensor] = tf.math.top_k(scores, count)
+    return best
+
+
+def _written(ids: tf.Tensor, words: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
+    here = tf.range(tf.shape(ids)[2]) == place
+    return tf.where(here, words[:, :, None], ids)
+
+
+def _reordered(state: Any, beams: tf.Tensor, width: int) -> Any:
+    """What is remembered of each beginning follows it."""
+    rows = tf.range(tf.shape(beams)[0])[:, None] * width
+    places = tf.reshape(rows + beams, [-1])
+    return tf.nest.map_structure(lambda tensor: tf.gather(tensor, places), state)
+
+
+def _penalty(words: tf.Tensor, beam: Beam) -> tf.Tensor:
+    return ((5.0 + tf.cast(words, tf.float32)) / 6.0) ** beam.penalty

@@ -1,0 +1,113 @@
+"""Mask-predict: all words of a sentence at once, then the least certain of them again, a few times.
+
+Sentences of several lengths are written side by side, and the likeliest is kept. All of it is one `tf.while_loop`
+over plain tensors, so it lies wherever it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from whale_nebula.errors import OptionError
+
+from .found import NEVER, Found, log_probabilities
+
+Predict = Callable[[tf.Tensor], tf.Tensor]
+"""Shown ids [rows · candidates, longest + 2] to logits [rows · candidates, longest + 2, vocabulary]."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskPredict:
+    """How to search: `candidates` lengths for each sentence, at most `longest` words, `rounds` times predicted."""
+
+    start: int
+    end: int
+    mask: int
+    longest: int
+    candidates: int = 5
+    rounds: int = 4
+    never: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.candidates <= self.longest or self.rounds < 1:
+            said = f"candidates={self.candidates}, longest={self.longest}, rounds={self.rounds}"
+            why = "there are `longest` lengths to choose from, and a sentence is predicted once at least"
+            raise OptionError(f"mask-predict cannot search with {said}", why=why, mend="candidates=5, rounds=4")
+
+
+class _Draft(NamedTuple):
+    """Where a search is: what is written, how likely each word was when it was written, and what is to be predicted."""
+
+    round: tf.Tensor
+    ids: tf.Tensor
+    likelihood: tf.Tensor
+    hidden: tf.Tensor
+
+
+def mask_predict(predict: Predict, lengths: tf.Tensor, search: MaskPredict) -> Found:
+    """Write sentences of the likeliest lengths; `lengths` are logits [rows, longest + 1] of the number of words.
+
+    Ids are the start's, the words, the end's, then zeros; scores are the mean of the words' logarithmic likelihoods.
+
+    >>> def predict(ids):  # in place 1 stands word 4, in place 2 word 5, and so on
+    ...     return tf.one_hot([range(3, 9)], 9) * 5.0
+    >>> search = MaskPredict(start=1, end=2, mask=3, longest=4, candidates=1)
+    >>> mask_predict(predict, tf.constant([[0.0, 0.0, 0.0, 9.0, 0.0]]), search).best.numpy().tolist()
+    [[1, 4, 5, 6, 2, 0]]
+    """
+    words = _likeliest_lengths(lengths, search)
+    first = _hidden_sentences(tf.reshape(words, [-1]), search)
+    places = first.hidden  # where words stand: first all of them are hidden
+
+    def body(*draft: tf.Tensor) -> _Draft:
+        return _again(_predicted(predict, _Draft(*draft), search), places, search)
+
+    def goes_on(*draft: tf.Tensor) -> tf.Tensor:
+        return _Draft(*draft).round < search.rounds
+
+    last = _Draft(*tf.while_loop(goes_on, body, first))
+    return _best_first(last, places, search)
+
+
+def _likeliest_lengths(lengths: tf.Tensor, search: MaskPredict) -> tf.Tensor:
+    """No sentence is empty, and none is longer than `longest`."""
+    return tf.math.top_k(lengths[:, 1 : search.longest + 1], search.candidates).indices + 1
+
+
+def _hidden_sentences(words: tf.Tensor, search: MaskPredict) -> _Draft:
+    place = tf.range(search.longest + 2)
+    hidden = (place >= 1) & (place <= words[:, None])
+    ids = tf.where(hidden, search.mask, tf.where(place == 0, search.start, 0))
+    ids = tf.where(place == words[:, None] + 1, search.end, ids)
+    return _Draft(tf.constant(0), ids, tf.zeros_like(ids, tf.float32), hidden)
+
+
+def _predicted(predict: Predict, draft: _Draft, search: MaskPredict) -> _Draft:
+    """Each hidden word becomes the likeliest one; what is shown stays."""
+    never = (*search.never, search.start, search.end, search.mask)
+    likely = log_probabilities(predict(draft.ids), never)
+    word = tf.argmax(likely, axis=-1, output_type=draft.ids.dtype)
+    ids = tf.where(draft.hidden, word, draft.ids)
+    return draft._replace(ids=ids, likelihood=tf.where(draft.hidden, tf.reduce_max(likely, -1), draft.likelihood))
+
+
+def _again(draft: _Draft, places: tf.Tensor, search: MaskPredict) -> _Draft:
+    """Hide the least likely words again: fewer each round, none after the last."""
+    done = draft.round + 1
+    words = tf.reduce_sum(tf.cast(places, tf.int32), axis=1, keepdims=True)
+    count = words * (search.rounds - done) // search.rounds
+    order = tf.argsort(tf.where(places, draft.likelihood, -NEVER), stable=True)
+    hidden = (tf.argsort(order) < count) & places
+    return _Draft(done, tf.where(hidden, search.mask, draft.ids), draft.likelihood, hidden)
+
+
+def _best_first(draft: _Draft, places: tf.Tensor, search: MaskPredict) -> Found:
+    counted = tf.cast(places, tf.float32)
+    mean = tf.reduce_sum(draft.likelihood * counted, axis=1) / tf.reduce_sum(counted, axis=1)
+    scores, order = tf.math.top_k(tf.reshape(mean, [-1, search.candidates]), search.candidates)
+    ids = tf.reshape(draft.ids, [-1, search.candidates, search.longest + 2])
+    return Found(tf.gather(ids, order, batch_dims=1), scores)

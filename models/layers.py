@@ -1,0 +1,216 @@
+"""BERT's sub-layers, each a Keras layer of its own, so that adapters can stand between any two of them.
+
+`SelfAttention` and `FeedForward` add what they compute to their input. Post-normalised (`norm="post"`, BERT) they
+normalise the sum; pre-normalised (`norm="pre"`) they normalise what they read, and the sum stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import keras
+from keras import ops
+
+from whale_nebula.errors import OptionError
+
+from .attention import Attention, Cache, among, causal, near_zero
+
+Norm = Literal["post", "pre"]
+NORMS = ("post", "pre")
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+def gelu_new(x: Any) -> Any:
+    """The approximation of gelu by a tanh, which some BERTs were trained with."""
+    return keras.activations.gelu(x, approximate=True)
+
+
+ACTIVATIONS = {"gelu": keras.activations.gelu, "gelu_new": gelu_new, "relu": keras.activations.relu}
+
+
+class SubLayer(keras.layers.Layer):
+    """What both sub-layers share: dropout, the sum with the input, and where the norm stands."""
+
+    def __init__(self, norm: Norm, dropout: float, epsilon: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_choice("norm", norm, NORMS)
+        self.pre = norm == "pre"
+        self.norm = keras.layers.LayerNormalization(epsilon=epsilon, dtype=self.dtype_policy, name="norm")
+        self.drop = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="drop")
+        self.supports_masking = True
+        self._options: dict[str, Any] = {"norm": norm, "dropout": dropout, "epsilon": epsilon}
+
+    def read(self, hidden: Any) -> Any:
+        """What the sub-layer computes with."""
+        return self.norm(hidden) if self.pre else hidden
+
+    def add(self, hidden: Any, computed: Any, training: bool | None) -> Any:
+        """The input and what was computed from it, as one."""
+        together = hidden + self.drop(computed, training=training)
+        return together if self.pre else self.norm(together)
+
+    def compute_output_spec(self, hidden: Any, *others: Any, **options: Any) -> Any:
+        """What comes out is as what goes in: Keras need not trace the layer to know."""
+        return keras.KerasTensor(hidden.shape, self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make another one."""
+        return {**super().get_config(), **self._options}
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class SelfAttention(SubLayer):
+    """Every token looks at every visible one; or, `causal`, at those up to itself.
+
+    Whether it looks both ways is said in the call, so that the layers of a trained encoder can serve as a decoder's.
+
+    >>> import numpy as np
+    >>> layer = SelfAttention(width=8, heads=2)
+    >>> layer(np.zeros((1, 5, 8)), visible=np.array([[True, True, True, False, False]])).shape
+    TensorShape([1, 5, 8])
+
+    Token by token: an empty cache, then each step gives the cache for the next.
+
+    >>> cache = layer.empty(rows=1, length=5)
+    >>> hidden, cache = layer(np.zeros((1, 1, 8)), cache=cache, position=0)
+    >>> hidden.shape, cache.keys.shape
+    (TensorShape([1, 1, 8]), TensorShape([1, 2, 5, 4]))
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        norm: Norm = "post",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        epsilon: float = 1e-12,
+        spread: float = 0.02,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(norm, dropout, epsilon, **kwargs)
+        sizes = {"width": width, "heads": heads, "spread": spread}
+        self._options = {**self._options, **sizes, "attention_dropout": attention_dropout}
+        self.attention = Attention(
+            width, heads, dropout=attention_dropout, spread=spread, dtype=self.dtype_policy, name="attention"
+        )
+
+    def build(self, shape: Any) -> None:
+        """Make the weights of all parts."""
+        self.attention.build(shape)
+        self.norm.build(shape)
+
+    def call(
+        self,
+        hidden: Any,
+        visible: Any = None,
+        *,
+        causal: bool = False,
+        cache: Cache | None = None,
+        position: Any = None,
+        training: bool | None = None,
+    ) -> Any:
+        """One sub-layer up. `visible` (rows, length) marks the tokens that may be looked at: all if None.
+
+        With a `cache`, `hidden` is the one token at `position`: it is remembered there and looks at what is
+        remembered up to there. The result is then (hidden, cache).
+        """
+        if cache is not None:
+            return self._step(hidden, visible, cache, position, training)
+        allowed = _allowed(visible, ops.shape(hidden)[1] if causal else None)
+        return self.add(hidden, self.attention(self.read(hidden), allowed=allowed, training=training), training)
+
+    def compute_output_spec(self, hidden: Any, *others: Any, cache: Any = None, **options: Any) -> Any:
+        """As of any sub-layer, and with a cache that too."""
+        spec = super().compute_output_spec(hidden)
+        return spec if cache is None else (spec, cache)
+
+    def empty(self, rows: Any, length: Any) -> Cache:
+        """A cache with room for `length` tokens, and none in it."""
+        heads, size = self.attention.heads, self.attention.width // self.attention.heads
+        nothing = ops.zeros((rows, heads, length, size), self.compute_dtype)
+        return Cache(nothing, nothing)
+
+    def _step(self, hidden: Any, visible: Any, cache: Cache, position: Any, training: bool | None) -> Any:
+        read = self.read(hidden)
+        places = ops.arange(ops.shape(cache.keys)[2])
+        here = ops.equal(places, position)[:, None]
+        now = self.attention.remember(read)
+        cache = Cache(*(ops.where(here, new, old) for new, old in zip(now, cache, strict=True)))
+        allowed = ops.less_equal(places, position)[None, None, None, :]
+        allowed = allowed if visible is None else ops.logical_and(allowed, among(visible))
+        return self.add(hidden, self.attention.recall(read, cache, allowed, training), training), cache
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class FeedForward(SubLayer):
+    """Each token by itself: widened, bent, narrowed.
+
+    >>> import numpy as np
+    >>> FeedForward(width=8, inner=32)(np.zeros((1, 5, 8))).shape
+    TensorShape([1, 5, 8])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        *,
+        activation: str = "gelu",
+        norm: Norm = "post",
+        dropout: float = 0.0,
+        epsilon: float = 1e-12,
+        spread: float = 0.02,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(norm, dropout, epsilon, **kwargs)
+        sizes = {"width": width, "inner": inner, "activation": activation, "spread": spread}
+        self._options = {**self._options, **sizes}
+        self.wide = keras.layers.Dense(
+            inner,
+            activation=activation_of(activation),
+            kernel_initializer=near_zero(spread),
+            dtype=self.dtype_policy,
+            name="wide",
+        )
+        self.narrow = keras.layers.Dense(
+            width, kernel_initializer=near_zero(spread), dtype=self.dtype_policy, name="narrow"
+        )
+
+    def build(self, shape: Any) -> None:
+        """Make the weights of all parts."""
+        self.wide.build(shape)
+        self.narrow.build((*shape[:-1], self._options["inner"]))
+        self.norm.build(shape)
+
+    def call(self, hidden: Any, training: bool | None = None) -> Any:
+        """One sub-layer up."""
+        return self.add(hidden, self.narrow(self.wide(self.read(hidden))), training)
+
+
+def _allowed(visible: Any, causal_length: Any) -> Any:
+    """Both masks as one; None if there is neither."""
+    if causal_length is None:
+        return None if visible is None else among(visible)
+    return causal(causal_length) if visible is None else ops.logical_and(causal(causal_length), among(visible))
+
+
+def activation_of(name: str) -> Any:
+    """The function of this name, as Hugging Face calls it.
+
+    >>> round(float(activation_of("gelu")(-1.0)), 4), round(float(activation_of("gelu_new")(-1.0)), 4)
+    (-0.1587, -0.1588)
+    """
+    check_choice("activation", name, tuple(ACTIVATIONS))
+    return ACTIVATIONS[name]
+
+
+def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse a value that is not one of the choices.
+
+    >>> check_choice("norm", "post", NORMS)
+    """
+    if value not in choices:
+        one_of = " or ".join(repr(choice) for choice in choices)
+        raise OptionError(f"{option}={value!r} is not known", mend=f"{option}={choices[0]!r}; it may be {one_of}")

@@ -1,0 +1,109 @@
+"""Masked language modelling: BERT with a head that says which tokens stood at the places that were hidden."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from .attention import near_zero
+from .bert import Bert
+from .layers import activation_of
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class Guess(keras.layers.Layer):
+    """Hidden states at some places, made ready to be compared with every token's vector."""
+
+    def __init__(self, width: int, activation: str, epsilon: float, spread: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._options = {"width": width, "activation": activation, "epsilon": epsilon, "spread": spread}
+        self.dense = keras.layers.Dense(
+            width,
+            activation=activation_of(activation),
+            kernel_initializer=near_zero(spread),
+            dtype=self.dtype_policy,
+            name="dense",
+        )
+        self.norm = keras.layers.LayerNormalization(epsilon=epsilon, dtype=self.dtype_policy, name="norm")
+
+    def build(self, hidden_shape: Any, places_shape: Any) -> None:
+        """Make the weights of both parts."""
+        self.dense.build(hidden_shape)
+        self.norm.build(hidden_shape)
+
+    def call(self, hidden: Any, places: Any) -> Any:
+        """The vectors of the places: (rows, places, width)."""
+        return self.norm(self.dense(ops.take_along_axis(hidden, places[:, :, None], axis=1)))
+
+    def compute_output_spec(self, hidden: Any, places: Any) -> Any:
+        """What comes out, without tracing the layer."""
+        return keras.KerasTensor((*places.shape, hidden.shape[-1]), self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make another one."""
+        return {**super().get_config(), **self._options}
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class Bias(keras.layers.Layer):
+    """A number for each token that is added to its score: how likely it is before anything is read."""
+
+    def build(self, shape: Any) -> None:
+        """Make them, as zeros."""
+        self.bias = self.add_weight((shape[-1],), initializer="zeros", name="bias")
+
+    def call(self, scores: Any) -> Any:
+        """The scores with their bias."""
+        return scores + self.bias
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class MaskedLm(keras.Model):
+    """A BERT and its head, which shares the BERT's table of tokens. The BERT is trained in place.
+
+    It is given rows of `tokens` and the `places` to guess, and scores the whole vocabulary at these places only, as
+    most of a row is not hidden.
+    """
+
+    def __init__(self, bert: Bert, **kwargs: Any) -> None:
+        sizes, name = bert.sizes, bert.name
+        tokens = keras.Input((None,), dtype="int32", name="tokens")
+        places = keras.Input((None,), dtype="int32", name="places")
+        guess = Guess(sizes.width, sizes.activation, sizes.epsilon, sizes.spread, name=f"{name}_guess")
+        scores = bert.embedding(guess(bert(tokens), places), reverse=True)
+        logits = Bias(name=f"{name}_bias")(scores)
+        kwargs.setdefault("name", f"{name}_masked_lm")
+        super().__init__({"tokens": tokens, "places": places}, logits, **kwargs)
+        self.bert = bert
+
+    @property
+    def guess(self) -> Guess:
+        """The head's dense layer and norm."""
+        return self.get_layer(f"{self.bert.name}_guess")
+
+    @property
+    def bias(self) -> Bias:
+        """The head's last layer."""
+        return self.get_layer(f"{self.bert.name}_bias")
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make another one."""
+        return {"bert": self.bert.get_config(), "name": self.name, "trainable": self.trainable}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> MaskedLm:
+        """Another one like it, with a BERT of its own."""
+        return cls(Bert.from_config(config["bert"]), name=config["name"], trainable=config["trainable"])
+
+
+def masked_lm(bert: Bert) -> MaskedLm:
+    """Put the head on a BERT: {"tokens", "places"} in, logits (rows, places, vocabulary) out.
+
+    >>> from whale_nebula.models.bert import BertSizes
+    >>> model = masked_lm(Bert(BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16)))
+    >>> model.output.shape
+    (None, None, 11)
+    """
+    return MaskedLm(bert)

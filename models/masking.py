@@ -1,0 +1,188 @@
+"""BERT's way to learn a language without labels: hide some tokens of each row, and let the model guess them.
+
+Of the tokens, 15 % are guessed; of these 80 % are replaced by the mask, 10 % by any other token, and 10 % stay, so that
+the model cannot trust what it sees either. Which ones, is a function of the seed and of the batch's number alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula.errors import OptionError
+
+from .bert import Bert
+from .masked_lm import masked_lm
+
+
+class Tokens(Protocol):
+    """What masking asks of a tokenizer: how many tokens there are, and which of them are no words."""
+
+    @property
+    def size(self) -> int:
+        """How many tokens there are."""
+
+    @property
+    def mask(self) -> int:
+        """What stands for a hidden token."""
+
+    @property
+    def pad(self) -> int:
+        """What fills short rows."""
+
+    @property
+    def start(self) -> int:
+        """What rows begin with."""
+
+    @property
+    def end(self) -> int:
+        """What rows end with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Masking:
+    """What is hidden, and how. `special` tokens are never hidden, and never put in place of another.
+
+    >>> Masking(vocabulary=10, mask=4, special=(0, 2, 3)).words
+    (1, 5, 6, 7, 8, 9)
+    """
+
+    vocabulary: int
+    mask: int
+    special: Sequence[int]
+    share: float = 0.15
+    masked: float = 0.8
+    swapped: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise OptionError(f"share={self.share!r} of the tokens cannot be hidden", mend="share=0.15")
+        if min(self.masked, self.swapped) < 0 or self.masked + self.swapped > 1:
+            raise OptionError(
+                f"masked={self.masked!r} and swapped={self.swapped!r} are not two parts of one whole",
+                mend="masked=0.8, swapped=0.1",
+            )
+        if not self.words:
+            raise OptionError(f"all {self.vocabulary} tokens are special", mend="leave words out of special")
+
+    @classmethod
+    def of(cls, tokens: Tokens, **options: Any) -> Masking:
+        """That of a tokenizer's vocabulary."""
+        return cls(tokens.size, tokens.mask, (tokens.pad, tokens.start, tokens.end), **options)
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """The tokens that may stand in place of another."""
+        apart = {*self.special, self.mask}
+        return tuple(token for token in range(self.vocabulary) if token not in apart)
+
+
+Example = tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor]
+
+
+def mask_rows(tokens: tf.Tensor, how: Masking, number: Any) -> Example:
+    """A batch (rows, length) as what `masked_lm` learns from: inputs, labels, and their weights.
+
+    Each row has its share hidden, at least one token; the weight is 0 where a row has fewer than the longest could.
+    """
+    hideable = _hideable(tokens, how)
+    seeds = tf.unstack(tf.random.split((how.seed, number), 3))
+    places, weights = _places(hideable, how.share, seeds[0])
+    labels = tf.gather(tokens, places, batch_dims=1)
+    shown = tf.where(weights > 0, _disguised(labels, how, seeds[1], seeds[2]), labels)
+    rows = tf.broadcast_to(tf.range(tf.shape(tokens)[0])[:, None], tf.shape(places))
+    hidden = tf.tensor_scatter_nd_update(tokens, tf.stack([rows, places], axis=-1), shown)
+    return {"tokens": hidden, "places": places}, labels, weights
+
+
+def masked_examples(batches: tf.data.Dataset, how: Masking) -> tf.data.Dataset:
+    """Batches of rows of tokens, each hidden in its own way: give `batches.repeat()`, and every epoch hides others.
+
+    >>> how = Masking(vocabulary=100, mask=4, special=(0, 2, 3))
+    >>> rows = tf.data.Dataset.from_tensors([[2, 50, 60, 70, 3, 0]])
+    >>> inputs, labels, weights = next(iter(masked_examples(rows, how)))
+    >>> {name: value.shape[1] for name, value in inputs.items()}, labels.shape[1], weights.numpy().tolist()
+    ({'tokens': 6, 'places': 1}, 1, [[1.0]])
+    """
+    numbered = batches.enumerate()
+    return numbered.map(
+        lambda number, tokens: mask_rows(tf.cast(tokens, tf.int32), how, number),
+        num_parallel_calls=tf.data.AUTOTUNE,
+        deterministic=True,
+    ).prefetch(tf.data.AUTOTUNE)
+
+
+def pretrain(
+    bert: Bert,
+    batches: tf.data.Dataset,
+    how: Masking,
+    *,
+    steps: int,
+    learning_rate: float = 1e-3,
+    warmup: float = 0.1,
+    epochs: int = 1,
+    **fit: Any,
+) -> keras.callbacks.History:
+    """Teach a BERT the language of rows of tokens, in place, by a plain `fit` of `steps` in all.
+
+    `batches` are int32 (rows, length), each as long as it needs: of a text's one side,
+    `text.batches(encoded, order).map(lambda inputs, labels: inputs["source"])`, and
+    `how = Masking.of(tokenizer, seed=1)`.
+
+    The learning rate rises over the share `warmup` of the steps and then falls to zero (with no warmup it stays); the
+    history has one entry for each of the `epochs` that the steps are divided into. What else is given goes to `fit`.
+    """
+    model = masked_lm(bert)
+    optimizer = _optimizer(learning_rate, steps, warmup)
+    optimizer.build(model.trainable_variables)  # made while the step is traced, they would have it traced twice
+    model.compile(optimizer, masked_loss(), jit_compile=False)  # jit compiles anew for every length of a batch
+    examples = masked_examples(batches.repeat(), how)
+    return model.fit(examples, epochs=epochs, steps_per_epoch=max(1, steps // epochs), shuffle=False, **fit)
+
+
+def masked_loss() -> keras.losses.Loss:
+    """Mean over the tokens that were hidden."""
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+
+
+def _optimizer(peak: float, steps: int, warmup: float) -> keras.optimizers.Optimizer:
+    """BERT's: Adam whose decay leaves biases and norms alone."""
+    rising = round(steps * warmup)
+    rate = keras.optimizers.schedules.CosineDecay(
+        0.0, max(1, steps - rising), warmup_target=peak, warmup_steps=rising
+    )
+    adam = keras.optimizers.AdamW(rate if rising else peak, weight_decay=0.01, global_clipnorm=1.0)
+    adam.exclude_from_weight_decay(var_names=["bias", "norm"])
+    return adam
+
+
+def _hideable(tokens: tf.Tensor, how: Masking) -> tf.Tensor:
+    special = tf.constant(sorted(how.special), tokens.dtype)
+    return tf.reduce_all(tokens[..., None] != special, axis=-1)
+
+
+def _places(hideable: tf.Tensor, share: float, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Random places of each row, and which of them count."""
+    length = tf.cast(tf.shape(hideable)[1], tf.float32)
+    most = tf.cast(tf.maximum(1.0, tf.round(share * length)), tf.int32)
+    scores = tf.where(hideable, tf.random.stateless_uniform(tf.shape(hideable), seed), -1.0)
+    drawn, places = tf.math.top_k(scores, most)
+    counts = tf.reduce_sum(tf.cast(hideable, tf.float32), axis=1, keepdims=True)
+    wanted = tf.maximum(1.0, tf.round(share * counts))
+    counted = (tf.range(tf.cast(most, tf.float32)) < wanted) & (drawn >= 0)
+    return places, tf.cast(counted, tf.float32)
+
+
+def _disguised(labels: tf.Tensor, how: Masking, seed: tf.Tensor, other_seed: tf.Tensor) -> tf.Tensor:
+    """What stands where tokens are to be guessed."""
+    words = tf.constant(np.array(how.words), labels.dtype)
+    fate = tf.random.stateless_uniform(tf.shape(labels), seed)
+    index = tf.random.stateless_uniform(tf.shape(labels), other_seed, maxval=len(how.words), dtype=tf.int32)
+    others = tf.where(fate < how.masked + how.swapped, tf.gather(words, index), labels)
+    return tf.where(fate < how.masked, tf.cast(how.mask, labels.dtype), others)

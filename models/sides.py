@@ -1,0 +1,99 @@
+"""A translator as a Keras model: an encoder in one place, a decoder in another, only hidden states between them."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import keras
+
+from whale_nebula.errors import OptionError
+
+from .decoder import Decoder
+from .decoding import Found
+from .encoder import Encoder, Source
+
+Around = Callable[[str], AbstractContextManager[Any]]
+"""The scope around each side: called with "source" and with "target"."""
+
+
+def nowhere(side: str) -> AbstractContextManager[None]:
+    """No scope around any side.
+
+    >>> with nowhere("source") as nothing:
+    ...     nothing
+    """
+    return contextlib.nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """What a translator is made of: the two sides, and the scopes around them."""
+
+    encoder: Encoder
+    decoder: Decoder
+    around: Around
+
+
+class Translating(keras.Model):
+    """What all translators are: {"source": ids, "target": shown ids} in, scores of the target's vocabulary out.
+
+    Called with a `search`, it is given source ids alone, and writes: the encoder runs in the source's scope, the whole
+    search in the target's, so that what crosses is what crosses in training. `decoding.translation` makes a function
+    of it.
+    """
+
+    sides: Sides
+    searched_by: ClassVar[type]
+
+    def __init__(self, inputs: Any, outputs: Any, sides: Sides, config: dict[str, Any]) -> None:
+        super().__init__(inputs, outputs, name=config["name"])
+        self.sides, self._config = sides, MappingProxyType(config)
+        self.input_spec = None  # in a search there is a source alone
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None, search: Any = None) -> Any:
+        """Scores for a batch of pairs; or, with a `search`, what it finds for a batch of source ids."""
+        if search is None:
+            return super().call(inputs, training=training, mask=mask)
+        self._check(search)
+        with self.sides.around("source"):
+            source = self.sides.encoder(inputs["source"] if isinstance(inputs, dict) else inputs)
+        with self.sides.around("target"):
+            return self.find(source, search)
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make another one; scopes are no part of it."""
+        return dict(self._config)
+
+    @abstractmethod
+    def find(self, source: Source, search: Any) -> Found:
+        """Search for the translations of what the source's side tells: each kind of translator has its own way."""
+
+    def _check(self, search: Any) -> None:
+        if not isinstance(search, self.searched_by):
+            name = self.searched_by.__name__
+            raise OptionError(
+                f"{self.name!r} cannot be searched by a {type(search).__name__}",
+                why="a Beam writes from left to right, a MaskPredict fills in: as the model was trained",
+                mend=f"search={name}(...), of whale_nebula.models.decoding",
+            )
+
+
+def pair_inputs() -> dict[str, Any]:
+    """The two inputs of a translator, rows of any length."""
+    return {side: keras.Input((None,), dtype="int32", name=side) for side in ("source", "target")}
+
+
+def check_names(source: Any, target: Any) -> None:
+    """Refuse two BERTs of one name: their layers would have the same names, too."""
+    if source.name == target.name:
+        raise OptionError(
+            f"both BERTs are called {source.name!r}",
+            why="the names of their layers begin with theirs, and a model has each name once",
+            mend='Bert(sizes, name="source") and Bert(sizes, name="target"); load_bert(folder, name="source")',
+        )

@@ -1,0 +1,60 @@
+"""The loss of translation: cross-entropy against smoothed labels, in which padding weighs nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from whale_nebula.errors import OptionError
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class SmoothedCrossentropy(keras.losses.Loss):
+    """How far logits are from labels that give `smoothing` of their weight to all words alike.
+
+    Labels are ids, as batches have them; where a label is `padding`, nothing is counted. The loss is a mean over
+    the words that count (and their sample weights), so a batch in micro-batches has the loss of the whole batch.
+
+    >>> loss = SmoothedCrossentropy(0.1)
+    >>> logits = [[[0.0, 4.0, 0.0, 0.0], [0.0, 9.0, 0.0, 0.0]]]
+    >>> round(float(loss([[1, 0]], logits)), 4), round(float(loss([[1, 0]], [[logits[0][0]] * 2])), 4)
+    (0.3535, 0.3535)
+    """
+
+    def __init__(
+        self,
+        smoothing: float = 0.1,
+        *,
+        padding: int = 0,
+        reduction: str | None = "mean_with_sample_weight",
+        name: str = "smoothed_crossentropy",
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(name=name, reduction=reduction, dtype=dtype)
+        if not 0 <= smoothing < 1:
+            raise OptionError(
+                f"smoothing={smoothing!r} is no share of a label",
+                why="the label itself keeps what is left of 1",
+                mend="SmoothedCrossentropy(0.1)",
+            )
+        self._options = {"smoothing": smoothing, "padding": padding}
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """The loss of a batch: a mean by weights, of which padding has none."""
+        counted = keras.ops.cast(keras.ops.not_equal(y_true, self._options["padding"]), "float32")
+        if sample_weight is not None:
+            weight = keras.ops.cast(sample_weight, "float32")
+            counted *= keras.ops.expand_dims(weight, -1) if len(weight.shape) < len(counted.shape) else weight
+        return super().__call__(y_true, y_pred, sample_weight=counted)
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """The loss of each word, as if all of them counted."""
+        smoothing = self._options["smoothing"]
+        label = keras.ops.sparse_categorical_crossentropy(keras.ops.cast(y_true, "int32"), y_pred, from_logits=True)
+        each = keras.ops.logsumexp(y_pred, axis=-1) - keras.ops.mean(y_pred, axis=-1)
+        return (1 - smoothing) * label + smoothing * each
+
+    def get_config(self) -> dict[str, Any]:
+        """What it takes to make another one."""
+        return {**super().get_config(), **self._options}

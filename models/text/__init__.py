@@ -1,0 +1,43 @@
+"""Text for translation: pairs of sentences, vocabularies, batches for clusters that each have one side, and BLEU.
+
+Everything is a step of one way:
+
+* `read_folder`, `generated`, `monolingual`: sentences
+* `learn_vocabulary`, `read_vocabulary`, `Tokenizer`: sentences become ids, and ids become sentences again
+* `encode_pairs`, `make_order`, `batches`: ids become a `tf.data.Dataset` for `fit`
+* `bleu`, `paired_bootstrap`: what a translation is worth
+
+TensorFlow Text and sacrebleu are imported when they are first needed.
+"""
+
+from .batches import batches
+from .bleu import Difference, Score, bleu, paired_bootstrap
+from .corpus import Pairs, read_folder
+from .encoded import Encoded, Ids, encode_pairs
+from .generated import generated, monolingual
+from .order import Order, make_order
+from .tokenizer import Tokenizer
+from .vocabulary import SPECIAL, Vocabulary, learn_vocabulary, read_vocabulary, write_vocabulary
+
+__all__ = [
+    "SPECIAL",
+    "Difference",
+    "Encoded",
+    "Ids",
+    "Order",
+    "Pairs",
+    "Score",
+    "Tokenizer",
+    "Vocabulary",
+    "batches",
+    "bleu",
+    "encode_pairs",
+    "generated",
+    "learn_vocabulary",
+    "make_order",
+    "monolingual",
+    "paired_bootstrap",
+    "read_folder",
+    "read_vocabulary",
+    "write_vocabulary",
+]

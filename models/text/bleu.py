@@ -1,0 +1,125 @@
+"""What translations are worth: BLEU of a whole text, case-insensitive and detokenised, with sacrebleu's signature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from whale_nebula.errors import DataError, OptionError
+
+_ORDERS = 4
+_SMOOTHING = "exp"
+
+
+class Score(NamedTuple):
+    """BLEU of a text, from 0 to 100, with what it is made of; `signature` says how, so that others can compare."""
+
+    value: float
+    signature: str
+    precisions: tuple[float, ...]
+    brevity: float
+    words: int
+    reference_words: int
+
+    def __str__(self) -> str:
+        return f"BLEU {self.value:.2f} ({self.signature})"
+
+
+class Difference(NamedTuple):
+    """By how much `b` is better than `a`, with the interval in which 95 % of the drawn texts lie."""
+
+    delta: float
+    low: float
+    high: float
+    p_value: float
+    samples: int
+    a: Score
+    b: Score
+
+    def __str__(self) -> str:
+        return f"{self.delta:+.2f} BLEU [{self.low:+.2f}, {self.high:+.2f}], p={self.p_value:.3f}"
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """Score a text against one reference for each sentence.
+
+    >>> score = bleu(["A cat sits on the mat."], ["a cat sits on the mat ."])
+    >>> round(score.value, 6), score.signature.split("|")[:4]
+    (100.0, ['nrefs:1', 'case:lc', 'eff:no', 'tok:13a'])
+    """
+    _check(references, hypotheses=hypotheses)
+    return _score(_statistics(hypotheses, references).sum(axis=0))
+
+
+def paired_bootstrap(
+    a: Sequence[str], b: Sequence[str], references: Sequence[str], *, samples: int = 1000, seed: int = 12345
+) -> Difference:
+    """Is `b` better than `a`, or lucky? Score both on many texts, each drawn from the sentences with replacement.
+
+    The p-value is sacrebleu's: how often a difference from its mean is at least as large as the real one.
+
+    >>> texts = ["one two three four", "five six seven eight nine"]
+    >>> paired_bootstrap(texts, texts, texts, samples=10).delta
+    0.0
+    """
+    _check(references, a=a, b=b)
+    if samples < 1:
+        raise OptionError(f"samples={samples!r} draws nothing", mend="samples=1000")
+    of_a, of_b = _statistics(a, references), _statistics(b, references)
+    draws = np.random.default_rng(seed).integers(0, len(references), (samples, len(references)))
+    deltas = np.asarray([_value(of_b[rows].sum(axis=0)) - _value(of_a[rows].sum(axis=0)) for rows in draws])
+    a_score, b_score = _score(of_a.sum(axis=0)), _score(of_b.sum(axis=0))
+    delta = b_score.value - a_score.value
+    extreme = int(np.sum(np.abs(deltas - deltas.mean()) >= abs(delta)))
+    low, high = np.percentile(deltas, [2.5, 97.5])
+    p_value = (extreme + 1) / (samples + 1)
+    return Difference(delta, float(low), float(high), p_value, samples, a_score, b_score)
+
+
+def _check(references: Sequence[str], **texts: Sequence[str]) -> None:
+    if not references:
+        raise DataError("no references: BLEU of nothing", mend="give one reference for each sentence")
+    for name, text in texts.items():
+        if isinstance(text, str) or len(text) != len(references):
+            raise DataError(
+                f"{len(text)} sentences of {name!r} and {len(references)} references are no pairs",
+                why="sentence n is scored against reference n",
+                mend="give both of the same rows: Order.restored puts results back into the order of the rows",
+            )
+
+
+def _metric() -> Any:
+    from sacrebleu.metrics.bleu import BLEU
+
+    return BLEU(lowercase=True, effective_order=True, smooth_method=_SMOOTHING)
+
+
+def _statistics(hypotheses: Sequence[str], references: Sequence[str]) -> npt.NDArray[np.int64]:
+    """What BLEU counts, for each sentence: n-grams that are right, n-grams in all, words here and in the reference."""
+    metric = _metric()
+    found = [metric.sentence_score(each, [reference]) for each, reference in zip(hypotheses, references, strict=True)]
+    return np.asarray([[*each.counts, *each.totals, each.sys_len, each.ref_len] for each in found], np.int64)
+
+
+def _computed(counts: npt.NDArray[np.int64]) -> Any:
+    from sacrebleu.metrics.bleu import BLEU
+
+    *grams, words, reference_words = counts.tolist()
+    return BLEU.compute_bleu(grams[:_ORDERS], grams[_ORDERS:], words, reference_words, smooth_method=_SMOOTHING)
+
+
+def _value(counts: npt.NDArray[np.int64]) -> float:
+    return float(_computed(counts).score)
+
+
+def _score(counts: npt.NDArray[np.int64]) -> Score:
+    from sacrebleu.metrics.bleu import BLEU
+
+    found = _computed(counts)
+    whole = BLEU(lowercase=True, smooth_method=_SMOOTHING)
+    whole.corpus_score(["a"], [["a"]])  # a signature is known once something was scored
+    signature = str(whole.get_signature())
+    return Score(found.score, signature, tuple(found.precisions), found.bp, found.sys_len, found.ref_len)

@@ -1,0 +1,160 @@
+"""Aligned text: sentences and their translations, of which a cluster may have one side alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from whale_nebula.errors import DataError, OptionError
+from whale_nebula.suggest import did_you_mean, listed
+
+from .lines import read_lines
+
+Side = Literal["source", "target"]
+SIDES: tuple[Side, Side] = ("source", "target")
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Row n of `source` is translated by row n of `target`. A side that is None is not here: another cluster has it.
+
+    >>> pairs = Pairs(["un gato", "un perro"], ["a cat", "a dog"])
+    >>> len(pairs), pairs.sides, pairs.first(1)
+    (2, ('source', 'target'), Pairs(source=['un gato'], target=['a cat']))
+    """
+
+    source: Sequence[str] | None = None
+    target: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.sides:
+            raise OptionError("pairs of nothing: both sides are None", mend="Pairs(source=[...]), or target=[...]")
+        if self.source is not None and self.target is not None and len(self.source) != len(self.target):
+            raise DataError(
+                f"{len(self.source)} source sentences and {len(self.target)} target sentences are no pairs",
+                why="row n of one side is the translation of row n of the other",
+                mend="give both sides from the same rows",
+            )
+
+    def __len__(self) -> int:
+        return len(self.of(self.sides[0]))
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """The sides that are here."""
+        return tuple(side for side in SIDES if getattr(self, side) is not None)
+
+    def of(self, side: Side) -> Sequence[str]:
+        """The sentences of a side that must be here."""
+        sentences: Sequence[str] | None = getattr(self, side)
+        if sentences is None:
+            raise DataError(f"the {side} side is not here", mend=f"sides=('source', 'target'), or leave {side} out")
+        return sentences
+
+    def first(self, count: int) -> Pairs:
+        """The first rows: fewer pairs than there are, to see what little data is worth."""
+        return Pairs(*(None if side is None else side[:count] for side in (self.source, self.target)))
+
+
+def read_folder(
+    folder: str | Path,
+    split: str,
+    *,
+    source: str,
+    target: str,
+    sides: Sequence[Side] = SIDES,
+    empty: Literal["refuse", "skip"] = "refuse",
+) -> Pairs:
+    """Read `SPLIT.LANGUAGE` or `SPLIT.LANGUAGE.gz` of both languages, or of one side alone.
+
+    A file of a side that is not asked for is not even looked for. `empty="skip"` leaves out rows in which either side
+    is empty, so it needs both.
+
+    >>> for language, text in {"es": "un gato", "en": "a cat"}.items():
+    ...     _ = Path(f"train.{language}").write_text(text)
+    >>> read_folder(".", "train", source="es", target="en")
+    Pairs(source=['un gato'], target=['a cat'])
+    >>> read_folder(".", "train", source="es", target="en", sides=["target"]).sides
+    ('target',)
+    """
+    _check_options(sides, empty)
+    languages = {"source": source, "target": target}
+    paths = {side: _file(Path(folder), split, side, languages[side]) for side in SIDES if side in sides}
+    lines = {side: read_lines(path) for side, path in paths.items()}
+    _check_aligned(paths, lines)
+    rows = _full_rows(paths, lines, skip=empty == "skip")
+    return Pairs(**{side: [each[row] for row in rows] for side, each in lines.items()})
+
+
+def _check_options(sides: Sequence[Side], empty: str) -> None:
+    for side in sides:
+        if side not in SIDES:
+            raise OptionError(f"there is no side {side!r}", mend=did_you_mean(side, SIDES))
+    if empty not in ("refuse", "skip"):
+        raise OptionError(f"empty={empty!r} is not known", mend=did_you_mean(empty, ["refuse", "skip"]))
+    if empty == "skip" and len(set(sides)) < len(SIDES):
+        raise OptionError(
+            f"empty='skip' needs both sides, and only {listed(sides)} is asked for",
+            why="a row that one cluster leaves out and the other does not would shift all rows after it",
+            mend="take empty rows out of both files before they are dealt to the clusters",
+        )
+
+
+def _file(folder: Path, split: str, side: Side, language: str) -> Path:
+    if not folder.is_dir():
+        raise DataError(
+            f"there is no folder {str(folder)!r}", mend="name the folder that holds the files SPLIT.LANGUAGE[.gz]"
+        )
+    found = [path for path in (folder / f"{split}.{language}", folder / f"{split}.{language}.gz") if path.is_file()]
+    if len(found) > 1:
+        raise DataError(
+            f"{split}.{language} is there twice, plain and gzipped", where=str(folder), mend="take one of them away"
+        )
+    if not found:
+        raise _missing(folder, split, side, language)
+    return found[0]
+
+
+def _missing(folder: Path, split: str, side: Side, language: str) -> DataError:
+    names = {path.name.removesuffix(".gz") for path in folder.iterdir() if path.is_file()}
+    parts = sorted((stem, end) for stem, dot, end in (name.rpartition(".") for name in names) if dot)
+    languages = sorted(end for stem, end in parts if stem == split)
+    if languages:
+        why, mend = f"it is there in {listed(languages)}", did_you_mean(language, languages)
+        what = f"{split!r} is not there in {language!r}, the {side} side"
+        return DataError(what, where=str(folder), why=why, mend=mend)
+    splits = sorted({stem for stem, _ in parts})
+    why = f"the folder has {listed(splits)}" if splits else "the folder has no file of the form SPLIT.LANGUAGE[.gz]"
+    return DataError(f"there is no split {split!r}", where=str(folder), why=why, mend=did_you_mean(split, splits))
+
+
+def _check_aligned(paths: dict[Side, Path], lines: dict[Side, list[str]]) -> None:
+    counts = [f"{path.name} has {len(lines[side])} lines" for side, path in paths.items()]
+    if len({len(each) for each in lines.values()}) > 1:
+        raise DataError(
+            f"files that are not aligned: {' and '.join(counts)}",
+            where=str(paths["source"].parent),
+            why="line n of one file is the translation of line n of the other",
+            mend="take both files from the same release of the text",
+        )
+    if not any(lines.values()):
+        raise DataError(f"no text: {counts[0]}", where=str(paths[next(iter(paths))]))
+
+
+def _full_rows(paths: dict[Side, Path], lines: dict[Side, list[str]], *, skip: bool) -> list[int]:
+    """The rows that are empty on no side; without `skip`, that must be all."""
+    count = len(next(iter(lines.values())))
+    for side, each in lines.items():
+        empty = [row for row, line in enumerate(each) if not line]
+        if empty and not skip:
+            several = f", the first of {len(empty)} in the file" if len(empty) > 1 else ""
+            why = f"line {empty[0] + 1} has nothing in it{several}: nothing can be learned from it"
+            raise DataError(
+                f"{paths[side].name} has an empty sentence",
+                where=f"{paths[side]}:{empty[0] + 1}",
+                why=why,
+                mend='empty="skip" leaves the row out on both sides, where both are here',
+            )
+    return [row for row in range(count) if all(each[row] for each in lines.values())]

@@ -1,0 +1,126 @@
+"""A corpus as ids: each side that is here is cut into tokens once, before training, and held as NumPy arrays."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from whale_nebula.errors import DataError, OptionError
+from whale_nebula.suggest import did_you_mean
+
+from .corpus import Pairs, Side
+from .tokenizer import Tokenizer
+
+log = logging.getLogger("whale_nebula.models.text")
+Ints = npt.NDArray[np.int32]
+TooLong = Literal["cut", "refuse"]
+_LINES_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """The ids of a side's sentences, one after another; `cut` of them were too long and lost their ends.
+
+    No row has more than `longest` ids, and none is filled up to more, as a model has no more positions.
+
+    >>> ids = Ids.of_rows([[2, 7, 3], [2, 8, 9, 3]])
+    >>> len(ids), ids.lengths, ids.row(1)
+    (2, array([3, 4], dtype=int32), array([2, 8, 9, 3], dtype=int32))
+    """
+
+    flat: Ints
+    lengths: Ints
+    cut: int = 0
+    longest: int | None = None
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Sequence[int]], *, cut: int = 0, longest: int | None = None) -> Ids:
+        """From a list for each sentence."""
+        lengths = np.asarray([len(row) for row in rows], np.int32)
+        return cls(np.asarray([each for row in rows for each in row], np.int32), lengths, cut, longest)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def row(self, number: int) -> Ints:
+        """The ids of one sentence."""
+        start = int(self.lengths[:number].sum())
+        return self.flat[start : start + self.lengths[number]]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Both sides as ids; one that is None is not here."""
+
+    source: Ids | None = None
+    target: Ids | None = None
+
+    def __len__(self) -> int:
+        return len(next(each for each in (self.source, self.target) if each is not None))
+
+    @property
+    def lengths(self) -> tuple[Ints, ...]:
+        """How long the sentences of each side are that is here: what `make_order` puts together alike ones by."""
+        return tuple(each.lengths for each in (self.source, self.target) if each is not None)
+
+    @property
+    def cut(self) -> int:
+        """How many sentences were too long and lost their ends."""
+        return sum(each.cut for each in (self.source, self.target) if each is not None)
+
+
+def encode_pairs(
+    pairs: Pairs,
+    *,
+    source: Tokenizer | None = None,
+    target: Tokenizer | None = None,
+    longest: int | Mapping[Side, int] = 128,
+    too_long: TooLong = "cut",
+) -> Encoded:
+    """Cut the sides that are here into tokens, `longest` of them at most, `[CLS]` and `[SEP]` counted.
+
+    A longer sentence is cut, which is counted and logged, or refused. Only sides that are here need a tokenizer.
+    """
+    if too_long not in ("cut", "refuse"):
+        raise OptionError(f"too_long={too_long!r} is not known", mend=did_you_mean(too_long, ["cut", "refuse"]))
+    tokenizers = {"source": source, "target": target}
+    found = {}
+    for side in pairs.sides:
+        tokenizer = tokenizers[side]
+        if tokenizer is None:
+            raise OptionError(f"the {side} side is here and has no tokenizer", mend=f"{side}=Tokenizer(vocabulary)")
+        most = longest if isinstance(longest, int) else longest[side]
+        found[side] = _ids(pairs.of(side), tokenizer, side, most, too_long)
+    return Encoded(**found)
+
+
+def _ids(sentences: Sequence[str], tokenizer: Tokenizer, side: Side, most: int, too_long: TooLong) -> Ids:
+    if most < 3:
+        raise OptionError(f"longest={most} leaves no room for a word", mend="longest=3, or more")
+    rows: list[list[int]] = []
+    for start in range(0, len(sentences), _LINES_AT_ONCE):
+        rows += tokenizer.encode(list(sentences[start : start + _LINES_AT_ONCE])).to_list()
+    long = [number for number, row in enumerate(rows) if len(row) > most]
+    if long:
+        _say_too_long(long, len(rows[long[0]]), len(rows), side, most, too_long)
+    for number in long:
+        rows[number] = [*rows[number][: most - 1], tokenizer.end]
+    return Ids.of_rows(rows, cut=len(long), longest=most)
+
+
+def _say_too_long(rows: list[int], first: int, all_rows: int, side: Side, most: int, too_long: TooLong) -> None:
+    what = f"{len(rows)} of {all_rows} {side} sentences are longer than {most} tokens"
+    if too_long == "cut":
+        log.warning("%s: their ends are cut off", what)
+        return
+    raise DataError(
+        what,
+        where=f"row {rows[0]} has {first} tokens",
+        why="the model has positions for no more, or was meant to have no more",
+        mend=f'too_long="cut", or longest={first} or more',
+    )

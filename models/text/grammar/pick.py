@@ -1,0 +1,52 @@
+"""Choices read off a number: every number below a pattern's size is another sentence of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Both(NamedTuple):
+    """The same in both languages."""
+
+    es: str
+    en: str
+
+
+class Pick:
+    """Gives one of some options at each call, by the digits of a number whose base is how many options there are.
+
+    >>> pick = Pick(7)
+    >>> pick("ab"), pick(range(10)), pick.size
+    ('b', 3, 20)
+    """
+
+    def __init__(self, number: int) -> None:
+        self.rest, self.size = number, 1
+
+    def __call__(self, options: Sequence[T]) -> T:
+        """One of the options, by the next digit."""
+        self.size *= len(options)
+        self.rest, which = divmod(self.rest, len(options))
+        return options[which]
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a text, for lists that read well."""
+    return tuple(text.split())
+
+
+Pattern = Callable[[Pick], Both]
+
+
+def size(pattern: Pattern) -> int:
+    """How many sentences a pattern has; how many options there are may not depend on earlier choices.
+
+    >>> size(lambda pick: Both(pick(["uno", "dos"]), pick("abc")))
+    6
+    """
+    pick = Pick(0)
+    pattern(pick)
+    return pick.size

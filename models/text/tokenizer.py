@@ -1,0 +1,65 @@
+"""Sentences to ids and back, in the graph: BERT's tokenizer, and text put together again as people write it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .attached import attached
+from .spelling import spelled, tokenizer_reads
+from .vocabulary import Vocabulary
+
+
+class Tokenizer:
+    """Cuts lower-case text into the tokens of a vocabulary, and joins tokens to text. Works in `tf.data` as well.
+
+    `accents`: whether they are kept; None does as the vocabulary: kept if any of its tokens has one.
+
+    >>> from .vocabulary import SPECIAL
+    >>> tokenizer = Tokenizer(Vocabulary((*SPECIAL, "the", "cat", "##s", "don", "t", "'", ".")))
+    >>> ids = tokenizer.encode(["The cats don't."])
+    >>> ids.to_list()
+    [[2, 5, 6, 7, 8, 10, 9, 11, 3]]
+    >>> tokenizer.decode(ids).numpy()[0]
+    b"the cats don't."
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, accents: bool | None = None) -> None:
+        import tensorflow as tf
+        import tensorflow_text
+
+        self.vocabulary = vocabulary
+        self.accents = vocabulary.accented if accents is None else accents
+        self.size = len(vocabulary)
+        self.pad, self.unknown = vocabulary.pad, vocabulary.unknown
+        self.start, self.end, self.mask = vocabulary.start, vocabulary.end, vocabulary.mask
+        cutter = tensorflow_text.FastBertTokenizer(
+            vocab=list(vocabulary.tokens),
+            token_out_type=tf.int32,
+            support_detokenization=True,
+            **tokenizer_reads(accents=self.accents),
+        )
+        plain = tf.autograph.experimental.do_not_convert  # it would convert the library for seconds, for nothing
+        self._cut, self._join = plain(cutter.tokenize), plain(cutter.detokenize)
+
+    def encode(self, strings: Any) -> Any:
+        """A row of strings becomes ragged int32 rows of ids, each from `[CLS]` to `[SEP]`."""
+        import tensorflow as tf
+
+        cut = self._cut(spelled(strings, accents=self.accents))
+        ends = tf.ones((cut.nrows(), 1), tf.int32)
+        return tf.concat([self.start * ends, cut, self.end * ends], axis=1)
+
+    def decode(self, ids: Any) -> Any:
+        """Rows of ids, ragged or filled up, become strings: what is before `[SEP]`, without special tokens."""
+        import tensorflow as tf
+
+        rows = ids.to_tensor(self.pad) if isinstance(ids, tf.RaggedTensor) else tf.convert_to_tensor(ids)
+        rows = tf.cast(rows, tf.int32)
+        ended = tf.cumsum(tf.cast(rows == self.end, tf.int32), axis=1) > 0
+        silent = tf.reduce_any(rows[..., None] == [self.pad, self.start, self.mask], axis=-1)
+        words = tf.ragged.boolean_mask(rows, ~(ended | silent))
+        return attached(self._join(words))
+
+    def sentences(self, ids: Any) -> list[str]:
+        """`decode` for people: a list of Python's strings."""
+        return [each.decode() for each in self.decode(ids).numpy()]

@@ -1,0 +1,165 @@
+"""Vocabularies in BERT's form: WordPiece tokens, one a line, of which a few are special and found by their names."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from whale_nebula.errors import DataError, OptionError
+from whale_nebula.suggest import listed
+
+from .learner import learned
+from .lines import read_lines
+
+PAD, UNKNOWN, START, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+SPECIAL = (PAD, UNKNOWN, START, END, MASK)
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Tokens, each with its place as its id. `[PAD]` is 0, as masks are made by asking which ids are not 0.
+
+    >>> words = Vocabulary((*SPECIAL, "cat", "##s"))
+    >>> len(words), words.pad, words.start, words.id("##s")
+    (7, 0, 2, 6)
+    """
+
+    tokens: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _check_special(self.tokens)
+        if twice := [token for token, count in Counter(self.tokens).items() if count > 1]:
+            places = [str(place + 1) for place, token in enumerate(self.tokens) if token == twice[0]]
+            raise DataError(
+                f"a vocabulary that has {listed(twice[:3])} twice",
+                why=f"{twice[0]!r} is in lines {' and '.join(places)}, so it has no one id",
+                mend="take the vocab.txt that belongs to the weights",
+            )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def id(self, token: str) -> int:
+        """The id of a token that is there."""
+        if token not in self.tokens:
+            raise DataError(f"the vocabulary has no token {token!r}", mend="ids of words come from Tokenizer.encode")
+        return self.tokens.index(token)
+
+    @property
+    def pad(self) -> int:
+        """The id that fills up rows."""
+        return self.id(PAD)
+
+    @property
+    def unknown(self) -> int:
+        """The id of a word that cannot be put together from tokens."""
+        return self.id(UNKNOWN)
+
+    @property
+    def start(self) -> int:
+        """The id that begins a sentence."""
+        return self.id(START)
+
+    @property
+    def end(self) -> int:
+        """The id that ends a sentence."""
+        return self.id(END)
+
+    @property
+    def mask(self) -> int:
+        """The id that hides a word."""
+        return self.id(MASK)
+
+    @property
+    def accented(self) -> bool:
+        """Whether any token has an accent: then text is cut with its accents, and otherwise without."""
+        letters = {letter for token in self.tokens for letter in token if letter.isalpha()}
+        parts = "".join(unicodedata.normalize("NFD", letter) for letter in letters)
+        return any(unicodedata.category(part) == "Mn" for part in parts)
+
+    def check_fits(self, rows: int, *, padded: bool = False, where: str = "") -> None:
+        """Refuse a model whose embedding has not so many rows; `padded` lets it have more, as some published ones do.
+
+        >>> Vocabulary(SPECIAL).check_fits(5)
+        """
+        if rows == len(self) or (padded and rows > len(self)):
+            return
+        raise DataError(
+            f"a vocabulary of {len(self)} tokens and a model of {rows} do not fit",
+            where=where,
+            why="every id must be a row of the model's embedding, and every row a token",
+            mend=f"build the model with vocabulary={len(self)}, or read the vocab.txt that its weights came with",
+        )
+
+
+def _check_special(tokens: Sequence[str]) -> None:
+    missing = [name for name in SPECIAL if name not in tokens]
+    if missing:
+        raise DataError(
+            f"a vocabulary without {listed(missing)}",
+            why="sentences are begun, ended, filled up and masked with these, and they are found by their names",
+            mend="take a vocab.txt of BERT's form, or one that learn_vocabulary made",
+        )
+    if tokens[0] != PAD:
+        raise DataError(
+            f"a vocabulary whose first token is {tokens[0]!r}, not {PAD!r}",
+            why="what fills up rows has id 0, so that masks need no vocabulary",
+            mend=f"move {PAD!r} to the first line, if no weights belong to it yet",
+        )
+
+
+def learn_vocabulary(
+    lines: Sequence[str],
+    size: int,
+    *,
+    reserved: Sequence[str] = SPECIAL,
+    accents: bool = True,
+    fill: bool = False,
+) -> Vocabulary:
+    """Learn at most `size` WordPiece tokens from text, lower case: frequent words whole, others in pieces.
+
+    The same lines give the same vocabulary everywhere. Without `accents` they are stripped, as in BERT's uncased
+    models; with them, a model can write them. `fill` makes it exactly `size` tokens, with BERT's `[unused0]` and so
+    on at the end: a cluster that does not have the text then knows how large the other's model is.
+
+    >>> words = learn_vocabulary(["El café está frío .", "el gato está aquí"] * 9, 60)
+    >>> "está" in words.tokens, "el" in words.tokens, len(words) <= 60
+    (True, True, True)
+    """
+    if not any(line.strip() for line in lines):
+        raise DataError("no text to learn a vocabulary from", mend="give the sentences of the training split")
+    _check_special(reserved)
+    tokens = learned(lines, size, reserved, accents=accents)
+    if isinstance(tokens, int):
+        raise OptionError(
+            f"size={size} cannot hold even the letters of the text",
+            why=f"every letter has to be there twice, to begin a word and to go on: {tokens} tokens in all",
+            mend=f"size={2 * tokens}, so that there is room for words",
+        )
+    unused = [f"[unused{number}]" for number in range(size - len(tokens))] if fill else []
+    return Vocabulary((*tokens, *unused))
+
+
+def read_vocabulary(path: str | Path) -> Vocabulary:
+    """Read a `vocab.txt`, or that of a folder.
+
+    >>> write_vocabulary(Vocabulary((*SPECIAL, "cat")), "vocab.txt")
+    >>> read_vocabulary(".").tokens[-1]
+    'cat'
+    """
+    file = Path(path) / "vocab.txt" if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        raise DataError(f"there is no vocabulary at {str(file)!r}", mend="name a vocab.txt, or a folder that has one")
+    try:
+        return Vocabulary(tuple(line.removesuffix("\r") for line in read_lines(file, exact=True)))
+    except DataError as error:
+        raise DataError(error.what, where=error.where or str(file), why=error.why, mend=error.mend) from None
+
+
+def write_vocabulary(vocabulary: Vocabulary, path: str | Path) -> None:
+    """Write a `vocab.txt`: one token a line, in the order of their ids; into a folder, under that name."""
+    file = Path(path) / "vocab.txt" if Path(path).is_dir() else Path(path)
+    file.write_text("".join(f"{token}\n" for token in vocabulary.tokens), "utf-8")

@@ -1,0 +1,92 @@
+"""The transformer that ABNet is compared with: encoder and decoder are trained from scratch, on pairs alone.
+
+The same layers as in a BERT, none of them frozen or pretrained, and cross-attention between a decoder's self-attention
+and its feed-forward part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import keras
+
+from .bert import Bert, BertSizes
+from .cross_attention import CrossAttention
+from .decoder import Decoder
+from .decoding import Beam, Found
+from .decoding.stepwise import beamed
+from .encoder import Encoder, Source
+from .masked_lm import Bias
+from .scores import Scores
+from .sides import Around, Sides, Translating, nowhere, pair_inputs
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class Translator(Translating):
+    """{"source": ids, "target": ids from the start on} in, logits of the word after each shown one out.
+
+    `around(side)` gives the scope around each side. If `tied`, words are scored by the table that embeds them.
+
+    >>> sizes = BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16)
+    >>> Translator(sizes, sizes).output.shape
+    (None, None, 11)
+    """
+
+    searched_by = Beam
+
+    def __init__(
+        self,
+        source: BertSizes,
+        target: BertSizes,
+        *,
+        tied: bool = True,
+        around: Around = nowhere,
+        name: str = "translator",
+    ) -> None:
+        encoder, decoder = _source_side(source), _target_side(target, tied=tied)
+        inputs = pair_inputs()
+        with around("source"):
+            hidden = encoder(inputs["source"])
+        with around("target"):
+            logits = decoder(inputs["target"], hidden)
+        config = {"source": asdict(source), "target": asdict(target), "tied": tied, "name": name}
+        super().__init__(inputs, logits, Sides(encoder, decoder, around), config)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Translator:
+        """Another one like it, without scopes."""
+        sizes = {side: BertSizes(**config[side]) for side in ("source", "target")}
+        return cls(**{**config, **sizes})
+
+    def find(self, source: Source, search: Beam) -> Found:
+        """Beam search, with what is known of each beginning kept."""
+        return beamed(self.sides.decoder, source, search)
+
+
+def _source_side(sizes: BertSizes) -> Encoder:
+    bert = Bert(sizes, name="source")
+    layers = tuple(layer for both in bert.sub_layers for layer in both)
+    return Encoder(bert.visible, bert.embedding, layers, bert.ending)
+
+
+def _target_side(sizes: BertSizes, *, tied: bool) -> Decoder:
+    bert = Bert(sizes, name="target")
+    layers: list[keras.layers.Layer] = []
+    for number, (attention, inner) in enumerate(bert.sub_layers):
+        layers += [attention, _looking(sizes, f"target_source_attention{number}"), inner]
+    layers += [] if bert.ending is None else [bert.ending]
+    return Decoder(bert.embedding, tuple(layers), _scores(bert, tied=tied))
+
+
+def _looking(sizes: BertSizes, name: str) -> CrossAttention:
+    dropout = sizes.dropout if sizes.attention_dropout is None else sizes.attention_dropout
+    return CrossAttention(
+        sizes.width, sizes.heads, norm=sizes.norm, attention_dropout=dropout, **sizes.common, name=name
+    )
+
+
+def _scores(bert: Bert, *, tied: bool) -> Scores:
+    if tied:
+        return Scores((), bert.embedding, Bias(name="target_output_bias"))
+    return Scores((keras.layers.Dense(bert.sizes.vocabulary, name="target_output"),))

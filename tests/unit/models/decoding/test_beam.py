@@ -1,0 +1,138 @@
+"""Beam search: it finds what an exhaustive search finds, follows greedy choices with a beam of one, ends in time."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from whale_nebula.errors import OptionError
+from whale_nebula.models.decoding import Beam, beam_search
+
+START, END, WORDS, LONGEST = 1, 2, 5, 4
+ANY = Beam(start=START, end=END, longest=LONGEST, width=1, penalty=0.6, never=(0, START))
+
+
+def model(seed: int, rows: int) -> np.ndarray:
+    """Logits of the next word, by row, place and the two words before it: no greedy choice gets that right."""
+    return np.random.default_rng(seed).normal(0, 2, (rows, LONGEST, WORDS, WORDS, WORDS)).astype("float32")
+
+
+def searched(logits: np.ndarray, beam: Beam):
+    """The state of a beginning is its row, and the word before its last."""
+    rows = len(logits)
+
+    @tf.function
+    def search():
+        def step(words, position, state):
+            row, before = state
+            place = tf.fill(tf.shape(words), position)
+            return tf.gather_nd(logits, tf.stack([row, place, before, words], axis=1)), (row, words)
+
+        state = (tf.repeat(tf.range(rows), beam.width), tf.fill([rows * beam.width], START))
+        return beam_search(step, state, rows, beam)
+
+    return search()
+
+
+def likely(logits: np.ndarray, beam: Beam) -> np.ndarray:
+    kept = np.where(np.isin(np.arange(WORDS), beam.never), -np.inf, logits).astype("float64")
+    return kept - np.log(np.exp(kept).sum(-1, keepdims=True))
+
+
+def exhaustive(logits: np.ndarray, beam: Beam) -> list[tuple[float, list[int]]]:
+    """All sentences of one row, best first. What stands in the last place can only be the end, and is certain to be."""
+    likelihoods, found = likely(logits, beam), []
+    for words in range(beam.longest):
+        for sentence in itertools.product([w for w in range(WORDS) if w not in (END, *beam.never)], repeat=words):
+            ids, total = [START, START, *sentence, END], 0.0
+            for place, word in enumerate(ids[2:]):
+                total += likelihoods[place, ids[place], ids[place + 1], word]
+            found.append((total / ((5 + words + 1) / 6) ** beam.penalty, [*sentence, END]))
+    return sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 2.0])
+def test_a_beam_as_wide_as_all_sentences_finds_the_best_of_all(penalty: float) -> None:
+    logits, beam = model(0, rows=16), Beam(START, END, LONGEST, width=12, penalty=penalty, never=(0, START))
+    found = searched(logits, beam)
+    for row in range(16):
+        score, sentence = exhaustive(logits[row], beam)[0]
+        assert found.ids[row, 0].numpy().tolist() == sentence + [0] * (LONGEST - len(sentence))
+        assert float(found.scores[row, 0]) == pytest.approx(score, rel=1e-5)
+
+
+def test_all_that_it_gives_are_sentences_with_their_scores_best_first() -> None:
+    logits, beam = model(9, rows=2), Beam(START, END, LONGEST, width=4, penalty=1.0, never=(0, START))
+    found = searched(logits, beam)
+    for row in range(2):
+        scores = {tuple(ids): score for score, ids in exhaustive(logits[row], beam)}
+        for ids, score in zip(found.ids[row].numpy().tolist(), found.scores[row].numpy(), strict=True):
+            if np.isfinite(score):
+                words = tuple(ids[: ids.index(END) + 1])
+                assert set(ids[len(words) :]) <= {0} and scores[words] == pytest.approx(score, rel=1e-5)
+        assert (np.diff(found.scores[row]) <= 0).all()
+
+
+def test_a_beam_of_one_makes_the_greedy_choice() -> None:
+    logits = model(3, rows=8)
+    found = searched(logits, ANY).best.numpy()
+    for row in range(8):
+        ids, likelihoods = [START, START], likely(logits[row], ANY)
+        while ids[-1] != END:
+            place = len(ids) - 2
+            choice = likelihoods[place, ids[-2], ids[-1]].argmax()
+            ids.append(END if place == LONGEST - 1 else int(choice))
+        assert found[row].tolist() == ids[2:] + [0] * (LONGEST - len(ids) + 2)
+
+
+def test_a_wider_beam_finds_nothing_worse() -> None:
+    logits = model(5, rows=16)
+    scores = [searched(logits, Beam(START, END, LONGEST, width, 0.0, (0, START))).scores[:, 0] for width in (1, 3, 12)]
+    assert all((wider >= narrower - 1e-6).numpy().all() for narrower, wider in itertools.pairwise(scores))
+
+
+def test_words_that_are_never_written_are_not() -> None:
+    logits = model(1, rows=8)
+    logits[..., 3] = 9.0
+    assert (searched(logits, Beam(START, END, LONGEST, never=(0, START, 3))).ids != 3).numpy().all()
+
+
+def test_a_penalty_prefers_longer_sentences() -> None:
+    logits = model(2, rows=64)
+    length = {}
+    for penalty in (0.0, 4.0):
+        beam = Beam(START, END, LONGEST, 8, penalty, (0, START))
+        length[penalty] = float(tf.reduce_mean(tf.cast(searched(logits, beam).best > 0, tf.float32)))
+    assert length[4.0] > length[0.0]
+
+
+def test_it_ends_once_nothing_can_become_better() -> None:
+    """The end is all but certain after the first word: fifty places are not looked at."""
+    looked = tf.Variable(0)
+
+    def step(words, position, state):
+        looked.assign_add(1)
+        return tf.tile([[0.0, 0.0, 20.0, 0.0]], [tf.shape(words)[0], 1]), state
+
+    beam_search(step, (), 2, Beam(START, END, longest=50, width=2))
+    assert looked.numpy() == 1
+
+
+def test_how_many_rows_there_are_may_be_known_late() -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None, WORDS])])
+    def search(logits):
+        def step(words, position, state):
+            return tf.repeat(logits, 2, axis=0), state
+
+        return beam_search(step, (), tf.shape(logits)[0], Beam(START, END, longest=3, width=2))
+
+    for rows in (1, 3):
+        assert search(tf.zeros([rows, WORDS])).ids.shape == (rows, 2, 3)
+
+
+@pytest.mark.parametrize("wrong", [{"width": 0}, {"longest": 0}, {"penalty": -1.0}, {"never": (0, END)}])
+def test_beams_that_find_nothing_are_refused_with_a_mend(wrong: dict) -> None:
+    with pytest.raises(OptionError) as caught:
+        Beam(**{"start": START, "end": END, "longest": 4, **wrong})
+    assert caught.value.mend

@@ -1,0 +1,64 @@
+"""Translating across two clusters: the encoder in one stage, the whole search in the other."""
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+from tests.unit.models.small import END, MASK, MODELS, PAD, START, far_from_zero, in_two, sources
+from whale_nebula.models.decoding import Beam, MaskPredict, translation
+from whale_nebula.models.sides import nowhere
+
+BEAM = Beam(START, END, longest=4, width=3, never=(PAD, START, MASK))
+FILL = MaskPredict(START, END, MASK, longest=4, candidates=2, rounds=2)
+
+
+@pytest.fixture(autouse=True)
+def no_run_left() -> Iterator[None]:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+@contextlib.contextmanager
+def projected(side: str) -> Iterator[None]:
+    with in_two(side), nb.compress(rank=6, basis="learned") if side == "source" else contextlib.nullcontext():
+        yield
+
+
+def made(name: str, around=nowhere):
+    model = MODELS[name](around)
+    far_from_zero(model)
+    return model
+
+
+@pytest.mark.parametrize("name", ["causal", pytest.param("translator", marks=pytest.mark.grid), "cmlm"])
+def test_two_clusters_find_what_one_finds_and_only_hidden_states_cross(name: str) -> None:
+    search = FILL if name == "cmlm" else BEAM
+    expected = made(name)(sources(4), search=search)
+    found = translation(made(name, in_two), search)(sources(4))
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
+    report = nb.last_report()
+    assert tuple(report.stages) == ("source", "target")
+    assert report.links["source->target"].raw_bytes == 4 * 8 * (12 * 4 + 1)  # 12 numbers a place, and the mask
+
+
+def test_a_learned_basis_is_the_same_in_training_and_in_the_search() -> None:
+    """The basis belongs to the model: a search that knew nothing of it would translate from other numbers."""
+    model = made("causal", projected)
+    translate = translation(model, BEAM)
+    first = translate(sources(4))
+    bases = [weight for weight in model.variables if "bottleneck" in weight.path]
+    assert [tuple(basis.shape) for basis in bases] == [(12, 6), (6, 12)]
+    for basis in bases:
+        basis.assign(0.0 * basis)
+    assert not np.allclose(translate(sources(4)).scores, first.scores)
+
+
+def test_without_scopes_it_is_plain_tensorflow() -> None:
+    with pytest.warns(nb.errors.NebulaWarning, match="runs uncut"):
+        found = translation(made("causal"), BEAM)(sources(2))
+    np.testing.assert_array_equal(found.ids, made("causal")(sources(2), search=BEAM).ids)

@@ -1,0 +1,156 @@
+"""ABNet, left to right: what is frozen, what is seen, what a new one says, and its two stages."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.unit.models.small import (
+    PAD,
+    SOURCE,
+    TARGET,
+    VOCABULARY,
+    causal,
+    far_from_zero,
+    in_two,
+    pairs,
+    sources,
+)
+from whale_nebula.errors import OptionError
+from whale_nebula.models.abnet_causal import CausalABNet
+from whale_nebula.models.bert import Bert
+from whale_nebula.models.masked_lm import masked_lm
+from whale_nebula.models.smoothing import SmoothedCrossentropy
+
+
+@pytest.fixture(autouse=True)
+def no_run_left() -> Iterator[None]:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+def compiled(model: keras.Model) -> keras.Model:
+    model.compile(keras.optimizers.SGD(0.5), SmoothedCrossentropy())
+    return model
+
+
+def test_only_adapters_and_the_output_are_trained() -> None:
+    trained = {weight.path.split("/")[0] for weight in causal().trainable_variables}
+    adapters = {f"{side}_{part}0_adapter" for side in ("es", "en") for part in ("attention", "inner")}
+    assert trained == adapters | {"en_output_norm", "en_output_bias"}
+
+
+def test_with_a_head_of_its_own_only_adapters_are() -> None:
+    model = CausalABNet(Bert(SOURCE, name="es"), masked_lm(Bert(TARGET, name="en")), inner=4)
+    assert all("_adapter/" in weight.path for weight in model.trainable_variables)
+    assert model(pairs()[0]).shape == (5, 7, VOCABULARY)
+
+
+def test_a_new_one_tells_of_a_source_what_its_bert_does() -> None:
+    source = Bert(SOURCE, name="es")
+    encoder = CausalABNet(source, Bert(TARGET, name="en"), inner=4).sides.encoder
+    ids = sources()
+    hidden, visible = encoder(ids)
+    np.testing.assert_array_equal(visible, ids != PAD)
+    expected = np.where(visible[..., None], source(ids), 0.0)
+    np.testing.assert_allclose(hidden, expected, atol=0.05)
+
+
+def test_a_new_one_guesses_words_as_its_masked_language_model_does() -> None:
+    target = masked_lm(Bert(TARGET, name="en"))
+    model = CausalABNet(Bert(SOURCE, name="es"), target, inner=4)
+    (x, _), last = pairs(), 6
+    expected = target({"tokens": x["target"], "places": np.full((5, 1), last)})[:, 0]
+    whole_rows = (x["target"] != PAD).all(axis=1)  # from the last place everything is visible, padding too
+    assert whole_rows.any()
+    np.testing.assert_allclose(model(x)[:, last][whole_rows], expected[whole_rows], atol=0.05)
+
+
+def test_a_word_changes_nothing_before_it() -> None:
+    model, (x, _) = causal(), pairs()
+    far_from_zero(model)
+    other = {**x, "target": np.where(np.arange(7) == 4, 5 + (x["target"] - 4) % 5, x["target"])}
+    before, after = model(x).numpy(), model(other).numpy()
+    np.testing.assert_allclose(before[:, :4], after[:, :4], rtol=1e-5, atol=1e-5)
+    assert np.abs(before[:, 4:] - after[:, 4:]).max(axis=(1, 2)).min() > 1e-4
+
+
+def test_every_word_of_the_source_counts_and_its_padding_does_not() -> None:
+    model, (x, _) = causal(), pairs()
+    far_from_zero(model)
+    expected = model(x).numpy()
+    longer = {**x, "source": np.pad(x["source"][:, :8], ((0, 0), (0, 0)))}
+    shorter = {"source": x["source"][:1, : int((x["source"][0] > 0).sum())], "target": x["target"][:1]}
+    np.testing.assert_allclose(model(longer), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(model(shorter), expected[:1], rtol=1e-4, atol=1e-4)
+    for place in range(2):
+        changed = np.where(np.arange(8) == place, 11, x["source"])
+        assert np.abs(model({**x, "source": changed}).numpy() - expected).max() > 1e-3
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_it_can_be_saved_and_loaded(tmp_path, tied: bool) -> None:
+    model, (x, _) = causal(tied=tied), pairs()
+    far_from_zero(model)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(again(x), model(x), rtol=1e-5, atol=1e-5)
+    assert [w.path for w in again.trainable_variables] == [w.path for w in model.trainable_variables]
+
+
+def test_pre_normalised_berts_end_in_their_norm() -> None:
+    source, target = (Bert(replace(sizes, norm="pre"), name=n) for sizes, n in ((SOURCE, "es"), (TARGET, "en")))
+    model = CausalABNet(source, target, inner=4)
+    hidden, _ = model.sides.encoder(sources())
+    np.testing.assert_allclose(tf.reduce_mean(hidden, axis=-1), 0, atol=1e-5)
+    assert model(pairs()[0]).shape == (5, 7, VOCABULARY)
+
+
+def test_two_berts_of_one_name_are_refused_with_a_mend() -> None:
+    with pytest.raises(OptionError) as caught:
+        CausalABNet(Bert(SOURCE), Bert(TARGET))
+    assert "name=" in caught.value.mend
+
+
+# ---------------------------------------------------------------------- in two stages
+def test_in_two_stages_and_three_micro_batches_it_is_the_same_model() -> None:
+    with nb.cluster(), nb.pipeline(micro_batch=3):
+        model = causal(in_two)
+    far_from_zero(model, 0.2)
+    verification = nb.verify(compiled(model), *pairs())
+    assert verification.ok, verification
+    assert verification.stages == ("source", "target")
+
+
+@contextlib.contextmanager
+def compressed(side: str) -> Iterator[None]:
+    with in_two(side), nb.compress(int8=True, mask=True) if side == "source" else contextlib.nullcontext():
+        yield
+
+
+def test_trained_over_a_codec_it_goes_on_uncut(tmp_path) -> None:
+    source, target = Bert(SOURCE, name="es"), Bert(TARGET, name="en")
+    frozen = [*source.get_weights(), *target.get_weights()]
+    with nb.cluster(), nb.pipeline(micro_batch=2):
+        model = compiled(CausalABNet(source, target, inner=4, around=compressed))
+    x, y = pairs(4)
+    losses = model.fit(x, y, batch_size=4, epochs=3, verbose=0).history["loss"]
+    assert losses[2] < losses[1] < losses[0]
+
+    report = nb.last_report()
+    crossed = sorted((boundary.codec, name) for name, boundary in report.boundaries.items())
+    assert [codec for codec, _ in crossed] == ["bits", "int8", "int8"]  # the mask; hidden states, and their gradient
+    for old, new in zip(frozen, [*source.get_weights(), *target.get_weights()], strict=True):
+        np.testing.assert_array_equal(old, new)
+
+    model.save_weights(tmp_path / "it.weights.h5")
+    uncut = causal()
+    uncut.load_weights(tmp_path / "it.weights.h5")
+    loss = SmoothedCrossentropy()(y, uncut(x))
+    assert float(loss) < losses[2]

@@ -1,0 +1,115 @@
+"""ABNet, filled in: it looks both ways, predicts lengths, and is trained in two stages."""
+
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.unit.models.small import END, MASK, PAD, START, VOCABULARY, cmlm, far_from_zero, in_two, pairs
+from whale_nebula.models.abnet_cmlm import LengthScores
+from whale_nebula.models.hiding import Hiding
+from whale_nebula.models.smoothing import SmoothedCrossentropy
+
+HIDING = Hiding(MASK, (PAD, START, END))
+
+
+@pytest.fixture(autouse=True)
+def no_run_left() -> Iterator[None]:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+def batch(rows: int = 6) -> tuple[dict, dict]:
+    data = tf.data.Dataset.from_tensor_slices(pairs(rows)).batch(rows)
+    ((x, y),) = HIDING.of_batches(data).as_numpy_iterator()
+    return x, y
+
+
+def compiled(model: keras.Model) -> keras.Model:
+    lengths = keras.losses.SparseCategoricalCrossentropy(from_logits=True, name="lengths")
+    losses = {"words": SmoothedCrossentropy(), "length": lengths}
+    model.compile(keras.optimizers.SGD(0.3), losses, loss_weights={"words": 1.0, "length": 0.1})
+    return model
+
+
+def test_only_adapters_and_the_length_are_trained() -> None:
+    trained = {weight.path.split("/")[0] for weight in cmlm().trainable_variables}
+    adapters = {f"{side}_{part}0_adapter" for side in ("es", "en") for part in ("attention", "inner")}
+    assert trained == adapters | {"en_length"}
+
+
+def test_a_word_is_guessed_from_both_sides_of_it() -> None:
+    model, (x, _) = cmlm(), batch()
+    far_from_zero(model)
+    whole = {**x, "target": np.where(x["target"] == PAD, 5, x["target"])}
+    before = model(whole)["words"].numpy()
+    for place, seen_from in ((7, 0), (0, 7)):
+        other = {**whole, "target": np.where(np.arange(8) == place, 9, whole["target"])}
+        assert np.abs(model(other)["words"].numpy() - before)[:, seen_from].max() > 1e-4
+
+
+def test_padding_on_either_side_changes_nothing() -> None:
+    model, (x, _) = cmlm(), batch()
+    far_from_zero(model)
+    all_outputs = model(x)
+    for row in range(6):
+        ids, shown = (x[side][row][x[side][row] != PAD] for side in ("source", "target"))
+        alone = model({"source": ids[None], "target": shown[None]})
+        np.testing.assert_allclose(alone["words"][0], all_outputs["words"][row, : len(shown)], rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(alone["length"][0], all_outputs["length"][row], rtol=1e-3, atol=1e-3)
+
+
+def test_its_length_head_reads_the_mean_of_what_is_visible() -> None:
+    layer, hidden = LengthScores(4), np.random.default_rng(0).normal(size=(1, 3, 8)).astype("float32")
+    scores = layer(hidden, np.array([[True, True, False]]))
+    expected = hidden[:, :2].mean(axis=1) @ layer.dense.kernel.numpy()
+    np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-6)
+    assert np.isfinite(layer(hidden, np.zeros((1, 3), bool))).all()
+
+
+def test_it_can_be_saved_and_loaded(tmp_path) -> None:
+    model, (x, _) = cmlm(longest=5), batch()
+    far_from_zero(model)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    for name in ("words", "length"):
+        np.testing.assert_allclose(again(x)[name], model(x)[name], rtol=1e-5, atol=1e-5)
+    assert len(again.trainable_variables) == len(model.trainable_variables)
+
+
+def test_how_many_words_a_translation_may_have_is_said_or_what_there_is_room_for() -> None:
+    x, _ = batch()
+    assert cmlm()(x)["length"].shape == (6, 7) and cmlm(longest=3)(x)["length"].shape == (6, 4)
+    assert cmlm()(x)["words"].shape == (6, 8, VOCABULARY)
+
+
+@pytest.mark.grid  # the causal one takes the same way
+def test_in_two_stages_and_two_micro_batches_it_is_the_same_model() -> None:
+    with nb.cluster(), nb.pipeline(micro_batch=2):
+        model = cmlm(in_two)
+    far_from_zero(model, 0.2)
+    verification = nb.verify(compiled(model), *batch())
+    assert verification.ok, verification
+    assert verification.stages == ("source", "target")
+
+
+def test_it_learns_what_is_hidden_and_how_long_it_is() -> None:
+    model, (x, y) = cmlm(tied=False), batch()  # random heads, frozen, can say next to nothing
+    optimizer = keras.optimizers.Adam(0.03)
+    lengths = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            outputs = model(x, training=True)
+            losses = SmoothedCrossentropy()(y["words"], outputs["words"]), lengths(y["length"], outputs["length"])
+            loss = sum(losses)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return losses
+
+    first, *_, last = (step() for _ in range(40))
+    assert all(float(late) < 0.7 * float(early) for early, late in zip(first, last, strict=True))

@@ -1,0 +1,94 @@
+"""Adapters and cross-attention: near nothing at first, trainable, blind to what is not visible."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.unit.models.small import far_from_zero
+from whale_nebula.models.adapters import DecoderAdapter, EncoderAdapter
+from whale_nebula.models.attention import among
+from whale_nebula.models.cross_attention import CrossAttention
+
+RANDOM = np.random.default_rng(0)
+HIDDEN = tf.constant(RANDOM.normal(size=(2, 3, 8)), tf.float32)
+SOURCE = RANDOM.normal(size=(2, 5, 12)).astype("float32")
+VISIBLE = np.array([[True, True, True, False, False], [True] * 5])
+
+
+def layers() -> dict[str, keras.layers.Layer]:
+    return {
+        "encoder": EncoderAdapter(8, inner=4),
+        "decoder": DecoderAdapter(8, heads=2, inner=4),
+        "post": CrossAttention(8, heads=2),
+        "pre": CrossAttention(8, heads=2, norm="pre"),
+    }
+
+
+def called(layer: keras.layers.Layer, source: np.ndarray = SOURCE) -> tf.Tensor:
+    return layer(HIDDEN, source, VISIBLE) if isinstance(layer, CrossAttention) else layer(HIDDEN)
+
+
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+def test_at_first_an_adapter_changes_next_to_nothing(name: str) -> None:
+    assert float(tf.reduce_max(abs(called(layers()[name]) - HIDDEN))) < 0.05
+
+
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+def test_and_yet_all_its_weights_learn_from_the_first_step_on(name: str) -> None:
+    layer = layers()[name]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(called(layer) ** 3)
+    for weight, gradient in zip(layer.trainable_weights, tape.gradient(loss, layer.trainable_variables), strict=True):
+        if not weight.path.endswith("key/bias"):  # softmax does not see what all keys have in common
+            assert float(tf.reduce_max(abs(gradient))) > 0, weight.path
+
+
+@pytest.mark.parametrize("name", ["decoder", "post", "pre"])
+def test_what_is_not_visible_of_the_source_changes_nothing(name: str) -> None:
+    layer = layers()[name]
+    called(layer)
+    far_from_zero(layer)
+    unseen = np.where(VISIBLE[..., None], SOURCE, 7.0).astype("float32")
+    seen = np.where(VISIBLE[..., None], 7.0, SOURCE).astype("float32")
+    np.testing.assert_allclose(called(layer, unseen), called(layer), rtol=1e-5, atol=1e-6)
+    assert np.abs(called(layer, seen) - called(layer)).max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["decoder", "post", "pre"])
+def test_a_source_that_is_remembered_says_the_same(name: str) -> None:
+    layer = layers()[name]
+    expected = called(layer)
+    again = layer.recall(HIDDEN, layer.remember(SOURCE), among(tf.constant(VISIBLE)))
+    np.testing.assert_allclose(again, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_norm_stands_behind_the_sum_or_before_it() -> None:
+    post, pre = layers()["post"], layers()["pre"]
+    np.testing.assert_allclose(tf.reduce_mean(called(post), axis=-1), 0, atol=1e-5)
+    for each in (post, pre):
+        called(each)
+        each.attention.out.kernel.assign(tf.zeros((8, 8)))
+    np.testing.assert_array_equal(called(pre), HIDDEN)
+    assert not np.allclose(called(post), HIDDEN)
+
+
+@pytest.mark.parametrize("name", list(layers()))
+def test_a_layer_can_be_made_again_from_its_config(name: str) -> None:
+    layer = layers()[name]
+    before = called(layer)
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+    called(again)
+    again.set_weights(layer.get_weights())
+    np.testing.assert_allclose(called(again), before, rtol=1e-6)
+    assert again.get_config() == layer.get_config()
+
+
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+def test_dropout_works_in_training_only(name: str) -> None:
+    layer = EncoderAdapter(8, 4, dropout=0.5) if name == "encoder" else DecoderAdapter(8, 2, 4, dropout=0.5)
+    called(layer)
+    far_from_zero(layer)
+    np.testing.assert_array_equal(called(layer), called(layer))
+    given = (HIDDEN, SOURCE) if name == "decoder" else (HIDDEN,)
+    assert not np.allclose(layer(*given, training=True), layer(*given, training=True))

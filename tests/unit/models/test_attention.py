@@ -1,0 +1,91 @@
+"""Attention: against its formula, its masks, other memories, caches."""
+
+from itertools import pairwise
+
+import keras
+import numpy as np
+import pytest
+
+from whale_nebula.errors import OptionError
+from whale_nebula.models.attention import Attention, among, causal
+
+WIDTH, HEADS = 8, 2
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+
+
+def by_formula(layer: Attention, hidden: np.ndarray, memory: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """Head by head, place by place."""
+    query, key, value = (
+        x @ dense.kernel.numpy() + dense.bias.numpy()
+        for x, dense in ((hidden, layer.query), (memory, layer.key), (memory, layer.value))
+    )
+    size, taken = WIDTH // HEADS, np.zeros_like(query)
+    for head in range(HEADS):
+        part = slice(head * size, (head + 1) * size)
+        for place in range(len(hidden)):
+            scores = np.exp(key[:, part] @ query[place, part] / np.sqrt(size)) * allowed[place]
+            taken[place, part] = scores / scores.sum() @ value[:, part]
+    return taken @ layer.out.kernel.numpy() + layer.out.bias.numpy()
+
+
+@pytest.fixture
+def layer() -> Attention:
+    made = Attention(WIDTH, HEADS, spread=0.7)
+    made.build((None, None, WIDTH), (None, None, 6))
+    return made
+
+
+def test_it_is_its_formula(layer: Attention) -> None:
+    hidden, memory = normal(3, 5, WIDTH), normal(3, 4, 6, seed=1)
+    visible = np.array([[True] * 4, [True, False, True, False], [False, False, False, True]])
+    found = layer(hidden, memory, allowed=among(visible)).numpy()
+    for row in range(3):
+        expected = by_formula(layer, hidden[row], memory[row], np.tile(visible[row], (5, 1)))
+        np.testing.assert_allclose(found[row], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_left_to_right_it_is_its_formula_too() -> None:
+    layer, hidden = Attention(WIDTH, HEADS, spread=0.7), normal(1, 5, WIDTH)
+    found = layer(hidden, allowed=causal(5)).numpy()[0]
+    expected = by_formula(layer, hidden[0], hidden[0], np.tril(np.ones((5, 5))))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_where_nothing_is_visible_there_is_no_nan(layer: Attention) -> None:
+    nothing = layer(normal(1, 2, WIDTH), normal(1, 4, 6), allowed=among(np.zeros((1, 4), bool))).numpy()
+    assert np.isfinite(nothing).all()
+
+
+def test_a_memory_is_projected_once_and_asked_often(layer: Attention) -> None:
+    memory, cache = normal(2, 4, 6), layer.remember(normal(2, 4, 6))
+    for seed in range(2):
+        hidden = normal(2, 3, WIDTH, seed=seed)
+        np.testing.assert_allclose(layer.recall(hidden, cache), layer(hidden, memory), atol=1e-6)
+
+
+def test_half_precision_sums_in_single() -> None:
+    keras.utils.set_random_seed(0)
+    half, hidden = Attention(WIDTH, HEADS, spread=0.7, dtype="mixed_float16"), normal(2, 5, WIDTH)
+    single = Attention(WIDTH, HEADS)
+    single.build(hidden.shape)
+    found = half(hidden, allowed=among(np.array([[True] * 4 + [False]] * 2)))
+    single.set_weights(half.get_weights())
+    expected = single(hidden, allowed=among(np.array([[True] * 4 + [False]] * 2)))
+    assert found.dtype == "float16"
+    np.testing.assert_allclose(found, expected, atol=0.02)
+
+
+def test_each_projection_starts_from_its_own_numbers() -> None:
+    layer = Attention(WIDTH, HEADS)
+    layer.build((None, None, WIDTH))
+    kernels = [dense.kernel.numpy() for dense in (layer.query, layer.key, layer.value, layer.out)]
+    assert all(not np.allclose(a, b) for a, b in pairwise(kernels))
+
+
+def test_a_width_that_heads_cannot_share_is_refused_with_one_that_they_can() -> None:
+    with pytest.raises(OptionError) as caught:
+        Attention(10, 4)
+    assert "width=12" in caught.value.mend

@@ -1,0 +1,175 @@
+"""BERT as a model: its parts, its mask, its sizes; saved, nested, taken apart, cut into stages."""
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+from whale_nebula.errors import OptionError
+from whale_nebula.models.bert import Bert, BertSizes
+from whale_nebula.models.masked_lm import masked_lm
+
+SIZES = {"vocabulary": 11, "length": 6, "width": 8, "heads": 2, "layers": 2, "inner": 16, "spread": 0.5}
+TOKENS = np.array([[2, 5, 3, 0], [2, 7, 9, 3]], "int32")
+BOTH_NORMS = pytest.mark.parametrize("norm", ["post", "pre"])
+
+
+def made(name: str = "bert", **options: Any) -> Bert:
+    return Bert(BertSizes(**{**SIZES, "dropout": 0.0, **options}), name=name)
+
+
+@BOTH_NORMS
+def test_its_layers_bear_its_name_and_lie_in_a_sequence(norm: str) -> None:
+    names = [layer.name for layer in made("es", norm=norm).layers]
+    ending = ["es_ending"] if norm == "pre" else []
+    subs = ["es_attention0", "es_inner0", "es_attention1", "es_inner1"]
+    assert names == ["es_tokens", "es_embedding", "es_visible", *subs, *ending]
+
+
+def test_the_number_of_parameters_is_that_of_bert_base() -> None:
+    """The published count of the encoder without its pooler, by formula: nothing is built at that size here."""
+
+    def formula(s: BertSizes) -> int:
+        embedding = (s.vocabulary + s.length + s.types + 2) * s.width
+        layer = 4 * (s.width + 1) * s.width + (s.width + 1) * s.inner + (s.inner + 1) * s.width + 4 * s.width
+        return embedding + s.layers * layer
+
+    assert formula(BertSizes()) == 108_891_648
+    assert made().count_params() == formula(made().sizes)
+
+
+@BOTH_NORMS
+def test_padding_changes_nothing(norm: str) -> None:
+    bert = made(norm=norm)
+    np.testing.assert_allclose(bert(TOKENS[:1])[:, :3], bert(TOKENS[:1, :3]), atol=1e-5)
+
+
+def test_padding_may_be_another_token() -> None:
+    bert, row = made(padding=9), np.array([[2, 5, 0]])
+    np.testing.assert_allclose(bert(np.array([[2, 5, 0, 9]]))[:, :3], bert(row), atol=1e-5)
+    assert np.abs(bert(np.array([[2, 5, 0, 0]]))[:, :3] - bert(row)).max() > 1e-3
+
+
+@BOTH_NORMS
+def test_taken_apart_and_put_together_it_is_the_same(norm: str) -> None:
+    bert = made(norm=norm)
+    visible, hidden = bert.visible(TOKENS), bert.embedding(TOKENS)
+    for attention, inner in bert.sub_layers:
+        hidden = inner(attention(hidden, visible))
+    hidden = hidden if bert.ending is None else bert.ending(hidden)
+    np.testing.assert_allclose(hidden, bert(TOKENS), atol=1e-6)
+    assert (bert.ending is None) == (norm == "post")
+
+
+@BOTH_NORMS
+def test_it_is_the_same_after_save_and_load(norm: str, tmp_path: Path) -> None:
+    bert = made(norm=norm, activation="relu", dropout=0.1)
+    bert.save(tmp_path / "bert.keras")
+    again = keras.models.load_model(tmp_path / "bert.keras")
+    assert isinstance(again, Bert)
+    assert again.sizes == bert.sizes
+    np.testing.assert_array_equal(again(TOKENS), bert(TOKENS))
+
+
+def test_weights_alone_can_be_saved_and_loaded(tmp_path: Path) -> None:
+    bert, other = made(), made()
+    assert np.abs(bert(TOKENS) - other(TOKENS)).max() > 1e-3
+    bert.save_weights(tmp_path / "bert.weights.h5")
+    other.load_weights(tmp_path / "bert.weights.h5")
+    np.testing.assert_array_equal(other(TOKENS), bert(TOKENS))
+
+
+def test_two_become_one_model_that_can_be_saved(tmp_path: Path) -> None:
+    source, target = made("source"), made("target")
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    hidden, visible = target.embedding(tokens), target.visible(tokens)
+    for ours, theirs in zip(source.sub_layers, target.sub_layers, strict=True):
+        hidden = theirs.attention(ours.inner(hidden), visible, causal=True)
+    model = keras.Model(tokens, hidden)
+    model.save(tmp_path / "both.keras")
+    again = keras.models.load_model(tmp_path / "both.keras")
+    np.testing.assert_array_equal(again(TOKENS), model(TOKENS))
+
+
+def test_what_keras_is_told_beforehand_is_what_comes_out() -> None:
+    bert = made()
+    visible, lm = bert.visible(keras.Input((4,), dtype="int32")), masked_lm(bert)
+    assert (visible.dtype, bert.visible(TOKENS).dtype.name) == ("bool", "bool")
+    scores = lm({"tokens": TOKENS, "places": np.zeros((2, 3), "int32")})
+    told = lm({"tokens": keras.Input((4,), dtype="int32"), "places": keras.Input((3,), dtype="int32")})
+    assert (told.shape[1:], told.dtype) == (tuple(scores.shape[1:]), scores.dtype.name)
+
+
+def test_frozen_it_trains_nothing_wherever_its_layers_are() -> None:
+    bert = made()
+    bert.trainable = False
+    attention, inner = bert.sub_layers[0]
+    assert bert.trainable_weights == attention.trainable_weights == inner.trainable_weights == []
+    assert bert.embedding.trainable_weights == []
+
+
+def test_dropout_works_in_training_only() -> None:
+    bert = made(dropout=0.5)
+    np.testing.assert_array_equal(bert(TOKENS), bert(TOKENS))
+    assert np.abs(bert(TOKENS, training=True) - bert(TOKENS, training=True)).max() > 1e-3
+    rates = {layer.attention.drop.rate for layer, _ in made(dropout=0.1, attention_dropout=0.3).sub_layers}
+    assert rates == {0.3}
+
+
+def test_in_half_precision_it_is_nearly_the_same() -> None:
+    single = made()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        half = made()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    half.set_weights(single.get_weights())
+    assert half(TOKENS).dtype == "bfloat16"
+    np.testing.assert_allclose(keras.ops.cast(half(TOKENS), "float32"), single(TOKENS), atol=0.15)
+
+
+def test_cut_between_its_sub_layers_it_trains_as_uncut() -> None:
+    """The mask is made in the first stage and crosses."""
+    nb.shutdown()
+    try:
+        found = nb.verify(classifier(), TOKENS.repeat(2, axis=0), np.arange(4) % 2)
+        assert found.ok
+        assert found.comparable
+    finally:
+        nb.shutdown()
+
+
+def classifier() -> keras.Model:
+    bert, tokens = made("cut"), keras.Input((None,), dtype="int32")
+    with nb.cluster(), nb.pipeline(2):
+        with nb.stage(cluster="gpu"):
+            hidden, visible = bert.embedding(tokens), bert.visible(tokens)
+            hidden = bert.sub_layers[0].inner(bert.sub_layers[0].attention(hidden, visible))
+        with nb.stage(cluster="npu"):
+            hidden = bert.sub_layers[1].inner(bert.sub_layers[1].attention(hidden, visible))
+            answer = keras.layers.Dense(2, name="answer")(hidden[:, 0])
+    model = keras.Model(tokens, answer, name="classifier")
+    model.compile(keras.optimizers.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"layers": 0}, {"vocabulary": -1}, {"width": 10, "heads": 4}, {"norm": "both"}, {"activation": "tanh"}]
+)
+def test_impossible_sizes_are_refused_with_a_mend(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError) as caught:
+        BertSizes(**wrong)
+    assert caught.value.mend != OptionError.usual_mend
+
+
+def test_a_frozen_one_is_frozen_when_it_is_made_again() -> None:
+    sizes = BertSizes(**SIZES)
+    bert = Bert(sizes)
+    bert.trainable = False
+    again = Bert.from_config(bert.get_config())
+    assert not again.trainable_variables and not Bert(sizes, trainable=False).trainable_variables
+    again.trainable = True
+    assert len(again.trainable_variables) == len(Bert(sizes).trainable_variables)

@@ -1,0 +1,255 @@
+"""Hugging Face folders: small ones, written here, give the numbers that NumPy finds; wrong ones are told apart.
+
+Tensors, names and shapes are those of their files (dense kernels transposed, norms with `weight` and `bias`).
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+from safetensors.numpy import load_file, save_file
+
+from tests.unit.models.numpy_bert import Tensors, bert_tensors, head_tensors, hidden_states, logits
+from whale_nebula.errors import ConfigError, DataError, WeightsError
+from whale_nebula.models.bert import Bert, BertSizes
+from whale_nebula.models.bert_folder import load_bert, load_masked_lm, save_bert
+from whale_nebula.models.masked_lm import masked_lm
+from whale_nebula.models.text.vocabulary import SPECIAL, Vocabulary
+
+CONFIG = {
+    "architectures": ["BertForMaskedLM"],
+    "model_type": "bert",
+    "vocab_size": 23,
+    "max_position_embeddings": 10,
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 12,
+    "type_vocab_size": 2,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.2,
+    "initializer_range": 0.02,
+    "pad_token_id": 0,
+    "transformers_version": "4.40.0",
+}
+TOKENS = np.array([[2, 9, 17, 3, 0, 0], [2, 22, 5, 6, 7, 3]], "int32")
+WORDS = Vocabulary((*SPECIAL, *(f"word{number}" for number in range(18))))
+BOTH = pytest.mark.parametrize("pre", [False, True], ids=["bert", "megatron-bert"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "model"
+
+
+def write(folder: Path, tensors: Tensors | None = None, words: int | None = 23, **changed: Any) -> Path:
+    """A folder as they are downloaded; `changed` of its configuration, None leaves a name out."""
+    folder.mkdir(exist_ok=True)
+    config = {name: value for name, value in {**CONFIG, **changed}.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(bert_tensors() if tensors is None else tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if words is not None:
+        (folder / "vocab.txt").write_text("".join(f"word{number}\n" for number in range(words)))
+    return folder
+
+
+def prefixed(tensors: Tensors) -> Tensors:
+    return {f"bert.{name}": tensor for name, tensor in tensors.items()}
+
+
+@BOTH
+def test_it_computes_what_numpy_computes_from_the_same_file(folder: Path, pre: bool) -> None:
+    tensors = bert_tensors(pre=pre)
+    bert = load_bert(write(folder, tensors, model_type="megatron-bert" if pre else "bert"))
+    expected = hidden_states(tensors, TOKENS, heads=2, pre=pre)
+    there = TOKENS != 0
+    np.testing.assert_allclose(bert(TOKENS).numpy()[there], expected[there], rtol=1e-4, atol=1e-4)
+
+
+def test_its_sizes_are_those_of_config_json(folder: Path) -> None:
+    bert = load_bert(write(folder, layer_norm_eps=1e-6, hidden_act="gelu_pytorch_tanh"), name="es")
+    expected = BertSizes(23, 10, 8, 2, 2, 12, dropout=0.1, attention_dropout=0.2, epsilon=1e-6, activation="gelu_new")
+    assert (bert.name, bert.sizes) == ("es", expected)
+
+
+def test_what_config_json_leaves_out_is_as_usual(folder: Path) -> None:
+    usual = ("model_type", "hidden_act", "layer_norm_eps", "initializer_range", "pad_token_id")
+    assert load_bert(write(folder, **dict.fromkeys(usual))).sizes == BertSizes(
+        23, 10, 8, 2, 2, 12, dropout=0.1, attention_dropout=0.2
+    )
+
+
+def test_names_may_have_a_prefix_and_other_heads_beside_them(folder: Path) -> None:
+    plain = load_bert(write(folder))(TOKENS)
+    beside = {
+        "bert.pooler.dense.weight": np.zeros((8, 8), "float32"),
+        "bert.embeddings.position_ids": np.arange(10)[None],
+        "classifier.weight": np.zeros((2, 8), "float32"),
+    }
+    np.testing.assert_array_equal(load_bert(write(folder, prefixed(bert_tensors()) | beside))(TOKENS), plain)
+
+
+def test_norms_may_have_their_old_names(folder: Path) -> None:
+    plain, old = load_bert(write(folder))(TOKENS), {}
+    for name, tensor in bert_tensors().items():
+        if "LayerNorm" in name:
+            name = name.replace("weight", "gamma").replace("bias", "beta")
+        old[name] = tensor
+    np.testing.assert_array_equal(load_bert(write(folder, old))(TOKENS), plain)
+
+
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16, "float64"])
+def test_numbers_may_be_of_another_precision(folder: Path, dtype: Any) -> None:
+    plain = load_bert(write(folder))(TOKENS)
+    found = load_bert(write(folder, {name: each.astype(dtype) for name, each in bert_tensors().items()}))
+    assert found.dtype == "float32"
+    np.testing.assert_allclose(found(TOKENS), plain, atol=0.1)
+
+
+def test_the_head_comes_too_where_it_is_asked_for(folder: Path) -> None:
+    tensors, places = bert_tensors() | head_tensors(), np.array([[1], [4]], "int32")
+    file = prefixed(bert_tensors()) | head_tensors()
+    file["cls.predictions.decoder.weight"] = tensors["embeddings.word_embeddings.weight"].copy()
+    model = load_masked_lm(write(folder, file))
+    expected = logits(tensors, hidden_states(tensors, TOKENS, heads=2))
+    found = model({"tokens": TOKENS, "places": places}).numpy()[:, 0]
+    np.testing.assert_allclose(found, expected[[0, 1], [1, 4]], rtol=1e-4, atol=1e-3)
+
+
+@BOTH
+def test_what_is_saved_is_such_a_folder_and_loads_again(folder: Path, pre: bool) -> None:
+    sizes = BertSizes(23, 10, 8, 2, 2, 12, norm="pre" if pre else "post", dropout=0.1, activation="relu")
+    bert = Bert(sizes)
+    save_bert(bert, folder, WORDS)
+    file = load_file(folder / "model.safetensors")
+    assert {name: each.shape for name, each in file.items()} == {
+        name: each.shape for name, each in bert_tensors(pre=pre).items()
+    }
+    config = json.loads((folder / "config.json").read_text())
+    assert config["model_type"] == ("megatron-bert" if pre else "bert")
+    assert config.keys() >= CONFIG.keys() - {"transformers_version"}
+    assert (folder / "vocab.txt").read_text().splitlines()[:6] == [*SPECIAL, "word0"]
+    again = load_bert(folder)
+    np.testing.assert_array_equal(again(TOKENS), bert(TOKENS))
+    assert again.sizes == BertSizes(23, 10, 8, 2, 2, 12, norm=sizes.norm, attention_dropout=0.1, activation="relu")
+
+
+def test_a_head_is_saved_by_its_names_and_loads_again(folder: Path) -> None:
+    model = masked_lm(Bert(BertSizes(23, 10, 8, 2, 1, 12, spread=0.5)))
+    model.bias.bias.assign(np.arange(23.0))
+    save_bert(model, folder, WORDS)
+    with safetensors.safe_open(folder / "model.safetensors", "np") as file:
+        assert file.metadata() == {"format": "pt"}
+        assert set(file.keys()) == set(prefixed(bert_tensors(layers=1)) | head_tensors())
+    inputs = {"tokens": TOKENS, "places": np.array([[1], [4]], "int32")}
+    np.testing.assert_array_equal(load_masked_lm(folder)(inputs), model(inputs))
+    np.testing.assert_array_equal(load_bert(folder)(TOKENS), model.bert(TOKENS))
+
+
+def test_a_vocabulary_larger_than_the_table_is_not_saved(folder: Path) -> None:
+    with pytest.raises(DataError, match="23 tokens and a model of 20"):
+        save_bert(Bert(BertSizes(20, 10, 8, 2, 1, 12)), folder, WORDS)
+    assert not folder.exists()
+
+
+def without(name: str) -> Tensors:
+    return {each: tensor for each, tensor in bert_tensors().items() if name not in each}
+
+
+WRONG_TENSORS = {
+    "one is missing": (without("layer.1.output.dense.bias"), r"lacks encoder\.layer\.1\.output\.dense\.bias$"),
+    "many are missing": (without("layer.1"), r"lacks encoder\.layer\.1\..* and 13 more"),
+    "some are left over": (bert_tensors(layers=3), r"more tensors than config.json says: encoder\.layer\.2"),
+    "one is misshapen": (
+        bert_tensors() | {"encoder.layer.0.output.dense.weight": np.zeros((12, 8), "float32")},
+        r"other shapes .* encoder\.layer\.0\.output\.dense\.weight \(12, 8\), not \(8, 12\)",
+    ),
+    "a bert in a megatron's place": (bert_tensors(pre=True), r"lacks embeddings\.LayerNorm\.weight"),
+    "no bert at all": ({"a": np.zeros(3, "float32")}, r"lacks embeddings\.word_embeddings\.weight"),
+}
+
+
+@pytest.mark.parametrize("why", WRONG_TENSORS)
+def test_tensors_that_do_not_fit_are_named(folder: Path, why: str) -> None:
+    tensors, said = WRONG_TENSORS[why]
+    with pytest.raises(WeightsError) as caught:
+        load_bert(write(folder, tensors))
+    assert_told(caught.value, said)
+    assert caught.value.where.endswith("model.safetensors")
+
+
+WRONG_CONFIGS = {
+    "another kind": ({"model_type": "roberta"}, "'roberta', not a BERT"),
+    "relative positions": ({"position_embedding_type": "relative_key"}, "'relative_key'"),
+    "no width": ({"hidden_size": None}, "does not say hidden_size"),
+    "a width in words": ({"hidden_size": "eight"}, "hidden_size: 'eight', which is no whole number"),
+    "heads that cannot share": ({"num_attention_heads": 3}, "does not divide into 3 heads"),
+    "an activation that is not known": ({"hidden_act": "mish"}, "activation='mish'"),
+    "fewer rows than words": ({"vocab_size": 22}, "vocab.txt has 23 words, and config.json says 22"),
+}
+
+
+@pytest.mark.parametrize("why", WRONG_CONFIGS)
+def test_a_configuration_that_is_no_berts_is_refused(folder: Path, why: str) -> None:
+    changed, said = WRONG_CONFIGS[why]
+    with pytest.raises(WeightsError) as caught:
+        load_bert(write(folder, **changed))
+    assert_told(caught.value, said)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_a_configuration_that_cannot_be_read_is_refused(folder: Path, text: str) -> None:
+    (write(folder) / "config.json").write_text(text)
+    with pytest.raises(WeightsError, match=r"config\.json (cannot be read|holds no names)"):
+        load_bert(folder)
+
+
+def test_a_file_that_is_not_there_is_named_with_those_that_are(folder: Path) -> None:
+    with pytest.raises(WeightsError, match="there is no folder"):
+        load_bert(folder)
+    folder.mkdir()
+    with pytest.raises(WeightsError, match=r"has no config\.json") as caught:
+        load_bert(folder)
+    assert "nothing" in caught.value.why
+    (write(folder) / "model.safetensors").rename(folder / "model.bin")
+    with pytest.raises(WeightsError, match=r"has no model\.safetensors") as caught:
+        load_bert(folder)
+    assert "model.bin" in caught.value.why
+
+
+def test_a_pickle_is_not_opened(folder: Path) -> None:
+    (write(folder) / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(WeightsError, match=r"has no model\.safetensors") as caught:
+        load_bert(folder)
+    assert "pickle is code" in caught.value.why
+    assert "save_pretrained" in caught.value.mend
+
+
+def test_a_file_of_tensors_that_is_damaged_is_refused(folder: Path) -> None:
+    file = write(folder) / "model.safetensors"
+    whole = file.read_bytes()
+    for damaged in (b"version https://git-lfs.github.com/spec/v1\n", whole[: len(whole) // 2], b""):
+        file.write_bytes(damaged)
+        with pytest.raises(WeightsError, match="cannot be read"):
+            load_bert(folder)
+
+
+def test_without_the_extra_it_says_how_to_get_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder)
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+    with pytest.raises(ConfigError, match="safetensors is not installed") as caught:
+        load_bert(folder)
+    assert caught.value.mend == "pip install 'whale-nebula[bert]'"
+
+
+def assert_told(error: WeightsError, said: str) -> None:
+    assert re.search(said, error.what), error.what
+    assert error.mend

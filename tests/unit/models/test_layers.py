@@ -1,0 +1,207 @@
+"""The sub-layers: where their norm stands, what they look at, token by token as all at once, saved and loaded."""
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from whale_nebula.errors import OptionError
+from whale_nebula.models.attention import Cache
+from whale_nebula.models.embedding import TokenEmbedding
+from whale_nebula.models.layers import FeedForward, SelfAttention, SubLayer
+
+WIDTH = 8
+BOTH_NORMS = pytest.mark.parametrize("norm", ["post", "pre"])
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+
+
+def sub_layers(norm: str = "post", **options: Any) -> list[SubLayer]:
+    made = [
+        SelfAttention(WIDTH, 2, norm=norm, spread=0.5, **options),
+        FeedForward(WIDTH, 16, norm=norm, spread=0.5, **options),
+    ]
+    for layer in made:
+        layer.build((None, None, WIDTH))
+    return made
+
+
+def test_post_normalised_the_sum_is_normal() -> None:
+    for layer in sub_layers("post"):
+        out = layer(7 + 3 * normal(2, 5, WIDTH)).numpy()
+        np.testing.assert_allclose(out.mean(-1), 0, atol=1e-5)
+        np.testing.assert_allclose(out.std(-1), 1, atol=1e-4)
+
+
+def test_pre_normalised_the_input_goes_through_and_what_is_read_is_normal() -> None:
+    for layer in sub_layers("pre"):
+        hidden = normal(2, 5, WIDTH)
+        added = layer(hidden).numpy() - hidden
+        # what is read has neither the input's size nor its mean
+        np.testing.assert_allclose(layer(7 + 3 * hidden).numpy() - (7 + 3 * hidden), added, rtol=1e-3, atol=1e-4)
+        assert np.abs(added).max() > 0.1
+
+
+def test_a_token_that_is_not_visible_changes_no_other() -> None:
+    layer, first = sub_layers()[0], normal(1, 5, WIDTH)
+    second, visible = first.copy(), np.array([[True, True, True, True, False]])
+    second[:, 4] += 1
+    before, after = layer(first, visible).numpy(), layer(second, visible).numpy()
+    np.testing.assert_array_equal(before[:, :4], after[:, :4])
+    assert np.abs(layer(first).numpy() - layer(second).numpy())[:, :4].max() > 1e-3
+
+
+def test_left_to_right_a_token_changes_nothing_before_it() -> None:
+    layer, first = sub_layers()[0], normal(1, 5, WIDTH)
+    second = first.copy()
+    second[:, 3] += 1
+    changed = np.abs(layer(first, causal=True).numpy() - layer(second, causal=True).numpy()).max(axis=(0, 2))
+    assert changed[:3].max() == 0 < changed[3:].min()
+
+
+@BOTH_NORMS
+def test_token_by_token_is_as_all_at_once(norm: str) -> None:
+    layer, hidden = sub_layers(norm)[0], normal(3, 6, WIDTH)
+    visible = np.array([[True] * 6, [True] * 4 + [False] * 2, [True, False, True, True, True, True]])
+    cache, found = layer.empty(3, 6), []
+    for position in range(6):
+        out, cache = layer(hidden[:, position : position + 1], visible, cache=cache, position=position)
+        found.append(out.numpy())
+    expected = layer(hidden, visible, causal=True).numpy()
+    np.testing.assert_allclose(np.concatenate(found, axis=1), expected, atol=1e-5)
+
+
+def test_a_loop_in_the_graph_carries_the_cache() -> None:
+    layer, hidden = sub_layers()[0], tf.constant(normal(2, 4, WIDTH))
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None, WIDTH))])
+    def steps(hidden: tf.Tensor) -> tf.Tensor:
+        length = tf.shape(hidden)[1]
+        found = tf.TensorArray(tf.float32, length, element_shape=(None, 1, WIDTH))
+        cache = layer.empty(tf.shape(hidden)[0], length)
+        for position in tf.range(length):
+            out, cache = layer(hidden[:, position : position + 1], cache=cache, position=position)
+            found = found.write(position, out)
+        return tf.transpose(found.stack()[:, :, 0], (1, 0, 2))
+
+    np.testing.assert_allclose(steps(hidden), layer(hidden, causal=True), atol=1e-5)
+
+
+def test_dropout_works_in_training_only() -> None:
+    for layer in [*sub_layers(dropout=0.5), SelfAttention(WIDTH, 2, attention_dropout=0.5, spread=0.5)]:
+        hidden = normal(2, 5, WIDTH)
+        np.testing.assert_array_equal(layer(hidden), layer(hidden))
+        assert np.abs(layer(hidden, training=True) - layer(hidden, training=True)).max() > 1e-3
+
+
+def test_feed_forward_keeps_each_token_to_itself() -> None:
+    layer, first = sub_layers()[1], normal(1, 3, WIDTH)
+    second = first.copy()
+    second[:, 1] += 1
+    changed = np.abs(layer(first).numpy() - layer(second).numpy()).max(axis=(0, 2))
+    assert changed[0] == changed[2] == 0 < changed[1]
+
+
+def test_a_keras_mask_passes_through() -> None:
+    tokens = keras.Input((None,), dtype="int32")
+    hidden = keras.layers.Embedding(9, WIDTH, mask_zero=True)(tokens)
+    for layer in sub_layers():
+        hidden = layer(hidden)
+    assert hidden._keras_mask is not None
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        SelfAttention(WIDTH, 2, norm="pre", dropout=0.1, attention_dropout=0.2, epsilon=1e-6, spread=0.3, name="a"),
+        FeedForward(WIDTH, 12, activation="gelu_new", norm="pre", dropout=0.1, epsilon=1e-6, spread=0.3, name="b"),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_a_layer_can_be_made_again_from_its_config(layer: SubLayer) -> None:
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+    assert type(again) is type(layer)
+    assert again.get_config() == layer.get_config()
+    layer.build((None, None, WIDTH))
+    again.build((None, None, WIDTH))
+    again.set_weights(layer.get_weights())
+    hidden = normal(2, 3, WIDTH)
+    np.testing.assert_array_equal(again(hidden), layer(hidden))
+
+
+def test_what_keras_is_told_beforehand_is_what_comes_out() -> None:
+    """Layers are not traced to know it, so it could be wrong."""
+    tokens, hidden = keras.Input((5,), dtype="int32"), keras.Input((5, WIDTH))
+    embedding, (attention, inner) = TokenEmbedding(11, 6, WIDTH), sub_layers()
+    cache = Cache(*(keras.KerasTensor((None, 2, 6, 4)) for _ in range(2)))
+    told = [embedding(tokens), embedding(hidden, reverse=True), attention(hidden), inner(hidden)]
+    told += [attention(hidden[:, :1], cache=cache, position=0)[0]]
+    ids, states = np.zeros((1, 5), "int32"), normal(1, 5, WIDTH)
+    come = [embedding(ids), embedding(states, reverse=True), attention(states), inner(states)]
+    come += [attention(states[:, :1], cache=attention.empty(1, 6), position=0)[0]]
+    assert [(each.shape[1:], each.dtype) for each in told] == [(tuple(x.shape[1:]), x.dtype.name) for x in come]
+
+
+def test_a_frozen_layer_trains_nothing() -> None:
+    for layer in sub_layers():
+        layer.trainable = False
+        assert layer.trainable_variables == []
+
+
+def test_weights_are_named_by_their_path() -> None:
+    tokens = keras.Input((None, WIDTH))
+    model = keras.Model(tokens, SelfAttention(WIDTH, 2, name="look")(tokens))
+    names = {variable.path for variable in model.weights}
+    assert {"look/attention/query/kernel", "look/norm/gamma"} < names
+
+
+@pytest.mark.parametrize("wrong", [{"norm": "before"}, {"activation": "swish"}])
+def test_options_that_do_not_exist_are_refused_with_those_that_do(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="is not known") as caught:
+        FeedForward(WIDTH, 16, **wrong)
+    assert "it may be" in caught.value.mend
+
+
+class TestTokenEmbedding:
+    def made(self, **options: Any) -> TokenEmbedding:
+        layer = TokenEmbedding(11, 6, WIDTH, spread=0.5, **options)
+        layer.build((None, None))
+        return layer
+
+    def test_it_is_the_normalised_sum_of_three_tables(self) -> None:
+        layer, tokens, types = self.made(), np.array([[3, 9, 0]]), np.array([[0, 1, 1]])
+        words, places, kinds = (table.embeddings.numpy() for table in (layer.tokens, layer.positions, layer.types))
+        summed = words[tokens] + places[:3] + kinds[types]
+        expected = (summed - summed.mean(-1, keepdims=True)) / summed.std(-1, keepdims=True)
+        np.testing.assert_allclose(layer(tokens, types), expected, atol=1e-5)
+
+    def test_without_types_all_are_of_the_first(self) -> None:
+        layer, tokens = self.made(norm=False), np.array([[3, 9, 0]])
+        np.testing.assert_allclose(layer(tokens), layer(tokens, np.zeros((1, 3), "int32")), atol=1e-6)
+
+    def test_one_token_at_its_position_is_as_in_its_row(self) -> None:
+        layer, tokens = self.made(), np.array([[3, 9, 0, 4]])
+        np.testing.assert_allclose(layer(tokens[:, 2:3], position=2), layer(tokens)[:, 2:3], atol=1e-6)
+
+    def test_in_reverse_it_scores_by_the_same_table(self) -> None:
+        layer, hidden = self.made(), normal(2, 3, WIDTH)
+        np.testing.assert_allclose(layer(hidden, reverse=True), hidden @ layer.tokens.embeddings.numpy().T, atol=1e-5)
+
+    def test_a_row_longer_than_its_positions_is_refused(self) -> None:
+        with pytest.raises(OptionError, match="7 tokens are longer than the 6 positions"):
+            self.made()(np.zeros((1, 7), "int32"))
+
+    def test_it_can_be_made_again_and_saved(self, tmp_path: Path) -> None:
+        tokens = keras.Input((None,), dtype="int32")
+        layer = TokenEmbedding(11, 6, WIDTH, types=1, norm=False, dropout=0.1, spread=0.5)
+        model = keras.Model(tokens, layer(layer(tokens), reverse=True))
+        model.save(tmp_path / "model.keras")
+        again = keras.models.load_model(tmp_path / "model.keras")
+        rows = np.array([[1, 2, 3]])
+        np.testing.assert_array_equal(again(rows), model(rows))
+        assert len(again.weights) == 3  # one table for both ways, positions, types

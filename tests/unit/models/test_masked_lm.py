@@ -1,0 +1,47 @@
+"""BERT with its head: what it scores, whose table it uses, saved and loaded."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from whale_nebula.models.bert import Bert, BertSizes
+from whale_nebula.models.masked_lm import MaskedLm, masked_lm
+
+SIZES = BertSizes(vocabulary=11, length=6, width=8, heads=2, layers=1, inner=16, spread=0.5, dropout=0.0)
+INPUTS = {"tokens": np.array([[2, 5, 3, 0], [2, 7, 9, 3]], "int32"), "places": np.array([[1], [2]], "int32")}
+
+
+def test_it_scores_the_vocabulary_at_the_places_it_is_asked_for() -> None:
+    model = masked_lm(Bert(SIZES))
+    everywhere = np.tile(np.arange(4, dtype="int32"), (2, 1))
+    whole = model({**INPUTS, "places": everywhere}).numpy()
+    assert whole.shape == (2, 4, 11)
+    np.testing.assert_allclose(model(INPUTS).numpy()[:, 0], whole[[0, 1], [1, 2]], atol=1e-5)
+
+
+def test_its_table_is_that_of_the_bert() -> None:
+    bert = Bert(SIZES)
+    model = masked_lm(bert)
+    head = 8 * 8 + 8 + 2 * 8 + 11  # dense, norm, bias: no second table
+    assert model.count_params() == bert.count_params() + head
+
+
+def test_learning_changes_the_bert_in_place() -> None:
+    bert = Bert(SIZES, name="es")
+    model, before = masked_lm(bert), [weight.numpy() for weight in bert.weights]
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.train_on_batch(INPUTS, np.array([[5], [9]]))
+    changed = [np.abs(weight - old).max() > 0 for weight, old in zip(bert.weights, before, strict=True)]
+    # a bias that is added to all keys changes no share; of types, only the first is there
+    assert sum(changed) >= len(changed) - 1
+
+
+def test_it_is_the_same_after_save_and_load_and_its_table_is_still_shared(tmp_path: Path) -> None:
+    model = masked_lm(Bert(SIZES, name="es"))
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert isinstance(again, MaskedLm)
+    assert again.count_params() == model.count_params()
+    assert again.bert.name == "es"
+    np.testing.assert_array_equal(again(INPUTS), model(INPUTS))

@@ -1,0 +1,68 @@
+"""The smoothed loss: its formula, what weighs nothing, and that it can be saved."""
+
+import keras
+import numpy as np
+import pytest
+from keras import losses
+
+from whale_nebula.errors import OptionError
+from whale_nebula.models.smoothing import SmoothedCrossentropy
+
+RANDOM = np.random.default_rng(0)
+LOGITS = RANDOM.normal(size=(3, 4, 6)).astype("float32")
+LABELS = np.array([[1, 2, 3, 4], [5, 1, 0, 0], [2, 0, 0, 0]])
+
+
+def by_hand(smoothing: float) -> np.ndarray:
+    """The loss of each word against a label that is spread out."""
+    likely = LOGITS - np.log(np.exp(LOGITS).sum(-1, keepdims=True))
+    labels = (1 - smoothing) * np.eye(6)[LABELS] + smoothing / 6
+    return -(labels * likely).sum(-1)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_it_is_the_mean_over_words_of_the_loss_against_spread_labels(smoothing: float) -> None:
+    expected = by_hand(smoothing)[LABELS > 0].mean()
+    assert float(SmoothedCrossentropy(smoothing)(LABELS, LOGITS)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_without_smoothing_it_is_keras_own_loss_of_what_is_no_padding() -> None:
+    theirs = losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)(LABELS, LOGITS)
+    assert float(SmoothedCrossentropy(0.0)(LABELS, LOGITS)) == pytest.approx(float(theirs), rel=1e-6)
+
+
+def test_what_is_said_where_there_is_padding_weighs_nothing() -> None:
+    other = np.where((LABELS == 0)[..., None], RANDOM.normal(size=LOGITS.shape), LOGITS)
+    loss = SmoothedCrossentropy()
+    assert float(loss(LABELS, other)) == float(loss(LABELS, LOGITS))
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 4)])
+def test_sample_weights_weigh_rows_or_words(shape: tuple[int, ...]) -> None:
+    weights = RANDOM.uniform(0.5, 2.0, shape)
+    each = np.broadcast_to(weights[:, None] if len(shape) == 1 else weights, LABELS.shape) * (LABELS > 0)
+    expected = (by_hand(0.1) * each).sum() / each.sum()
+    assert float(SmoothedCrossentropy(0.1)(LABELS, LOGITS, weights)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_another_word_can_be_the_padding() -> None:
+    shifted, logits = np.where(LABELS == 0, 5, LABELS - 1), np.roll(LOGITS, -1, axis=2)
+    loss = SmoothedCrossentropy(padding=5)(shifted, logits)
+    assert float(loss) == pytest.approx(float(SmoothedCrossentropy()(LABELS, LOGITS)), rel=1e-6)
+
+
+def test_a_batch_of_padding_alone_has_no_loss() -> None:
+    assert float(SmoothedCrossentropy()(np.zeros_like(LABELS), LOGITS)) == 0.0
+
+
+def test_it_can_be_made_again_from_its_config() -> None:
+    loss = SmoothedCrossentropy(0.2, padding=3)
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
+    assert isinstance(again, SmoothedCrossentropy) and again.get_config() == loss.get_config()
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1.0])
+def test_what_is_no_share_is_refused_with_a_mend(wrong: float) -> None:
+    with pytest.raises(OptionError) as caught:
+        SmoothedCrossentropy(wrong)
+    assert caught.value.mend

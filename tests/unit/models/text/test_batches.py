@@ -1,0 +1,115 @@
+"""Batches: filled up to few lengths, the same rows in every cluster, and a model that learns from them."""
+
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from whale_nebula.errors import DataError, OptionError
+from whale_nebula.models.text import (
+    Encoded,
+    Ids,
+    Order,
+    Tokenizer,
+    batches,
+    encode_pairs,
+    generated,
+    learn_vocabulary,
+    make_order,
+)
+
+
+def rows_of(lengths: Sequence[int]) -> Ids:
+    """Each row from 2 to 3, its words all the number of the row, from 10 on."""
+    return Ids.of_rows([[2, *[10 + row] * (length - 2), 3] for row, length in enumerate(lengths)])
+
+
+SOURCE, TARGET = rows_of([5, 9, 12, 3, 8]), rows_of([8, 9, 17, 3, 6])
+BOTH = Encoded(SOURCE, TARGET)
+ORDER = make_order(5, batch=2, seed=4, epochs=2)
+
+
+def test_each_batch_has_the_rows_of_the_order_on_both_sides() -> None:
+    for rows, (inputs, labels) in zip(ORDER.batches, batches(BOTH, ORDER), strict=True):
+        assert inputs["source"][:, 1].numpy().tolist() == [10 + row for row in rows]
+        assert inputs["target"][:, 0].numpy().tolist() == [2] * len(rows)
+        assert labels[:, 0].numpy().tolist() == [10 + row for row in rows]
+
+
+def test_lengths_are_multiples_of_eight_and_no_longer_than_needed() -> None:
+    order = Order(5, 1, ((0, 1), (2,), (3, 4)))
+    found = list(batches(BOTH, order))
+    shapes = [(inputs["source"].shape[1], inputs["target"].shape[1], labels.shape[1]) for inputs, labels in found]
+    assert shapes == [(16, 8, 8), (16, 16, 16), (8, 8, 8)]
+
+
+def test_a_row_is_never_filled_up_to_more_than_the_model_has() -> None:
+    short = Encoded(Ids.of_rows([[2, 9, 3]], longest=5), Ids.of_rows([[2, 9, 9, 9, 3]], longest=5))
+    ((inputs, labels),) = batches(short, make_order(1, batch=1))
+    assert (inputs["source"].shape, inputs["target"].shape, labels.shape) == ((1, 5), (1, 5), (1, 5))
+
+
+def test_shown_and_labels_lie_one_place_apart() -> None:
+    for inputs, labels in batches(BOTH, ORDER):
+        np.testing.assert_array_equal(inputs["target"][:, 1:], labels[:, :-1])
+
+
+def test_weights_are_one_where_there_is_a_label() -> None:
+    for _, labels, weights in batches(BOTH, ORDER, weights=True):
+        assert weights.dtype == tf.float32
+        np.testing.assert_array_equal(weights.numpy() > 0, labels.numpy() != 0)
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_what_is_elsewhere_is_none_and_what_is_here_is_as_if_all_were(weights: bool) -> None:
+    whole = list(batches(BOTH, ORDER, weights=weights))
+    left = list(batches(Encoded(source=SOURCE), ORDER, weights=weights))
+    right = list(batches(Encoded(target=TARGET), ORDER, weights=weights))
+    for all_here, of_source, of_target in zip(whole, left, right, strict=True):
+        assert len(all_here) == len(of_source) == len(of_target) == 2 + weights
+        assert of_source[0]["target"] is None
+        assert all(each is None for each in of_source[1:])
+        assert of_target[0]["source"] is None
+        np.testing.assert_array_equal(of_source[0]["source"], all_here[0]["source"])
+        np.testing.assert_array_equal(of_target[0]["target"], all_here[0]["target"])
+        np.testing.assert_array_equal(of_target[1], all_here[1])
+
+
+def test_keras_is_told_how_many_batches_there_are() -> None:
+    assert int(batches(BOTH, ORDER).cardinality()) == len(ORDER) == 6
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_an_order_of_other_rows_is_refused_with_both_numbers(side: str) -> None:
+    with pytest.raises(DataError, match=f"an order of 6 rows and 5 {side} sentences"):
+        batches(Encoded(**{side: SOURCE}), make_order(6, batch=2))  # type: ignore[arg-type]
+
+
+def test_a_multiple_of_nothing_is_refused() -> None:
+    with pytest.raises(OptionError, match="multiple=0"):
+        batches(BOTH, ORDER, multiple=0)
+
+
+def test_a_model_learns_from_them_by_fit() -> None:
+    """Word by word: from what is shown, what comes next."""
+    pairs = generated("train", 64)
+    sides = [Tokenizer(learn_vocabulary(pairs.of(side), 300)) for side in pairs.sides]
+    spanish, english = sides
+    encoded = encode_pairs(pairs, source=spanish, target=english, longest=32)
+    order = make_order(len(pairs), batch=16, epochs=3, lengths=encoded.lengths)
+    inputs = {side: keras.Input((None,), dtype="int32", name=side) for side in ("source", "target")}
+    words = keras.layers.Embedding(english.size, 16)(inputs["target"])
+    hints = keras.layers.GlobalAveragePooling1D(keepdims=True)(
+        keras.layers.Embedding(spanish.size, 16)(inputs["source"])
+    )
+    model = keras.Model(inputs, keras.layers.Dense(english.size)(words + hints))
+    model.compile(
+        keras.optimizers.Adam(0.1),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0),
+        jit_compile=False,
+    )
+    dataset = batches(encoded, order)
+    losses = model.fit(dataset, epochs=3, steps_per_epoch=order.steps_per_epoch, verbose=0).history["loss"]
+    assert losses[-1] < 0.8 * losses[0]

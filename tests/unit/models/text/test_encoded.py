@@ -1,0 +1,80 @@
+"""A corpus as ids: what is too long is cut and counted, or refused."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from whale_nebula.errors import DataError, OptionError
+from whale_nebula.models.text import SPECIAL, Ids, Pairs, Tokenizer, Vocabulary, encode_pairs
+
+PAIRS = Pairs(["a b", "a b c d", "a"], ["a", "b", "c d"])
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(Vocabulary((*SPECIAL, *"abcd")))
+
+
+def test_each_side_is_held_as_ids_with_its_lengths(tokenizer: Tokenizer) -> None:
+    encoded = encode_pairs(PAIRS, source=tokenizer, target=tokenizer)
+    assert [each.tolist() for each in encoded.lengths] == [[4, 6, 3], [3, 3, 4]]
+    assert encoded.source is not None
+    assert encoded.source.row(1).tolist() == [2, 5, 6, 7, 8, 3]
+    assert (len(encoded), encoded.cut) == (3, 0)
+
+
+def test_what_is_too_long_is_cut_counted_and_said(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "whale_nebula.models.text"):
+        encoded = encode_pairs(PAIRS, source=tokenizer, target=tokenizer, longest=4)
+    assert encoded.cut == 1
+    assert encoded.source is not None
+    assert encoded.source.row(1).tolist() == [2, 5, 6, 3]  # it still has its end
+    assert [each.message for each in caplog.records] == [
+        "1 of 3 source sentences are longer than 4 tokens: their ends are cut off"
+    ]
+
+
+def test_what_is_too_long_is_refused_by_option_with_its_row(tokenizer: Tokenizer) -> None:
+    with pytest.raises(DataError, match="1 of 3 source sentences are longer than 4 tokens") as caught:
+        encode_pairs(PAIRS, source=tokenizer, target=tokenizer, longest=4, too_long="refuse")
+    assert caught.value.where == "row 1 has 6 tokens"
+    assert "longest=6" in caught.value.mend
+
+
+def test_each_side_may_have_its_own_limit(tokenizer: Tokenizer) -> None:
+    encoded = encode_pairs(PAIRS, source=tokenizer, target=tokenizer, longest={"source": 6, "target": 3})
+    assert [each.tolist() for each in encoded.lengths] == [[4, 6, 3], [3, 3, 3]]
+    assert encoded.cut == 1
+
+
+def test_a_side_that_is_elsewhere_needs_no_tokenizer(tokenizer: Tokenizer) -> None:
+    encoded = encode_pairs(Pairs(target=PAIRS.target), target=tokenizer)
+    assert encoded.source is None
+    assert (len(encoded), len(encoded.lengths)) == (3, 1)
+
+
+def test_a_side_that_is_here_needs_one(tokenizer: Tokenizer) -> None:
+    with pytest.raises(OptionError, match="the source side is here and has no tokenizer"):
+        encode_pairs(PAIRS, target=tokenizer)
+
+
+@pytest.mark.parametrize("options", [{"too_long": "drop"}, {"longest": 2}])
+def test_options_that_make_no_sense(tokenizer: Tokenizer, options: dict[str, object]) -> None:
+    with pytest.raises(OptionError):
+        encode_pairs(PAIRS, source=tokenizer, target=tokenizer, **options)  # type: ignore[arg-type]
+
+
+def test_many_sentences_are_cut_in_several_goes(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whale_nebula.models.text.encoded._LINES_AT_ONCE", 2)
+    one_by_one = encode_pairs(PAIRS, source=tokenizer, target=tokenizer)
+    monkeypatch.undo()
+    whole = encode_pairs(PAIRS, source=tokenizer, target=tokenizer)
+    assert one_by_one.source is not None
+    assert whole.source is not None
+    np.testing.assert_array_equal(one_by_one.source.flat, whole.source.flat)
+
+
+def test_ids_of_no_rows_and_of_empty_ones() -> None:
+    assert len(Ids.of_rows([])) == 0
+    assert Ids.of_rows([[], [1]]).row(1).tolist() == [1]

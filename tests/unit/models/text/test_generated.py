@@ -1,0 +1,108 @@
+"""The generated corpus: the same everywhere, never the same in two splits, and right."""
+
+import re
+from collections import defaultdict
+
+import pytest
+
+from whale_nebula.errors import OptionError
+from whale_nebula.models.text import Pairs, generated, monolingual
+
+COUNT = 3000
+
+
+@pytest.fixture(scope="module")
+def splits() -> dict[str, Pairs]:
+    return {split: generated(split, count) for split, count in (("train", COUNT), ("val", 400), ("test", 400))}
+
+
+def test_the_same_call_gives_the_same_text(splits: dict[str, Pairs]) -> None:
+    assert generated("train", 50) == splits["train"].first(50)
+
+
+def test_this_text_is_what_it_always_was() -> None:
+    """Measurements on it can be compared as long as this does not change."""
+    pairs = generated("test", 2, seed=1)
+    assert pairs.source == GOLDEN_SOURCE
+    assert pairs.target == GOLDEN_TARGET
+
+
+def test_another_seed_gives_other_text(splits: dict[str, Pairs]) -> None:
+    other = generated("train", 200, seed=1)
+    assert len(set(other.of("source")) & set(splits["train"].of("source"))) < 10
+
+
+def test_one_side_alone_is_that_of_the_pairs(splits: dict[str, Pairs]) -> None:
+    alone = generated("train", 100, sides=["target"])
+    assert alone == Pairs(target=splits["train"].of("target")[:100])
+
+
+def test_it_goes_the_other_way_too(splits: dict[str, Pairs]) -> None:
+    back = generated("train", 10, source="en", target="es")
+    assert back == Pairs(splits["train"].of("target")[:10], splits["train"].of("source")[:10])
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_no_two_splits_share_a_sentence(splits: dict[str, Pairs], side: str) -> None:
+    language = {"source": "es", "target": "en"}[side]
+    texts = [set(pairs.of(side)) for pairs in splits.values()]  # type: ignore[arg-type]
+    texts += [set(generated("train", COUNT, seed=7).of(side)) - texts[0]]  # type: ignore[arg-type]
+    texts += [set(monolingual(language, COUNT))]  # type: ignore[arg-type]
+    assert sum(map(len, texts)) == len(set.union(*texts))
+
+
+def test_the_monolingual_sides_are_no_translations_of_each_other(splits: dict[str, Pairs]) -> None:
+    translated = dict(zip(*(splits["train"].of(side) for side in ("source", "target")), strict=True))  # type: ignore[arg-type]
+    spanish, english = set(monolingual("es", 500)), set(monolingual("en", 500))
+    assert not spanish & set(translated)
+    assert not english & set(translated.values())
+
+
+def test_every_sentence_has_one_translation_both_ways(splits: dict[str, Pairs]) -> None:
+    english, spanish = defaultdict(set), defaultdict(set)
+    for pairs in splits.values():
+        for es, en in zip(pairs.of("source"), pairs.of("target"), strict=True):
+            english[es].add(en)
+            spanish[en].add(es)
+    assert {es: found for es, found in english.items() if len(found) > 1} == {}
+    assert {en: found for en, found in spanish.items() if len(found) > 1} == {}
+
+
+def test_it_has_some_hundreds_of_words_and_hardly_a_sentence_twice(splits: dict[str, Pairs]) -> None:
+    for sentences in (splits["train"].of("source"), splits["train"].of("target")):
+        words = {word for line in sentences for word in re.findall(r"[^\W\d]+", line.lower())}
+        assert 400 < len(words) < 1500
+        assert len(set(sentences)) > 0.95 * COUNT
+
+
+def test_sentences_are_of_many_lengths(splits: dict[str, Pairs]) -> None:
+    lengths = sorted(len(line.split()) for line in splits["train"].of("source"))
+    assert lengths[0] <= 5
+    assert lengths[-1] >= 16
+
+
+def test_sentences_are_written_as_sentences(splits: dict[str, Pairs]) -> None:
+    for side in ("source", "target"):
+        for line in splits["train"].of(side):  # type: ignore[arg-type]
+            assert re.fullmatch(r"¿?[A-ZÁÉÍÓÚ].*[.?]", line), line
+            assert "  " not in line
+            assert " de el " not in line
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: generated("dev", 3), "no split 'dev'"),
+        (lambda: generated("mono-es", 3), "no split 'mono-es'"),
+        (lambda: generated("train", 0), "count=0"),
+        (lambda: generated("train", 3, target="fr"), "no language 'fr'"),  # type: ignore[arg-type]
+        (lambda: monolingual("fr", 3), "no language 'fr'"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_not_made_is_refused(call, said: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(OptionError, match=said):
+        call()
+
+
+GOLDEN_SOURCE = ["¿Cuántas abejas rojas fuertes hay en el teatro?", "¿Dónde estaban estos plátanos morados nuevos?"]
+GOLDEN_TARGET = ["How many strong red bees are there at the theatre?", "Where were these new purple bananas?"]

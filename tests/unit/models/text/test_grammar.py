@@ -1,0 +1,158 @@
+"""The grammar: agreement, plurals, verbs and numbers as they are in Spanish and in English."""
+
+import pytest
+
+from whale_nebula.models.text.grammar import PATTERNS, Both, Pick, size, words
+from whale_nebula.models.text.grammar import english as en
+from whale_nebula.models.text.grammar import spanish as es
+from whale_nebula.models.text.grammar.doing import did, wanted
+from whale_nebula.models.text.grammar.phrases import COUNTED, THIS, phrase
+from whale_nebula.models.text.grammar.quantities import dates, times
+
+
+@pytest.mark.parametrize(
+    ("value", "alone", "before_m", "before_f"),
+    [
+        (1, "uno", "un", "una"),
+        (16, "dieciséis", "dieciséis", "dieciséis"),
+        (21, "veintiuno", "veintiún", "veintiuna"),
+        (31, "treinta y uno", "treinta y un", "treinta y una"),
+        (100, "cien", "cien", "cien"),
+        (101, "ciento uno", "ciento un", "ciento una"),
+        (500, "quinientos", "quinientos", "quinientas"),
+        (721, "setecientos veintiuno", "setecientos veintiún", "setecientas veintiuna"),
+    ],
+)
+def test_spanish_numbers_agree(value: int, alone: str, before_m: str, before_f: str) -> None:
+    assert [es.number(value, gender) for gender in ("", "m", "f")] == [alone, before_m, before_f]
+
+
+@pytest.mark.parametrize(
+    ("value", "spanish", "english"),
+    [
+        (0, "cero", "zero"),
+        (1000, "mil", "one thousand"),
+        (1001, "mil uno", "one thousand and one"),
+        (2100, "dos mil cien", "two thousand one hundred"),
+        (21_000, "veintiún mil", "twenty-one thousand"),
+        (31_415, "treinta y un mil cuatrocientos quince", "thirty-one thousand four hundred and fifteen"),
+        (100_000, "cien mil", "one hundred thousand"),
+        (999_999, "novecientos noventa y nueve mil novecientos noventa y nueve",
+         "nine hundred and ninety-nine thousand nine hundred and ninety-nine"),
+    ],
+)  # fmt: skip
+def test_large_numbers(value: int, spanish: str, english: str) -> None:
+    assert (es.number(value), en.number(value)) == (spanish, english)
+
+
+def test_no_two_numbers_are_said_alike() -> None:
+    for said in (es.number, en.number):
+        assert len({said(value) for value in range(0, 100_000, 7)}) == len(range(0, 100_000, 7))
+    assert len({en.year(value) for value in range(1900, 2100)}) == 200
+    assert len({en.ordinal(value) for value in range(1, 32)}) == 31
+
+
+@pytest.mark.parametrize(
+    ("adjective", "forms"),
+    [
+        ("rojo", "rojo roja rojos rojas"),
+        ("verde", "verde verde verdes verdes"),
+        ("azul", "azul azul azules azules"),
+        ("marrón", "marrón marrón marrones marrones"),
+        ("gris", "gris gris grises grises"),
+        ("inglés+", "inglés inglesa ingleses inglesas"),
+        ("alemán+", "alemán alemana alemanes alemanas"),
+        ("español+", "español española españoles españolas"),
+        ("pintor+", "pintor pintora pintores pintoras"),
+    ],
+)
+def test_adjectives_agree(adjective: str, forms: str) -> None:
+    found = [es.agreed(adjective, feminine, many) for many in (False, True) for feminine in (False, True)]
+    assert found == forms.split()
+
+
+@pytest.mark.parametrize(("verb", "tense", "forms"), [
+    ("comprar", "present", "compro compras compra compramos compran"),
+    ("vender", "past", "vendí vendiste vendió vendimos vendieron"),
+    ("abrir", "present", "abro abres abre abrimos abren"),
+    ("describir", "future", "describiré describirás describirá describiremos describirán"),
+])  # fmt: skip
+def test_verbs_are_conjugated(verb: str, tense: str, forms: str) -> None:
+    assert [es.conjugated(verb, tense, person) for person in range(5)] == forms.split()
+
+
+def test_a_phrase_agrees_and_puts_adjectives_where_each_language_does() -> None:
+    suitcase = next(noun for noun in words.THINGS if noun.en == "suitcase")
+    adjectives = [words.COLORS[0], words.ORIGINS[1]]
+    many = next(way for way in COUNTED if way.en == "twenty-one")
+    assert phrase(suitcase, many, adjectives)[:2] == (
+        "veintiuna maletas rojas inglesas",
+        "twenty-one English red suitcases",
+    )
+    assert phrase(suitcase, THIS[0], adjectives)[:2] == ("la maleta roja inglesa", "the English red suitcase")
+
+
+def test_a_and_an() -> None:
+    assert [en.with_a(name) for name in ("Irish boat", "egg", "lamp")] == ["an Irish boat", "an egg", "a lamp"]
+
+
+def test_words_are_translated_one_to_one() -> None:
+    nouns = {(noun.es, noun.en) for noun in (*words.ALL, *words.PEOPLE, *words.FURNITURE)}
+    lists = (
+        words.COLORS,
+        words.QUALITIES,
+        words.ORIGINS,
+        words.COMPARED,
+        words.STATES,
+        words.JOBS,
+        words.PLACES,
+        words.CITIES,
+    )
+    for pairs in (nouns, *map(set, lists), {(verb.es, verb.en) for verb in words.VERBS}):
+        assert len({each[0] for each in pairs}) == len({each[1] for each in pairs}) == len(pairs)
+
+
+def test_dates_have_the_right_day_of_the_week() -> None:
+    found = {dates(Pick(number)) for number in range(0, size(dates), size(dates) // 400)}
+    assert all(" el " in each.es and " the " in each.en for each in found)
+    first = dates(Pick(0))
+    assert "lunes uno de enero de mil novecientos" in first.es  # the first of January 1900 was a Monday
+    assert "Monday the first of January nineteen hundred" in first.en
+
+
+def test_every_time_of_day_is_said_in_its_own_way() -> None:
+    every = [times(Pick(number)) for number in range(0, size(times), 5)]
+    assert len({each.es for each in every}) == len({each.en for each in every}) == len(every)
+    assert any("a la una menos cuarto" in each.es and "at a quarter to one" in each.en for each in every)
+    assert any("a las tres y media" in each.es and "at half past three" in each.en for each in every)
+
+
+def test_persons_and_negation_go_through_both_languages() -> None:
+    made = [wanted(Pick(number)) for number in range(3000)]
+    assert any(each.es.startswith("No quiero ") and each.en.startswith("I do not want to ") for each in made)
+    assert any(each.es.startswith("Ella no quiere ") and each.en.startswith("She does not want to ") for each in made)
+    assert any(each.es.startswith("Podemos ") and each.en.startswith("We can ") for each in made)
+
+
+def test_tenses_go_with_their_times() -> None:
+    step = size(did) // 2000
+    for each in {did(Pick(number * step)) for number in range(2000)}:
+        assert (" will " in each.en) == ("que viene" in each.es or "entro de" in each.es or "Mañana" in each.es)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.__name__)
+def test_a_pattern_says_what_its_docstring_shows_and_uses_all_of_its_number(pattern) -> None:  # type: ignore[no-untyped-def]
+    spanish, english = (pattern.__doc__ or "").split(" / ")
+    assert spanish and english
+    first, last = pattern(Pick(0)), pattern(Pick(size(pattern) - 1))
+    assert isinstance(first, Both)
+    assert first.es != last.es
+    assert first.en != last.en
+    pick = Pick(size(pattern) - 1)
+    pattern(pick)
+    assert pick.rest == 0
+
+
+def test_there_are_tens_of_millions_of_sentences_of_patterns_without_weights() -> None:
+    weighted = {"did", "wanted", "bought"}
+    assert sum(size(pattern) for pattern in PATTERNS if pattern.__name__ not in weighted) > 50_000_000

@@ -1,0 +1,117 @@
+"""Orders: each row once an epoch, alike ones together, the same wherever they are made, and safe to hand over."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from whale_nebula.errors import DataError, OptionError
+from whale_nebula.models.text import Order, make_order
+
+LENGTHS = np.random.default_rng(0).integers(3, 60, (2, 500))
+
+
+def filling(order: Order, lengths: np.ndarray) -> float:
+    """Which share of the filled-up batches is filling."""
+    padded = sum(len(batch) * max(lengths[row] for row in batch) for batch in order.batches)
+    return 1.0 - order.epochs * lengths.sum() / padded
+
+
+@given(
+    rows=some.integers(1, 60), batch=some.integers(1, 20), epochs=some.integers(1, 3), seed=some.integers(0, 9),
+    sides=some.integers(0, 2), shuffle=some.booleans(),
+)  # fmt: skip
+def test_every_row_is_there_once_in_each_epoch(
+    rows: int, batch: int, epochs: int, seed: int, sides: int, shuffle: bool
+) -> None:
+    order = make_order(rows, batch=batch, epochs=epochs, seed=seed, shuffle=shuffle, lengths=LENGTHS[:sides, :rows])
+    assert order.steps_per_epoch == -(-rows // batch)
+    for number in range(epochs):
+        batches = order.epoch(number).batches
+        assert sorted(row for each in batches for row in each) == list(range(rows))
+        assert sorted(len(each) for each in batches)[1:] == [batch] * (len(batches) - 1)
+
+
+def test_it_is_the_same_wherever_it_is_made_and_another_with_another_seed() -> None:
+    orders = [make_order(500, batch=16, seed=seed, lengths=LENGTHS) for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_this_order_is_what_it_always_was() -> None:
+    assert make_order(6, batch=2, seed=3).batches == GOLDEN
+
+
+def test_epochs_differ_and_an_epoch_does_not_depend_on_how_many_there_are() -> None:
+    three = make_order(500, batch=16, epochs=3, seed=1)
+    assert three.epoch(0) != three.epoch(1)
+    assert three.epoch(0) == make_order(500, batch=16, seed=1)
+
+
+def test_lengths_put_alike_sentences_together_on_both_sides() -> None:
+    plain = make_order(500, batch=16)
+    one = make_order(500, batch=16, lengths=LENGTHS[:1])
+    assert filling(plain, LENGTHS[0]) > 0.4
+    assert filling(one, LENGTHS[0]) < 0.15
+    long = np.stack([LENGTHS[0], LENGTHS[0] + 4])  # as translations are
+    both = make_order(500, batch=16, lengths=long)
+    assert max(filling(both, each) for each in long) < 0.2
+
+
+def test_batches_of_alike_sentences_do_not_come_by_length() -> None:
+    order = make_order(500, batch=16, lengths=LENGTHS[:1])
+    means = [np.mean(LENGTHS[0][list(batch)]) for batch in order.batches]
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.5
+
+
+def test_without_shuffle_rows_come_in_their_order_or_by_length() -> None:
+    assert make_order(5, batch=2, shuffle=False).batches == ((0, 1), (2, 3), (4,))
+    assert make_order(3, batch=1, lengths=[[30, 3, 20]], shuffle=False).batches == ((1,), (2,), (0,))
+
+
+def test_results_are_put_back_into_the_order_of_the_rows() -> None:
+    order = make_order(9, batch=4, seed=5)
+    made = [f"of row {row}" for batch in order.batches for row in batch]
+    assert order.restored(made) == [f"of row {row}" for row in range(9)]
+
+
+@pytest.mark.parametrize(("epochs", "count"), [(1, 8), (2, 18)])
+def test_results_that_are_not_one_for_each_row_are_refused(epochs: int, count: int) -> None:
+    with pytest.raises(OptionError, match=f"{count} results of an order"):
+        make_order(9, batch=4, epochs=epochs).restored(["x"] * count)
+
+
+@pytest.mark.parametrize("options", [{"batch": 0}, {"epochs": 0}, {"multiple": 0}, {"lengths": [[1, 2]]}])
+def test_options_that_make_no_batches(options: dict[str, object]) -> None:
+    with pytest.raises(OptionError):
+        make_order(5, **{"batch": 2, **options})  # type: ignore[arg-type]
+
+
+class TestFiles:
+    def test_a_cluster_is_given_what_the_other_made_and_no_more_than_numbers_of_rows(self, tmp_path: Path) -> None:
+        order = make_order(500, batch=16, epochs=2, lengths=LENGTHS)
+        order.save(tmp_path / "order.json")
+        assert Order.load(tmp_path / "order.json") == order
+        assert set(json.loads((tmp_path / "order.json").read_text())) == {"rows", "epochs", "batches"}
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "no json", "[]", "{}", '{"rows": 2, "epochs": 1, "batches": [[0], [0]]}',
+            '{"rows": 2, "epochs": 1, "batches": [[0, 1, 2]]}', '{"rows": 2, "epochs": 0, "batches": []}',
+            '{"rows": 1, "epochs": 2, "batches": [[0], [0], [0]]}', '{"rows": 1, "epochs": 1, "batches": 3}',
+        ],
+    )  # fmt: skip
+    def test_a_file_that_holds_no_order_is_refused(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "order.json").write_text(text)
+        with pytest.raises(DataError, match="no order of rows"):
+            Order.load(tmp_path / "order.json")
+
+    def test_a_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="there is no order at"):
+            Order.load(tmp_path / "order.json")
+
+
+GOLDEN = ((2, 1), (0, 4), (5, 3))

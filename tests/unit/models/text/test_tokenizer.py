@@ -1,0 +1,113 @@
+"""The tokenizer: ids and back, in eager code and in graphs, and text as people write it."""
+
+import pytest
+import tensorflow as tf
+
+from whale_nebula.models.text import SPECIAL, Pairs, Tokenizer, Vocabulary, bleu, generated, learn_vocabulary
+from whale_nebula.models.text.attached import attached
+
+WORDS = (*SPECIAL, "the", "cat", "##s", "café", "cafe", "[", "]", "sep", "mask", ".", "é", "##é")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(Vocabulary(WORDS))
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Pairs:
+    return generated("val", 120)
+
+
+def ids(tokenizer: Tokenizer, *words: str) -> list[int]:
+    return [tokenizer.vocabulary.id(word) for word in words]
+
+
+def test_a_sentence_is_lower_case_between_start_and_end(tokenizer: Tokenizer) -> None:
+    encoded = tokenizer.encode(["The CATS."])
+    assert encoded.dtype == tf.int32
+    assert encoded.to_list() == [ids(tokenizer, "[CLS]", "the", "cat", "##s", ".", "[SEP]")]
+
+
+def test_rows_are_ragged_and_nothing_is_start_and_end(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode(["the", "", "the cat"]).row_lengths().numpy().tolist() == [3, 2, 4]
+
+
+def test_a_word_that_no_tokens_make_is_unknown(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode(["the xylophone"]).to_list() == [ids(tokenizer, "[CLS]", "the", "[UNK]", "[SEP]")]
+
+
+def test_special_tokens_cannot_be_smuggled_in_as_text(tokenizer: Tokenizer) -> None:
+    inside = tokenizer.encode(["the [SEP] [MASK]"]).to_list()[0][1:-1]
+    assert inside == ids(tokenizer, "the", "[", "sep", "]", "[", "mask", "]")
+
+
+def test_its_numbers_are_those_of_the_vocabulary(tokenizer: Tokenizer) -> None:
+    found = (tokenizer.size, tokenizer.pad, tokenizer.unknown, tokenizer.start, tokenizer.end, tokenizer.mask)
+    assert found == (len(WORDS), 0, 1, 2, 3, 4)
+
+
+def test_accents_are_kept_where_the_vocabulary_has_them_however_they_are_made(tokenizer: Tokenizer) -> None:
+    for text in ("CAFÉ", "cafe\u0301"):
+        assert tokenizer.encode([text]).to_list()[0][1:-1] == ids(tokenizer, "café")
+
+
+def test_accents_are_stripped_where_it_has_none_or_by_option(tokenizer: Tokenizer) -> None:
+    plain = Tokenizer(Vocabulary((*SPECIAL, "cafe")))
+    assert plain.encode(["CAFÉ"]).to_list()[0][1:-1] == [5]
+    stripping = Tokenizer(Vocabulary(WORDS), accents=False)
+    assert stripping.encode(["Café"]).to_list()[0][1:-1] == ids(tokenizer, "cafe")
+
+
+def test_decoding_ends_at_the_first_end_and_leaves_special_tokens_out(tokenizer: Tokenizer) -> None:
+    row = ids(tokenizer, "[CLS]", "the", "[MASK]", "cat", "##s", ".", "[SEP]", "the", "[PAD]")
+    assert tokenizer.sentences([row]) == ["the cats."]
+
+
+def test_rows_may_be_filled_up_ragged_or_without_an_end(tokenizer: Tokenizer) -> None:
+    the, cat = ids(tokenizer, "the", "cat")
+    assert tokenizer.sentences(tf.ragged.constant([[the, cat], [cat]], dtype=tf.int32)) == ["the cat", "cat"]
+    assert tokenizer.sentences(tf.constant([[the, 0], [0, 0]], tf.int64)) == ["the", ""]
+
+
+def test_both_ways_work_in_a_dataset_and_say_the_same(tokenizer: Tokenizer) -> None:
+    lines = ["the cats.", "café"]
+    dataset = tf.data.Dataset.from_tensor_slices(lines).batch(2).map(lambda text: tokenizer.encode(text))
+    (there,) = dataset
+    (back,) = dataset.map(lambda ids: tokenizer.decode(ids))
+    assert there.to_list() == tokenizer.encode(lines).to_list()
+    assert [each.decode() for each in back.numpy()] == lines
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_generated_text_comes_back_as_it_was(pairs: Pairs, side: str) -> None:
+    lines = list(pairs.of(side))  # type: ignore[arg-type]
+    tokenizer = Tokenizer(learn_vocabulary(lines, 900))
+    assert tokenizer.sentences(tokenizer.encode(lines)) == [line.lower() for line in lines]
+
+
+def test_stripped_accents_cost_bleu_and_kept_ones_do_not(pairs: Pairs) -> None:
+    lines = list(pairs.of("source"))
+    stripped = Tokenizer(learn_vocabulary(lines, 900, accents=False))
+    assert bleu(stripped.sentences(stripped.encode(lines)), lines).value < 90
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a well-known, red-haired man's dog doesn't bark!",
+        "it costs $5 (or 25.50 euros); at 10:30, 1,000 people came.",
+        "¿dónde está? ¡aquí! «no»",
+        "l'homme qu'il aime s'appelle d'artagnan, aujourd'hui.",
+        'he says "come in" and "go out".',
+        "at three o'clock the boys' books and/or pens",
+        "der „große“ hund, the “big” dog.",
+        "cuesta 25,50 euros; in 1999, 3 of them",
+        "obst- und gemüse, two- or three-day trips",
+        "wait… 50% of 8",
+    ],
+)
+def test_marks_are_put_where_people_write_them(text: str) -> None:
+    marks = r"([\pP$%])"
+    apart = tf.strings.strip(tf.strings.regex_replace(tf.strings.regex_replace([text], marks, r" \1 "), " +", " "))
+    assert attached(apart).numpy()[0].decode() == text

@@ -1,0 +1,144 @@
+"""A tape around a step: no gradient goes back through a plan, and whoever asks for one is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.errors import GradientError
+from whale_nebula.runtime.later import Later
+from whale_nebula.runtime.outer_tapes import refusing
+
+X = tf.constant(np.linspace(-1.0, 1.0, 32, dtype="float32").reshape(8, 4))
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Every test opens its own run."""
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+def forward(micro_batches: int = 1) -> tuple[Any, tuple[keras.layers.Layer, keras.layers.Layer]]:
+    """A forward of two stages, whose layers are built when it is first called."""
+    first, second = keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.pipeline(micro_batches):
+            with nb.stage(cluster="a"):
+                hidden = first(x)
+            with nb.stage(cluster="b"):
+                return second(hidden)
+
+    return step, (first, second)
+
+
+@pytest.mark.parametrize("links", [None, "100mbit,1ms"])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("built", [False, True])
+def test_a_gradient_for_its_variables_is_refused_at_every_call(
+    links: str | None, micro_batches: int, built: bool
+) -> None:
+    nb.init(links=links)
+    step, (first, second) = forward(micro_batches)
+    if built:
+        first.build((None, 4))
+        second.build((None, 3))
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(step(X) ** 2)
+        with pytest.raises(GradientError, match="a tape around a call of step") as caught:
+            tape.gradient(loss, [*first.trainable_variables, *second.trainable_variables])
+        assert "test_outer_tapes.py" in caught.value.where
+        assert "tf.stop_gradient" in caught.value.mend
+
+
+def watched(tape: Any) -> Any:
+    tape.watch(X)
+    return X, X
+
+
+def made(tape: Any) -> Any:
+    scale = tf.Variable(2.0)
+    return scale * X, scale
+
+
+@pytest.mark.parametrize("given", [watched, made])
+def test_so_is_one_for_what_its_arguments_are_made_of(given: Callable[[Any], Any]) -> None:
+    step, _ = forward()
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            argument, source = given(tape)
+            found = step(argument)
+        with pytest.raises(GradientError):
+            tape.gradient(found, source)
+
+
+def test_what_is_made_of_its_results_is_differentiated() -> None:
+    """A head of plain TensorFlow on a trunk that is not trained."""
+    (step, (first, _)), head = forward(), tf.Variable(2.0)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            features = step(X)
+            loss = tf.reduce_sum(head * features)
+        np.testing.assert_allclose(tape.gradient(loss, head), tf.reduce_sum(features), rtol=1e-5)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(head * tf.stop_gradient(step(X)))
+    assert tape.gradient(loss, first.trainable_variables) == [None, None]
+
+
+def test_one_stage_runs_the_users_own_function_and_has_its_gradients() -> None:
+    weight = tf.Variable(3.0)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.stage(cluster="a"):
+            return tf.reduce_sum(weight * x)
+
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            found = step(X)
+        np.testing.assert_allclose(tape.gradient(found, weight), tf.reduce_sum(X), atol=1e-5)
+
+
+def test_without_a_tape_results_are_what_they_are_and_with_one_they_are_equal() -> None:
+    weight = tf.Variable(3.0)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.stage(cluster="a"):
+            hidden = weight * x
+        with nb.stage(cluster="b"):
+            return {"sum": tf.reduce_sum(hidden), "shape": tf.shape(hidden), "same": x, "name": "step"}
+
+    plain = step(X)
+    with tf.GradientTape():
+        taped = step(X)
+    assert plain.keys() == taped.keys()
+    assert taped["name"] == "step"
+    for name in ("sum", "shape", "same"):
+        np.testing.assert_array_equal(plain[name], taped[name])
+
+
+def test_a_number_that_is_on_its_way_is_waited_for() -> None:
+    from concurrent.futures import Future
+
+    from whale_nebula.ir.spec import Spec
+
+    promise: Future[Any] = Future()
+    promise.set_result(tf.constant(2.0))
+    weight = tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        (loss,) = refusing("step", [weight], [], [Later(promise, Spec("float32", ()))])
+        doubled = 2.0 * loss
+    assert float(doubled) == 4.0
+    with pytest.raises(GradientError, match="step"):
+        tape.gradient(doubled, weight)

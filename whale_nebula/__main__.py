@@ -1,0 +1,10 @@
+"""`python -m whale_nebula`: the command line, where `whale-nebula` is not on the path."""
+
+from __future__ import annotations
+
+import sys
+
+from whale_nebula.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())
