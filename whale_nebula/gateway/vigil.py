@@ -60,7 +60,7 @@ class Vigil:
         self._probe, self._rest = look, rest
         self._lock = threading.Lock()
         self._open: set[str] = set()
-        self._looking: set[str] = set()
+        self._looking: dict[str, Callable[[str], None] | None] = {}  # what to do after what is done now
 
     def greet(self, worker: str) -> None:
         """A worker is connected: see whether its port can be looked at from here."""
@@ -78,19 +78,28 @@ class Vigil:
             self._start(worker, self._look_twice)
 
     def _start(self, worker: str, run: Callable[[str], None]) -> None:
+        """Look now or, where somebody does, once more afterwards: what has happened meanwhile may be unseen."""
         with self._lock:
-            if worker in self._looking:
-                return
-            self._looking.add(worker)
+            looks = worker in self._looking
+            self._looking[worker] = run
+        if not looks:
+            threading.Thread(target=self._look_on, args=(worker,), name=f"nebula-vigil-{worker}", daemon=True).start()
 
-        def thread() -> None:
-            try:
+    def _look_on(self, worker: str) -> None:
+        try:
+            while (run := self._next(worker)) is not None:
                 run(worker)
-            finally:
-                with self._lock:
-                    self._looking.discard(worker)
+        except BaseException:
+            with self._lock:
+                self._looking.pop(worker, None)
+            raise
 
-        threading.Thread(target=thread, name=f"nebula-vigil-{worker}", daemon=True).start()
+    def _next(self, worker: str) -> Callable[[str], None] | None:
+        with self._lock:
+            run, self._looking[worker] = self._looking[worker], None
+            if run is None:
+                del self._looking[worker]
+            return run
 
     def _first(self, worker: str) -> None:
         if self._look(worker) == "open":

@@ -52,7 +52,7 @@ def _trained(model: keras.Model, batches: list[Any], y: Any) -> dict[str, Any]:
     losses, notes = [], []
     for x in batches:
         losses.append(float(model.train_on_batch(x, y)).hex())
-        notes.append([note for note in nb.last_report().notes if "auto takes" not in note])
+        notes.append([note for note in nb.last_report().notes if ": auto " not in note])
     return {"losses": losses, "notes": notes, "weights": bits(model.get_weights())}
 
 

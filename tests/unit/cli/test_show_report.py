@@ -35,7 +35,7 @@ def test_a_file_of_metrics(metrics: Path, capsys: pytest.CaptureFixture) -> None
     assert main(["show", "--report", str(metrics)]) == 0
     said = capsys.readouterr().out
     assert said.startswith("fit in gpu/0: 3 steps, ")
-    assert "the last step:\nstep 3 of fit: " in said
+    assert "the last step:\nstep 3 of fit in gpu/0: " in said
 
 
 def test_json(metrics: Path, capsys: pytest.CaptureFixture) -> None:

@@ -13,7 +13,7 @@ from whale_nebula.gateway.half import Half, Side
 from whale_nebula.gateway.inspection import Inspection
 from whale_nebula.gateway.pair import REPLACED, Pair
 from whale_nebula.transport.grpc.connection import Connection
-from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.transport.grpc.lane import END, Lane
 from whale_nebula.wire.frame import Flag, Header, Kind, pack
 
 NEAR, FAR = Side.NEAR, Side.FAR
@@ -108,10 +108,10 @@ class TestParting:
         meeting = Meeting()
         near, sent = meeting.come(NEAR)
         far, lane = meeting.come(FAR)
-        sent.read([beat()], near.hear)
+        sent.read([beat(), END], near.hear)
         assert near.connection.over
         assert not far.connection.over
-        assert list(lane.outgoing()) == [beat()]
+        assert list(lane.outgoing()) == [beat(), END]
 
     def test_a_bad_frame_breaks_both_and_is_the_reason(self) -> None:
         meeting = Meeting()

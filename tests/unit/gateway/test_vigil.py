@@ -73,6 +73,31 @@ def test_one_refusal_is_none() -> None:
     assert Watched("refused").mourn() == []
 
 
+def test_a_stream_that_ends_while_somebody_still_looks_is_mourned() -> None:
+    """Between the last question whether the worker is heard and the end of the look that asked it."""
+    told: list[tuple[str, str, str]] = []
+    found = iter(("open", "refused", "refused"))
+    answers = iter((True, False, False, False))
+
+    def back(worker: str) -> bool:
+        heard = next(answers)
+        if heard:
+            vigil.mourn(worker)  # it dies as the answer is given
+        return heard
+
+    vigil = Vigil(
+        {"gpu/0": WHERE},
+        back,
+        lambda *what: told.append(what),
+        look=lambda address, seconds: Probe(next(found), ""),
+        rest=lambda seconds: None,
+    )
+    vigil.greet("gpu/0")
+    until(lambda: not vigil._looking)
+    [(worker, state, _)] = told
+    assert (worker, state) == ("gpu/0", "dead")
+
+
 def test_who_comes_back_is_not_looked_for() -> None:
     watched = Watched("refused", "refused", back=iter([True, False, True]))
     watched.vigil.mourn("gpu/0")

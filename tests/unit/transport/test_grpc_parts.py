@@ -15,7 +15,7 @@ from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.connection import Connection
 from whale_nebula.transport.grpc.dialling import Target, dial
 from whale_nebula.transport.grpc.knock import Knock
-from whale_nebula.transport.grpc.lane import Lane, reason
+from whale_nebula.transport.grpc.lane import END, Lane, reason
 from whale_nebula.transport.grpc.listener import Hear, Listener, Visitor
 from whale_nebula.transport.grpc.probing import probe
 
@@ -62,7 +62,7 @@ class TestLane:
 
         thread = threading.Thread(target=speak)
         thread.start()
-        assert list(lane.outgoing()) == [bytes([number]) for number in range(20)]
+        assert list(lane.outgoing()) == [*(bytes([number]) for number in range(20)), END]
         thread.join(SOON)
         assert not lane.send(b"late")
 
@@ -98,6 +98,32 @@ class TestLane:
         lane.end("second")
         assert (told, broken) == (["first"], ["first"])
 
+    def test_it_is_broken_before_its_frames_end(self) -> None:
+        """Frames that merely end look to the other side like an end in order."""
+        lane, done = Lane(), list[str]()
+        entered, goes_on = threading.Event(), threading.Event()
+
+        def breaks(why: str) -> None:
+            entered.set()
+            goes_on.wait(SOON)
+            done.append("broken")
+
+        def pull() -> None:
+            assert list(lane.outgoing()) == []
+            done.append("ended")
+
+        lane.attach(breaks)
+        threads = [threading.Thread(target=pull), threading.Thread(target=lane.end, args=("enough",))]
+        for thread in threads:
+            thread.start()
+        assert entered.wait(SOON)
+        threads[0].join(0.05)
+        assert threads[0].is_alive()
+        goes_on.set()
+        for thread in threads:
+            thread.join(SOON)
+        assert done == ["broken", "ended"]
+
     def test_what_a_hearer_raises_ends_the_stream(self) -> None:
         lane = Lane()
         assert lane.read([b"a"], lambda frame: [][0]) == "list index out of range"
@@ -107,6 +133,12 @@ class TestLane:
         heard: list[bytes] = []
         assert Lane().read([b"a", b"b"], heard.append) == "the stream has ended"
         assert heard == [b"a", b"b"]
+
+    @pytest.mark.parametrize(("frames", "in_order"), [([b"a", END], True), ([b"a"], False), ([], False), ([END], True)])
+    def test_only_one_whose_last_message_says_so_has_ended_in_order(self, frames: list[bytes], in_order: bool) -> None:
+        lane = Lane()
+        lane.read(frames, lambda frame: None)
+        assert lane.in_order is in_order
 
     def test_reasons_are_one_line(self) -> None:
         assert reason(ValueError("one\ntwo")) == "one"
@@ -138,12 +170,20 @@ class TestConnection:
     def test_a_further_lane_that_ends_in_order_takes_nothing_with_it(self) -> None:
         connection = Connection("c")
         first, second = connection.lane(0), connection.lane(1)
-        second.read([], print)
+        second.read([END], print)
         assert (second.over, connection.over) == (True, False)
         assert connection.send(BIG)
         assert next(first.outgoing()) == BIG
-        first.read([], print)
+        first.read([END], print)
         assert connection.over
+
+    def test_a_further_lane_that_merely_ends_breaks_it(self) -> None:
+        """A process that is killed may look like that."""
+        connection = Connection("c")
+        connection.lane(0)
+        further = connection.lane(1)
+        further.read([], print)
+        assert (further.in_order, connection.over) == (False, True)
 
     def test_a_lane_comes_once(self) -> None:
         connection = Connection("c")
@@ -216,10 +256,10 @@ class TestListener:
 
         lane = Lane()
         assert dial(Target(listener.address), KNOCK, lane, hear, deadlines=Deadlines()) >= 1
-        for frame in (b"", BIG):
+        for frame in (b"small", BIG):
             lane.send(frame)
             assert both.acquire(timeout=SOON)
-        assert heard == [b"", BIG]
+        assert heard == [b"small", BIG]
         lane.end("done")
 
     @pytest.mark.parametrize(

@@ -9,6 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
+END = b""
+"""The last message of a stream that ends in order. That a stream merely ends says nothing: gRPC may tell a server of a
+killed client by the end of its messages first, and only then that the call is cancelled.
+"""
+
 
 def _nothing(why: str) -> None:
     """A stream that is not attached yet has nothing to break."""
@@ -45,6 +50,7 @@ class Lane:
         self._frame: bytes | None = None
         self._finishing = False
         self._over = False
+        self._broken = False
         self._breaks: Callable[[str], None] = _nothing
 
     def join(self, room: Room) -> None:
@@ -88,26 +94,38 @@ class Lane:
         """The frames for gRPC, as it takes them."""
         while (frame := self._pull()) is not None:
             yield frame
+        if not self._over:
+            yield END
 
     def _pull(self) -> bytes | None:
         with self.room.changed:
-            while self._frame is None and not self._over and not self._finishing:
+            while not self._pullable:
                 self._filled.wait()
             frame, self._frame = (None, None) if self._over else (self._frame, None)
             self.room.changed.notify_all()
             return frame
 
+    @property
+    def _pullable(self) -> bool:
+        """Whether there is a frame, or never will be. What is to be broken is broken before its frames end: an end in
+        order would look to the other side as if all had been said.
+        """
+        return self._broken if self._over else self._frame is not None or self._finishing
+
     def read(self, incoming: Iterable[bytes], hear: Callable[[bytes], None]) -> str:
         """Hear everything that comes, in this thread, until the stream ends; gives why it did."""
+        ended = False
         try:
             for frame in incoming:
                 if self._over:
                     break
+                if ended := frame == END:
+                    continue
                 hear(frame)
         except Exception as error:  # gRPC raises bare ones too; whatever it was, this stream is over
             self.gone(reason(error))
         else:
-            self.in_order = not self._over
+            self.in_order = ended and not self._over
             self.gone("the stream has ended")
         return self.why
 
@@ -133,8 +151,12 @@ class Lane:
             self._over, self.why = True, why
             self._frame = None
             breaks = self._breaks
-            self._wake_all()
-        breaks(why)
+        try:
+            breaks(why)
+        finally:
+            with self.room.changed:
+                self._broken = True
+                self._wake_all()
         self.on_end(why)
 
     def _wake_all(self) -> None:
