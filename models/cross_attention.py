@@ -6,12 +6,12 @@ from typing import Any
 
 import keras
 
-from .attention import Attention, Cache, among
-from .layers import Norm, SubLayer
+from .attention import Cache, among
+from .layers import Attending
 
 
 @keras.saving.register_keras_serializable("whale_nebula")
-class CrossAttention(SubLayer):
+class CrossAttention(Attending):
     """Every word looks at every visible place of the source; dropout, the sum with its input, and a norm.
 
     >>> import numpy as np
@@ -22,24 +22,6 @@ class CrossAttention(SubLayer):
 
     A search looks often at the same source: what is `remember`ed of it once can be asked again and again (`recall`).
     """
-
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        *,
-        norm: Norm = "post",
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        epsilon: float = 1e-12,
-        spread: float = 0.02,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(norm, dropout, epsilon, **kwargs)
-        self._options |= {"width": width, "heads": heads, "attention_dropout": attention_dropout, "spread": spread}
-        self.attention = Attention(
-            width, heads, spread=spread, dropout=attention_dropout, dtype=self.dtype_policy, name="attention"
-        )
 
     def build(self, hidden_shape: Any, source_shape: Any) -> None:
         """Make the weights of all parts."""

@@ -58,24 +58,8 @@ class SubLayer(keras.layers.Layer):
         return {**super().get_config(), **self._options}
 
 
-@keras.saving.register_keras_serializable("whale_nebula")
-class SelfAttention(SubLayer):
-    """Every token looks at every visible one; or, `causal`, at those up to itself.
-
-    Whether it looks both ways is said in the call, so that the layers of a trained encoder can serve as a decoder's.
-
-    >>> import numpy as np
-    >>> layer = SelfAttention(width=8, heads=2)
-    >>> layer(np.zeros((1, 5, 8)), visible=np.array([[True, True, True, False, False]])).shape
-    TensorShape([1, 5, 8])
-
-    Token by token: an empty cache, then each step gives the cache for the next.
-
-    >>> cache = layer.empty(rows=1, length=5)
-    >>> hidden, cache = layer(np.zeros((1, 1, 8)), cache=cache, position=0)
-    >>> hidden.shape, cache.keys.shape
-    (TensorShape([1, 1, 8]), TensorShape([1, 2, 5, 4]))
-    """
+class Attending(SubLayer):
+    """What self-attention and cross-attention have in common: an `Attention`, and what it was made with."""
 
     def __init__(
         self,
@@ -95,6 +79,26 @@ class SelfAttention(SubLayer):
         self.attention = Attention(
             width, heads, dropout=attention_dropout, spread=spread, dtype=self.dtype_policy, name="attention"
         )
+
+
+@keras.saving.register_keras_serializable("whale_nebula")
+class SelfAttention(Attending):
+    """Every token looks at every visible one; or, `causal`, at those up to itself.
+
+    Whether it looks both ways is said in the call, so that the layers of a trained encoder can serve as a decoder's.
+
+    >>> import numpy as np
+    >>> layer = SelfAttention(width=8, heads=2)
+    >>> layer(np.zeros((1, 5, 8)), visible=np.array([[True, True, True, False, False]])).shape
+    TensorShape([1, 5, 8])
+
+    Token by token: an empty cache, then each step gives the cache for the next.
+
+    >>> cache = layer.empty(rows=1, length=5)
+    >>> hidden, cache = layer(np.zeros((1, 1, 8)), cache=cache, position=0)
+    >>> hidden.shape, cache.keys.shape
+    (TensorShape([1, 1, 8]), TensorShape([1, 2, 5, 4]))
+    """
 
     def build(self, shape: Any) -> None:
         """Make the weights of all parts."""

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.wire import Header, Kind, MessageArrived, TensorArrived
+from whale_nebula.wire import HEADER_BYTES, Header, Kind, MessageArrived, TensorArrived
 from whale_nebula.wire.conversation import Answer, Conversation, Event, Opened
-from whale_nebula.wire.frame import chunks
+from whale_nebula.wire.frame import checksum, chunks, pack, unpack
 from whale_nebula.wire.greeting import Greeting
 from whale_nebula.wire.message import encode_message
 from whale_nebula.wire.replay import Acknowledged, Packet
@@ -54,6 +55,19 @@ def conversation(side: int, *, proven: bool = False, sealed: bool = False, **opt
 
 def pair(**options: Any) -> tuple[Conversation, Conversation]:
     return conversation(0, **options), conversation(1, **options)
+
+
+def header_of(frame: bytes, sealed: bool = False) -> Header:
+    return unpack(frame[:HEADER_BYTES], sealed=sealed)[0]
+
+
+def changed(frame: bytes, **fields: Any) -> bytes:
+    """A frame with other fields and right checksums."""
+    header = header_of(frame)._replace(**fields)
+    payload = np.frombuffer(frame[HEADER_BYTES:], np.uint8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("whale_nebula.wire.frame.find_fault", lambda header, sealed: None)
+        return pack(header, checksum(payload)) + payload.tobytes()
 
 
 def whole(packet: Packet) -> bytes:
