@@ -24,10 +24,16 @@ Line = tuple[str, str]
 Rows = list[dict[str, Any]]
 
 
-def sites(line: Line, commands: Sequence[Sequence[str]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Run a command in each of two sites; gives what each printed as JSON ('{"site": ...'), and what crossed."""
+def sites(
+    line: Line, commands: Sequence[Sequence[str]], follow: Path | None = None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Run a command in each of two sites; gives what each printed as JSON ('{"site": ...'), and what crossed.
+
+    The line may `follow` a file, which a site writes anew.
+    """
     rate, delay = line
-    wan = [sys.executable, str(ROOT / "tools" / "wan.py"), "--rate", rate, "--delay", delay, "--"]
+    wan = [sys.executable, str(ROOT / "tools" / "wan.py"), "--rate", rate, "--delay", delay]
+    wan += ["--follow", str(follow), "--"] if follow else ["--"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
         [*wan, *commands[0], "---", *commands[1]],
@@ -40,19 +46,26 @@ def sites(line: Line, commands: Sequence[Sequence[str]]) -> tuple[list[dict[str,
 
 
 def run(
-    line: Line, script: Sequence[str], folder: Path, *, gateways: bool = False, **config: Any
+    line: Line,
+    script: Sequence[str],
+    folder: Path,
+    *,
+    gateways: bool = False,
+    follow: Path | None = None,
+    names: Sequence[str] = CLUSTERS,
+    **config: Any,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Run a script in both clusters over a line, with certificates; `config` is added to the sites' config."""
     path = folder / "clusters.yaml"
     clusters: dict[str, dict[str, Any]] = {}
-    for number, name in enumerate(CLUSTERS, start=1):
+    for number, name in enumerate(names, start=1):
         clusters[name] = {"workers": [f"10.77.0.{number}:7101"]}
         clusters[name] |= {"gateway": f"10.77.0.{number}:7100"} if gateways else {}
     path.write_text(yaml.safe_dump({"run": "bench", "seed": 1, "clusters": clusters, **config}))
     for command in () if (folder / "certs").exists() else (["init"], ["issue", "--all"]):
         asked = [*CLI, "certs", *command, "--config", str(path), "--folder", str(folder / "certs")]
         subprocess.run(asked, check=True, capture_output=True, cwd=ROOT)
-    return sites(line, [_command(path, name, script, gateways) for name in CLUSTERS])
+    return sites(line, [_command(path, name, script, gateways) for name in names], follow)
 
 
 def _command(path: Path, cluster: str, script: Sequence[str], gateways: bool) -> list[str]:

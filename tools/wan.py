@@ -10,10 +10,11 @@ carries packets between them and gives each direction of each pair its own rate,
     --cut 5s+3s         nothing passes from second 5 on, for 3 seconds
     --cut 5s+3s@0:1     only what site 0 sends to site 1 is lost
     --change 10s=6mbit  every rate is another one from second 10 on
+    --follow FILE       rate and delay are what the file says, "120mbit 20ms", from whenever it says so
 
-Both may be repeated. They count from the start or, with --go FILE, from when that file is there. The exit code is that
-of the first command that failed, or 0. What crossed is printed last, as one line of JSON on stderr: bytes and packets
-for each direction as they were delivered, headers included. Whoever ends wan.py ends the commands.
+Cuts and changes may be repeated. They count from the start or, with --go FILE, from when that file is there. The exit
+code is that of the first command that failed, or 0. What crossed is printed last, as one line of JSON on stderr: bytes
+and packets for each direction as they were delivered, headers included. Whoever ends wan.py ends the commands.
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[list[str]]]:
     parser.add_argument("--seed", type=int, default=0, help="of what is lost")
     parser.add_argument("--cut", type=cut, action="append", default=[], help="START+LENGTH[@FROM:TO]: 5s+3s")
     parser.add_argument("--change", type=change, action="append", default=[], help="WHEN=RATE: 10s=6mbit")
+    parser.add_argument("--follow", help="a file that says rate and delay, and may be written anew: 120mbit 20ms")
     parser.add_argument("--go", help="a file: cuts and changes count from when it is there")
     parser.add_argument("--timeout", type=quantity, default=3600.0)
     words = list(argv)
@@ -179,6 +181,19 @@ class Router:
     sent: Counter[Way] = field(default_factory=Counter)
     packets: Counter[Way] = field(default_factory=Counter)
     lost: Counter[Way] = field(default_factory=Counter)
+    followed: float = 0.0
+
+    def follow(self, now: float) -> None:
+        """Take rate and delay from the file, now and then. One that is just being written is read the next time."""
+        if not self.options.follow or now < self.followed:
+            return
+        self.followed = now + TICK_SECONDS
+        try:
+            with open(self.options.follow) as file:
+                rate, delay = map(quantity, file.read().split())
+        except (OSError, ValueError, argparse.ArgumentTypeError):
+            return
+        self.options.rate, self.options.delay = rate, delay
 
     def elapsed(self, now: float) -> float:
         """Seconds on the clock of cuts and changes; below zero until it goes."""
@@ -256,6 +271,7 @@ def route(sites: Sequence[Site], options: argparse.Namespace) -> int:
         for device, _ in poll.poll(router.wait() * 1000):
             router.read(numbers[device])
         router.deliver()
+        router.follow(time.monotonic())
         _look(sites, status)
     sys.stderr.write(router.told() + "\n")
     return next((status[site.pid] for site in sites if status[site.pid]), 0)

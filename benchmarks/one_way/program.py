@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -14,6 +15,7 @@ import whale_nebula as nb
 from whale_nebula.models.transformer import Sizes, transformer
 
 LENGTH, VOCABULARY, MASK, READ_EVERY = 64, 2000, 1, 10
+LINES = {"free": ("100gbit", "0ms"), "slow": ("120mbit", "20ms")}
 
 
 def networks(width: int) -> tuple[keras.Model, keras.Model]:
@@ -27,9 +29,10 @@ def networks(width: int) -> tuple[keras.Model, keras.Model]:
 
 
 def main() -> None:
-    """Train for so many steps, and tell how long each took."""
+    """Train over either line by turns, and tell how long a step took over each."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=31)
+    parser.add_argument("--line", type=Path, required=True, help="the file that the line follows")
+    parser.add_argument("--pairs", type=int, default=12, help="of ten steps over either line")
     parser.add_argument("--rows", type=int, default=36)
     parser.add_argument("--width", type=int, default=256)
     a = parser.parse_args()
@@ -61,16 +64,26 @@ def main() -> None:
 
     draw = np.random.default_rng(2)
     tokens = draw.integers(2, VOCABULARY, (a.rows, LENGTH), dtype="int32")
-    times, losses = [], {}
-    for number in range(a.steps):
-        hidden = draw.random((a.rows, LENGTH)) < 0.15
-        found = step(tokens, hidden)
-        if number % READ_EVERY == 0:
-            losses = {name: float(loss) for name, loss in found.items()}
-            times.append(time.perf_counter())
-    per_step = (times[-1] - times[1]) / (READ_EVERY * (len(times) - 2))
+    seconds: dict[str, list[float]] = {line: [] for line in LINES}
+    turns = [list(LINES)[:: 1 if number % 2 else -1] for number in range(a.pairs)]
+    losses: dict[str, float] = {}
+    for line in ["free", *(line for turn in turns for line in turn)]:
+        change(a.line, line)
+        began = time.perf_counter()
+        for _ in range(READ_EVERY):
+            found = step(tokens, draw.random((a.rows, LENGTH)) < 0.15)
+        losses = {name: float(loss) for name, loss in found.items()}
+        seconds[line].append((time.perf_counter() - began) / READ_EVERY)
+    del seconds["free"][0]  # the first steps are traced and planned
     links = {name: link.bytes for name, link in nb.last_report().links.items()}
-    print(json.dumps({"site": nb.here().cluster, "seconds": per_step, "losses": losses, "links": links}), flush=True)
+    print(json.dumps({"site": nb.here().cluster, "seconds": seconds, "losses": losses, "links": links}), flush=True)
+
+
+def change(path: Path, line: str) -> None:
+    """Let the line be another one; the generator's site says so, between two steps, and waits until it is."""
+    if nb.here().cluster == "gpu":
+        path.write_text(" ".join(LINES[line]))
+        time.sleep(0.2)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,13 @@ class TestLine:
         crossed = json.loads(ended.stderr.splitlines()[-1])["links"]
         assert crossed["0->1"]["bytes"] > 1_000_000 > crossed["1->0"]["bytes"]
 
+    def test_it_is_as_the_file_says_that_it_follows(self, tmp_path: Path) -> None:
+        said = tmp_path / "line"
+        said.write_text("20mbit 20ms")
+        ended = wan("--rate", "1gbit", "--follow", str(said), "--", *python(SENDER), "---", *python(READER))
+        assert ended.returncode == 0, ended.stderr
+        assert float(ended.stdout.split()[1]) >= 8e6 / 20e6 + 0.04
+
     def test_a_cut_line_carries_nothing(self) -> None:
         ended = wan("--cut", "0s+60s", "--timeout", "3s", "--", *python(SENDER), "---", *python(READER))
         assert ended.returncode != 0
