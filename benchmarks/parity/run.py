@@ -79,9 +79,9 @@ def models() -> Iterator[Model]:
             f"keras {name}", script.stages, micro, script.run, _outcomes(script.rate * script.steps, script.precision)
         )
     book = importlib.import_module("tests.scripts.loops.book")
+    scripts_of_loops = book.opened()
     for name in LOOPS:
-        importlib.import_module(f"tests.scripts.loops.{name.partition('.')[0]}")
-        entry = book.BOOK[name]
+        entry = scripts_of_loops[name]
         micro = MICRO_BATCHES if max(entry.micro) > 1 else (1,)
         yield Model(f"loops {name}", entry.stages, micro, _loop(book, entry), _lefts)
 

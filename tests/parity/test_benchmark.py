@@ -1,0 +1,19 @@
+"""`benchmarks/parity` names its models by hand: each of them is still there."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "parity" / "run.py"
+
+
+def test_every_model_of_the_benchmark_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))  # it puts its own folders there
+    spec = importlib.util.spec_from_file_location("parity_run", BENCHMARK)
+    run = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "parity_run", run)
+    spec.loader.exec_module(run)
+    names = [model.name for model in run.models()]
+    assert len(names) == len(set(names)) >= 24
