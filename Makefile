@@ -14,8 +14,8 @@ help: ## list what can be made
 
 install: $(READY) ## make .venv with everything the lock names (demo and test do it by themselves)
 
-demo: $(READY) ## train a small model across two clusters and an emulated 60 Mbit/s line
-	$(BIN)/python examples/demo.py
+demo: $(READY) ## two language models in two clusters learn to translate together; four minutes
+	$(BIN)/python examples/translate.py
 
 test: lint types unit ## everything that has to pass: ruff, mypy, pytest
 

@@ -26,14 +26,16 @@ CONFIG, TENSORS, WORDS = "config.json", "model.safetensors", "vocab.txt"
 log = logging.getLogger("whale_nebula.models.bert_folder")
 
 
-def load_bert(folder: str | Path, *, name: str = "bert") -> Bert:
+def load_bert(folder: str | Path, *, name: str = "bert", weights: bool = True) -> Bert:
     """The BERT of a folder. Of a model for some task only the encoder is taken.
 
-    `name` begins the names of its layers: give two BERTs of one model different ones.
+    `name` begins the names of its layers: give two BERTs of one model different ones. Without `weights` it has the
+    sizes that `config.json` says, and nothing else is read: for a cluster in which it does not live.
     """
     folder = Path(folder)
     bert = Bert(_sizes(folder), name=name)
-    _fill(folder, places_of(bert))
+    if weights:
+        _fill(folder, places_of(bert))
     return bert
 
 

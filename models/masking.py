@@ -17,7 +17,7 @@ import tensorflow as tf
 from whale_nebula.errors import OptionError
 
 from .bert import Bert
-from .masked_lm import masked_lm
+from .masked_lm import MaskedLm, masked_lm
 
 
 class Tokens(Protocol):
@@ -119,7 +119,7 @@ def masked_examples(batches: tf.data.Dataset, how: Masking) -> tf.data.Dataset:
 
 
 def pretrain(
-    bert: Bert,
+    bert: Bert | MaskedLm,
     batches: tf.data.Dataset,
     how: Masking,
     *,
@@ -135,10 +135,11 @@ def pretrain(
     `text.batches(encoded, order).map(lambda inputs, labels: inputs["source"])`, and
     `how = Masking.of(tokenizer, seed=1)`.
 
-    The learning rate rises over the share `warmup` of the steps and then falls to zero (with no warmup it stays); the
-    history has one entry for each of the `epochs` that the steps are divided into. What else is given goes to `fit`.
+    Of a `masked_lm` the head is trained, and kept, too; a BERT is given one for the time being. The learning rate rises
+    over the share `warmup` of the steps and then falls to zero (with no warmup it stays); the history has one entry for
+    each of the `epochs` that the steps are divided into. What else is given goes to `fit`.
     """
-    model = masked_lm(bert)
+    model = bert if isinstance(bert, MaskedLm) else masked_lm(bert)
     optimizer = _optimizer(learning_rate, steps, warmup)
     optimizer.build(model.trainable_variables)  # made while the step is traced, they would have it traced twice
     model.compile(optimizer, masked_loss(), jit_compile=False)  # jit compiles anew for every length of a batch

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import keras
 
 from whale_nebula.errors import OptionError
+from whale_nebula.scopes import imposed, open_frames
 
 from .decoder import Decoder
 from .decoding import Found
@@ -44,8 +45,8 @@ class Translating(keras.Model):
     """What all translators are: {"source": ids, "target": shown ids} in, scores of the target's vocabulary out.
 
     Called with a `search`, it is given source ids alone, and writes: the encoder runs in the source's scope, the whole
-    search in the target's, so that what crosses is what crosses in training. `decoding.translation` makes a function
-    of it.
+    search in the target's, and an `nb.compress` in which the model was built stands around both, so that what crosses
+    is what crosses in training. `decoding.translation` makes a function of it.
     """
 
     sides: Sides
@@ -54,6 +55,7 @@ class Translating(keras.Model):
     def __init__(self, inputs: Any, outputs: Any, sides: Sides, config: dict[str, Any]) -> None:
         super().__init__(inputs, outputs, name=config["name"])
         self.sides, self._config = sides, MappingProxyType(config)
+        self._compressed = tuple(frame for frame in open_frames() if frame.kind == "compress")
         self.input_spec = None  # in a search there is a source alone
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None, search: Any = None) -> Any:
@@ -61,10 +63,11 @@ class Translating(keras.Model):
         if search is None:
             return super().call(inputs, training=training, mask=mask)
         self._check(search)
-        with self.sides.around("source"):
-            source = self.sides.encoder(inputs["source"] if isinstance(inputs, dict) else inputs)
-        with self.sides.around("target"):
-            return self.find(source, search)
+        with imposed((*open_frames(), *self._compressed)):
+            with self.sides.around("source"):
+                source = self.sides.encoder(inputs["source"] if isinstance(inputs, dict) else inputs)
+            with self.sides.around("target"):
+                return self.find(source, search)
 
     def get_config(self) -> dict[str, Any]:
         """What it takes to make another one; scopes are no part of it."""

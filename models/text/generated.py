@@ -22,7 +22,10 @@ Language = Literal["es", "en"]
 # two sides that models are pretrained on are not translations of each other.
 _SHARES = {"train": 40, "val": 5, "test": 5, "mono-es": 25, "mono-en": 25}
 _SPLITS = tuple(split for split, share in _SHARES.items() for _ in range(share))
-_SIZES = tuple(size(pattern) for pattern in PATTERNS)
+_SIZES = {pattern.__name__: size(pattern) for pattern in PATTERNS}
+_FORMS = {pattern.__name__: pattern for pattern in PATTERNS}
+FORMS = tuple(_FORMS)
+"""What sentences are about: `described`, `felt`, `placed` ... `numbers`, `rooms`, `how_many`, `how_much`."""
 
 
 def generated(
@@ -33,10 +36,12 @@ def generated(
     source: Language = "es",
     target: Language = "en",
     sides: Sequence[Side] = SIDES,
+    forms: Sequence[str] = FORMS,
 ) -> Pairs:
     """The first `count` pairs of a split: `train`, `val` or `test`.
 
     Each is a function of split, seed and place, so a cluster that asks for one side gets what belongs to the other's.
+    `forms` leaves out what is hard: numbers in words, say, or times of the day.
 
     >>> generated("val", 2).target == generated("val", 9, sides=["target"]).first(2).target
     True
@@ -44,19 +49,20 @@ def generated(
     _check(split, ("train", "val", "test"), count)
     for language in (source, target):
         _check(language, ("es", "en"), count, what="language")
-    made = [_sentence(split, seed, place) for place in range(count)]
+    made = [_sentence(split, seed, place, _known(forms)) for place in range(count)]
     languages = {"source": source, "target": target}
     return Pairs(**{side: [getattr(each, languages[side]) for each in made] for side in SIDES if side in sides})
 
 
-def monolingual(language: Language, count: int, *, seed: int = 0) -> list[str]:
+def monolingual(language: Language, count: int, *, seed: int = 0, forms: Sequence[str] = FORMS) -> list[str]:
     """Sentences of one language, to pretrain on; none of them is in any pair, nor translated in the other's.
 
     >>> len(monolingual("es", 3))
     3
     """
     _check(language, ("es", "en"), count, what="language")
-    return [getattr(_sentence(f"mono-{language}", seed, place), language) for place in range(count)]
+    known = _known(forms)
+    return [getattr(_sentence(f"mono-{language}", seed, place, known), language) for place in range(count)]
 
 
 def _check(name: str, known: Sequence[str], count: int, *, what: str = "split") -> None:
@@ -66,12 +72,20 @@ def _check(name: str, known: Sequence[str], count: int, *, what: str = "split") 
         raise OptionError(f"count={count!r} makes no text", mend="count=1, or more")
 
 
-def _sentence(split: str, seed: int, place: int) -> Both:
+def _known(forms: Sequence[str]) -> tuple[str, ...]:
+    unknown = [form for form in forms if form not in _FORMS]
+    if unknown or not forms:
+        what = f"no sentence has the form {unknown[0]!r}" if unknown else "sentences of no form"
+        raise OptionError(what, mend=did_you_mean(unknown[0], FORMS) if unknown else 'forms=["described"], or more')
+    return tuple(forms)
+
+
+def _sentence(split: str, seed: int, place: int, forms: Sequence[str]) -> Both:
     """Draw until what is drawn belongs to the split."""
     attempt = 0
     while True:
-        number, which = divmod(_digest(f"{split}/{seed}/{place}/{attempt}"), len(PATTERNS))
-        made = PATTERNS[which](Pick(number % _SIZES[which]))
+        number, which = divmod(_digest(f"{split}/{seed}/{place}/{attempt}"), len(forms))
+        made = _FORMS[forms[which]](Pick(number % _SIZES[forms[which]]))
         if _SPLITS[_digest(made.es) % len(_SPLITS)] == split:
             return made
         attempt += 1

@@ -1,4 +1,4 @@
-"""`make demo`, on less data and a block less: it shows plan, progress and report, and says if the model is the same."""
+"""`examples/demo.py` on less data and a block less: it shows plan, progress, report, and if the model is the same."""
 
 import contextlib
 import importlib.util
@@ -28,6 +28,9 @@ def demo() -> Iterator[ModuleType]:
     nb.shutdown()
     yield module
     nb.shutdown()
+
+
+pytestmark = pytest.mark.grid  # `make demo` is examples/translate.py now
 
 
 class Ran(NamedTuple):

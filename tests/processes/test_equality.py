@@ -88,6 +88,7 @@ def test_two_processes(pair: Both, case: Case) -> None:
     check(pair, called(case))
 
 
+@pytest.mark.grid
 def test_three_processes(trio: Both, case: Case) -> None:
     check(trio, called(case))
 

@@ -24,6 +24,7 @@ def example() -> ModuleType:
     return module
 
 
+@pytest.mark.grid
 def test_two_processes_and_one_print_the_same(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     example.DEADLINE = 90.0
     example.start()

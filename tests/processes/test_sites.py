@@ -63,7 +63,13 @@ def test_a_gateway_that_is_killed_and_started_again_costs_nothing(tmp_path: Path
         assert found.same("weights") == alone["weights"]
 
 
-@pytest.mark.parametrize(("number", "within"), [(signal.SIGKILL, 2.0), (signal.SIGSTOP, 8.0)], ids=["dead", "frozen"])
+@pytest.mark.parametrize(
+    ("number", "within"),
+    [
+        pytest.param(signal.SIGKILL, 2.0, marks=pytest.mark.grid, id="dead"),
+        pytest.param(signal.SIGSTOP, 8.0, id="frozen"),
+    ],
+)
 def test_a_worker_that_is_gone_ends_the_others_with_its_name(tmp_path: Path, number: int, within: float) -> None:
     with sites(tmp_path) as found:
         found.start("course", 10**5)

@@ -108,6 +108,24 @@ class Plan:
 
         return plan_html(self)
 
+    def to_svg(self) -> str:
+        """The plan's graph as a picture: SVG that needs nothing else. A notebook shows it for a plan by itself.
+
+        >>> import tensorflow as tf
+        >>> import whale_nebula as nb
+        >>> @nb.function
+        ... def double(x):
+        ...     with nb.stage(cluster="gpu"):
+        ...         return 2.0 * x
+        >>> nb.plan(double, tf.TensorSpec([None, 4])).to_svg()[:40]
+        '<svg xmlns="http://www.w3.org/2000/svg" '
+        """
+        from whale_nebula.ir.page.picture import plan_svg
+
+        return plan_svg(self)
+
+    _repr_svg_ = to_svg
+
     def to_json(self) -> str:
         """The plan as JSON: what `save` writes, but for the program's text, which is long.
 

@@ -80,6 +80,14 @@ def test_its_sizes_are_those_of_config_json(folder: Path) -> None:
     assert (bert.name, bert.sizes) == ("es", expected)
 
 
+def test_without_weights_it_has_the_sizes_and_needs_no_tensors(folder: Path) -> None:
+    there = load_bert(write(folder))
+    (folder / "model.safetensors").unlink()
+    form = load_bert(folder, weights=False)
+    assert form.sizes == there.sizes
+    assert [weight.path for weight in form.weights] == [weight.path for weight in there.weights]
+
+
 def test_what_config_json_leaves_out_is_as_usual(folder: Path) -> None:
     usual = ("model_type", "hidden_act", "layer_norm_eps", "initializer_range", "pad_token_id")
     assert load_bert(write(folder, **dict.fromkeys(usual))).sizes == BertSizes(

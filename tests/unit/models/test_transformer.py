@@ -102,7 +102,8 @@ def uncut() -> list[float]:
     return losses(nowhere)
 
 
-@pytest.mark.parametrize("micro_batches", [pytest.param(1, marks=pytest.mark.grid), 3])
+@pytest.mark.grid
+@pytest.mark.parametrize("micro_batches", [1, 3])
 def test_it_trains_in_two_stages_as_in_one(uncut: list[float], micro_batches: int) -> None:
     """Three micro-batches do not divide five rows."""
     nb.shutdown()

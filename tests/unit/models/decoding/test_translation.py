@@ -62,3 +62,16 @@ def test_without_scopes_it_is_plain_tensorflow() -> None:
     with pytest.warns(nb.errors.NebulaWarning, match="runs uncut"):
         found = translation(made("causal"), BEAM)(sources(2))
     np.testing.assert_array_equal(found.ids, made("causal")(sources(2), search=BEAM).ids)
+
+
+@pytest.mark.parametrize(
+    "options", [pytest.param({"int8": True}, marks=pytest.mark.grid), {"rank": 6, "basis": "learned", "int8": True}]
+)
+def test_a_codec_around_the_whole_model_is_that_of_its_search(options: dict) -> None:
+    with nb.cluster(), nb.compress(**options):
+        model = made("causal", in_two)
+    translation(model, BEAM)(sources(4))
+    crossed = {boundary.codec for boundary in nb.last_report().boundaries.values()}
+    assert any("int8" in codec for codec in crossed)
+    bases = [weight for weight in model.variables if "bottleneck" in weight.path]
+    assert len(bases) == (2 if "rank" in options else 0)

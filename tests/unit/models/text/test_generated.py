@@ -106,3 +106,22 @@ def test_what_is_not_made_is_refused(call, said: str) -> None:  # type: ignore[n
 
 GOLDEN_SOURCE = ["¿Cuántas abejas rojas fuertes hay en el teatro?", "¿Dónde estaban estos plátanos morados nuevos?"]
 GOLDEN_TARGET = ["How many strong red bees are there at the theatre?", "Where were these new purple bananas?"]
+
+
+class TestForms:
+    def test_only_what_is_asked_for_is_said(self) -> None:
+        asked = ["costs", "times"]
+        for sentence in generated("train", 40, forms=asked).target:
+            assert "cost" in sentence or " at " in sentence or "past" in sentence or " to " in sentence
+
+    def test_splits_share_no_sentence_whatever_forms_they_have(self) -> None:
+        some = set(generated("train", 300, forms=["ages"]).source)
+        assert not some & set(generated("test", 300).source)
+
+    def test_all_of_them_is_what_it_was(self) -> None:
+        assert generated("train", 1).source == ["El precio de estas puertas raras es 302,67 coronas."]
+
+    @pytest.mark.parametrize(("forms", "said"), [(["agse"], "'ages'"), ([], "no form")])
+    def test_forms_that_are_not_there(self, forms: list[str], said: str) -> None:
+        with pytest.raises(OptionError, match=said):
+            generated("train", 1, forms=forms)

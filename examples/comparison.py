@@ -1,0 +1,101 @@
+"""What examples show of trainings that differ in what crosses: a table, losses by time, what crossed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import keras
+from rich.console import Console
+from rich.table import Table
+
+import whale_nebula as nb
+from whale_nebula.models.text import Score
+
+
+@dataclass
+class Ran:
+    """What a training came to: losses by seconds, seconds of a step, what crossed each way, and what it is worth."""
+
+    losses: list[tuple[float, float]]
+    step: float
+    links: Mapping[str, Any]
+    score: Score | None = None
+
+    @property
+    def bytes(self) -> int:
+        """What a step puts on the line, both ways together."""
+        return sum(link.bytes for link in self.links.values())
+
+
+class Clock(keras.callbacks.Callback):
+    """Notes the loss by time, and how long each step took. The first is traced and planned, and does not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[tuple[float, float]] = []
+        self.steps: list[float] = []
+        self.began = 0.0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """A step is over."""
+        self.steps.append(nb.last_report().step_seconds)
+        self.began = self.began or time.monotonic()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """An epoch is over."""
+        self.losses.append((time.monotonic() - self.began, float(logs["loss"])))
+
+    def ran(self, report: nb.Report) -> Ran:
+        """All of it, with the report of the last step; in several processes that has what the others told, too."""
+        links = {**report.elsewhere.links, **report.links}
+        return Ran(self.losses, median(self.steps[1:]), dict(sorted(links.items())))
+
+
+def compare(runs: Mapping[str, Ran], folder: Path, console: Console) -> None:
+    """Print the table, and draw the pictures into a folder."""
+    console.print(table(runs))
+    scores = [ran.score for ran in runs.values() if ran.score]
+    if scores:
+        console.print(f"BLEU {scores[0].signature}")
+    console.print(f"pictures: {draw(runs, folder)}")
+
+
+def table(runs: Mapping[str, Ran]) -> Table:
+    """A line for each training; how many times fewer bytes than the first."""
+    made = Table(title="one training, and what it cost")
+    for column in ("crosses as", "s a step", "faster", "kB a step", "fewer", "loss", "BLEU"):
+        made.add_column(column, justify="left" if column == "crosses as" else "right")
+    first = next(iter(runs.values()))
+    for name, ran in runs.items():
+        faster, fewer = f"{first.step / ran.step:.1f} x", f"{first.bytes / ran.bytes:.1f} x"
+        score = f"{ran.score.value:.1f}" if ran.score else ""
+        loss = f"{ran.losses[-1][1]:.3f}"
+        made.add_row(name, f"{ran.step:.3f}", faster, f"{ran.bytes / 1e3:.0f}", fewer, loss, score)
+    return made
+
+
+def draw(runs: Mapping[str, Ran], folder: Path) -> Path:
+    """Loss by time on the left; on the right the bytes of the boundary, there and, of its gradient, back."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    ways = list(next(iter(runs.values())).links)
+    for place, (name, ran) in enumerate(runs.items()):
+        left.plot(*zip(*ran.losses, strict=True), marker=".", label=name)
+        middles = [number + (place - (len(runs) - 1) / 2) * 0.8 / len(runs) for number in range(len(ways))]
+        bars = right.bar(middles, [ran.links[way].bytes / 1e3 for way in ways], 0.75 / len(runs), label=name)
+        right.bar_label(bars, fmt="%.0f", padding=3)
+    left.set(xlabel="seconds", ylabel="loss", title="loss by time")
+    left.legend()
+    right.set(ylabel="kB a step", title="what crosses", xticks=range(len(ways)), xticklabels=ways)
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / "translate.png", dpi=120)
+    return folder / "translate.png"

@@ -1,0 +1,170 @@
+"""Two language models that never meet learn to translate together, across a slow line.
+
+The Spanish one lives in cluster "source" with the Spanish text, the English one in cluster "target" with the English
+text. Each is pretrained at home, and frozen. What is trained then are small adapters in both; what crosses the line
+are hidden states and their gradients, never a word. The same training runs three times: with the line as it is, with
+what Nebula-I sends, and with what we would send.
+
+    python examples/translate.py                     # both clusters in this process, over an emulated line
+    python examples/translate.py --text FOLDER --languages de en     # FOLDER has train.de[.gz], train.en[.gz], test...
+    whale-nebula run --all --config examples/translate.yaml examples/translate.py    # a process each, mutual TLS
+"""
+
+import argparse
+import contextlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from comparison import Clock, compare
+from rich.console import Console
+
+import whale_nebula as nb
+from whale_nebula.launch import attach
+from whale_nebula.models import Bert, BertSizes, CausalABNet, SmoothedCrossentropy, load_bert, save_bert, text
+from whale_nebula.models.decoding import Beam, translation
+from whale_nebula.models.masking import Masking, pretrain
+
+CONFIG = Path(__file__).with_name("translate.yaml")
+SIDES = ("source", "target")
+LONGEST, BATCH, EPOCHS = 20, 32, 10
+SIZES = BertSizes(vocabulary=800, length=LONGEST + 1, width=128, heads=4, layers=1, inner=512, dropout=0.0)
+FORMS = ("described", "placed", "there_are", "liked", "wanted", "bought")  # of what is generated: no long numbers
+CODECS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "paper": {"svd": 0.6, "fp16": True, "backward": "int8"},
+    "ours": {"int4": True, "backward": "int4", "mask": True},
+}
+console = Console(highlight=False)
+
+
+class Corpus(NamedTuple):
+    """What there is to read: pairs, of which each cluster has its own side, and more text of that side alone."""
+
+    train: text.Pairs
+    test: text.Pairs
+    alone: dict[str, list[str]]
+
+
+class Side(NamedTuple):
+    """A language model; where it does not live it is there in form only, and its tokenizer is not there."""
+
+    bert: Bert
+    words: text.Tokenizer | None
+
+
+def read(options: argparse.Namespace, here: list[str]) -> Corpus:
+    """Read the sides that live here, and not even look for the other's files."""
+    if options.text is None:
+        languages = {"source": "es", "target": "en"}
+        train, test = (
+            text.generated(split, count, sides=here, forms=FORMS)
+            for split, count in (("train", options.pairs), ("test", 128))
+        )
+        return Corpus(train, test, {side: text.monolingual(languages[side], 8000, forms=FORMS) for side in here})
+    files = {"source": options.languages[0], "target": options.languages[1], "sides": here}
+    train = text.read_folder(options.text, "train", **files)
+    test = text.read_folder(options.text, options.test, **files)
+    return Corpus(train.first(options.pairs), test.first(128), {side: list(train.of(side)) for side in here})
+
+
+def language_model(side: str, corpus: Corpus, options: argparse.Namespace) -> Side:
+    """Load a side's BERT, or pretrain it at home: hide words of its own text and let it guess them."""
+    folder = options.berts / side if options.berts else None
+    if folder is not None and (folder / "config.json").exists():
+        words = text.Tokenizer(text.read_vocabulary(folder / "vocab.txt"))
+        return Side(load_bert(folder, name=side, weights=side in corpus.alone), words)
+    bert = Bert(SIZES, name=side)
+    if side not in corpus.alone:
+        return Side(bert, None)
+    lines = corpus.alone[side]
+    words = text.Tokenizer(text.learn_vocabulary(lines, SIZES.vocabulary, fill=True))
+    encoded = text.encode_pairs(text.Pairs(source=lines), source=words, longest=LONGEST)
+    order = text.make_order(len(lines), batch=BATCH, lengths=encoded.lengths)
+    rows = text.batches(encoded, order).map(lambda inputs, labels: inputs["source"])
+    console.rule(f"{side}: a language model for {len(lines)} sentences")
+    pretrain(bert, rows, Masking.of(words), steps=options.pretrain, learning_rate=2e-3, epochs=EPOCHS, verbose=2)
+    if folder is not None:
+        save_bert(bert, folder, words.vocabulary)
+    return Side(bert, words)
+
+
+def encoded(pairs: text.Pairs, sides: dict[str, Side]) -> text.Encoded:
+    """Pairs as ids."""
+    return text.encode_pairs(pairs, source=sides["source"].words, target=sides["target"].words, longest=LONGEST)
+
+
+def train(codec: str, corpus: Corpus, sides: dict[str, Side], steps: int) -> tuple[keras.Model, Clock]:
+    """Put adapters into both language models, and train them together: this is all that two clusters need."""
+    keras.utils.set_random_seed(1)
+    compressed = nb.compress(**CODECS[codec]) if CODECS[codec] else contextlib.nullcontext()
+    with nb.cluster(), compressed:
+        source, target = (sides[side].bert for side in SIDES)
+        model = CausalABNet(source, target, inner=256, tied=False, around=lambda side: nb.stage(cluster=side))
+    rate = keras.optimizers.schedules.CosineDecay(
+        0.0, steps - steps // 10, warmup_target=6e-3, warmup_steps=steps // 10
+    )
+    optimizer = keras.optimizers.Adam(rate)
+    optimizer.build(model.trainable_variables)  # or Keras builds it in the first step, which is then traced twice
+    model.compile(optimizer, SmoothedCrossentropy(0.1))
+    order = text.make_order(len(corpus.train), batch=BATCH, epochs=1 + steps * BATCH // len(corpus.train))
+    rows, clock = text.batches(encoded(corpus.train, sides), order), Clock()
+    model.fit(rows, epochs=EPOCHS, steps_per_epoch=steps // EPOCHS, shuffle=False, verbose=2, callbacks=[clock])
+    return model, clock
+
+
+def translated(model: keras.Model, corpus: Corpus, sides: dict[str, Side]) -> list[str] | None:
+    """Translate the test's sentences: source ids go in where they live, words come out in the target's cluster."""
+    words = sides["target"].words
+    start, end = (words.start, words.end) if words else (2, 3)
+    translate = translation(model, Beam(start, end, LONGEST, width=4))
+    order = text.make_order(len(corpus.test), batch=BATCH, shuffle=False)
+    found: list[str] = []
+    for (inputs, _), rows in zip(text.batches(encoded(corpus.test, sides), order), order.batches, strict=True):
+        batch = translate(inputs["source"], np.arange(len(rows)))
+        if nb.here().runs("target"):
+            found += words.sentences(batch.best)
+    return found or None
+
+
+def asked() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--text", type=Path, metavar="FOLDER", help="aligned files SPLIT.LANGUAGE[.gz]; without it text is generated")
+    add("--languages", nargs=2, default=["es", "en"], metavar=("FROM", "TO"), help="of the files")
+    add("--test", default="test", metavar="SPLIT", help="the files to score with (%(default)s)")
+    add("--berts", type=Path, metavar="FOLDER", help="load FOLDER/source and FOLDER/target, or save them there")
+    add("--codecs", nargs="+", choices=CODECS, default=list(CODECS), help="which trainings to run")
+    add("--line", default="60mbit,10ms", help="between clusters of one process (%(default)s)")
+    add("--pairs", type=int, default=8000, help="how many to train on (%(default)s)")
+    add("--pretrain", type=int, default=250, metavar="STEPS", help="of each language model (%(default)s)")
+    add("--steps", type=int, default=300, help="of each training (%(default)s)")
+    add("--out", type=Path, default=Path("build/translate"), help="where the pictures go (%(default)s)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Pretrain once; then train, translate and score once for each codec."""
+    options = asked()
+    alone = attach() is None  # between processes the launcher has the config, and the line is a real one
+    nb.init(CONFIG if alone else None, links=options.line if alone else None)
+    corpus = read(options, [side for side in SIDES if nb.here().runs(side)])
+    sides = {side: language_model(side, corpus, options) for side in SIDES}
+    runs = {}
+    for codec in options.codecs:
+        console.rule(f"translator, {codec}: {CODECS[codec] or 'everything crosses as it is'}")
+        model, clock = train(codec, corpus, sides, options.steps)
+        runs[codec] = clock.ran(nb.last_report())
+        found = translated(model, corpus, sides)
+        if found:  # in the target's cluster, and nowhere else
+            runs[codec].score = text.bleu(found, list(corpus.test.target))
+            for ours, theirs in zip(found[:3], corpus.test.target, strict=False):
+                console.print(f"  {ours}   [dim]({theirs})[/dim]")
+    if nb.here().runs("target"):
+        compare(runs, options.out, console)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""`make demo` on little: trainings, a table, a picture; in two processes each side reads its own text alone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE, CONFIG = ROOT / "examples" / "translate.py", ROOT / "examples" / "translate.yaml"
+CLI = [sys.executable, "-m", "whale_nebula"]
+LITTLE = ["--pairs", "128", "--pretrain", "10", "--steps", "20"]
+DEADLINE = 240
+
+
+def ran(command: list[str], folder: Path, *more: str) -> str:
+    """What a run on little prints."""
+    asked = [*command, *LITTLE, "--out", str(folder), *more]
+    ended = subprocess.run(
+        asked, capture_output=True, text=True, timeout=DEADLINE, cwd=folder, env={**os.environ, "COLUMNS": "160"}
+    )
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    return ended.stdout
+
+
+def row(said: str, codec: str) -> list[str]:
+    """The cells of a codec's line in the table."""
+    found = next(line for line in said.splitlines() if line.startswith("│") and line.split("│")[1].strip() == codec)
+    return [cell.strip() for cell in found.split("│")[1:-1]]
+
+
+def test_it_pretrains_once_trains_twice_and_compares(tmp_path: Path) -> None:
+    said = ran([sys.executable, str(EXAMPLE)], tmp_path, "--codecs", "none", "ours")
+    assert said.count("a language model") == 2
+    codecs = {name: row(said, name) for name in ("none", "ours")}
+    assert codecs["none"][4] == "1.0 x"
+    assert float(codecs["ours"][4].split()[0]) > 8
+    assert "nrefs:1|case:lc|eff:no|tok:13a" in said
+    assert (tmp_path / "translate.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.grid
+def test_two_processes_train_it_and_only_the_target_s_has_translations(tmp_path: Path) -> None:
+    said = ran([*CLI, "run", "--all", "--config", str(CONFIG), str(EXAMPLE)], tmp_path, "--codecs", "none", "ours")
+    assert said.count("a language model") == 2
+    assert said.count("┃ crosses as") == 1 and "nrefs:1|case:lc|eff:no|tok:13a" in said
+
+
+def test_a_file_that_is_not_there_is_said_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "train.en").write_text("a cat\n")
+    ended = subprocess.run(
+        [sys.executable, str(EXAMPLE), "--text", str(tmp_path), "--languages", "fr", "en"],
+        capture_output=True, text=True, timeout=DEADLINE, cwd=tmp_path,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert "NB-220 'train' is not there in 'fr', the source side" in ended.stderr
+
+
+def test_it_stays_short_enough_to_read() -> None:
+    assert len(EXAMPLE.read_text("utf-8").splitlines()) < 200

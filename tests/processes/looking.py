@@ -1,0 +1,105 @@
+"""Looks for a text in frames: for its ids, whatever numbers they are sent as, and for its words.
+
+What is looked for among bytes is so long that no chance puts it there: six bytes of ids or more, five of words. Shorter
+words are looked for where there are words, in control messages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from whale_nebula.wire.frame import HEADER_BYTES, Kind, unpack
+from whale_nebula.wire.message import decode_message
+from whale_nebula.wire.tensor import dtype_of
+
+NEIGHBOURS = {"int16": 3, "int32": 2, "int64": 2, "float16": 3, "float32": 2, "float64": 2}
+"""As what ids might be sent, and how many of them one after the other are looked for."""
+LONG_BYTES, SHORT_LETTERS = 5, 3
+OURS = frozenset({"the", "once"})
+"""Words that messages are made of, in whatever language a text has them."""
+
+
+class Frame(NamedTuple):
+    """What a frame is: its kind, and of what it carries the dtype, the sizes, whether a codec made it smaller, and, if
+    that is a message, what it says.
+    """
+
+    kind: Kind
+    dtype: str
+    dims: tuple[int, ...]
+    coded: bool
+    message: dict[str, Any]
+
+    @classmethod
+    def read(cls, data: bytes) -> Frame:
+        header, _ = unpack(data[:HEADER_BYTES])
+        found, kind = dtype_of(header.dtype), Kind(header.kind)
+        message = decode_message(data[HEADER_BYTES:]) if kind == Kind.CONTROL else {}
+        return cls(kind, "" if found is None else found.name, header.dims, header.encoded, message)
+
+    @property
+    def said(self) -> str:
+        """In a few words.
+
+        >>> Frame(Kind.BOUNDARY, "bool", (8, 16), True, {}).said
+        'BOUNDARY bool coded'
+        """
+        return " ".join([self.kind.name, *([self.dtype] if self.dtype else []), *(["coded"] if self.coded else [])])
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What to look for: patterns of bytes in whatever is sent, each with what it is, and short words in messages."""
+
+    patterns: dict[bytes, str]
+    words: frozenset[str]
+
+    @classmethod
+    def of(cls, sentences: Sequence[str], rows: Iterable[Sequence[int]], first: int) -> Look:
+        """For a text: its sentences, and its ids where they are those of words, from `first` on."""
+        found = {pattern: f"ids as {name}" for row in rows for name, pattern in _ids(row, first)}
+        found |= {pattern: "words" for sentence in sentences for pattern in _parts(sentence)}
+        words = (word for sentence in sentences for word in _words(sentence))
+        return cls(found, frozenset(word for word in words if len(word) >= SHORT_LETTERS) - OURS)
+
+    def finds(self, frame: bytes) -> list[str]:
+        """What of the text is in a frame."""
+        message = Frame.read(frame).message
+        said = json.dumps(message, ensure_ascii=False) if message else ""
+        short = self.words & set(_words(said))
+        return [*self._patterns(frame), *self._patterns(said.encode()), *(f"a word: {word}" for word in sorted(short))]
+
+    def _patterns(self, data: bytes) -> list[str]:
+        starts = {data[at : at + LONG_BYTES] for at in range(len(data) - LONG_BYTES + 1)}
+        likely = [each for each in self.patterns if each[:LONG_BYTES] in starts]
+        return [f"{self.patterns[each]}: {each!r}" for each in likely if each in data]
+
+
+def _ids(row: Sequence[int], first: int) -> Iterator[tuple[str, bytes]]:
+    """Neighbours in a row, as each type, and as they are written in a message."""
+    for name, count in NEIGHBOURS.items():
+        for start in range(len(row) - count + 1):
+            some = row[start : start + count]
+            if min(some) >= first:
+                yield name, np.asarray(some, np.dtype(name).newbyteorder("<")).tobytes()
+    for pair in itertools.pairwise(row):
+        if min(pair) >= first:
+            yield from (("text", mark.join(map(str, pair)).encode()) for mark in (",", ", ", " "))
+
+
+def _parts(sentence: str) -> set[bytes]:
+    """A sentence's long words, and each two of its words that stand side by side; as they are, and in lower case."""
+    pairs = [f"{one} {other}" for one, other in itertools.pairwise(sentence.split())]
+    parts = {each.encode() for part in (*_words(sentence), *pairs) for each in (part, part.lower(), part.title())}
+    return {part for part in parts if len(part) >= LONG_BYTES}
+
+
+def _words(text: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[^\W\d_]+", text)]

@@ -1,0 +1,145 @@
+"""A translator whose texts stay at home: every frame of a run over mutual TLS is looked at for ids and words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.processes.looking import Frame, Look
+from tests.processes.sites import sites
+from whale_nebula.wire.frame import Header, Kind, frames
+from whale_nebula.wire.message import encode_message
+from whale_nebula.wire.tensor import array_bytes, dtype_code
+
+FORM = {"shape": [None, None], "dtype": "int32"}
+CONFIG = {
+    "inputs": dict.fromkeys(("x/source", "x/target", "y", "source", "target"), FORM),
+    "results": "owner",
+    "weights": "own",
+}
+PARTS = ("fit plain", "fit int4", "evaluate", "translate")
+SIDES = ("source", "target")
+
+
+Ran = Mapping[str, Mapping[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """What each cluster's worker told."""
+    with sites(tmp_path_factory.mktemp("private"), SIDES, **CONFIG) as found:
+        found.start("private")
+        assert found.ended() == {"source": 0, "target": 0}, {name: found[name].said for name in SIDES}
+        return {name: found[name].told for name in SIDES}
+
+
+class TestRun:
+    """Each side is read in its own cluster; nothing of it leaves in training, evaluation and translation."""
+
+    @pytest.mark.parametrize("side", SIDES)
+    @pytest.mark.parametrize("part", PARTS)
+    def test_no_id_and_no_word_of_its_side_leaves_a_process(self, ran: Ran, side: str, part: str) -> None:
+        told = ran[side][part]
+        assert told["found"] == []
+        assert told["frames"] >= 3 and told["bytes"] > 500
+
+    @pytest.mark.parametrize("side", SIDES)
+    def test_there_was_a_text_to_look_for_and_frames_to_look_at(self, ran: Ran, side: str) -> None:
+        patterns, words = ran[side]["looked for"]
+        assert patterns > 2000 and words > 100
+        assert sum(ran[side][part]["bytes"] for part in PARTS) > 20_000
+        assert sum(ran[side][part]["frames"] for part in PARTS) < 1000, "numbers of frames come near to ids"
+
+    @pytest.mark.parametrize("side", SIDES)
+    def test_ids_that_are_sent_on_purpose_are_found(self, ran: Ran, side: str) -> None:
+        leak = ran[side]["leak"]
+        assert any("ids as int32" in each for each in leak["found"])
+        assert leak["kinds"]["BOUNDARY int32"] == 1
+        assert [told[f"leaked from {side}"] for told in ran.values()] == [ran[side]["sum"]] * 2
+
+    @pytest.mark.parametrize("side", SIDES)
+    @pytest.mark.parametrize("part", PARTS)
+    def test_what_crosses_are_hidden_states_masks_and_gradients(self, ran: Ran, side: str, part: str) -> None:
+        kinds = {name.removesuffix(" coded") for name in ran[side][part]["kinds"]}
+        forward, backward = {"BOUNDARY float32", "BOUNDARY bool"}, {"BOUNDARY float32"}
+        crossing = {name for name in kinds if name.startswith("BOUNDARY")}
+        assert crossing == (forward if side == "source" else backward if part.startswith("fit") else set())
+        assert kinds - crossing <= {"CONTROL uint8", "ACK", "BEAT", "SCALAR float32", "VALUE float32", "VALUE int64"}
+        assert all(dims == [] for dims in ran[side][part]["integers"]), "more than a counter"
+
+    @pytest.mark.parametrize("side", SIDES)
+    def test_the_second_epoch_goes_by_the_codec(self, ran: Ran, side: str) -> None:
+        assert ran[side]["fit int4"]["kinds"]["BOUNDARY float32 coded"] == 8
+        assert ran[side]["fit int4"]["bytes"] < 0.6 * ran[side]["fit plain"]["bytes"]
+
+    def test_not_even_a_checksum_of_an_input_is_sent(self, ran: Ran) -> None:
+        for told in ran.values():
+            *without, translate = (told[part]["checksums"] for part in PARTS)
+            assert without == [[[]] * 4] * 3  # one a step
+            assert translate == [["rows"]]  # the numbers of the rows, which every cluster gives
+
+    def test_translations_stay_where_they_are_written(self, ran: Ran) -> None:
+        assert ran["target"]["translated"] == 8 and "refused" not in ran["target"]
+        assert ran["source"]["translated"] == 0
+        assert ran["source"]["refused"] == "this result is on target/0, not in this process"
+
+    def test_both_come_to_the_same_loss_and_part_in_silence(self, ran: Ran) -> None:
+        for part in ("plain", "int4"):
+            assert ran["source"][f"{part} loss"] == ran["target"][f"{part} loss"]
+        assert [told["farewell"]["found"] for told in ran.values()] == [[], []]
+
+
+class TestLook:
+    """The look by itself: it finds what is there, and nothing where nothing is."""
+
+    SENTENCE, ROW = "El gato está en la mesa roja", [2, 3100, 3200, 3300, 3400, 3, 0]
+    LOOK = Look.of([SENTENCE], [ROW], 3000)
+
+    @staticmethod
+    def sent(array: Any) -> bytes:
+        """A tensor as the one frame that carries it."""
+        array = np.asarray(array)
+        header = Header(Kind.SCALAR, dtype=dtype_code(array.dtype.name), dims=array.shape)
+        ((head, chunk),) = frames(header, array_bytes(array))
+        return head + chunk.tobytes()
+
+    @staticmethod
+    def said(what: Any) -> bytes:
+        """A message as its frame."""
+        data = np.frombuffer(encode_message({"kind": "TELL", "what": what}), np.uint8)
+        ((head, chunk),) = frames(Header(Kind.CONTROL, dtype=dtype_code("uint8"), dims=data.shape), data)
+        return head + chunk.tobytes()
+
+    @pytest.mark.parametrize("dtype", ["int16", "uint16", "int32", "int64", "float16", "float32", "float64"])
+    def test_ids_are_found_as_any_numbers(self, dtype: str) -> None:
+        assert self.LOOK.finds(self.sent(np.asarray([[7, *self.ROW]], dtype)))
+        assert not self.LOOK.finds(self.sent(np.asarray([self.ROW[::-1]], dtype)))
+
+    @pytest.mark.parametrize("before", range(4))
+    def test_ids_are_found_wherever_they_begin(self, before: int) -> None:
+        data = bytes(before) + np.asarray(self.ROW, "int32").tobytes()
+        assert self.LOOK.finds(self.sent(np.frombuffer(data, np.uint8)))
+
+    def test_ids_of_no_words_are_not_looked_for(self) -> None:
+        assert not self.LOOK.finds(self.sent(np.asarray([2, 3100, 3, 0, 3300, 3], "int32")))
+
+    @pytest.mark.parametrize("text", [SENTENCE, "está", "la mesa", "gato est", "EL GATO", "a roja"])
+    def test_words_are_found_among_bytes(self, text: str) -> None:
+        long = {"gato est", "EL GATO", "a roja"}
+        data = b"\x00\x01" + text.encode() + b"\xff"
+        assert bool(self.LOOK.finds(self.sent(np.frombuffer(data, np.uint8)))) == (text not in long)
+
+    @pytest.mark.parametrize("what", ["gato", "a Gato!", {"mesa": 1}, ["3100", 3100, 3200], "3200, 3300", "roja"])
+    def test_short_words_and_ids_are_found_in_messages(self, what: Any) -> None:
+        assert self.LOOK.finds(self.said(what))
+
+    @pytest.mark.parametrize("what", ["gatos", "el", [3200, 3100], 3100, "mes", ""])
+    def test_a_message_of_other_things_is_none(self, what: Any) -> None:
+        assert not self.LOOK.finds(self.said(what))
+
+    def test_a_frame_is_read_as_what_it_carries(self) -> None:
+        assert Frame.read(self.sent(np.zeros((2, 3), "float32"))) == (Kind.SCALAR, "float32", (2, 3), False, {})
+        assert Frame.read(self.said("no")).message == {"kind": "TELL", "what": "no"}

@@ -1,0 +1,147 @@
+"""A translator that is trained in one place, goes on across two, and comes back: its loss goes on where it was."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+from tests.unit.models.small import causal, far_from_zero, in_two, pairs
+from whale_nebula.models.smoothing import SmoothedCrossentropy
+
+STEPS, TURNS, ROWS, RATE = 2, 3, 4, 1e-2
+X, Y = pairs(TURNS * STEPS * ROWS)
+
+
+class Course(NamedTuple):
+    """What a course came to: the loss of each step; then weights, and the optimizer's counters and slots."""
+
+    losses: list[float]
+    weights: list[np.ndarray]
+    iterations: int
+    slots: dict[str, np.ndarray]
+
+
+class Losses(keras.callbacks.Callback):
+    """The loss of each batch by itself: what Keras logs is the mean so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.means: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.means.append(float(logs["loss"]))
+
+    def each(self) -> list[float]:
+        return np.diff(np.arange(1, len(self.means) + 1) * self.means, prepend=0.0).tolist()
+
+
+def made(*, cut: bool) -> keras.Model:
+    """The translator, in one place or in two; its optimizer has its slots, or Keras would not load them."""
+    if cut:
+        with nb.cluster(), nb.pipeline(micro_batch=2):
+            model = causal(in_two)
+    else:
+        model = causal()
+    rate = keras.optimizers.schedules.CosineDecay(0.0, 6, warmup_target=RATE, warmup_steps=2)
+    model.compile(keras.optimizers.Adam(rate), SmoothedCrossentropy())
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def taught(model: keras.Model, turn: int, turns: int = 1) -> list[float]:
+    """Some turns of steps, each on rows of its own."""
+    rows, losses = slice(turn * STEPS * ROWS, (turn + turns) * STEPS * ROWS), Losses()
+    x = {side: ids[rows] for side, ids in X.items()}
+    model.fit(x, Y[rows], batch_size=ROWS, shuffle=False, verbose=0, callbacks=[losses])
+    return losses.each()
+
+
+def left(model: keras.Model, losses: Sequence[float]) -> Course:
+    slots = {variable.path: np.array(variable) for variable in model.optimizer.variables if variable.shape}
+    return Course(list(losses), model.get_weights(), int(model.optimizer.iterations), slots)
+
+
+def loaded(model: keras.Model, path: Path) -> keras.Model:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # where an optimizer does not fit, Keras leaves it as it is and only warns
+        model.load_weights(path)
+    return model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_run_left() -> Iterator[None]:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What is saved after the first turn, and after the second."""
+    folder = tmp_path_factory.mktemp("hot")
+    return {turn: folder / f"{turn}.weights.h5" for turn in ("first", "second")}
+
+
+@pytest.fixture(scope="module")
+def home() -> keras.Model:
+    """The model in one place. What is loaded into it takes the place of all that it has learnt."""
+    model = made(cut=False)
+    far_from_zero(model, 0.2)
+    return model
+
+
+@pytest.fixture(scope="module")
+def stayed(home: keras.Model, files: dict[str, Path]) -> Course:
+    """All steps in one place; a file is written on the way."""
+    losses = taught(home, 0)
+    home.save_weights(files["first"])
+    return left(home, losses + taught(home, 1, TURNS - 1))
+
+
+@pytest.fixture(scope="module")
+def moved(home: keras.Model, stayed: Course, files: dict[str, Path]) -> Course:
+    """Two steps in one place, two across both, by a model made anew, and two in one place again."""
+    away = loaded(made(cut=True), files["first"])
+    losses = stayed.losses[:STEPS] + taught(away, 1)
+    assert set(nb.last_report().stages) == {"source", "target"}
+    away.save_weights(files["second"])
+    return left(home, losses + taught(loaded(home, files["second"]), 2))
+
+
+def test_the_losses_are_those_of_one_that_stayed(stayed: Course, moved: Course) -> None:
+    assert len(stayed.losses) == TURNS * STEPS
+    np.testing.assert_allclose(moved.losses, stayed.losses, rtol=1e-5)
+
+
+def test_it_comes_to_the_same_weights(stayed: Course, moved: Course) -> None:
+    for expected, found in zip(stayed.weights, moved.weights, strict=True):
+        room = 1e-5 * np.linalg.norm(expected) + 1e-3 * RATE * TURNS * STEPS
+        assert np.linalg.norm(found - expected) <= room
+
+
+def test_its_optimizer_has_counted_every_step_and_remembers_the_same(stayed: Course, moved: Course) -> None:
+    assert moved.iterations == stayed.iterations == TURNS * STEPS
+    assert moved.slots.keys() == stayed.slots.keys() and len(stayed.slots) > 40
+    largest = max(float(np.linalg.norm(slot)) for slot in stayed.slots.values())
+    for path, expected in stayed.slots.items():
+        room = 1e-5 * (np.linalg.norm(expected) + 1e-3 * largest)
+        assert np.linalg.norm(moved.slots[path] - expected) <= 10 * room, path
+
+
+def test_with_an_optimizer_that_forgot_it_would_be_seen(
+    home: keras.Model, stayed: Course, moved: Course, files: dict[str, Path]
+) -> None:
+    model = loaded(home, files["first"])
+    for slot in model.optimizer.variables:
+        if slot.shape:
+            slot.assign(np.zeros(slot.shape))
+    forgetful, going_on = taught(model, 1), stayed.losses[STEPS : 2 * STEPS]
+    np.testing.assert_allclose(forgetful[0], going_on[0], rtol=1e-5)  # the weights are those that were saved
+    assert abs(forgetful[1] - going_on[1]) > 1e-3 * going_on[1]

@@ -1,0 +1,33 @@
+"""The graph of a plan as one SVG file: for notebooks, and for documents that show no page."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from whale_nebula.ir.face import Plan
+from whale_nebula.ir.page.graph import graph
+from whale_nebula.ir.page.markup import Markup, element
+
+_GRAPH, _AFTER = "/* the graph */", "/* what opens beside it */"
+_FONT = '#graph { font-family: Inter, "Segoe UI", system-ui, sans-serif; background: var(--sheet); display: block }'
+
+
+def plan_svg(plan: Plan) -> str:
+    """The graph, with what it takes of the page's style, and no rule that other elements could take for theirs."""
+    drawn = graph(plan)
+    width, height = (_said(drawn, f"data-{name}") for name in ("width", "height"))
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
+    style = element("style", Markup(_style()))
+    opening, rest = drawn.removeprefix("<svg").split(">", 1)
+    return f"{head}{opening}>{style}{rest}\n"
+
+
+def _style() -> str:
+    """Colours and the graph's own rules."""
+    whole = files(__package__).joinpath("plan.css").read_text("utf-8")
+    colours = whole.split("\n\n", 1)[0].replace(":root", "#graph").replace("light dark;", "light;")
+    return f"{colours}\n{_FONT}\n{whole.partition(_GRAPH)[2].partition(_AFTER)[0]}"
+
+
+def _said(drawn: Markup, attribute: str) -> str:
+    return drawn.partition(f'{attribute}="')[2].partition('"')[0]
