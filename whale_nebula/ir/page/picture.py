@@ -9,7 +9,7 @@ from whale_nebula.ir.page.graph import graph
 from whale_nebula.ir.page.markup import Markup, element
 
 _GRAPH, _AFTER = "/* the graph */", "/* what opens beside it */"
-_FONT = '#graph { font-family: Inter, "Segoe UI", system-ui, sans-serif; background: var(--sheet); display: block }'
+_FONT = '& { font-family: Inter, "Segoe UI", system-ui, sans-serif; background: var(--sheet); display: block }'
 
 
 def plan_svg(plan: Plan) -> str:
@@ -17,16 +17,17 @@ def plan_svg(plan: Plan) -> str:
     drawn = graph(plan)
     width, height = (_said(drawn, f"data-{name}") for name in ("width", "height"))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
-    style = element("style", Markup(_style()))
+    style = element("style", _style())
     opening, rest = drawn.removeprefix("<svg").split(">", 1)
     return f"{head}{opening}>{style}{rest}\n"
 
 
 def _style() -> str:
-    """Colours and the graph's own rules."""
+    """Colours and the graph's own rules, all of them inside `#graph`: a notebook may have its own `.card`."""
     whole = files(__package__).joinpath("plan.css").read_text("utf-8")
-    colours = whole.split("\n\n", 1)[0].replace(":root", "#graph").replace("light dark;", "light;")
-    return f"{colours}\n{_FONT}\n{whole.partition(_GRAPH)[2].partition(_AFTER)[0]}"
+    colours = whole.split("\n\n", 1)[0].replace(":root", "&").replace("light dark;", "light;")
+    rules = whole.partition(_GRAPH)[2].partition(_AFTER)[0].replace("#graph ", "& ")
+    return f"#graph {{\n{colours}\n{_FONT}\n{rules}}}\n"
 
 
 def _said(drawn: Markup, attribute: str) -> str:
