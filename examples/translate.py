@@ -142,7 +142,12 @@ def asked() -> argparse.Namespace:
     add("--pretrain", type=int, default=250, metavar="STEPS", help="of each language model (%(default)s)")
     add("--steps", type=int, default=300, help="of each training (%(default)s)")
     add("--out", type=Path, default=Path("build/translate"), help="where the pictures go (%(default)s)")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if min(options.pretrain, options.steps) < EPOCHS or options.pairs < BATCH:
+        parser.error(
+            f"--pretrain and --steps are {EPOCHS} or more, --pairs {BATCH} or more: the epochs and rows of a batch"
+        )
+    return options
 
 
 def main() -> None:

@@ -1,0 +1,110 @@
+"""One row with one seed: train over a free line, translate, score. Prints a line of JSON, and keeps the translations.
+
+    python benchmarks/abnet/one.py svd6 1 --text FOLDER --languages fr en
+
+Everything that crosses goes through the row's codec as it would between clusters; the line only takes no time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import keras
+import story
+import tensorflow as tf
+from common import machine
+from rows import ROWS
+
+import whale_nebula as nb
+from whale_nebula.models import text
+
+CHECKS, LOOKED_AT = 5, 128
+
+
+class Watch(keras.callbacks.Callback):
+    """Adds up what crossed, and looks a few times what the translations are worth so far."""
+
+    def __init__(self, look: Any) -> None:
+        super().__init__()
+        self.look, self.curve, self.losses = look, list[list[float]](), list[float]()
+        self.bytes = {"source->target": 0, "target->source": 0}
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """A step has ended."""
+        for name, link in nb.last_report().links.items():
+            self.bytes[name] += link.bytes
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """A part of the run has ended."""
+        self.curve.append([epoch + 1, round(float(logs["loss"]), 4), round(self.look(), 2)])
+        print(*self.curve[-1], file=sys.stderr, flush=True)
+
+
+def train(name: str, seed: int, asked: argparse.Namespace) -> dict[str, Any]:
+    """Train, translate, score."""
+    row, setting = ROWS[name], story.SETTING._replace(steps=asked.steps)
+    keras.utils.set_random_seed(seed)
+    corpus, words = story.read(asked.text, tuple(asked.languages), asked.test), story.tokenizers(asked.kept)
+    rows = story.encoded(corpus.train.first(setting.pairs), words)
+    few = corpus.validation.first(LOOKED_AT)
+    held, tested = story.encoded(few, words), story.encoded(corpus.test, words)
+    model = story.translator(row, asked.kept, setting)
+    epochs = 1 + setting.steps * story.BATCH // len(rows)
+    order = text.make_order(len(rows), batch=story.BATCH, seed=seed, epochs=epochs, lengths=rows.lengths)
+    watch = Watch(lambda: text.bleu(story.translated(row, model, held, words, width=1), list(few.target)).value)
+    began = time.perf_counter()
+    data = story.batches(row, rows, order, words, seed)
+    each = setting.steps // CHECKS
+    model.fit(data, epochs=CHECKS, steps_per_epoch=each, shuffle=False, verbose=0, callbacks=[watch])
+    trained = time.perf_counter() - began
+    found = story.translated(row, model, tested, words)
+    keep(asked.kept, name, seed, found)
+    score = text.bleu(found, list(corpus.test.target))
+    return {
+        "row": name, "seed": seed, "steps": each * CHECKS, "bleu": round(score.value, 3), "signature": score.signature,
+        "curve": [[done * each, *rest] for done, *rest in watch.curve], "bytes": watch.bytes,
+        "codecs": {boundary: said.codec for boundary, said in nb.last_report("train_step").boundaries.items()},
+        "seconds": round(trained, 1), "trained": sum(int(tf.size(each)) for each in model.trainable_variables),
+    }  # fmt: skip
+
+
+def keep(folder: Path, name: str, seed: int, found: list[str]) -> None:
+    """The translations, for the bootstrap."""
+    (folder / "found").mkdir(parents=True, exist_ok=True)
+    (folder / "found" / f"{name}-{seed}.txt").write_text("\n".join(found) + "\n", "utf-8")
+
+
+def options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """What run.py and its parts are told."""
+    parser.add_argument("--text", type=Path, required=True, metavar="FOLDER", help="with train.fr[.gz] ...")
+    parser.add_argument("--languages", nargs=2, default=["fr", "en"], metavar=("FROM", "TO"))
+    parser.add_argument("--test", default="test_2016_flickr", help="the split to score with")
+    parser.add_argument("--steps", type=int, default=story.SETTING.steps)
+    parser.add_argument("--kept", type=Path, default=Path("build/abnet"), help="language models and translations")
+    return parser
+
+
+def main() -> int:
+    """Run, and print what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("row", choices=ROWS)
+    parser.add_argument("seed", type=int)
+    asked = options(parser).parse_args()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    about = machine()
+    print(json.dumps({**train(asked.row, asked.seed, asked), "machine": about}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""One language model, pretrained at home on its own side of the text; run.py starts one for each side."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import story
+import tensorflow as tf
+from one import options
+
+
+def main() -> int:
+    """Pretrain, and keep."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("side", choices=story.SIDES)
+    asked = options(parser).parse_args()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    corpus = story.read(asked.text, tuple(asked.languages), asked.test)
+    story.prepare(asked.side, corpus.alone[asked.side], asked.kept, asked.steps)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""What is compared: a row is a model, what its boundary crosses as, and since when."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+PAPER = {"fp16": True, "backward": "int8"}
+INT4 = {"int4": True, "backward": "int4"}
+THREE, ONE = (1, 2, 3), (1,)
+
+
+class Row(NamedTuple):
+    """A line of the table. `start` is the share of the run after which the codec is switched on."""
+
+    said: str
+    codec: dict[str, Any]
+    model: str = "causal"
+    start: float = 0.0
+    seeds: tuple[int, ...] = ONE
+    paper: str = ""
+
+
+def _svd(ratio: float) -> dict[str, Any]:
+    return {"svd": ratio, **PAPER}
+
+
+def _papers(ratio: float, bleu: float, seconds: float, seeds: tuple[int, ...] = ONE) -> Row:
+    return Row(f"FP16(SVD({ratio})), int8 back", _svd(ratio), seeds=seeds, paper=f"{bleu}, {seconds} s")
+
+
+ROWS: dict[str, Row] = {
+    "none": Row("nothing", {}, seeds=THREE, paper="43.19, 4.42 s"),
+    "fp16": Row("FP16, int8 back", PAPER, seeds=THREE, paper="38.82, 1.60 s"),
+    "svd9": _papers(0.9, 39.71, 2.10),
+    "svd8": _papers(0.8, 41.15, 1.50),
+    "svd7": _papers(0.7, 40.74, 1.56),
+    "svd6": _papers(0.6, 41.92, 1.42, THREE),
+    "svd5": _papers(0.5, 39.45, 1.24),
+    "svd4": _papers(0.4, 39.56, 0.94),
+    "svd3": _papers(0.3, 37.48, 0.90),
+    "svd2": _papers(0.2, 39.00, 0.86, THREE),
+    "int4": Row("int4, without padding", {**INT4, "mask": True}, seeds=THREE),
+    "topk": Row("top 10 %, int8, without padding", {"topk": 0.1, "int8": True, "mask": True}, seeds=THREE),
+    "topk5": Row("top 5 %, int8, without padding", {"topk": 0.05, "int8": True, "mask": True}),
+    "shared4": Row("rank H/4, shared, int4, without padding", {"rank": 4, **INT4, "mask": True}),
+    "learned4": Row(
+        "rank H/4, learned, int4, without padding", {"rank": 4, "basis": "learned", **INT4, "mask": True}
+    ),
+    "shared8": Row("rank H/8, shared, int8, without padding", {"rank": 8, "int8": True, "mask": True}),
+    "learned8": Row(
+        "rank H/8, learned, int8, without padding", {"rank": 8, "basis": "learned", "int8": True, "mask": True}
+    ),
+    "svd6-10": Row("FP16(SVD(0.6)), int8 back, from 10 % on", _svd(0.6), start=0.1),
+    "svd6-20": Row("FP16(SVD(0.6)), int8 back, from 20 % on", _svd(0.6), start=0.2),
+    "svd6-50": Row("FP16(SVD(0.6)), int8 back, from 50 % on", _svd(0.6), start=0.5),
+    "translator": Row("a Transformer from scratch, nothing", {}, "translator"),
+    "cmlm": Row("CMLM, nothing", {}, "cmlm"),
+    "cmlm-int4": Row("CMLM, int4, without padding", {**INT4, "mask": True}, "cmlm"),
+}
+"""`rank` is what the width is divided by; see `options`."""
+
+
+def options(row: Row, width: int, steps: int) -> dict[str, Any]:
+    """What stands in `nb.compress`."""
+    given = dict(row.codec)
+    if "rank" in given:
+        given["rank"] = width // given["rank"]
+    if row.start:
+        given["start_step"] = round(row.start * steps)
+    return given

@@ -1,0 +1,207 @@
+"""ABNet across two clusters: every row of Nebula-I's Table 5 and Figure 10, and ours.
+
+    python benchmarks/abnet/run.py --text FOLDER          # what is missing: language models, then rows, then times
+    python benchmarks/abnet/run.py --text FOLDER --row none int4 --seed 1
+    python benchmarks/abnet/run.py --text FOLDER --table  # run nothing
+
+Rows train over a free line, a process of one thread each, and what is done is kept, so it can be stopped and gone on
+with. Seconds are those of two hosts of their own, joined by a slow line (root and /dev/net/tun), with mutual TLS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common import machine, write
+from one import options
+from rows import ROWS
+from two_sites import FREE, run
+
+HERE = Path(__file__).resolve().parent
+RESULTS, TIMES = HERE / "results.jsonl", HERE / "times.json"
+LIMIT, PRETRAIN = 1200.0, 1500
+TIMED = ("none", "fp16", "svd9", "svd6", "svd2", "int4", "topk", "topk5", "shared4", "learned4", "shared8", "learned8")
+LINK_TO_COMPUTE = 30
+Found = dict[str, Any]
+
+
+# ---------------------------------------------------------------------- running
+def finished(path: Path = RESULTS) -> list[Found]:
+    """What was run so far."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+
+def pretrained(asked: argparse.Namespace) -> None:
+    """Both language models, at once, where they are not there yet."""
+    command = [sys.executable, str(HERE / "pretrain.py"), "--steps", str(asked.pretrain), *told(asked)[:-2]]
+    sides = [side for side in ("source", "target") if not (asked.kept / side / "config.json").exists()]
+    running = [subprocess.Popen([*command, side], env=environment()) for side in sides]
+    if any(process.wait() for process in running):
+        raise SystemExit("a language model could not be pretrained")
+
+
+def environment() -> dict[str, str]:
+    """One thread for each process."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def told(asked: argparse.Namespace) -> list[str]:
+    """The options that all parts share; the last two are the steps of a row."""
+    words = ["--text", str(asked.text.resolve()), "--languages", *asked.languages, "--test", asked.test]
+    return [*words, "--kept", str(asked.kept.resolve()), "--steps", str(asked.steps)]
+
+
+def run_rows(asked: argparse.Namespace) -> None:
+    """Run what is missing, so many at a time."""
+    done = {(each["row"], each["seed"]) for each in finished()}
+    pairs = [(name, seed) for seed in asked.seed for name in asked.row if seed in ROWS[name].seeds]
+    waiting = [pair for pair in pairs if pair not in done]
+    running: dict[tuple[str, int], subprocess.Popen[str]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < asked.jobs:
+                name, seed = waiting.pop(0)
+                command = [sys.executable, str(HERE / "one.py"), name, str(seed), *told(asked)]
+                running[name, seed] = subprocess.Popen(
+                    command, stdout=subprocess.PIPE, text=True, env=environment(), start_new_session=True
+                )
+            for pair in [pair for pair, process in running.items() if process.poll() is not None]:
+                taken_down(pair, running.pop(pair))
+            time.sleep(0.5)
+    finally:
+        for process in running.values():
+            process.kill()
+
+
+def taken_down(pair: tuple[str, int], process: subprocess.Popen[str]) -> None:
+    """Keep what a run has found."""
+    out, _ = process.communicate()
+    if process.returncode:
+        print(*pair, f"failed ({process.returncode})", flush=True)
+        return
+    with RESULTS.open("a", encoding="utf-8") as file:
+        file.write(out.strip().splitlines()[-1] + "\n")
+    found = json.loads(out.strip().splitlines()[-1])
+    print(*pair, f"BLEU {found['bleu']}, {found['seconds']} s, {found['curve']}", flush=True)
+
+
+# ---------------------------------------------------------------------- timing
+def timed(name: str, line: tuple[str, str], asked: argparse.Namespace, folder: Path, steps: int) -> Found:
+    """Some steps of a row in two sites."""
+    script = [str(HERE / "site.py"), name, "--timed", str(steps), *told(asked)]
+    sites, _ = run(line, script, folder, names=("source", "target"))
+    return {
+        "step": max(each["median"] for each in sites),
+        "predicted": max(each["predicted"] for each in sites),
+        "computes": sum(each["computes"] for each in sites),
+        "links": {key: value for each in sites for key, value in each["links"].items()},
+        "raw": {key: value for each in sites for key, value in each["raw"].items()},
+    }
+
+
+def run_times(asked: argparse.Namespace) -> None:
+    """First what a step computes, over a free line; then each row over a line that takes 30 times as long."""
+    kept: Found = json.loads(TIMES.read_text("utf-8")) if TIMES.exists() else {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if "free" not in kept:
+            kept["free"] = timed("none", FREE, asked, folder, 14)
+        most = max(kept["free"]["links"].values())
+        rate = 8 * most / (LINK_TO_COMPUTE * kept["free"]["step"])
+        kept["line"] = [f"{rate / 1e3:.0f}kbit", "20ms"]
+        for row in TIMED:
+            if row not in kept:
+                kept[row] = timed(row, tuple(kept["line"]), asked, folder, 8 if row == "none" else 14)
+                print(row, kept[row], flush=True)
+                TIMES.write_text(json.dumps(kept, indent=2) + "\n", "utf-8")
+
+
+# ---------------------------------------------------------------------- telling
+def lost(name: str, runs: Sequence[Found], plain: Sequence[Found]) -> list[float]:
+    """BLEU beside the same seed without a codec, seed by seed."""
+    other = {each["seed"]: each["bleu"] for each in plain}
+    return [each["bleu"] - other[each["seed"]] for each in runs if each["seed"] in other]
+
+
+def table(runs: Sequence[Found], times: Found) -> list[list[object]]:
+    """Head and lines."""
+    head: list[object] = ["what crosses as", "BLEU, seed by seed", "beside nothing", "fewer bytes there", "and back"]
+    head += ["s a step", "faster", "of the prediction", "the paper: BLEU, a step"]
+    plain = [each for each in runs if each["row"] == "none"]
+    return [head, *(line(name, runs, plain, times) for name in ROWS if any(each["row"] == name for each in runs))]
+
+
+def line(name: str, runs: Sequence[Found], plain: Sequence[Found], times: Found) -> list[object]:
+    """A row of the table."""
+    own = sorted((each for each in runs if each["row"] == name), key=lambda each: each["seed"])
+    alike = [each for each in plain if ROWS[name].model == "causal"]
+    deltas = lost(name, own, alike)
+    cells: list[object] = [ROWS[name].said, " ".join(f"{each['bleu']:.2f}" for each in own)]
+    cells += [f"{statistics.mean(deltas):+.2f}" if deltas else ""]
+    for way in ("source->target", "target->source"):
+        bytes_ = {each["seed"]: each["bytes"][way] for each in alike}
+        shares = [bytes_[each["seed"]] / each["bytes"][way] for each in own if each["seed"] in bytes_]
+        cells.append(f"{statistics.mean(shares):.1f}" if shares else "")
+    if name in times and "none" in times:
+        step, predicted = times[name]["step"], times[name]["predicted"]
+        cells += [f"{step:.2f}", f"{times['none']['step'] / step:.1f}", f"{predicted / step:.2f}"]
+    else:
+        cells += ["", "", ""]
+    return [*cells, ROWS[name].paper]
+
+
+def differences(asked: argparse.Namespace, runs: Sequence[Found]) -> list[str]:
+    """The bootstrap over sentences, each row and seed against nothing with the same seed."""
+    from whale_nebula.models import text
+
+    reference = text.read_folder(
+        asked.text, asked.test, source=asked.languages[0], target=asked.languages[1], sides=["target"]
+    )
+    said, folder = [], asked.kept / "found"
+    for each in runs:
+        files = [folder / f"{name}-{each['seed']}.txt" for name in ("none", each["row"])]
+        if each["row"] == "none" or not all(file.exists() for file in files):
+            continue
+        found = [file.read_text("utf-8").split("\n")[:-1] for file in files]
+        said.append(f"{each['row']}, seed {each['seed']}: {text.paired_bootstrap(*found, list(reference.target))}")
+    return said
+
+
+def main() -> int:
+    """Run what is wanted, and tell what there is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options(parser)
+    parser.add_argument("--row", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--seed", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--pretrain", type=int, default=PRETRAIN, metavar="STEPS")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--time", action="store_true", help="time the steps over a slow line; wants a quiet machine")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    asked = parser.parse_args()
+    if not asked.table:
+        pretrained(asked)
+        run_rows(asked)
+        if asked.time:
+            run_times(asked)
+    runs = finished()
+    times = json.loads(TIMES.read_text("utf-8")) if TIMES.exists() else {}
+    said = differences(asked, runs)
+    print(*said, sep="\n")
+    write(__file__, {"machine": machine(), "runs": runs, "times": times, "differences": said}, table(runs, times))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

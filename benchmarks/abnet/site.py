@@ -1,0 +1,74 @@
+"""One site of the timing: some steps of a row over a real line; run.py starts it by `whale-nebula run`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import keras
+import story
+import tensorflow as tf
+from one import options
+from rows import ROWS
+
+import whale_nebula as nb
+from whale_nebula.models import text
+
+MICRO_BATCHES, BATCH = 4, 64
+
+
+class Timer(keras.callbacks.Callback):
+    """Keeps what the report says of every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+        self.predicted: list[float] = []
+        self.computes: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        """A step has ended."""
+        report = nb.last_report()
+        self.seconds.append(report.step_seconds)
+        self.predicted.append(report.predicted_seconds or 0.0)
+        self.computes.append(sum(stage.compute_seconds or 0.0 for stage in report.stages.values()))
+
+
+def main() -> None:
+    """Train some steps, and tell."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("row", choices=ROWS)
+    parser.add_argument("--timed", type=int, default=12)
+    asked = options(parser).parse_args()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    keras.utils.set_random_seed(1)
+    corpus, words = story.read(asked.text, tuple(asked.languages), asked.test), story.tokenizers(asked.kept)
+    rows = story.encoded(corpus.train.first(story.SETTING.pairs), words)
+    model = story.translator(ROWS[asked.row], asked.kept, story.SETTING, micro_batches=MICRO_BATCHES)
+    order = text.make_order(len(rows), batch=BATCH, seed=1)
+    timer = Timer()
+    data = story.batches(ROWS[asked.row], rows, order, words, 1).take(asked.timed)
+    model.fit(data, epochs=1, shuffle=False, verbose=0, callbacks=[timer])
+    report = nb.last_report()
+    told = {
+        "site": nb.here().cluster,
+        "median": statistics.median(timer.seconds[2:]),
+        "seconds": timer.seconds,
+        "predicted": statistics.median(timer.predicted[2:]),
+        "computes": statistics.median(timer.computes[2:]),
+        "links": {name: link.bytes for name, link in report.links.items()},
+        "raw": {name: link.raw_bytes for name, link in report.links.items()},
+    }
+    print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main()

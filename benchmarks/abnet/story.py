@@ -1,0 +1,141 @@
+"""What every row shares: the text, its vocabularies, two language models pretrained at home, and the model."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+from rows import Row, options
+
+import whale_nebula as nb
+from whale_nebula.models import (
+    BertSizes,
+    CausalABNet,
+    MaskedABNet,
+    SmoothedCrossentropy,
+    Translator,
+    load_masked_lm,
+    masked_lm,
+    save_bert,
+    text,
+)
+from whale_nebula.models.bert import Bert
+from whale_nebula.models.decoding import Beam, MaskPredict, translation
+from whale_nebula.models.hiding import Hiding
+from whale_nebula.models.masking import Masking, pretrain
+
+SIDES = ("source", "target")
+LONGEST, BATCH, VOCABULARY = 40, 32, 3000
+SIZES = BertSizes(VOCABULARY, length=LONGEST + 2, width=128, heads=4, layers=2, inner=512, dropout=0.0)
+
+
+class Setting(NamedTuple):
+    """Sizes of a row, the same for all."""
+
+    pairs: int = 8000
+    steps: int = 1500
+    inner: int = 256
+    rate: float = 3e-3
+
+
+SETTING = Setting()
+
+
+class Corpus(NamedTuple):
+    """Pairs to train on, to choose by and to score with; each side's own text to pretrain on."""
+
+    train: text.Pairs
+    validation: text.Pairs
+    test: text.Pairs
+    alone: dict[str, list[str]]
+
+
+def read(folder: Path, languages: tuple[str, str], test: str) -> Corpus:
+    """Aligned files."""
+    named = dict(zip(SIDES, languages, strict=True))
+    splits = [text.read_folder(folder, split, **named) for split in ("train", "val", test)]
+    return Corpus(*splits, {side: list(splits[0].of(side)) for side in SIDES})
+
+
+def prepare(side: str, lines: list[str], folder: Path, steps: int) -> None:
+    """Pretrain a side's language model on its own text, once, and keep it."""
+    if (folder / side / "config.json").exists():
+        return
+    keras.utils.set_random_seed(1)
+    words = text.Tokenizer(text.learn_vocabulary(lines, VOCABULARY, fill=True))
+    encoded = text.encode_pairs(text.Pairs(source=lines), source=words, longest=LONGEST)
+    order = text.make_order(len(lines), batch=BATCH, lengths=encoded.lengths)
+    rows = text.batches(encoded, order).map(lambda inputs, labels: inputs["source"])
+    model = masked_lm(Bert(SIZES, name=side))
+    found = pretrain(model, rows, Masking.of(words), steps=steps, learning_rate=1e-3, epochs=10, verbose=2)
+    print(side, found.history["loss"], flush=True)
+    save_bert(model, folder / side, words.vocabulary)
+
+
+def tokenizers(folder: Path) -> dict[str, text.Tokenizer]:
+    """Those that the language models were pretrained with."""
+    return {side: text.Tokenizer(text.read_vocabulary(folder / side / "vocab.txt")) for side in SIDES}
+
+
+def encoded(pairs: text.Pairs, words: dict[str, text.Tokenizer]) -> text.Encoded:
+    """Pairs as ids."""
+    return text.encode_pairs(pairs, **words, longest=LONGEST)
+
+
+def translator(row: Row, folder: Path, setting: Setting, *, micro_batches: int = 1) -> keras.Model:
+    """A row's model in its two clusters, ready to be trained."""
+    asked = options(row, SIZES.width, setting.steps)
+    squeeze = nb.compress(**asked) if asked else contextlib.nullcontext()
+    with nb.cluster(), nb.pipeline(micro_batch=micro_batches), squeeze:
+        model = _made(row, folder, setting)
+    steps, warm = setting.steps, setting.steps // 10
+    rate = keras.optimizers.schedules.CosineDecay(0.0, steps - warm, warmup_target=setting.rate, warmup_steps=warm)
+    optimizer = keras.optimizers.Adam(rate, global_clipnorm=1.0)
+    optimizer.build(model.trainable_variables)
+    model.compile(optimizer, _loss(row))
+    return model
+
+
+def _made(row: Row, folder: Path, setting: Setting) -> keras.Model:
+    if row.model == "translator":
+        return Translator(SIZES, SIZES, tied=False, around=_around)
+    source, target = (load_masked_lm(folder / side, name=side) for side in SIDES)
+    kind = MaskedABNet if row.model == "cmlm" else CausalABNet
+    return kind(source.bert, target, inner=setting.inner, tied=row.model == "cmlm", around=_around)
+
+
+def _around(side: str) -> Any:
+    return nb.stage(cluster=side)
+
+
+def _loss(row: Row) -> Any:
+    smoothed = SmoothedCrossentropy(0.1)
+    if row.model != "cmlm":
+        return smoothed
+    return {"words": smoothed, "length": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
+
+
+def batches(row: Row, rows: text.Encoded, order: text.Order, words: dict[str, text.Tokenizer], seed: int) -> Any:
+    """What `fit` takes."""
+    found = text.batches(rows, order)
+    if row.model != "cmlm":
+        return found
+    target = words["target"]
+    return Hiding(target.mask, (target.pad, target.start, target.end), seed=seed).of_batches(found)
+
+
+def translated(
+    row: Row, model: keras.Model, rows: text.Encoded, words: dict[str, text.Tokenizer], *, width: int = 4
+) -> list[str]:
+    """Sentences, in the order of the rows."""
+    target = words["target"]
+    ends = {"start": target.start, "end": target.end, "longest": LONGEST}
+    search = MaskPredict(**ends, mask=target.mask) if row.model == "cmlm" else Beam(**ends, width=width)
+    translate = translation(model, search)
+    order = text.make_order(len(rows), batch=128, lengths=[rows.source.lengths], shuffle=False)
+    found: list[str] = []
+    for batch in text.batches(rows, order):
+        found += target.sentences(translate(batch[0]["source"]).best)
+    return order.restored(found)
