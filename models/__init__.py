@@ -2,6 +2,7 @@
 
 from .abnet_causal import CausalABNet
 from .abnet_cmlm import MaskedABNet
+from .abnet_objective import ABNet
 from .bert import Bert, BertSizes
 from .bert_folder import load_bert, load_masked_lm, save_bert
 from .masked_lm import masked_lm
@@ -10,6 +11,7 @@ from .transformer import Sizes, transformer
 from .translator import Translator
 
 __all__ = [
+    "ABNet",
     "Bert",
     "BertSizes",
     "CausalABNet",
