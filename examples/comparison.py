@@ -56,18 +56,18 @@ class Clock(keras.callbacks.Callback):
         return Ran(self.losses, median(self.steps[1:]), dict(sorted(links.items())))
 
 
-def compare(runs: Mapping[str, Ran], folder: Path, console: Console) -> None:
+def compare(runs: Mapping[str, Ran], title: str, folder: Path, console: Console) -> None:
     """Print the table, and draw the pictures into a folder."""
-    console.print(table(runs))
+    console.print(table(runs, title))
     scores = [ran.score for ran in runs.values() if ran.score]
     if scores:
         console.print(f"BLEU {scores[0].signature}")
-    console.print(f"pictures: {draw(runs, folder)}")
+    console.print(f"picture: {draw(runs, title, folder)}")
 
 
-def table(runs: Mapping[str, Ran]) -> Table:
+def table(runs: Mapping[str, Ran], title: str) -> Table:
     """A line for each training; how many times fewer bytes than the first."""
-    made = Table(title="one training, and what it cost")
+    made = Table(title=title)
     for column in ("crosses as", "s a step", "faster", "kB a step", "fewer", "loss", "BLEU"):
         made.add_column(column, justify="left" if column == "crosses as" else "right")
     first = next(iter(runs.values()))
@@ -79,7 +79,7 @@ def table(runs: Mapping[str, Ran]) -> Table:
     return made
 
 
-def draw(runs: Mapping[str, Ran], folder: Path) -> Path:
+def draw(runs: Mapping[str, Ran], title: str, folder: Path) -> Path:
     """Loss by time on the left; on the right the bytes of the boundary, there and, of its gradient, back."""
     import matplotlib
 
@@ -96,6 +96,9 @@ def draw(runs: Mapping[str, Ran], folder: Path) -> Path:
     left.set(xlabel="seconds", ylabel="loss", title="loss by time")
     left.legend()
     right.set(ylabel="kB a step", title="what crosses", xticks=range(len(ways)), xticklabels=ways)
+    right.margins(y=0.15)
+    right.legend()
+    figure.suptitle(title)
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / "translate.png", dpi=120)
     return folder / "translate.png"

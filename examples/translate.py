@@ -83,8 +83,12 @@ def language_model(side: str, corpus: Corpus, options: argparse.Namespace) -> Si
     encoded = text.encode_pairs(text.Pairs(source=lines), source=words, longest=LONGEST)
     order = text.make_order(len(lines), batch=BATCH, lengths=encoded.lengths)
     rows = text.batches(encoded, order).map(lambda inputs, labels: inputs["source"])
-    console.rule(f"{side}: a language model for {len(lines)} sentences")
-    pretrain(bert, rows, Masking.of(words), steps=options.pretrain, learning_rate=2e-3, epochs=EPOCHS, verbose=2)
+    console.print(f"{side}: a language model learns from {len(lines)} sentences of its own text ...")
+    masking, epochs = Masking.of(words), min(EPOCHS, options.pretrain)
+    history = pretrain(
+        bert, rows, masking, steps=options.pretrain, learning_rate=2e-3, epochs=epochs, verbose=0
+    ).history
+    console.print(f"{side}: {options.pretrain} steps, loss {history['loss'][0]:.2f} -> {history['loss'][-1]:.2f}")
     if folder is not None:
         save_bert(bert, folder, words.vocabulary)
     return Side(bert, words)
@@ -110,7 +114,14 @@ def train(codec: str, corpus: Corpus, sides: dict[str, Side], steps: int) -> tup
     model.compile(optimizer, SmoothedCrossentropy(0.1))
     order = text.make_order(len(corpus.train), batch=BATCH, epochs=1 + steps * BATCH // len(corpus.train))
     rows, clock = text.batches(encoded(corpus.train, sides), order), Clock()
-    model.fit(rows, epochs=EPOCHS, steps_per_epoch=steps // EPOCHS, shuffle=False, verbose=2, callbacks=[clock])
+    model.fit(
+        rows,
+        epochs=EPOCHS,
+        steps_per_epoch=steps // EPOCHS,
+        shuffle=False,
+        verbose=2 * nb.here().lead,
+        callbacks=[clock],
+    )
     return model, clock
 
 
@@ -133,7 +144,7 @@ def asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--text", type=Path, metavar="FOLDER", help="aligned files SPLIT.LANGUAGE[.gz]; without it text is generated")
-    add("--languages", nargs=2, default=["es", "en"], metavar=("FROM", "TO"), help="of the files")
+    add("--languages", nargs=2, metavar=("FROM", "TO"), help="of the files")
     add("--test", default="test", metavar="SPLIT", help="the files to score with (%(default)s)")
     add("--berts", type=Path, metavar="FOLDER", help="load FOLDER/source and FOLDER/target, or save them there")
     add("--codecs", nargs="+", choices=CODECS, default=list(CODECS), help="which trainings to run")
@@ -143,10 +154,12 @@ def asked() -> argparse.Namespace:
     add("--steps", type=int, default=300, help="of each training (%(default)s)")
     add("--out", type=Path, default=Path("build/translate"), help="where the pictures go (%(default)s)")
     options = parser.parse_args()
-    if min(options.pretrain, options.steps) < EPOCHS or options.pairs < BATCH:
-        parser.error(
-            f"--pretrain and --steps are {EPOCHS} or more, --pairs {BATCH} or more: the epochs and rows of a batch"
-        )
+    if options.steps < EPOCHS or options.steps % EPOCHS:
+        parser.error(f"--steps {options.steps}: the loss is shown {EPOCHS} times, so take a multiple of {EPOCHS}")
+    if options.pretrain < 1 or options.pairs < BATCH:
+        parser.error(f"--pretrain is 1 or more, and --pairs {BATCH} or more: a batch")
+    if (options.text is None) != (options.languages is None):
+        parser.error("--text FOLDER and --languages FROM TO belong together; without them the text is generated")
     return options
 
 
@@ -166,9 +179,10 @@ def main() -> None:
         if found:  # in the target's cluster, and nowhere else
             runs[codec].score = text.bleu(found, list(corpus.test.target))
             for ours, theirs in zip(found[:3], corpus.test.target, strict=False):
-                console.print(f"  {ours}   [dim]({theirs})[/dim]")
+                console.print(f"  written {ours or '(nothing)'}\n  [dim]meant   {theirs}[/dim]")
     if nb.here().runs("target"):
-        compare(runs, options.out, console)
+        line = f"an emulated line of {options.line}" if alone else "the line between the processes"
+        compare(runs, f"one training over {line}", options.out, console)
 
 
 if __name__ == "__main__":

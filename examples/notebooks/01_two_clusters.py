@@ -29,7 +29,7 @@ import whale_nebula as nb
 from whale_nebula.models import Sizes, transformer
 
 LINE = "20mbit,20ms"
-nb.init(links=LINE)
+run = nb.init(links=LINE)
 
 # %% [markdown]
 # The task: rows like 3 7 11 15 ... (modulo 32). The model says what comes next, so it has to find each row's stride.

@@ -22,6 +22,9 @@ from whale_nebula.schedule.lines import Hop, Line
 NOTHING = 0.05
 """A change of less than this share of the step is not worth a word."""
 
+SMALL_CALLS = 0.2
+"""More micro-batches are advised where they would save this share: each call costs something whatever its rows are."""
+
 FAR_OFF = 0.3
 """Where measured and predicted differ by more than this share, the simulator misses something, and says so."""
 
@@ -177,7 +180,7 @@ class _Told:
         tries = [parts for parts in _PARTS if parts <= self.basis.rows]
         taken = {parts: seconds(self.basis.divided(parts)) for parts in tries}
         best = min(taken, key=lambda parts: taken[parts], default=1)
-        if not taken or not self.worth(taken[best]):
+        if not taken or taken[best] > (1.0 - SMALL_CALLS) * min(self.whole, self.report.step_seconds):
             return ""
         enough = next(parts for parts, took in taken.items() if took <= (1.0 + NOTHING) * taken[best])
         many = enough * self.basis.micro_batches

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.report.text import duration, size
 
-_HEADS = ("boundary", "codec", "raw -> payload", "ratio", "error", "encode", "decode")
+_HEADS = ("boundary", "codec", "raw -> payload", "on the wire", "error", "encode", "decode")
 _NOTHING = "-"
 
 
@@ -18,8 +18,8 @@ def boundary_lines(boundaries: Mapping[str, BoundaryReport]) -> list[str]:
 
     >>> shown = {"b0 gpu->npu": BoundaryReport("int8", 4096, 1088, 1216, 1, 0.002, 0.001, 0.0093)}
     >>> print("\n".join(boundary_lines(shown)))
-    boundary     codec  raw -> payload      ratio   error   encode  decode
-    b0 gpu->npu  int8   4.0 KiB -> 1.1 KiB  29.7 %  0.0093  2.0 ms  1.0 ms
+    boundary     codec  raw -> payload      on the wire  error   encode  decode
+    b0 gpu->npu  int8   4.0 KiB -> 1.1 KiB  29.7 %       0.0093  2.0 ms  1.0 ms
     """
     rows = [_row(name, each) for name, each in encoded(boundaries).items()]
     if not rows:

@@ -41,7 +41,7 @@ class Timeline(tuple["Span", ...]):
 
     def _drawn(self, lane: str, whole: float) -> str:
         columns = ["."] * _WIDTH
-        for span in self._of(lane):
+        for span in sorted(self._of(lane), key=lambda each: each.start - each.end):  # what lies within is drawn upon it
             first = min(int(span.start / whole * _WIDTH), _WIDTH - 1)
             last = max(first + 1, round(span.end / whole * _WIDTH))
             columns[first:last] = _letter(span.what) * (min(last, _WIDTH) - first)
@@ -49,7 +49,10 @@ class Timeline(tuple["Span", ...]):
 
     def _said(self, lane: str) -> str:
         own = self._of(lane)
-        busy = sum(span.end - span.start for span in own)
+        busy, seen = 0.0, 0.0
+        for span in sorted(own, key=lambda each: each.start):  # what lies within another counts once
+            busy += max(0.0, span.end - max(seen, span.start))
+            seen = max(seen, span.end)
         return f"{duration(busy)} in {len(own)} piece{'s' * (len(own) != 1)}"
 
     def _of(self, lane: str) -> list[Span]:
