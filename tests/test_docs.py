@@ -73,6 +73,7 @@ def test_the_five_minutes_run(tmp_path: Path) -> None:
     assert "stage gpu" in done.stdout
 
 
+@pytest.mark.grid
 def test_a_run_can_be_compared_with_the_uncut_one_as_the_page_says(tmp_path: Path) -> None:
     program = next(each for each in CODE.findall((DOCS / "scripts.md").read_text()) if "--uncut" in each)
     (tmp_path / "train.py").write_text(program + "\nif cut:\n    assert nb.last_report().micro_batches == 4\n")

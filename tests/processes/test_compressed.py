@@ -42,6 +42,7 @@ def check(folder: Path, cases: Sequence[str]) -> None:
             assert sent == expected[f"{case} sent"], case
 
 
+@pytest.mark.grid
 def test_two_sites_leave_what_one_process_leaves(tmp_path: Path) -> None:
     check(tmp_path, SAMPLE)
 

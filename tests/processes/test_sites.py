@@ -46,6 +46,7 @@ def test_a_cut_and_a_renewed_certificate_change_nothing(tmp_path: Path, alone: d
     assert (weights, loss) == (alone["weights"], alone["loss"])
 
 
+@pytest.mark.grid
 def test_a_gateway_that_is_killed_and_started_again_costs_nothing(tmp_path: Path, alone: dict[str, Any]) -> None:
     names = ("gpu", "npu")
     clusters = {
@@ -83,6 +84,7 @@ def test_a_worker_that_is_gone_ends_the_others_with_its_name(tmp_path: Path, num
     assert codes["gpu"] == 137 and codes["npu"] not in (0, 137), codes
 
 
+@pytest.mark.grid
 def test_a_cut_that_outlasts_patience_ends_both_with_a_name(tmp_path: Path) -> None:
     with sites(tmp_path, patience="12s") as found, line_before(found, "gpu") as (line, configs):
         found.start("course", 10**5, configs=configs)

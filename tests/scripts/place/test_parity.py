@@ -94,6 +94,7 @@ def float64() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("float64")
+@pytest.mark.grid
 def test_an_applications_model_is_placed_as_keras_makes_it() -> None:
     keras.utils.clear_session()
     keras.utils.set_random_seed(3)

@@ -97,6 +97,7 @@ def test_in_two_stages_and_two_micro_batches_it_is_the_same_model() -> None:
     assert verification.stages == ("source", "target")
 
 
+@pytest.mark.grid
 def test_it_learns_what_is_hidden_and_how_long_it_is() -> None:
     model, (x, y) = cmlm(tied=False), batch()  # random heads, frozen, can say next to nothing
     optimizer = keras.optimizers.Adam(0.03)

@@ -52,6 +52,7 @@ def test_the_same_token_means_another_thing_at_another_place() -> None:
     assert np.abs(logits[0] - logits[1]).max() > 1e-3
 
 
+@pytest.mark.grid
 def test_it_learns_to_repeat() -> None:
     model = transformer(SMALL)
     model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))

@@ -46,6 +46,7 @@ def test_it_can_be_saved_and_loaded(tmp_path, options: dict) -> None:
     np.testing.assert_allclose(again(x), model(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.grid
 def test_it_learns_to_translate_word_by_word_and_the_search_writes_it() -> None:
     sizes = [replace(each, norm="pre", width=24, heads=2, inner=48) for each in (SOURCE, TARGET)]
     model, (x, y) = Translator(*sizes), pairs(64)
