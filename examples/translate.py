@@ -151,7 +151,7 @@ def asked() -> argparse.Namespace:
     add("--line", default="60mbit,10ms", help="between clusters of one process (%(default)s)")
     add("--pairs", type=int, default=8000, help="how many to train on (%(default)s)")
     add("--pretrain", type=int, default=250, metavar="STEPS", help="of each language model (%(default)s)")
-    add("--steps", type=int, default=300, help="of each training (%(default)s)")
+    add("--steps", type=int, default=360, help="of each training (%(default)s)")
     add("--out", type=Path, default=Path("build/translate"), help="where the pictures go (%(default)s)")
     options = parser.parse_args()
     if options.steps < EPOCHS or options.steps % EPOCHS:

@@ -137,7 +137,7 @@ def lost(name: str, runs: Sequence[Found], plain: Sequence[Found]) -> list[float
 
 def table(runs: Sequence[Found], times: Found) -> list[list[object]]:
     """Head and lines."""
-    head: list[object] = ["what crosses as", "BLEU, seed by seed", "beside nothing", "fewer bytes there", "and back"]
+    head: list[object] = ["what crosses as", "BLEU, seed by seed", "beside nothing", "kB a step there", "and back"]
     head += ["s a step", "faster", "of the prediction", "the paper: BLEU, a step"]
     plain = [each for each in runs if each["row"] == "none"]
     return [head, *(line(name, runs, plain, times) for name in ROWS if any(each["row"] == name for each in runs))]
@@ -151,9 +151,8 @@ def line(name: str, runs: Sequence[Found], plain: Sequence[Found], times: Found)
     cells: list[object] = [ROWS[name].said, " ".join(f"{each['bleu']:.2f}" for each in own)]
     cells += [f"{statistics.mean(deltas):+.2f}" if deltas else ""]
     for way in ("source->target", "target->source"):
-        bytes_ = {each["seed"]: each["bytes"][way] for each in alike}
-        shares = [bytes_[each["seed"]] / each["bytes"][way] for each in own if each["seed"] in bytes_]
-        cells.append(f"{statistics.mean(shares):.1f}" if shares else "")
+        each_step = [each["bytes"][way] / each["steps"] / 1e3 for each in own if each["codecs"]]
+        cells.append(f"{statistics.mean(each_step):.0f}" if each_step else "")
     if name in times and "none" in times:
         step, predicted = times[name]["step"], times[name]["predicted"]
         cells += [f"{step:.2f}", f"{times['none']['step'] / step:.1f}", f"{predicted / step:.2f}"]
