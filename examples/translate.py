@@ -99,7 +99,7 @@ def encoded(pairs: text.Pairs, sides: dict[str, Side]) -> text.Encoded:
     return text.encode_pairs(pairs, source=sides["source"].words, target=sides["target"].words, longest=LONGEST)
 
 
-def train(codec: str, corpus: Corpus, sides: dict[str, Side], steps: int) -> tuple[keras.Model, Clock]:
+def train(codec: str, rows: text.Encoded, sides: dict[str, Side], steps: int) -> tuple[keras.Model, Clock]:
     """Put adapters into both language models, and train them together: this is all that two clusters need."""
     keras.utils.set_random_seed(1)
     compressed = nb.compress(**CODECS[codec]) if CODECS[codec] else contextlib.nullcontext()
@@ -112,10 +112,9 @@ def train(codec: str, corpus: Corpus, sides: dict[str, Side], steps: int) -> tup
     optimizer = keras.optimizers.Adam(rate)
     optimizer.build(model.trainable_variables)  # or Keras builds it in the first step, which is then traced twice
     model.compile(optimizer, SmoothedCrossentropy(0.1))
-    order = text.make_order(len(corpus.train), batch=BATCH, epochs=1 + steps * BATCH // len(corpus.train))
-    rows, clock = text.batches(encoded(corpus.train, sides), order), Clock()
+    order, clock = text.make_order(len(rows), batch=BATCH, epochs=1 + steps * BATCH // len(rows)), Clock()
     model.fit(
-        rows,
+        text.batches(rows, order),
         epochs=EPOCHS,
         steps_per_epoch=steps // EPOCHS,
         shuffle=False,
@@ -125,15 +124,14 @@ def train(codec: str, corpus: Corpus, sides: dict[str, Side], steps: int) -> tup
     return model, clock
 
 
-def translated(model: keras.Model, corpus: Corpus, sides: dict[str, Side]) -> list[str] | None:
-    """Translate the test's sentences: source ids go in where they live, words come out in the target's cluster."""
-    words = sides["target"].words
-    start, end = (words.start, words.end) if words else (2, 3)
-    translate = translation(model, Beam(start, end, LONGEST, width=4))
-    order = text.make_order(len(corpus.test), batch=BATCH, shuffle=False)
+def translated(model: keras.Model, rows: text.Encoded, words: text.Tokenizer | None) -> list[str] | None:
+    """Translate sentences: source ids go in where they live, words come out in the target's cluster."""
+    ends = words or text.Vocabulary(text.SPECIAL)  # every vocabulary begins with those
+    translate = translation(model, Beam(ends.start, ends.end, LONGEST, width=4))
+    order = text.make_order(len(rows), batch=BATCH, shuffle=False)
     found: list[str] = []
-    for (inputs, _), rows in zip(text.batches(encoded(corpus.test, sides), order), order.batches, strict=True):
-        batch = translate(inputs["source"], np.arange(len(rows)))
+    for (inputs, _), numbers in zip(text.batches(rows, order), order.batches, strict=True):
+        batch = translate(inputs["source"], np.arange(len(numbers)))
         if nb.here().runs("target"):
             found += words.sentences(batch.best)
     return found or None
@@ -148,7 +146,7 @@ def asked() -> argparse.Namespace:
     add("--test", default="test", metavar="SPLIT", help="the files to score with (%(default)s)")
     add("--berts", type=Path, metavar="FOLDER", help="load FOLDER/source and FOLDER/target, or save them there")
     add("--codecs", nargs="+", choices=CODECS, default=list(CODECS), help="which trainings to run")
-    add("--line", default="60mbit,10ms", help="between clusters of one process (%(default)s)")
+    add("--line", help="to emulate between the clusters of one process (60mbit,10ms)")
     add("--pairs", type=int, default=8000, help="how many to train on (%(default)s)")
     add("--pretrain", type=int, default=250, metavar="STEPS", help="of each language model (%(default)s)")
     add("--steps", type=int, default=360, help="of each training (%(default)s)")
@@ -160,6 +158,9 @@ def asked() -> argparse.Namespace:
         parser.error(f"--pretrain is 1 or more, and --pairs {BATCH} or more: a batch")
     if (options.text is None) != (options.languages is None):
         parser.error("--text FOLDER and --languages FROM TO belong together; without them the text is generated")
+    if options.line and attach() is not None:
+        parser.error("--line is emulated in one process; between processes the line is a real one")
+    options.line = options.line or "60mbit,10ms"
     return options
 
 
@@ -170,12 +171,13 @@ def main() -> None:
     nb.init(CONFIG if alone else None, links=options.line if alone else None)
     corpus = read(options, [side for side in SIDES if nb.here().runs(side)])
     sides = {side: language_model(side, corpus, options) for side in SIDES}
+    rows, tests = (encoded(pairs, sides) for pairs in (corpus.train, corpus.test))
     runs = {}
     for codec in options.codecs:
         console.rule(f"translator, {codec}: {CODECS[codec] or 'everything crosses as it is'}")
-        model, clock = train(codec, corpus, sides, options.steps)
+        model, clock = train(codec, rows, sides, options.steps)
         runs[codec] = clock.ran(nb.last_report())
-        found = translated(model, corpus, sides)
+        found = translated(model, tests, sides["target"].words)
         if found:  # in the target's cluster, and nowhere else
             runs[codec].score = text.bleu(found, list(corpus.test.target))
             for ours, theirs in zip(found[:3], corpus.test.target, strict=False):
@@ -186,4 +188,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except nb.errors.NebulaError as error:  # a missing file, lines that do not pair: what, why and the mend
+        raise SystemExit(f"{error}") from error

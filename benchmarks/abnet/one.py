@@ -35,7 +35,7 @@ class Watch(keras.callbacks.Callback):
 
     def __init__(self, look: Any) -> None:
         super().__init__()
-        self.look, self.curve, self.losses = look, list[list[float]](), list[float]()
+        self.look, self.curve = look, list[list[float]]()
         self.bytes = {"source->target": 0, "target->source": 0}
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -60,13 +60,14 @@ def train(name: str, seed: int, asked: argparse.Namespace) -> dict[str, Any]:
     model = story.translator(row, asked.kept, setting)
     epochs = 1 + setting.steps * story.BATCH // len(rows)
     order = text.make_order(len(rows), batch=story.BATCH, seed=seed, epochs=epochs, lengths=rows.lengths)
-    watch = Watch(lambda: text.bleu(story.translated(row, model, held, words, width=1), list(few.target)).value)
+    greedy = story.search(row, model, words, width=1)
+    watch = Watch(lambda: text.bleu(story.translated(greedy, held, words), list(few.target)).value)
     began = time.perf_counter()
     data = story.batches(row, rows, order, words, seed)
     each = setting.steps // CHECKS
     model.fit(data, epochs=CHECKS, steps_per_epoch=each, shuffle=False, verbose=0, callbacks=[watch])
     trained = time.perf_counter() - began
-    found = story.translated(row, model, tested, words)
+    found = story.translated(story.search(row, model, words), tested, words)
     keep(asked.kept, name, seed, found)
     score = text.bleu(found, list(corpus.test.target))
     return {

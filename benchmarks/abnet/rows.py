@@ -40,11 +40,18 @@ ROWS: dict[str, Row] = {
     "svd3": _papers(0.3, 37.48, 0.90),
     "svd2": _papers(0.2, 39.00, 0.86, THREE),
     "int4": Row("int4, without padding", {**INT4, "mask": True}, seeds=THREE),
-    "topk": Row("top 10 %, int8, without padding", {"topk": 0.1, "int8": True, "mask": True}, seeds=THREE),
+    "int4z": Row("int4, without padding, zstd", {**INT4, "mask": True, "zstd": True}, seeds=THREE),
+    "topk": Row("top 10 %, int8, without padding", {"topk": 0.1, "int8": True, "mask": True}),
     "topk5": Row("top 5 %, int8, without padding", {"topk": 0.05, "int8": True, "mask": True}),
+    "shared2": Row("rank H/2, shared, int4, without padding", {"rank": 2, **INT4, "mask": True}),
+    "learned2": Row(
+        "rank H/2, learned, int4, without padding", {"rank": 2, "basis": "learned", **INT4, "mask": True}
+    ),
     "shared4": Row("rank H/4, shared, int4, without padding", {"rank": 4, **INT4, "mask": True}),
     "learned4": Row(
-        "rank H/4, learned, int4, without padding", {"rank": 4, "basis": "learned", **INT4, "mask": True}
+        "rank H/4, learned, int4, without padding",
+        {"rank": 4, "basis": "learned", **INT4, "mask": True},
+        seeds=THREE,
     ),
     "shared8": Row("rank H/8, shared, int8, without padding", {"rank": 8, "int8": True, "mask": True}),
     "learned8": Row(

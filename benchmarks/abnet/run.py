@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from apart import finished, one_thread, run_all, script
 from common import machine, write
 from one import options
 from rows import ROWS
@@ -31,58 +30,38 @@ from two_sites import FREE, run
 
 HERE = Path(__file__).resolve().parent
 RESULTS, TIMES = HERE / "results.jsonl", HERE / "times.json"
-LIMIT, PRETRAIN = 1200.0, 1500
+LIMIT, PRETRAIN = 3600.0, 1500
 TIMED = ("none", "fp16", "svd9", "svd6", "svd2", "int4", "topk", "topk5", "shared4", "learned4", "shared8", "learned8")
 LINK_TO_COMPUTE = 30
 Found = dict[str, Any]
 
 
 # ---------------------------------------------------------------------- running
-def finished(path: Path = RESULTS) -> list[Found]:
-    """What was run so far."""
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
-
-
 def pretrained(asked: argparse.Namespace) -> None:
     """Both language models, at once, where they are not there yet."""
-    command = [sys.executable, str(HERE / "pretrain.py"), "--steps", str(asked.pretrain), *told(asked)[:-2]]
+    command = [sys.executable, str(HERE / "pretrain.py"), "--steps", str(asked.pretrain), *told(asked)]
     sides = [side for side in ("source", "target") if not (asked.kept / side / "config.json").exists()]
-    running = [subprocess.Popen([*command, side], env=environment()) for side in sides]
+    running = [subprocess.Popen([*command, side], env=one_thread()) for side in sides]
     if any(process.wait() for process in running):
         raise SystemExit("a language model could not be pretrained")
 
 
-def environment() -> dict[str, str]:
-    """One thread for each process."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-
-
 def told(asked: argparse.Namespace) -> list[str]:
-    """The options that all parts share; the last two are the steps of a row."""
+    """The options that all parts share."""
     words = ["--text", str(asked.text.resolve()), "--languages", *asked.languages, "--test", asked.test]
-    return [*words, "--kept", str(asked.kept.resolve()), "--steps", str(asked.steps)]
+    return [*words, "--kept", str(asked.kept.resolve())]
 
 
 def run_rows(asked: argparse.Namespace) -> None:
     """Run what is missing, so many at a time."""
-    done = {(each["row"], each["seed"]) for each in finished()}
+    done = {(each["row"], each["seed"]) for each in finished(RESULTS)}
     pairs = [(name, seed) for seed in asked.seed for name in asked.row if seed in ROWS[name].seeds]
-    waiting = [pair for pair in pairs if pair not in done]
-    running: dict[tuple[str, int], subprocess.Popen[str]] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < asked.jobs:
-                name, seed = waiting.pop(0)
-                command = [sys.executable, str(HERE / "one.py"), name, str(seed), *told(asked)]
-                running[name, seed] = subprocess.Popen(
-                    command, stdout=subprocess.PIPE, text=True, env=environment(), start_new_session=True
-                )
-            for pair in [pair for pair, process in running.items() if process.poll() is not None]:
-                taken_down(pair, running.pop(pair))
-            time.sleep(0.5)
-    finally:
-        for process in running.values():
-            process.kill()
+    words = ["--steps", asked.steps, *told(asked)]
+
+    def start(pair: tuple[str, int]) -> subprocess.Popen[str]:
+        return script([HERE / "one.py", *pair, *words])
+
+    run_all([pair for pair in pairs if pair not in done], start, taken_down, jobs=asked.jobs, limit=LIMIT)
 
 
 def taken_down(pair: tuple[str, int], process: subprocess.Popen[str]) -> None:
@@ -194,7 +173,7 @@ def main() -> int:
         run_rows(asked)
         if asked.time:
             run_times(asked)
-    runs = finished()
+    runs = finished(RESULTS)
     times = json.loads(TIMES.read_text("utf-8")) if TIMES.exists() else {}
     said = differences(asked, runs)
     print(*said, sep="\n")

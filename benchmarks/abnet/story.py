@@ -126,16 +126,18 @@ def batches(row: Row, rows: text.Encoded, order: text.Order, words: dict[str, te
     return Hiding(target.mask, (target.pad, target.start, target.end), seed=seed).of_batches(found)
 
 
-def translated(
-    row: Row, model: keras.Model, rows: text.Encoded, words: dict[str, text.Tokenizer], *, width: int = 4
-) -> list[str]:
-    """Sentences, in the order of the rows."""
+def search(row: Row, model: keras.Model, words: dict[str, text.Tokenizer], *, width: int = 4) -> Any:
+    """What translates a batch; made once, for it is traced for every length of its rows."""
     target = words["target"]
     ends = {"start": target.start, "end": target.end, "longest": LONGEST}
-    search = MaskPredict(**ends, mask=target.mask) if row.model == "cmlm" else Beam(**ends, width=width)
-    translate = translation(model, search)
+    way = MaskPredict(**ends, mask=target.mask) if row.model == "cmlm" else Beam(**ends, width=width)
+    return translation(model, way)
+
+
+def translated(translate: Any, rows: text.Encoded, words: dict[str, text.Tokenizer]) -> list[str]:
+    """Sentences, in the order of the rows."""
     order = text.make_order(len(rows), batch=128, lengths=[rows.source.lengths], shuffle=False)
     found: list[str] = []
     for batch in text.batches(rows, order):
-        found += target.sentences(translate(batch[0]["source"]).best)
+        found += words["target"].sentences(translate(batch[0]["source"]).best)
     return order.restored(found)

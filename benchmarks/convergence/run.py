@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -28,6 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from apart import finished, run_all, script
 from boundaries import CODECS, SAID
 from common import write
 
@@ -43,48 +42,20 @@ Run = dict[str, Any]
 
 
 # ---------------------------------------------------------------------- running
-def finished(path: Path) -> list[Run]:
-    """What was run so far."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def run_all(wanted: Sequence[tuple[str, int]], path: Path, jobs: int, steps: Sequence[str] = ()) -> None:
+def run_missing(wanted: Sequence[tuple[str, int]], path: Path, jobs: int, steps: Sequence[str] = ()) -> None:
     """Run what is missing, so many at a time; `steps` may bound how long."""
     done = {(each["codec"], each["seed"]) for each in finished(path)}
-    waiting = [pair for pair in wanted if pair not in done]
-    running: dict[tuple[str, int], subprocess.Popen[str]] = {}
-    began: dict[tuple[str, int], float] = {}
-    missing: set[str] = set()
-    try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                pair = waiting.pop(0)
-                if pair[0] not in missing:
-                    running[pair], began[pair] = started(*pair, *steps), time.monotonic()
-            for pair in [each for each in running if over(running[each], began[each])]:
-                if not taken_down(pair, running.pop(pair), path):
-                    missing.add(pair[0])
-            time.sleep(0.5)
-    finally:
-        for process in running.values():
-            process.kill()
+    unknown: set[str] = set()
 
+    def start(pair: tuple[str, int]) -> subprocess.Popen[str] | None:
+        known = pair[0] not in unknown
+        return script([HERE / "one.py", *pair, *steps], stderr=subprocess.PIPE) if known else None
 
-def started(codec: str, seed: int, *steps: str) -> subprocess.Popen[str]:
-    """A process of one thread."""
-    command = [sys.executable, str(HERE / "one.py"), codec, str(seed), *steps]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
-    )
+    def ended(pair: tuple[str, int], process: subprocess.Popen[str]) -> None:
+        if not taken_down(pair, process, path):
+            unknown.add(pair[0])
 
-
-def over(process: subprocess.Popen[str], began: float) -> bool:
-    """Whether it has ended, by itself or because it takes too long."""
-    if process.poll() is None and time.monotonic() - began > LIMIT:
-        process.kill()
-        process.wait()
-    return process.poll() is not None
+    run_all([pair for pair in wanted if pair not in done], start, ended, jobs=jobs, limit=LIMIT)
 
 
 def taken_down(pair: tuple[str, int], process: subprocess.Popen[str], path: Path) -> bool:
@@ -188,10 +159,11 @@ def main() -> int:
     if options.quick:
         with tempfile.TemporaryDirectory() as folder:
             results = Path(folder, "results.jsonl")
-            run_all([("none", 1), ("int4", 1)], results, options.jobs, ["50"])
+            run_missing([("none", 1), ("int4", 1)], results, options.jobs, ["50"])
             return int(len(finished(results)) != 2)
     if not options.table:
-        run_all([(codec, seed) for seed, codec in product(options.seed, options.codec)], options.results, options.jobs)
+        wanted = [(codec, seed) for seed, codec in product(options.seed, options.codec)]
+        run_missing(wanted, options.results, options.jobs)
     runs = finished(options.results)
     if not runs:
         return 1

@@ -49,7 +49,8 @@ def generated(
     _check(split, ("train", "val", "test"), count)
     for language in (source, target):
         _check(language, ("es", "en"), count, what="language")
-    made = [_sentence(split, seed, place, _known(forms)) for place in range(count)]
+    known = _known(forms)
+    made = [_sentence(split, seed, place, known) for place in range(count)]
     languages = {"source": source, "target": target}
     return Pairs(**{side: [getattr(each, languages[side]) for each in made] for side in SIDES if side in sides})
 

@@ -55,6 +55,7 @@ def test_a_file_that_is_not_there_is_said_in_one_sentence(tmp_path: Path) -> Non
     )  # fmt: skip
     assert ended.returncode == 1
     assert "NB-220 'train' is not there in 'fr', the source side" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_it_stays_short_enough_to_read() -> None:

@@ -25,14 +25,35 @@ def scopes_of(program: Program, value: Value, readers: Collection[int] | None = 
 
 def mask_of(program: Program, value: Value, readers: Collection[int] | None = None) -> Value | None:
     """The mask of a boundary: the input that the scope names, or the mask that Keras has given the tensor."""
-    for scope in scopes_of(program, value, readers):
-        name = parse_way(program.compressions[scope][0]).mask
-        if name and not program.requests and all(leaf.name != name for leaf in program.leaves):
-            return None  # a step that predicts need not be given what training is
-        if name is not None:
-            mask = program.masks.get(value) if not name else input_named(program, "mask", name)
-            return mask if mask is not None and _marks(program, mask, value) else None
-    return None
+    name = asked_mask(program, value, readers)
+    if name is None or _not_given(program, name):
+        return None
+    mask = input_named(program, "mask", name) if name else program.masks.get(value)
+    return mask if mask is not None and _marks(program, mask, value) else None
+
+
+def asked_mask(program: Program, value: Value, readers: Collection[int] | None = None) -> str | None:
+    """What `mask=` says for a boundary: the name of an input, "" for the mask of Keras, None for no mask."""
+    ways = (program.compressions[scope][0] for scope in scopes_of(program, value, readers))
+    return next((name for way in ways if (name := parse_way(way).mask) is not None), None)
+
+
+def unmarked(program: Program, value: Value, readers: Collection[int] | None = None) -> str | None:
+    """Why a boundary crosses whole though a mask was asked for; None where it does not."""
+    name = asked_mask(program, value, readers)
+    unread = name is None or _not_given(program, name) or mask_of(program, value, readers) is not None
+    if unread or not program.graph.spec(value).floating:
+        return None
+    marks = input_named(program, "mask", name) if name else program.masks.get(value)
+    if marks is None:
+        return 'mask=True, and Keras has given it no mask; a name, as mask="x/mask", takes an input'
+    whose = repr(name) if name else "the mask of Keras"
+    return f"{whose} is {program.graph.spec(marks)}, which has no value for each row of {program.graph.spec(value)}"
+
+
+def _not_given(program: Program, name: str) -> bool:
+    """A step that predicts need not be given what training is."""
+    return bool(name) and not program.requests and all(leaf.name != name for leaf in program.leaves)
 
 
 def input_named(program: Program, option: str, name: str) -> Value:

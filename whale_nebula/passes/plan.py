@@ -27,7 +27,7 @@ from whale_nebula.passes.crossable import check_crossable
 from whale_nebula.passes.cut import Cutter, Draft, Key, finish
 from whale_nebula.passes.exchange import clusters_apart, exchanges
 from whale_nebula.passes.homes import Homes
-from whale_nebula.passes.masks import mask_of, scopes_of
+from whale_nebula.passes.masks import mask_of, scopes_of, unmarked
 from whale_nebula.passes.order import check_order
 from whale_nebula.passes.parts import Parts, split_parts
 from whale_nebula.passes.python_ops import one_in_flight, python_notes
@@ -205,11 +205,13 @@ class _Builder:
         for value, (_, phase, source, _) in sorted(made.items()):
             readers = {k[2] for k in self.outside.get(value, ()) if k[0] in ("forward", "backward")} - {source}
             if readers:
+                there, back = (self._codec(value, readers, direction) for direction in (0, 1))
+                if (reason := unmarked(self.program, value, readers)) is not None:
+                    self.folds.notes.append(f"b{len(found)}: all its rows cross: {reason}")
                 found.append(
                     Boundary(
                         slot=len(found), value=value, phase=phase, source=source, destinations=tuple(sorted(readers)),
-                        backward=value in returning, codec=self._codec(value, readers, 0),
-                        backward_codec=self._codec(value, readers, 1),
+                        backward=value in returning, codec=there, backward_codec=back,
                         layout=self.folds.layout(value), mask=mask_of(self.program, value, readers),
                         ids=ids_of(self.program, value, self.folds.layout(value), readers),
                         where=self._where(value, readers),
@@ -223,12 +225,13 @@ class _Builder:
         scope = next(scopes_of(self.program, value, readers), None)
         if scope is None:
             return "none"
-        spec, text = graph.spec(value), ways[scope][direction]
-        way = parse_way(text)
+        spec, way = graph.spec(value), parse_way(ways[scope][direction])
         if not spec.rank and (spec.rank == 0 or way.coded):
             return "none"
+        if spec.floating and mask_of(self.program, value, readers) is None:
+            way = replace(way, mask=None)
         if spec.floating:
-            return "none" if spec.dtype.startswith("complex") else text
+            return "none" if spec.dtype.startswith("complex") else str(way)
         return "bits" if (way.codec is not None or way.auto) and spec.dtype in TYPES else "none"
 
     def _where(self, value: Value, readers: set[int]) -> str:

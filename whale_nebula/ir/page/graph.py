@@ -8,7 +8,7 @@ from functools import cached_property
 
 from whale_nebula.ir.face import Plan
 from whale_nebula.ir.page.layout import HEIGHT, WIDTH, Arrow, Box, Drawing, Node, Tie, layout
-from whale_nebula.ir.page.markup import Markup, element, joined
+from whale_nebula.ir.page.markup import Attribute, Markup, element, joined
 from whale_nebula.ir.parts import PlanStage
 from whale_nebula.ir.plan_text import amount
 from whale_nebula.ir.timing import duration
@@ -20,9 +20,9 @@ _LETTER = 6.7
 """The width of a letter of the small size, about."""
 
 
-def graph(plan: Plan) -> Markup:
-    """The whole drawing."""
-    return _Graph(plan, layout(plan)).svg()
+def graph(plan: Plan, *, style: str | None = None) -> Markup:
+    """The whole drawing; with a style of its own it stands alone, outside the page."""
+    return _Graph(plan, layout(plan)).svg(style)
 
 
 def color(plan: Plan, cluster: str) -> int:
@@ -40,10 +40,12 @@ class _Graph:
     def stages(self) -> list[PlanStage]:
         return list(self.plan.stages.values())
 
-    def svg(self) -> Markup:
+    def svg(self, style: str | None) -> Markup:
         width, height = self.drawing.width + 2 * _MARGIN, self.drawing.height + 2 * _MARGIN
+        alone: dict[str, Attribute] = {"xmlns": "http://www.w3.org/2000/svg", "width": width, "height": height}
         return element(
             "svg",
+            None if style is None else element("style", style),
             _marks(),
             element(
                 "g",
@@ -53,12 +55,11 @@ class _Graph:
                 [self._stage(node) for node in self.drawing.nodes],
                 id="world",
             ),
+            **({} if style is None else alone),
             id="graph",
             viewBox=f"{-_MARGIN} {-_MARGIN} {width:g} {height:g}",
-            data_width=width,
-            data_height=height,
             role="group",
-            aria_label=f"Graph of {len(self.stages)} stages and {len(self.plan.boundaries)} boundaries",
+            aria_label=f"Graph of stages ({len(self.stages)}) and boundaries ({len(self.plan.boundaries)})",
         )
 
     def _box(self, box: Box) -> Markup:

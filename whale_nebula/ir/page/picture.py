@@ -6,7 +6,6 @@ from importlib.resources import files
 
 from whale_nebula.ir.face import Plan
 from whale_nebula.ir.page.graph import graph
-from whale_nebula.ir.page.markup import Markup, element
 
 _GRAPH, _AFTER = "/* the graph */", "/* what opens beside it */"
 _FONT = '& { font-family: Inter, "Segoe UI", system-ui, sans-serif; background: var(--sheet); display: block }'
@@ -14,12 +13,7 @@ _FONT = '& { font-family: Inter, "Segoe UI", system-ui, sans-serif; background: 
 
 def plan_svg(plan: Plan) -> str:
     """The graph, with what it takes of the page's style, and no rule that other elements could take for theirs."""
-    drawn = graph(plan)
-    width, height = (_said(drawn, f"data-{name}") for name in ("width", "height"))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
-    style = element("style", _style())
-    opening, rest = drawn.removeprefix("<svg").split(">", 1)
-    return f"{head}{opening}>{style}{rest}\n"
+    return graph(plan, style=_style()) + "\n"
 
 
 def _style() -> str:
@@ -28,7 +22,3 @@ def _style() -> str:
     colours = whole.split("\n\n", 1)[0].replace(":root", "&").replace("light dark;", "light;")
     rules = whole.partition(_GRAPH)[2].partition(_AFTER)[0].replace("#graph ", "& ")
     return f"#graph {{\n{colours}\n{_FONT}\n{rules}}}\n"
-
-
-def _said(drawn: Markup, attribute: str) -> str:
-    return drawn.partition(f'{attribute}="')[2].partition('"')[0]

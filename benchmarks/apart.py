@@ -1,0 +1,72 @@
+"""Runs in processes of their own, so many at a time; what each has found is a line of JSON in a file, so that a
+benchmark of hours can be stopped and gone on with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+Key = TypeVar("Key")
+Process = subprocess.Popen[str]
+
+
+def finished(path: Path) -> list[dict[str, Any]]:
+    """What was run so far."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+
+def one_thread() -> dict[str, str]:
+    """The environment of a process that takes one core."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def script(words: Sequence[object], **pipes: Any) -> Process:
+    """Start a script of Python with one thread."""
+    command = [sys.executable, *map(str, words)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=one_thread(), start_new_session=True, **pipes
+    )
+
+
+def run_all(
+    wanted: Iterable[Key],
+    start: Callable[[Key], Process | None],
+    taken_down: Callable[[Key, Process], None],
+    *,
+    jobs: int,
+    limit: float,
+) -> None:
+    """Start what is wanted, and take down what each has found as it ends; who takes longer than `limit` is killed.
+
+    `start` gives None for what shall not be run after all. Whatever ends this ends the processes.
+    """
+    waiting = list(wanted)
+    running: dict[Key, Process] = {}
+    began: dict[Key, float] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                key = waiting.pop(0)
+                if (process := start(key)) is not None:
+                    running[key], began[key] = process, time.monotonic()
+            for key in [each for each in running if _over(running[each], began[each], limit)]:
+                taken_down(key, running.pop(key))
+            time.sleep(0.5)
+    finally:
+        for process in running.values():
+            process.kill()
+
+
+def _over(process: Process, began: float, limit: float) -> bool:
+    """Whether it has ended, by itself or because it takes too long."""
+    if process.poll() is None and time.monotonic() - began > limit:
+        process.kill()
+        process.wait()
+    return process.poll() is not None
