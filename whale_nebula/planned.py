@@ -31,7 +31,7 @@ from whale_nebula.run import Run, current_run
 from whale_nebula.runtime.engine import place_workers
 from whale_nebula.runtime.fragment_function import Workshop
 from whale_nebula.runtime.scalars import returned_names
-from whale_nebula.runtime.sizes import link_reports
+from whale_nebula.runtime.sizes import bounded_links, link_reports
 
 
 def planned(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str] = ()) -> Plan:
@@ -110,8 +110,7 @@ def _links(cut: Cut, rows: Sequence[int], run: Run, overview: Overview) -> dict[
     """The lines that this step uses; sizes by the formula that links count by."""
     clusters = [stage.cluster for stage in cut.program.stages]
     exchanged = overview.exchanged
-    unsure = {f"{each.source}->{each.destination}" for each in cut.exchange if exchanged.at_most(each)}
-    unsure |= overview.bounded_lines()
+    unsure = bounded_links(cut, clusters, exchanged=exchanged)
     found: dict[str, PlanLink] = {}
     for name, link in link_reports(cut, clusters, rows, exchanged=exchanged).items():
         line, sent = run.links.between(*name.split("->")), (link.payload_bytes, link.bytes, link.frames)

@@ -69,6 +69,11 @@ class Run:
     models: Any = None
     source: str = ""
 
+    def __repr__(self) -> str:
+        here = self.here()
+        where = "all of them in this process" if here.alone else f"this is {here.worker}"
+        return f"<run of clusters {', '.join(here.clusters)}; {where}>"
+
     def __enter__(self) -> Run:
         return self
 

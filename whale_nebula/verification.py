@@ -131,4 +131,5 @@ class Verification:
 
 def _line(row: Row) -> str:
     mark = "!" if not row.ok else "~" if row.noisy else " "
-    return f"  {mark}{row.error:.1e}  {row.limit:7.1e}  {row.name}"
+    limit = f"{row.limit:7.1e}" if math.isfinite(row.limit) else "   none"
+    return f"  {mark}{row.error:.1e}  {limit}  {row.name}"

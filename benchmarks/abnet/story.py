@@ -93,7 +93,8 @@ def translator(row: Row, folder: Path, setting: Setting, *, micro_batches: int =
     steps, warm = setting.steps, setting.steps // 10
     rate = keras.optimizers.schedules.CosineDecay(0.0, steps - warm, warmup_target=setting.rate, warmup_steps=warm)
     optimizer = keras.optimizers.Adam(rate, global_clipnorm=1.0)
-    optimizer.build(model.trainable_variables)
+    if row.codec.get("basis") != "learned":  # whose own variables come with the first step
+        optimizer.build(model.trainable_variables)
     model.compile(optimizer, _loss(row))
     return model
 

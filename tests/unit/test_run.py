@@ -27,6 +27,14 @@ def test_a_run_opens_once() -> None:
         nb.init()
 
 
+def test_a_run_is_told_in_a_line() -> None:
+    run = nb.init({"clusters": {"gpu": {}, "npu": {}}})
+    assert repr(run) == "<run of clusters gpu, npu; all of them in this process>"
+    attachment = Attachment("gpu/0", "gpu", {"npu/0": "npu"}, {}, "run", None)
+    attached = Run(Config(), Links(), attachment=attachment)
+    assert repr(attached) == "<run of clusters gpu, npu; this is gpu/0>"
+
+
 def test_without_init_one_is_opened_with_free_links() -> None:
     run = current_run()
     assert current_run() is run

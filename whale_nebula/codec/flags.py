@@ -57,7 +57,7 @@ def _one(layer: str, found: dict[str, Codec]) -> Codec | None:
         raise OptionError(
             f"{' and '.join(found)} exclude each other",
             why=f"a boundary has at most one {layer}",
-            mend=f"keep one of them: {next(iter(found))}=...",
+            mend=f"keep one of them: {', or '.join(f'{flag}=...' for flag in found)}",
         )
     return next(iter(found.values()), None)
 

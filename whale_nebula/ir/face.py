@@ -40,6 +40,10 @@ class Plan:
     definition: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
     exchange_seconds: float = 0.0
 
+    def __repr__(self) -> str:
+        parts = f"{len(self.stages)} stages and {len(self.boundaries)} boundaries"
+        return f"<plan {self.digest[:12]} of {self.name}: {parts}; print() tells it>"
+
     @cached_property
     def program_digest(self) -> str:
         """What is computed: the same in every process that traces the same step, wherever it runs."""

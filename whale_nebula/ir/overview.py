@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-from whale_nebula.codec.said import bounded
 from whale_nebula.config import Links
 from whale_nebula.ir.direction import Direction, holds, slowest
 from whale_nebula.ir.exchanged import Exchanged
@@ -75,11 +74,6 @@ class Overview:
     def boundaries(self) -> tuple[PlanBoundary, ...]:
         """The boundaries, in the order of their making."""
         return tuple(self._boundary(boundary) for boundary in self.cut.boundaries)
-
-    def bounded_lines(self) -> frozenset[str]:
-        """The lines of which it is known at most how much they carry, because values decide what codecs make of it."""
-        ways = (way for each in self.cut.boundaries for way in self._directions(each)[: 1 + each.backward])
-        return frozenset(f"{a}->{b}" for way in ways if bounded(way.way) for a, b in way.lines)
 
     def advice(self, plan: Plan) -> tuple[str, ...]:
         """Which codecs cost more time than they save, by the steps that the plan of all this foretells."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from textwrap import wrap
 
-from whale_nebula.codec.said import details, sent
+from whale_nebula.codec.said import bounded, details, sent
 from whale_nebula.ir.face import Plan
 from whale_nebula.ir.parts import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
 from whale_nebula.ir.spec import Spec
@@ -117,7 +117,7 @@ def _boundary(each: PlanBoundary, phases: bool, timed: bool) -> list[str]:
     back = _sent(each.backward_bytes, each.backward_codec) if each.backward else "does not return"
     if each.backward and len(each.destinations) > 1:
         back += " from each"
-    known = [name, spec, each.source, _listed(each.destinations), sent, back, _in_a_step(each)]
+    known = [name, spec, each.source, _listed(each.destinations), sent, back, in_a_step(each)]
     return [*known, *[_held(each)] * timed]
 
 
@@ -139,12 +139,14 @@ def codec_lines(each: PlanBoundary) -> Iterator[str]:
         yield f"to encode and decode that takes one core about {seconds} a step"
 
 
-def _in_a_step(each: PlanBoundary) -> str:
+def in_a_step(each: PlanBoundary, unknown: str = "?") -> str:
+    """What a boundary puts on lines in a step, there and back."""
     ways = [each.step_bytes, each.backward_step_bytes] if each.backward else [each.step_bytes]
     if None in ways:
-        return "?"
+        return unknown
     total = sum(way or 0 for way in ways)
-    return size(total) if total else "none"
+    most = "at most " if any(map(bounded, (each.codec, each.backward_codec)[: len(ways)])) else ""
+    return f"{most}{size(total)}" if total else "none"
 
 
 def _held(each: PlanBoundary) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from whale_nebula.ir.plan import Cut, Exchange, PhasePlan, Worker
+from whale_nebula.ir.plan import Crossing, Cut, Exchange, PhasePlan, Worker
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.spec import Spec
 
@@ -22,6 +22,26 @@ class Shared(NamedTuple):
     spec: Spec
     source: str
     destinations: tuple[str, ...]
+
+
+class Bundle(NamedTuple):
+    """What goes from one worker to another after the same round of updates: one tensor, or many scalars in one frame.
+
+    A global norm is made of a share for each variable, and each alone would be more header than number.
+    """
+
+    number: int
+    phase: int
+    round: int
+    source: str
+    destination: str
+    crossings: tuple[Crossing, ...]
+    specs: tuple[Spec, ...]
+
+    @property
+    def spec(self) -> Spec:
+        """What is sent: the tensor itself, or the bytes of the scalars one after the other."""
+        return self.specs[0] if len(self.specs) == 1 else Spec("uint8", (sum(spec.nbytes() for spec in self.specs),))
 
 
 def clusters_apart(program: Program) -> list[Worker]:
@@ -52,12 +72,27 @@ def _parts(cut: Cut, phase: PhasePlan, clusters: dict[str, str]) -> Iterator[Exc
 
 def _scalars(cut: Cut, phase: PhasePlan, clusters: dict[str, str]) -> Iterator[Exchange]:
     returned = frozenset(cut.program.returns)
-    for slot, crossing in sorted(enumerate(phase.crossings), key=lambda each: each[1].round):
-        spec = cut.program.graph.spec(crossing.value)
+    for bundle in sorted(bundles(cut, phase), key=lambda each: each.round):
+        ends = clusters[bundle.source], clusters[bundle.destination]
+        result = all(crossing.value in returned for crossing in bundle.crossings)
+        yield Exchange("scalar", phase.index, bundle.round, bundle.number, *ends, bundle.spec, result=result)
+
+
+def bundles(cut: Cut, phase: PhasePlan) -> tuple[Bundle, ...]:
+    """What the updates of a phase send one another, numbered alike in every process."""
+    together: dict[tuple[int, str, str, int | None], list[Crossing]] = {}
+    for slot, crossing in enumerate(phase.crossings):
+        alone = None if cut.program.graph.spec(crossing.value).scalar else slot
         for destination in crossing.destinations:
-            ends = clusters[crossing.source], clusters[destination]
-            result = crossing.value in returned
-            yield Exchange("scalar", phase.index, crossing.round, slot, *ends, spec, result=result)
+            together.setdefault((crossing.round, crossing.source, destination, alone), []).append(crossing)
+    return tuple(
+        Bundle(number, phase.index, found[0].round, found[0].source, destination, tuple(found), _specs(cut, found))
+        for number, ((_, _, destination, _), found) in enumerate(together.items())
+    )
+
+
+def _specs(cut: Cut, crossings: Sequence[Crossing]) -> tuple[Spec, ...]:
+    return tuple(cut.program.graph.spec(crossing.value) for crossing in crossings)
 
 
 def shared_parts(cut: Cut, phase: PhasePlan) -> Iterator[Shared]:

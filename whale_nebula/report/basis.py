@@ -69,7 +69,8 @@ class Basis:
 
     `paced` says that the in-flight limits follow the pace as it is (in one process), not a cautious one; `once` is what
     runs once a step, in seconds, and `exchange` what it sends and waits for, round after round (no codec touches that).
-    `rows` are those of a micro-batch, `bytes` what each link is going to carry. `divides` says that more micro-batches
+    `rows` are those of a micro-batch, `bytes` what each link is going to carry, and `at_most` the links that may carry
+    less, because values in the batch decide it. `divides` says that more micro-batches
     would give the same step: no row depends on another.
     """
 
@@ -84,6 +85,7 @@ class Basis:
     exchange: tuple[tuple[Carried, ...], ...] = ()
     bytes: Mapping[str, int] = field(default_factory=dict)
     divides: bool = True
+    at_most: tuple[str, ...] = ()
 
     @property
     def exchange_seconds(self) -> float:

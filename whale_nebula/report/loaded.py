@@ -104,8 +104,12 @@ def _boundary(values: Mapping[str, Any]) -> BoundaryReport:
 def _basis_of(values: Mapping[str, Any]) -> Basis:
     phases = tuple(_phase_of(each) for each in values["phases"])
     rounds = tuple(tuple(_carried(one) for one in together) for together in values["exchange"])
-    basis: Basis = _made(Basis, {**values, "stages": tuple(values["stages"]), "phases": phases, "exchange": rounds})
+    basis: Basis = _made(Basis, {**values, **_tuples(values), "phases": phases, "exchange": rounds})
     return basis
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    return {name: tuple(values.get(name, ())) for name in ("stages", "at_most")}
 
 
 def _phase_of(values: Mapping[str, Any]) -> PhaseBasis:

@@ -27,10 +27,13 @@ class StagePrediction:
 
 @dataclass(frozen=True)
 class LinkPrediction:
-    """What a link is going to carry, and how long its line is held by that."""
+    """What a link is going to carry, and how long its line is held by that. `at_most` says that both may be less,
+    because values in the batch decide it.
+    """
 
     bytes: int
     seconds: float
+    at_most: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def predict(basis: Basis) -> Prediction:
     return Prediction(
         seconds=_whole(basis, timelines),
         stages={name: _stage(timelines, number, _codecs(basis, number)) for number, name in enumerate(basis.stages)},
-        links={name: LinkPrediction(basis.bytes.get(name, 0), held[name]) for name in names},
+        links={name: LinkPrediction(basis.bytes.get(name, 0), held[name], name in basis.at_most) for name in names},
     )
 
 

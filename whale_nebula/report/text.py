@@ -68,7 +68,8 @@ def _link(link: LinkReport, predicted: LinkPrediction | None) -> str:
     if link.seconds:
         parts.append(f"holds the line {duration(link.seconds)}")
     if predicted is not None:
-        parts.append(f"predicted {size(predicted.bytes)}, {duration(predicted.seconds)}")
+        most = "at most " if predicted.at_most else ""
+        parts.append(f"predicted {most}{size(predicted.bytes)}, {duration(predicted.seconds)}")
     return ", ".join(parts)
 
 

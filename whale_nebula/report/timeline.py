@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from whale_nebula.report.text import duration
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from whale_nebula.report.report import Span
 
 _WIDTH = 72
+_OTHERS = "0123456789"
 
 
 class Timeline(tuple["Span", ...]):
@@ -31,20 +33,20 @@ class Timeline(tuple["Span", ...]):
             return "nothing was timed: over free links a step is one local function"
         whole = max(span.end for span in self) or 1.0
         lanes = list(dict.fromkeys(span.lane for span in self))
-        words = dict.fromkeys(span.what.split()[0] for span in self)
-        named = ", ".join(f"{_letter(word)} {word}" for word in words)
+        letters = _letters(dict.fromkeys(_word(span) for span in self))
+        named = ", ".join(f"{letter} {word}" for word, letter in letters.items())
         wide = max(map(len, lanes))
-        lines = [f"  {lane:{wide}} |{self._drawn(lane, whole)}|  {self._said(lane)}" for lane in lanes]
+        lines = [f"  {lane:{wide}} |{self._drawn(lane, whole, letters)}|  {self._said(lane)}" for lane in lanes]
         return "\n".join([f"{duration(whole)} from left to right; {named}", *lines])
 
     __repr__ = __str__
 
-    def _drawn(self, lane: str, whole: float) -> str:
+    def _drawn(self, lane: str, whole: float, letters: Mapping[str, str]) -> str:
         columns = ["."] * _WIDTH
         for span in sorted(self._of(lane), key=lambda each: each.start - each.end):  # what lies within is drawn upon it
             first = min(int(span.start / whole * _WIDTH), _WIDTH - 1)
             last = max(first + 1, round(span.end / whole * _WIDTH))
-            columns[first:last] = _letter(span.what) * (min(last, _WIDTH) - first)
+            columns[first:last] = letters[_word(span)] * (min(last, _WIDTH) - first)
         return "".join(columns)
 
     def _said(self, lane: str) -> str:
@@ -59,5 +61,18 @@ class Timeline(tuple["Span", ...]):
         return [span for span in self if span.lane == lane]
 
 
-def _letter(what: str) -> str:
-    return what[:1].upper()
+def _word(span: Span) -> str:
+    return span.what.split()[0]
+
+
+def _letters(words: Iterable[str]) -> dict[str, str]:
+    """A letter for each word, from the word itself as far as no other has it.
+
+    >>> _letters(["forward", "encode", "evaluate", "fee"])
+    {'forward': 'F', 'encode': 'E', 'evaluate': 'V', 'fee': 'f'}
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        free = (each for each in [*word.upper(), *word, *_OTHERS] if each not in found.values())
+        found[word] = next(free, "*")
+    return found

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from whale_nebula.ir.plan import Boundary, Cut, Fragment, PhasePlan, StagePhase
 from whale_nebula.ir.spec import Value
+from whale_nebula.passes.exchange import Bundle, bundles
 from whale_nebula.runtime.fragment_function import Function, Workshop
 from whale_nebula.runtime.whereabouts import Whereabouts
 
@@ -58,6 +59,7 @@ class Compiled:
     worker: str
     workshop: Workshop
     _pieces: dict[Fragment, Piece] = field(default_factory=dict)
+    _bundles: dict[int, tuple[Bundle, ...]] = field(default_factory=dict)
     _later: dict[tuple[int, int], frozenset[Value]] = field(default_factory=dict)
     _made_once: dict[int, frozenset[Value]] = field(default_factory=dict)
 
@@ -107,6 +109,12 @@ class Compiled:
     def prologue(self, phase: PhasePlan) -> Piece | None:
         """What runs once before the micro-batches of a phase."""
         return self._made(phase.prologue.get(self.worker))
+
+    def bundles(self, phase: PhasePlan) -> tuple[Bundle, ...]:
+        """What the updates of a phase send one another."""
+        if phase.index not in self._bundles:
+            self._bundles[phase.index] = bundles(self.cut, phase)
+        return self._bundles[phase.index]
 
     def updates(self, phase: PhasePlan) -> Sequence[Piece]:
         """What runs once after them, in rounds."""

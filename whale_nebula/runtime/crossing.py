@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, cast
 
 import tensorflow as tf
 
-from whale_nebula.ir.plan import Crossing, Cut, PhasePlan
-from whale_nebula.passes.exchange import shared_parts
+from whale_nebula.ir.plan import Cut, PhasePlan
+from whale_nebula.passes.exchange import Bundle, shared_parts
+from whale_nebula.runtime.bundled import bundled, unbundled
 from whale_nebula.runtime.gradients import PartKey
 from whale_nebula.runtime.later import Later
 from whale_nebula.transport.protocol import Key, KeyKind, Link
@@ -29,36 +29,30 @@ class Wires:
     patience: float
     promises: Executor
 
-    def send(self, crossing: Crossing, tensor: Any) -> None:
-        """Send a value to every worker that needs it."""
-        array = tf.convert_to_tensor(tensor).numpy()
-        for destination in crossing.destinations:
-            self.links[destination].send(self._key(crossing, destination), array)
+    def send(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
+        """Send what another worker needs."""
+        self.links[bundle.destination].send(self._key(bundle), bundled(tensors))
 
-    def receive(self, crossing: Crossing) -> Any:
-        """Wait for a value of another worker."""
-        link = self.links[crossing.source]
-        return tf.convert_to_tensor(link.receive(self._key(crossing, self.worker), self.patience))
+    def receive(self, bundle: Bundle) -> Sequence[Any]:
+        """Wait for what another worker has made."""
+        return unbundled(self.links[bundle.source].receive(self._key(bundle), self.patience), bundle.specs)
 
-    def later(self, crossing: Crossing) -> Later:
-        """A number that is returned only: it comes when it comes."""
-        key = self._key(crossing, self.worker)
-        link = self.links[crossing.source]
+    def later(self, bundle: Bundle) -> Sequence[Later]:
+        """Numbers that are returned only: they come when they come."""
+        key, link = self._key(bundle), self.links[bundle.source]
         link.later(key)
-        promise = self.promises.submit(lambda: tf.convert_to_tensor(link.receive(key, self.patience)))
-        return Later(promise, self.cut.program.graph.spec(crossing.value))
 
-    def _key(self, crossing: Crossing, destination: str) -> Key:
-        slot = self._slots[crossing]
-        return self._made("scalar", crossing.phase, slot, crossing.source, destination)
+        def come() -> Sequence[Any]:
+            return unbundled(link.receive(key, self.patience), bundle.specs)
+
+        promise = self.promises.submit(come)
+        return [Later(promise, place, spec) for place, spec in enumerate(bundle.specs)]
+
+    def _key(self, bundle: Bundle) -> Key:
+        return self._made("scalar", bundle.phase, bundle.number, bundle.source, bundle.destination)
 
     def _made(self, kind: str, phase: int, slot: int, source: str, destination: str) -> Key:
         return Key(cast(KeyKind, kind), self.program, self.step, phase, -1, slot, source, destination)
-
-    @cached_property
-    def _slots(self) -> Mapping[Crossing, int]:
-        crossings = [crossing for phase in self.cut.phases for crossing in phase.crossings]
-        return {crossing: number for number, crossing in enumerate(crossings)}
 
     def parts(self, phase: PhasePlan, own: dict[PartKey, tuple[Any, ...]]) -> dict[PartKey, tuple[Any, ...]]:
         """Give the parts of shared variables to the others that hold them, and take theirs."""

@@ -11,7 +11,7 @@ from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.ir.plan import Cut
 from whale_nebula.ir.spec import Spec
-from whale_nebula.passes.exchange import shared_parts
+from whale_nebula.passes.exchange import bundles, shared_parts
 from whale_nebula.runtime.post import Slots
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.decoder import Bound
@@ -103,11 +103,10 @@ def _parts(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
 
 
 def _scalars(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
-    crossings = [crossing for phase in cut.phases for crossing in phase.crossings]
-    for number, crossing in enumerate(crossings):
-        bound = _bound(cut.program.graph.spec(crossing.value))
-        for destination in crossing.destinations:
-            yield Slot("scalar", crossing.phase, number, crossing.source, destination), bound
+    for phase in cut.phases:
+        for bundle in bundles(cut, phase):
+            ends = bundle.source, bundle.destination
+            yield Slot("scalar", phase.index, bundle.number, *ends), _bound(bundle.spec)
 
 
 def _bound(spec: Spec, way: str = "none") -> Bound:

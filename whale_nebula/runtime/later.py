@@ -6,6 +6,7 @@ loss waits for every tenth.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,15 +20,19 @@ class Later:
     """Stands for a scalar tensor that is on its way. Whatever is done with its value waits for it first.
 
     >>> promise = Future()
-    >>> promise.set_result(tf.constant(2.0))
-    >>> loss = Later(promise, Spec("float32", ()))
+    >>> promise.set_result([tf.constant(2.0)])
+    >>> loss = Later(promise, 0, Spec("float32", ()))
     >>> float(loss), f"{loss:.2f}", (loss + 1.0).numpy(), bool(loss > 1), tf.sqrt(2.0 * loss).numpy()
     (2.0, '2.00', np.float32(3.0), True, np.float32(2.0))
     """
 
-    def __init__(self, promise: Future[Any], spec: Spec) -> None:
+    def __init__(self, promise: Future[Sequence[Any]], place: int, spec: Spec) -> None:
         self._promise = promise
+        self._place = place
         self._spec = spec
+
+    def _come(self) -> Any:
+        return self._promise.result()[self._place]
 
     @property
     def dtype(self) -> Any:
@@ -40,25 +45,25 @@ class Later:
         return tf.TensorShape(self._spec.shape)
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
-        tensor = self._promise.result()
+        tensor = self._come()
         return tensor if dtype in (None, tensor.dtype) else tf.convert_to_tensor(tensor.numpy(), dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        found = np.asarray(self._promise.result().numpy())
+        found = np.asarray(self._come().numpy())
         return found if dtype is None else found.astype(dtype)
 
     def __format__(self, spec: str) -> str:
-        return format(self._promise.result().numpy(), spec)
+        return format(self._come().numpy(), spec)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._promise.result(), name)
+        return getattr(self._come(), name)
 
     __hash__ = object.__hash__
 
 
 def _delegated(name: str) -> Any:
     def call(self: Later, *given: Any) -> Any:
-        return getattr(self._promise.result(), name)(*given)
+        return getattr(self._come(), name)(*given)
 
     return call
 

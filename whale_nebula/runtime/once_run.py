@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from whale_nebula.feed.batch import Batch
-from whale_nebula.ir.plan import Crossing, PhasePlan
+from whale_nebula.ir.plan import PhasePlan
 from whale_nebula.ir.spec import Value
+from whale_nebula.passes.exchange import Bundle
 from whale_nebula.runtime.absent import Absent
 from whale_nebula.runtime.compiled import Compiled, Feed, Piece
 from whale_nebula.runtime.gradients import PartKey, total
@@ -21,16 +22,16 @@ from whale_nebula.runtime.stage_run import StageRun
 class Peers(Protocol):
     """The other workers, as an update sees them."""
 
-    def send(self, crossing: Crossing, tensor: Any) -> None:
-        """Send a value to every worker that needs it."""
+    def send(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
+        """Send what another worker needs."""
         ...
 
-    def receive(self, crossing: Crossing) -> Any:
-        """Wait for a value."""
+    def receive(self, bundle: Bundle) -> Sequence[Any]:
+        """Wait for what another worker has made."""
         ...
 
-    def later(self, crossing: Crossing) -> Any:
-        """Something that waits for a value only where it is read."""
+    def later(self, bundle: Bundle) -> Sequence[Any]:
+        """Things that wait for their values only where they are read."""
         ...
 
     def parts(self, phase: PhasePlan, own: dict[PartKey, tuple[Any, ...]]) -> dict[PartKey, tuple[Any, ...]]:
@@ -81,7 +82,7 @@ class OnceRun:
         merged = (self.once[value] for value in self.compiled.cut.merges if value in self.once)
         self._after = self.gate([*gradients.values(), *merged])
         self._send(phase, -1)
-        got: set[Crossing] = set()
+        got: set[Bundle] = set()
         for piece in self.compiled.updates(phase):
             self._receive(phase, piece.fragment.round, got)
             self._run(piece, gradients)
@@ -106,23 +107,23 @@ class OnceRun:
             run.kept.clear()
 
     def _send(self, phase: PhasePlan, number: int) -> None:
-        for crossing in phase.crossings:
-            if self.peers and crossing.round == number and crossing.source == self.compiled.worker:
-                self.peers.send(crossing, self.once[crossing.value])
+        for bundle in self.compiled.bundles(phase):
+            if self.peers and bundle.round == number and bundle.source == self.compiled.worker:
+                self.peers.send(bundle, [self.once[crossing.value] for crossing in bundle.crossings])
 
-    def _receive(self, phase: PhasePlan, before: int | None, got: set[Crossing]) -> None:
+    def _receive(self, phase: PhasePlan, before: int | None, got: set[Bundle]) -> None:
         """Take what others made in rounds before this one; at the end, all that is left."""
-        for crossing in phase.crossings:
-            due = before is None or crossing.round < before
-            if self.peers and due and crossing not in got and self.compiled.worker in crossing.destinations:
-                late = self.lazy and before is None and self._returned(phase, crossing)
-                self.once[crossing.value] = (self.peers.later if late else self.peers.receive)(crossing)
-                got.add(crossing)
+        for bundle in self.compiled.bundles(phase):
+            due = before is None or bundle.round < before
+            if self.peers and due and bundle not in got and bundle.destination == self.compiled.worker:
+                late = self.lazy and before is None and self._returned(phase, bundle)
+                tensors = (self.peers.later if late else self.peers.receive)(bundle)
+                self.once.update(zip((crossing.value for crossing in bundle.crossings), tensors, strict=True))
+                got.add(bundle)
 
-    def _returned(self, phase: PhasePlan, crossing: Crossing) -> bool:
-        """Whether a value is a number that nothing waits for any more, as the last update is done."""
-        cut = self.compiled.cut
-        return phase is cut.phases[-1] and cut.program.graph.spec(crossing.value).scalar
+    def _returned(self, phase: PhasePlan, bundle: Bundle) -> bool:
+        """Whether it is numbers that nothing waits for any more, as the last update is done."""
+        return phase is self.compiled.cut.phases[-1] and bundle.specs[0].scalar
 
     def _run(self, piece: Piece, gradients: Mapping[Value, Any]) -> None:
         tensors = [self._take(feed, gradients) for feed in piece.feeds]

@@ -14,7 +14,7 @@ from whale_nebula.passes.divides import divides
 from whale_nebula.report.basis import Basis, Carried, Numbers, PhaseBasis
 from whale_nebula.report.report import Span
 from whale_nebula.runtime.clock import CODING, Clocks
-from whale_nebula.runtime.sizes import Message, all_sized, link_reports, messages
+from whale_nebula.runtime.sizes import Message, all_sized, bounded_links, link_reports, messages
 from whale_nebula.schedule.limits import Pace
 from whale_nebula.schedule.lines import Hop, Line, Work, pace
 from whale_nebula.wire.frame import wire_bytes
@@ -101,6 +101,7 @@ class Measured:
             once=medians.get("once", 0.0),
             exchange=self._exchanged(tuple(counts)),
             bytes=self._carried(tuple(counts)),
+            at_most=self._bounded,
             divides=self._divides,
         )
 
@@ -111,6 +112,10 @@ class Measured:
         phases = [self._phase(phase, rows, medians) for phase in self.cut.phases]
         known = tuple(phase for phase in phases if phase is not None)
         return known if len(known) == len(phases) else ()
+
+    @property
+    def _bounded(self) -> tuple[str, ...]:
+        return tuple(sorted(bounded_links(self._sizes, self.hosts, self._clusters, self._exchange)))
 
     def _carried(self, counts: tuple[int, ...]) -> Mapping[str, int]:
         if counts not in self._bytes:

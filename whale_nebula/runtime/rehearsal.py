@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from whale_nebula.ir.plan import Crossing, Exchange, PhasePlan
+from whale_nebula.ir.plan import Exchange, PhasePlan
+from whale_nebula.passes.exchange import Bundle
 from whale_nebula.runtime.gradients import PartKey
 from whale_nebula.transport.protocol import Key, KeyKind, Link
 
@@ -47,14 +48,16 @@ class Rehearsal:
         kind = cast(KeyKind, each.kind)
         return Key(kind, self.program, self.step, each.phase, -1, each.slot, each.source, each.destination)
 
-    def send(self, crossing: Crossing, tensor: Any) -> None:
+    def send(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
         """Between the fragments of one process nothing crosses."""
 
-    def receive(self, crossing: Crossing) -> Any:
+    def receive(self, bundle: Bundle) -> Sequence[Any]:
         """Between the fragments of one process nothing crosses."""
+        return ()
 
-    def later(self, crossing: Crossing) -> Any:
+    def later(self, bundle: Bundle) -> Sequence[Any]:
         """Between the fragments of one process nothing crosses."""
+        return ()
 
 
 def _size(each: Exchange, own: Parts, rows: int) -> int:

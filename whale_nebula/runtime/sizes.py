@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from whale_nebula.codec.said import bounded
 from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.ir.exchanged import Exchanged
 from whale_nebula.ir.plan import Cut
@@ -18,6 +19,7 @@ class Message(NamedTuple):
     """A tensor that goes from a stage to a host, in one direction.
 
     `numbers` is how many floating-point numbers it holds that a codec can make smaller: no scalar, nothing complex.
+    `bounded` says that there may be fewer bytes, because values decide what its codec makes of it.
     """
 
     source: int
@@ -26,6 +28,7 @@ class Message(NamedTuple):
     raw: int
     phase: int = 0
     numbers: int = 0
+    bounded: bool = False
 
 
 def messages(cut: Cut, hosts: Sequence[str], rows: int) -> Iterator[Message]:
@@ -73,7 +76,7 @@ def _message(
         payload = payload_bytes(codec, spec.dtype, spec.sized(rows), forward)
         source, destination, phase = ends
         coded = spec.floating and not spec.scalar and not spec.dtype.startswith("complex")
-        yield Message(source, destination, payload, raw, phase, raw // _width(spec) if coded else 0)
+        yield Message(source, destination, payload, raw, phase, raw // _width(spec) if coded else 0, bounded(codec))
 
 
 def _bytes(spec: Spec, rows: int) -> int | None:
@@ -85,6 +88,16 @@ def _bytes(spec: Spec, rows: int) -> int | None:
 
 def _width(spec: Spec) -> int:
     return Spec(spec.dtype, ()).nbytes()
+
+
+def bounded_links(
+    cut: Cut, hosts: Sequence[str], clusters: Sequence[str] = (), exchanged: Exchanged | None = None
+) -> frozenset[str]:
+    """The links of which it is known only at most how much they carry, because values in the batch decide it."""
+    names, exchanged = clusters or hosts, exchanged or Exchanged(cut)
+    sent = (each for each in messages(cut, hosts, 1) if each.bounded)
+    found = {f"{names[each.source]}->{names[each.destination]}" for each in sent}
+    return frozenset(found | {f"{each.source}->{each.destination}" for each in cut.exchange if exchanged.at_most(each)})
 
 
 def link_reports(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from whale_nebula.ir.plan import Crossing, PhasePlan
+from whale_nebula.ir.plan import PhasePlan
+from whale_nebula.passes.exchange import Bundle
 from whale_nebula.report.report import EXCHANGE, Span
 from whale_nebula.runtime.clock import StageClock
 from whale_nebula.runtime.gradients import PartKey
@@ -24,17 +25,17 @@ class TimedPeers:
     peers: Peers
     clock: StageClock
 
-    def send(self, crossing: Crossing, tensor: Any) -> None:
-        """Send a value: nobody waits for that."""
-        self.peers.send(crossing, tensor)
+    def send(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
+        """Send something: nobody waits for that."""
+        self.peers.send(bundle, tensors)
 
-    def receive(self, crossing: Crossing) -> Any:
-        """Wait for a value."""
-        return self._timed(lambda: self.peers.receive(crossing), crossing.phase)
+    def receive(self, bundle: Bundle) -> Sequence[Any]:
+        """Wait for what another worker has made."""
+        return self._timed(lambda: self.peers.receive(bundle), bundle.phase)
 
-    def later(self, crossing: Crossing) -> Any:
+    def later(self, bundle: Bundle) -> Sequence[Any]:
         """Nobody waits for that either."""
-        return self.peers.later(crossing)
+        return self.peers.later(bundle)
 
     def parts(self, phase: PhasePlan, own: Parts) -> Parts:
         """Exchange the gradient parts of variables that live on several workers."""

@@ -126,7 +126,7 @@ def _given(codec: Any, made: Codec | None) -> Codec | str | None:
 
 
 def _codec(option: str, value: Any) -> Codec:
-    codec = codecs.parse(value, _OTHERS[option]) if isinstance(value, str) else value
+    codec = _parsed(option, value) if isinstance(value, str) else value
     if isinstance(codec, codecs.Bits):
         why = "whole numbers cross in as few bits as they need by themselves"
         raise values.refuse(f"{option}={value!r} is no codec to choose", why=why, mend="leave it out")
@@ -136,6 +136,14 @@ def _codec(option: str, value: Any) -> Codec:
     if isinstance(codec, Codec):
         return codec
     raise values.refuse(f"{option}={value!r} is no codec", mend=f"{option}=nb.codec.FP16()")
+
+
+def _parsed(option: str, text: str) -> Codec:
+    """What is wrong with a text is said of the option, which is what was written."""
+    try:
+        return codecs.parse(text, _OTHERS[option])
+    except OptionError as error:
+        raise OptionError(f"{option}={text!r}: {error.what}", why=error.why, mend=error.mend) from None
 
 
 def _step(value: Any) -> int:

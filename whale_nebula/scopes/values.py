@@ -98,7 +98,7 @@ def layout(value: object) -> str | tuple[str, ...]:
     if value == "all" or value in ({"all"}, ["all"], ("all",)):
         return "all"
     if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
-        raise refuse(f"layout={value!r} is neither 'all' nor a list of clusters", mend=_listed(value))
+        raise refuse(f"nb.cluster({value!r}): its layout is neither 'all' nor a list of clusters", mend=_listed(value))
     names = [name("layout", each) for each in value]
     names = sorted(names) if isinstance(value, set | frozenset) else names
     if not names or len(set(names)) < len(names) or "all" in names:

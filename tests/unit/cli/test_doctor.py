@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import whale_nebula
 from whale_nebula.cli import doctor
 from whale_nebula.cli.checks import machine, packages
 from whale_nebula.cli.checks.packages import in_order, requirements, within
@@ -43,6 +46,18 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is True
     assert {"name", "state", "found", "why", "mend"} == set(found["checks"][0])
+
+
+def test_it_says_where_this_package_comes_from_and_if_two_copies_are_mixed(tmp_path: Path) -> None:
+    copy = tmp_path / "whale_nebula"
+    shutil.copytree(Path(whale_nebula.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-P", "-m", "whale_nebula", "doctor", "--json"]
+    for folder, state in ((str(ROOT), "ok"), (str(tmp_path), "warning")):
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": folder}
+        )
+        (own,) = (each for each in json.loads(done.stdout)["checks"] if each["name"] == "whale-nebula")
+        assert own["state"] == state and folder in own["why"]
 
 
 def test_the_ranges_are_those_of_the_project() -> None:

@@ -49,6 +49,11 @@ def test_the_text_fits_a_page(name: str) -> None:
     assert max(map(len, plan(name).to_text().splitlines())) <= 110
 
 
+def test_its_repr_is_a_line() -> None:
+    said = re.sub(r"\b[0-9a-f]{12}\b", "", repr(plan("tied")))
+    assert re.fullmatch(r"<plan  of \w+: \d stages and \d boundaries; print\(\) tells it>", said), said
+
+
 def test_many_micro_batches_are_drawn_in_part() -> None:
     drawn = replace(plan("skipping"), micro_batch=40, rows=(1,) * 40).to_text()
     assert "40 micro-batches of 1 row (40 in the example)" in drawn

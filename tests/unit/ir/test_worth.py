@@ -111,12 +111,13 @@ def test_the_slowest_is_of_those_that_are_known() -> None:
 
 
 # ---------------------------------------------------------------------- plans
-def planned(micro_batch: int = 1, line: str = LINE, **options: Any) -> nb.Plan:
+def planned(micro_batch: int = 1, line: str = LINE, masked: bool = False, **options: Any) -> nb.Plan:
     keras.utils.clear_session()
     inputs = keras.Input((64, 768))
     with nb.cluster(), nb.pipeline(micro_batch):
         with nb.stage(cluster="gpu"), nb.compress(**options):
-            hidden = keras.layers.Dense(768, name="first")(inputs)
+            marked = keras.layers.Masking()(inputs) if masked else inputs
+            hidden = keras.layers.Dense(768, name="first")(marked)
         with nb.stage(cluster="npu"):
             outputs = keras.layers.Dense(1, name="second")(hidden)
     model = keras.Model(inputs, outputs, name="papers")
@@ -165,11 +166,26 @@ def test_it_is_warned_of_just_where_the_step_that_is_foretold_gets_longer(
 
 
 def test_a_mask_reads_well() -> None:
-    given = planned(int8=True, mask="x")
+    given = planned(masked=True, int8=True, mask=True)
     text = given.to_text()
-    assert "as none" not in text and "at most 6.2 MiB as int8" in text
-    assert "b0: both ways only rows that x marks" in text
+    assert "as none" not in text
+    assert "at most 6.2 MiB as int8" in text and "at most 12.4 MiB" in text
+    assert "b0: both ways only marked rows" in text
     assert all(link.at_most for link in given.links.values())
+    assert "at most 6.2 MiB" in given.to_svg() and given.to_html().count("at most 12.4 MiB") == 2
+
+
+@pytest.mark.parametrize(
+    ("mask", "why"),
+    [
+        (True, 'mask=True, and Keras has given it no mask; a name, as mask="x/mask", takes an input'),
+        ("x", "'x' is float32[?,64,768], which has no value for each row of float32[?,64,768]"),
+    ],
+)
+def test_what_no_mask_marks_crosses_whole_and_the_plan_says_so(mask: bool | str, why: str) -> None:
+    given, plain = planned(int8=True, mask=mask), planned(int8=True)
+    assert given.notes[0] == f"b0: all its rows cross: {why}"
+    assert given.boundaries[0].codec == "int8" and given.links == plain.links
 
 
 def test_a_basis_is_renewed_once_a_step_and_differences_are_kept_of_the_tensor_alone() -> None:

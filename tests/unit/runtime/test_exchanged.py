@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -110,3 +111,24 @@ def test_what_values_decide_is_said_to_be_at_most() -> None:
     assert re.search(r"x->y +1000mbit, 1ms +at most 1.8 KiB", plan.to_text())
     assert "that puts at most 640 B on y->x and 1.6 KiB on x->y" in plan.to_text()
     assert report.links["x->y"].bytes < plan.links["x->y"].wire_bytes
+
+
+def test_a_global_norm_is_one_frame_each_way_however_many_variables() -> None:
+    inputs = hidden = keras.Input((4,))
+    with nb.cluster():
+        for cluster in ("x", "y"):
+            with nb.stage(cluster=cluster):
+                for _ in range(3):
+                    hidden = keras.layers.Dense(4)(hidden)
+    model = keras.Model(inputs, hidden)
+    model.compile(keras.optimizers.SGD(0.1, global_clipnorm=1.0), "mse")
+    x, y = tf.ones([8, 4]), tf.zeros([8, 4])
+    with nb.init(links="1gbit,1ms"):
+        plan = nb.plan(model, x, y)
+        model.fit(x, y, epochs=3, verbose=0)
+        report = nb.last_report()
+    assert {name: link.frames for name, link in report.links.items()} == {"x->y": 2, "y->x": 3}
+    assert report.links["x->y"].payload_bytes == 8 * 4 * 4 + 6 * 4  # the boundary, and a share of each variable
+    assert {name: link.wire_bytes for name, link in plan.links.items()} == {
+        name: link.bytes for name, link in report.links.items()
+    }

@@ -134,10 +134,10 @@ def test_a_number_that_is_on_its_way_is_waited_for() -> None:
     from whale_nebula.ir.spec import Spec
 
     promise: Future[Any] = Future()
-    promise.set_result(tf.constant(2.0))
+    promise.set_result([tf.constant(2.0)])
     weight = tf.Variable(1.0)
     with tf.GradientTape() as tape:
-        (loss,) = refusing("step", [weight], [], [Later(promise, Spec("float32", ()))])
+        (loss,) = refusing("step", [weight], [], [Later(promise, 0, Spec("float32", ()))])
         doubled = 2.0 * loss
     assert float(doubled) == 4.0
     with pytest.raises(GradientError, match="step"):

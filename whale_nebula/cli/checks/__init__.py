@@ -16,6 +16,7 @@ def machine_checks(*, training: bool = True) -> list[Check]:
     """All that can be told of this machine and its packages; without `training` it is that of a gateway alone."""
     return [
         packages.python_check(),
+        packages.own_check(),
         *(packages.package_check(package, training=training) for package in packages.NEEDED),
         packages.tensorboard_check(),
         machine.backend_check(),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import re
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 
 from whale_nebula.cli.checks.check import Check
 
@@ -89,6 +91,29 @@ def python_check() -> Check:
     if within(found, wanted):
         return Check("Python", "ok", found, f"supported: {wanted}")
     return Check("Python", "bad", found, f"supported: {wanted}", "make PYTHON=python3.12 install, or a venv of that")
+
+
+def own_check() -> Check:
+    """Where this package itself comes from, and that all of it comes from there."""
+    folder, models = (_folder(module) for module in ("whale_nebula", "whale_nebula.models"))
+    version = installed(OURS) or "not installed"
+    if models is None:
+        why = f"imported from {folder}, which has no models beside it"
+        return Check(OURS, "bad", version, why, "pip install -e . in that folder's clone")
+    if models not in (folder, folder.parent if folder else None):
+        why = f"imported from {folder},\nbut whale_nebula.models from {models}: two copies are mixed"
+        mend = "python -m pip install -e . in the copy that is meant, and no PYTHONPATH to another"
+        return Check(OURS, "warning", version, why, mend)
+    return Check(OURS, "ok", version, f"imported from {folder}")
+
+
+def _folder(module: str) -> Path | None:
+    """The folder that a package lies in; finding it imports what it lies in, and not itself."""
+    found = importlib.util.find_spec(module)
+    if found is None or found.origin is None:
+        return None
+    package = Path(found.origin).parent
+    return package if module == "whale_nebula" else package.parent
 
 
 def package_check(package: str, *, training: bool = True) -> Check:

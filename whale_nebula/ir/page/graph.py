@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from whale_nebula.codec.said import bounded
 from whale_nebula.ir.face import Plan
 from whale_nebula.ir.page.layout import HEIGHT, WIDTH, Arrow, Box, Drawing, Node, Tie, layout
 from whale_nebula.ir.page.markup import Attribute, Markup, element, joined
@@ -226,7 +227,8 @@ def _amounts(arrow: Arrow, count: int, crosses: bool) -> list[str]:
     each = [boundary.bytes for boundary in arrow.boundaries]
     if None in each:
         return [f"{several}size open"]
-    lines = [f"{several}{size(count * sum(known or 0 for known in each))}"]
+    most = "at most " if any(bounded(boundary.codec) for boundary in arrow.boundaries) else ""
+    lines = [f"{several}{most}{size(count * sum(known or 0 for known in each))}"]
     held = sum(boundary.seconds or 0.0 for boundary in arrow.boundaries)
     return [*lines, f"{duration(held)} of the line"] if held and crosses else lines
 

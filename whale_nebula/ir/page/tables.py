@@ -11,7 +11,7 @@ from whale_nebula.ir.page.layout import Arrow
 from whale_nebula.ir.page.markup import Child, Markup, element, joined
 from whale_nebula.ir.page.tree import tree
 from whale_nebula.ir.parts import PlanBoundary, PlanStage
-from whale_nebula.ir.plan_text import amount, carried, codec_lines, links_bound, once_lines, tied_lines
+from whale_nebula.ir.plan_text import amount, carried, codec_lines, in_a_step, links_bound, once_lines, tied_lines
 from whale_nebula.ir.spec import Spec
 from whale_nebula.ir.timing import duration
 from whale_nebula.report.text import size
@@ -97,7 +97,7 @@ def boundaries(plan: Plan) -> Markup:
             element("code", str(Spec(each.dtype, each.shape))),
             *(each.source, ", ".join(each.destinations), _sent(each.bytes, each.codec)),
             _sent(each.backward_bytes, each.backward_codec) if each.backward else "does not return",
-            *(_on_lines(each), _held(each)),
+            *(in_a_step(each, "open"), _held(each)),
         )
         for each in plan.boundaries
     ]
@@ -107,12 +107,6 @@ def boundaries(plan: Plan) -> Markup:
 
 def _sent(count: int | None, codec: str) -> str:
     return sent("open" if count is None else size(count), codec)
-
-
-def _on_lines(each: PlanBoundary) -> str:
-    ways = [each.step_bytes, *[each.backward_step_bytes] * each.backward]
-    total = sum(way or 0 for way in ways)
-    return "open" if None in ways else size(total) if total else "none"
 
 
 def _held(each: PlanBoundary) -> str:
@@ -220,7 +214,7 @@ def _crossing(each: PlanBoundary) -> Markup:
             (
                 ("a micro-batch", _sent(each.bytes, each.codec)),
                 ("its gradient", back),
-                ("on lines a step", _on_lines(each)),
+                ("on lines a step", in_a_step(each, "open")),
                 ("lines held", _held(each)),
                 *(("besides", line) for line in codec_lines(each)),
                 ("to", ", ".join(each.destinations)),
