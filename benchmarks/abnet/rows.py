@@ -39,7 +39,7 @@ ROWS: dict[str, Row] = {
     "svd4": _papers(0.4, 39.56, 0.94),
     "svd3": _papers(0.3, 37.48, 0.90),
     "svd2": _papers(0.2, 39.00, 0.86, THREE),
-    "int4": Row("int4, without padding", {**INT4, "mask": True}, seeds=THREE),
+    "int4": Row("int4, without padding", {**INT4, "mask": True}),
     "int4z": Row("int4, without padding, zstd", {**INT4, "mask": True, "zstd": True}, seeds=THREE),
     "topk": Row("top 10 %, int8, without padding", {"topk": 0.1, "int8": True, "mask": True}),
     "topk5": Row("top 5 %, int8, without padding", {"topk": 0.05, "int8": True, "mask": True}),

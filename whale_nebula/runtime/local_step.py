@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from whale_nebula import tf_private
 from whale_nebula.feed.batch import cut, micro_batches
+from whale_nebula.ir.integers import Shape
+from whale_nebula.ir.sized import is_sized, sized
 from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.report.report import LinkReport, StageReport
 from whale_nebula.runtime.channels.counted import counted
@@ -30,7 +32,7 @@ class LocalStep:
 
     compiled: Compiled
     variables: Mapping[str, Any]
-    _counted: dict[tuple[int, ...], _Crossed] = field(default_factory=dict)
+    _counted: dict[tuple[tuple[int, ...], tuple[Shape, ...]], _Crossed] = field(default_factory=dict)
     _functions: dict[tuple[int, ...], Any] = field(default_factory=dict)
     _begun: Any = field(default_factory=lambda: tf.Variable(NOT_BEGUN, trainable=False, name="nebula_begun"))
 
@@ -46,7 +48,7 @@ class LocalStep:
         try:
             results = tf_private.call_flat(function, tensors, function.captured_inputs)
             seconds = time.perf_counter() - start
-            links, boundaries = self._crossed(counts)
+            links, boundaries = self._crossed(counts, tensors)
             return StepOutcome(results, seconds, counts, self._stages, links, boundaries=boundaries)
         except tf.errors.OpError as failure:
             guard.restore()
@@ -70,13 +72,20 @@ class LocalStep:
         """What every step says of its stages, which are not timed apart."""
         return {stage.key: StageReport(cluster=stage.cluster) for stage in self.compiled.cut.program.stages}
 
-    def _crossed(self, counts: tuple[int, ...]) -> _Crossed:
-        """Free links carry what others would: counted, once for each way the batch is cut."""
-        if counts not in self._counted:
-            plan = self.compiled.cut
+    def _crossed(self, counts: tuple[int, ...], tensors: Sequence[Any]) -> _Crossed:
+        """Free links carry what others would: counted, once for each way the batch is cut, and each form of it where
+        what crosses has axes that are open.
+        """
+        shapes = () if self._is_sized else tuple(tuple(tensor.shape) for tensor in tensors)
+        if (counts, shapes) not in self._counted:
+            plan = self.compiled.cut if self._is_sized else sized(self.compiled.cut, shapes, max(counts))
             hosts = [stage.cluster for stage in plan.program.stages]
-            self._counted[counts] = link_reports(plan, hosts, counts), counted(plan, hosts, counts)
-        return self._counted[counts]
+            self._counted[counts, shapes] = link_reports(plan, hosts, counts), counted(plan, hosts, counts)
+        return self._counted[counts, shapes]
+
+    @cached_property
+    def _is_sized(self) -> bool:
+        return is_sized(self.compiled.cut)
 
     def _locate(self, tensors: Sequence[Any], counts: Sequence[int], guard: Guard) -> None:
         """Run the failed step again, piece by piece and without its update: the piece that fails has a name."""

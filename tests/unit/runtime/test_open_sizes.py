@@ -1,0 +1,62 @@
+"""Sentences of another length in each batch: a free line counts the bytes that an emulated one carries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+
+LENGTHS = (5, 9, 3, 9)
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+class Kept(keras.callbacks.Callback):
+    """What each step put on the links."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[dict[str, tuple[int, int]]] = []
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        self.links.append({name: (link.bytes, link.frames) for name, link in nb.last_report().links.items()})
+
+
+def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    draw = np.random.default_rng(0)
+    for length in LENGTHS:
+        yield draw.integers(1, 20, (6, length)), draw.standard_normal((6, length, 2)).astype("float32")
+
+
+def carried(links: str | None, micro_batch: int) -> list[dict[str, tuple[int, int]]]:
+    """Bytes and frames of each step."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((None,), dtype="int32")
+    with nb.cluster(), nb.pipeline(micro_batch):
+        with nb.stage(cluster="gpu"):
+            hidden = keras.layers.Embedding(20, 8)(inputs)
+            turned = keras.layers.Permute((2, 1))(hidden)
+        with nb.stage(cluster="npu"):
+            again = keras.layers.Permute((2, 1))(turned)
+            outputs = keras.layers.Dense(2)(keras.layers.Concatenate()([again, hidden]))
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    kept = Kept()
+    with nb.init(links=links):
+        model.fit(batches(), steps_per_epoch=len(LENGTHS), verbose=0, callbacks=[kept])
+    return kept.links
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4])
+def test_what_a_free_line_would_carry_is_counted_length_by_length(micro_batch: int) -> None:
+    assert carried(None, micro_batch) == carried("10gbit,0ms", micro_batch)
+    assert len({step["gpu->npu"] for step in carried(None, micro_batch)}) == len(set(LENGTHS))
