@@ -10,7 +10,9 @@ THREE, ONE = (1, 2, 3), (1,)
 
 
 class Row(NamedTuple):
-    """A line of the table. `start` is the share of the run after which the codec is switched on."""
+    """A line of the table. `start` is the share of the run after which the codec is switched on, `rate` the highest
+    learning rate, where it is not the setting's.
+    """
 
     said: str
     codec: dict[str, Any]
@@ -18,6 +20,7 @@ class Row(NamedTuple):
     start: float = 0.0
     seeds: tuple[int, ...] = ONE
     paper: str = ""
+    rate: float | None = None
 
 
 def _svd(ratio: float) -> dict[str, Any]:
@@ -45,7 +48,8 @@ ROWS: dict[str, Row] = {
     "topk5": Row("top 5 %, int8, without padding", {"topk": 0.05, "int8": True, "mask": True}),
     "shared2": Row("rank H/2, shared, int4, without padding", {"rank": 2, **INT4, "mask": True}),
     "learned2": Row(
-        "rank H/2, learned, int4, without padding", {"rank": 2, "basis": "learned", **INT4, "mask": True}
+        "rank H/2, learned, int4, without padding, zstd",
+        {"rank": 2, "basis": "learned", **INT4, "mask": True, "zstd": True},
     ),
     "shared4": Row("rank H/4, shared, int4, without padding", {"rank": 4, **INT4, "mask": True}),
     "learned4": Row(
@@ -60,7 +64,7 @@ ROWS: dict[str, Row] = {
     "svd6-10": Row("FP16(SVD(0.6)), int8 back, from 10 % on", _svd(0.6), start=0.1),
     "svd6-20": Row("FP16(SVD(0.6)), int8 back, from 20 % on", _svd(0.6), start=0.2),
     "svd6-50": Row("FP16(SVD(0.6)), int8 back, from 50 % on", _svd(0.6), start=0.5),
-    "translator": Row("a Transformer from scratch, nothing", {}, "translator"),
+    "translator": Row("a Transformer from scratch, nothing", {}, "translator", rate=1e-3),
     "cmlm": Row("CMLM, nothing", {}, "cmlm"),
     "cmlm-int4": Row("CMLM, int4, without padding", {**INT4, "mask": True}, "cmlm"),
 }

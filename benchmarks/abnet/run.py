@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +24,14 @@ from apart import finished, one_thread, run_all, script
 from common import machine, write
 from one import options
 from rows import ROWS
+from telling import differences, picture, table
 from two_sites import FREE, run
 
 HERE = Path(__file__).resolve().parent
 RESULTS, TIMES = HERE / "results.jsonl", HERE / "times.json"
 LIMIT, PRETRAIN = 3600.0, 1500
-TIMED = ("none", "fp16", "svd9", "svd6", "svd2", "int4", "topk", "topk5", "shared4", "learned4", "shared8", "learned8")
-LINK_TO_COMPUTE = 30
+TIMED = ("none", "fp16", "svd9", "svd6", "svd2", "int4z", "topk", "learned2", "shared4", "learned4", "learned8")
+LINK_TO_COMPUTE, TIMED_STEPS = 30, 9
 Found = dict[str, Any]
 
 
@@ -82,7 +81,7 @@ def timed(name: str, line: tuple[str, str], asked: argparse.Namespace, folder: P
     script = [str(HERE / "site.py"), name, "--timed", str(steps), *told(asked)]
     sites, _ = run(line, script, folder, names=("source", "target"))
     return {
-        "step": max(each["median"] for each in sites),
+        "step": max(each["step"] for each in sites),
         "predicted": max(each["predicted"] for each in sites),
         "computes": sum(each["computes"] for each in sites),
         "links": {key: value for each in sites for key, value in each["links"].items()},
@@ -96,65 +95,15 @@ def run_times(asked: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if "free" not in kept:
-            kept["free"] = timed("none", FREE, asked, folder, 14)
+            kept["free"] = timed("none", FREE, asked, folder, TIMED_STEPS)
         most = max(kept["free"]["links"].values())
         rate = 8 * most / (LINK_TO_COMPUTE * kept["free"]["step"])
         kept["line"] = [f"{rate / 1e3:.0f}kbit", "20ms"]
         for row in TIMED:
             if row not in kept:
-                kept[row] = timed(row, tuple(kept["line"]), asked, folder, 8 if row == "none" else 14)
+                kept[row] = timed(row, tuple(kept["line"]), asked, folder, TIMED_STEPS)
                 print(row, kept[row], flush=True)
                 TIMES.write_text(json.dumps(kept, indent=2) + "\n", "utf-8")
-
-
-# ---------------------------------------------------------------------- telling
-def lost(name: str, runs: Sequence[Found], plain: Sequence[Found]) -> list[float]:
-    """BLEU beside the same seed without a codec, seed by seed."""
-    other = {each["seed"]: each["bleu"] for each in plain}
-    return [each["bleu"] - other[each["seed"]] for each in runs if each["seed"] in other]
-
-
-def table(runs: Sequence[Found], times: Found) -> list[list[object]]:
-    """Head and lines."""
-    head: list[object] = ["what crosses as", "BLEU, seed by seed", "beside nothing", "kB a step there", "and back"]
-    head += ["s a step", "faster", "of the prediction", "the paper: BLEU, a step"]
-    plain = [each for each in runs if each["row"] == "none"]
-    return [head, *(line(name, runs, plain, times) for name in ROWS if any(each["row"] == name for each in runs))]
-
-
-def line(name: str, runs: Sequence[Found], plain: Sequence[Found], times: Found) -> list[object]:
-    """A row of the table."""
-    own = sorted((each for each in runs if each["row"] == name), key=lambda each: each["seed"])
-    alike = [each for each in plain if ROWS[name].model == "causal"]
-    deltas = lost(name, own, alike)
-    cells: list[object] = [ROWS[name].said, " ".join(f"{each['bleu']:.2f}" for each in own)]
-    cells += [f"{statistics.mean(deltas):+.2f}" if deltas else ""]
-    for way in ("source->target", "target->source"):
-        each_step = [each["bytes"][way] / each["steps"] / 1e3 for each in own if each["codecs"]]
-        cells.append(f"{statistics.mean(each_step):.0f}" if each_step else "")
-    if name in times and "none" in times:
-        step, predicted = times[name]["step"], times[name]["predicted"]
-        cells += [f"{step:.2f}", f"{times['none']['step'] / step:.1f}", f"{predicted / step:.2f}"]
-    else:
-        cells += ["", "", ""]
-    return [*cells, ROWS[name].paper]
-
-
-def differences(asked: argparse.Namespace, runs: Sequence[Found]) -> list[str]:
-    """The bootstrap over sentences, each row and seed against nothing with the same seed."""
-    from whale_nebula.models import text
-
-    reference = text.read_folder(
-        asked.text, asked.test, source=asked.languages[0], target=asked.languages[1], sides=["target"]
-    )
-    said, folder = [], asked.kept / "found"
-    for each in runs:
-        files = [folder / f"{name}-{each['seed']}.txt" for name in ("none", each["row"])]
-        if each["row"] == "none" or not all(file.exists() for file in files):
-            continue
-        found = [file.read_text("utf-8").split("\n")[:-1] for file in files]
-        said.append(f"{each['row']}, seed {each['seed']}: {text.paired_bootstrap(*found, list(reference.target))}")
-    return said
 
 
 def main() -> int:
@@ -177,6 +126,7 @@ def main() -> int:
     times = json.loads(TIMES.read_text("utf-8")) if TIMES.exists() else {}
     said = differences(asked, runs)
     print(*said, sep="\n")
+    picture(runs, times, HERE)
     write(__file__, {"machine": machine(), "runs": runs, "times": times, "differences": said}, table(runs, times))
     return 0
 

@@ -91,7 +91,8 @@ def translator(row: Row, folder: Path, setting: Setting, *, micro_batches: int =
     with nb.cluster(), nb.pipeline(micro_batch=micro_batches), squeeze:
         model = _made(row, folder, setting)
     steps, warm = setting.steps, setting.steps // 10
-    rate = keras.optimizers.schedules.CosineDecay(0.0, steps - warm, warmup_target=setting.rate, warmup_steps=warm)
+    most = row.rate or setting.rate
+    rate = keras.optimizers.schedules.CosineDecay(0.0, steps - warm, warmup_target=most, warmup_steps=warm)
     optimizer = keras.optimizers.Adam(rate, global_clipnorm=1.0)
     if row.codec.get("basis") != "learned":  # whose own variables come with the first step
         optimizer.build(model.trainable_variables)

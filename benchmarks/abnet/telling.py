@@ -1,0 +1,138 @@
+"""The table, the bootstraps and the pictures, made of what was found so far."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rows import ROWS
+
+Found = dict[str, Any]
+WAYS = ("source->target", "target->source")
+ENOUGH = 25.0
+"""The BLEU of validation that times are told to: most rows come to it, and it is well above what a start gives."""
+
+
+def reference(name: str) -> str:
+    """The row that a row is compared with."""
+    return "cmlm" if ROWS[name].model == "cmlm" else "none"
+
+
+def of(name: str, runs: Sequence[Found]) -> list[Found]:
+    """The runs of a row, seed by seed."""
+    return sorted((each for each in runs if each["row"] == name), key=lambda each: each["seed"])
+
+
+def lost(name: str, runs: Sequence[Found]) -> list[float]:
+    """BLEU beside the same seed without a codec, seed by seed."""
+    other = {each["seed"]: each["bleu"] for each in of(reference(name), runs)}
+    return [each["bleu"] - other[each["seed"]] for each in of(name, runs) if each["seed"] in other]
+
+
+def table(runs: Sequence[Found], times: Found) -> list[list[object]]:
+    """Head and lines."""
+    head: list[object] = ["what crosses as", "BLEU, seed by seed", "beside nothing", "kB a step there", "and back"]
+    head += ["fewer bytes in all", "s a step", "faster", "of the prediction", f"time to a BLEU of {ENOUGH:g}"]
+    return [[*head, "the paper: BLEU, a step"], *(line(name, runs, times) for name in ROWS if of(name, runs))]
+
+
+def line(name: str, runs: Sequence[Found], times: Found) -> list[object]:
+    """A row of the table."""
+    own, deltas = of(name, runs), lost(name, runs)
+    cells: list[object] = [ROWS[name].said, " ".join(f"{each['bleu']:.2f}" for each in own)]
+    cells += [f"{statistics.mean(deltas):+.2f}" if deltas and name != reference(name) else ""]
+    there, back = (sent(own, way) for way in WAYS)
+    raw = sum(sent(of(reference(name), runs), way) for way in WAYS)
+    cells += [f"{there:.0f}", f"{back:.0f}", f"{raw / (there + back):.1f}"]
+    if name not in times or "none" not in times:
+        return [*cells, "", "", "", "", ROWS[name].paper]
+    step, plain = times[name]["step"], times["none"]["step"]
+    taken, longest = (steps_to(ENOUGH, of(row, runs)) for row in (name, "none"))
+    sooner = f"{longest * plain / (taken * step):.1f} x sooner" if taken and longest else "not reached"
+    cells += [f"{step:.2f}", f"{plain / step:.1f}", f"{times[name]['predicted'] / step:.2f}", sooner]
+    return [*cells, ROWS[name].paper]
+
+
+def sent(runs: Sequence[Found], way: str) -> float:
+    """Thousands of bytes that a step sends one way."""
+    return statistics.mean(each["bytes"][way] / each["steps"] / 1e3 for each in runs)
+
+
+def steps_to(bleu: float, runs: Sequence[Found]) -> float | None:
+    """The steps after which validation has come to so much BLEU, in the mean of the seeds; None where one has not."""
+    found = [first_above(bleu, each["curve"]) for each in runs]
+    known = [steps for steps in found if steps is not None]
+    return statistics.mean(known) if known and len(known) == len(found) else None
+
+
+def first_above(bleu: float, curve: Sequence[Sequence[float]]) -> float | None:
+    """Where a curve crosses, on the straight line between two of its points."""
+    before = (0.0, 0.0)
+    for steps, _, value in curve:
+        if value >= bleu:
+            return before[0] + (steps - before[0]) * (bleu - before[1]) / (value - before[1])
+        before = (steps, value)
+    return None
+
+
+def differences(asked: argparse.Namespace, runs: Sequence[Found]) -> list[str]:
+    """The bootstrap over sentences, each row and seed against nothing with the same seed."""
+    from whale_nebula.models import text
+
+    source, target = asked.languages
+    meant = text.read_folder(asked.text, asked.test, source=source, target=target, sides=["target"])
+    said, folder = [], asked.kept / "found"
+    for each in runs:
+        other = reference(each["row"])
+        files = [folder / f"{name}-{each['seed']}.txt" for name in (other, each["row"])]
+        if each["row"] == other or not all(file.exists() for file in files):
+            continue
+        found = [file.read_text("utf-8").split("\n")[:-1] for file in files]
+        said.append(f"{each['row']}, seed {each['seed']}: {text.paired_bootstrap(*found, list(meant.target))}")
+    return said
+
+
+def picture(runs: Sequence[Found], times: Found, folder: Path) -> None:
+    """BLEU by how many times fewer bytes, and BLEU of validation by hours on the line; nothing without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        return
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "abnet"
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    by_bytes(left, runs)
+    by_time(right, runs, times)
+    figure.savefig(folder / "bleu.svg", metadata={"Date": None})
+
+
+def by_bytes(axes: Any, runs: Sequence[Found]) -> None:
+    """A point for each row, with the range of its seeds."""
+    raw = sum(sent(of("none", runs), way) for way in WAYS)
+    for name in ROWS:
+        own = of(name, runs)
+        if not own or ROWS[name].model != "causal":
+            continue
+        fewer, scores = raw / sum(sent(own, way) for way in WAYS), [each["bleu"] for each in own]
+        color = "tab:gray" if name == "none" else "tab:orange" if "svd" in name or name == "fp16" else "tab:blue"
+        axes.plot([fewer] * 2, [min(scores), max(scores)], color=color)
+        axes.plot(fewer, statistics.mean(scores), "o", color=color)
+        axes.annotate(name, (fewer, statistics.mean(scores)), (5, 4), textcoords="offset points", fontsize=8)
+    axes.set(xscale="log", xlabel="times fewer bytes, both ways together", ylabel="BLEU of the test")
+    axes.set_title("grey: nothing, orange: the paper's, blue: ours", fontsize=9)
+
+
+def by_time(axes: Any, runs: Sequence[Found], times: Found) -> None:
+    """The curves of the first seeds over the slow line."""
+    for name in (name for name in ROWS if name in times and of(name, runs)):
+        curve = of(name, runs)[0]["curve"]
+        minutes = [steps * times[name]["step"] / 60 for steps, *_ in curve]
+        axes.plot(minutes, [each[2] for each in curve], marker=".", label=f"{name}", linewidth=1)
+    axes.set(xscale="log", xlabel="minutes over the slow line", ylabel="BLEU of validation (greedy)")
+    if times:
+        axes.legend(fontsize=7)
