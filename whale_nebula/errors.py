@@ -558,7 +558,7 @@ class CredentialsError(IdentityError):
     """Files of certificates and keys: missing, readable by others, or not belonging together."""
 
     code = "NB-428"
-    usual_mend = "whale-nebula certs issue prints which files go where"
+    usual_mend = "whale-nebula certs issue, once certs init has made an authority: it prints which files go where"
 
 
 class NotAllowedError(IdentityError):

@@ -93,7 +93,8 @@ _NAMED = (
 
 
 _LAYERS = (
-    'if it is the same model: name its layers, layers.Dense(8, name="encoder"), or build it after '
+    'if it is the same model: name its layers and its optimizer, layers.Dense(8, name="encoder"), '
+    'optimizers.Adam(name="adam"), or build it after '
     "keras.backend.clear_session(), and pin it anew;\n"
 )
 

@@ -139,7 +139,8 @@ class Run:
         idle = [name for name in dict.fromkeys(self.workers.values()) if name not in self.clusters]
         why = f"the processes of this run are {', '.join(self.workers)}"
         mend = f"start a worker of {cluster!r}"
-        if self.attachment is not None and self.attachment.everywhere and self.attachment.config is None:
+        alone = list(self.workers) == ["local/0"]
+        if self.attachment is not None and (self.attachment.everywhere or alone) and self.attachment.config is None:
             mend = f"whale-nebula run --all --clusters {','.join(self.clusters)}"
         return ConfigError(
             f"no process runs cluster {cluster!r}",

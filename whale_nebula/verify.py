@@ -273,11 +273,14 @@ def _without_rows(engine: Engine, tensors: Sequence[Any]) -> Iterator[_Reason]:
 def _lossy(engine: Engine) -> Iterator[_Reason]:
     """Codecs that lose more than a cast does."""
     for boundary in engine.cut.boundaries:
-        texts = (boundary.codec, boundary.backward_codec) if boundary.backward else (boundary.codec,)
-        lossy = [text for text in texts if _loses(parse_way(text))]
-        if lossy:
-            why = f"boundary b{boundary.slot} crosses as {lossy[0]}, which loses some of it"
+        name = f"boundary b{boundary.slot}"
+        if _loses(parse_way(boundary.codec)):
+            why = f"{name} crosses as {boundary.codec}, which loses some of it"
             yield _Reason(why, "leave nb.compress out for the check")
+        elif boundary.backward and _loses(parse_way(boundary.backward_codec)):
+            why = f"the gradient of {name} crosses as {boundary.backward_codec}, which loses some of it"
+            kept = parse_way(boundary.codec).cast or "none"
+            yield _Reason(why, f'backward="{kept}" in nb.compress, or none of it, for the check')
 
 
 def _loses(way: Way) -> bool:

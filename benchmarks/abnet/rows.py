@@ -46,7 +46,9 @@ ROWS: dict[str, Row] = {
     "int4z": Row("int4, without padding, zstd", {**INT4, "mask": True, "zstd": True}, seeds=THREE),
     "topk": Row("top 10 %, int8, without padding", {"topk": 0.1, "int8": True, "mask": True}),
     "topk5": Row("top 5 %, int8, without padding", {"topk": 0.05, "int8": True, "mask": True}),
-    "shared2": Row("rank H/2, shared, int4, without padding", {"rank": 2, **INT4, "mask": True}),
+    "shared2": Row(
+        "rank H/2, shared, int4, without padding, zstd", {"rank": 2, **INT4, "mask": True, "zstd": True}, seeds=THREE
+    ),
     "learned2": Row(
         "rank H/2, learned, int4, without padding, zstd",
         {"rank": 2, "basis": "learned", **INT4, "mask": True, "zstd": True},

@@ -79,7 +79,9 @@ def taken_down(pair: tuple[str, int], process: subprocess.Popen[str]) -> None:
 def timed(name: str, line: tuple[str, str], asked: argparse.Namespace, folder: Path, steps: int) -> Found:
     """Some steps of a row in two sites."""
     script = [str(HERE / "site.py"), name, "--timed", str(steps), *told(asked)]
-    sites, _ = run(line, script, folder, names=("source", "target"))
+    told_of = {} if line == FREE else {"rate": line[0], "delay": line[1]}
+    link = {"between": ["source", "target"], **told_of}
+    sites, _ = run(line, script, folder, names=("source", "target"), links=[link])
     return {
         "step": max(each["step"] for each in sites),
         "predicted": max(each["predicted"] for each in sites),

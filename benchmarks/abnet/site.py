@@ -25,7 +25,7 @@ from rows import ROWS
 import whale_nebula as nb
 from whale_nebula.models import text
 
-MICRO_BATCHES, BATCH, SKIPPED = 4, 64, 3
+MICRO_BATCHES, BATCH, SKIPPED = 4, 80, 3
 
 
 class Timer(keras.callbacks.Callback):
@@ -69,7 +69,7 @@ def main() -> None:
     timer = Timer()
     data = alike(story.batches(ROWS[asked.row], rows, order, words, 1))
     steps = {"epochs": 1, "steps_per_epoch": asked.timed, "shuffle": False, "verbose": 0}
-    model.fit(itertools.cycle(data), **steps, callbacks=[timer])
+    model.fit((batch for batch in itertools.cycle(data)), **steps, callbacks=[timer])
     report = nb.last_report()
     told = {
         "site": nb.here().cluster,

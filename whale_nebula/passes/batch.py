@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,8 +11,9 @@ from whale_nebula.errors import CaptureError
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.spec import Value
-from whale_nebula.passes.effects import draws, is_check, is_effect, is_random, resources
-from whale_nebula.passes.reduce import Fold, Folding, fold, merge_rule, verdict
+from whale_nebula.passes.effects import draws, is_check, is_effect, is_random, resources, written
+from whale_nebula.passes.reduce import COUPLED, ROWS, Fold, Folding, fold, merge_rule, verdict
+from whale_nebula.passes.rereads import rereads
 
 _ONCE = frozenset({"after", "inverse"})
 _MERGED = frozenset({"sum", "mean", "count", "after", "inverse", "shape", "whole"})
@@ -45,7 +46,7 @@ class BatchFolds:
             return "mean"
         state = self.folding.of(value)
         rule = merge_rule(state)
-        return self._coupled(value, state) if rule in ("coupled", "after") else rule
+        return self._coupled(value, state) if rule in ("coupled", "after", "whole") else rule
 
     @cached_property
     def targets(self) -> frozenset[Value]:
@@ -62,6 +63,9 @@ class BatchFolds:
         return kind if kind in ("rows", "whole") else "partial"
 
     def _coupled(self, value: Value, state: Fold) -> str:
+        if state.good:  # each micro-batch has a value, and put together they are not the whole's
+            reason = state.misplaced or f"it is {state.spoken}, and of a micro-batch alone"
+            state = Fold(COUPLED, blame=value.op, reason=reason)
         refusal = verdict(state, self.program.graph, where=self.where, what="a value that leaves the micro-batches")
         if refusal is None or self.program.weights or self.program.pipeline.coupled == "allow":
             self._note(refusal)
@@ -114,6 +118,7 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     found.once = frozenset(op.index for op in own if op.index not in each and _waits(op, program, folding))
     _check_effects(own, found)
     found.once -= _beside_coupled(own, found)
+    found.once -= _read_again(own, each, found)
     return found
 
 
@@ -179,11 +184,40 @@ def _check_effects(own: list[Op], found: BatchFolds) -> None:
         if found.folding is None or op.index in found.once or not writes:
             continue
         what, ways = _written(op, found.program)
-        for state in _given(op, found.folding):
+        for state in _put_down(op, _given(op, found.folding)):
             refusal = verdict(state, found.program.graph, where=found.where, what=what, ways=ways)
             if refusal is not None and found.program.pipeline.coupled != "allow":
                 raise refusal
             found._note(refusal)
+
+
+def _read_again(own: list[Op], each: Collection[int], found: BatchFolds) -> set[int]:
+    """Writes that each micro-batch reads after it has done them itself: refused, unless allowed."""
+    if found.folding is None:
+        return set()
+    program, pairs = found.program, list(rereads(found.program.graph, own, each, found.folding))
+    for write, read in pairs:
+        known = (program.variable_ops.get(handle) for handle in written(write, program.graph))
+        name = next((repr(variable.path) for variable in known if variable is not None), "")
+        state = Fold(COUPLED, blame=read.index, reason=f"variable {name} {_REREAD}".replace("  ", " "))
+        refusal = verdict(state, program.graph, where=found.where, ways=(_BEFORE,))
+        if refusal is not None and program.pipeline.coupled != "allow":
+            raise refusal
+        found._note(refusal)
+    return program.graph.ascend(write.index for write, _ in pairs)
+
+
+_REREAD = "is written from the batch, and then read again: a micro-batch would read it before the others have written"
+_BEFORE = "read the variable before it is written"
+
+
+def _put_down(op: Op, given: list[Fold]) -> list[Fold]:
+    """What a write is given; rows that it puts in the place of a variable's value are those of a micro-batch alone."""
+    rows = op.type.startswith("Assign") and any(state.kind == ROWS for state in given)
+    return [Fold(COUPLED, blame=op.index, reason=_REPLACED)] if rows else given
+
+
+_REPLACED = "rows of the batch become the value of a variable, and each micro-batch would leave its own there"
 
 
 def _written(op: Op, program: Program) -> tuple[str, tuple[str, ...]]:

@@ -77,7 +77,7 @@ class _Told:
 
     def sentence(self) -> str:
         if self.report.step_seconds < (1.0 - FAR_OFF) * self.whole:
-            why = "the steps before were slower" if self.basis.paced else "the line is faster than the config says"
+            why = "the steps before were slower" if self.basis.paced else "the line is faster than it was taken for"
             return f"not known: {self._apart()}; {why}"
         if self.worth(self.without_lines.seconds):
             return self._crossing() + self._caution()
@@ -90,7 +90,7 @@ class _Told:
         """A step that takes much longer than it should has a reason that the simulator does not know."""
         if self.whole >= (1.0 - FAR_OFF) * self.report.step_seconds:
             return ""
-        why = "something else takes time too" if self.basis.paced else "the line may be slower than the config says"
+        why = "something else takes time too" if self.basis.paced else "the line may be slower than it was taken for"
         return f" ({self._apart()}: {why})"
 
     def _apart(self) -> str:

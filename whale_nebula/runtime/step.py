@@ -14,6 +14,7 @@ from whale_nebula.capture.placed import changes
 from whale_nebula.capture.step import Signature, capture, signature
 from whale_nebula.capture.surroundings import check_surroundings
 from whale_nebula.errors import CaptureError, StageFailedError
+from whale_nebula.feed.batch import micro_batches
 from whale_nebula.observing import observer
 from whale_nebula.run import Run, current_run
 from whale_nebula.runtime.engine import Engine, engine
@@ -74,7 +75,7 @@ class Step:
             looked = self._looked_at(layout, tensors, unpack)
             if looked is not None:
                 return looked[0]
-            self.last = self._engine(layout, unpack)
+            self.last = self._engine(layout, unpack, tensors)
             return self._run(self.last, layout, tensors)
 
     def _run(self, last: Engine, layout: Signature, tensors: list[Any]) -> Any:
@@ -100,10 +101,11 @@ class Step:
         watching = observer()
         return None if watching is None else watching.look(self, layout, tensors, unpack)
 
-    def _engine(self, layout: Signature, unpack: Unpack) -> Engine:
+    def _engine(self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None) -> Engine:
+        """The engine for such arguments; of the first `tensors` it is looked at whether they are a batch at all."""
         self._forget_others()
         if layout.key not in self.engines:
-            found = self._taking(layout) or self._widened(layout, unpack) or self._made(layout, unpack)
+            found = self._taking(layout) or self._widened(layout, unpack) or self._made(layout, unpack, tensors)
             self.engines[layout.key] = found
         return self.engines[layout.key]
 
@@ -131,7 +133,7 @@ class Step:
             self.widens = False
             return None
 
-    def _made(self, layout: Signature, unpack: Unpack) -> Engine:
+    def _made(self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None) -> Engine:
         self.engines = {key: kept for key, kept in self.engines.items() if alive(key[-1])}
         self.forms = [form for form in self.forms if form.key in self.engines]
 
@@ -142,6 +144,8 @@ class Step:
         later = not current_run().alone
         captured = capture(call, layout, paths=self.paths, metrics=self.metrics, later=later, owner=self.owner)
         try:
+            if tensors is not None:
+                micro_batches(captured.program.leaves, tensors, captured.program.pipeline.micro_batch)
             check_pinned(self.name, captured, layout)
             notes = (*self.notes, *captured.projected)
             found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=notes)

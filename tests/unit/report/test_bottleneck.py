@@ -185,12 +185,12 @@ def test_a_step_that_took_much_longer_says_so() -> None:
     apart = f"this step took {duration(report.step_seconds)}, the simulator says {duration(report.predicted_seconds)}"
     assert sentence(report).endswith(f" ({apart}: something else takes time too)")
     told = sentence(measured(basis(paced=False), slower=2.0))
-    assert told.endswith("the line may be slower than the config says)")
+    assert told.endswith("the line may be slower than it was taken for)")
 
 
 def test_a_step_that_was_much_faster_claims_nothing() -> None:
     assert re.fullmatch(
-        r"not known: this step took \S+ \w+, the simulator says \S+ \w+; the line is faster than the config says",
+        r"not known: this step took \S+ \w+, the simulator says \S+ \w+; the line is faster than it was taken for",
         sentence(measured(basis(rate=1e3, paced=False), slower=0.1)),
     )
     assert sentence(measured(basis(), slower=0.1)).endswith("the steps before were slower")

@@ -85,6 +85,15 @@ class Fold(NamedTuple):
         return self.kind not in (AFTER, COUPLED)
 
     @property
+    def misplaced(self) -> str:
+        """Why rows of micro-batches that are put behind each other are not the whole's; "" where they are."""
+        if self.kind == ROWS and self.position:
+            return "it holds the numbers of rows, and each micro-batch numbers its own"
+        if self.kind == ROWS and self.order:
+            return "its rows lie in another order than the batch's: those of a micro-batch would lie together"
+        return ""
+
+    @property
     def zero(self) -> bool:
         """Whether this is known to be nothing but zeros."""
         return self.literal is not None and not any(self.literal)

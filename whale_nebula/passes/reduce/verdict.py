@@ -40,7 +40,7 @@ def merge_rule(fold: Fold) -> str:
     """
     if fold.kind == SHAPE and fold.parts is not None and not fold.inputs:
         return f"vector:{','.join(merge_rule(part) for part in fold.parts)}"
-    rule = _RULES.get(fold.kind) or ("coupled" if fold.order or fold.position else f"concat:{fold.axis}")
+    rule = _RULES.get(fold.kind) or ("coupled" if fold.misplaced else f"concat:{fold.axis}")
     return "whole" if fold.inputs and rule in ("after", "coupled") else rule
 
 

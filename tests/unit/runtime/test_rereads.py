@@ -1,0 +1,240 @@
+"""What micro-batches cannot give is refused, whoever asks for it: the loss, a variable, or who reads the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.errors import BatchCoupledError
+
+ROWS = np.arange(1, 7, dtype="float32")[:, None]
+Asked = Callable[[Any], Any]
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+# ---------------------------------------------------------------------- a variable that is written, and then read
+def assigned(variable: tf.Variable, p: Any) -> Any:
+    variable.assign(tf.reduce_mean(p))
+    return tf.reduce_mean((p - variable.read_value()) ** 2)
+
+
+def added(variable: tf.Variable, p: Any) -> Any:
+    variable.assign_add(tf.reduce_sum(p))
+    return tf.reduce_mean(p * p) * variable
+
+
+def scattered(variable: tf.Variable, p: Any) -> Any:
+    table = tf.reshape(tf.reduce_mean(p), [1])
+    variable.assign(variable + table[0])
+    return tf.reduce_mean(p * p) * variable.read_value()
+
+
+def read_before(variable: tf.Variable, p: Any) -> Any:
+    loss = tf.reduce_mean(p * p) * variable
+    variable.assign_add(tf.reduce_mean(p))
+    return loss
+
+
+def counted(variable: tf.Variable, p: Any) -> Any:
+    variable.assign_add(1.0)
+    return tf.reduce_mean(p * p) * variable
+
+
+def trained(lose: Callable[[tf.Variable, Any], Any], micro_batch: int, coupled: str = "error") -> list[float]:
+    """Loss, gradient, and what the variable is afterwards."""
+    weight, variable = tf.Variable(1.0), tf.Variable(0.5)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, nb.pipeline(micro_batch, coupled=coupled):
+            with nb.stage(cluster="gpu"):
+                h = x * weight
+            with nb.stage(cluster="npu"):
+                p = h * 1.0
+            loss = lose(variable, p)
+        return loss, tape.gradient(loss, weight)
+
+    loss, gradient = step(ROWS)
+    return [float(loss), float(gradient), float(variable)]
+
+
+@pytest.mark.parametrize("lose", [assigned, added, scattered])
+def test_a_write_from_the_batch_that_the_loss_reads_again_is_refused(lose: Callable[[tf.Variable, Any], Any]) -> None:
+    assert trained(lose, 1)[1] != 0.0
+    with pytest.raises(BatchCoupledError, match="is written from the batch, and then read again") as caught:
+        trained(lose, 3)
+    assert "test_rereads.py" in str(caught.value) and "read the variable before it is written" in str(caught.value)
+
+
+@pytest.mark.parametrize("lose", [assigned, added])
+def test_where_it_is_allowed_a_micro_batch_reads_what_it_has_written(lose: Callable[[tf.Variable, Any], Any]) -> None:
+    found = trained(lose, 3, coupled="allow")
+    variable, losses = 0.5, []
+    for part in np.split(ROWS, 3):
+        variable = part.mean() if lose is assigned else variable + part.sum()
+        losses.append(((part - variable) ** 2).mean() if lose is assigned else (part**2).mean() * variable)
+    np.testing.assert_allclose([found[0], found[2]], [np.mean(losses), variable], rtol=1e-6)
+
+
+@pytest.mark.parametrize("lose", [read_before, counted])
+def test_a_write_after_the_read_or_of_no_row_is_exact(lose: Callable[[tf.Variable, Any], Any]) -> None:
+    np.testing.assert_allclose(trained(lose, 3), trained(lose, 1), rtol=1e-6)
+
+
+def test_a_metric_in_the_loss_is_refused_and_beside_it_exact() -> None:
+    def step_of(inside: bool, micro_batch: int) -> Any:
+        weight, metric = tf.Variable(1.0), keras.metrics.Mean()
+
+        @nb.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape, nb.pipeline(micro_batch):
+                with nb.stage(cluster="gpu"):
+                    h = x * weight
+                with nb.stage(cluster="npu"):
+                    p = h * 1.0
+                metric.update_state(p)
+                loss = tf.reduce_mean(p * p) * (metric.result() if inside else 1.0)
+            return loss, tape.gradient(loss, weight), metric.result()
+
+        return [float(each) for each in step(ROWS)]
+
+    np.testing.assert_allclose(step_of(False, 3), step_of(False, 1), rtol=1e-6)
+    with pytest.raises(BatchCoupledError, match="then read again"):
+        step_of(True, 3)
+
+
+class Center(keras.layers.Layer):
+    """Takes a running mean away."""
+
+    def build(self, shape: Any) -> None:
+        self.mean = self.add_weight(shape=(shape[-1],), trainable=False, initializer="zeros")
+
+    def call(self, h: Any) -> Any:
+        self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(h, 0))
+        return h - self.mean
+
+
+def test_a_layer_with_a_running_mean_is_refused_by_name() -> None:
+    inputs = keras.Input((6,))
+    with nb.pipeline(3):
+        with nb.stage(cluster="gpu"):
+            hidden = Center(name="center")(keras.layers.Dense(8)(inputs))
+        with nb.stage(cluster="npu"):
+            outputs = keras.layers.Dense(1)(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(0).standard_normal((12, 6)).astype("float32")
+    with pytest.raises(BatchCoupledError, match="'center"):
+        model.fit(x, x[:, :1], verbose=0)
+
+
+class Quantised(keras.layers.Layer):
+    """The nearest of a codebook, which follows the rows as a moving average."""
+
+    def build(self, shape: Any) -> None:
+        self.codes = self.add_weight(shape=(4, shape[-1]), trainable=False, initializer="uniform")
+
+    def call(self, h: Any) -> Any:
+        ops = keras.ops
+        nearest = ops.argmin(ops.sum((h[:, None] - self.codes[None]) ** 2, -1), -1)
+        self.codes.assign(0.9 * self.codes + 0.01 * ops.matmul(ops.transpose(ops.one_hot(nearest, 4)), h))
+        return h + ops.stop_gradient(ops.take(self.codes, nearest, axis=0) - h)
+
+
+def test_a_codebook_that_is_looked_up_after_it_moved_runs_where_it_is_allowed() -> None:
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((6,))
+    with nb.pipeline(3, coupled="allow"):
+        with nb.stage(cluster="gpu"):
+            layer = Quantised()
+            hidden = layer(keras.layers.Dense(3)(inputs))
+        with nb.stage(cluster="npu"):
+            outputs = keras.layers.Dense(1)(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    x = np.random.default_rng(0).standard_normal((12, 6)).astype("float32")
+    codes, (kernel, bias) = np.array(layer.codes), model.layers[1].get_weights()
+    model.fit(x, x[:, :1], batch_size=12, shuffle=False, verbose=0)
+    for part in np.split(x @ kernel + bias, 3):  # each micro-batch moves it
+        nearest = ((part[:, None] - codes[None]) ** 2).sum(-1).argmin(-1)
+        codes = 0.9 * codes + 0.01 * np.eye(4)[nearest].T @ part
+    np.testing.assert_allclose(layer.codes, codes, rtol=1e-4, atol=1e-6)
+
+
+# ---------------------------------------------------------------------- what leaves the step
+def left(ask: Asked, micro_batch: int) -> np.ndarray:
+    """What a step returns."""
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.pipeline(micro_batch):
+            with nb.stage(cluster="gpu"):
+                h = x * 1.0
+            with nb.stage(cluster="npu"):
+                return ask(h)
+
+    return np.asarray(step(ROWS))
+
+
+@pytest.mark.parametrize(
+    ("ask", "why"),
+    [
+        (lambda h: tf.concat([h, -h], 0), "another order"),
+        (lambda h: tf.tile(h, [2, 1]), "another order"),
+        (lambda h: tf.reshape(tf.transpose(tf.concat([h, 10 * h], 1)), [-1]), "another order"),
+        (lambda h: tf.where(h[:, 0] > 3), "numbers of rows"),
+        (lambda h: tf.range(tf.shape(h)[0]), "numbers of rows"),
+        (lambda h: tf.cast(tf.range(tf.shape(h)[0]), tf.float32)[:, None] * h, "numbers of rows"),
+    ],
+    ids=["concat", "tile", "transposed", "where", "range", "times range"],
+)
+def test_rows_that_come_back_otherwise_are_refused(ask: Asked, why: str) -> None:
+    assert left(ask, 1).size
+    with pytest.raises(BatchCoupledError, match=why):
+        left(ask, 3)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [lambda h: tf.concat([h, -h], 1), lambda h: tf.transpose(h), lambda h: tf.tile(h, [1, 2]), lambda h: h[:, 0] > 3],
+    ids=["concat", "transpose", "tile", "compare"],
+)
+def test_rows_in_their_own_order_come_back_so(ask: Asked) -> None:
+    np.testing.assert_array_equal(left(ask, 3), left(ask, 1))
+
+
+def test_predict_refuses_them_too() -> None:
+    inputs = keras.Input((1,))
+    with nb.pipeline(3):
+        with nb.stage(cluster="gpu"):
+            hidden = keras.layers.Rescaling(1.0)(inputs)
+        with nb.stage(cluster="npu"):
+            outputs = keras.ops.concatenate([hidden, -hidden], axis=0)
+    model = keras.Model(inputs, outputs)
+    with pytest.raises(BatchCoupledError, match="another order"):
+        model.predict_on_batch(ROWS)
+
+
+def test_rows_that_become_a_variable_are_refused() -> None:
+    kept = tf.Variable(np.zeros((1, 1), "float32"), shape=[None, 1])
+
+    def keep(h: Any) -> Any:
+        kept.assign(h)
+        return h
+
+    left(keep, 1)
+    np.testing.assert_array_equal(kept, ROWS)
+    with pytest.raises(BatchCoupledError, match="become the value of a variable"):
+        left(keep, 3)
