@@ -36,7 +36,8 @@ def watched(frame: Frame, around: Stack) -> Iterator[None]:
     if code is not None and not frame.touched:
         outermost = around.frames[0] if around.frames else frame
         then = "so this scope caught nothing"
-        tell(frame, code, then, where=frame.site, program=outermost.site, mend=_INSIDE.get(code))
+        mend = _CALLED if code == "plain eager code" and _method() == "call" else _INSIDE.get(code)
+        tell(frame, code, then, where=frame.site, program=outermost.site, mend=mend)
 
 
 def running() -> str | None:
@@ -49,14 +50,20 @@ def running() -> str | None:
 
 def builds() -> bool:
     """Whether the innermost method of a Keras layer that runs is its `build`, and not its `call`."""
+    return _method() == "build"
+
+
+def _method() -> str:
+    """Which it is, "" where none of them runs; what Keras's own layers build is no `build` of the user's."""
     keras = sys.modules.get("keras")
     frame = sys._getframe(1) if keras is not None else None
     while frame is not None and keras is not None:
         owner = frame.f_locals.get("self") if frame.f_code.co_name in ("build", "call") else None
         if isinstance(owner, keras.Layer):
-            return frame.f_code.co_name == "build" and not _is_kerass(type(owner))
+            own = frame.f_code.co_name == "call" or not _is_kerass(type(owner))
+            return frame.f_code.co_name if own else ""
         frame = frame.f_back
-    return False
+    return ""
 
 
 def _is_kerass(kind: type) -> bool:
@@ -64,6 +71,10 @@ def _is_kerass(kind: type) -> bool:
     return kind.__module__.startswith("keras.")
 
 
+_CALLED = (
+    "nothing, if that call was only to make the model's variables (nb.plan(model, x, y) makes them, too);\n"
+    "train it with fit, or call it in a function under @nb.function, and it is cut"
+)
 _INSIDE = {
     "plain eager code": "enter it where layers are called: while a functional model is built, in the model's call, "
     "or in a function under @nb.function;\nmaking layers in it, or calling fit, is not enough"
