@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,8 +58,9 @@ def line(name: str, runs: Sequence[Found], times: Found) -> list[object]:
 
 
 def sent(runs: Sequence[Found], way: str) -> float:
-    """Thousands of bytes that a step sends one way."""
-    return statistics.mean(each["bytes"][way] / each["steps"] / 1e3 for each in runs)
+    """Thousands of bytes that a step sends one way, in the mean of the runs that counted them."""
+    counted = [each["bytes"][way] / each["steps"] / 1e3 for each in runs if "bytes" in each]
+    return statistics.mean(counted) if counted else math.nan
 
 
 def steps_to(bleu: float, runs: Sequence[Found]) -> float | None:
