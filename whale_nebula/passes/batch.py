@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -118,7 +118,7 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     found.once = frozenset(op.index for op in own if op.index not in each and _waits(op, program, folding))
     _check_effects(own, found)
     found.once -= _beside_coupled(own, found)
-    found.once -= _read_again(own, each, found)
+    found.once -= _read_again(own, found)
     return found
 
 
@@ -191,16 +191,18 @@ def _check_effects(own: list[Op], found: BatchFolds) -> None:
             found._note(refusal)
 
 
-def _read_again(own: list[Op], each: Collection[int], found: BatchFolds) -> set[int]:
+def _read_again(own: list[Op], found: BatchFolds) -> set[int]:
     """Writes that each micro-batch reads after it has done them itself: refused, unless allowed."""
     if found.folding is None:
         return set()
-    program, pairs = found.program, list(rereads(found.program.graph, own, each, found.folding))
+    program = found.program
+    each = {op.index for op in own if op.index in program.of_batch} - found.once
+    pairs = list(rereads(program.graph, own, each, found.folding))
     for write, read in pairs:
         known = (program.variable_ops.get(handle) for handle in written(write, program.graph))
         name = next((repr(variable.path) for variable in known if variable is not None), "")
         state = Fold(COUPLED, blame=read.index, reason=f"variable {name} {_REREAD}".replace("  ", " "))
-        refusal = verdict(state, program.graph, where=found.where, ways=(_BEFORE,))
+        refusal = verdict(state, program.graph, where=found.where, what="what the step computes", ways=(_BEFORE,))
         if refusal is not None and program.pipeline.coupled != "allow":
             raise refusal
         found._note(refusal)

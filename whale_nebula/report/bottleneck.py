@@ -161,7 +161,8 @@ class _Told:
         stages = self.prediction.stages
         busiest = max(stages, key=lambda name: stages[name].compute_seconds + stages[name].codec_seconds)
         busy, codecs = duration(stages[busiest].compute_seconds), stages[busiest].codec_seconds
-        said = f"computing, not the line: stage {busiest} computes {busy} of the {duration(self.whole)} that are foretold"
+        whole = f"the {duration(self.whole)} that are foretold"
+        said = f"computing, not the line: stage {busiest} computes {busy} of {whole}"
         said += f", and its codecs {duration(codecs)}" if codecs > NOTHING * self.whole else ""
         even = seconds(self.basis.balanced())
         if len(stages) > 1 and self.worth(even):

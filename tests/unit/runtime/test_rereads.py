@@ -115,6 +115,23 @@ def test_a_metric_in_the_loss_is_refused_and_beside_it_exact() -> None:
         step_of(True, 3)
 
 
+@pytest.mark.parametrize("mixed", [True, False], ids=["with rows", "alone"])
+def test_without_a_gradient_only_what_meets_rows_is_refused(mixed: bool) -> None:
+    variable = tf.Variable(0.5)
+
+    def ask(h: Any) -> Any:
+        variable.assign_add(tf.reduce_sum(h))
+        return h * variable if mixed else tf.sqrt(variable.read_value())
+
+    first = left(ask, 1)
+    variable.assign(0.5)
+    if mixed:
+        with pytest.raises(BatchCoupledError, match="then read again"):
+            left(ask, 3)
+    else:
+        np.testing.assert_allclose(left(ask, 3), first, rtol=1e-6)
+
+
 class Center(keras.layers.Layer):
     """Takes a running mean away."""
 
