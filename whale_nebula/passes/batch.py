@@ -12,7 +12,7 @@ from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.spec import Value
 from whale_nebula.passes.effects import draws, is_check, is_effect, is_random, resources, written
-from whale_nebula.passes.reduce import COUPLED, ROWS, Fold, Folding, fold, merge_rule, verdict
+from whale_nebula.passes.reduce import COUPLED, ROWS, WHOLE, Fold, Folding, fold, merge_rule, verdict
 from whale_nebula.passes.rereads import rereads
 
 _ONCE = frozenset({"after", "inverse"})
@@ -117,6 +117,7 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     each = program.graph.ascend(value.op for request in program.requests for value in request.targets)
     found.once = frozenset(op.index for op in own if op.index not in each and _waits(op, program, folding))
     _check_effects(own, found)
+    _check_backward(found)
     found.once -= _beside_coupled(own, found)
     found.once -= _read_again(own, found)
     return found
@@ -196,8 +197,9 @@ def _read_again(own: list[Op], found: BatchFolds) -> set[int]:
     if found.folding is None:
         return set()
     program = found.program
-    each = {op.index for op in own if op.index in program.of_batch} - found.once
-    pairs = list(rereads(program.graph, own, each, found.folding))
+    backward = {op for request in program.requests for op in request.backward}
+    each = ({op.index for op in own if op.index in program.of_batch} - found.once) | backward
+    pairs = list(rereads(program.graph, own, each, found.once, found.folding))
     for write, read in pairs:
         known = (program.variable_ops.get(handle) for handle in written(write, program.graph))
         name = next((repr(variable.path) for variable in known if variable is not None), "")
@@ -215,11 +217,33 @@ _BEFORE = "read the variable before it is written"
 
 def _put_down(op: Op, given: list[Fold]) -> list[Fold]:
     """What a write is given; rows that it puts in the place of a variable's value are those of a micro-batch alone."""
-    rows = op.type.startswith("Assign") and any(state.kind == ROWS for state in given)
-    return [Fold(COUPLED, blame=op.index, reason=_REPLACED)] if rows else given
+    rows = any(state.kind == ROWS for state in given)
+    put = op.type.startswith("Assign") or op.type == "ResourceStridedSliceAssign"
+    if put and rows:
+        return [Fold(COUPLED, blame=op.index, reason=_REPLACED)]
+    if any(state.position for state in given):
+        return [Fold(COUPLED, blame=op.index, reason=_NUMBERED)]
+    if rows and op.type.startswith("ResourceScatter") and any(state.kind not in (ROWS, WHOLE) for state in given):
+        return [Fold(COUPLED, blame=op.index, reason=_MIXED)]
+    return given
 
 
 _REPLACED = "rows of the batch become the value of a variable, and each micro-batch would leave its own there"
+_NUMBERED = "it writes where the numbers of rows say, and each micro-batch numbers its own"
+_MIXED = "rows of the batch say where it writes, and what it writes is made of all of them"
+
+
+def _check_backward(found: BatchFolds) -> None:
+    """What a custom gradient writes would be written once a micro-batch: refused, unless allowed."""
+    graph, pipeline = found.program.graph, found.program.pipeline
+    for number in sorted(op for request in found.program.requests for op in request.backward):
+        op = graph.ops[number]
+        if is_effect(op, graph) and resources(op, graph):
+            state = Fold(COUPLED, blame=number, reason="a gradient writes a variable, once for each micro-batch")
+            refusal = verdict(state, graph, where=found.where, what="what the step writes")
+            if refusal is not None and pipeline.coupled != "allow":
+                raise refusal
+            found._note(refusal)
 
 
 def _written(op: Op, program: Program) -> tuple[str, tuple[str, ...]]:

@@ -119,8 +119,11 @@ class _Splitter:
         return not self.seeds.isdisjoint(resources(op, self.program.graph))
 
     def _leading(self) -> set[int]:
-        """Ops that something of the forward depends on: a stage's op, a target of a gradient, an effect that stays."""
-        found: set[int] = set()
+        """Ops that something of the forward depends on: a stage's op, a target of a gradient, an effect that stays, or
+        a write that the backward reads after it.
+        """
+        graph = self.program.graph
+        found = {before for op in self.backward if resources(graph.ops[op], graph) for before in graph.ops[op].control}
         for op in reversed(self.own):
             staged = op.stage is not None and op.index not in self.effects and op.type != "Const"
             base = op.index in self.targets or staged

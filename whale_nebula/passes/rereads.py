@@ -12,17 +12,22 @@ from whale_nebula.passes.effects import is_effect, resources, written
 from whale_nebula.passes.reduce import Folding
 
 
-def rereads(graph: Graph, own: Sequence[Op], each: Collection[int], folding: Folding) -> Iterator[tuple[Op, Op]]:
+def rereads(
+    graph: Graph, own: Sequence[Op], each: Collection[int], once: Collection[int], folding: Folding
+) -> Iterator[tuple[Op, Op]]:
     """Every write whose value the batch decides, with the first op that reads after it for `each` micro-batch.
 
-    `each` are the ops that are run for every micro-batch, with its rows; what is read for none of them can wait.
+    `each` are the ops that are run for every micro-batch, with its rows, or in the backward; what is read for none of
+    them can wait. A write that is not done `once` comes before the reads of the next micro-batch, wherever it stands.
     """
     for write in own:
         if is_effect(write, graph) and any(folding.of(value).kind != "whole" for value in write.inputs):
             handles = set(written(write, graph))
-            readers = [op for op in own if op.outputs and handles.intersection(resources(op, graph))]
-            after = graph.descend([write.index], control=True) - {write.index} if readers else ()
-            later = (op for op in readers if op.index in after and not graph.descend([op.index]).isdisjoint(each))
+            touching = (op for op in graph.ops if op.outputs and op is not write)
+            readers = [op for op in touching if handles.intersection(resources(op, graph))]
+            after = graph.descend([write.index], control=True) if readers and write.index in once else None
+            due = (op for op in readers if after is None or op.index in after)
+            later = (op for op in due if not graph.descend([op.index]).isdisjoint(each))
             read = next(later, None)
             if read is not None:
                 yield write, read

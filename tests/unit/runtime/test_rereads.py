@@ -132,6 +132,130 @@ def test_without_a_gradient_only_what_meets_rows_is_refused(mixed: bool) -> None
         np.testing.assert_allclose(left(ask, 3), first, rtol=1e-6)
 
 
+def reversed_by(written: Callable[[tf.Variable, Any], Any]) -> Callable[[tf.Variable, Any], Any]:
+    """A loss whose gradient is turned by a variable that is written first and read by the backward alone."""
+
+    def lose(variable: tf.Variable, p: Any) -> Any:
+        @tf.custom_gradient
+        def turn(z: Any) -> Any:
+            return tf.identity(z), lambda d: -variable * d
+
+        written(variable, p)
+        return tf.reduce_mean(turn(p) ** 2)
+
+    return lose
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3])
+def test_a_backward_reads_what_the_step_has_written_before(micro_batch: int) -> None:
+    _, gradient, _ = trained(reversed_by(lambda variable, p: variable.assign(0.25)), micro_batch)
+    assert gradient == pytest.approx(-0.25 * 2 * (ROWS**2).mean(), rel=1e-6)
+
+
+def test_of_the_batch_it_reads_it_with_one_micro_batch_alone() -> None:
+    lose = reversed_by(lambda variable, p: variable.assign(tf.reduce_mean(p)))
+    assert trained(lose, 1)[1] == pytest.approx(-ROWS.mean() * 2 * (ROWS**2).mean(), rel=1e-6)
+    with pytest.raises(BatchCoupledError, match="then read again"):
+        trained(lose, 3)
+
+
+def test_a_gradient_that_writes_is_refused() -> None:
+    def lose(variable: tf.Variable, p: Any) -> Any:
+        @tf.custom_gradient
+        def counted(z: Any) -> Any:
+            def back(d: Any) -> Any:
+                variable.assign_add(1.0)
+                return d
+
+            return tf.identity(z), back
+
+        return tf.reduce_mean(counted(p) ** 2)
+
+    assert trained(lose, 1)[2] == 1.5
+    with pytest.raises(BatchCoupledError, match="a gradient writes a variable"):
+        trained(lose, 3)
+
+
+def by_row(variable: tf.Variable, p: Any) -> Any:
+    """Centres of classes, which follow their rows."""
+    ids = tf.cast(p[:, 0] > 3, tf.int32)
+    centres = tf.gather(variable, ids)
+    loss = tf.reduce_mean((p[:, 0] - centres) ** 2)
+    variable.scatter_sub(tf.IndexedSlices(0.1 * (centres - p[:, 0]), ids))
+    return loss
+
+
+def in_a_branch(variable: tf.Variable, p: Any) -> Any:
+    def follow() -> Any:
+        return variable.assign(0.9 * variable + 0.1 * tf.reduce_mean(p))
+
+    tf.cond(variable[0] < 9.0, follow, variable.read_value)
+    return tf.reduce_mean(p**2)
+
+
+def into_places(variable: tf.Variable, p: Any) -> Any:
+    variable[: tf.shape(p)[0]].assign(p[:, 0])
+    return tf.reduce_mean(p**2)
+
+
+def at_places(variable: tf.Variable, p: Any) -> Any:
+    variable.scatter_update(tf.IndexedSlices(p[:, 0], tf.range(tf.shape(p)[0])))
+    return tf.reduce_mean(p**2)
+
+
+def pairs(variable: tf.Variable, p: Any) -> Any:
+    mask = p[:, 0] > 3
+    one, other = (tf.boolean_mask(p[:, 0], each) for each in (mask, ~mask))
+    return tf.reduce_sum(tf.nn.relu(1 - one + other))
+
+
+def reshaped(variable: tf.Variable, p: Any) -> Any:
+    four = tf.transpose(tf.concat([p, 2 * p, 3 * p, 4 * p], 1))
+    return tf.reduce_mean(tf.reduce_sum(tf.reshape(four, [tf.shape(p)[0], 4]), 1) ** 2)
+
+
+def noisy(variable: tf.Variable, p: Any) -> Any:
+    return tf.reduce_mean((p + tf.random.stateless_normal(tf.shape(p), [7, 0])) ** 2)
+
+
+def floored(variable: tf.Variable, p: Any) -> Any:
+    return tf.reduce_sum(p**2) + tf.reduce_sum(p) // 0.7
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [by_row, in_a_branch, into_places, at_places, pairs, reshaped, noisy, floored],
+    ids=lambda each: each.__name__,
+)
+def test_what_only_the_whole_batch_gives_is_refused(lose: Callable[[tf.Variable, Any], Any]) -> None:
+    def ask(micro_batch: int) -> Any:
+        weight, variable = tf.Variable(1.0), tf.Variable(tf.zeros([8]))
+
+        @nb.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape, nb.pipeline(micro_batch):
+                with nb.stage(cluster="gpu"):
+                    h = x * weight
+                with nb.stage(cluster="npu"):
+                    p = h * 1.0
+                loss = lose(variable, p)
+            return tape.gradient(loss, weight)
+
+        return float(step(ROWS))
+
+    assert np.isfinite(ask(1))
+    with pytest.raises(BatchCoupledError):
+        ask(3)
+
+
+def test_two_reads_of_one_mask_belong_together() -> None:
+    def lose(variable: tf.Variable, p: Any) -> Any:
+        mask = p[:, 0] > 3
+        return tf.reduce_sum(tf.boolean_mask(p, mask) * tf.boolean_mask(2 * p, mask)) * variable
+
+    np.testing.assert_allclose(trained(lose, 3), trained(lose, 1), rtol=1e-6)
+
+
 class Center(keras.layers.Layer):
     """Takes a running mean away."""
 

@@ -80,8 +80,9 @@ def multiplication(site: Site) -> Result:
 
 @rule("RealDiv", "Div", "DivNoNan", "FloorDiv", literal=True)
 def division(site: Site) -> Result:
-    """Linear in the dividend, but for whole numbers, which lose what is left over."""
-    return _lifted(site, divided if site.spec(0).floating else _shared_out)
+    """Linear in the dividend, but where what is left over is lost."""
+    exact = site.spec(0).floating and site.op.type != "FloorDiv"
+    return _lifted(site, divided if exact else _shared_out)
 
 
 def _shared_out(site: Site, folds: Sequence[Fold]) -> Fold:

@@ -115,8 +115,19 @@ def where(site: Site) -> Result:
         return site.nonlinear(site.folds)
     if mask.axis != 0 or mask.order or rank is None:
         return site.coupled("a mask whose rows do not lie one after the other is listed")
-    own = Fold(ROWS, per=mask.per, ragged=True, position=1)
+    own = Fold(ROWS, per=mask.per, ragged=_mask(site), position=1)
     return own._replace(parts=(own, *(own._replace(position=0),) * (rank - 1)))
+
+
+def _mask(site: Site) -> int:
+    """Which mask it is, whatever shape it was given: entries of one mask belong together, those of two do not."""
+    value = site.op.inputs[0]
+    while site.graph.ops[value.op].type in _SHAPED:
+        value = site.graph.ops[value.op].inputs[0]
+    return 1 + value.op
+
+
+_SHAPED = frozenset({"Reshape", "Identity", "Squeeze", "ExpandDims"})
 
 
 @rule("ScatterNd", "TensorScatterAdd")

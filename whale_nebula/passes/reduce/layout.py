@@ -107,6 +107,9 @@ def _moved(site: Site, data: Fold, move: _Move, per: int) -> Fold:
         return data._replace(axis=move.place, per=per).bare
     if move.place or _known(move.heads[0]) == 1:
         return site.coupled("a reshape puts the batch under other axes than before")
+    old, new = _known(move.tails[0]), _known(move.tails[1])
+    if move.tails[1] and not _same(*move.tails) and (UNKNOWN in (old, new) or old % new):
+        return site.coupled("a reshape puts entries of several rows together")
     merged = 1 if _same(*move.tails) else _known(move.tails[0]) if not move.tails[1] else UNKNOWN
     order = (UNDER, data.per * merged) if data.per * merged else own_order(site)
     return data._replace(axis=0, per=UNKNOWN, order=order).bare

@@ -23,7 +23,7 @@ def contraction(site: Site, labels: Sequence[Labels], out: Labels) -> Fold:
     first, batch = held[0]
     if any(label != batch for _, label in held):
         return site.coupled("every row meets every other row: the batch lies along two axes (in-batch negatives)")
-    if any(fold.order != first.order or fold.per != first.per for fold, _ in held):
+    if any((fold.order, fold.per, fold.ragged) != (first.order, first.per, first.ragged) for fold, _ in held):
         return site.coupled("the rows of two tensors do not lie in the same order")
     for place, names in enumerate(labels):
         if folds[place].kind == WHOLE and batch in names and site.size(place, list(names).index(batch)) != 1:

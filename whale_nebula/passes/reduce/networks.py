@@ -36,6 +36,8 @@ def leading(site: Site) -> Result:
         return site.nonlinear(site.folds)
     if data.kind != ROWS or data.axis != 0 or any(fold.kind != WHOLE for fold in site.folds[1:]):
         return site.coupled(f"{site.op.type} along the batch axis, or with operands made of the batch")
+    if site.attribute("include_batch_in_index", False):
+        return data.bare, site.coupled("it counts the places of the whole batch")
     return data.bare
 
 

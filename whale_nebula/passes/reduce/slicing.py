@@ -122,6 +122,7 @@ def plain(site: Site) -> Result:
     all_of_them = size_of.kind == COUNT and size_of.per == data.per > 0 and not data.order
     if begins[data.axis].literal == (0,) and (size_of.literal == (-1,) or all_of_them):
         others = [part for axis, part in enumerate(sizes) if axis != data.axis]
+        others += [part for axis, part in enumerate(begins) if axis != data.axis]
         if all(part.kind == WHOLE for part in others):
             return data.bare
     return site.coupled(_CUT)

@@ -54,13 +54,13 @@ Number = int | float
 class Fold(NamedTuple):
     """The state of a value.
 
-    `axis` is where the rows lie; `per` the entries that one row has there (of a count: the number a row).
-    `order` is empty where the rows lie one after the other, so that the micro-batches' values only need to be
-    put behind each other; `ragged` where each row gives another number of them. `position` marks multiples of
+    `axis` is where the rows lie; `per` the entries that one row has there (of a count: the number a row). `order`
+    is empty where the rows lie one after the other, so that the micro-batches' values only need to be put behind
+    each other; `ragged` where each row gives another number of them: by which mask. `position` marks multiples of
     the number that a row has in the batch: it says how many times (or `STRANGE`), `offset` that something was
-    added. `inputs` says that the value comes from the user's inputs alone. `literal` are the known numbers of
-    a whole, `parts` the states along the last axis. `blame` and `reason` say of after and coupled which op
-    made it so, and why.
+    added. `inputs` says that the value comes from the user's inputs alone. `literal` are the known numbers of a
+    whole, `parts` the states along the last axis. `blame` and `reason` say of after and coupled which op made it
+    so, and why.
 
     >>> str(Fold(ROWS, axis=1)), str(Fold(SUM, inputs=True))
     ('rows(1)', 'sum of inputs')
@@ -70,7 +70,7 @@ class Fold(NamedTuple):
     axis: int = 0
     per: int = 1
     order: tuple[int, ...] = ()
-    ragged: bool = False
+    ragged: int = 0
     position: int = 0
     offset: bool = False
     inputs: bool = False
@@ -119,7 +119,7 @@ class Fold(NamedTuple):
             name = f"shape({', '.join(part.kind for part in self.parts)})"
         elif self.kind == ROWS:
             name = f"{'positions' if self.position else self.kind}({self.axis})"
-            name += " ragged" * self.ragged + " interleaved" * bool(self.order)
+            name += " ragged" * bool(self.ragged) + " interleaved" * bool(self.order)
         else:
             name = self.kind
         return name + " of inputs" * (self.inputs and self.kind not in (WHOLE, EMPTY))

@@ -29,7 +29,7 @@ from whale_nebula.passes.reduce.state import (
         (Fold(WHOLE), "same"),
         (Fold(ROWS), "concat:0"),
         (Fold(ROWS, axis=2), "concat:2"),
-        (Fold(ROWS, ragged=True), "concat:0"),
+        (Fold(ROWS, ragged=1), "concat:0"),
         (Fold(ROWS, order=(1, 1)), "coupled"),
         (Fold(ROWS, position=1), "coupled"),
         (Fold(COUNT), "sum"),
