@@ -125,7 +125,7 @@ def by_bytes(axes: Any, runs: Sequence[Found]) -> None:
         axes.plot([fewer] * 2, [min(scores), max(scores)], color=color)
         axes.plot(fewer, statistics.mean(scores), "o", color=color)
         axes.annotate(name, (fewer, statistics.mean(scores)), (5, 4), textcoords="offset points", fontsize=8)
-    axes.set(xscale="log", xlabel="times fewer bytes, both ways together", ylabel="BLEU of the test")
+    axes.set(xscale="log", xlim=(0.8, 80), xlabel="times fewer bytes, both ways together", ylabel="BLEU of the test")
     axes.set_title("grey: nothing, orange: the paper's, blue: ours", fontsize=9)
 
 
