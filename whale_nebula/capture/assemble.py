@@ -108,6 +108,7 @@ def _request(
         start=max(before, default=-1) + 1,
         backward=inside,
         targets=tuple(value(t) for t in live.targets),
+        given=tuple(value(t) for t in live.given),
         sources=tuple(live.sources),
         origins=tuple(-1 if t is None else numbers[t.op.name] for t in live.origins),
         holders=tuple(Holder(n, tuple(value(t) for t in tensors)) for n, tensors in live.holders),

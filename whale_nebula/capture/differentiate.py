@@ -49,11 +49,15 @@ def differentiate(
     """
     trace.bottlenecks.asked.update(id(_handle(source)) for source in sources)
     before = frozenset(op.name for op in trace.graph.get_operations())
+    given = [seed for seed in seeds if isinstance(seed, tf.Tensor) and getattr(seed, "graph", None) is trace.graph]
     seeds = weigh(trace, targets, seeds)
     operations = in_order(trace.graph.get_operations())
     own = _made_for(seeds, before)
     request = LiveRequest(
-        before=frozenset(op.name for op in operations) - own, targets=list(targets), sources=[_name(s) for s in sources]
+        before=frozenset(op.name for op in operations) - own,
+        targets=list(targets),
+        sources=[_name(s) for s in sources],
+        given=given,
     )
     trace.labels = {name: stage for name, stage in _labels(trace, operations).items() if name not in own}
     with _following(tape, stops) as followed:

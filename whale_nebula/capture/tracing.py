@@ -36,6 +36,7 @@ class LiveRequest:
     flows: list[tuple[int, Any, Any]] = field(default_factory=list)
     made: list[tuple[int, Any]] = field(default_factory=list)
     parts: list[tuple[int, int, tuple[Any, ...]]] = field(default_factory=list)
+    given: list[Any] = field(default_factory=list)
 
 
 @dataclass

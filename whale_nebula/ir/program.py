@@ -86,7 +86,8 @@ class Request:
     """One call of `tape.gradient`, already differentiated.
 
     `start` is the first op traced after it was asked; `origins` are the ops that hold its sources (-1: not in the
-    trace); `effects` the (stage, op) that a custom gradient does beside differentiating.
+    trace); `effects` the (stage, op) that a custom gradient does beside differentiating; `given` what the user gave as
+    `output_gradients`.
     """
 
     index: int
@@ -100,6 +101,7 @@ class Request:
     flows: tuple[Flow, ...] = ()
     parts: tuple[GradientPart, ...] = ()
     effects: tuple[tuple[int, int], ...] = ()
+    given: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True)

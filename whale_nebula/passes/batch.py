@@ -118,6 +118,7 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     found.once = frozenset(op.index for op in own if op.index not in each and _waits(op, program, folding))
     _check_effects(own, found)
     _check_backward(found)
+    _check_given(found)
     found.once -= _beside_coupled(own, found)
     found.once -= _read_again(own, found)
     return found
@@ -244,6 +245,21 @@ def _check_backward(found: BatchFolds) -> None:
             if refusal is not None and pipeline.coupled != "allow":
                 raise refusal
             found._note(refusal)
+
+
+def _check_given(found: BatchFolds) -> None:
+    """What is given as the gradient of rows are rows; of a number it is the same for all micro-batches."""
+    program, folding = found.program, found.folding
+    for value in (value for request in program.requests for value in request.given):
+        state = folding.of(value) if folding is not None else Fold(WHOLE)
+        if state.kind == WHOLE or (state.kind == ROWS and not state.misplaced):
+            continue
+        reason = state.misplaced or f"output_gradients is {state.spoken}"
+        state = Fold(COUPLED, blame=value.op, reason=reason) if state.good else state
+        refusal = verdict(state, program.graph, where=found.where, what="a gradient that is given")
+        if refusal is not None and program.pipeline.coupled != "allow":
+            raise refusal
+        found._note(refusal)
 
 
 def _written(op: Op, program: Program) -> tuple[str, tuple[str, ...]]:

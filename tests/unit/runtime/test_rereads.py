@@ -248,6 +248,37 @@ def test_what_only_the_whole_batch_gives_is_refused(lose: Callable[[tf.Variable,
         ask(3)
 
 
+def seeded(give: Callable[[Any], Any], micro_batch: int) -> float:
+    """The gradient of rows, for gradients of them that are given."""
+    weight = tf.Variable(1.0)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, nb.pipeline(micro_batch):
+            with nb.stage(cluster="gpu"):
+                h = x * weight
+            with nb.stage(cluster="npu"):
+                p = h * 1.0
+        return tape.gradient(p, weight, output_gradients=give(p))
+
+    return float(step(ROWS))
+
+
+@pytest.mark.parametrize(
+    "give",
+    [lambda p: p / tf.cast(tf.shape(p)[0], tf.float32), lambda p: p - tf.reduce_mean(p)],
+    ids=["divided by the rows", "less their mean"],
+)
+def test_gradients_that_are_given_may_not_hang_on_all_rows(give: Asked) -> None:
+    assert np.isfinite(seeded(give, 1))
+    with pytest.raises(BatchCoupledError, match="a gradient that is given"):
+        seeded(give, 3)
+
+
+def test_gradients_that_are_given_row_by_row_are_exact() -> None:
+    assert seeded(lambda p: p - 2.0, 3) == pytest.approx(seeded(lambda p: p - 2.0, 1), rel=1e-6)
+
+
 def test_two_reads_of_one_mask_belong_together() -> None:
     def lose(variable: tf.Variable, p: Any) -> Any:
         mask = p[:, 0] > 3
