@@ -67,8 +67,10 @@ class TestRun:
         forward, backward = {"BOUNDARY float32", "BOUNDARY bool"}, {"BOUNDARY float32"}
         crossing = {name for name in kinds if name.startswith("BOUNDARY")}
         assert crossing == (forward if side == "source" else backward if part.startswith("fit") else set())
-        assert kinds - crossing <= {"CONTROL uint8", "ACK", "BEAT", "SCALAR float32", "VALUE float32", "VALUE int64"}
+        scalars = {"SCALAR float32", "SCALAR uint8"}
+        assert kinds - crossing <= {"CONTROL uint8", "ACK", "BEAT", "VALUE float32", "VALUE int64", *scalars}
         assert all(dims == [] for dims in ran[side][part]["integers"]), "more than a counter"
+        assert all(size <= 64 for size in ran[side][part]["bundled"]), "more than a few numbers"
 
     @pytest.mark.parametrize("side", SIDES)
     def test_the_second_epoch_goes_by_the_codec(self, ran: Ran, side: str) -> None:

@@ -65,9 +65,12 @@ def looked(part: str, look: Look) -> None:
     found = [hit for frame in frames for hit in look.finds(frame.replace(ROOT, b""))]
     steps = [each.message for each in read if each.message.get("about") == "STEP"]
     kinds = Counter(each.said for each in read)
-    integers = [list(each.dims) for each in read if "int" in each.dtype and not each.message]
+    bundles = [each for each in read if each.said == "SCALAR uint8"]  # several numbers, as bytes
+    whole = [each for each in read if "int" in each.dtype and not each.message]
+    integers = [list(each.dims) for each in whole if each not in bundles]
     tell(part, {"found": found[:5], "frames": len(frames), "bytes": sum(map(len, frames)), "kinds": kinds,
-                "integers": integers, "checksums": [sorted(each["inputs"]) for each in steps]})  # fmt: skip
+                "integers": integers, "bundled": [each.dims[0] for each in bundles],
+                "checksums": [sorted(each["inputs"]) for each in steps]})  # fmt: skip
 
 
 def translator() -> CausalABNet:
