@@ -78,6 +78,13 @@ class BatchFolds:
             return "mean" if spec.floating else "last"
         return "concat:0" if spec.shape and spec.shape[0] is None else "last"
 
+    def refuse(self, state: Fold, what: str, ways: tuple[str, ...] = ()) -> None:
+        """Refuse what micro-batches would change; where that is allowed, note it."""
+        refusal = verdict(state, self.program.graph, where=self.where, what=what, ways=ways)
+        if refusal is not None and self.program.pipeline.coupled != "allow":
+            raise refusal
+        self._note(refusal)
+
     def _note(self, refusal: CaptureError | None) -> None:
         """One note for each cause: a layer that couples rows does so for the loss and for what it writes."""
         cause = "" if refusal is None else refusal.what.partition(": ")[2] or refusal.what
@@ -187,10 +194,7 @@ def _check_effects(own: list[Op], found: BatchFolds) -> None:
             continue
         what, ways = _written(op, found.program)
         for state in _put_down(op, _given(op, found.folding)):
-            refusal = verdict(state, found.program.graph, where=found.where, what=what, ways=ways)
-            if refusal is not None and found.program.pipeline.coupled != "allow":
-                raise refusal
-            found._note(refusal)
+            found.refuse(state, what, ways)
 
 
 def _read_again(own: list[Op], found: BatchFolds) -> set[int]:
@@ -205,10 +209,7 @@ def _read_again(own: list[Op], found: BatchFolds) -> set[int]:
         known = (program.variable_ops.get(handle) for handle in written(write, program.graph))
         name = next((repr(variable.path) for variable in known if variable is not None), "")
         state = Fold(COUPLED, blame=read.index, reason=f"variable {name} {_REREAD}".replace("  ", " "))
-        refusal = verdict(state, program.graph, where=found.where, what="what the step computes", ways=(_BEFORE,))
-        if refusal is not None and program.pipeline.coupled != "allow":
-            raise refusal
-        found._note(refusal)
+        found.refuse(state, "what the step computes", (_BEFORE,))
     return program.graph.ascend(write.index for write, _ in pairs)
 
 
@@ -236,15 +237,12 @@ _MIXED = "rows of the batch say where it writes, and what it writes is made of a
 
 def _check_backward(found: BatchFolds) -> None:
     """What a custom gradient writes would be written once a micro-batch: refused, unless allowed."""
-    graph, pipeline = found.program.graph, found.program.pipeline
+    graph = found.program.graph
     for number in sorted(op for request in found.program.requests for op in request.backward):
         op = graph.ops[number]
         if is_effect(op, graph) and resources(op, graph):
             state = Fold(COUPLED, blame=number, reason="a gradient writes a variable, once for each micro-batch")
-            refusal = verdict(state, graph, where=found.where, what="what the step writes")
-            if refusal is not None and pipeline.coupled != "allow":
-                raise refusal
-            found._note(refusal)
+            found.refuse(state, "what the step writes")
 
 
 def _check_given(found: BatchFolds) -> None:
@@ -256,10 +254,7 @@ def _check_given(found: BatchFolds) -> None:
             continue
         reason = state.misplaced or f"output_gradients is {state.spoken}"
         state = Fold(COUPLED, blame=value.op, reason=reason) if state.good else state
-        refusal = verdict(state, program.graph, where=found.where, what="a gradient that is given")
-        if refusal is not None and program.pipeline.coupled != "allow":
-            raise refusal
-        found._note(refusal)
+        found.refuse(state, "a gradient that is given")
 
 
 def _written(op: Op, program: Program) -> tuple[str, tuple[str, ...]]:

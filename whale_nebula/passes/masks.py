@@ -39,10 +39,9 @@ def asked_mask(program: Program, value: Value, readers: Collection[int] | None =
 
 
 def unmarked(program: Program, value: Value, readers: Collection[int] | None = None) -> str | None:
-    """Why a boundary crosses whole though a mask was asked for; None where it does not."""
+    """Why a boundary that `mask_of` has no mask for crosses whole; None where none was asked for."""
     name = asked_mask(program, value, readers)
-    unread = name is None or _not_given(program, name) or mask_of(program, value, readers) is not None
-    if unread or not program.graph.spec(value).floating:
+    if name is None or _not_given(program, name) or not program.graph.spec(value).floating:
         return None
     marks = input_named(program, "mask", name) if name else program.masks.get(value)
     if marks is None:

@@ -205,21 +205,23 @@ class _Builder:
         for value, (_, phase, source, _) in sorted(made.items()):
             readers = {k[2] for k in self.outside.get(value, ()) if k[0] in ("forward", "backward")} - {source}
             if readers:
-                there, back = (self._codec(value, readers, direction) for direction in (0, 1))
-                if (reason := unmarked(self.program, value, readers)) is not None:
+                mask = mask_of(self.program, value, readers)
+                there, back = (self._codec(value, readers, direction, mask) for direction in (0, 1))
+                reason = unmarked(self.program, value, readers) if mask is None else None
+                if reason is not None:
                     self.folds.notes.append(f"b{len(found)}: all its rows cross: {reason}")
                 found.append(
                     Boundary(
                         slot=len(found), value=value, phase=phase, source=source, destinations=tuple(sorted(readers)),
                         backward=value in returning, codec=there, backward_codec=back,
-                        layout=self.folds.layout(value), mask=mask_of(self.program, value, readers),
+                        layout=self.folds.layout(value), mask=mask,
                         ids=ids_of(self.program, value, self.folds.layout(value), readers),
                         where=self._where(value, readers),
                     )
                 )  # fmt: skip
         return tuple(found)
 
-    def _codec(self, value: Value, readers: set[int], direction: int) -> str:
+    def _codec(self, value: Value, readers: set[int], direction: int, mask: Value | None) -> str:
         """How the innermost compress scope around the producer, else around the first consumer, has it cross."""
         graph, ways = self.program.graph, self.program.compressions
         scope = next(scopes_of(self.program, value, readers), None)
@@ -228,7 +230,7 @@ class _Builder:
         spec, way = graph.spec(value), parse_way(ways[scope][direction])
         if not spec.rank and (spec.rank == 0 or way.coded):
             return "none"
-        if spec.floating and mask_of(self.program, value, readers) is None:
+        if spec.floating and mask is None:
             way = replace(way, mask=None)
         if spec.floating:
             return "none" if spec.dtype.startswith("complex") else str(way)

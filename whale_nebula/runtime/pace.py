@@ -46,6 +46,7 @@ class Measured:
     steps: int = 0
     seconds: dict[str, list[float]] = field(default_factory=dict)
     _crossed: Cut | None = None
+    _at_most: tuple[str, ...] | None = None
     _bytes: dict[tuple[int, ...], Mapping[str, int]] = field(default_factory=dict)
     _crossing: dict[tuple[int, int], _Crossing] = field(default_factory=dict)
     _exchanges: dict[tuple[int, ...], tuple[tuple[Carried, ...], ...]] = field(default_factory=dict)
@@ -70,6 +71,7 @@ class Measured:
         if boundaries is not self._sizes.boundaries and boundaries != self._sizes.boundaries:
             self._crossed = replace(self.cut, boundaries=boundaries)
             self._bytes.clear()
+            self._at_most = None
             self._crossing.clear()
             self.seconds = {what: kept for what, kept in self.seconds.items() if not what.endswith(_CODEC)}
 
@@ -115,7 +117,9 @@ class Measured:
 
     @property
     def _bounded(self) -> tuple[str, ...]:
-        return tuple(sorted(bounded_links(self._sizes, self.hosts, self._clusters, self._exchange)))
+        if self._at_most is None:
+            self._at_most = tuple(sorted(bounded_links(self._sizes, self.hosts, self._clusters, self._exchange)))
+        return self._at_most
 
     def _carried(self, counts: tuple[int, ...]) -> Mapping[str, int]:
         if counts not in self._bytes:

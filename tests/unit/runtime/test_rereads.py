@@ -52,9 +52,11 @@ def counted(variable: tf.Variable, p: Any) -> Any:
     return tf.reduce_mean(p * p) * variable
 
 
-def trained(lose: Callable[[tf.Variable, Any], Any], micro_batch: int, coupled: str = "error") -> list[float]:
-    """Loss, gradient, and what the variable is afterwards."""
-    weight, variable = tf.Variable(1.0), tf.Variable(0.5)
+def stepped(
+    lose: Callable[[tf.Variable, Any], Any], micro_batch: int, variable: tf.Variable, coupled: str = "error"
+) -> list[float]:
+    """Loss and gradient."""
+    weight = tf.Variable(1.0)
 
     @nb.function
     def step(x: Any) -> Any:
@@ -66,8 +68,13 @@ def trained(lose: Callable[[tf.Variable, Any], Any], micro_batch: int, coupled: 
             loss = lose(variable, p)
         return loss, tape.gradient(loss, weight)
 
-    loss, gradient = step(ROWS)
-    return [float(loss), float(gradient), float(variable)]
+    return [float(each) for each in step(ROWS)]
+
+
+def trained(lose: Callable[[tf.Variable, Any], Any], micro_batch: int, coupled: str = "error") -> list[float]:
+    """Loss, gradient, and what the variable is afterwards."""
+    variable = tf.Variable(0.5)
+    return [*stepped(lose, micro_batch, variable, coupled), float(variable)]
 
 
 @pytest.mark.parametrize("lose", [assigned, added, scattered])
@@ -229,19 +236,7 @@ def floored(variable: tf.Variable, p: Any) -> Any:
 )
 def test_what_only_the_whole_batch_gives_is_refused(lose: Callable[[tf.Variable, Any], Any]) -> None:
     def ask(micro_batch: int) -> Any:
-        weight, variable = tf.Variable(1.0), tf.Variable(tf.zeros([8]))
-
-        @nb.function
-        def step(x: Any) -> Any:
-            with tf.GradientTape() as tape, nb.pipeline(micro_batch):
-                with nb.stage(cluster="gpu"):
-                    h = x * weight
-                with nb.stage(cluster="npu"):
-                    p = h * 1.0
-                loss = lose(variable, p)
-            return tape.gradient(loss, weight)
-
-        return float(step(ROWS))
+        return stepped(lose, micro_batch, tf.Variable(tf.zeros([8])))[1]
 
     assert np.isfinite(ask(1))
     with pytest.raises(BatchCoupledError):
