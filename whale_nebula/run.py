@@ -13,7 +13,9 @@ from typing import Any
 
 from whale_nebula.config import Config, Links, load, parse_links, quantities
 from whale_nebula.errors import ConfigError, OptionError, StateError
+from whale_nebula.feed.ids import compared_by, names_any
 from whale_nebula.launch.attach import Attachment, attach
+from whale_nebula.launch.seeding import seed_all, unmoved
 from whale_nebula.observing import observer
 from whale_nebula.pinned import Pinned, Pins, pins
 from whale_nebula.report.audience import Seen, audience
@@ -68,6 +70,7 @@ class Run:
     channels: dict[str, Any] = field(default_factory=dict)
     models: Any = None
     source: str = ""
+    compares: bool = False
 
     def __repr__(self) -> str:
         here = self.here()
@@ -104,6 +107,13 @@ class Run:
         if self.attachment is None:
             return {}
         return dict(sorted({self.attachment.worker: self.attachment.cluster, **self.attachment.peers}.items()))
+
+    @property
+    def cluster_sizes(self) -> dict[str, int]:
+        """How many workers each cluster of the config has, and each that has processes."""
+        listed = {name: max(1, len(cluster.workers)) for name, cluster in self.config.clusters.items()}
+        running = list(self.workers.values())
+        return listed | {name: running.count(name) for name in listed if name in running}
 
     def here(self) -> Here:
         """Where this process stands."""
@@ -170,6 +180,10 @@ class Run:
         if self.source:
             return f"{self.source}, which nb.init reads at {self.site},"
         return f"the config at {self.site}" if self.site else "the config"
+
+    def check_ids(self, inputs: Sequence[str]) -> None:
+        """The first step shows what inputs there are: by one of them rows are compared between processes."""
+        self.compares = self.compares or names_any(compared_by(self.ids), inputs, self.site)
 
     def _check_links(self) -> None:
         """The first program of several clusters shows which there are: a link of others joins nothing."""
@@ -254,10 +268,11 @@ def init(
             loaded.metrics if metrics is None else metrics,
             loaded.tensorboard if tensorboard is None else tensorboard,
         )
-        with _watched(run, seen.checked(site)):
-            deal_to(list(loaded.clusters))
+        with unmoved(), _watched(run, seen.checked(site)):
+            deal_to(run.cluster_sizes)
             if run.attachment is not None:
                 _join(run, run.attachment)
+        _sow(run)
         _run = run
         return run
 
@@ -318,6 +333,14 @@ def _join(run: Run, attachment: Attachment) -> None:
     atexit.register(shutdown)
 
 
+def _sow(run: Run) -> None:
+    """A seed that is named here sets all that draws, in one process as in several; a launcher's is set already."""
+    launched = None if run.attachment is None else run.attachment.seed
+    named = run.config.seed if run.seed is None and run.config.seed != launched else run.seed
+    if named is not None:
+        seed_all(named)
+
+
 @checked
 def shutdown() -> None:
     """Close the run: links end in order, threads go, totals start anew. Without a run it does nothing.
@@ -330,7 +353,7 @@ def shutdown() -> None:
         run, _run = _run, None
         for close in reversed(run.closers if run is not None else []):
             close()
-        deal_to([])
+        deal_to({})
         forget()
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula import comparing, tf_private
+from whale_nebula.capture.counted_draws import STATE
 from whale_nebula.capture.step import plainly, signature
 from whale_nebula.capture.targets import target_wanted
 from whale_nebula.codec.precisions import Bits
@@ -77,7 +78,7 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     layout, tensors = signature(subject.arguments, subject.step.whole, declared())
     with target_wanted("nb.verify", model_or_function, batch):
         engine = subject.step.plan(subject.arguments, subject.unpack)
-    if not engine.captured.program.stages[0].where:
+    if not engine.captured.program.stages[0].where and engine.captured.program.stages[0].replicas == 1:
         raise no_scopes(subject.step.name)
     around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None
     plain = plain_function(lambda given: _call(subject, given), layout, around=around)
@@ -254,8 +255,9 @@ def _incomparable(engine: Engine) -> tuple[_Reason, ...]:
     ops = [op for part in (graph, *graph.functions.values()) for op in part.ops]
     coupled = engine.cut.notes if program.pipeline.coupled == "allow" else ()
     found = [_Reason(note, "nb.pipeline(micro_batch=1) for the check") for note in coupled if note != DRAWN_ANEW]
-    if any(op.type in _STATEFUL_RANDOM for op in ops):
-        why = "the step draws random numbers whose state is in no variable: each run draws others"
+    counted = any(variable.path.startswith(STATE) for variable in program.variables)
+    if counted or any(op.type in _STATEFUL_RANDOM for op in ops):
+        why = "the step draws random numbers whose state is in no variable of the uncut step: each run draws others"
         found.append(_Reason(why, "draw them from a keras.random.SeedGenerator, or not at all for the check"))
     elif program.pipeline.micro_batch > 1 and any(is_random(op) for op in ops):
         why = "the step draws random numbers, and each micro-batch its own: reproducible, not those uncut"

@@ -22,12 +22,13 @@ layers = keras.layers
 
 @dataclass(frozen=True)
 class Cut:
-    """Number of stages (0: no scopes at all), micro-batches and schedule."""
+    """Number of stages (0: no scopes at all), micro-batches and schedule; replicas of each stage, where there are."""
 
     stages: int
     micro_batches: int = 1
     schedule: str = "eager-1f1b"
     clusters: bool = True
+    replicas: tuple[int, ...] = ()
 
     @contextlib.contextmanager
     def program(self) -> Iterator[None]:
@@ -35,7 +36,17 @@ class Cut:
         if not self.stages:
             yield
             return
-        with nb.cluster(), nb.pipeline(self.micro_batches, schedule=self.schedule):
+        with nb.cluster(), contextlib.nullcontext() if self.replicas else self.pipeline():
+            yield
+
+    def pipeline(self) -> contextlib.AbstractContextManager[Any]:
+        """The pipeline around all stages; inside the replicas of each, where these have counts of their own."""
+        return nb.pipeline(self.micro_batches, schedule=self.schedule)
+
+    @contextlib.contextmanager
+    def copied(self, stage: int, inner: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+        """A stage in its replicas."""
+        with nb.replica(self.replicas[stage]), self.pipeline(), inner:
             yield
 
     def at(self, third: int) -> contextlib.AbstractContextManager[Any]:
@@ -43,7 +54,8 @@ class Cut:
         if not self.stages:
             return contextlib.nullcontext()
         stage = {1: (0, 0, 0), 2: (0, 1, 1), 3: (0, 1, 2)}[self.stages][third]
-        return nb.stage(cluster=f"c{stage}") if self.clusters else nb.stage(name=f"s{stage}")
+        own = nb.stage(cluster=f"c{stage}") if self.clusters else nb.stage(name=f"s{stage}")
+        return self.copied(stage, own) if self.replicas else own
 
 
 @dataclass

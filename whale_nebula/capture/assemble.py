@@ -14,7 +14,7 @@ from whale_nebula.capture.roles import roles
 from whale_nebula.capture.tracing import LiveRequest, Tracing
 from whale_nebula.codec.chosen import ways
 from whale_nebula.ir.graph import Graph
-from whale_nebula.ir.program import Arrival, Flow, GradientPart, Holder, Leaf, Program, Request, Stage, Variable
+from whale_nebula.ir.program import Arrival, Flow, GradientPart, Holder, Leaf, Program, Request, Variable
 from whale_nebula.ir.spec import Spec, Value
 from whale_nebula.passes.effects import is_effect
 from whale_nebula.passes.label import label
@@ -43,7 +43,8 @@ def assemble(
     requests = tuple(
         _request(number, live, numbers, value, helpers, effects) for number, live in enumerate(trace.requests)
     )
-    stages = tuple(trace.stages.values()) or (Stage("stage0", "local"),)
+    trace.settle()
+    stages = tuple(trace.stages.values())
     backward = frozenset(op for request in requests for op in request.backward)
     fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
     labels = label(graph, [stage.key for stage in stages], fixed=fixed, skip=backward)

@@ -14,7 +14,7 @@ _said: set[Site] = set()
 def tell_if_stageless(trace: Tracing) -> None:
     """Warn, once for a place, where a traced step met `nb.cluster` or `nb.pipeline` and no `nb.stage`."""
     around = trace.outer
-    if trace.stages or around is None or around.site in _said:
+    if trace.stages or trace.replicas.met or trace.replicas.around or around is None or around.site in _said:
         return
     _said.add(around.site)
     warning = NebulaWarning(

@@ -15,6 +15,7 @@ from whale_nebula.capture.bodies import in_body
 from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.mirror import COMPRESS, STAGE
 from whale_nebula.capture.pipelines import counting
+from whale_nebula.capture.replicas import Replicas
 from whale_nebula.capture.surroundings import check_strategy
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Pipeline, Stage
@@ -49,6 +50,7 @@ class Tracing:
     graph: Any = None
     whole: frozenset[str] = frozenset()
     stages: dict[str, Stage] = field(default_factory=dict)
+    replicas: Replicas = field(default_factory=Replicas)
     compressions: list[Frame] = field(default_factory=list)
     pipeline: Pipeline = field(default_factory=Pipeline)
     pipe: Frame | None = None
@@ -61,6 +63,7 @@ class Tracing:
     leaves: list[Any] = field(default_factory=list)
     batched: list[bool] = field(default_factory=list)
     masks: list[tuple[Any, Any]] = field(default_factory=list)
+    draws: list[Any] = field(default_factory=list)
     grown: set[str] = field(default_factory=set)
     tapes: list[Any] = field(default_factory=list)
     bottlenecks: Bottlenecks = field(default_factory=Bottlenecks)
@@ -74,12 +77,13 @@ class Tracing:
         fresh = Tracing(graph, self.whole, leaves=leaves, batched=self.batched, plain=self.plain)
         fresh.bottlenecks.owner = self.bottlenecks.owner
         fresh.around, fresh.tapes = scopes.open_frames(), self.tapes
+        fresh.replicas.around = scopes.replica_of(fresh.around)
         self.__dict__.update(fresh.__dict__)
 
     @property
     def cut(self) -> bool:
         """Whether the batch is cut into micro-batches."""
-        return self.pipeline.micro_batch > 1
+        return self.pipeline.micro_batch > 1 or self.replicas.several
 
     def feed(self, name: str) -> Any:
         """A float32 scalar that the runtime fills for each micro-batch: 'share' or 'grow'."""
@@ -97,7 +101,15 @@ class Tracing:
         known = self.stages.setdefault(key, Stage(key, cluster, str(frame.site)))
         if known.cluster != cluster and frame.options.get("cluster") is not None:
             raise scopes.two_clusters(key, cluster, str(frame.site), known.cluster, known.where)
+        self._check_layout(frame, cluster)
+        self.replicas.stage(key, scopes.open_frames(), frame.site)
         return key
+
+    def _check_layout(self, frame: Frame, cluster: str) -> None:
+        """A block around the whole step, around `fit` say, holds all of its stages, wherever they were written."""
+        if frame.options.get("cluster") is not None:
+            what = "nb.place" if "rule" in frame.options else "nb.stage"
+            scopes.check_layout(cluster, frame.site, scopes.cluster_block_of(self.around), what)
 
     def pipelined(self, frame: Frame) -> None:
         """A pipeline is entered: what it says holds for the whole step, wherever it stands."""
@@ -108,6 +120,13 @@ class Tracing:
         """Number the stages by the way that tensors go; a gradient request makes the numbers final."""
         if not self.requests:
             self.stages = {key: self.stages[key] for key in in_flow_order(graph, list(self.stages))}
+
+    def settle(self) -> None:
+        """The trace is complete: give each stage its replicas, and the batch enough micro-batches for all of them."""
+        stages = self.replicas.settled(list(self.stages.values()))
+        self.stages = {stage.key: stage for stage in stages}
+        most = max(stage.replicas for stage in stages)
+        self.pipeline = replace(self.pipeline, micro_batch=max(self.pipeline.micro_batch, most))
 
     def compression_of(self, frame: Frame) -> int:
         """The number of a compress scope; entering the same one again gives the same number."""
@@ -169,10 +188,12 @@ class _Stamper:
             yield
 
     def _stamps(self, trace: Tracing, frame: Frame) -> contextlib.AbstractContextManager[None]:
-        if frame.kind in ("cluster", "pipeline"):
+        if frame.kind in ("cluster", "replica", "pipeline"):
             trace.outer = trace.outer or frame
         if frame.kind == "pipeline":
             trace.pipelined(frame)
+        if frame.kind == "replica":
+            trace.replicas.entered(frame)
         if frame.kind not in ("stage", "compress"):
             return contextlib.nullcontext()
         graph = tf.compat.v1.get_default_graph()

@@ -50,7 +50,8 @@ def _header(program: Program) -> Iterator[str]:
         f"recompute={pipe.recompute} coupled={pipe.coupled}"
     )
     for number, stage in enumerate(program.stages):
-        yield f"stage {number} {stage.key} cluster={stage.cluster}"
+        copies = "" if stage.replicas == 1 else f" replicas={stage.replicas}"
+        yield f"stage {number} {stage.key} cluster={stage.cluster}{copies}"
     for number, (forward, backward) in enumerate(program.compressions):
         yield f"compress {number} {forward}, backward {backward}"
     for leaf in program.leaves:

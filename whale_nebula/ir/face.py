@@ -56,7 +56,9 @@ class Plan:
 
     def _said(self) -> Iterator[str]:
         yield f"program {self.program_digest}"
-        yield from (f"stage {stage.name} {stage.cluster} {stage.worker}" for stage in self.stages.values())
+        for stage in self.stages.values():
+            copies = "" if stage.replicas == 1 else f" replicas={stage.replicas}"
+            yield f"stage {stage.name} {stage.cluster} {stage.worker}{copies}"
         for each in self.boundaries:
             yield f"boundary {each.name} {each.codec}, backward {each.backward_codec}"
         yield from (f"version {name} {version}" for name, version in sorted(self.versions.items()))

@@ -16,7 +16,7 @@ from whale_nebula.ir.plan import Boundary, Cut, Fragment, StagePhase
 from whale_nebula.ir.program import GradientPart, Request, Variable
 from whale_nebula.ir.timing import assumed, times
 from whale_nebula.ir.work import Work, parameters
-from whale_nebula.ir.worth import advice
+from whale_nebula.ir.worth import Warned, said, warned
 from whale_nebula.wire.frame import wire_bytes
 
 
@@ -67,9 +67,8 @@ class Overview:
 
     def stages(self) -> dict[str, PlanStage]:
         """The stages by name, in their order."""
-        workers = {stage: worker.name for worker in self.cut.workers for stage in worker.stages}
         keys = [stage.key for stage in self.cut.program.stages]
-        return {key: self._stage(number, workers.get(number, "")) for number, key in enumerate(keys)}
+        return {key: self._stage(n, ", ".join(self.cut.routing.of(n))) for n, key in enumerate(keys)}
 
     def boundaries(self) -> tuple[PlanBoundary, ...]:
         """The boundaries, in the order of their making."""
@@ -78,14 +77,15 @@ class Overview:
     def advice(self, plan: Plan) -> tuple[str, ...]:
         """Which codecs cost more time than they save, by the steps that the plan of all this foretells."""
         stages = self.cut.program.stages
-        found: list[str] = []
+        found: dict[tuple[str, str], list[tuple[Warned, str]]] = {}
         for each in self.cut.boundaries:
-            readers = " and ".join(stages[number].key for number in each.destinations)
             there, back = self._directions(each)
-            ways = (there, back) if each.backward else (there,)
-            step = partial(self._step, plan, each)
-            found += advice(f"{_name(each)}, {stages[each.source].key} to {readers}", ways, each.where, step)
-        return tuple(found)
+            one = warned((there, back) if each.backward else (there,), partial(self._step, plan, each))
+            if one is not None:
+                readers = " and ".join(stages[number].key for number in each.destinations)
+                told = one, f"{_name(each)}, {stages[each.source].key} to {readers}"
+                found.setdefault((each.where, one.mend), []).append(told)
+        return tuple(_at_once(each, where) for (where, _), each in found.items())
 
     def _step(self, plan: Plan, boundary: Boundary, ways: Sequence[Direction]) -> float:
         """Seconds of a step in which a boundary crosses otherwise than planned, on the same assumption."""
@@ -120,6 +120,7 @@ class Overview:
             name=stage.key,
             cluster=stage.cluster,
             worker=worker,
+            replicas=stage.replicas,
             forward_ops=len(self.work.told(number, backward=False)),
             backward_ops=len(self.work.told(number, backward=True)),
             variables=tuple(variable.path for variable in variables),
@@ -248,6 +249,7 @@ class Overview:
             backward_encode_seconds=returns.encode_seconds if back else None,
             rungs=there.rungs,
             backward_rungs=returns.rungs if back else (),
+            maker=self.work.names.maker(program.graph.ops[boundary.value.op].name),
         )
 
     def _directions(self, boundary: Boundary) -> tuple[Direction, Direction]:
@@ -295,6 +297,12 @@ class Overview:
     def _descended(self) -> frozenset[int]:
         """The variables that the step asks gradients for."""
         return frozenset(op for request in self.cut.program.requests for op in request.origins)
+
+
+def _at_once(found: Sequence[tuple[Warned, str]], where: str) -> str:
+    """What is to be said of the boundaries of one line of the script: of the one by which most is lost."""
+    ordered = sorted(found, key=lambda each: -each[0].lost)
+    return said([name for _, name in ordered], ordered[0][0], where)
 
 
 def _ends(line: str) -> tuple[str, str]:

@@ -57,6 +57,7 @@ class PlanStage:
     slot_bytes: int = 0
     open_loops: int = 0
     layers: tuple[PlanLayer, ...] = ()
+    replicas: int = 1
 
     @property
     def flops(self) -> int:
@@ -76,7 +77,7 @@ class PlanStage:
 class PlanBoundary:
     """One tensor that crosses, and the bytes that a micro-batch of it takes; None where only a step knows.
 
-    `step_bytes` and `backward_step_bytes` are what a step puts on lines for it, `seconds` and `backward_seconds` for
+    `maker` is the layer that makes the tensor, or the op where it stands in no layer. `step_bytes` and `backward_step_bytes` are what a step puts on lines for it, `seconds` and `backward_seconds` for
     how long that holds the slowest of them; None where there is no rate. Inside a cluster nothing is on a line.
     `codec_seconds` and `backward_codec_seconds` are what one core takes to encode and decode them, about; None where
     nothing crosses a line, and of codecs of which that is not known. `encode_seconds` and `backward_encode_seconds` are
@@ -105,6 +106,7 @@ class PlanBoundary:
     backward_encode_seconds: float | None = None
     rungs: tuple[int, ...] = ()
     backward_rungs: tuple[int, ...] = ()
+    maker: str = ""
 
 
 @dataclass(frozen=True)

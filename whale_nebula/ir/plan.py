@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from whale_nebula.ir.program import Program
+from whale_nebula.ir.routing import Routing
 from whale_nebula.ir.spec import Spec, Value
 
 
@@ -61,13 +63,19 @@ class Boundary:
 
 @dataclass(frozen=True)
 class StagePhase:
-    """What one stage runs in one phase, micro-batch by micro-batch."""
+    """What one stage runs in one phase, micro-batch by micro-batch.
+
+    Where it has replicas, `skip` is what each of them runs for the micro-batches of the others, and `drifting` are the
+    variables that its forward writes from the rows that it is given.
+    """
 
     stage: int
     phase: int
     forward: Fragment | None
     backward: Fragment | None
     fused: bool
+    skip: Fragment | None = None
+    drifting: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Worker:
-    """One process with one device of a cluster, and the stages that it runs."""
+    """One process with one device of a cluster, and the stages of which it runs a replica."""
 
     name: str
     cluster: str
@@ -152,3 +160,19 @@ class Cut:
     notes: tuple[str, ...] = ()
     exchange: tuple[Exchange, ...] = ()
     owners: Mapping[Value, tuple[str, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def routing(self) -> Routing:
+        """Which worker takes which micro-batch of a stage."""
+        return self._routed(lambda device: device.worker)
+
+    @cached_property
+    def routing_by_cluster(self) -> Routing:
+        """The same, where all workers of a cluster share their memory."""
+        return self._routed(lambda device: self.program.stages[device.stage].cluster)
+
+    def _routed(self, host: Callable[[VirtualDevice], str]) -> Routing:
+        found: list[list[str]] = [[] for _ in self.program.stages]
+        for device in sorted(self.devices, key=lambda device: (device.stage, device.replica)):
+            found[device.stage].append(host(device))
+        return Routing(tuple(map(tuple, found)))

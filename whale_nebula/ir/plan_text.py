@@ -74,7 +74,12 @@ _STAGE_HEAD = (
 def _stage(number: int, stage: PlanStage) -> list[str]:
     counts = (stage.forward_ops, stage.backward_ops, len(stage.variables), stage.parameters)
     words = [_listed(stage.inputs), _listed(stage.outputs)]
-    return [str(number), stage.name, stage.cluster, stage.worker, *(f"{count:,}" for count in counts), *words]
+    return [str(number), stage.name, stage.cluster, worker_of(stage), *(f"{count:,}" for count in counts), *words]
+
+
+def worker_of(stage: PlanStage) -> str:
+    """Who runs a stage, and in how many replicas."""
+    return stage.worker if stage.replicas == 1 else f"{stage.worker}: {stage.replicas} replicas"
 
 
 _WORK_HEAD = ("", "FLOPs forward", "backward", "a micro-batch keeps", "variables", "gradients", "slots", "memory")
@@ -103,8 +108,9 @@ def _boundaries(plan: Plan) -> Iterator[str]:
         return
     phases = len({once.phase for once in plan.once} | {each.phase for each in plan.boundaries}) > 1
     timed = any(each.seconds is not None for each in plan.boundaries)
-    head = ["", "tensor", "from", "to", "a micro-batch", "its gradient", "on lines a step", *["they are held"] * timed]
-    yield from _table([head, *(_boundary(each, phases, timed) for each in plan.boundaries)])
+    head = ["", "tensor", "made by", "from", "to", "a micro-batch", "its gradient", "on lines a step"]
+    rows = [_boundary(each, phases, timed) for each in plan.boundaries]
+    yield from _table([[*head, *["they are held"] * timed], *rows])
     for each in plan.boundaries:
         for said in codec_lines(each):
             yield from wrap(f"{each.name}: {said}", WIDTH, subsequent_indent="    ")
@@ -117,7 +123,7 @@ def _boundary(each: PlanBoundary, phases: bool, timed: bool) -> list[str]:
     back = _sent(each.backward_bytes, each.backward_codec) if each.backward else "does not return"
     if each.backward and len(each.destinations) > 1:
         back += " from each"
-    known = [name, spec, each.source, _listed(each.destinations), sent, back, in_a_step(each)]
+    known = [name, spec, each.maker or "-", each.source, _listed(each.destinations), sent, back, in_a_step(each)]
     return [*known, *[_held(each)] * timed]
 
 
@@ -256,15 +262,24 @@ def _phases(plan: Plan) -> int:
 
 def _margin(plan: Plan, drawn: Times) -> int:
     lines = [line for phase in drawn.phases for line in phase.timeline.lines] if drawn.assumed.timed else []
-    return max(map(len, [*plan.stages, *lines]), default=0)
+    return max(map(len, [*(seat for phase in drawn.phases for seat in seats(phase)), *lines]), default=0)
+
+
+def seats(phase: PhaseTimes) -> list[str]:
+    """The names of the rows of stages: a replica has one for itself."""
+    return [
+        stage.name if stage.replicas == 1 else f"{stage.name}.{replica}"
+        for place, stage in enumerate(phase.stages)
+        for replica in phase.timeline.replicas(place)
+    ]
 
 
 def _drawn(phase: PhaseTimes, margin: int, *, lines: bool) -> list[str]:
     """A row a stage and, where lines take time, a row a line."""
     shown = phase.timeline.lines if lines else ()
-    own = max([len("stage 0"), *map(len, shown)])
+    own = max([len("stage 0") + 2 * any(stage.replicas > 1 for stage in phase.stages), *map(len, shown)])
     rows = draw(phase.timeline, width=WIDTH - 2 - margin + own, lines=lines).splitlines()
-    names = [*(stage.name for stage in phase.stages), *shown]
+    names = [*seats(phase), *shown]
     return [f"{name:<{margin}} {row[row.index('|') :]}" for name, row in zip(names, rows, strict=True)]
 
 

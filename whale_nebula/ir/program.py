@@ -35,11 +35,15 @@ class Variable:
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the model that one cluster runs. Its place in `Program.stages` is its order."""
+    """A part of the model that one cluster runs. Its place in `Program.stages` is its order.
+
+    There are `replicas` of it, and each takes its share of the micro-batches.
+    """
 
     key: str
     cluster: str
     where: str = ""
+    replicas: int = 1
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class Request:
 
     `start` is the first op traced after it was asked; `origins` are the ops that hold its sources (-1: not in the
     trace); `effects` the (stage, op) that a custom gradient does beside differentiating; `given` what the user gave as
-    `output_gradients`.
+    `output_gradients`; `merges` how each source's gradient is put together (rows, sum, same: see `passes.asked`).
     """
 
     index: int
@@ -102,6 +106,7 @@ class Request:
     parts: tuple[GradientPart, ...] = ()
     effects: tuple[tuple[int, int], ...] = ()
     given: tuple[Value, ...] = ()
+    merges: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

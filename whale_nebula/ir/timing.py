@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 
 from whale_nebula.ir.coded import coding
 from whale_nebula.ir.face import Plan
@@ -141,7 +141,7 @@ def in_flight(plan: Plan) -> dict[str, int]:
     for phase in times(plan).phases:
         for place, (stage, limit) in enumerate(zip(phase.stages, phase.limits, strict=True)):
             fused = place == len(phase.stages) - 1
-            held = 0 if "B" not in stage.runs[phase.phase] else 1 if fused else limit
+            held = 0 if "B" not in stage.runs[phase.phase] else 1 if fused else ceil(limit / stage.replicas)
             found[stage.name] = max(found[stage.name], held)
     return found
 
@@ -167,7 +167,10 @@ def _phase(plan: Plan, phase: int, count: int, given: Assumed) -> PhaseTimes:
     else:
         hops = {pair: _free(hop) for pair, hop in hops.items()}
     timeline = simulate(works, hops, count, name=plan.schedule, in_flight=plan.in_flight)
-    chosen = limits(plan.schedule, len(stages), len(plan.rows), pace=pace(works, hops), in_flight=plan.in_flight)
+    replicas = [work.replicas for work in works]
+    chosen = limits(
+        plan.schedule, len(stages), len(plan.rows), pace=pace(works, hops), in_flight=plan.in_flight, replicas=replicas
+    )
     return PhaseTimes(phase, stages, timeline, chosen)
 
 
@@ -180,7 +183,7 @@ def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, given: Assumed) 
     for stage in stages:
         forward, backward = float("F" in stage.runs[phase]), _BACKWARD * ("B" in stage.runs[phase])
         unit = (1.0 if given.seconds is None else given.seconds / (1.0 + _BACKWARD)) * _share(stage, most)
-        yield Work(forward * unit, backward * unit if backward else None)
+        yield Work(forward * unit, backward * unit if backward else None, replicas=stage.replicas)
 
 
 def _coded(plan: Plan, stages: Sequence[PlanStage], works: Sequence[Work]) -> list[Work]:
@@ -197,7 +200,7 @@ def _counted(stage: PlanStage, phase: int, micro_batches: int, speed: float) -> 
         phases = sum(letter in runs for runs in stage.runs)
         return CALL + flops / (micro_batches * phases * speed) if letter in stage.runs[phase] else 0.0
 
-    return Work(takes("F", stage.forward_flops), takes("B", stage.backward_flops) or None)
+    return Work(takes("F", stage.forward_flops), takes("B", stage.backward_flops) or None, replicas=stage.replicas)
 
 
 def _share(stage: PlanStage, most: int) -> float:

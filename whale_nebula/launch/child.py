@@ -11,10 +11,14 @@ import io
 import os
 import runpy
 import sys
+from functools import partial
+from types import ModuleType
 
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.leaving import Leaving, departure, leave_on_signals
-from whale_nebula.launch.seeding import seed_all
+from whale_nebula.launch.own_lines import own_lines
+from whale_nebula.launch.seeding import seed_all, when_loaded
+from whale_nebula.launch.sentence import ends_by
 
 
 def main(argv: list[str]) -> None:
@@ -29,6 +33,8 @@ def main(argv: list[str]) -> None:
     except BaseException as failure:
         _ends(attachment, exit_code(failure))
         _tell(failure, attachment)
+        if attachment is not None and sys.excepthook is sys.__excepthook__:
+            sys.excepthook = partial(_say, attachment.worker, argv[0])
         raise
     _ends(attachment, 0)
 
@@ -39,6 +45,19 @@ def _prepare(attachment: Attachment) -> None:
         sys.stdout.reconfigure(line_buffering=True)  # it is a pipe to the launcher, and someone looks on
     if attachment.seed is not None:
         seed_all(attachment.seed)
+    if attachment.cluster in attachment.peers.values():
+        when_loaded("keras", lambda: _early().prepare_task(attachment))
+
+
+def _early() -> ModuleType:
+    """What a worker with mates in its cluster does before TensorFlow computes anything; it needs TensorFlow."""
+    return importlib.import_module("whale_nebula.runtime.early")
+
+
+def _say(worker: str, path: str, kind: type[BaseException], failure: BaseException, trace: object) -> None:
+    """By what a script ended: the last that is on its standard error, at once, and with the worker's name."""
+    sys.stderr.write(f"{ends_by(worker)}\n{own_lines(failure, path)}")
+    sys.stderr.flush()
 
 
 def _ends(attachment: Attachment | None, code: int | None) -> None:

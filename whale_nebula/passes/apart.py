@@ -26,7 +26,7 @@ class Apart:
     program: Program
     parts: Parts
     names: Collection[str]
-    worker_of: Callable[[int], int]
+    workers_of: Callable[[int], frozenset[int]]
 
     def __post_init__(self) -> None:
         apart = {leaf.op for leaf in self.program.leaves if leaf.name in self.names}
@@ -45,7 +45,7 @@ class Apart:
             staged = op.stage is not None or self.parts.part.get(op.index, 0) % 3 == FORWARD
             label = self.program.labels.get(op.index) if staged else None
             for leaf in found if label is not None else ():
-                self._readers[leaf].add(self.worker_of(label or 0))
+                self._readers[leaf].update(self.workers_of(label or 0))
 
     def _inputs(self, op: Op) -> Leaves:
         """The inputs apart whose values an op reads, by itself or through what is made of them."""

@@ -6,7 +6,7 @@ ones ask of it is known. A value that a fragment may not compute itself is fed t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from whale_nebula.errors import NotYetError
@@ -22,6 +22,8 @@ from whale_nebula.passes.parts import FORWARD, PROLOGUE, SMALL, UPDATE, Parts
 
 Key = tuple[str, int, int, int]
 """kind, phase, stage (or worker number), round."""
+STAGED = ("forward", "backward")
+"""The kinds that belong to a stage; the others belong to a worker."""
 
 
 @dataclass
@@ -58,7 +60,7 @@ class Cutter:
 
     def run(self) -> dict[Key, Draft]:
         """Draft everything, last part first."""
-        self._apart = Apart(self.program, self.parts, self.apart, self.homes.worker_of)
+        self._apart = Apart(self.program, self.parts, self.apart, self.homes.workers_of)
         workers = range(self.homes.workers)
         for phase in reversed(range(self.parts.phases)):
             self._updates(phase, workers)
@@ -129,11 +131,11 @@ class Cutter:
         if op.index in self.parts.pure:
             found = self._apart.makers(value)
         elif not op.role and part % 3 == FORWARD:
-            found = frozenset({self.homes.worker_of(self._label(op.index))})
+            found = self.homes.workers_of(self._label(op.index))
         else:
             found = self.homes.of(op.index)
         if found == self.homes.everywhere:
-            found = frozenset({self.homes.worker_of(len(self.program.stages) - 1)})
+            found = self.homes.workers_of(len(self.program.stages) - 1)
         self.owned[value] = found
         return found
 
@@ -186,11 +188,11 @@ class Cutter:
         """Whether a worker asks for the weights of micro-batches: its ops do, or it merges what leaves them."""
         scaled = {self.program.share, self.program.grow}
         fed = any(scaled & draft.feeds.keys() for key, draft in self.drafts.items() if self._runs(key, worker))
-        return fed or any(self.homes.worker_of(self._label(value.op)) == worker for value in self.demanded)
+        return fed or any(worker in self.homes.workers_of(self._label(value.op)) for value in self.demanded)
 
     def _runs(self, key: Key, worker: int) -> bool:
         kind, _, number, _ = key
-        return worker == (self.homes.worker_of(number) if kind in ("forward", "backward") else number)
+        return worker in self.homes.workers_of(number) if kind in STAGED else worker == number
 
     def _weights(self, worker: int) -> None:
         """What nb.loss_weight was given, for each micro-batch, before the first one starts."""
@@ -243,9 +245,16 @@ class Cutter:
         if home is None:
             return True
         draft.feeds[value] = None
-        if home != draft.key:
-            self.ask(home, value)
+        for each in self._alike(draft, home) if home != draft.key else ():
+            self.ask(each, value)
         return False
+
+    def _alike(self, draft: Draft, home: Key) -> Iterator[Key]:
+        """What a stage asks of its own worker, each of its replicas asks of its."""
+        own = draft.key[0] in STAGED and home[0] not in STAGED
+        kind, phase, worker, number = home
+        for each in sorted(self.homes.workers_of(draft.key[2])) if own else (worker,):
+            yield (kind, phase, each, number)
 
     def _in_whole(self, draft: Draft, op: Op, value: Value) -> Key | None:
         return None
@@ -362,10 +371,9 @@ class Cutter:
     def _merged(self, op: Op, value: Value, part: int, phase: int, worker: int) -> Key:
         """A forward value that an update reads: asked of its stage, and sent on if that is another worker's."""
         stage = self._label(op.index)
-        home = self.homes.worker_of(stage)
         self.demanded.setdefault(value, set()).add(worker)
-        if home != worker:
-            self.crossings[value, home, worker] = phase
+        if worker not in self.homes.workers_of(stage):
+            self.crossings[value, self.homes.worker_of(stage), worker] = phase
         return ("forward", part // 3, stage, 0)
 
     def _scalar(self, value: Value, phase: int, worker: int) -> Key:

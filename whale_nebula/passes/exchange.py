@@ -98,15 +98,15 @@ def _specs(cut: Cut, crossings: Sequence[Crossing]) -> tuple[Spec, ...]:
 def shared_parts(cut: Cut, phase: PhasePlan) -> Iterator[Shared]:
     """Every gradient part's tensor that another worker needs too, numbered alike in every process."""
     program = cut.program
-    workers = {stage: worker.name for worker in cut.workers for stage in worker.stages}
     slot = 0
     for number in phase.requests:
         request = program.requests[number]
         for part in sorted(request.parts, key=lambda part: (part.source, part.stage)):
             variable = program.variable_ops.get(request.origins[part.source])
             holders = cut.held.get(variable.path, ()) if variable is not None else ()
-            source = workers[part.stage]
-            others = tuple(worker for worker in holders if worker != source)
+            replicas = cut.routing.of(part.stage)
+            source = replicas[0]
+            others = tuple(worker for worker in holders if worker not in replicas)
             for index, value in enumerate(part.values):
                 if others:
                     key, spec = (number, part.source, part.stage), program.graph.spec(value)

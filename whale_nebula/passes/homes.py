@@ -23,14 +23,15 @@ Where = frozenset[int]
 
 @dataclass
 class Homes:
-    """Answers where ops, effects and variables live; `stage_workers[s]` is the worker of stage s.
+    """Answers where ops, effects and variables live; `stage_workers[s]` are the workers of stage s, one for each of its
+    replicas. What one replica can compute after the micro-batches, all of them can: they hold the same.
 
     `least` is how many workers there are at least: one without a stage takes part in updates and results all the same.
     """
 
     program: Program
     parts: Parts
-    stage_workers: Sequence[int]
+    stage_workers: Sequence[Where]
     least: int = 1
     variables: dict[int, Where] = field(default_factory=dict)
     _of: dict[int, Where] = field(default_factory=dict)
@@ -46,11 +47,15 @@ class Homes:
     @property
     def workers(self) -> int:
         """How many workers there are."""
-        return max(self.least, max(self.stage_workers, default=0) + 1)
+        return max(self.least, max((max(where) for where in self.stage_workers), default=0) + 1)
+
+    def workers_of(self, stage: int) -> Where:
+        """The workers that run a stage."""
+        return self.stage_workers[stage]
 
     def worker_of(self, stage: int) -> int:
-        """The worker that runs a stage."""
-        return self.stage_workers[stage]
+        """The one of them that tells others what the stage has made."""
+        return min(self.stage_workers[stage])
 
     def of(self, op: int) -> Where:
         """The workers that can compute an op of an update by themselves."""
@@ -88,7 +93,7 @@ class Homes:
         for index in self._forward_ops():
             label = self.program.labels.get(index)
             for handle in resources(graph.ops[index], graph) if label is not None else ():
-                found.setdefault(handle, set()).add(self.stage_workers[label or 0])
+                found.setdefault(handle, set()).update(self.stage_workers[label or 0])
         self.variables = {handle: frozenset(where) for handle, where in found.items()}
         every = {op.index for op in graph.ops if op.role == CAPTURE}
         common = every - self.variables.keys()
@@ -137,13 +142,13 @@ class Homes:
         request, holder = self.program.holders[op.index]
         origin = self.program.requests[request].origins[holder.source]
         parts = self.program.requests[request].parts
-        stages = {self.stage_workers[part.stage] for part in parts if part.source == holder.source}
-        return self.variables.get(origin, frozenset(stages))
+        stages = (self.stage_workers[part.stage] for part in parts if part.source == holder.source)
+        return self.variables.get(origin, frozenset[int]().union(*stages))
 
     def _forward(self, op: Op) -> Where:
         small = all(spec.shape is not None and None not in spec.shape and spec.nbytes() <= SMALL for spec in op.outputs)
         stage = self.program.labels.get(op.index, 0)
-        return self.everywhere if small else frozenset({self.stage_workers[stage]})
+        return self.everywhere if small else self.stage_workers[stage]
 
     def _meet(self, op: Op) -> Where:
         """Where all inputs are at home. Single numbers cross if need be; everywhere if even that does not do."""

@@ -17,22 +17,25 @@ from whale_nebula.ir.plan import (
     Fragment,
     PhasePlan,
     StagePhase,
-    VirtualDevice,
     Worker,
 )
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.spec import Value
+from whale_nebula.passes.asked import with_merges
 from whale_nebula.passes.batch import BatchFolds, fold_batch
 from whale_nebula.passes.crossable import check_crossable
 from whale_nebula.passes.cut import Cutter, Draft, Key, finish
+from whale_nebula.passes.draws import check_draws
 from whale_nebula.passes.exchange import clusters_apart, exchanges
 from whale_nebula.passes.homes import Homes
 from whale_nebula.passes.masks import mask_of, scopes_of, unmarked
 from whale_nebula.passes.order import check_order
 from whale_nebula.passes.parts import Parts, split_parts
+from whale_nebula.passes.replicate import devices, running
 from whale_nebula.passes.python_ops import one_in_flight, python_notes
 from whale_nebula.passes.samples import ids_of
 from whale_nebula.passes.shared import check_shared
+from whale_nebula.passes.skips import skip
 
 EVERYWHERE = "everywhere"
 
@@ -53,6 +56,8 @@ def cut_program(
     folds = fold_batch(program, where)
     folds.notes.extend(python_notes(program, where))
     parts = split_parts(program, folds.once, folds.checks)
+    check_draws(program, parts, folds)
+    program = with_merges(program, folds)
     check_order(program.graph, program.labels, program.stages, phase_of=parts.phase, where=where)
     check_shared(program, parts, [set(worker.stages) for worker in workers], where)
     cut = _mapped(program, workers, parts, folds, results, apart)
@@ -68,8 +73,7 @@ def _mapped(
     results: str,
     apart: Collection[str],
 ) -> Cut:
-    numbers = {stage: number for number, worker in enumerate(workers) for stage in worker.stages}
-    homes = Homes(program, parts, [numbers[stage] for stage in range(len(program.stages))], len(workers))
+    homes = Homes(program, parts, running(len(program.stages), workers), len(workers))
     cutter = Cutter(program, parts, homes, folds.wholes, owner=results != EVERYWHERE, apart=apart)
     return _Builder(program, parts, homes, cutter.run(), cutter, tuple(workers), folds).build()
 
@@ -104,7 +108,7 @@ class _Builder:
         return Cut(
             program=self.program,
             workers=self.workers,
-            devices=tuple(VirtualDevice(s, worker=w.name) for w in self.workers for s in w.stages),
+            devices=devices(self.program, self.workers),
             phases=phases,
             boundaries=self._boundaries(),
             merges={value: self.folds.merge(value) for value in self.cutter.demanded},
@@ -143,12 +147,19 @@ class _Builder:
         if forward is None and backward is None:
             return None
         if backward is not None and not any(v.op in self.program.arrivals for v in backward.feeds):
-            return StagePhase(stage, phase, self._fuse(forward or Draft(backward.key), backward), None, True)
+            return self._replicated(stage, phase, self._fuse(forward or Draft(backward.key), backward), None, True)
         worker = self._worker_name(stage)
-        return StagePhase(
+        return self._replicated(
             stage, phase, finish(forward, worker) if forward else None, finish(backward, worker) if backward else None,
             False,
         )  # fmt: skip
+
+    def _replicated(
+        self, stage: int, phase: int, forward: Fragment | None, backward: Fragment | None, fused: bool
+    ) -> StagePhase:
+        copies = self.program.stages[stage].replicas > 1
+        other, drifting = skip(self.program, forward) if copies else (None, ())
+        return StagePhase(stage, phase, forward, backward, fused, other, drifting)
 
     def _fuse(self, forward: Draft, backward: Draft) -> Fragment:
         """No gradient comes in from outside: forward and backward are one function, and nothing is kept between."""

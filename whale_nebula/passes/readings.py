@@ -41,14 +41,15 @@ def _marks(cut: Cut, worker: str) -> Iterator[Reading]:
     for boundary in cut.boundaries:
         leaf = None if boundary.mask is None else program.leaf_ops.get(boundary.mask.op)
         stage = next((s for s in cut.phases[boundary.phase].stages if s.stage == boundary.source), None)
-        if leaf is not None and stage is not None and stage.forward is not None and stage.forward.worker == worker:
+        here = boundary.source in _stages(cut, worker)
+        if here and leaf is not None and stage is not None and stage.forward is not None:
             yield Reading(leaf, program.graph.ops[boundary.value.op], stage.forward, False)
 
 
 def _samples(cut: Cut, worker: str) -> Iterator[Reading]:
     """The inputs that name the samples whose differences a stage of this worker sends or takes."""
     program = cut.program
-    home = {stage: each.name for each in cut.workers for stage in each.stages}
+    home = {stage: each.cluster for each in cut.workers for stage in each.stages}
     for boundary in cut.boundaries:
         ends = {boundary.source, *boundary.destinations}
         if boundary.ids is None or len({home[stage] for stage in ends}) < 2:
@@ -73,12 +74,18 @@ def read_by_one(cut: Cut, names: Collection[str]) -> frozenset[str]:
 
 def _fragments(cut: Cut, worker: str) -> Iterator[Fragment]:
     staged = (f for phase in cut.phases for stage in phase.stages for f in (stage.forward, stage.backward))
-    yield from (fragment for fragment in staged if fragment is not None and fragment.worker == worker)
+    here = _stages(cut, worker)
+    yield from (fragment for fragment in staged if fragment is not None and fragment.stage in here)
     for once in (cut.whole, cut.weight, *(phase.prologue for phase in cut.phases)):
         if worker in once:
             yield once[worker]
     for phase in cut.phases:
         yield from phase.updates.get(worker, ())
+
+
+def _stages(cut: Cut, worker: str) -> frozenset[int | None]:
+    """The stages that run on a worker."""
+    return frozenset(stage for each in cut.workers if each.name == worker for stage in each.stages)
 
 
 def asks_rows(graph: Graph, op: Op) -> bool:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from math import ceil
 
 from whale_nebula.report.basis import Basis, PhaseBasis
 from whale_nebula.schedule.lines import pace
@@ -87,8 +88,9 @@ def _timeline(basis: Basis, phase: PhaseBasis) -> Timeline:
     count, many = len(phase.works), basis.micro_batches
     found = pace(phase.works, phase.hops)
     chosen = limits(
-        basis.schedule, count, many, pace=found if basis.paced else found.cautious, in_flight=basis.in_flight
-    )
+        basis.schedule, count, many, pace=found if basis.paced else found.cautious, in_flight=basis.in_flight,
+        replicas=[work.replicas for work in phase.works],
+    )  # fmt: skip
     generate = schedule(basis.schedule).generate
     lists = [
         tuple(generate(stage, count, many, chosen[stage], backward=work.has_backward, fused=fused))
@@ -99,7 +101,8 @@ def _timeline(basis: Basis, phase: PhaseBasis) -> Timeline:
 
 def _codecs(basis: Basis, number: int) -> float:
     """Seconds a step that a stage encodes and decodes."""
-    return basis.micro_batches * sum(phase.works[number].codecs for phase in basis.phases)
+    return sum(ceil(basis.micro_batches / phase.works[number].replicas) * phase.works[number].codecs
+               for phase in basis.phases)  # fmt: skip
 
 
 def _stage(timelines: list[Timeline], number: int, codecs: float) -> StagePrediction:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -46,7 +46,8 @@ class StageReport:
     """A stage in a step. Seconds are None where the step ran as one function and stages were not timed apart.
 
     `in_flight` is the most micro-batches that were forward but not yet backward, at any time of the step;
-    `codec_seconds` is what it took to decode what the stage read and to encode what it sent.
+    `codec_seconds` is what it took to decode what the stage read and to encode what it sent. Of a stage with several
+    replicas these are the numbers of the busiest, and `replicas` are those of all.
     """
 
     compute_seconds: float | None = None
@@ -54,6 +55,23 @@ class StageReport:
     cluster: str = ""
     in_flight: int | None = None
     codec_seconds: float = 0.0
+    replicas: tuple[StageReport, ...] = ()
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long the replicas that were done sooner stood idle for the busiest, all together.
+
+        >>> busiest([StageReport(3.0, 0.0), StageReport(1.0, 2.0)]).idle_seconds
+        2.0
+        """
+        most = self.compute_seconds or 0.0
+        return sum(most - (each.compute_seconds or 0.0) for each in self.replicas)
+
+
+def busiest(replicas: Sequence[StageReport]) -> StageReport:
+    """What the report of a stage says whose replicas were timed apart."""
+    first = max(replicas, key=lambda each: each.compute_seconds or 0.0)
+    return first if len(replicas) == 1 else replace(first, replicas=tuple(replicas))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from whale_nebula import tf_private
 from whale_nebula.errors import CollectiveReadError
 from whale_nebula.ir.spec import Spec
+from whale_nebula.scopes.site import script_site
 
 
 class _AbsentReadError(CollectiveReadError, TypeError):
@@ -44,8 +45,9 @@ class Absent:
     def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         raise _AbsentReadError(
             f"this result is on {self.owner}, not in this process",
-            where=str(self._spec),
-            why="the config says 'results: owner': tensors that a step returns stay in the cluster that makes them",
+            where=str(script_site()),
+            why=f"the config says 'results: owner': tensors that a step returns, as this {self._spec}, stay in the "
+            "cluster that makes them",
             mend=f"if nb.here().worker == {self.owner!r}: ..., or results: everywhere",
         )
 

@@ -6,8 +6,9 @@ measured pace.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +16,8 @@ from typing import Any
 
 from whale_nebula.feed.batch import Batch
 from whale_nebula.ir.plan import PhasePlan
+from whale_nebula.ir.program import Stage
+from whale_nebula.ir.routing import Routing, Seat
 from whale_nebula.ir.spec import Value
 from whale_nebula.runtime.clock import Clocks
 from whale_nebula.runtime.compiled import Compiled
@@ -24,10 +27,21 @@ from whale_nebula.runtime.once_run import OnceRun, Peers
 from whale_nebula.runtime.post import Post
 from whale_nebula.runtime.stage_run import StageRun
 from whale_nebula.runtime.timed_peers import TimedPeers
+from whale_nebula.runtime.turnstile import Turnstile
 from whale_nebula.schedule.instructions import Backward, Instruction
 from whale_nebula.schedule.limits import Pace
 from whale_nebula.schedule.schedules import limits, schedule
 from whale_nebula.testing.failpoints import failpoint
+
+
+def seated(compiled: Compiled, routing: Routing) -> dict[Seat, Stage]:
+    """The replicas that this process runs, each with its stage."""
+    stages, own = compiled.cut.program.stages, compiled.worker
+    found: dict[Seat, Stage] = {}
+    for number in compiled.stages:
+        host = own if own in routing.of(number) else routing.first(number)
+        found |= dict.fromkeys(routing.seats(number, host), stages[number])
+    return found
 
 
 @dataclass
@@ -35,10 +49,12 @@ class ActorStep:
     """What stays from step to step: the threads, and the pace that was measured."""
 
     compiled: Compiled
+    routing: Routing
+    seats: int = 1
     pool: ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pool = ThreadPoolExecutor(max(1, len(self.compiled.stages)), thread_name_prefix="nebula-stage")
+        self.pool = ThreadPoolExecutor(max(1, self.seats), thread_name_prefix="nebula-stage")
 
     def run(
         self,
@@ -68,9 +84,12 @@ class ActorStep:
         with once.computing("whole batch"):
             batch = worker.weighed()
         runs = {
-            stage: StageRun(self.compiled, stage, batch, post, values, Sums(program), clock)
-            for stage, clock in clocks.stages.items()
-        }
+            seat: StageRun(
+                self.compiled, seat.stage, batch, post, values, Sums(program), clock,
+                turns=self._turns(seat, len(batch.slices)),
+            )
+            for seat, clock in clocks.stages.items()
+        }  # fmt: skip
         with guard.undone():
             with guard.once("part that is computed from the whole batch", 0), once.computing("whole batch"):
                 worker.whole()
@@ -88,19 +107,26 @@ class ActorStep:
                 failpoint("update.after")
             return worker.results()
 
+    def _turns(self, seat: Seat, count: int) -> tuple[int, ...]:
+        """The micro-batches that a seat of this process takes."""
+        replicas = self.routing.seats(seat.stage, self.routing.hosts[seat.stage][seat.replica])[seat]
+        return tuple(m for m in range(count) if self.routing.replica(seat.stage, m) in replicas)
+
     def _micro_batches(
         self,
         phase: PhasePlan,
-        runs: Mapping[int, StageRun],
+        runs: Mapping[Seat, StageRun],
         post: Post,
         guard: Guard,
         pace: Pace | None,
         blame: Callable[[BaseException], BaseException],
     ) -> None:
         futures: list[Future[None]] = []
-        for stage, run in runs.items():
+        order = {stage: Turnstile() for stage in self._in_order(phase, runs)}
+        for (stage, _), run in runs.items():
             work = self._list(phase, stage, run, pace)
-            futures.append(self.pool.submit(self._work, phase, run, work, guard, post, blame))
+            gate = order.get(stage)
+            futures.append(self.pool.submit(self._work, phase, run, work, guard, post, blame, gate))
         _wait(futures, post.abort)
         failed = [error for future in futures if (error := future.exception()) is not None]
         if failed:
@@ -112,18 +138,28 @@ class ActorStep:
         _wait([future])
         future.result()
 
+    def _in_order(self, phase: PhasePlan, runs: Mapping[Seat, StageRun]) -> Iterator[int]:
+        """The stages of which several replicas here write the same variables as they go forward: seeds, averages."""
+        for plan in phase.stages:
+            several = sum(seat.stage == plan.stage for seat in runs) > 1
+            if several and (plan.skip is not None or plan.drifting):
+                yield plan.stage
+
     def _list(self, phase: PhasePlan, stage: int, run: StageRun, pace: Pace | None) -> Sequence[Instruction]:
         plan = next((s for s in phase.stages if s.stage == stage), None)
         if plan is None:
             return ()
         pipeline = self.compiled.cut.program.pipeline
         stages, count = len(self.compiled.cut.program.stages), len(run.batch.slices)
-        chosen = limits(pipeline.schedule, stages, count, pace=pace, in_flight=pipeline.in_flight)
+        replicas = [each.replicas for each in self.compiled.cut.program.stages]
+        chosen = limits(
+            pipeline.schedule, stages, count, pace=pace, in_flight=pipeline.in_flight, replicas=replicas
+        )
         backward = plan.backward is not None or plan.fused
         generate = schedule(pipeline.schedule).generate
-        return list(
-            generate(stage, stages, count, chosen[stage], backward=backward, fused=plan.fused, phase=phase.index)
-        )
+        whole = generate(stage, stages, count, chosen[stage], backward=backward, fused=plan.fused, phase=phase.index)
+        skips = plan.skip is not None and stage in self.routing.replicated
+        return [each for each in whole if each.micro_batch in run.turns or (skips and not isinstance(each, Backward))]
 
     def _work(
         self,
@@ -133,19 +169,26 @@ class ActorStep:
         guard: Guard,
         post: Post,
         blame: Callable[[BaseException], BaseException],
+        gate: Turnstile | None = None,
     ) -> None:
         key = self.compiled.cut.program.stages[run.stage].key
         try:
             for instruction in instructions:
                 back = isinstance(instruction, Backward)
+                if instruction.micro_batch not in run.turns:
+                    run.skip(phase)
+                    continue
                 failpoint("backward.before" if back else "forward.before")
-                with guard.piece(key, phase.index, instruction.micro_batch, "backward" if back else "forward"):
+                turn = contextlib.nullcontext() if gate is None or back else gate.turn(instruction.micro_batch)
+                with turn, guard.piece(key, phase.index, instruction.micro_batch, "backward" if back else "forward"):
                     (run.backward if back else run.forward)(phase, instruction.micro_batch)
         except BaseException as failure:
             cause = blame(failure)
             if not hasattr(cause, "nebula_when"):
                 cause.nebula_when = time.monotonic()  # type: ignore[attr-defined]
             post.abort(cause)
+            if gate is not None:
+                gate.abort()
             if cause is failure:
                 raise
             raise cause from failure

@@ -16,7 +16,8 @@ from functools import partial
 import tensorflow as tf
 
 from whale_nebula.ir.program import Stage
-from whale_nebula.report.report import ONCE, LinkReport, Span, StageReport
+from whale_nebula.ir.routing import Seat
+from whale_nebula.report.report import ONCE, LinkReport, Span, StageReport, busiest
 from whale_nebula.transport.protocol import Key, Link
 
 annotation = tf.profiler.experimental.Trace
@@ -34,6 +35,7 @@ class StageClock:
     lane: str
     start: float
     cluster: str = ""
+    stage: str = ""
     compute: float = 0.0
     waiting: float = 0.0
     coding: float = 0.0
@@ -78,19 +80,28 @@ class StageClock:
         return StageReport(self.compute, self.waiting, self.cluster, in_flight(self.spans), self.coding)
 
 
+def lane(stage: Stage, replica: int) -> str:
+    """The name of a stage's row, or of its replica's where it has several.
+
+    >>> lane(Stage("npu", "npu", replicas=2), 1), lane(Stage("gpu", "gpu"), 0)
+    ('npu.1', 'gpu')
+    """
+    return stage.key if stage.replicas == 1 else f"{stage.key}.{replica}"
+
+
 @dataclass
 class Clocks:
-    """The clocks of one step: of each stage here, of what runs once a step, and of the lines."""
+    """The clocks of one step: of each stage here (of each replica), of what runs once a step, and of the lines."""
 
-    stages: Mapping[int, StageClock]
+    stages: Mapping[Seat, StageClock]
     once: StageClock
     lines: LineClock
 
     @classmethod
-    def start(cls, stages: Mapping[int, Stage], lines: LineClock) -> Clocks:
+    def start(cls, stages: Mapping[Seat, Stage], lines: LineClock) -> Clocks:
         """Start them all; the lines' clock has begun with the step."""
         now = time.perf_counter()
-        own = {number: StageClock(stage.key, now, stage.cluster) for number, stage in stages.items()}
+        own = {s: StageClock(lane(stage, s.replica), now, stage.cluster, stage.key) for s, stage in stages.items()}
         return cls(own, StageClock(ONCE, now), lines)
 
     def seconds(self) -> float:
@@ -98,8 +109,11 @@ class Clocks:
         return time.perf_counter() - self.once.start
 
     def reports(self) -> dict[str, StageReport]:
-        """What the report of the step says of its stages."""
-        return {clock.lane: clock.report() for clock in self.stages.values()}
+        """What the report of the step says of its stages; of one with several replicas here, that of the busiest."""
+        found: dict[str, list[StageReport]] = {}
+        for clock in self.stages.values():
+            found.setdefault(clock.stage or clock.lane, []).append(clock.report())
+        return {name: busiest(replicas) for name, replicas in found.items()}
 
     def doing(self) -> dict[str, str]:
         """What each stage does at this moment; between its pieces, nothing."""

@@ -1,6 +1,6 @@
 """Methods of a Keras model that need all of it: in a run of several processes, every process calls them together.
 
-They are put on the instance when its first step is made, so nothing of Keras is patched.
+They are put on the instance when the first step is made that reads its variables, so nothing of Keras is patched.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from whale_nebula.run import Run
 from whale_nebula.runtime.elsewhere import Ledger
 from whale_nebula.runtime.own_parts import Plain, load_own, save_own
 
@@ -28,6 +29,16 @@ def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str 
         _replace(model, "load_weights", functools.partial(_marked, load_own(cluster)))
     for name in WRITES:
         _replace(model, name, functools.partial(_writing, ledger, writes_here))
+
+
+def make_all_collective(models: Iterable[Any], run: Run) -> None:
+    """Do so with those of these models that have variables of this run's programs; alone there is nobody to ask."""
+    if run.alone:
+        return
+    kept = run.ledger.kept.keys()
+    for model in models:
+        if model.built and not kept.isdisjoint(_ids(model)):
+            make_collective(model, run.ledger, run.writes_files, run.here().cluster, run.first_of_cluster)
 
 
 def _ids(model: Any) -> set[int]:

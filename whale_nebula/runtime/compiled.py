@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from whale_nebula.ir.plan import Boundary, Cut, Fragment, PhasePlan, StagePhase
 from whale_nebula.ir.spec import Value
 from whale_nebula.passes.exchange import Bundle, bundles
+from whale_nebula.passes.mates import Told, told
 from whale_nebula.runtime.fragment_function import Function, Workshop
 from whale_nebula.runtime.whereabouts import Whereabouts
 
@@ -49,6 +50,7 @@ class StagePieces:
     plan: StagePhase
     forward: Piece | None
     backward: Piece | None
+    skip: Piece | None = None
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Compiled:
     workshop: Workshop
     _pieces: dict[Fragment, Piece] = field(default_factory=dict)
     _bundles: dict[int, tuple[Bundle, ...]] = field(default_factory=dict)
+    _told: dict[int, tuple[Told, ...]] = field(default_factory=dict)
     _later: dict[tuple[int, int], frozenset[Value]] = field(default_factory=dict)
     _made_once: dict[int, frozenset[Value]] = field(default_factory=dict)
 
@@ -104,7 +107,7 @@ class Compiled:
         plan = next((s for s in phase.stages if s.stage == stage), None)
         if plan is None:
             return None
-        return StagePieces(plan, self._made(plan.forward), self._made(plan.backward))
+        return StagePieces(plan, *map(self._made, (plan.forward, plan.backward, plan.skip)))
 
     def prologue(self, phase: PhasePlan) -> Piece | None:
         """What runs once before the micro-batches of a phase."""
@@ -115,6 +118,12 @@ class Compiled:
         if phase.index not in self._bundles:
             self._bundles[phase.index] = bundles(self.cut, phase)
         return self._bundles[phase.index]
+
+    def told(self, phase: PhasePlan) -> tuple[Told, ...]:
+        """What replicas of stages tell one another in a phase."""
+        if phase.index not in self._told:
+            self._told[phase.index] = told(self.cut, phase)
+        return self._told[phase.index]
 
     def updates(self, phase: PhasePlan) -> Sequence[Piece]:
         """What runs once after them, in rounds."""

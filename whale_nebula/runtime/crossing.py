@@ -14,6 +14,8 @@ from whale_nebula.passes.exchange import Bundle, shared_parts
 from whale_nebula.runtime.bundled import bundled, unbundled
 from whale_nebula.runtime.gradients import PartKey
 from whale_nebula.runtime.later import Later
+from whale_nebula.runtime.mates import Mates
+from whale_nebula.runtime.stage_run import StageRun
 from whale_nebula.transport.protocol import Key, KeyKind, Link
 
 
@@ -28,6 +30,11 @@ class Wires:
     step: int
     patience: float
     promises: Executor
+    mates: Mates
+
+    def even(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
+        """Let the replicas of each stage have what all of them have made."""
+        self.mates.even(phase, runs)
 
     def send(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
         """Send what another worker needs."""

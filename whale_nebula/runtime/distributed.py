@@ -19,12 +19,16 @@ from whale_nebula.feed.missing import absent_in
 from whale_nebula.launch.leaving import departure
 from whale_nebula.passes.readings import check_here
 from whale_nebula.report.report import LinkReport
-from whale_nebula.runtime.actors import ActorStep
+from whale_nebula.runtime.actors import ActorStep, seated
+from whale_nebula.runtime.added import added
+from whale_nebula.runtime.alike import due, sums
 from whale_nebula.runtime.channels import Channels, States
 from whale_nebula.runtime.clock import Clocks, LineClock, held
+from whale_nebula.runtime.collectives import Collectives
 from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.crossing import Wires
 from whale_nebula.runtime.guard import Guard
+from whale_nebula.runtime.mates import Mates
 from whale_nebula.runtime.outcome import StepOutcome
 from whale_nebula.runtime.outlook import Seen
 from whale_nebula.runtime.pace import Measured, Medians
@@ -61,23 +65,26 @@ class DistributedStep:
     trips: Trips = field(default_factory=Trips)
     states: States = field(default_factory=States)
     seed: int = 0
+    collectives: Collectives | None = None
     watch: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-agree"))
     promises: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-later"))
 
     def __post_init__(self) -> None:
-        worker = {stage: w.name for w in self.compiled.cut.workers for stage in w.stages}
-        self.hosts = [worker[stage] for stage in range(len(self.compiled.cut.program.stages))]
+        self.routing = self.compiled.cut.routing
         self.clusters = {w.name: w.cluster for w in self.compiled.cut.workers}
-        self.actors = ActorStep(self.compiled)
+        self.added = added(self.compiled, self.collectives, self.program)
+        self.seats = seated(self.compiled, self.routing)
+        self.actors = ActorStep(self.compiled, self.routing, len(self.seats))
         self.slots = Slots(self.compiled.cut)
         here = partial(eq, self.session.worker)
-        self.channels = Channels(self.compiled.cut, self.hosts, self.states, self.seed, here, self.clusters)
-        clusters = [self.clusters[host] for host in self.hosts]
-        self.measured = Measured(self.compiled.cut, self.hosts, self.lines, clusters, paced=False)
+        self.channels = Channels(self.compiled.cut, self.routing, self.states, self.seed, here, self.clusters)
+        clusters = [stage.cluster for stage in self.compiled.cut.program.stages]
+        self.measured = Measured(self.compiled.cut, clusters, self.lines, paced=False)
         self.links = {(self.session.worker, peer): link for peer, link in self.session.links.items()}
         held = self.compiled.cut.held
         own = self.clusters[self.session.worker]
-        self.carried = Seen([f"{own}->{other}" for other in dict.fromkeys(self.clusters.values())], self.lines)
+        others = dict.fromkeys(cluster for cluster in self.clusters.values() if cluster != own)
+        self.carried = Seen([f"{own}->{other}" for other in others], self.lines)
         self.pace: Medians = {}
         self.held_here = frozenset(v for v in self.variables if self.session.worker in held.get(v, ()))
         self.written_here = [v for v in self.compiled.cut.forward_written if self.session.worker in held.get(v, ())]
@@ -97,8 +104,7 @@ class DistributedStep:
         counts = micro_batches(program.leaves, tensors, program.pipeline.micro_batch)
         before = self._totals()
         medians = {what: round(seconds, 6) for what, seconds in self._medians().items()}
-        own = {stage: program.stages[stage] for stage in self.compiled.stages}
-        self.clocks = clocks = Clocks.start(own, self._lines())
+        self.clocks = clocks = Clocks.start(self.seats, self._lines())
         asked = departure.asked
         agreed = self._announce(tensors, counts, medians, asked)
         results = self._results(cut(program.leaves, tensors, counts).in_rows(), clocks, agreed)
@@ -140,7 +146,8 @@ class DistributedStep:
 
     def _lines(self) -> LineClock:
         here = self.clusters[self.session.worker]
-        links = ((f"{here}->{self.clusters[peer]}", link) for peer, link in self.session.links.items())
+        far = {peer: link for peer, link in self.session.links.items() if self.clusters[peer] != here}
+        links = ((f"{here}->{self.clusters[peer]}", link) for peer, link in far.items())
         return LineClock.start(self.program, self.steps, links)
 
     def _announce(
@@ -160,6 +167,8 @@ class DistributedStep:
             "leaving": asked,
             "seen": self.seen,
         }
+        if self.routing.replicated and due(self.steps):
+            sheet["alike"] = sums(self.compiled.cut, self.session.worker, self.variables)
         self.session.start_step(sheet)
         return self.watch.submit(self.session.check_step, sheet)
 
@@ -169,11 +178,13 @@ class DistributedStep:
         patience = self.session.patience
         self.channels.begin(batch.slices, self.carried.outlook(batch.rows, self.pace))
         post = Post(
-            self.slots, self.hosts, self.links, self.program, self.steps, patience, lambda host: False, self.channels
-        )
+            self.slots, self.routing, self.links, self.program, self.steps, patience, lambda host: False,
+            self.channels, clusters=self.clusters,
+        )  # fmt: skip
         agreed.add_done_callback(lambda done: _abort(post, done, self.session))
         cut, links, here = self.compiled.cut, self.session.links, self.session.worker
-        wires = Wires(cut, here, links, self.program, self.steps, patience, self.promises)
+        mates = Mates(self.compiled, links, self.program, self.steps, patience, self.variables, self.added)
+        wires = Wires(cut, here, links, self.program, self.steps, patience, self.promises, mates)
         blame = partial(_blame, agreed, self.session)
         results = self.actors.run(
             batch, post, clocks, guard, paces(cut, self.pace), peers=wires, lazy=self.lazy, agreed=agreed.result,
@@ -200,6 +211,8 @@ class DistributedStep:
         found: dict[str, LinkReport] = {}
         for peer, link in self.session.links.items():
             sent = link.totals() - before[peer]
+            if self.clusters[peer] == here:
+                continue
             name = f"{here}->{self.clusters[peer]}"
             report = LinkReport(sent.payload_bytes, sent.bytes, sent.raw_bytes, sent.frames)
             found[name] = found.get(name, LinkReport()) + report
@@ -213,9 +226,12 @@ class DistributedStep:
 
 
 def _together(agreed: Agreed, own: Medians) -> Medians:
-    """The pace of all stages, each as its own process told it."""
-    told = [sheet.get("pace", {}) for sheet in agreed.result().values()]
-    return {what: seconds for medians in (*told, own) for what, seconds in medians.items()}
+    """The pace of all stages, each as its own process told it; of a stage in several, that of the slowest."""
+    found = dict(own)
+    for sheet in agreed.result().values():
+        for what, seconds in sheet.get("pace", {}).items():
+            found[what] = max(seconds, found.get(what, seconds))
+    return found
 
 
 def _abort(post: Post, done: Agreed, session: Session) -> None:

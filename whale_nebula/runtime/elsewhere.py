@@ -15,7 +15,9 @@ import tensorflow as tf
 
 from whale_nebula import tf_private
 from whale_nebula.errors import CollectiveReadError, PlanError
+from whale_nebula.runtime.collectives import Collectives
 from whale_nebula.runtime.session import Session
+from whale_nebula.scopes.site import script_site
 from whale_nebula.transport.protocol import Key
 
 _CONTROL = 0
@@ -36,11 +38,12 @@ class Ledger:
 
     Variables are held until the run ends, those of dropped models too: Python frees them at another moment in each
     process, and processes that disagree on what there is cannot exchange it. With `own` nothing is: each process keeps
-    its own parts (`weights: own`).
+    its own parts (`weights: own`). `collectives` are TensorFlow's, between the workers of one's own cluster.
     """
 
     session: Session
     own: bool = False
+    collectives: Collectives | None = None
     kept: dict[int, Kept] = field(default_factory=dict)
     exchanges: int = 0
     whole: set[int] = field(default_factory=set)
@@ -100,14 +103,17 @@ class Ledger:
 
     @contextlib.contextmanager
     def gathered(self, only: Collection[int] | None = None) -> Iterator[None]:
-        """Every process calls this at the same point; inside, each holds all variables (or those with these ids)."""
+        """Every process calls this at the same point; inside, each holds all variables (or those with these ids). Where
+        that is so already, inside another one, nobody is asked.
+        """
         if self.own:
             raise _kept_apart()
         wanted = {key: kept for key, kept in self.kept.items() if only is None or key in only}
         fresh = {key: kept for key, kept in wanted.items() if key not in self.whole}
         self.whole |= fresh.keys()
         try:
-            self._exchange(list(fresh.values()))
+            if fresh or not self.whole:
+                self._exchange(list(fresh.values()))
             yield
         finally:
             self.whole -= fresh.keys()
@@ -181,9 +187,10 @@ class _Elsewhere:
         path, home = self.nebula_home
         return CollectiveReadError(
             f"variable {path!r} is on {home}, not in this process",
-            where=path,
+            where=str(script_site()),
             why="it belongs to a stage of another cluster, and its copy here is empty",
-            mend="call model.get_weights() or model.save(...) in every process; they gather the whole model",
+            mend="with nb.gathered(): around the read, in every process\n"
+            "or model.get_weights() or model.save(...) in every process; they gather the whole model",
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from whale_nebula.config import Links
 from whale_nebula.feed.batch import Batch, cut, micro_batches
 from whale_nebula.report.report import LinkReport
-from whale_nebula.runtime.actors import ActorStep
+from whale_nebula.runtime.actors import ActorStep, seated
 from whale_nebula.runtime.channels import Channels, States
 from whale_nebula.runtime.channels.auto import Outlook
 from whale_nebula.runtime.clock import Clocks, LineClock, held
@@ -44,9 +44,11 @@ class EmulatedStep:
 
     def __post_init__(self) -> None:
         self.hosts = [stage.cluster for stage in self.compiled.cut.program.stages]
-        self.actors = ActorStep(self.compiled)
+        self.routing = self.compiled.cut.routing_by_cluster
+        self.seats = seated(self.compiled, self.routing)
+        self.actors = ActorStep(self.compiled, self.routing, len(self.seats))
         self.slots = Slots(self.compiled.cut)
-        self.channels = Channels(self.compiled.cut, self.hosts, self.states, self.seed)
+        self.channels = Channels(self.compiled.cut, self.routing, self.states, self.seed)
         self.measured = Measured(self.compiled.cut, self.hosts, self.lines)
         self.seen = Seen([f"{a}->{b}" for a, b in permutations(dict.fromkeys(self.hosts), 2)], self.lines, exact=True)
         self._connect()
@@ -66,7 +68,7 @@ class EmulatedStep:
         )
         before, medians = self._totals(), self.measured.medians()
         outlook = self.seen.outlook(batch.rows, medians)
-        self.clocks = clocks = Clocks.start(dict(enumerate(program.stages)), self._lines())
+        self.clocks = clocks = Clocks.start(self.seats, self._lines())
         results = self._results(batch, clocks, guard, paces(self.measured.phases(batch.rows[0], medians)), outlook)
         seconds = clocks.seconds()
         self.measured.add(clocks)
@@ -94,7 +96,7 @@ class EmulatedStep:
     ) -> list[Any]:
         self.channels.begin(batch.slices, outlook)
         post = Post(
-            self.slots, self.hosts, self.links, self.program, self.steps, PATIENCE,
+            self.slots, self.routing, self.links, self.program, self.steps, PATIENCE,
             channels=self.channels, clocks=clocks.stages,
         )  # fmt: skip
         try:

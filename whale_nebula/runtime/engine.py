@@ -23,12 +23,14 @@ from whale_nebula.capture.mirror import in_order
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.step import Captured, Signature, filled
 from whale_nebula.errors import NebulaWarning, StageFailedError
+from whale_nebula.feed.ids import compared_by
 from whale_nebula.ir.canonical import canonical_lines
 from whale_nebula.ir.digest import digest_lines, first_difference
 from whale_nebula.ir.plan import Cut, Worker
 from whale_nebula.ir.program import Stage
 from whale_nebula.passes.plan import cut_program
 from whale_nebula.passes.readings import check_here, read_by_one
+from whale_nebula.passes.replicate import spread
 from whale_nebula.report.published import begin, publish
 from whale_nebula.report.report import Report, StageReport
 from whale_nebula.run import Run, current_run
@@ -227,15 +229,14 @@ def _check_here(cut: Cut, run: Run, layout: Signature, where: Callable[[int], st
 
 
 def place_workers(captured: Captured, run: Run) -> list[Worker]:
-    """All stages on one worker in one process; else each on the first worker of its cluster."""
+    """All stages on one worker in one process; else each on workers of its cluster, one for each of its replicas."""
     stages = captured.program.stages
     if run.alone:
         return [Worker("local/0", "local", tuple(range(len(stages))))]
-    first = {cluster: worker for worker, cluster in reversed(list(run.workers.items()))}
-    return [
-        Worker(worker, cluster, tuple(s for s, stage in enumerate(stages) if first[stage.cluster] == worker))
-        for worker, cluster in run.workers.items()
-    ]
+    clusters: dict[str, list[str]] = {}
+    for worker, cluster in run.workers.items():
+        clusters.setdefault(cluster, []).append(worker)
+    return sorted(spread(stages, clusters), key=lambda worker: worker.name)
 
 
 def _runner(
@@ -276,12 +277,12 @@ def _together(captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None
     except BaseException as failure:
         session.fail(failure)
         raise
-    ids = frozenset([run.ids] if isinstance(run.ids, str) else run.ids or ())
+    ids = frozenset(compared_by(run.ids))
     compiled = Compiled(cut, session.worker, _workshop(captured, xla))
     secret = read_by_one(cut, run.config.inputs) - ids
     step = DistributedStep(
         compiled, captured.variables, session, name, run.programs, ids, run.links, lazy, secret,
-        states=states, seed=_seed(run),
+        states=states, seed=_seed(run), collectives=run.ledger.collectives,
     )  # fmt: skip
     _close_with(run, step)
     return step
@@ -297,8 +298,8 @@ def _states(run: Run, captured: Captured) -> States:
 
 def _ends(cut: Cut, here: str) -> tuple[str, ...]:
     """The channels of a program that this process has an end of."""
-    workers = {stage: worker.name for worker in cut.workers for stage in worker.stages}
-    return Routes(cut, [workers[stage] for stage in sorted(workers)]).ends(here.__eq__)
+    clusters = {worker.name: worker.cluster for worker in cut.workers}
+    return Routes(cut, cut.routing, clusters).ends(here.__eq__)
 
 
 def _close_with(run: Run, step: DistributedStep | EmulatedStep) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import permutations
 from typing import NamedTuple
 
 from whale_nebula.codec.numbers import numbers
@@ -12,6 +13,7 @@ from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.ir.plan import Cut
 from whale_nebula.ir.spec import Spec
 from whale_nebula.passes.exchange import bundles, shared_parts
+from whale_nebula.passes.mates import told
 from whale_nebula.runtime.post import Slots
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.decoder import Bound
@@ -21,7 +23,7 @@ ANY_SIZE = 2**32 - 1
 _COLUMNS = 1 << 16
 """As many are thought of where only a step knows: a basis, which may come with a tensor, has so many rows."""
 _NARROW = {"fp16": "float16", "bf16": "bfloat16"}
-_MICRO_BATCHED = ("forward", "backward")
+_MICRO_BATCHED = ("forward", "backward", "result")
 
 
 class Slot(NamedTuple):
@@ -71,7 +73,8 @@ class Expected:
         if table is None or slot not in table.bounds:
             raise RemoteProtocolError(f"{key} came, which no plan of this run knows", where=f"program {key.program}")
         count = table.micro_batches if key.kind in _MICRO_BATCHED else 0
-        if not (0 <= key.micro_batch < count if count else key.micro_batch == -1):
+        once = key.micro_batch == -1 and key.kind not in ("forward", "backward")
+        if not (once or 0 <= key.micro_batch < count):
             raise RemoteProtocolError(f"{key} came, and a step has {count} micro-batches of it")
         return table.bounds[slot]
 
@@ -80,18 +83,19 @@ def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
     """Everything that crosses between workers in a step, and what it may be."""
     yield from _posted(cut)
     yield from _parts(cut)
+    yield from _told(cut)
     yield from _scalars(cut)
 
 
 def _posted(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
     """Boundaries and their gradients, numbered as those who send them number them."""
-    workers = {stage: worker.name for worker in cut.workers for stage in worker.stages}
+    clusters = {worker.name: worker.cluster for worker in cut.workers}
     for value, slot in Slots(cut).by_value.items():
-        bound = _bound(cut.program.graph.spec(value), slot.codec)
-        home = workers[slot.source]
-        for destination in dict.fromkeys(workers[stage] for stage in slot.readers):
-            if destination != home:
-                yield Slot(slot.kind, slot.phase, slot.number, home, destination), bound
+        spec = cut.program.graph.spec(value)
+        near, far = _bound(spec), _bound(spec, slot.codec)
+        for ends in cut.routing.pairs(slot.source, slot.readers, cut.program.pipeline.micro_batch):
+            same = clusters[ends[0]] == clusters[ends[1]]
+            yield Slot(slot.kind, slot.phase, slot.number, *ends), near if same else far
 
 
 def _parts(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
@@ -100,6 +104,18 @@ def _parts(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
             bound = _bound(part.spec)
             for destination in part.destinations:
                 yield Slot("part", phase.index, part.slot, part.source, destination), bound
+
+
+def _told(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
+    """What replicas of a stage tell one another."""
+    for phase in cut.phases:
+        for each in told(cut, phase):
+            bound = _bound(each.specs[0])
+            if each.kind == "numbers":
+                most = cut.program.pipeline.micro_batch * sum(spec.nbytes() for spec in each.specs)
+                bound = Bound("uint8", (most,))
+            for ends in permutations(cut.routing.of(each.stage), 2):
+                yield Slot("result", phase.index, each.slot, *ends), bound
 
 
 def _scalars(cut: Cut) -> Iterator[tuple[Slot, Bound]]:

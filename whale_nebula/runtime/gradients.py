@@ -48,6 +48,8 @@ class Sums:
             self.listed[key] = [(self.listed[key][0][0] + tensors[0], tensors[1])]
         elif len(tensors) > 1 or self._by_rows(request, part.source):
             self.listed.setdefault(key, []).append(tuple(tensors))
+        elif key in self.dense and self._same(request, part.source):
+            return
         elif key in self.dense:
             if key in self.waiting:
                 self.settle()
@@ -64,9 +66,46 @@ class Sums:
         self.waiting.clear()
 
     def _by_rows(self, request: int, source: int) -> bool:
-        """The gradient of an input or of an activation has a row for each of the batch's."""
+        """The gradient of an input or of an activation has a row for each of the batch's, but where a pass knows better."""
+        merges = self.program.requests[request].merges
+        if merges:
+            return merges[source] == "rows"
         origin = self.program.requests[request].origins[source]
         return origin >= 0 and self.program.graph.ops[origin].role != CAPTURE
+
+    def _same(self, request: int, source: int) -> bool:
+        """The gradient of a sum over the batch is in every micro-batch what it is for all of them."""
+        merges = self.program.requests[request].merges
+        return bool(merges) and merges[source] == "same"
+
+    def has(self, key: PartKey) -> bool:
+        """Whether any micro-batch gave this gradient."""
+        return key in self.dense or key in self.listed
+
+    def lists(self, key: PartKey) -> bool:
+        """Whether a gradient has rows of each micro-batch, one after the other, and is no sum."""
+        request, source, _ = key
+        part = next(each for each in self.program.requests[request].parts if (each.source, each.stage) == key[1:])
+        if len(part.values) > 1:
+            return part.values[1].op in self.program.of_batch
+        return self._by_rows(request, source)
+
+    def pieces(self, key: PartKey, piece: int, turns: Sequence[int]) -> dict[int, Any]:
+        """A tensor of a gradient: by micro-batch where it `lists`, else the sum of all of them under -1."""
+        if self.lists(key):
+            return {m: columns[piece] for m, columns in zip(turns, self.listed[key], strict=True)}
+        return {-1: self.listed[key][0][piece] if key in self.listed else self.dense[key]}
+
+    def put(self, key: PartKey, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Put what all replicas have of a gradient in the place of the own: the rows of all, or the sum."""
+        if self.lists(key):
+            self.listed[key] = list(rows)
+        elif len(rows[0]) > 1:
+            self.listed[key] = [(added([row[0] for row in rows]), rows[0][1])]
+        elif self._same(*key[:2]):
+            self.dense[key] = rows[0][0]
+        else:
+            self.dense[key] = added([row[0] for row in rows])
 
     def parts(self) -> dict[PartKey, tuple[Any, ...]]:
         """The sums: one tensor, or values and indices."""

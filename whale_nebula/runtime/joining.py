@@ -15,23 +15,33 @@ from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.runtime.collective import host_name
+from whale_nebula.runtime.collectives import Collectives
 from whale_nebula.runtime.elsewhere import Ledger
 from whale_nebula.runtime.expected import Expected
 from whale_nebula.runtime.linking import join_links
 from whale_nebula.runtime.session import Session
+from whale_nebula.runtime.tasks import open_among
 
 
 def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledger, dict[str, str]]:
-    """Open the session of this process; all processes leave it with the same seed. Gives every worker's host too."""
+    """Open the session of this process; all processes name the same seed, or none does. Gives every worker's host too."""
     expected = Expected()
     joined = join_links(attachment, expected, config)
     session = Session(attachment.worker, joined.links, config.patience, expected, joined.close)
     sheet = _sheet(attachment, seed, config)
     told = session.hello(sheet)
-    _agree_on_seed(attachment, seed, told)
+    _agree_on_seed(attachment.worker, seed, told)
     _agree_on_config(attachment.worker, sheet, told)
     hosts = {attachment.worker: sheet["host"], **{peer: str(theirs["host"]) for peer, theirs in told.items()}}
-    return Ledger(session, own=config.weights == "own"), hosts
+    return Ledger(session, own=config.weights == "own", collectives=_collectives(attachment, session)), hosts
+
+
+def _collectives(attachment: Attachment, session: Session) -> Collectives | None:
+    """TensorFlow's sums between the workers of this cluster, where it has several, and each can be asked in time."""
+    mates = [worker for worker, cluster in attachment.peers.items() if cluster == attachment.cluster]
+    addresses = {mate: attachment.addresses.get(mate, "127.0.0.1:0") for mate in mates}
+    hosts = {mate: address.rpartition(":")[0] for mate, address in addresses.items()}
+    return open_among(session, hosts) if hosts else None
 
 
 def _sheet(attachment: Attachment, seed: int | None, config: Config) -> dict[str, Any]:
@@ -53,17 +63,15 @@ def _sheet(attachment: Attachment, seed: int | None, config: Config) -> dict[str
     }
 
 
-def _agree_on_seed(attachment: Attachment, seed: int | None, told: Mapping[str, Mapping[str, Any]]) -> None:
+def _agree_on_seed(worker: str, seed: int | None, told: Mapping[str, Mapping[str, Any]]) -> None:
     """A seed that a script names must be named by all; the launcher's was set before the script began."""
-    named = {attachment.worker: seed, **{peer: sheet["seed"] for peer, sheet in told.items()}}
+    named = {worker: seed, **{peer: sheet["seed"] for peer, sheet in told.items()}}
     if len(set(named.values())) > 1:
         raise ConfigError(
             f"the processes name different seeds: {', '.join(f'{w}: {s}' for w, s in sorted(named.items()))}",
             why="they would start from different weights",
             mend="nb.init(seed=1) in every process, or in none",
         )
-    if seed is not None:
-        keras.utils.set_random_seed(seed)
 
 
 _ALIKE = {

@@ -15,6 +15,7 @@ from whale_nebula.passes.exchange import Bundle
 from whale_nebula.runtime.absent import Absent
 from whale_nebula.runtime.compiled import Compiled, Feed, Piece
 from whale_nebula.runtime.gradients import PartKey, total
+from whale_nebula.runtime.joined import joined
 from whale_nebula.runtime.merge import merge
 from whale_nebula.runtime.stage_run import StageRun
 
@@ -32,6 +33,10 @@ class Peers(Protocol):
 
     def later(self, bundle: Bundle) -> Sequence[Any]:
         """Things that wait for their values only where they are read."""
+        ...
+
+    def even(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
+        """Let the replicas of each stage have what all of them have made."""
         ...
 
     def parts(self, phase: PhasePlan, own: dict[PartKey, tuple[Any, ...]]) -> dict[PartKey, tuple[Any, ...]]:
@@ -77,6 +82,9 @@ class OnceRun:
 
     def update(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
         """Merge what the stages kept, exchange what others need, and run the update, round by round."""
+        runs = joined(phase, runs)
+        if self.peers is not None and self.compiled.told(phase):
+            self.peers.even(phase, runs)
         self._merge(runs)
         gradients = self.gradients(phase, runs)
         merged = (self.once[value] for value in self.compiled.cut.merges if value in self.once)

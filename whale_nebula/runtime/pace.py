@@ -56,7 +56,7 @@ class Measured:
         self.steps += 1
         if self.steps <= _SKIP:
             return
-        for stage, clock in clocks.stages.items():
+        for (stage, _), clock in clocks.stages.items():
             for phase, piece, seconds in _pieces(clock.spans):
                 self._keep(f"{phase}.{stage}.{piece}", seconds)
         self._keep("once", clocks.once.compute - clocks.once.waiting)
@@ -147,7 +147,8 @@ class Measured:
 
     def _phase(self, phase: PhasePlan, rows: int, medians: Medians) -> PhaseBasis | None:
         plans = {plan.stage: plan for plan in phase.stages}
-        works = [_work(plans.get(stage), medians) for stage in range(len(self.cut.program.stages))]
+        stages = enumerate(self.cut.program.stages)
+        works = [_work(plans.get(number), medians, stage.replicas) for number, stage in stages]
         known = tuple(work for work in works if work is not None)
         if len(known) < len(works):
             return None
@@ -199,7 +200,7 @@ def paces(phases: Sequence[PhaseBasis]) -> list[Pace]:
     return [pace(phase.works, phase.hops) for phase in phases]
 
 
-def _work(plan: StagePhase | None, medians: Medians) -> Work | None:
+def _work(plan: StagePhase | None, medians: Medians, replicas: int) -> Work | None:
     """What a stage computes for a micro-batch in a phase: None where that is not known yet."""
     if plan is None:
         return Work(0.0)
@@ -209,7 +210,7 @@ def _work(plan: StagePhase | None, medians: Medians) -> Work | None:
         return None
     backward = found.get("fused") if plan.fused else found.get("backward")
     coding, coding_back = (medians.get(f"{plan.phase}.{plan.stage}.{way}{_CODEC}", 0.0) for way in _WAYS)
-    return Work(found.get("forward") or 0.0, backward, coding=coding, coding_back=coding_back)
+    return Work(found.get("forward") or 0.0, backward, coding=coding, coding_back=coding_back, replicas=replicas)
 
 
 def _pieces(spans: Iterable[Span]) -> Iterator[tuple[int, str, float]]:

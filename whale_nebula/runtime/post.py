@@ -18,6 +18,7 @@ import tensorflow as tf
 from whale_nebula.codec.way import NONE
 from whale_nebula.errors import DeadlineError
 from whale_nebula.ir.plan import Cut
+from whale_nebula.ir.routing import Routing, Seat
 from whale_nebula.ir.spec import Value
 from whale_nebula.runtime.casts import decode, encode
 from whale_nebula.runtime.channels import Channels
@@ -69,14 +70,15 @@ class Post:
     """The exchange of one step, shared by the stages of a process."""
 
     slots: Slots
-    hosts: Sequence[str]
+    routing: Routing
     links: Mapping[tuple[str, str], Link]
     program: int
     step: int
     patience: float
     here: Callable[[str], bool] = lambda host: True
     channels: Channels | None = None
-    clocks: Mapping[int, StageClock] = field(default_factory=dict)
+    clocks: Mapping[Seat, StageClock] = field(default_factory=dict)
+    clusters: Mapping[str, str] = field(default_factory=dict)
     _shelf: dict[tuple[str, Value, int], Any] = field(default_factory=dict)
     _left: dict[tuple[str, Value, int], int] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -87,16 +89,23 @@ class Post:
     ) -> None:
         """Give a value to other stages: once to each host."""
         slot = self.slots.by_value[value]
-        home = self.hosts[source]
+        home = self.routing.host(source, micro_batch)
         encoded = None
-        for host in dict.fromkeys(self.hosts[d] for d in destinations):
+        for host in dict.fromkeys(self.routing.host(d, micro_batch) for d in destinations):
             if host == home:
                 self._lay(host, value, micro_batch, tensor)
+                continue
+            if self._near(home, host):
+                self._send(slot, home, host, micro_batch, tensor, _size(tensor))
                 continue
             if encoded is None:
                 with self._timed("encode", slot, source, micro_batch):
                     encoded = self._encoded(value, slot, home, micro_batch, tensor, rows)
             self._send(slot, home, host, micro_batch, encoded, _size(tensor))
+
+    def _near(self, home: str, host: str) -> bool:
+        """Whether two hosts are in one cluster: between them things go as they are."""
+        return self.clusters.get(home, home) == self.clusters.get(host, host)
 
     def _encoded(self, value: Value, slot: Slot, home: str, micro_batch: int, tensor: Any, rows: Any) -> Any:
         if self.channels is not None and self.channels.takes(value):
@@ -118,17 +127,21 @@ class Post:
     def get(self, value: Value, micro_batch: int, stage: int) -> Any:
         """Take a value; the first stage of a host to ask for it waits at the link for all."""
         slot = self.slots.by_value[value]
-        host, home = self.hosts[stage], self.hosts[slot.source]
+        host, home = self.routing.host(stage, micro_batch), self.routing.host(slot.source, micro_batch)
         if host != home and self._first(host, value, micro_batch):
             received = self.links[host, home].receive(self._key(slot, micro_batch, home, host), self.patience)
-            with self._timed("decode", slot, stage, micro_batch):
-                decoded = self._decoded(value, slot, host, micro_batch, received)
-            self._lay(host, value, micro_batch, decoded)
+            self._lay(host, value, micro_batch, self._opened(value, slot, stage, (home, host), micro_batch, received))
         return self._take(host, value, micro_batch)
+
+    def _opened(self, value: Value, slot: Slot, stage: int, ends: tuple[str, str], micro_batch: int, came: Any) -> Any:
+        if self._near(*ends):
+            return tf.convert_to_tensor(came)
+        with self._timed("decode", slot, stage, micro_batch):
+            return self._decoded(value, slot, ends[1], micro_batch, came)
 
     def _timed(self, what: str, slot: Slot, stage: int, micro_batch: int) -> contextlib.AbstractContextManager[None]:
         """A codec takes the time of the stage that sends, or that is the first to read."""
-        clock = self.clocks.get(stage)
+        clock = self.clocks.get(self.routing.seat(stage, micro_batch))
         if clock is None or slot.codec == NONE:
             return contextlib.nullcontext()
         return clock.codes(what, slot.kind, micro_batch, slot.phase)
@@ -137,22 +150,23 @@ class Post:
         kind = cast(KeyKind, slot.kind)
         return Key(kind, self.program, self.step, slot.phase, micro_batch, slot.number, home, host)
 
-    def _readers(self, host: str, value: Value) -> int:
+    def _readers(self, host: str, value: Value, micro_batch: int) -> int:
         slot = self.slots.by_value[value]
-        return sum(self.hosts[stage] == host for stage in slot.readers if stage != slot.source)
+        readers = (stage for stage in slot.readers if stage != slot.source)
+        return sum(self.routing.host(stage, micro_batch) == host for stage in readers)
 
     def _first(self, host: str, value: Value, micro_batch: int) -> bool:
         key = (host, value, micro_batch)
         with self._changed:
             if key in self._left:
                 return False
-            self._left[key] = self._readers(host, value)
+            self._left[key] = self._readers(*key)
             return True
 
     def _lay(self, host: str, value: Value, micro_batch: int, tensor: Any) -> None:
         key = (host, value, micro_batch)
         with self._changed:
-            self._left.setdefault(key, self._readers(host, value))
+            self._left.setdefault(key, self._readers(*key))
             self._shelf[key] = tensor
             self._changed.notify_all()
 

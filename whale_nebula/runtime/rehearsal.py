@@ -14,6 +14,7 @@ from typing import Any, cast
 from whale_nebula.ir.plan import Exchange, PhasePlan
 from whale_nebula.passes.exchange import Bundle
 from whale_nebula.runtime.gradients import PartKey
+from whale_nebula.runtime.stage_run import StageRun
 from whale_nebula.transport.protocol import Key, KeyKind, Link
 
 Parts = dict[PartKey, tuple[Any, ...]]
@@ -29,6 +30,9 @@ class Rehearsal:
     step: int
     rows: int
     patience: float
+
+    def even(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
+        """The replicas of a stage share one memory."""
 
     def parts(self, phase: PhasePlan, own: Parts) -> Parts:
         """Let the lines carry what the update of a phase would exchange, round after round; gives the parts back."""

@@ -9,11 +9,12 @@ traces its own copy of the script.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from whale_nebula.errors import InputMismatchError, LinkClosedError, NebulaError, PlanMismatchError
+from whale_nebula.errors import DeadlineError, InputMismatchError, LinkClosedError, NebulaError, PlanMismatchError
+from whale_nebula.runtime.alike import check
 from whale_nebula.runtime.expected import Expected
 from whale_nebula.scopes.site import script_site
 from whale_nebula.testing.failpoints import failpoint
@@ -98,6 +99,7 @@ class Session:
             if (theirs["program"], theirs["step"]) != (sheet["program"], sheet["step"]):
                 raise self._astray(_step(sheet), peer, _at(theirs))
             self._same_rows(peer, sheet, theirs)
+            check(self.worker, sheet.get("alike", {}), peer, theirs.get("alike"), sheet["step"])
         failpoint("step.checked")
         return told
 
@@ -125,6 +127,26 @@ class Session:
             self.fail(failure)
             raise
 
+    def exchange(self, doing: str, sheet: Sheet, mates: Collection[str]) -> Mapping[str, Sheet]:
+        """Tell some peers something and hear theirs: the workers of one cluster, of what is nobody else's business."""
+        self._say("MEET", doing, sheet, mates)
+        told = self._hear("MEET", doing, mates)
+        for peer, theirs in told.items():
+            if theirs["doing"] != doing:
+                raise self._astray(doing, peer, _at(theirs))
+        return told
+
+    def lost(self, mates: Collection[str]) -> NebulaError | None:
+        """Why one of these peers will say nothing more, if that is so by now; it does not wait."""
+        for _, link in self._links_of(mates):
+            try:
+                link.take("LOST", 0.0)  # nobody says it: this only asks how the link is
+            except DeadlineError:
+                continue
+            except NebulaError as error:
+                return error
+        return None
+
     def _same_rows(self, peer: str, sheet: Sheet, theirs: Sheet) -> None:
         shared = sheet["inputs"].keys() & theirs["inputs"].keys()
         bad = [name for name in sorted(shared) if sheet["inputs"][name] != theirs["inputs"][name]]
@@ -137,16 +159,19 @@ class Session:
                 mend="shuffle with a seed: dataset.shuffle(n, seed=1), or fit(shuffle=False)",
             )
 
-    def _say(self, about: str, doing: str, sheet: Sheet) -> None:
+    def _say(self, about: str, doing: str, sheet: Sheet, peers: Collection[str] | None = None) -> None:
         self._line = str(script_site())
-        for peer, link in self.links.items():
+        for peer, link in self._links_of(peers):
             with self._left(doing, peer):
                 link.post({**sheet, "kind": _KIND, "about": about, "doing": doing, "line": self._line})
 
-    def _hear(self, about: str, doing: str) -> dict[str, dict[str, Any]]:
+    def _links_of(self, peers: Collection[str] | None) -> list[tuple[str, Link]]:
+        return [(peer, link) for peer, link in self.links.items() if peers is None or peer in peers]
+
+    def _hear(self, about: str, doing: str, peers: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
         """What each peer says, which must be about the same."""
         told = {}
-        for peer, link in self.links.items():
+        for peer, link in self._links_of(peers):
             with self._left(doing, peer):
                 told[peer] = link.take(_KIND, self.patience)
             if told[peer]["about"] != about:

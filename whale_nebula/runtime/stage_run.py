@@ -36,7 +36,9 @@ class Exchange(Protocol):
 
 @dataclass
 class StageRun:
-    """The state of a stage within a step. `kept` is what the update will ask of the micro-batches."""
+    """The state of a stage within a step. `kept` is what the update will ask of the micro-batches; `turns` are those
+    that it runs here.
+    """
 
     compiled: Compiled
     stage: int
@@ -45,6 +47,7 @@ class StageRun:
     once: dict[Value, Any]
     sums: Sums
     clock: StageClock | None = None
+    turns: Sequence[int] = ()
     local: dict[int, dict[Value, Any]] = field(default_factory=dict)
     kept: dict[Value, dict[int, Any]] = field(default_factory=dict)
 
@@ -62,6 +65,12 @@ class StageRun:
         if pieces is not None and pieces.backward is not None:
             self._run(phase, pieces.backward, micro_batch)
         self._forget(phase, micro_batch)
+
+    def skip(self, phase: PhasePlan) -> None:
+        """Draw the seeds of a micro-batch that another replica takes."""
+        pieces = self.compiled.stage(phase, self.stage)
+        if pieces is not None and pieces.skip is not None:
+            pieces.skip.function([self._take(feed, -1) for feed in pieces.skip.feeds])
 
     def _run(self, phase: PhasePlan, piece: Piece, micro_batch: int) -> None:
         with _timed(None if self.clock is None else self.clock.waits()):

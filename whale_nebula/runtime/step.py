@@ -6,8 +6,9 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from whale_nebula import scopes
 from whale_nebula.capture.declared import Declared
 from whale_nebula.capture.keys import alive
 from whale_nebula.capture.placed import changes
@@ -17,8 +18,10 @@ from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.feed.batch import micro_batches
 from whale_nebula.observing import observer
 from whale_nebula.run import Run, current_run
+from whale_nebula.runtime.collective import make_all_collective
 from whale_nebula.runtime.engine import Engine, engine
 from whale_nebula.runtime.first_batch import Shapes, changed, shapes_of
+from whale_nebula.runtime.models_met import models_met, models_of
 from whale_nebula.runtime.pinning import check_pinned
 from whale_nebula.runtime.widening import takes, widened
 
@@ -38,9 +41,17 @@ def declared() -> Declared:
     return Declared(run.config.inputs, run.alone)
 
 
+class Planned(NamedTuple):
+    """What a step keeps of what it has planned: see there."""
+
+    engines: dict[Any, Engine]
+    forms: list[Signature]
+    first: Shapes
+
+
 @dataclass
 class Step:
-    """Calls of `fn`, run by a plan. One engine is kept for each form of the arguments.
+    """Calls of `fn`, run by a plan. One engine is kept for each form of the arguments, and for the scopes around.
 
     A step that `widens` has one engine for all forms that differ in sizes alone, from the second on.
     """
@@ -60,6 +71,8 @@ class Step:
     first: Shapes = ()
     placed: int = -1
     run_of_plans: weakref.ref[Run] | None = None
+    around: Any = ()
+    elsewhere: dict[Any, Planned] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -104,6 +117,7 @@ class Step:
     def _engine(self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None) -> Engine:
         """The engine for such arguments; of the first `tensors` it is looked at whether they are a batch at all."""
         self._forget_others()
+        self._stand_in(scopes.around())
         if layout.key not in self.engines:
             found = self._taking(layout) or self._widened(layout, unpack) or self._made(layout, unpack, tensors)
             self.engines[layout.key] = found
@@ -116,7 +130,15 @@ class Step:
             self.run_of_plans, self.placed = weakref.ref(run), placed
             self.engines.clear()
             self.forms.clear()
+            self.elsewhere.clear()
             self.first = ()
+
+    def _stand_in(self, around: Any) -> None:
+        """What was planned inside other scopes than those around this call waits for another call inside them."""
+        if around != self.around:
+            self.elsewhere[self.around] = Planned(self.engines, self.forms, self.first)
+            self.engines, self.forms, self.first = self.elsewhere.pop(around, Planned({}, [], ()))
+            self.around = around
 
     def _taking(self, layout: Signature) -> Engine | None:
         """The engine of a form with free axes that takes this one, too."""
@@ -142,8 +164,10 @@ class Step:
             return self.fn(*args, **kwargs)
 
         later = not current_run().alone
-        captured = capture(call, layout, paths=self.paths, metrics=self.metrics, later=later, owner=self.owner)
+        with models_met() as met:
+            captured = capture(call, layout, paths=self.paths, metrics=self.metrics, later=later, owner=self.owner)
         try:
+            current_run().check_ids([leaf.name for leaf in captured.program.leaves])
             if tensors is not None:
                 micro_batches(captured.program.leaves, tensors, captured.program.pipeline.micro_batch)
             check_pinned(self.name, captured, layout)
@@ -151,6 +175,7 @@ class Step:
             found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=notes)
         finally:
             captured.begin(lambda variable: True)  # nothing, unless the step was refused
+        make_all_collective([*met, *models_of(self.fn)], current_run())
         self.engines[layout.key] = found
         self.forms.append(layout)
         return found

@@ -13,6 +13,7 @@ from whale_nebula.report.report import EXCHANGE, Span
 from whale_nebula.runtime.clock import StageClock
 from whale_nebula.runtime.gradients import PartKey
 from whale_nebula.runtime.once_run import Peers
+from whale_nebula.runtime.stage_run import StageRun
 
 T = TypeVar("T")
 Parts = dict[PartKey, tuple[Any, ...]]
@@ -36,6 +37,10 @@ class TimedPeers:
     def later(self, bundle: Bundle) -> Sequence[Any]:
         """Nobody waits for that either."""
         return self.peers.later(bundle)
+
+    def even(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
+        """Let the replicas of each stage have what all of them have made."""
+        self._timed(lambda: self.peers.even(phase, runs), phase.index)
 
     def parts(self, phase: PhasePlan, own: Parts) -> Parts:
         """Exchange the gradient parts of variables that live on several workers."""

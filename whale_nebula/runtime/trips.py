@@ -39,11 +39,11 @@ class Trips:
         self.steps += 1
         if self.steps <= _SKIP:
             return
-        for stage, clock in clocks.stages.items():
+        for (stage, _), clock in clocks.stages.items():
             for what, seconds in _first(clock.spans):
                 self._keep(f"{what[0]}.{stage}.first.{what[1]}", seconds)
         for phase, seconds in _held(clocks.lines.told):
-            self._keep(f"{phase}.{min(clocks.stages, default=0)}.first.held", seconds)
+            self._keep(f"{phase}.{min((seat.stage for seat in clocks.stages), default=0)}.first.held", seconds)
 
     def _keep(self, what: str, seconds: float) -> None:
         self._seconds[what].append(seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from whale_nebula.schedule.lines import Work, uniform
 from whale_nebula.schedule.simulate import simulate
@@ -29,14 +30,32 @@ def draw(timeline: Timeline, *, width: int = 100, lines: bool = False) -> str:
     0->1    |...F0-F1-........................|
     1->0    |...............B0=......B1=......|
     """
-    places: list[int | str] = [*range(timeline.stages), *(timeline.lines if lines else ())]
-    names = [f"stage {place}" if isinstance(place, int) else place for place in places]
+    own = [Row(stage, replica) for stage in range(timeline.stages) for replica in timeline.replicas(stage)]
+    rows_of = [*own, *(Row(line) for line in timeline.lines if lines)]
+    names = [_title(row, timeline) for row in rows_of]
     margin = max(map(len, names))
-    shown = [span for span in timeline.spans if span.place in places and (span.seconds or _message(span))]
+    shown = [span for span in timeline.spans if _row(span) in rows_of and (span.seconds or _message(span))]
     room = max(width - margin - 3, 1)
     scale = _scale(shown, room)
-    rows = _rows(shown, places, scale, min(_columns(shown, scale), room))
+    rows = _rows(shown, rows_of, scale, min(_columns(shown, scale), room))
     return "\n".join(f"{name:<{margin}} |{row}|" for name, row in zip(names, rows, strict=True))
+
+
+class Row(NamedTuple):
+    """What has a row: a replica of a stage, or a line."""
+
+    place: int | str
+    replica: int = 0
+
+
+def _row(span: Span) -> Row:
+    return Row(span.place, span.replica)
+
+
+def _title(row: Row, timeline: Timeline) -> str:
+    if isinstance(row.place, str):
+        return row.place
+    return f"stage {row.place}" + (f".{row.replica}" if len(timeline.replicas(row.place)) > 1 else "")
 
 
 def picture(
@@ -80,16 +99,16 @@ def _scale(spans: Sequence[Span], columns: int) -> float:
 
 def _columns(spans: Sequence[Span], scale: float) -> int:
     """As many as the time takes, and as the row with the most blocks does."""
-    blocks = Counter(span.place for span in spans).values()
+    blocks = Counter(map(_row, spans)).values()
     return max([0, *blocks, *(_column(span.end, scale) for span in spans)])
 
 
-def _rows(spans: Sequence[Span], places: Sequence[int | str], scale: float, columns: int) -> Iterator[str]:
+def _rows(spans: Sequence[Span], places: Sequence[Row], scale: float, columns: int) -> Iterator[str]:
     """Blocks have names in all rows of stages or in none, and in all rows of lines or in none."""
     enough = _longest(spans) - _ROUNDING
     named = {kind: all(s.seconds * scale >= enough for s in spans if _message(s) is kind) for kind in (False, True)}
     for place in places:
-        own = sorted((span for span in spans if span.place == place), key=lambda span: span.start)
+        own = sorted((span for span in spans if _row(span) == place), key=lambda span: span.start)
         row = [IDLE] * columns
         for span, (start, stop) in zip(own, _blocks(own, scale, columns), strict=True):
             room = stop - start

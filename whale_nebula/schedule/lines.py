@@ -13,7 +13,8 @@ from whale_nebula.schedule.limits import Pace
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Seconds that a stage computes for one micro-batch; `backward` is None where the stage has no backward.
+    """Seconds that a stage computes for one micro-batch; `backward` is None where the stage has no backward. It has
+    `replicas`, and each takes its share of the micro-batches.
 
     `overhead` is the fixed cost of a micro-batch (calling the functions); it is paid with the forward. `coding` and
     `coding_back` are what codecs take the stage: it decodes what a forward (a backward) reads before it computes, and
@@ -28,6 +29,7 @@ class Work:
     overhead: float = 0.0
     coding: float = 0.0
     coding_back: float = 0.0
+    replicas: int = 1
 
     @property
     def has_backward(self) -> bool:

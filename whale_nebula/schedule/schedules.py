@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -87,20 +87,27 @@ def limits(
     *,
     pace: Pace | None = None,
     in_flight: Chosen | None = None,
+    replicas: Sequence[int] = (),
 ) -> tuple[int, ...]:
     """The limits of all stages, of which none is above that of a stage before it (see `descending`).
 
     `pace` is what was measured. `in_flight` is the user's own word, for all stages or for each, and replaces
-    what the schedule would say.
+    what the schedule would say. Each is that of one replica: where stages have `replicas`, what they hold together is
+    as many times more as the stage from here on that has most of them needs.
 
+    >>> limits("1f1b", 2, 8, replicas=[1, 3])
+    (6, 3)
     >>> limits("1f1b", 3, 8), limits("1f1b", 3, 8, in_flight=5), limits("gpipe", 3, 8, in_flight=[4, 6, 1])
     ((3, 2, 1), (5, 5, 5), (4, 4, 1))
     """
     own = schedule(name).limit
     check_count("micro_batch", micro_batches)
     if in_flight is not None:
-        return tuple(descending(_chosen(in_flight, stages, micro_batches)))
-    return tuple(descending(own(stage, stages, micro_batches, pace) for stage in range(stages)))
+        found = tuple(descending(_chosen(in_flight, stages, micro_batches)))
+    else:
+        found = tuple(descending(own(stage, stages, micro_batches, pace) for stage in range(stages)))
+    most = [max(replicas[stage:], default=1) for stage in range(stages)]
+    return tuple(min(limit * copies, micro_batches) for limit, copies in zip(found, most, strict=True))
 
 
 def _chosen(in_flight: Chosen, stages: int, micro_batches: int) -> Iterator[int]:

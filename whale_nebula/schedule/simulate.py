@@ -43,9 +43,12 @@ def simulate(
     57.0
     >>> simulate(works, uniform(2, seconds=3.0), 16, name="1f1b").seconds
     99.0
+    >>> simulate([Work(1.0, 2.0), Work(3.0, 6.0, replicas=3)], uniform(2), 12).seconds
+    43.0
     """
     stages = len(works)
-    chosen = limits(name, stages, micro_batches, pace=pace(works, hops), in_flight=in_flight)
+    replicas = [work.replicas for work in works]
+    chosen = limits(name, stages, micro_batches, pace=pace(works, hops), in_flight=in_flight, replicas=replicas)
     generate = schedule(name).generate
     whole = None if fused else False
     lists = [
@@ -58,7 +61,7 @@ def simulate(
 def run_lists(
     lists: Sequence[Sequence[Instruction]], works: Sequence[Work], hops: Hops, *, blocking: bool = False
 ) -> Timeline:
-    """Time instruction lists as they are, whoever made them.
+    """Time instruction lists as they are, whoever made them. Each replica of a stage runs its part of the stage's list.
 
     >>> from whale_nebula.schedule.instructions import from_text
     >>> run_lists([from_text("F0 F1 B0 B1")], [Work(1.0, 2.0)], {}).seconds
@@ -73,13 +76,18 @@ class _Run:
     def __init__(
         self, lists: Sequence[Sequence[Instruction]], works: Sequence[Work], hops: Hops, blocking: bool
     ) -> None:
-        self.lists = lists
         self.works = works
+        self.seats = [(stage, replica) for stage, work in enumerate(works) for replica in range(work.replicas)]
+        self.seat = {seat: number for number, seat in enumerate(self.seats)}
+        self.lists = [
+            [each for each in lists[stage] if each.micro_batch % works[stage].replicas == replica]
+            for stage, replica in self.seats
+        ]
         self.sends = _sends(works, hops)
         self.needed = Counter((m.stage, m.what) for messages in self.sends.values() for m in messages)
         self.blocking = blocking
-        self.next = [0] * len(lists)
-        self.holds = [0] * len(lists)  # what keeps a stage from its next instruction
+        self.next = [0] * len(self.lists)
+        self.holds = [0] * len(self.lists)  # what keeps a replica from its next instruction
         self.arrived: Counter[tuple[int, str, int]] = Counter()
         self.free_at: defaultdict[str, float] = defaultdict(float)
         self.spans: list[Span] = []
@@ -88,29 +96,29 @@ class _Run:
 
     def finish(self) -> Timeline:
         """Let everything happen."""
-        for stage in range(len(self.lists)):
-            self.advance(stage, 0.0)
+        for seat in range(len(self.lists)):
+            self.advance(seat, 0.0)
         while self.events:
             now, _, event = heapq.heappop(self.events)
             event(now)
-        if stuck := [s for s, instructions in enumerate(self.lists) if self.next[s] < len(instructions)]:
-            raise _deadlock(stuck, [self.lists[s][self.next[s]] for s in stuck])
-        return Timeline(len(self.lists), tuple(sorted(self.spans, key=lambda span: span.start)))
+        if stuck := [seat for seat, instructions in enumerate(self.lists) if self.next[seat] < len(instructions)]:
+            raise _deadlock([self.seats[seat][0] for seat in stuck], [self.lists[s][self.next[s]] for s in stuck])
+        return Timeline(len(self.works), tuple(sorted(self.spans, key=lambda span: span.start)))
 
     def at(self, when: float, event: Event) -> None:
         """Remember what happens later; ties happen in the order in which they were foreseen."""
         heapq.heappush(self.events, (when, next(self.order), event))
 
-    def advance(self, stage: int, now: float) -> None:
-        """Start the next instruction of a stage, if the stage is free and all inputs are there."""
-        if self.holds[stage] or self.next[stage] == len(self.lists[stage]):
+    def advance(self, seat: int, now: float) -> None:
+        """Start the next instruction of a replica, if it is free and all inputs are there."""
+        if self.holds[seat] or self.next[seat] == len(self.lists[seat]):
             return
-        instruction = self.lists[stage][self.next[stage]]
-        if not self.ready(stage, instruction):
+        instruction = self.lists[seat][self.next[seat]]
+        if not self.ready(self.seats[seat][0], instruction):
             return
-        self.next[stage] += 1
-        self.holds[stage] += 1
-        self.at(self.compute(stage, instruction, now), partial(self.done, stage, instruction))
+        self.next[seat] += 1
+        self.holds[seat] += 1
+        self.at(self.compute(seat, instruction, now), partial(self.done, seat, instruction))
 
     def ready(self, stage: int, instruction: Instruction) -> bool:
         """Whether everything that an instruction reads has arrived."""
@@ -119,21 +127,22 @@ class _Run:
             for what in instruction.letters
         )
 
-    def compute(self, stage: int, instruction: Instruction, now: float) -> float:
+    def compute(self, seat: int, instruction: Instruction, now: float) -> float:
         """Book the spans of an instruction and say when it ends."""
+        stage, replica = self.seats[seat]
         for what in instruction.letters:
             start, now = now, now + self.works[stage].of(what)
-            self.spans.append(Span(stage, what, instruction.micro_batch, start, now))
+            self.spans.append(Span(stage, what, instruction.micro_batch, start, now, replica))
         return now
 
-    def done(self, stage: int, instruction: Instruction, now: float) -> None:
+    def done(self, seat: int, instruction: Instruction, now: float) -> None:
         """Send what an instruction made, and go on."""
         for what in instruction.letters:
-            for message in self.sends[stage, what]:
-                self.send(stage, message, instruction.micro_batch, now)
-        self.release(stage, now)
+            for message in self.sends[self.seats[seat][0], what]:
+                self.send(seat, message, instruction.micro_batch, now)
+        self.release(seat, now)
 
-    def send(self, stage: int, message: _Message, micro_batch: int, now: float) -> None:
+    def send(self, seat: int, message: _Message, micro_batch: int, now: float) -> None:
         """Hand a message to its line, which may still be held by earlier ones."""
         if message.line is None:
             self.arrive(message, micro_batch, now)
@@ -145,18 +154,18 @@ class _Run:
             self.spans.append(Span(message.line.name, message.what, micro_batch, start, end))
         self.at(end + message.line.delay, partial(self.arrive, message, micro_batch))
         if self.blocking:
-            self.holds[stage] += 1
-            self.at(end + message.line.delay, partial(self.release, stage))
+            self.holds[seat] += 1
+            self.at(end + message.line.delay, partial(self.release, seat))
 
     def arrive(self, message: _Message, micro_batch: int, now: float) -> None:
-        """Note a message and wake the stage that may wait for it."""
+        """Note a message and wake the replica that may wait for it."""
         self.arrived[message.stage, message.what, micro_batch] += 1
-        self.advance(message.stage, now)
+        self.advance(self.seat[message.stage, micro_batch % self.works[message.stage].replicas], now)
 
-    def release(self, stage: int, now: float) -> None:
-        """Take one hold off a stage."""
-        self.holds[stage] -= 1
-        self.advance(stage, now)
+    def release(self, seat: int, now: float) -> None:
+        """Take one hold off a replica."""
+        self.holds[seat] -= 1
+        self.advance(seat, now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From `start` to `end`, stage number `place` (or the line of that name) was busy with one micro-batch.
+    """From `start` to `end`, stage number `place`, in this `replica`, or the line of that name, was busy with one
+    micro-batch.
 
     `what` is "F" for forward (or a message of activations) and "B" for backward (or a message of gradients).
     """
@@ -17,6 +18,7 @@ class Span:
     micro_batch: int
     start: float
     end: float
+    replica: int = 0
 
     @property
     def seconds(self) -> float:
@@ -36,13 +38,20 @@ class Timeline:
         """When the last stage stopped computing."""
         return max((span.end for span in self.spans if isinstance(span.place, int)), default=0.0)
 
-    def of(self, place: int | str) -> tuple[Span, ...]:
-        """The spans of one stage or one line."""
-        return tuple(span for span in self.spans if span.place == place)
+    def of(self, place: int | str, replica: int | None = None) -> tuple[Span, ...]:
+        """The spans of one stage, or of one of its replicas, or of one line."""
+        own = (span for span in self.spans if span.place == place)
+        return tuple(span for span in own if replica in (None, span.replica))
+
+    def replicas(self, stage: int) -> range:
+        """The replicas of a stage, of which each has something to do."""
+        return range(1 + max((span.replica for span in self.of(stage)), default=0))
 
     def busy(self, place: int | str) -> float:
-        """Seconds that a stage computed, or that a line was held."""
-        return sum(span.seconds for span in self.of(place))
+        """Seconds that a stage computed (the busiest of its replicas), or that a line was held."""
+        if isinstance(place, str):
+            return sum(span.seconds for span in self.of(place))
+        return max(sum(span.seconds for span in self.of(place, replica)) for replica in self.replicas(place))
 
     def wait(self, stage: int) -> float:
         """Seconds of the step in which a stage did not compute."""

@@ -8,6 +8,7 @@ from whale_nebula.scopes.frames import (
     Frame,
     Watcher,
     add_watcher,
+    around,
     cluster_block_of,
     compress_of,
     imposed,
@@ -15,11 +16,12 @@ from whale_nebula.scopes.frames import (
     open_frames,
     pipeline_of,
     reenter,
+    replica_of,
     stage_of,
     told_again,
     watchers,
 )
-from whale_nebula.scopes.identity import deal_to, two_clusters
+from whale_nebula.scopes.identity import check_layout, deal_to, home_of, most_workers, two_clusters, workers_in
 from whale_nebula.scopes.parsing import Tree, parsing
 from whale_nebula.scopes.placing import Placement, Rule
 from whale_nebula.scopes.public import (
@@ -45,14 +47,18 @@ __all__ = [
     "Tree",
     "Watcher",
     "add_watcher",
+    "around",
     "auto_parallel",
     "calling_site",
+    "check_layout",
     "cluster",
     "cluster_block_of",
     "compress",
     "compress_of",
     "deal_to",
+    "home_of",
     "imposed",
+    "most_workers",
     "numbering",
     "open_frames",
     "parsing",
@@ -61,10 +67,12 @@ __all__ = [
     "place",
     "reenter",
     "replica",
+    "replica_of",
     "split",
     "stage",
     "stage_of",
     "told_again",
     "two_clusters",
     "watchers",
+    "workers_in",
 ]

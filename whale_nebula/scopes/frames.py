@@ -158,6 +158,15 @@ def told_again() -> Iterator[None]:
         yield
 
 
+AROUND = ("cluster", "replica", "pipeline", "compress")
+"""The scopes that may stand around a step, around `fit` say; what a stage holds must lie inside it."""
+
+
+def around() -> tuple[tuple[str, str], ...]:
+    """What the scopes that are open say to a step that is called in them, as something that can be compared."""
+    return tuple((frame.kind, repr(sorted(frame.options.items()))) for frame in open_frames() if frame.kind in AROUND)
+
+
 def stage_of(frames: Sequence[Frame]) -> Frame | None:
     """The stage among these frames."""
     return _innermost("stage", frames)
@@ -171,6 +180,11 @@ def compress_of(frames: Sequence[Frame]) -> Frame | None:
 def pipeline_of(frames: Sequence[Frame]) -> Frame | None:
     """The pipeline among these frames."""
     return _innermost("pipeline", frames)
+
+
+def replica_of(frames: Sequence[Frame]) -> Frame | None:
+    """The replica among these frames."""
+    return _innermost("replica", frames)
 
 
 def cluster_block_of(frames: Sequence[Frame]) -> Frame | None:

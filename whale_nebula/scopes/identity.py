@@ -6,7 +6,7 @@ the same key again continues that stage.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from whale_nebula.errors import StageIdentityError
 from whale_nebula.scopes.frames import Block, Frame, Known, Stack, cluster_block_of
@@ -15,12 +15,34 @@ from whale_nebula.suggest import did_you_mean
 
 LOCAL = "local"
 _dealt: tuple[str, ...] = ()
+_workers: Mapping[str, int] = {}
 
 
-def deal_to(clusters: Sequence[str]) -> None:
-    """Deal stages that name no cluster to these in order; the run calls it with the config's clusters."""
-    global _dealt
-    _dealt = tuple(clusters)
+def deal_to(clusters: Mapping[str, int]) -> None:
+    """Deal stages that name no cluster to these in order; the run calls it with its clusters, each with the number of
+    its workers.
+    """
+    global _dealt, _workers
+    _dealt, _workers = tuple(clusters), dict(clusters)
+
+
+def workers_in(cluster: str) -> int:
+    """How many workers a cluster has; one where nothing says so.
+
+    >>> workers_in("nowhere")
+    1
+    """
+    return max(1, _workers.get(cluster, 1))
+
+
+def most_workers() -> int:
+    """How many the largest cluster has."""
+    return max(map(workers_in, _workers), default=1)
+
+
+def home_of(frames: Sequence[Frame]) -> str:
+    """The cluster of what stands in these scopes and in no stage."""
+    return _dealt_to(0, cluster_block_of(frames))
 
 
 def identify(name: str | None, cluster: str | None, site: Site, stack: Stack) -> tuple[str, str]:
@@ -34,7 +56,7 @@ def identify(name: str | None, cluster: str | None, site: Site, stack: Stack) ->
         raise _taken(key, site, known)
     home = cluster or (known.cluster if known is not None else _dealt_to(number, around))
     _check_same(key, home, site, known)
-    _check_layout(home, site, around)
+    check_layout(home, site, around)
     block.entries += 1
     if not block.open:
         block.stages.setdefault(key, Known(home, site))
@@ -91,11 +113,12 @@ def two_clusters(key: str, cluster: str, where: str, known: str, there: str) -> 
     )
 
 
-def _check_layout(cluster: str, site: Site, around: Frame | None) -> None:
+def check_layout(cluster: str, site: Site, around: Frame | None, what: str = "nb.stage") -> None:
+    """Refuse a stage on a cluster that is not in the layout of the block around it."""
     layout = _layout(around)
     if around is not None and layout and cluster not in layout:
         raise StageIdentityError(
-            f"nb.stage at {site} is on cluster {cluster!r}, which nb.cluster at {around.site} leaves out",
+            f"{what} at {site} is on cluster {cluster!r}, which nb.cluster at {around.site} leaves out",
             where=str(site),
             why=f"its layout is {list(layout)}",
             mend=did_you_mean(cluster, layout),

@@ -45,16 +45,27 @@ def cluster(layout: str | Iterable[str] = "all", *, name: str | None = None) -> 
 
 @scope
 def replica(count: int | None = None) -> Opens:
-    """Copy what is inside; each copy takes its share of the batch. So far there is one.
+    """Copy what is inside; each copy works on its share of the micro-batches.
+
+    It stands around a whole model, around a pipeline, or around single stages, each with a count of its own. Without
+    a count there are as many replicas as the cluster has workers for what is inside. A batch is cut into at least as
+    many micro-batches as there are replicas.
 
     >>> import whale_nebula as nb
-    >>> with nb.cluster(), nb.replica() as frame:
-    ...     frame.kind
-    'replica'
+    >>> from whale_nebula.scopes import parsing
+    >>> with parsing() as tree, nb.cluster():
+    ...     with nb.replica(3), nb.stage(cluster="gpu"):
+    ...         pass
+    ...     with nb.replica(5), nb.stage(cluster="npu"):
+    ...         pass
+    >>> print(tree, end="")
+    cluster
+      replica count=3
+        stage gpu on gpu
+      replica count=5
+        stage npu on npu
     """
-    number = None if count is None else values.count("count", count)
-    missing = Missing(f"nb.replica({number})", mend="nb.replica()") if (number or 1) > 1 else None
-    return Scope("replica", {"count": number}, missing)
+    return Scope("replica", {"count": None if count is None else values.count("count", count)})
 
 
 @scope
@@ -133,6 +144,9 @@ def compress(
     bf16: bool = False,
     int8: bool = False,
     int4: bool = False,
+    int3: bool = False,
+    int2: bool = False,
+    int1: bool = False,
     backward: Codecs = "default",
     start_step: int = 0,
     ramp: Any = None,
@@ -146,9 +160,9 @@ def compress(
     """Make the boundaries inside small while they cross.
 
     Flags are sugar for one codec: at most one structure (svd, rank, topk), then at most one precision (fp16,
-    bf16, int8, int4). `codec` is that codec itself, or "auto", and excludes flags. The gradient crosses in the same
-    subspace or at the same positions; `backward` is the precision of what is left of it (int8 by default, None: as it
-    is), and an object replaces all of it. `forward` is the codec of steps without a gradient, "none" for none.
+    bf16, int8 ... int1). `codec` is that codec itself, or "auto", and excludes flags. The gradient crosses in the
+    same subspace or at the same positions; `backward` is the precision of what is left of it (int8 by default, None:
+    as it is), and an object replaces all of it. `forward` is the codec of steps without a gradient, "none" for none.
 
     The codec is used from `start_step` on. `ramp` begins with milder precisions and goes on to the next as soon as its
     relative error is below a bound. `mask` names the input that marks the rows to be sent, or is True for the mask
@@ -163,7 +177,7 @@ def compress(
     FP16()
     """
     flags = {"svd": svd, "rank": rank, "topk": topk, "basis": basis}
-    flags |= {"fp16": fp16, "bf16": bf16, "int8": int8, "int4": int4}
+    flags |= {"fp16": fp16, "bf16": bf16, "int8": int8, "int4": int4, "int3": int3, "int2": int2, "int1": int1}
     others = {"start_step": start_step, "ramp": ramp, "delta": delta, "mask": mask, "forward": forward}
     others |= {"zstd": zstd, "nonfinite": nonfinite}
     options = compressing.checked_options(flags, codec, backward, **others)

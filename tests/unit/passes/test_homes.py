@@ -11,7 +11,7 @@ from whale_nebula.passes.parts import split_parts
 
 def homes(program: Program) -> Homes:
     """Each stage on a worker of its own."""
-    return Homes(program, split_parts(program), range(len(program.stages)))
+    return Homes(program, split_parts(program), [frozenset({stage}) for stage in range(len(program.stages))])
 
 
 def said(program: Program) -> Callable[[int], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,10 @@ def raw(variable: Any) -> Any:
 def test_every_way_of_reading_is_refused(read: Callable[[Any], Any]) -> None:
     variable = square()
     empty(kept(variable))
-    with pytest.raises(CollectiveReadError, match=r"'layer/square' is on npu/0, not in this process"):
+    with pytest.raises(CollectiveReadError, match=r"'layer/square' is on npu/0, not in this process") as caught:
         read(variable)
+    assert re.search(r"test_elsewhere\.py:\d+$", caught.value.where)
+    assert "with nb.gathered():" in caught.value.mend and "get_weights" in caught.value.mend
 
 
 def test_it_holds_nothing_and_keeps_its_form() -> None:

@@ -122,6 +122,75 @@ def test_a_metric_in_the_loss_is_refused_and_beside_it_exact() -> None:
         step_of(True, 3)
 
 
+TABLES: dict[str, Callable[[], Any]] = {
+    "mutable": lambda: tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0),
+    "dense": lambda: tf.lookup.experimental.DenseHashTable(tf.int64, tf.float32, 0.0, empty_key=-1, deleted_key=-2),
+}
+
+
+def put(table: Any, p: Any) -> Any:
+    ids = tf.cast(p[:, 0], tf.int64) % 3
+    table.insert(ids, p[:, 0])
+    return ids
+
+
+def put_then_read(table: Any, p: Any) -> Any:
+    return tf.ensure_shape(table.lookup(put(table, p)), [None])
+
+
+def read_then_put(table: Any, p: Any) -> Any:
+    found = tf.ensure_shape(table.lookup(tf.cast(p[:, 0], tf.int64) % 3), [None])
+    put(table, p)
+    return found
+
+
+def put_then_counted(table: Any, p: Any) -> Any:
+    put(table, p)
+    return tf.cast(table.size(), tf.float32)
+
+
+def put_in_a_branch(table: Any, p: Any) -> Any:
+    tf.cond(table.size() < 9, lambda: put(table, p), lambda: tf.zeros([0], tf.int64))
+    return read_alone(table, p)
+
+
+def put_alone(table: Any, p: Any) -> Any:
+    put(table, p)
+    return 0.0
+
+
+def read_alone(table: Any, p: Any) -> Any:
+    return tf.ensure_shape(table.lookup(tf.cast(p[:, 0], tf.int64) % 3), [None])
+
+
+def put_the_same(table: Any, p: Any) -> Any:
+    table.insert(tf.constant([0, 1], tf.int64), tf.constant([1.0, 2.0]))
+    return read_alone(table, p)
+
+
+def tabled(use: Callable[[Any, Any], Any], table: Any, micro_batch: int) -> list[float]:
+    """The loss and the gradient of rows and what is found for them in a table."""
+    return stepped(lambda table, p: tf.reduce_mean((p[:, 0] - use(table, p)) ** 2), micro_batch, table)
+
+
+@pytest.mark.parametrize("use", [put_then_read, read_then_put, put_then_counted, put_in_a_branch])
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_lookup_table_that_the_batch_writes_and_reads_is_refused(kind: str, use: Callable[[Any, Any], Any]) -> None:
+    assert np.isfinite(tabled(use, TABLES[kind](), 1)).all()
+    with pytest.raises(BatchCoupledError, match="a lookup table is written from the batch, and then read") as caught:
+        tabled(use, TABLES[kind](), 3)
+    assert "test_rereads.py" in caught.value.where and "before it is written" not in caught.value.mend
+
+
+@pytest.mark.parametrize("use", [put_alone, read_alone, put_the_same])
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_lookup_table_that_is_only_written_or_only_read_is_exact(kind: str, use: Callable[[Any, Any], Any]) -> None:
+    whole, cut = TABLES[kind](), TABLES[kind]()
+    np.testing.assert_allclose(tabled(use, cut, 3), tabled(use, whole, 1), rtol=1e-6)
+    keys = tf.range(3, dtype=tf.int64)
+    np.testing.assert_array_equal(cut.lookup(keys), whole.lookup(keys))
+
+
 @pytest.mark.parametrize("mixed", [True, False], ids=["with rows", "alone"])
 def test_without_a_gradient_only_what_meets_rows_is_refused(mixed: bool) -> None:
     variable = tf.Variable(0.5)

@@ -6,6 +6,7 @@ import numpy as np
 
 from tests.unit.passes.examples import SKIP
 from tests.unit.passes.programs import apart, cut
+from whale_nebula.ir.routing import Routing
 from whale_nebula.runtime.channels.routes import Routes
 from whale_nebula.runtime.channels.state import AT, ChannelState, States
 
@@ -71,8 +72,8 @@ def test_the_ends_of_a_program_are_those_that_take_more_than_a_cast() -> None:
     found = cut(SKIP, apart)
     ways = ("rank(2) >> int8", "fp16")
     boundaries = tuple(replace(b, codec=ways[b.slot], backward_codec="int8") for b in found.boundaries)
-    routes = Routes(replace(found, boundaries=boundaries), [worker.name for worker in found.workers])
-    of = {host: routes.ends(host.__eq__) for host in routes.hosts}
+    routes = Routes(replace(found, boundaries=boundaries), Routing.plain(worker.name for worker in found.workers))
+    of = {host: routes.ends(host.__eq__) for (host,) in routes.routing.hosts}
     everything = set(routes.ends(lambda host: True))
     assert set().union(*of.values()) == everything
     for name in everything:
@@ -80,5 +81,5 @@ def test_the_ends_of_a_program_are_those_that_take_more_than_a_cast() -> None:
     coded = [value for value in routes.of if routes.way(value).coded]
     assert len(everything) == len(coded) < len(routes.of)
     assert routes.ends(lambda host: False) == ()
-    together = Routes(routes.cut, ["one"] * len(routes.hosts))
+    together = Routes(routes.cut, Routing.plain(["one"] * len(routes.routing.hosts)))
     assert together.ends(lambda host: True) == (), "within a host nothing crosses"

@@ -17,9 +17,9 @@ def only_parsed() -> Iterator[None]:
 
 @pytest.fixture
 def dealt() -> Iterator[None]:
-    deal_to(["gpu", "npu"])
+    deal_to({"gpu": 1, "npu": 2})
     yield
-    deal_to([])
+    deal_to({})
 
 
 def enter(cluster: str | None = None, name: str | None = None) -> Frame:

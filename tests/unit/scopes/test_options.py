@@ -91,8 +91,8 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("compress", (), {"fp16": True, "backward": 3}, "is no codec"),
     ("compress", (), {"fp16": True, "start_step": -1}, "before the first step"),
     ("compress", (), {"fp16": True, "delta": 3}, "is no name"),
-    ("compress", (), {"fp16": True, "delta": "ids"}, "goes with int8 or int4, not with 'fp16'"),
-    ("compress", (), {"topk": 0.1, "int4": True, "delta": "ids"}, "goes with int8 or int4"),
+    ("compress", (), {"fp16": True, "delta": "ids"}, "goes with integers .int8, int4 to int1., not with 'fp16'"),
+    ("compress", (), {"topk": 0.1, "int4": True, "delta": "ids"}, "goes with integers"),
     ("compress", (), {"mask": np.ones(3)}, "mask=ndarray is neither True nor a name"),
     ("compress", (), {"mask": 3}, "mask=int is neither"),
     ("compress", (), {"mask": "a, b"}, "is no name"),
@@ -152,7 +152,6 @@ def test_flags_objects_and_texts_become_one_codec(scope: Any, codec: object) -> 
 @pytest.mark.parametrize(
     ("scope", "feature"),
     [
-        (lambda: nb.replica(2), "nb.replica(2)"),
         (lambda: nb.split(), "nb.split"),
     ],
 )
@@ -165,7 +164,8 @@ def test_what_has_no_engine_never_runs_as_something_else(scope: Any, feature: st
 
 
 GIVEN: dict[str, Any] = {
-    "svd": 0.6, "rank": 8, "topk": 0.1, "int8": True, "int4": True, "backward": FP16(), "start_step": 3,
+    "svd": 0.6, "rank": 8, "topk": 0.1, "int8": True, "int4": True, "int3": True, "int2": True, "int1": True,
+    "backward": FP16(), "start_step": 3,
     "ramp": ["int8"], "basis": "shared", "delta": "ids", "mask": "tokens", "forward": FP16(), "fp16": True,
     "bf16": True, "zstd": True, "nonfinite": "skip",
 }  # fmt: skip
@@ -196,8 +196,8 @@ def test_what_others_call_an_option_is_understood(word: str, meant: str) -> None
 def test_an_option_that_is_not_built_is_not_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NOT_YET, "compress", ("int8",))
     with pytest.raises(OptionError) as caught:
-        nb.compress(int16=True)
-    assert caught.value.mend == "'int8' is not built yet: leave int16 out"
+        nb.compress(int88=True)
+    assert caught.value.mend == "'int8' is not built yet: leave int88 out"
     assert caught.value.why.endswith("not built yet are 'int8'")
 
 
@@ -206,6 +206,7 @@ def test_an_option_that_is_not_built_is_not_what_was_meant(monkeypatch: pytest.M
     [
         nb.replica,
         lambda: nb.replica(1),
+        lambda: nb.replica(3),
         lambda: nb.compress(fp16=True),
         lambda: nb.compress(bf16=True, backward=None),
         lambda: nb.compress(fp16=True, backward="default", start_step=0),

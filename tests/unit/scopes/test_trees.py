@@ -103,7 +103,7 @@ LATER = {
     whale_case_2_large_classification: "nb.split",
     whale_case_5_auto_parallel: "nb.auto_parallel",
     nebula_one_line: "nb.auto_parallel",
-    everything: "nb.replica(2)",
+    everything: "nb.split",
 }
 
 

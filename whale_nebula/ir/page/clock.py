@@ -76,7 +76,8 @@ def _sentence(words: str) -> str:
 
 def _drawing(plan: Plan, drawn: Times, phase: PhaseTimes) -> Markup:
     lines = phase.timeline.lines if drawn.assumed.timed else ()
-    height = _HEAD + len(phase.stages) * (_ROW + _GAP) + len(lines) * (_LINE + _GAP) + 6
+    rows = sum(len(phase.timeline.replicas(place)) for place in range(len(phase.stages)))
+    height = _HEAD + rows * (_ROW + _GAP) + len(lines) * (_LINE + _GAP) + 6
     scale = _WIDTH / (max((span.end for span in phase.timeline.spans), default=1.0) or 1.0)
     several = len({stage.runs for stage in plan.stages.values()} and plan.stages) and len(drawn.phases) > 1
     label = f"Phase {phase.phase}" if several else "Schedule"
@@ -99,17 +100,19 @@ def _drawing(plan: Plan, drawn: Times, phase: PhaseTimes) -> Markup:
 def _rows(plan: Plan, phase: PhaseTimes, lines: tuple[str, ...], scale: float, timed: bool) -> Iterator[Markup]:
     y = float(_HEAD)
     for place, stage in enumerate(phase.stages):
-        yield _row(phase, place, stage.name, y, _ROW, scale, f"c{color(plan, stage.cluster)}", timed)
-        y += _ROW + _GAP
+        for replica in phase.timeline.replicas(place):
+            name = stage.name if stage.replicas == 1 else f"{stage.name}.{replica}"
+            yield _row(phase, (place, replica), name, y, _ROW, scale, f"c{color(plan, stage.cluster)}", timed)
+            y += _ROW + _GAP
     for line in lines:
-        yield _row(phase, line, line.replace("->", " → "), y, _LINE, scale, "wire", timed)
+        yield _row(phase, (line, 0), line.replace("->", " → "), y, _LINE, scale, "wire", timed)
         y += _LINE + _GAP
 
 
 def _row(
-    phase: PhaseTimes, place: int | str, name: str, y: float, height: int, scale: float, class_: str, timed: bool
+    phase: PhaseTimes, place: tuple[int | str, int], name: str, y: float, height: int, scale: float, class_: str, timed: bool
 ) -> Markup:
-    spans = [span for span in phase.timeline.of(place) if span.seconds or isinstance(place, str)]
+    spans = [span for span in phase.timeline.of(*place) if span.seconds or isinstance(span.place, str)]
     label = name if len(name) < 17 else f"{name[:15]}…"
     return element(
         "g",

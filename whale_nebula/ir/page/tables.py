@@ -11,7 +11,16 @@ from whale_nebula.ir.page.layout import Arrow
 from whale_nebula.ir.page.markup import Child, Markup, element, joined
 from whale_nebula.ir.page.tree import tree
 from whale_nebula.ir.parts import PlanBoundary, PlanStage
-from whale_nebula.ir.plan_text import amount, carried, codec_lines, in_a_step, links_bound, once_lines, tied_lines
+from whale_nebula.ir.plan_text import (
+    amount,
+    carried,
+    codec_lines,
+    in_a_step,
+    links_bound,
+    once_lines,
+    tied_lines,
+    worker_of,
+)
 from whale_nebula.ir.spec import Spec
 from whale_nebula.ir.timing import duration
 from whale_nebula.report.text import size
@@ -42,7 +51,7 @@ def stages(plan: Plan) -> Markup:
     rows = [
         (
             named(plan, stage),
-            *(stage.cluster, stage.worker, f"{stage.forward_ops:,}", f"{stage.backward_ops:,}"),
+            *(stage.cluster, worker_of(stage), f"{stage.forward_ops:,}", f"{stage.backward_ops:,}"),
             *(f"{len(stage.variables):,}", f"{stage.parameters:,}"),
             *(", ".join(stage.inputs) or "–", ", ".join(stage.outputs) or "–"),
         )
@@ -90,19 +99,20 @@ def _bar(stage: PlanStage, most: int) -> Markup:
 def boundaries(plan: Plan) -> Markup:
     """What crosses between stages."""
     phased = len({each.phase for each in plan.boundaries}) > 1 or any(each.phase for each in plan.boundaries)
-    head = ["boundary", "tensor", "from", "to", "a micro-batch", "its gradient", "on lines a step", "lines held"]
+    head = ["boundary", "tensor", "made by", "from", "to", "a micro-batch", "its gradient", "on lines a step"]
     rows = [
         (
             f"{each.name} (phase {each.phase})" if phased else each.name,
             element("code", str(Spec(each.dtype, each.shape))),
-            *(each.source, ", ".join(each.destinations), _sent(each.bytes, each.codec)),
+            *(each.maker or "–", each.source, ", ".join(each.destinations), _sent(each.bytes, each.codec)),
             _sent(each.backward_bytes, each.backward_codec) if each.backward else "does not return",
             *(in_a_step(each, "open"), _held(each)),
         )
         for each in plan.boundaries
     ]
     said = [f"{each.name}: {line}" for each in plan.boundaries for line in codec_lines(each)]
-    return joined(table(head, rows, numbers=range(4, 8)), *(element("p", line, class_="note") for line in said))
+    drawn = table([*head, "lines held"], rows, numbers=range(5, 9))
+    return joined(drawn, *(element("p", line, class_="note") for line in said))
 
 
 def _sent(count: int | None, codec: str) -> str:
@@ -160,7 +170,7 @@ def stage_panel(plan: Plan, number: int, stage: PlanStage) -> Markup:
     """What opens with a stage: its facts and its layers."""
     facts = (
         ("cluster", stage.cluster),
-        ("worker", stage.worker),
+        ("worker", worker_of(stage)),
         ("parameters", f"{stage.parameters:,} in {len(stage.variables):,} variables"),
         ("FLOPs a step", _flops(stage)),
         ("memory", f"{size(stage.memory_bytes)}{_keeps(stage)}"),
@@ -216,6 +226,7 @@ def _crossing(each: PlanBoundary) -> Markup:
                 ("its gradient", back),
                 ("on lines a step", in_a_step(each, "open")),
                 ("lines held", _held(each)),
+                *([("made by", each.maker)] if each.maker else []),
                 *(("besides", line) for line in codec_lines(each)),
                 ("to", ", ".join(each.destinations)),
             )

@@ -13,6 +13,7 @@ import tensorflow as tf
 from whale_nebula.codec.text import parse
 from whale_nebula.codec.way import NONE, Way, parse_way
 from whale_nebula.ir.plan import Boundary, Cut
+from whale_nebula.ir.routing import Routing
 from whale_nebula.ir.spec import Value
 from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.runtime import casts
@@ -38,7 +39,7 @@ class Channels:
     """
 
     cut: Cut
-    hosts: Sequence[str]
+    routing: Routing
     states: States
     seed: int = 0
     here: Callable[[str], bool] = lambda host: True
@@ -48,7 +49,7 @@ class Channels:
     _before: dict[str, ChannelState] = field(default_factory=dict)
     _slices: Sequence[Sequence[Any]] = ()
     _said: set[str] = field(default_factory=set)
-    _ends: dict[tuple[Value, str, bool], Any] = field(default_factory=dict)
+    _ends: dict[tuple[Value, str, str, bool], Any] = field(default_factory=dict)
 
     def begin(self, slices: Sequence[Sequence[Any]] = (), outlook: Outlook | None = None) -> None:
         """A step begins; `slices` are the inputs of each micro-batch, `outlook` is what is known of it beforehand."""
@@ -71,8 +72,8 @@ class Channels:
     def encode(self, value: Value, tensor: Any, home: str, step: int, micro_batch: int, rows: Any = None) -> Any:
         """What crosses for a value that a stage of `home` has made."""
         boundary, back = self._routes.of[value]
-        end, place = self._end(value, home, out=True), (boundary.slot, micro_batch, home)
-        at = At(step, micro_batch, self._training, self.seed)
+        end, place = self._end(value, home, micro_batch, out=True), (boundary.slot, micro_batch, home)
+        at = At(step, micro_batch, self._training, self.seed, self._routes.lead(value, micro_batch))
         residue = self._residues.get(place) if back else None
         payload, residue = end.send(tensor, at, self._tally, residue, rows, self._ids(boundary, micro_batch, back))
         if not back:
@@ -82,22 +83,22 @@ class Channels:
     def decode(self, value: Value, came: Any, host: str, micro_batch: int) -> Any:
         """The tensor that a stage of `host` reads."""
         boundary, back = self._routes.of[value]
-        end, place = self._end(value, host, out=False), (boundary.slot, micro_batch, host)
+        end, place = self._end(value, host, micro_batch, out=False), (boundary.slot, micro_batch, host)
         residue, before = self._residues.get(place) if back else None, self.states.of(end.key)
         tensor, residue = end.take(came, self._tally, residue, self._ids(boundary, micro_batch, back))
         if end.way.cast is not None:
             with self._tally.decoding(end.name):
                 tensor = casts.decode(tensor, tf.as_dtype(self.cut.program.graph.spec(value).dtype))
-        self._hear(end, came, tensor, before, micro_batch)
+        self._hear(end, came, tensor, before, micro_batch == self._routes.lead(value, micro_batch))
         if not back:
             self._residues[place] = residue
         return tensor
 
-    def _hear(self, end: Incoming, came: Any, tensor: Any, before: ChannelState, micro_batch: int) -> None:
+    def _hear(self, end: Incoming, came: Any, tensor: Any, before: ChannelState, first: bool) -> None:
         """Tell of what has come, as its sender tells of what he has sent."""
         codec = codec_of(came, end.way)
         self._tally.took(end.name, crossed(came, tensor, codec))
-        if self._training and micro_batch == 0:
+        if self._training and first:
             after = self.states.of(end.key)
             self.states.put(end.key, compared(self._tally, end.name, end.way, before, after, codec))
 
@@ -157,11 +158,13 @@ class Channels:
     def _moving(self) -> bool:
         return any(_moves(parse_way(text)) for b in self.cut.boundaries for text in (b.codec, b.backward_codec))
 
-    def _end(self, value: Value, host: str, *, out: bool) -> Any:
-        key = (value, host, out)
+    def _end(self, value: Value, host: str, micro_batch: int, *, out: bool) -> Any:
+        lane = self._routes.lane(value, micro_batch)
+        key = (value, host, lane, out)
         if key not in self._ends:
             (boundary, back), routes = self._routes.of[value], self._routes
-            label, state, way = routes.label(boundary, back=back), routes.key(value, host, out=out), routes.way(value)
+            label, way = routes.label(boundary, back=back), routes.way(value)
+            state = routes.key(value, host, lane, out=out)
             if out:
                 stage = self.cut.program.stages[routes.maker(value)].key
                 self._ends[key] = Outgoing(label, state, way, self.states, back, stage=stage)
@@ -177,14 +180,15 @@ class Channels:
         """Those that are sent from here and leave the choice of their codec to the line."""
         routes = self._routes
         for value, (boundary, back) in routes.of.items():
-            way, links, home = routes.way(value), routes.links(value), self.hosts[routes.maker(value)]
-            if way.auto and links and self.here(home):
-                label, key = routes.label(boundary, back=back), routes.key(value, home, out=True)
-                yield Direction(label, key, way, self.cut.program.graph.spec(value), links)
+            way, links = routes.way(value), routes.links(value)
+            for home, lane in routes.lanes(value) if way.auto and links else ():
+                if self.here(home):
+                    label, key = routes.label(boundary, back=back), routes.key(value, home, lane, out=True)
+                    yield Direction(label, key, way, self.cut.program.graph.spec(value), links)
 
     @cached_property
     def _routes(self) -> Routes:
-        return Routes(self.cut, self.hosts, self.clusters)
+        return Routes(self.cut, self.routing, self.clusters)
 
     @cached_property
     def _training(self) -> bool:

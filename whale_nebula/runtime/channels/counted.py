@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.ir.plan import Cut
+from whale_nebula.ir.routing import Routing
 from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.runtime.channels.routes import Routes
 from whale_nebula.wire.frame import frame_count, wire_bytes
@@ -15,7 +16,7 @@ def counted(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mapping[st
     """Every direction of a boundary that is cast, for micro-batches of so many rows; sizes that only a step knows are
     left out.
     """
-    routes = Routes(cut, hosts)
+    routes = Routes(cut, Routing.plain(hosts))
     found: dict[str, BoundaryReport] = {}
     for value, (boundary, back) in routes.of.items():
         cast, spec = routes.way(value).cast, cut.program.graph.spec(value)

@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from whale_nebula.codec.bytes import turned
 from whale_nebula.codec.bytes.deltas import Cache, Ids, Rows, changed
 from whale_nebula.codec.bytes.halves import apart
 from whale_nebula.codec.bytes.layout import join, split
 from whale_nebula.codec.bytes.rows import Mask, keep, pack_mask, put_back, unpack_mask
 from whale_nebula.codec.objects import Codec, Dims
 from whale_nebula.codec.parts import Part
-from whale_nebula.codec.precisions import INT4, INT8
+from whale_nebula.codec.precisions import Integers, Turned
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.tensor import Bytes
@@ -57,7 +58,7 @@ class Samples:
         """For each row of the matrix whether it crosses."""
         return np.ones(prod(self.dims[:-1]), np.bool_) if self.rows is None else self.rows
 
-    def parts(self, codec: INT8 | INT4) -> tuple[Part, ...]:
+    def parts(self, codec: Integers) -> tuple[Part, ...]:
         """What crosses: scales and integers, then the rows of the samples that cross whole."""
         columns = self.dims[-1]
         some, whole = (int(np.count_nonzero(self.sent & each)) for each in (self.of_integers, ~self.of_integers))
@@ -66,7 +67,7 @@ class Samples:
 
 def kept(way: Way, codec: Codec | None, dims: Dims, ids: Ids | None) -> bool:
     """Whether differences of such a tensor are kept: integers are what it gets, and each sample has an id."""
-    integers = way.delta is not None and isinstance(codec, INT8 | INT4)
+    integers = way.delta is not None and isinstance(codec, Integers)
     return integers and len(dims) > 1 and ids is not None and ids.shape == dims[:1]
 
 
@@ -79,7 +80,7 @@ def doubts(cache: Cache, dims: Dims, ids: Ids) -> tuple[str, ...]:
     return ()
 
 
-def encode(codec: INT8 | INT4, x: Any, ids: Ids, cache: Cache, rows: Mask | None = None) -> tuple[Bytes, Rows]:
+def encode(codec: Integers, x: Any, ids: Ids, cache: Cache, rows: Mask | None = None) -> tuple[Bytes, Rows]:
     """At the side that makes the tensor: what crosses, and the tensor that the other side will have."""
     cache.saw(ids)
     dims = tuple(int(size) for size in x.shape)
@@ -98,7 +99,7 @@ def decode(
     codec: Codec | None, data: Bytes, dims: Dims, ids: Ids | None, cache: Cache, rows: Mask | None = None
 ) -> Rows:
     """At the side that reads it: the tensor."""
-    if not isinstance(codec, INT8 | INT4) or ids is None or ids.shape != dims[:1] or len(dims) < 2:
+    if not isinstance(codec, Integers) or ids is None or ids.shape != dims[:1] or len(dims) < 2:
         raise RemoteProtocolError(f"differences of samples came for a tensor {list(dims)}, of which none are kept")
     marks = -(-dims[0] // 8)
     samples = Samples(ids, dims, unpack_mask(data[:marks], dims[0]), rows)
@@ -143,7 +144,7 @@ def _held(cache: Cache, ids: Ids, dims: Dims) -> Rows:
     return held
 
 
-def _written(codec: INT8 | INT4, samples: Samples, cache: Cache, scales: Any, integers: Any, others: Any) -> Rows:
+def _written(codec: Integers, samples: Samples, cache: Cache, scales: Any, integers: Any, others: Any) -> Rows:
     """What both sides do with what crossed: remember it, and make the tensor."""
     made = np.zeros(samples.dims, np.float16)
     for mask, rows in _pieces(codec, samples, cache, scales, integers, others):
@@ -154,24 +155,32 @@ def _written(codec: INT8 | INT4, samples: Samples, cache: Cache, scales: Any, in
 
 
 def _pieces(
-    codec: INT8 | INT4, samples: Samples, cache: Cache, scales: Any, integers: Any, others: Any
+    codec: Integers, samples: Samples, cache: Cache, scales: Any, integers: Any, others: Any
 ) -> Iterator[tuple[Mask, Rows]]:
     """The samples that are known, those that cross as integers alone, and those that cross whole."""
     ids, sizes, known = samples.ids, samples.dims[1:], _known(cache, samples.ids, samples.dims) & samples.integers
-    single = integers if integers.dtype == np.int8 else apart(integers, sizes[-1])
+    single, scales, block = _multiples(codec, scales, integers, sizes[-1])
     sent = samples.sent[samples.of_integers]
     ints = put_back(single, sent).reshape(-1, *sizes)
     wide = put_back(scales.astype(np.float32), sent).reshape(*ints.shape[:-1], scales.shape[-1])
     if known.any():
         of = known[samples.integers]
-        yield known, cache.add(ids[known], keep(ints, of), keep(wide, of), codec.block)
+        yield known, cache.add(ids[known], keep(ints, of), keep(wide, of), block)
     if (alone := samples.integers & ~known).any():
         of = alone[samples.integers]
-        yield alone, changed(None, keep(ints, of), keep(wide, of), codec.block)
+        yield alone, changed(None, keep(ints, of), keep(wide, of), block)
     if not samples.integers.all():
         whole = put_back(others, samples.sent[~samples.of_integers]).reshape(-1, *sizes)
         yield ~samples.integers, whole
         cache.put(ids[~samples.integers], whole)
+
+
+def _multiples(codec: Integers, scales: Any, integers: Any, columns: int) -> tuple[Any, Any, int]:
+    """What rows are whole multiples of: the integers, the scales, and how many neighbours share one."""
+    if isinstance(codec, Turned):
+        how = columns, codec.bits, codec.block
+        return turned.turned_back(integers, *how), turned.spread(scales, *how), 1
+    return integers if integers.dtype == np.int8 else apart(integers, columns), scales, codec.block
 
 
 def _half(rows: Any) -> Any:

@@ -16,7 +16,7 @@ EVERY = 10  # steps, between two looks at the next precision
 
 def begun(way: Way, state: ChannelState, at: At) -> tuple[ChannelState, bool]:
     """Count a step of training; whether the codec is used in this step."""
-    if at.training and at.micro_batch == 0:
+    if at.training and at.first:
         state = replace(state, steps=state.steps + 1)
     done = state.steps - 1 if at.training else state.steps
     return state, done >= way.start
@@ -24,7 +24,7 @@ def begun(way: Way, state: ChannelState, at: At) -> tuple[ChannelState, bool]:
 
 def climbed(way: Way, state: ChannelState, at: At, x: Any) -> ChannelState:
     """One rung further, where the next precision is near enough."""
-    looks = at.training and at.micro_batch == 0 and (state.steps - 1 - way.start) % EVERY == 0
+    looks = at.training and at.first and (state.steps - 1 - way.start) % EVERY == 0
     if way.auto or not looks or state.rung + 1 >= len(way.rungs):
         return state
     error = relative_error(way.rungs[state.rung + 1], x)

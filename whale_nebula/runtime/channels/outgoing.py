@@ -23,7 +23,7 @@ from whale_nebula.runtime.channels import coding, differences, finite, ladder, m
 from whale_nebula.runtime.channels.incoming import Incoming
 from whale_nebula.runtime.channels.keys import rounding_key
 from whale_nebula.runtime.channels.payload import Payload, written
-from whale_nebula.runtime.channels.state import AT, At, ChannelState, Residue, States
+from whale_nebula.runtime.channels.state import AT, LANE, At, ChannelState, Residue, States
 from whale_nebula.runtime.channels.told import Tally, compared, crossed
 from whale_nebula.transport.protocol import Packed
 
@@ -68,7 +68,7 @@ class Outgoing:
             sent = self._sent(x, self._fitting(asked, x, residue), state, at, residue, ids, tally)
         if asked not in (None, sent.codec) and not tally.left_out:
             tally.add(self.name, BoundaryReport(notes=(_fallen(asked, sent.codec, x),)))
-        state = self._measured(x, sent, ids, tally) if at.training and at.micro_batch == 0 else sent.state
+        state = self._measured(x, sent, ids, tally) if at.training and at.first else sent.state
         self.states.put(self.key, state)
         tally.add(self.name, crossed(sent.payload, x, sent.codec, state.error))
         return sent.payload, sent.residue
@@ -128,7 +128,7 @@ class Outgoing:
             return packed if packed.nbytes < _raw(x) else x, residue, state
         kept = _kept(x, residue.rows)
         if self.back:
-            key = rounding_key(self.key.partition(AT)[0], at)
+            key = rounding_key(self.key.partition(AT)[0].partition(LANE)[0], at)
             made = coding.encode_back(codec, kept, residue.structure, key)
             _tell_clamped(tally, self.name, made.clamped)
             return self._packed(x, codec, state, Payload(made.data)), residue, state
@@ -161,7 +161,7 @@ class Outgoing:
         structure = structure_in(codec)
         if structure is None or not structure.news(_dims(x)):
             return state, None
-        if state.structure is not None and (at.micro_batch != 0 or not at.training):
+        if state.structure is not None and not (at.first and at.training):
             return state, None
         held = structure.init(_dims(x)) if state.structure is None else state.structure
         held, news = structure.refresh(held, x, max(state.steps - 1, 0))

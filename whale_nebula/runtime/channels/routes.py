@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.ir.plan import Boundary, Cut
+from whale_nebula.ir.routing import Routing
 from whale_nebula.ir.spec import Value
-from whale_nebula.runtime.channels.state import AT
+from whale_nebula.runtime.channels.state import AT, LANE
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Routes:
     """The ways of all boundaries and of their gradients. `clusters` says where hosts stand that are no clusters."""
 
     cut: Cut
-    hosts: Sequence[str]
+    routing: Routing
     clusters: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -42,30 +43,58 @@ class Routes:
         ends = stages[boundary.source].key, ",".join(stages[stage].key for stage in boundary.destinations)
         return f"b{boundary.slot} {'->'.join(ends[::-1] if back else ends)}"
 
-    def key(self, value: Value, host: str, *, out: bool) -> str:
+    def key(self, value: Value, host: str, lane: str = "", *, out: bool) -> str:
         """The name of what a host remembers of it, where it sends it (`out`) or takes it in."""
-        return f"{self._names[value]}{AT}{host}{'' if out else ', incoming'}"
+        return f"{self._name(value, lane)}{AT}{host}{'' if out else ', incoming'}"
+
+    def _name(self, value: Value, lane: str) -> str:
+        return f"{self._names[value]}{LANE}{lane}" if lane else self._names[value]
+
+    def lane(self, value: Value, micro_batch: int) -> str:
+        """The hosts that a micro-batch of it joins; empty where that is the same for all of them."""
+        ends = (self.maker(value), *self._readers(value))
+        if self.routing.replicated.isdisjoint(ends):
+            return ""
+        home, *others = dict.fromkeys(self.routing.host(stage, micro_batch) for stage in ends)
+        return f"{home}->{','.join(others)}"
+
+    def lanes(self, value: Value) -> tuple[tuple[str, str], ...]:
+        """Every lane of it, with the host that sends."""
+        count = self.cut.program.pipeline.micro_batch
+        found = ((self.routing.host(self.maker(value), m), self.lane(value, m)) for m in range(count))
+        return tuple(dict.fromkeys(found))
+
+    def lead(self, value: Value, micro_batch: int) -> int:
+        """The first micro-batch of a step that takes the same lane."""
+        lane = self.lane(value, micro_batch)
+        return next(m for m in range(micro_batch + 1) if self.lane(value, m) == lane) if lane else 0
 
     def ends(self, here: Callable[[str], bool]) -> tuple[str, ...]:
         """The names of the channels that have an end here, as states have them before the host."""
-        return tuple(self._names[value] for value in self.of if self._crosses(value, here) and self.way(value).coded)
+        found = (
+            self._name(value, self.lane(value, m))
+            for value in self.of
+            for m in range(self.cut.program.pipeline.micro_batch)
+            if self.way(value).coded and self._crosses(value, m, here)
+        )
+        return tuple(dict.fromkeys(found))
 
-    def _crosses(self, value: Value, here: Callable[[str], bool]) -> bool:
-        boundary, back = self.of[value]
-        readers = (boundary.source,) if back else boundary.destinations
-        hosts = {self.hosts[stage] for stage in (self.maker(value), *readers)}
-        return len(hosts) > 1 and any(map(here, hosts))
+    def _crosses(self, value: Value, micro_batch: int, here: Callable[[str], bool]) -> bool:
+        hosts = {self.routing.host(stage, micro_batch) for stage in (self.maker(value), *self._readers(value))}
+        return len(set(map(self._cluster, hosts))) > 1 and any(map(here, hosts))
 
     def maker(self, value: Value) -> int:
         """The stage that makes it."""
         return self._flows.get(value, self.of[value][0].source)
 
+    def _readers(self, value: Value) -> tuple[int, ...]:
+        boundary, back = self.of[value]
+        return (boundary.source,) if back else boundary.destinations
+
     def links(self, value: Value) -> tuple[str, ...]:
         """The links that it takes, "gpu->npu"; none where all who read it are where it is made."""
-        (boundary, back), home = self.of[value], self.hosts[self.maker(value)]
-        readers = (boundary.source,) if back else boundary.destinations
-        others = dict.fromkeys(self.hosts[stage] for stage in readers if self.hosts[stage] != home)
-        return tuple(f"{self._cluster(home)}->{self._cluster(other)}" for other in others)
+        home, *others = (self._cluster(self.routing.first(s)) for s in (self.maker(value), *self._readers(value)))
+        return tuple(f"{home}->{other}" for other in dict.fromkeys(others) if other != home)
 
     def _cluster(self, host: str) -> str:
         return self.clusters.get(host, host)

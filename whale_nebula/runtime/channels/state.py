@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 AT = " at "
 """Between a channel's name and the host whose end of it a state is of."""
+LANE = " by "
+"""Between its name and the hosts that it joins, where replicas make several channels of one boundary."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,20 @@ class States:
 
 
 class At(NamedTuple):
-    """Where a tensor belongs: the step of its program, the micro-batch, and whether the step trains."""
+    """Where a tensor belongs: the step of its program, the micro-batch, and whether the step trains; `lead` is the
+    first micro-batch of a step that goes between the same two hosts.
+    """
 
     step: int
     micro_batch: int
     training: bool
     seed: int = 0
+    lead: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the first of a step that these two hosts see."""
+        return self.micro_batch == self.lead
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,130 @@
+"""Two replicas of a perceptron in two processes, beside what others do: the seconds of a step, as ratios.
+
+    python benchmarks/replica/run.py           # five minutes; PyTorch, where build/torch has it
+    python benchmarks/replica/run.py --quick   # a minute, writes nothing
+
+All contenders are started once and take turns, forward and back (A B C C B A), on the same machine; each has one thread for computing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import common  # noqa: E402
+from whale_nebula.launch import spawn  # noqa: E402
+
+TORCH = ROOT / "build" / "torch" / "bin" / "python"
+CONTENDERS = ("loop", "fit", "mwms", "ddp")
+BARS = {("loop", "mwms"): 1.05, ("loop", "ddp"): 1.05, ("fit", "loop"): 1.10}
+"""A contender's median step as a multiple of another's, at most."""
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "ERROR"}
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class Team:
+    """The processes of one contender, each behind a socket."""
+
+    def __init__(self, lines: list[Any]) -> None:
+        self.lines = lines
+
+    def block(self, steps: int) -> list[float]:
+        """Run so many steps; the slower process counts."""
+        for line in self.lines:
+            line.write(f"{steps}\n")
+            line.flush()
+        told = [json.loads(line.readline()) for line in self.lines]
+        return [max(both) for both in zip(*told, strict=True)]
+
+
+@contextlib.contextmanager
+def started(name: str) -> Iterator[Team]:
+    """Start a contender's two processes and wait until they are there."""
+    with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as door:
+        door.settimeout(180)
+        port = door.getsockname()[1]
+        if name in ("loop", "fit"):
+            script = ["-m", "whale_nebula.launch.child", str(HERE / "ours.py"), name, str(port)]
+            env = {**QUIET, "PYTHONPATH": f"{HERE}:{ROOT}"}
+            stack.enter_context(spawn(script, {"a/0": "a", "a/1": "a"}, seed=1, env=env))
+        else:
+            for command in _commands(name, port):
+                process = subprocess.Popen(command, env={**os.environ, **QUIET}, cwd=HERE)
+                stack.callback(process.wait, 30)
+                stack.callback(process.terminate)
+        lines = [stack.enter_context(stack.enter_context(door.accept()[0]).makefile("rw")) for _ in range(2)]
+        for line in lines:
+            line.readline()
+        yield Team(lines)
+
+
+def _commands(name: str, port: int) -> list[list[str]]:
+    if name == "mwms":
+        addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        return [[sys.executable, str(HERE / "mwms.py"), str(port), str(n), *addresses] for n in range(2)]
+    address = f"127.0.0.1:{free_port()}"
+    return [[str(TORCH), str(HERE / "ddp.py"), str(port), str(n), address] for n in range(2)]
+
+
+def measure(names: list[str], steps: int, rounds: int) -> dict[str, list[float]]:
+    """The seconds of every step, by contender."""
+    found: dict[str, list[float]] = {name: [] for name in names}
+    with contextlib.ExitStack() as stack:
+        teams = {name: stack.enter_context(started(name)) for name in names}
+        for team in teams.values():
+            team.block(10)
+        for _ in range(rounds):
+            for name in (*names, *reversed(names)):
+                found[name] += teams[name].block(steps)
+            print({name: round(1e3 * median(each), 2) for name, each in found.items()}, flush=True)
+    return found
+
+
+def table(result: dict[str, Any]) -> str:
+    rows = ["| what | median step, ms | as a multiple of | ratio | at most | |", "|---|---|---|---|---|---|"]
+    for (name, other), bar in BARS.items():
+        if name in result["ms"] and other in result["ms"]:
+            ratio = result["ms"][name] / result["ms"][other]
+            said = "reached" if ratio <= bar else "**missed**"
+            rows.append(f"| {name} | {result['ms'][name]} | {other}: {result['ms'][other]} | {ratio:.2f} | {bar} | {said} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few steps, nothing written")
+    parser.add_argument("--only", nargs="*", choices=CONTENDERS, help="these contenders alone; nothing written")
+    asked = parser.parse_args()
+    names = [name for name in asked.only or CONTENDERS if name != "ddp" or TORCH.exists()]
+    steps, rounds = (10, 2) if asked.quick else (30, 6)
+    found = measure(names, steps, rounds)
+    result = {
+        "machine": common.machine() if hasattr(common, "machine") else {},
+        "steps": {name: len(each) for name, each in found.items()},
+        "ms": {name: round(1e3 * median(each), 2) for name, each in found.items()},
+    }
+    print(table(result))
+    if not asked.quick and not asked.only:
+        (HERE / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""A contender's side of the benchmark: it runs as many steps as it is told, when it is told, and says what each took."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+WIDTH, LAYERS, ROWS = 512, 8, 64
+"""Eight dense layers of 512 x 512: 8.4 MB of gradients; so many rows for each worker."""
+
+
+def blocks(port: int, name: str) -> Iterator[tuple[int, Callable[[list[float]], None]]]:
+    """The blocks that the benchmark asks for: how many steps, and whom to tell the seconds of each."""
+    with socket.create_connection(("127.0.0.1", port)) as line, line.makefile("rw") as talk:
+
+        def say(seconds: object) -> None:
+            talk.write(json.dumps(seconds) + "\n")
+            talk.flush()
+
+        say(name)
+        for order in iter(talk.readline, ""):
+            yield int(order), say
+
+
+def serve(port: int, name: str, step: Callable[[], object]) -> None:
+    """Run every block that is asked for, step by step."""
+    for count, say in blocks(port, name):
+        seconds = []
+        for _ in range(count):
+            began = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - began)
+        say(seconds)

@@ -1,0 +1,95 @@
+"""TensorFlow's collectives: how a process becomes a task, and what it costs to be late."""
+
+import re
+import subprocess
+import sys
+import textwrap
+import types
+from pathlib import Path
+
+import pytest
+
+from whale_nebula import tf_collectives
+
+START = """
+import socket
+import tensorflow as tf
+from whale_nebula import tf_collectives as own
+
+def address():
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{trial.getsockname()[1]}"
+
+def total(tensor):
+    return tf.function(lambda x: tf.raw_ops.CollectiveReduceV2(
+        input=x, group_size=1, group_key=1, instance_key=2, ordering_token=[], merge_op="Add", final_op="Id"))(tensor)
+
+here, elsewhere = address(), "127.0.0.1:1"
+"""
+
+
+def fresh(script: str) -> list[str]:
+    """What a script says in a process of its own."""
+    text = START + textwrap.dedent(script)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+def test_everything_private_has_a_contract() -> None:
+    own = [
+        name
+        for name, thing in vars(tf_collectives).items()
+        if isinstance(thing, types.FunctionType) and thing.__module__ == tf_collectives.__name__ and name[0] != "_"
+    ]
+    tested = re.findall(r"^def (test_\w+)", Path(__file__).read_text("utf-8"), re.MULTILINE)
+    assert [name for name in own if not any(f"_{name}_" in f"{test}_" for test in tested)] == []
+
+
+@pytest.fixture(scope="module")
+def prepared() -> list[str]:
+    return fresh("""
+        own.prepare(1, [elsewhere, here], lambda: print("started"))
+        print(own.task())
+        tf.config.threading.set_inter_op_parallelism_threads(2)
+        variable, rows = tf.Variable([1.0]), iter(tf.data.Dataset.range(3))
+        print(own.task() == own.Task(1, 2, here), variable.device)
+        own.serve(1, [address(), here])
+        threads = tf.config.threading.get_inter_op_parallelism_threads()
+        print(variable.assign_add([1.0]).numpy(), int(next(rows)), threads)
+    """)
+
+
+def test_prepare_waits_for_the_runtime_and_names_its_devices(prepared: list[str]) -> None:
+    assert prepared[:3] == ["None", "started", "True /job:worker/replica:0/task:1/device:CPU:0"]
+
+
+def test_serve_again_leaves_all_that_was_made(prepared: list[str]) -> None:
+    assert prepared[3] == "[2.] 0 2"
+
+
+def test_serve_starts_and_task_says_so_and_abort_ends_all() -> None:
+    said = fresh("""
+        own.serve(0, [here])
+        print(own.task() == own.Task(0, 1, here), total(tf.constant([3.0])).numpy())
+        own.abort("enough of it")
+        try:
+            total(tf.constant([3.0, 4.0]))
+        except tf.errors.UnavailableError as error:
+            print("enough of it" in error.message)
+    """)
+    assert said == ["True [3.]", "True"]
+
+
+def test_serve_too_late_leaves_variables_on_devices_that_are_gone() -> None:
+    """Why it is refused. Were it to work, nothing would have to be prepared."""
+    said = fresh("""
+        variable = tf.Variable(1.0)
+        own.serve(1, [elsewhere, here])
+        try:
+            variable.numpy()
+        except tf.errors.InvalidArgumentError as error:
+            print("unknown device" in error.message)
+    """)
+    assert said == ["True"]

@@ -1,0 +1,128 @@
+"""Sums between the workers of one cluster: real processes, which TensorFlow joins."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests.processes.running import Ended, ended
+from whale_nebula.errors import OptionError, StateError
+from whale_nebula.launch import spawn
+from whale_nebula.runtime import collectives
+from whale_nebula.runtime.collectives import Collectives, can_open, open_collectives
+from whale_nebula.runtime.packing import apply_packed, buckets
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = ROOT / "tests" / "processes" / "workers" / "summing.py"
+
+
+def summing(workers: int, happens: str) -> Ended:
+    """Run the worker script in all workers of one cluster."""
+    child = ["-m", "whale_nebula.launch.child", str(SCRIPT), happens]
+    names = {f"c/{number}": "c" for number in range(workers)}
+    with spawn(child, names, seed=5, cwd=ROOT) as job:
+        return ended(job)
+
+
+@pytest.fixture(scope="module")
+def three() -> Ended:
+    """Three workers that made variables before they met; the last one is killed while the others sum with it."""
+    return summing(3, "killed")
+
+
+class TestThreeWorkers:
+    def test_every_dtype_is_summed(self, three: Ended) -> None:
+        assert three.same("right") == list(collectives.DTYPES)
+
+    def test_all_get_the_same_bits(self, three: Ended) -> None:
+        assert len(three.same("bits")) == len(collectives.DTYPES) - 1
+        assert len(three.same("half")) == 5
+
+    def test_the_same_sum_is_called_again_and_again(self, three: Ended) -> None:
+        assert three.same("again") == [3.0 + 3 * turn for turn in range(20)]
+
+    def test_a_function_holds_sums_whoever_traces_it_how_often(self, three: Ended) -> None:
+        assert three.same("inside") == [[36.0, 360.0], [36.0, 360.0]]
+
+    def test_groups_that_share_a_worker_work_at_once(self, three: Ended) -> None:
+        assert three.all("subsets") == [
+            {"[0, 1]": 11.0, "[0]": 1.0},
+            {"[0, 1]": 11.0, "[1, 2]": 110.0, "[1]": 10.0},
+            {"[1, 2]": 110.0, "[2]": 100.0},
+        ]
+
+    def test_what_was_made_before_lives_on(self, three: Ended) -> None:
+        drawn, variable, row, seed = three.same("early")
+        assert [variable, row, seed] == [[3.0, 4.0], 0, 2]
+        assert 3.0 <= drawn[0] <= 3.3
+
+    def test_a_mate_that_is_killed_ends_the_wait_for_it(self, three: Ended) -> None:
+        said = [three.told[worker][name] for worker in ("c/0", "c/1") for name in ("failed", "failed again")]
+        assert {text.partition(":")[0] for text in said} == {"LinkClosedError"}, said
+        assert any("'c/2' is gone" in text for text in said), said
+        assert "failed" not in three.told["c/2"]
+
+
+def test_a_mate_that_does_not_come_is_waited_for_no_longer_than_patience() -> None:
+    found = summing(2, "absent")
+    assert found.same("first") == 2.0
+    said = found.told["c/0"]["failed"]
+    assert said.startswith("DeadlineError: NB-402 the sum 'last' of group 'last': not all workers"), said
+    assert "came to it within 1 s" in said
+    assert set(found.result.codes.values()) == {0}
+
+
+class TestInOneProcess:
+    def test_it_is_too_late_once_tensorflow_runs(self) -> None:
+        tf.constant(1.0)
+        assert not can_open(0, 2)
+        with pytest.raises(StateError, match="cannot be opened any more"):
+            open_collectives(0, ["127.0.0.1:1"] * 2)
+
+    def test_only_members_make_a_group(self) -> None:
+        tasks = Collectives(0, ("127.0.0.1:1",) * 3, 1.0)
+        for members in ([1, 2], [0, 3], []):
+            with pytest.raises(OptionError, match="are not tasks of this cluster"):
+                tasks.group(members, "all")
+
+    def test_one_member_has_its_sums(self) -> None:
+        alone = Collectives(1, ("127.0.0.1:1",) * 3, 1.0).group([1], "alone")
+        assert alone.sum([tf.constant([1, 2])])[0].numpy().tolist() == [1, 2]
+        assert alone.sum([]) == []
+
+    @pytest.mark.parametrize("dtype", [tf.string, tf.bool, tf.complex64])
+    def test_what_cannot_be_summed_is_refused(self, dtype: Any) -> None:
+        alone = Collectives(0, ("127.0.0.1:1",), 1.0).group([0], "alone")
+        with pytest.raises(OptionError, match="cannot be summed"):
+            alone.sum([tf.zeros([2], dtype)])
+
+    def test_a_shape_that_is_not_known_is_refused(self) -> None:
+        alone = Collectives(0, ("127.0.0.1:1",), 1.0).group([0], "alone")
+        with pytest.raises(OptionError, match="cannot be summed"):
+            tf.function(lambda x: alone.sum([x])).get_concrete_function(tf.TensorSpec([None]))
+
+    def test_two_sums_with_one_key_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(collectives, "_number", lambda text: 1)
+        group = Collectives(0, ("127.0.0.1:1",) * 2, 1.0).group([0, 1], "all")
+        group._key("one")
+        group._key("one")
+        with pytest.raises(StateError, match="the same key"):
+            group._key("other")
+
+
+class TestPacking:
+    def test_each_tensor_travels_once(self) -> None:
+        dtypes = ["float32", "int32", "float32", "float32", "int32"]
+        found = buckets(dtypes, [10, 10, 50, 6, 10], limit=20)
+        assert sorted(number for bucket in found for number in bucket) == [0, 1, 2, 3, 4]
+        assert found == [[0], [1, 4], [2], [3]]
+
+    def test_packed_tensors_get_their_forms_back(self) -> None:
+        tensors = [tf.reshape(tf.range(6.0), [2, 3]), tf.constant(7.0), tf.zeros([0, 2])]
+        asked = []
+        found = apply_packed(tensors, [0, 1, 2], lambda packed: asked.append(packed.shape.as_list()) or packed * 2)
+        assert asked == [[7]]
+        assert [tensor.shape.as_list() for tensor in found] == [[2, 3], [], [0, 2]]
+        assert found[0].numpy().tolist() == [[0, 2, 4], [6, 8, 10]]
+        assert float(found[1]) == 14

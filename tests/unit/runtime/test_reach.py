@@ -1,0 +1,82 @@
+"""Who reaches a port, and who does not: by the kernel's own judgement where it can be asked, else by its rules."""
+
+import ipaddress
+import socket
+import struct
+from collections.abc import Sequence
+
+import pytest
+
+from whale_nebula.runtime.reach import Rule, admit_only, comes_from, free_port, rules
+
+NETWORKS = ["127.0.0.0/8", "::1/128", "192.0.2.7", "2001:db8::5"]
+
+
+def takes(program: Sequence[Rule], source: str) -> bool:
+    """Run a program of the packet filter on a packet of which only the source matters."""
+    address = ipaddress.ip_address(source)
+    before = b"\x45" + bytes(11) if address.version == 4 else b"\x60" + bytes(7)
+    packet, held, at = before + address.packed + bytes(32), 0, 0
+    while True:
+        code, yes, no, value = program[at]
+        offset, at = value - 0xFFF00000, at + 1
+        if code == 0x30:
+            held = packet[offset]
+        elif code == 0x20:
+            (held,) = struct.unpack_from("!I", packet, offset)
+        elif code == 0x54:
+            held &= value
+        elif code == 0x15:
+            at += yes if held == value else no
+        else:
+            assert code == 0x06
+            return value != 0
+
+
+@pytest.mark.parametrize("source", ["127.0.0.1", "127.8.9.1", "::1", "192.0.2.7", "2001:db8::5"])
+def test_a_mate_gets_through(source: str) -> None:
+    assert takes(rules([ipaddress.ip_network(each) for each in NETWORKS]), source)
+
+
+@pytest.mark.parametrize("source", ["192.0.2.8", "128.0.0.1", "::2", "2001:db8::6", "2001:db9::5"])
+def test_nobody_else_does(source: str) -> None:
+    assert not takes(rules([ipaddress.ip_network(each) for each in NETWORKS]), source)
+
+
+def test_who_is_admitted_reaches_a_listener() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        if not admit_only(listener.getsockname()[1], ["192.0.2.7"]):
+            pytest.skip("this kernel takes no filter")
+        with socket.create_connection(listener.getsockname(), timeout=10):
+            listener.settimeout(10)
+            listener.accept()[0].close()
+
+
+def test_who_is_not_is_not_answered() -> None:
+    own = comes_from("192.0.2.1") if has_route() else None
+    if own is None or own.startswith("127."):
+        pytest.skip("this machine has no address but its own")
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        port = listener.getsockname()[1]
+        if not admit_only(port, []):
+            pytest.skip("this kernel takes no filter")
+        with pytest.raises(TimeoutError):
+            socket.create_connection((own, port), timeout=0.3)
+
+
+def has_route() -> bool:
+    try:
+        return bool(comes_from("192.0.2.1"))
+    except OSError:
+        return False
+
+
+def test_a_port_where_nobody_listens_and_a_name_admit_nobody() -> None:
+    assert not admit_only(free_port(), [])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert not admit_only(listener.getsockname()[1], ["a-name"])
+
+
+def test_a_free_port_can_be_listened_at() -> None:
+    with socket.create_server(("127.0.0.1", free_port())):
+        pass

@@ -1,0 +1,205 @@
+"""Replicas in one process: whatever their number, the step is that of the same micro-batches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.errors import NestingError, OptionError
+
+X = np.random.default_rng(0).random((24, 8)).astype("float32")
+Y = np.random.default_rng(1).random((24, 1)).astype("float32")
+LINE = "1gbit,0ms"
+
+
+@pytest.fixture(autouse=True)
+def no_run() -> Iterator[None]:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+def model(
+    copies: tuple[int, ...] = (), micro_batch: int = 1, *, dropout: float = 0.0, coupled: str = "error"
+) -> keras.Model:
+    """One stage or two, in these replicas; no scopes where there are none."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8,))
+
+    def at(number: int) -> contextlib.AbstractContextManager[Any]:
+        stack = contextlib.ExitStack()
+        if copies:
+            stage = min(number, len(copies) - 1)
+            stack.enter_context(nb.replica(copies[stage]))
+            stack.enter_context(nb.pipeline(micro_batch, coupled=coupled))
+            stack.enter_context(nb.stage(cluster=f"c{stage}"))
+        return stack
+
+    with nb.cluster() if copies else contextlib.nullcontext():
+        with at(0):
+            hidden = keras.layers.Dense(16, activation="tanh")(inputs)
+            hidden = keras.layers.Dropout(dropout)(hidden)
+            if coupled == "allow":
+                hidden = keras.layers.BatchNormalization()(hidden)
+        with at(1):
+            outputs = keras.layers.Dense(1)(hidden)
+    made = keras.Model(inputs, outputs)
+    made.compile(keras.optimizers.Adam(0.01, global_clipnorm=1.0), "mse", metrics=["mae"])
+    return made
+
+
+def trained(made: keras.Model) -> tuple[list[float], list[np.ndarray]]:
+    history = made.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0).history
+    return [*history["loss"], *history["mae"]], made.get_weights()
+
+
+def close(ours: Any, theirs: Any) -> None:
+    for own, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4, 6])
+@pytest.mark.parametrize("copies", [(1,), (2,), (3,), (4,), (1, 3), (2, 2), (4, 3)], ids=str)
+def test_the_step_is_the_uncut_one(copies: tuple[int, ...], micro_batch: int) -> None:
+    expected = trained(model())
+    with nb.init(links=LINE):
+        losses, weights = trained(model(copies, micro_batch))
+    close(losses, expected[0])
+    close(weights, expected[1])
+
+
+def test_numbers_are_drawn_by_micro_batch_whoever_takes_it() -> None:
+    found = []
+    for copies in ((1, 1), (2, 1), (3, 6), (6, 2)):
+        with nb.init(links=LINE):
+            found.append(trained(model(copies, 6, dropout=0.4))[0])
+    assert all(np.allclose(each, found[0], rtol=1e-6) for each in found)
+
+
+def test_averages_of_coupled_rows_are_written_in_the_order_of_micro_batches() -> None:
+    found = []
+    for copies in ((1, 1), (3, 2)):
+        with nb.init(links=LINE):
+            found.append(trained(model(copies, 3, coupled="allow"))[1])
+    close(found[1], found[0])
+
+
+def test_a_batch_is_cut_for_all_replicas() -> None:
+    plan = nb.plan(model((2, 3)), X, Y)
+    assert plan.rows == (8, 8, 8)
+    assert [stage.replicas for stage in plan.stages.values()] == [2, 3]
+    assert "3 replicas" in plan.to_text() and "c1.2 |" in plan.to_text()
+
+
+def test_replicas_work_at_the_same_time_and_are_timed_apart() -> None:
+    with nb.init(links=LINE):
+        made = model((1, 3), 6)
+        trained(made)
+        report = nb.last_report()
+    assert {span.lane for span in report.timeline()} >= {"c0", "c1.0", "c1.1", "c1.2"}
+    assert len(report.stages["c1"].replicas) == 3 and not report.stages["c0"].replicas
+    assert report.stages["c1"].idle_seconds >= 0.0
+
+
+def test_without_a_stage_the_whole_model_is_copied() -> None:
+    inputs = keras.Input((8,))
+    with nb.cluster(), nb.replica(4):
+        outputs = keras.layers.Dense(1)(inputs)
+    made = keras.Model(inputs, outputs)
+    made.compile("sgd", "mse")
+    plan = nb.plan(made, X, Y)
+    assert plan.stages["stage0"].replicas == 4 and plan.rows == (6, 6, 6, 6)
+    assert nb.verify(made, X, Y).ok
+
+
+@pytest.mark.parametrize(("workers", "inside", "expected"), [(4, 1, 4), (4, 2, 2), (1, 1, 1), (3, 2, 1)])
+def test_without_a_count_there_are_as_many_as_the_cluster_has_room_for(
+    workers: int, inside: int, expected: int
+) -> None:
+    addresses = [f"127.0.0.1:{7000 + number}" for number in range(workers)]
+    with nb.init({"clusters": {"gpu": {"workers": addresses}}}):
+        inputs = tensor = keras.Input((8,))
+        with nb.cluster(), nb.replica():
+            for number in range(inside):
+                with nb.stage(name=f"s{number}", cluster="gpu"):
+                    tensor = keras.layers.Dense(8)(tensor)
+        made = keras.Model(inputs, tensor)
+        made.compile("sgd", "mse")
+        plan = nb.plan(made, X, X)
+    assert [stage.replicas for stage in plan.stages.values()] == [expected] * inside
+
+
+def test_rows_of_sparse_gradients_and_of_inputs_come_in_the_order_of_the_batch() -> None:
+    table, weight = tf.Variable(tf.random.stateless_normal((20, 4), [1, 2])), tf.Variable(tf.ones((4, 1)))
+
+    def body(ids: Any, x: Any, around: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            with around(0):
+                rows = tf.gather(table, ids) * x
+            with around(1):
+                loss = tf.reduce_mean((rows @ weight) ** 2)
+        slices, to_input, dense = tape.gradient(loss, [table, x, weight])
+        return loss, slices.values, slices.indices, to_input, dense
+
+    @nb.function
+    def step(ids: Any, x: Any) -> Any:
+        return body(ids, x, lambda n: copied(n))
+
+    @contextlib.contextmanager
+    def copied(number: int) -> Iterator[None]:
+        with nb.replica(2 + number), nb.stage(cluster=f"c{number}"):
+            yield
+
+    ids, x = tf.constant([3, 1, 4, 1, 5, 9, 2]), tf.random.stateless_normal((7, 4), [3, 4])
+    with nb.init(links=LINE):
+        found = step(ids, x)
+    close([np.asarray(t) for t in found], [np.asarray(t) for t in body(ids, x, lambda n: contextlib.nullcontext())])
+
+
+def test_a_replica_without_a_stage_beside_stages_is_refused() -> None:
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.stage(cluster="c0"):
+            y = x * 2.0
+        with nb.replica(2):
+            return y + 1.0
+
+    with pytest.raises(NestingError, match=r"nb\.replica\(2\) at .* holds no nb\.stage"):
+        step(tf.ones((4, 2)))
+
+
+def test_a_stage_has_as_many_replicas_everywhere() -> None:
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.replica(2), nb.stage(cluster="c0"):
+            y = x * 2.0
+        with nb.replica(3), nb.stage(cluster="c0"):
+            return y + 1.0
+
+    with pytest.raises(OptionError, match=r"stage 'c0' stands in nb\.replica\(3\)"):
+        step(tf.ones((4, 2)))
+
+
+def test_a_failure_in_one_replica_ends_the_step() -> None:
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.replica(2), nb.stage(cluster="c0"):
+            y = tf.debugging.assert_less(x, 5.0)
+            with tf.control_dependencies([y]):
+                y = x * 2.0
+        with nb.replica(3), nb.stage(cluster="c1"):
+            return y + 1.0
+
+    with nb.init(links=LINE):
+        assert float(tf.reduce_sum(step(tf.ones((6, 1))))) == 18.0
+        with pytest.raises(nb.errors.StageFailedError, match="stage 'c0'"):
+            step(tf.range(6.0)[:, None] * 2.0)
+        assert float(tf.reduce_sum(step(tf.ones((6, 1))))) == 18.0
