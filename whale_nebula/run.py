@@ -110,10 +110,10 @@ class Run:
 
     @property
     def cluster_sizes(self) -> dict[str, int]:
-        """How many workers each cluster of the config has, and each that has processes."""
-        listed = {name: max(1, len(cluster.workers)) for name, cluster in self.config.clusters.items()}
+        """How many workers each cluster of the config has, or each that has processes, where the config names none."""
         running = list(self.workers.values())
-        return listed | {name: running.count(name) for name in listed if name in running}
+        listed = {name: len(cluster.workers) for name, cluster in self.config.clusters.items()}
+        return {name: max(1, running.count(name) or listed.get(name, 1)) for name in listed or dict.fromkeys(running)}
 
     def here(self) -> Here:
         """Where this process stands."""
@@ -312,7 +312,12 @@ def _config(config: Any, site: str) -> Any:
 
 
 def _seed(seed: Any) -> int | None:
-    return None if seed is None else values.integer("seed", seed)
+    try:
+        return None if seed is None else values.integer("seed", seed)
+    except OptionError as refusal:
+        whole = isinstance(seed, str) and seed.strip().isdigit()
+        refusal.mend = f"nb.init(seed={int(seed) if whole else 1})"
+        raise
 
 
 def _ids(ids: Any) -> Any:

@@ -19,11 +19,12 @@ from whale_nebula.ir.plan import PhasePlan
 from whale_nebula.ir.program import Stage
 from whale_nebula.ir.routing import Routing, Seat
 from whale_nebula.ir.spec import Value
+from whale_nebula.runtime.added import Added
 from whale_nebula.runtime.clock import Clocks
 from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.gradients import Sums
 from whale_nebula.runtime.guard import Guard
-from whale_nebula.runtime.once_run import OnceRun, Peers
+from whale_nebula.runtime.once_run import ASSERTION, OnceRun, Peers
 from whale_nebula.runtime.post import Post
 from whale_nebula.runtime.stage_run import StageRun
 from whale_nebula.runtime.timed_peers import TimedPeers
@@ -51,6 +52,7 @@ class ActorStep:
     compiled: Compiled
     routing: Routing
     seats: int = 1
+    adder: Added | None = None
     pool: ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,7 +88,7 @@ class ActorStep:
         runs = {
             seat: StageRun(
                 self.compiled, seat.stage, batch, post, values, Sums(program), clock,
-                turns=self._turns(seat, len(batch.slices)),
+                turns=self._turns(seat, len(batch.slices)), adder=self.adder,
             )
             for seat, clock in clocks.stages.items()
         }  # fmt: skip
@@ -100,6 +102,9 @@ class ActorStep:
                 agreed()
                 out = left_out(phase.index)
                 failpoint("update.before")
+                if worker.asserts(phase):
+                    with guard.once(ASSERTION, phase.index), once.computing("update", phase=phase.index):
+                        worker.check(phase, list(runs.values()))
                 guard.begun |= not out
                 failpoint("update.begun")
                 with guard.once("update", phase.index), once.computing("update", phase=phase.index):

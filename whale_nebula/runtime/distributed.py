@@ -72,9 +72,9 @@ class DistributedStep:
     def __post_init__(self) -> None:
         self.routing = self.compiled.cut.routing
         self.clusters = {w.name: w.cluster for w in self.compiled.cut.workers}
-        self.added = added(self.compiled, self.collectives, self.program)
         self.seats = seated(self.compiled, self.routing)
-        self.actors = ActorStep(self.compiled, self.routing, len(self.seats))
+        self.added = added(self.compiled, self.collectives, self.program)
+        self.actors = ActorStep(self.compiled, self.routing, len(self.seats), self.added)
         self.slots = Slots(self.compiled.cut)
         here = partial(eq, self.session.worker)
         self.channels = Channels(self.compiled.cut, self.routing, self.states, self.seed, here, self.clusters)

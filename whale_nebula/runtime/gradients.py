@@ -66,7 +66,7 @@ class Sums:
         self.waiting.clear()
 
     def _by_rows(self, request: int, source: int) -> bool:
-        """The gradient of an input or of an activation has a row for each of the batch's, but where a pass knows better."""
+        """The gradient of an input or of an activation has a row for each of the batch's: a pass knows which."""
         merges = self.program.requests[request].merges
         if merges:
             return merges[source] == "rows"

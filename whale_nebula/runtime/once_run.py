@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -18,6 +18,10 @@ from whale_nebula.runtime.gradients import PartKey, total
 from whale_nebula.runtime.joined import joined
 from whale_nebula.runtime.merge import merge
 from whale_nebula.runtime.stage_run import StageRun
+
+
+ASSERTION = "assertion of what all rows make"
+"""How a piece that only asserts is called where it fails."""
 
 
 class Peers(Protocol):
@@ -58,6 +62,9 @@ class OnceRun:
     gate: Callable[[Sequence[Any]], Sequence[Any]] = lambda tensors: ()
     lazy: bool = False
     _after: Sequence[Any] = ()
+    _gathered: int = -1
+    _runs: Sequence[StageRun] = ()
+    _got: set[Bundle] = field(default_factory=set)
 
     def weighed(self) -> Batch:
         """The batch with the shares that nb.loss_weight gives its micro-batches, where it was used."""
@@ -80,18 +87,43 @@ class OnceRun:
         if piece is not None:
             self._run(piece, {})
 
+    def asserts(self, phase: PhasePlan) -> bool:
+        """Whether something is asserted here of what all micro-batches of a phase make together."""
+        return any(piece.fragment.round < 0 for piece in self.compiled.updates(phase))
+
+    def check(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
+        """Merge what the stages kept, and assert what is asserted of it: an update has not begun yet."""
+        self._gather(phase, runs)
+        for piece in self.compiled.updates(phase):
+            if piece.fragment.round < 0:
+                self._receive(phase, 0, self._got)
+                self._run(piece, {})
+
+    def _gather(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
+        """What all micro-batches have made becomes one; once in a phase."""
+        if self._gathered != phase.index:
+            self._gathered, self._runs, self._got = phase.index, joined(phase, runs), set()
+            if self.peers is not None and self.compiled.told(phase):
+                self.peers.even(phase, self._runs)
+            self._merge(self._runs)
+            if self._early(phase):
+                self._send(phase, -1)
+
+    def _early(self, phase: PhasePlan) -> bool:
+        """Whether anybody asserts what others must tell: then that goes first, before the gradients of all."""
+        return any(fragment.round < 0 for found in phase.updates.values() for fragment in found)
+
     def update(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
         """Merge what the stages kept, exchange what others need, and run the update, round by round."""
-        runs = joined(phase, runs)
-        if self.peers is not None and self.compiled.told(phase):
-            self.peers.even(phase, runs)
-        self._merge(runs)
-        gradients = self.gradients(phase, runs)
+        self._gather(phase, runs)
+        gradients, got = self.gradients(phase, self._runs), self._got
         merged = (self.once[value] for value in self.compiled.cut.merges if value in self.once)
         self._after = self.gate([*gradients.values(), *merged])
-        self._send(phase, -1)
-        got: set[Bundle] = set()
+        if not self._early(phase):
+            self._send(phase, -1)
         for piece in self.compiled.updates(phase):
+            if piece.fragment.round < 0:
+                continue
             self._receive(phase, piece.fragment.round, got)
             self._run(piece, gradients)
             self._send(phase, piece.fragment.round)

@@ -19,7 +19,7 @@ from whale_nebula.runtime.casts import decode, encode
 from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.gradients import Sums
 from whale_nebula.runtime.guard import Guard
-from whale_nebula.runtime.once_run import OnceRun
+from whale_nebula.runtime.once_run import ASSERTION, OnceRun
 from whale_nebula.runtime.post import Slots
 from whale_nebula.runtime.stage_run import StageRun
 
@@ -76,6 +76,9 @@ def run_in_sequence(
             for run in reversed(runs):
                 with _named(guard, run, phase, micro_batch, "backward"):
                     run.backward(phase, micro_batch)
+        if worker.asserts(phase):
+            with _once(guard, ASSERTION, phase.index):
+                worker.check(phase, runs)
         if guard is not None:
             return []
         worker.update(phase, runs)

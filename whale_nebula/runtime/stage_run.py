@@ -15,6 +15,8 @@ from whale_nebula.feed.batch import Batch
 from whale_nebula.ir.plan import PhasePlan
 from whale_nebula.ir.program import GradientPart
 from whale_nebula.ir.spec import Value
+from whale_nebula.passes.mates import Told
+from whale_nebula.runtime.added import Added
 from whale_nebula.runtime.clock import StageClock
 from whale_nebula.runtime.compiled import Compiled, Feed, Piece
 from whale_nebula.runtime.gradients import Sums
@@ -48,6 +50,8 @@ class StageRun:
     sums: Sums
     clock: StageClock | None = None
     turns: Sequence[int] = ()
+    adder: Added | None = None
+    added: set[Told] = field(default_factory=set)
     local: dict[int, dict[Value, Any]] = field(default_factory=dict)
     kept: dict[Value, dict[int, Any]] = field(default_factory=dict)
 
@@ -76,10 +80,18 @@ class StageRun:
         with _timed(None if self.clock is None else self.clock.waits()):
             tensors = [self._take(feed, micro_batch) for feed in piece.feeds]
         with self._computing(piece, micro_batch):
-            results = dict(zip(piece.fetches, piece.function(tensors), strict=True))
+            results = self._called(phase, piece, micro_batch, tensors)
             self._sum(phase, piece, results)
         del tensors
         self._hand_on(piece, micro_batch, results)
+
+    def _called(self, phase: PhasePlan, piece: Piece, micro_batch: int, tensors: Sequence[Any]) -> dict[Value, Any]:
+        """What a piece gives; with the last micro-batch, gradients are added up over replicas as they are made."""
+        if self.adder is not None and self.turns and micro_batch == self.turns[-1] and piece.fragment.kind != "forward":
+            told = [each for each in self.compiled.told(phase) if each.stage == self.stage]
+            if self.adder.fits(piece, told):
+                return self.adder.last(self, piece, tensors, told, micro_batch)
+        return dict(zip(piece.fetches, piece.function(tensors), strict=True))
 
     def _computing(self, piece: Piece, micro_batch: int) -> contextlib.AbstractContextManager[None]:
         about = piece.fragment
@@ -115,10 +127,12 @@ class StageRun:
     def _sum(self, phase: PhasePlan, piece: Piece, results: dict[Value, Any]) -> None:
         """Add up the gradients of variables; most of them go nowhere else."""
         parts = self._parts(phase, piece)
+        done = {each.key for each in self.added}
         for request, part in parts:
-            self.sums.add(request, part, [results[value] for value in part.values])
+            if (request, part.source, part.stage) not in done:
+                self.sums.add(request, part, [results[value] for value in part.values])
         for value in {value for _, part in parts for value in part.values} - self.compiled.flow_targets.keys():
-            del results[value]
+            results.pop(value, None)
         self.sums.settle()
 
     def _hand_on(self, piece: Piece, micro_batch: int, results: dict[Value, Any]) -> None:

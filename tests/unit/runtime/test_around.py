@@ -126,3 +126,50 @@ def test_a_place_for_what_is_inside_a_layer_without_layers_is_refused_when_it_is
     with pytest.raises(nb.errors.PlacementError, match="no layer of 'alone' matches 'alone'"):
         fit(trained)
     nb.place(layer, {})
+
+
+def test_lists_are_told_from_arrays_in_a_sentence() -> None:
+    with pytest.raises(nb.errors.CaptureError) as caught:
+        nb.verify(model(), X.tolist(), Y)
+    assert "x/0/3 float32[]" in caught.value.why and caught.value.why.endswith(" and 21 more")
+    assert caught.value.mend.startswith("give arrays, np.asarray(x)")
+
+
+def test_a_report_and_a_plan_say_which_stages_there_are() -> None:
+    trained = model()
+    fit(trained)
+    for stages in (nb.last_report().stages, nb.plan(trained, X, Y).stages):
+        with pytest.raises(KeyError, match="there is no 'zz' here: choose one of 'a', 'b'"):
+            stages["zz"]
+
+
+def test_what_would_not_be_smaller_is_planned_as_it_crosses() -> None:
+    """A structure that does not pay is not used: table and note say the same."""
+    inputs = keras.Input((16,))
+    with nb.stage(cluster="a"), nb.compress(rank=99):
+        hidden = keras.layers.Dense(16)(inputs)
+    with nb.stage(cluster="b"):
+        outputs = keras.layers.Dense(1)(hidden)
+    trained = keras.Model(inputs, outputs)
+    trained.compile("sgd", "mse")
+    plan = nb.plan(trained, np.ones((32, 16), "float32"), np.ones((32, 1), "float32"))
+    (boundary,) = plan.boundaries
+    assert boundary.codec == "rank(99)" and boundary.taken == ("none", "int8")
+    text = plan.to_text()
+    assert "2.0 KiB as" not in text and "580 B as int8" in text and "crosses as it is: rank(99)" in text
+    assert "with the basis itself" not in text
+
+
+def test_a_tolerance_that_is_not_used_is_not_told() -> None:
+    trained = model()
+    with nb.compress(fp16=True):
+        assert not any("tolerance" in note for note in nb.verify(trained, X, Y).notes)
+    with nb.compress(fp16=True, backward=None):
+        assert any("tolerance" in note for note in nb.verify(trained, X, Y).notes)
+
+
+def test_a_compress_scope_without_a_say_does_not_make_steps_incomparable() -> None:
+    trained = model()
+    with nb.pipeline(2, coupled="allow"), nb.compress(fp16=True, backward=None), nb.compress(bf16=True, backward=None):
+        found = nb.verify(trained, X, Y)
+    assert found.comparable, found

@@ -62,7 +62,7 @@ class Samples:
         """What crosses: scales and integers, then the rows of the samples that cross whole."""
         columns = self.dims[-1]
         some, whole = (int(np.count_nonzero(self.sent & each)) for each in (self.of_integers, ~self.of_integers))
-        return *codec.parts((some, columns), "float32"), Part("float16", (whole, columns))
+        return *codec.parts((some, columns), "float32")[:2], Part("float16", (whole, columns))
 
 
 def kept(way: Way, codec: Codec | None, dims: Dims, ids: Ids | None) -> bool:
@@ -89,7 +89,7 @@ def encode(codec: Integers, x: Any, ids: Ids, cache: Cache, rows: Mask | None = 
     samples = Samples(ids, dims, ~_whole(cache, ids, dims, matrix), rows)
     old = _held(cache, ids[samples.integers], dims).reshape(-1, dims[-1])
     changes = keep(matrix, samples.of_integers & samples.sent) - keep(old, samples.sent[samples.of_integers])
-    scales, integers = (np.asarray(part) for part in codec.encode(tf.constant(changes)))
+    scales, integers = (np.asarray(part) for part in codec.encode(tf.constant(changes))[:2])
     others = _half(keep(matrix, ~samples.of_integers & samples.sent))
     data = join([pack_mask(samples.integers), scales, integers, others])
     return data, _written(codec, samples, cache, scales, integers, others)

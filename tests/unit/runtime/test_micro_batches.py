@@ -1,0 +1,236 @@
+"""What micro-batches make together is what the batch makes: gradients on the way, assertions, seeds, whole numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.errors import BatchCoupledError, StageFailedError
+
+ROWS = np.arange(32, dtype="float32").reshape(8, 4) / 10
+WEIGHTS = np.linspace(-1.0, 1.0, 16, dtype="float32").reshape(4, 4)
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+# --------------------------------------------------------------------------- gradients of what is made on the way
+Asked = Callable[[Any, Any, Any, Any], Any]
+
+
+def normalised(tape: Any, e: Any, r: Any, made: Any) -> Any:
+    return tape.gradient(made["squares"], e)
+
+
+def of_mean(tape: Any, e: Any, r: Any, made: Any) -> Any:
+    return tape.gradient(made["loss"], made["mean"])
+
+
+def of_sum(tape: Any, e: Any, r: Any, made: Any) -> Any:
+    return tape.gradient(made["loss"], [made["sum"], made["number"]])
+
+
+def of_rows(tape: Any, e: Any, r: Any, made: Any) -> Any:
+    return tape.gradient(made["loss"], made["rows"])
+
+
+def asking(ask: Asked, micro_batch: int, links: str | None = None) -> list[Any]:
+    """What a step returns that asks for gradients of values that it has made."""
+    nb.init(links=links)
+    weights = tf.Variable(WEIGHTS)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape(persistent=True) as tape, nb.pipeline(micro_batch):
+            with nb.stage(cluster="gpu"):
+                e = tf.boolean_mask(tf.nn.l2_normalize(weights, 0), weights[:, 0] > -9.0)
+                h = tf.tanh(x @ e)
+            with nb.stage(cluster="npu"):
+                r = h @ weights
+                mean, added, number = tf.reduce_mean(r, 0), tf.reduce_sum(r, 0), tf.reduce_sum(r)
+                loss = 3 * tf.reduce_mean(mean) + tf.reduce_sum(0.1 * added) + 0.5 * number
+                squares = tf.reduce_mean(r**2)
+        made = {"rows": r, "mean": mean, "sum": added, "number": number, "loss": loss, "squares": squares}
+        return ask(tape, e, r, made)
+
+    return [each.numpy() for each in tf.nest.flatten(step(ROWS))]
+
+
+@pytest.mark.parametrize("links", [None, "10gbit,0ms"])
+@pytest.mark.parametrize("ask", [normalised, of_mean, of_sum, of_rows], ids=lambda each: each.__name__)
+def test_the_gradient_of_a_value_is_put_together_as_the_value_is(ask: Asked, links: str | None) -> None:
+    whole = asking(ask, 1)
+    nb.shutdown()
+    for one, other in zip(whole, asking(ask, 3, links), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
+
+
+def test_what_cannot_be_put_together_is_refused() -> None:
+    def ask(tape: Any, e: Any, r: Any, made: Any) -> Any:
+        with tape:
+            across = tf.transpose(r)
+            loss = tf.reduce_mean(across**2)
+        return tape.gradient(loss, across)
+
+    assert asking(ask, 1)[0].shape == (4, 8)
+    nb.shutdown()
+    with pytest.raises(BatchCoupledError, match="a gradient that is asked for") as caught:
+        asking(ask, 3)
+    assert "axis 1" in caught.value.why
+
+
+# --------------------------------------------------------------------------- assertions
+def asserting(check: Callable[[Any], Any], micro_batch: int, variable: tf.Variable | None = None) -> float:
+    """The loss of a step that asserts something of its rows."""
+    variable = tf.Variable(1.0) if variable is None else variable
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, nb.pipeline(micro_batch):
+            with nb.stage(cluster="gpu"):
+                h = x * variable
+            with nb.stage(cluster="npu"):
+                r = h * 1.0
+                check(r)
+                loss = tf.reduce_mean(r)
+        variable.assign_sub(0.1 * tape.gradient(loss, variable))
+        return loss
+
+    return float(step(ROWS))
+
+
+TOTAL = float(ROWS.sum())
+HOLDS: list[Callable[[Any], Any]] = [
+    lambda r: tf.debugging.assert_less(tf.reduce_sum(r), TOTAL + 1),
+    lambda r: tf.debugging.assert_greater(tf.reduce_sum(r), TOTAL - 1),
+    lambda r: tf.debugging.assert_greater(tf.shape(r)[0], 5),
+    lambda r: tf.debugging.assert_less(tf.abs(tf.reduce_mean(r) - ROWS.mean()), 0.1),
+    lambda r: tf.debugging.assert_equal(tf.shape(r)[0], tf.shape(r * 2.0)[0]),
+    lambda r: (tf.debugging.assert_less(tf.reduce_sum(r), TOTAL + 1), tf.debugging.assert_less(r, 9.0)),
+]
+FAILS: list[Callable[[Any], Any]] = [
+    lambda r: tf.debugging.assert_less(tf.reduce_sum(r), TOTAL - 1),
+    lambda r: tf.debugging.assert_less(tf.shape(r)[0], 5),
+    lambda r: tf.debugging.assert_less(r, 3.0),
+]
+
+
+@pytest.mark.parametrize("number", range(len(HOLDS)))
+def test_an_assertion_that_holds_of_the_batch_holds(number: int) -> None:
+    assert asserting(HOLDS[number], 4) == pytest.approx(ROWS.mean())
+
+
+@pytest.mark.parametrize("links", [None, "10gbit,0ms"])
+@pytest.mark.parametrize("number", range(len(FAILS)))
+def test_an_assertion_that_does_not_hold_of_the_batch_fails_before_the_update(number: int, links: str | None) -> None:
+    nb.init(links=links)
+    variable = tf.Variable(1.0)
+    with pytest.raises(StageFailedError, match="assertion failed") as caught:
+        asserting(FAILS[number], 4, variable)
+    assert not caught.value.torn
+    assert float(variable) == 1.0
+
+
+def test_rows_that_wait_for_an_assertion_about_all_of_them_need_not() -> None:
+    def waited(limit: float) -> float:
+        variable = tf.Variable(1.0)
+
+        @nb.function
+        def step(x: Any) -> Any:
+            with nb.pipeline(4):
+                with nb.stage(cluster="gpu"):
+                    h = x * variable
+                with nb.stage(cluster="npu"):
+                    with tf.control_dependencies([tf.debugging.assert_less(tf.reduce_sum(h), limit)]):
+                        return tf.reduce_sum(tf.identity(h))
+
+        return float(step(ROWS))
+
+    assert waited(TOTAL + 1) == pytest.approx(TOTAL)
+    with pytest.raises(StageFailedError):
+        waited(TOTAL - 1)
+
+
+def test_the_largest_of_all_rows_is_asserted_from_below_by_none() -> None:
+    with pytest.raises(BatchCoupledError, match="what is asserted") as caught:
+        asserting(lambda r: tf.debugging.assert_greater(tf.reduce_max(r), 3.0), 4)
+    assert "assert them there" in caught.value.mend
+
+
+# --------------------------------------------------------------------------- seeds, whole numbers, row numbers
+def left(ask: Callable[[Any], Any], micro_batch: int) -> Any:
+    """What a step returns that asks something of its rows."""
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.pipeline(micro_batch):
+            with nb.stage(cluster="gpu"):
+                h = x * 1.0
+            with nb.stage(cluster="npu"):
+                r = h * 1.0
+        return ask(r)
+
+    return step(ROWS).numpy()
+
+
+COUNT, SEED = tf.Variable(2), tf.Variable([0, 1])
+
+
+def twice(r: Any) -> Any:
+    numbers = tf.range(tf.shape(r)[0])
+    return tf.gather(tf.reshape(tf.tile(r, [1, COUNT]), [-1]), numbers + numbers)
+
+
+def in_turn(r: Any) -> Any:
+    numbers = tf.range(tf.shape(r)[0])
+    return tf.reduce_sum(tf.gather(tf.repeat(r, 2, axis=0), tf.concat([numbers, numbers], 0)) * tf.range(4.0))
+
+
+def updated(r: Any) -> Any:
+    found = r + tf.random.stateless_normal(tf.shape(r), SEED)
+    SEED.assign_add([0, 1])
+    return found
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        twice,
+        in_turn,
+        updated,
+        lambda r: tf.gather(tf.reshape(tf.tile(r, [1, COUNT]), [-1]), tf.range(tf.shape(r)[0]) * COUNT),
+        lambda r: tf.reduce_mean(tf.cast(r * 10, tf.int32)),
+        lambda r: r + tf.random.stateless_normal(tf.shape(r), SEED),
+        lambda r: tf.random.stateless_categorical(tf.zeros_like(r), 5, seed=[1, 2]),
+    ],
+)
+def test_what_only_the_whole_batch_gives_is_refused(ask: Callable[[Any], Any]) -> None:
+    assert left(ask, 1).size
+    with pytest.raises(BatchCoupledError):
+        left(ask, 4)
+
+
+def test_blocks_of_an_unknown_size_are_found_by_the_size_of_what_was_merged() -> None:
+    def found(r: Any) -> Any:
+        long = tf.ensure_shape(tf.reshape(tf.tile(r, [1, COUNT * 2]), [tf.shape(r)[0], -1, 2]), [None, None, 2])
+        size = tf.shape(long)[1]
+        firsts = tf.range(tf.shape(long)[0]) * size
+        return tf.gather(tf.reshape(long, [-1, 2]), firsts + 1)
+
+    np.testing.assert_array_equal(left(found, 4), left(found, 1))
+
+
+def test_whole_numbers_of_a_row_are_rounded_as_ever() -> None:
+    def per_row(r: Any) -> Any:
+        return tf.reduce_mean(tf.cast(r * 10, tf.int32), 1)
+
+    np.testing.assert_array_equal(left(per_row, 4), left(per_row, 1))

@@ -1,0 +1,58 @@
+"""Replicas run parts of one list, so whatever their numbers are, they never wait for each other in a ring."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whale_nebula.ir.routing import Routing, Seat
+from whale_nebula.schedule import SCHEDULES, Work, draw, simulate, uniform
+
+
+@given(
+    replicas=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    micro_batches=st.integers(1, 12),
+    name=st.sampled_from(sorted(SCHEDULES)),
+    seconds=st.sampled_from([0.0, 0.5, 4.0]),
+    in_flight=st.sampled_from([None, 1, 3]),
+)
+def test_every_schedule_comes_to_its_end(
+    replicas: list[int], micro_batches: int, name: str, seconds: float, in_flight: int | None
+) -> None:
+    works = [Work(1.0, 2.0, replicas=count) for count in replicas]
+    hops = uniform(len(works), seconds=seconds)
+    found = simulate(works, hops, micro_batches, name=name, in_flight=in_flight)
+    for stage, count in enumerate(replicas):
+        done = sorted((span.micro_batch, span.what) for span in found.of(stage))
+        assert done == sorted((m, what) for m in range(micro_batches) for what in "FB")
+        assert all(span.replica == span.micro_batch % count for span in found.of(stage))
+
+
+def test_one_feeds_eight_as_fast_as_it_can() -> None:
+    """Where a discriminator takes eight times as long as the generator, eight of them keep it busy."""
+    alone = simulate([Work(1.0, 1.0), Work(8.0, 8.0)], uniform(2), 64)
+    eight = simulate([Work(1.0, 1.0), Work(8.0, 8.0, replicas=8)], uniform(2), 64)
+    assert alone.seconds / eight.seconds > 6.5
+    assert eight.busy(0) / eight.seconds > 0.8
+
+
+def test_each_replica_has_a_row() -> None:
+    works = [Work(1.0, 2.0), Work(1.0, 2.0, replicas=2)]
+    assert draw(simulate(works, uniform(2), 4)).splitlines() == [
+        "stage 0   |F0-F1-F2-F3-B0====B1====B2====B3====|",
+        "stage 1.0 |...F0-B0====F2-B2====...............|",
+        "stage 1.1 |......F1-B1====F3-B3====............|",
+    ]
+
+
+def test_where_a_process_has_several_replicas_it_takes_the_turns_of_all() -> None:
+    routing = Routing((("a/0", "a/1", "a/0"), ("b/0",)))
+    assert routing.turns(0, "a/0", 6) == (0, 2, 3, 5)
+    assert routing.seats(0, "a/0") == {Seat(0, 0): (0, 2)}
+    assert routing.pairs(0, (1,), 6) == (("a/0", "b/0"), ("a/1", "b/0"))
+
+
+def test_in_one_process_each_replica_has_a_seat() -> None:
+    routing = Routing((("a", "a"), ("b",)))
+    assert routing.seats(0, "a") == {Seat(0, 0): (0,), Seat(0, 1): (1,)}
+    assert not routing.replicated and routing.pairs(0, (1,), 2) == (("a", "b"),)
