@@ -31,6 +31,10 @@ class Observer(Protocol):
         """Look at a call of a step; gives (what stands for its results,), or None where it is to run as it is."""
         ...
 
+    def begins(self) -> None:
+        """A model is about to train or to be evaluated: its callbacks have not begun yet."""
+        ...
+
     def plain(self, name: str, kind: str) -> None:
         """A model without scopes is about to train, test or predict."""
         ...

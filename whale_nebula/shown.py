@@ -22,6 +22,8 @@ _SAVING = (
     *((keras.saving, name) for name in ("save_model", "save_weights")),
     (tf.saved_model, "save"),
 )
+_BEGINNINGS = ("on_train_begin", "on_test_begin")
+_KERASS_OWN = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,13 @@ class Shown:
     plans: list[Plan] = field(default_factory=list)
     known: dict[Any, Seen] = field(default_factory=dict)
     guarded: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    silent: bool = False
+
+    def without_callbacks(self) -> None:
+        """From now on callbacks of a script hear nothing: many open a file as soon as training begins."""
+        if not self.silent:
+            self.silent = True
+            self.guarded.enter_context(_callbacks_left_out())
 
     def look(self, step: Step, layout: Signature, tensors: Sequence[Any], unpack: Unpack) -> Seen:
         """Plan a step, if it is new."""
@@ -76,6 +85,28 @@ class Shown:
         """From the first step that is answered with zeros on, nothing may be saved over what was trained before."""
         if self.goes_on and len(self.plans) == 1:
             self.guarded.enter_context(_saving_told(self.saves))
+
+
+@contextlib.contextmanager
+def _callbacks_left_out() -> Iterator[None]:
+    """While open, Keras calls no callbacks but those that keep the history and draw the bar."""
+    kind = keras.callbacks.CallbackList
+    before = {name: getattr(kind, name) for name in _BEGINNINGS}
+
+    def beginning(plain: Callable[..., None]) -> Callable[..., None]:
+        def begin(callbacks: Any, *args: Any, **kwargs: Any) -> None:
+            callbacks.callbacks = [each for each in callbacks.callbacks if type(each) in _KERASS_OWN]
+            plain(callbacks, *args, **kwargs)
+
+        return begin
+
+    for name, plain in before.items():
+        setattr(kind, name, beginning(plain))
+    try:
+        yield
+    finally:
+        for name, plain in before.items():
+            setattr(kind, name, plain)
 
 
 @contextlib.contextmanager

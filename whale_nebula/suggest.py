@@ -4,6 +4,22 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import NoReturn, TypeVar
+
+Value = TypeVar("Value")
+
+
+class Named(dict[str, Value]):
+    """Things by their names. Asking for one that there is not says which there are.
+
+    >>> stages = Named(gpu=1, npu=2)
+    >>> stages["gpuu"]
+    Traceback (most recent call last):
+    KeyError: "there is no 'gpuu' here: did you mean 'gpu'?"
+    """
+
+    def __missing__(self, name: object) -> NoReturn:
+        raise KeyError(f"there is no {name!r} here: {did_you_mean(name, self)}")
 
 
 def closest(word: object, known: Iterable[str]) -> str | None:

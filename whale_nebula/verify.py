@@ -253,9 +253,10 @@ def _incomparable(engine: Engine) -> tuple[_Reason, ...]:
     """Why the two steps must differ."""
     program, graph = engine.captured.program, engine.captured.program.graph
     ops = [op for part in (graph, *graph.functions.values()) for op in part.ops]
-    coupled = engine.cut.notes if program.pipeline.coupled == "allow" else ()
-    found = [_Reason(note, "nb.pipeline(micro_batch=1) for the check") for note in coupled if note != DRAWN_ANEW]
-    counted = any(variable.path.startswith(STATE) for variable in program.variables)
+    coupled = [note for note in engine.cut.notes if note != DRAWN_ANEW and "nb.compress at " not in note]
+    allowed = coupled if program.pipeline.coupled == "allow" else []
+    found = [_Reason(note, "nb.pipeline(micro_batch=1) for the check") for note in allowed]
+    counted = any(STATE in variable.path for variable in program.variables)
     if counted or any(op.type in _STATEFUL_RANDOM for op in ops):
         why = "the step draws random numbers whose state is in no variable of the uncut step: each run draws others"
         found.append(_Reason(why, "draw them from a keras.random.SeedGenerator, or not at all for the check"))
@@ -300,7 +301,7 @@ def _remarks(engine: Engine, rows: Sequence[Row], runs: Runs) -> Iterator[str]:
     program, halves = engine.captured.program, _halves(engine)
     if len(program.stages) == 1 and program.pipeline.micro_batch == 1:
         yield "one stage and one micro-batch: nothing is cut, the step runs the user's own function"
-    if halves:
+    if halves and any(math.isfinite(row.limit) for row in rows):
         yield f"half precision ({', '.join(halves)}): the tolerance is 1e-2, of a variable 1e-2 of its update"
     if any(row.noisy and row.ok for row in rows):
         yield "~: rounding alone may move it as far as the step does (its gradient is all but zero): nothing is shown"

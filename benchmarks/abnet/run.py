@@ -30,7 +30,8 @@ from two_sites import FREE, run
 HERE = Path(__file__).resolve().parent
 RESULTS, TIMES = HERE / "results.jsonl", HERE / "times.json"
 LIMIT, PRETRAIN = 3600.0, 1500
-TIMED = ("none", "fp16", "svd9", "svd6", "svd2", "int4z", "topk", "learned2", "shared4", "learned4", "learned8")
+TIMED = ("none", "fp16", "svd9", "svd6", "svd2", "int4z", "int4-2z", "int3-m4z", "topk", "learned2", "shared4")
+TIMED += ("learned4", "learned8")
 LINK_TO_COMPUTE, TIMED_STEPS = 30, 9
 Found = dict[str, Any]
 

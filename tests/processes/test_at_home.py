@@ -29,7 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Mapping[str, Ended]:
-    found = several(tmp_path_factory.mktemp("pair"), {"owner": [], "sides": [], "own": [folder]})
+    asked = {"looping": [tmp_path_factory.mktemp("loop")], "owner": [], "sides": [], "own": [folder]}
+    found = several(tmp_path_factory.mktemp("pair"), asked)
     found["own"].result.check()
     return found
 
@@ -47,6 +48,29 @@ def owner(pair: Mapping[str, Ended]) -> Ended:
 @pytest.fixture(scope="module")
 def sides(pair: Mapping[str, Ended]) -> Ended:
     return pair["sides"]
+
+
+class TestLoops:
+    """Models of a custom loop are read and saved as one that fits is: by all processes together."""
+
+    def test_joining_leaves_the_numbers_of_the_script_alone(self, pair: Mapping[str, Ended]) -> None:
+        assert pair["looping"].same("joining draws") is False
+
+    def test_all_get_the_whole_model(self, pair: Mapping[str, Ended]) -> None:
+        weights = pair["looping"].same("weights")
+        assert pair["looping"].same("whole") == [*weights["first"], *weights["second"]]
+
+    def test_files_hold_it(self, pair: Mapping[str, Ended]) -> None:
+        assert pair["looping"].same("saved") == [True, True, True]
+        assert pair["looping"].same("one that no step uses") == 2
+
+    def test_a_checkpoint_is_written_by_one_while_all_hold_the_model(self, pair: Mapping[str, Ended]) -> None:
+        for text in pair["looping"].all("checkpoint"):
+            assert text.startswith("NB-303 variable"), text
+            assert "with nb.gathered(): around the read, in every process" in text
+            assert "if nb.here().lead: checkpoint.save(path)" in text
+        assert pair["looping"].told["c1/0"]["here"] == 4
+        assert pair["looping"].same("restored")[1] is True
 
 
 class TestWeights:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.config import Config, Links
@@ -234,3 +237,60 @@ def test_a_plan_of_several_processes_names_the_one_that_made_it(monkeypatch: pyt
     monkeypatch.undo()
     assert "a/0" not in alone.to_text() and alone.digest
     assert "this is the plan as a/0 made it" in one.to_text()
+
+
+def test_opening_a_run_draws_no_number() -> None:
+    keras.utils.set_random_seed(4)
+    expected = random.random(), np.random.rand(), float(keras.random.uniform(()))
+    keras.utils.set_random_seed(4)
+    nb.init(links="60mbit,20ms")
+    assert (random.random(), np.random.rand(), float(keras.random.uniform(()))) == expected
+
+
+@pytest.mark.parametrize("given", [{"seed": 4}, {"config": {"seed": 4}}, {"config": {"seed": 9}, "seed": 4}])
+def test_a_seed_that_is_named_seeds_one_process_as_it_does_several(given: dict[str, Any]) -> None:
+    keras.utils.set_random_seed(4)
+    expected = random.random(), np.random.rand(), float(keras.random.uniform(()))
+    nb.init(**given)
+    assert (random.random(), np.random.rand(), float(keras.random.uniform(()))) == expected
+
+
+@nb.function
+def doubled(names: Any, rows: Any) -> Any:
+    with nb.stage(cluster="a"):
+        hidden = 2.0 * rows
+    with nb.stage(cluster="b"):
+        return tf.reduce_sum(hidden), names
+
+
+@pytest.mark.parametrize(
+    ("ids", "mend"), [("nams", "did you mean 'names'?"), (["q", "z"], "choose one of 'names', 'rows'")]
+)
+def test_ids_that_name_no_input_are_refused_by_the_first_step(ids: Any, mend: str) -> None:
+    nb.init(ids=ids)
+    with pytest.raises(nb.errors.OptionError, match=r"ids=.* names no input of this step") as caught:
+        doubled(np.arange(4), np.ones((4, 2), "float32"))
+    assert "its inputs are 'names', 'rows'" in caught.value.why
+    assert caught.value.mend == mend
+    assert "test_run.py:" in caught.value.where
+
+
+def test_ids_of_one_step_need_not_be_those_of_another() -> None:
+    nb.init(ids=["nothing", "names"])
+    assert float(doubled(np.arange(4), np.ones((4, 2), "float32"))[0]) == 16.0
+    assert float(halved(np.ones((4, 2), "float32"))) == 4.0
+
+
+@nb.function
+def halved(rows: Any) -> Any:
+    with nb.stage(cluster="a"):
+        return tf.reduce_sum(0.5 * rows)
+
+
+@pytest.mark.parametrize(
+    ("seed", "mend"), [("x", "nb.init(seed=1)"), ("42", "nb.init(seed=42)"), (1.5, "nb.init(seed=1)")]
+)
+def test_a_seed_that_is_none_is_refused_with_the_line_to_write(seed: Any, mend: str) -> None:
+    with pytest.raises(nb.errors.OptionError, match="is no whole number") as caught:
+        nb.init(seed=seed)
+    assert caught.value.mend == mend and str(caught.value).endswith(mend)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whale_nebula.suggest import closest, did_you_mean
+from whale_nebula.suggest import Named, closest, did_you_mean
 
 WORDS = ["micro_batch", "schedule", "in_flight", "recompute", "coupled"]
 
@@ -33,3 +33,10 @@ def test_a_mend_is_given_always() -> None:
     assert did_you_mean("zzz", WORDS) == "choose one of " + ", ".join(map(repr, WORDS))
     assert did_you_mean("zzz", {"a": 1}) == "choose one of 'a'"
     assert "leave it out" in did_you_mean("zzz", [])
+
+
+def test_a_name_that_there_is_not_is_told_with_those_that_there_are() -> None:
+    stages = Named({"gpu": 1, "npu": 2})
+    assert stages == {"gpu": 1, "npu": 2} and stages.get("zz") is None and "zz" not in stages
+    with pytest.raises(KeyError, match="there is no 'zz' here: choose one of 'gpu', 'npu'"):
+        stages["zz"]

@@ -134,15 +134,24 @@ def _too_large(raised: Raised, trace: Tracing) -> NebulaError | None:
     )
 
 
+_FEW = 12
+_CORRECT = (
+    "correct that line, or what the step is given; without scopes it fails alike, "
+    "unless it needs the number of rows: tf.shape(x)[0]"
+)
+_ARRAYS = "give arrays, np.asarray(x): in a list each number is a tensor of its own"
+
+
 def _refused(raised: Raised, given: Given) -> CaptureError:
     """TensorFlow or Keras does not take what the step does."""
-    names = ", ".join(f"{name} {spec.dtype.name}{list(spec.shape)}" for name, spec in given)
+    names = ", ".join(f"{name} {spec.dtype.name}{list(spec.shape)}" for name, spec in given[:_FEW])
+    names += f" and {len(given) - _FEW} more" if len(given) > _FEW else ""
+    several = sum(spec.shape.rank == 0 for _, spec in given) > _FEW
     return _also(raised)(
         f"the step cannot be traced: {raised.sentence}",
         where=raised.line,
         why=f"it raised a {type(raised.origin).__name__}; the step was given {names or 'no tensors'}",
-        mend="correct that line, or what the step is given; without scopes it fails alike, "
-        "unless it needs the number of rows: tf.shape(x)[0]",
+        mend=_ARRAYS if several else _CORRECT,
     )
 
 

@@ -50,6 +50,8 @@ class _Print(NamedTuple):
 
 
 _given: set[_Print] = set()
+_cloned: set[_Print] = set()
+"""What a clone was told of that has not run yet: when it does, all is said."""
 _said: set[tuple[str, Site]] = set()
 _told: weakref.WeakSet[Any] = weakref.WeakSet()
 """The models of which it was said that they run uncut: another of the same layers is another model."""
@@ -74,7 +76,10 @@ def _ran(arguments: Any) -> None:
 
 def tell_if_copy(model: Any) -> None:
     """Say that a model without scopes, about to run, has the layers of one that had some."""
-    parts = filter(_model, tf_private.layers_of(model)) if _given else ()
+    parts = _parts(model) if _given else []
+    clones = [part for part in parts if _print(part) in _cloned]
+    _told.update(clones)
+    _cloned.difference_update(map(_print, clones))
     copy = next((part for part in parts if _print(part) in _given), None)
     if copy is not None and copy not in _told:
         _told.add(copy)
@@ -104,6 +109,8 @@ def _gets_others(call: KerasCall) -> bool:
 
 def _tell(call: KerasCall) -> None:
     way, site = _WAYS[call.name], script_site(call.frame)
+    if call.name != "save_model":
+        _cloned.update(map(_print, _parts(call.given)))
     if (call.name, site) not in _said:
         _said.add((call.name, site))
         why = f"{_LIE}; it is said once for this place"
@@ -113,6 +120,11 @@ def _tell(call: KerasCall) -> None:
 def _warn(what: str, *, why: str, mend: str, site: Site) -> None:
     warning = NebulaWarning(what, where=str(site), why=why, mend=mend)
     warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
+
+
+def _parts(model: Any) -> list[Any]:
+    """The models that a model is made of, itself among them."""
+    return [part for part in tf_private.layers_of(model) if _model(part)]
 
 
 def _model(given: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -19,12 +19,23 @@ from whale_nebula.capture import keras_copies, keras_tags, tracing
 from whale_nebula.capture.declared import Declared
 from whale_nebula.capture.keras_tags import bears_scopes
 from whale_nebula.capture.placed import changes, placements_in
-from whale_nebula.observing import met_plain
+from whale_nebula.observing import met_plain, observer
 from whale_nebula.run import current_run
 from whale_nebula.scopes import Placement
 
 Original = Callable[..., Any]
-_placements: weakref.WeakKeyDictionary[Any, tuple[int, tuple[Placement, ...]]] = weakref.WeakKeyDictionary()
+_CUTTING = ("cluster", "replica", "pipeline")
+
+
+class _Known(NamedTuple):
+    """By what a model's functions were made: `changes()`, where it is placed, and whether scopes around them count."""
+
+    changes: int = 0
+    placed: tuple[Placement, ...] = ()
+    inside: bool = False
+
+
+_known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 
 def install() -> list[scopes.Watcher]:
@@ -35,11 +46,15 @@ def install() -> list[scopes.Watcher]:
 def make_function(kind: str, original: Original, model: Any, force: bool) -> Any:
     """What `make_train_function` and its like do for this model."""
     install()
-    _forget(model)
+    watching = observer()
+    if watching is not None and kind != "predict":
+        watching.begins()
+    inside = _inside()
+    _forget(model, inside)
     attribute = f"{kind}_function"
     if getattr(model, attribute) is not None and not force:
         return getattr(model, attribute)
-    if bears_scopes(model):
+    if inside or bears_scopes(model):
         setattr(model, attribute, _stepper(model, kind))
     else:
         keras_copies.tell_if_copy(model)
@@ -51,14 +66,23 @@ def make_function(kind: str, original: Original, model: Any, force: bool) -> Any
     return getattr(model, attribute)
 
 
-def _forget(model: Any) -> None:
-    """Drop a model's functions where `nb.place` was called for a part of it since they were made."""
-    known, before = _placements.get(model, (0, ()))
-    if known == changes():
+def _inside() -> bool:
+    """Whether this is called inside scopes that say something of a whole step: copies of it, say."""
+    frames = scopes.open_frames()
+    return scopes.stage_of(frames) is None and any(frame.kind in _CUTTING for frame in frames)
+
+
+def _forget(model: Any, inside: bool) -> None:
+    """Drop a model's functions where `nb.place` was called for a part of it since they were made, or where those of a
+    model without scopes are called inside some, or outside again.
+    """
+    before = _known.get(model, _Known())
+    if (before.changes, before.inside) == (changes(), inside):
         return
-    found = placements_in(tf_private.layers_of(model))
-    _placements[model] = changes(), found
-    for kind in ("train", "test", "predict") if found != before else ():
+    found = _Known(changes(), placements_in(tf_private.layers_of(model)), inside)
+    _known[model] = found
+    moved = found.placed != before.placed or (inside != before.inside and not bears_scopes(model))
+    for kind in ("train", "test", "predict") if moved else ():
         setattr(model, f"{kind}_function", None)
 
 

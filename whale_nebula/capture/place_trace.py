@@ -38,6 +38,8 @@ class Places:
             self._begin(trace.graph)
         homes = self.homes.get(id(layer), [])
         self.met.update(home.placement for home in homes)
+        if id(layer) in self.models:
+            self.met.add(self.models[id(layer)][1])
         if not homes and id(layer) not in self.models:
             self.strangers[id(layer)] = layer
         self.running.append(layer)

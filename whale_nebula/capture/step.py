@@ -17,6 +17,7 @@ from whale_nebula.capture.assemble import assemble
 from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.conditions import conditions_split
 from whale_nebula.capture.constants import check_constants
+from whale_nebula.capture.counted_draws import draws_counted
 from whale_nebula.capture.declared import Declared
 from whale_nebula.capture.failures import translated
 from whale_nebula.capture.graph_gradients import graph_asked
@@ -197,7 +198,7 @@ def plainly(tensors: Sequence[Any], owner: Any = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tensorflow() -> Iterator[None]:
-    with intercepted(), graph_asked(), inlining(), conditions_split(), projecting():
+    with intercepted(), graph_asked(), inlining(), conditions_split(), projecting(), draws_counted():
         yield
 
 

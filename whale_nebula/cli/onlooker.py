@@ -49,6 +49,10 @@ class Onlooker:
             return self.config, self.links
         return config, links if self.links is None else self.links
 
+    def begins(self) -> None:
+        """Leave the script's callbacks out: they write files, of a training that there is not."""
+        self.shown.without_callbacks()
+
     def look(self, step: Any, layout: Any, tensors: Any, unpack: Any) -> Any:
         """Plan a step, and give zeros for its results."""
         found = self.shown.look(step, layout, tensors, unpack)

@@ -6,13 +6,12 @@ import contextlib
 import os
 import runpy
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
-from whale_nebula.errors import NebulaError, PlanError
+from whale_nebula.errors import PlanError
+from whale_nebula.launch.own_lines import own_lines
 from whale_nebula.observing import Observer, PlanShown, observed_by
 
 _SCRIPTS = (".py", ".pyc", ".pyz")
@@ -22,7 +21,6 @@ _INSTEAD = {
     ".ipynb": "jupyter nbconvert --to script {path}, then whale-nebula show with what that wrote",
 }
 """What was probably meant, by the end of a file's name."""
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ def run(path: str, arguments: Sequence[str], observer: Observer) -> Ending:
         except SystemExit as end:
             return Ending(status=_status(end.code))
         except BaseException as error:
-            _print(error, path)
+            print(own_lines(error, path), end="", file=sys.stderr)
             return Ending(error=error)
     return Ending()
 
@@ -72,28 +70,6 @@ def _status(code: object) -> int:
         return int(code or 0)
     print(code, file=sys.stderr)
     return 1
-
-
-def _print(error: BaseException, path: str) -> None:
-    """The traceback from the script's own first line on: what is above it is ours.
-
-    Our own errors say where and why; of their tracebacks only the user's lines are worth reading.
-    """
-    told = traceback.TracebackException(type(error), error, _from(error.__traceback__, path))
-    if isinstance(error, NebulaError):
-        lines = [frame for frame in told.stack if not _installed(frame.filename)]
-        told.stack = traceback.StackSummary.from_list(lines)
-    print("".join(told.format(chain=not isinstance(error, NebulaError))), end="", file=sys.stderr)
-
-
-def _installed(file: str) -> bool:
-    return file.startswith((_OURS, "<")) or "site-packages" in file or "__autograph_generated" in file
-
-
-def _from(trace: TracebackType | None, path: str) -> TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename != path:
-        trace = trace.tb_next
-    return trace
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ what crosses the line, tied variables and their price, and the schedule, drawn.
 
 The script runs as "python script.py" would, up to its first step with scopes: model.fit, evaluate, predict,
 train_on_batch, or a call of an nb.function. That step is captured and planned, the plan is printed, and the script
-ends there: nothing is trained. What the script prints goes to stderr."""
+ends there: nothing is trained, and callbacks of fit are not called. What the script prints goes to stderr."""
 
 _EPILOG = """\
 examples:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from whale_nebula.codec.objects import Codec, Precision, Structure
-from whale_nebula.codec.precisions import INT4, INT8
+from whale_nebula.codec.precisions import INT8, Integers
 from whale_nebula.codec.structures import Rank
 from whale_nebula.codec.text import parse
 from whale_nebula.codec.way import AUTO, AUTO_LADDER, NONE, Way
@@ -99,9 +99,9 @@ def _ramped(way: Way, options: Mapping[str, Any]) -> Way:
 
 def check_delta(delta: str | None, codec: Codec | None) -> None:
     """Differences are kept by integers that both sides add up alike."""
-    if delta is not None and not isinstance(codec, INT8 | INT4):
+    if delta is not None and not isinstance(codec, Integers):
         raise OptionError(
-            f"delta={delta!r} goes with int8 or int4, not with {str(codec or NONE)!r}",
+            f"delta={delta!r} goes with integers (int8, int4 to int1), not with {str(codec or NONE)!r}",
             why="both sides add the same differences to what they keep, bit for bit: integers only",
             mend=f"nb.compress(int8=True, delta={delta!r})",
         )

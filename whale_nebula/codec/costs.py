@@ -12,8 +12,10 @@ from math import prod
 from typing import NamedTuple
 
 from whale_nebula.codec.fitting import precision_in, structure_in
+from whale_nebula.codec.mixed import Mixed
 from whale_nebula.codec.objects import Codec, Dims, Precision, Structure
-from whale_nebula.codec.precisions import BF16, FP16, INT4, INT8, Bits
+from whale_nebula.codec.precisions import BF16, FP16, INT1, INT2, INT3, INT4, INT8, TURNED4, Bits, Integers, Turned
+from whale_nebula.codec.strong import Rows
 from whale_nebula.codec.structures import LOOKED_AT, RENEWED, SVD, Rank, TopK, matrix
 
 CALL, CAST = 0.6e-3, 0.15e-3
@@ -55,8 +57,13 @@ _NANOSECONDS: Mapping[type[Precision], tuple[Cost, Cost]] = {
     BF16: (Cost(0.9, 1.1), Cost(0.9, 1.1)),
     INT8: (Cost(2.3, 1.6), Cost(3.1, 1.7)),
     INT4: (Cost(3.3, 2.3), Cost(4.1, 2.3)),
+    TURNED4: (Cost(10.5, 9.2), Cost(25.0, 22.0)),
+    INT3: (Cost(13.1, 10.5), Cost(26.0, 23.0)),
+    INT2: (Cost(11.0, 8.8), Cost(22.0, 17.0)),
+    Mixed: (Cost(14.2, 10.5), Cost(21.0, 17.5)),
+    INT1: (Cost(10.7, 8.7), Cost(19.0, 19.0)),
 }
-"""A number's, rounded to the nearest and (for gradients) by chance."""
+"""A number's, rounded to the nearest and (for gradients) to be right on average."""
 
 _TOP = Cost(8.8, 7.3)
 """A number's, to find the largest of each row and to put them back."""
@@ -75,6 +82,9 @@ _PASSES = Cost(16, 13)
 make the integers wide, multiply, add, cut off and round (8), and write it, checked, with a sum over it (4); who sends
 looks for NaN and takes the difference before (3). Counted in the code, not measured.
 """
+
+_TURNING = Cost(8, 8)
+"""And how often, besides, to turn back turned blocks, which both sides do."""
 
 
 def cost(codec: Codec | None, dims: Dims, *, back: bool = False, delta: bool = False) -> Cost | None:
@@ -101,8 +111,9 @@ def cost(codec: Codec | None, dims: Dims, *, back: bool = False, delta: bool = F
         structure, left = None, (dims,)
     first = Cost() if structure is None else _structure(structure, dims)
     second = _precision(precision, sum(map(prod, left)), back=back)
-    if delta and isinstance(codec, INT8 | INT4) and len(dims) > 1 and second is not None:
-        return Cost(second.encode) + _times(_PASSES, COPY * prod(dims))
+    if delta and isinstance(codec, Integers) and len(dims) > 1 and second is not None:
+        passes = _PASSES + _TURNING if isinstance(codec, Turned) else _PASSES
+        return Cost(second.encode) + _times(passes, COPY * prod(dims))
     return None if first is None or second is None else first + second
 
 
@@ -154,7 +165,15 @@ def _topk(topk: Structure, m: int, n: int) -> Cost:
     return _times(_TOP, 1e-9 * m * n)
 
 
-_STRUCTURES: Mapping[type[Structure], Callable[[Structure, int, int], Cost]] = {SVD: _svd, Rank: _rank, TopK: _topk}
+def _rows(rows: Structure, m: int, n: int) -> Cost:
+    """Three passes to find the rows in double precision, and one to write what is kept of them, or all."""
+    numbers = rows.numbers((m, n)) or ((0, 0),)
+    return Cost(COPY * (3 * m * n + prod(numbers[0])), COPY * m * n)
+
+
+_STRUCTURES: Mapping[type[Structure], Callable[[Structure, int, int], Cost]] = {
+    SVD: _svd, Rank: _rank, TopK: _topk, Rows: _rows
+}  # fmt: skip
 
 
 def _times(each: Cost, count: float) -> Cost:

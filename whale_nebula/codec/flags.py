@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from whale_nebula.codec.objects import Codec
-from whale_nebula.codec.precisions import BF16, FP16, INT4, INT8
+from whale_nebula.codec.precisions import BF16, FP16, INT1, INT2, INT3, INT4, INT8
 from whale_nebula.codec.structures import BASES, SVD, Rank, TopK
 from whale_nebula.errors import OptionError
 from whale_nebula.suggest import did_you_mean
@@ -22,6 +22,9 @@ def from_flags(
     bf16: bool = False,
     int8: bool = False,
     int4: bool = False,
+    int3: bool = False,
+    int2: bool = False,
+    int1: bool = False,
     basis: str = "shared",
 ) -> Codec | None:
     """The codec that flags of `nb.compress` stand for, or None where none is set.
@@ -35,7 +38,7 @@ def from_flags(
         "rank": None if rank is None else _made("rank", rank, partial(Rank, basis=basis), 96),
         "topk": None if topk is None else _made("topk", topk, TopK, 0.1),
     }
-    bits = {FP16(): fp16, BF16(): bf16, INT8(): int8, INT4(): int4}
+    bits = {FP16(): fp16, BF16(): bf16, INT8(): int8, INT4(): int4, INT3(): int3, INT2(): int2, INT1(): int1}
     structure = _one("structure", {flag: codec for flag, codec in made.items() if codec is not None})
     precision = _one("precision", {codec.name: codec for codec, flag in bits.items() if _is_set(codec, flag)})
     if structure is None or precision is None:

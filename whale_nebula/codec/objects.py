@@ -76,7 +76,7 @@ def _bad_chain(members: tuple[Codec, ...]) -> OptionError:
         mend = " >> ".join(repr(part) for found in by_layer.values() for part in found)
     return OptionError(
         f"{' >> '.join(map(str, members))} is no codec",
-        why="a codec is at most one structure (svd, rank, topk), then one precision (fp16, bf16, int8, int4)",
+        why="a codec is at most one structure (svd, rank, topk, rows), then one precision (fp16, bf16, int8, ... int1)",
         mend=mend,
     )
 

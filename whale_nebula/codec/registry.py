@@ -15,12 +15,15 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from whale_nebula.codec.mixed import Mixed
 from whale_nebula.codec.objects import Codec, Precision, Structure
-from whale_nebula.codec.precisions import BF16, FP16, INT4, INT8, Bits
+from whale_nebula.codec.precisions import BF16, FP16, INT1, INT2, INT3, INT4, INT8, TURNED4, Bits
+from whale_nebula.codec.strong import Rows
 from whale_nebula.codec.structures import SVD, Rank, TopK
 from whale_nebula.errors import OptionError
 
-CODECS: dict[str, type[Codec]] = {kind.name: kind for kind in (SVD, Rank, TopK, FP16, BF16, INT8, INT4, Bits)}
+_BUILT = (SVD, Rank, TopK, Rows, FP16, BF16, INT8, INT4, TURNED4, INT3, INT2, INT1, Mixed, Bits)
+CODECS: dict[str, type[Codec]] = {kind.name: kind for kind in _BUILT}
 _Kind = TypeVar("_Kind", bound=type[Codec])
 _METHODS = {Precision: ("parts", "encode", "decode"), Structure: ("numbers", "reduce", "expand")}
 _RETURNING = ("reduce_back", "expand_back")

@@ -28,6 +28,7 @@ from whale_nebula.transport.grpc.links import target
 from whale_nebula.transport.waiting import Announce, Waiting, log_wait
 
 _LOG = logging.getLogger("whale_nebula.gateway")
+_DRAWN = random.SystemRandom()
 _HEAD_START_SECONDS = 0.3
 _LOOK_SECONDS = 30.0
 _SHORT_SECONDS = 1.0  # less is not worth a word
@@ -191,7 +192,7 @@ class Road:
 
     def _pause(self, attempt: int) -> float:
         """How long to wait before another attempt: a gateway that is started again is wanted at once."""
-        return self._deadlines.again(min(attempt, _SLOWEST), random.random())  # noqa: S311 - no secret
+        return self._deadlines.again(min(attempt, _SLOWEST), _DRAWN.random())
 
     def _go(self) -> bool:
         """Open the trunk and stay as long as it lasts; whether that was longer than a moment."""

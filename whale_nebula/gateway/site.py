@@ -78,7 +78,7 @@ class Site:
             raise ConfigError(
                 f"the config has no cluster {cluster!r}",
                 where=os.fspath(path),
-                mend=f"{did_you_mean(cluster, list(config.clusters))} --cluster",
+                mend=f"--cluster: {did_you_mean(cluster, list(config.clusters))}",
             )
         at = own.gateway if listen is None else _address(listen)
         if at is None:

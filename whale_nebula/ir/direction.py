@@ -37,6 +37,20 @@ class Direction:
         return [payload(self.spec, self.way, rows, self.forward) for rows in self.counts]
 
     @property
+    def used(self) -> str:
+        """The way as a micro-batch takes it: of a codec that would not make it smaller the precision, or none."""
+        way, shape = parse_way(self.way), self.spec.shape
+        if not way.coded or way.auto or isinstance(way.codec, Bits) or not self.counts:
+            return self.way
+        if not shape or None in shape[1:]:
+            return self.way
+        forward = None if self.forward is None else parse_way(self.forward)
+        used = used_codec(way, self.spec.dtype, self.spec.sized(self.counts[0]), forward)
+        if used == way.codec:
+            return self.way
+        return str(replace(way, codec=used) if used is not None else replace(way, codec=None, ladder=(), start=0))
+
+    @property
     def rungs(self) -> tuple[int, ...]:
         """Bytes of the first micro-batch on each rung of a ramp but the last, which all else here is counted for; none
         where there is no ramp, or only a step knows.

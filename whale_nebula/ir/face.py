@@ -11,7 +11,7 @@ from typing import Any
 from whale_nebula.errors import OptionError, StateError
 from whale_nebula.ir.digest import digest_lines
 from whale_nebula.ir.parts import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
-from whale_nebula.suggest import did_you_mean
+from whale_nebula.suggest import Named, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,10 @@ class Plan:
     lines: tuple[str, ...] = field(repr=False)
     definition: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
     exchange_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("stages", "links"):
+            object.__setattr__(self, name, Named(getattr(self, name)))
 
     def __repr__(self) -> str:
         parts = f"{len(self.stages)} stages and {len(self.boundaries)} boundaries"

@@ -50,6 +50,14 @@ class Names:
             found = self._told[scope] = self._path(scope)
         return found
 
+    def maker(self, name: str) -> str:
+        """The layer of an op, or the op itself where it stands in none, as a mask does that Keras makes.
+
+        >>> Names("model").maker("model_1/embed_1/GatherV2"), Names("model").maker("model_1/NotEqual")
+        ('embed', 'NotEqual')
+        """
+        return self.layer(name) or name.rpartition("/")[2]
+
     def _path(self, scope: str) -> str:
         parts = scope.split("/")
         if parts and _OURS.fullmatch(parts[0]):

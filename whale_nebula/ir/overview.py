@@ -247,6 +247,8 @@ class Overview:
             backward_codec_seconds=returns.codec_seconds if back else None,
             encode_seconds=there.encode_seconds,
             backward_encode_seconds=returns.encode_seconds if back else None,
+            used=there.used,
+            backward_used=returns.used if back else "none",
             rungs=there.rungs,
             backward_rungs=returns.rungs if back else (),
             maker=self.work.names.maker(program.graph.ops[boundary.value.op].name),

@@ -77,12 +77,14 @@ class PlanStage:
 class PlanBoundary:
     """One tensor that crosses, and the bytes that a micro-batch of it takes; None where only a step knows.
 
-    `maker` is the layer that makes the tensor, or the op where it stands in no layer. `step_bytes` and `backward_step_bytes` are what a step puts on lines for it, `seconds` and `backward_seconds` for
-    how long that holds the slowest of them; None where there is no rate. Inside a cluster nothing is on a line.
+    `maker` is the layer that makes the tensor, or the op where it stands in no layer. `step_bytes` and
+    `backward_step_bytes` are what a step puts on lines for it, `seconds` and `backward_seconds` for how long that holds
+    the slowest of them; None where there is no rate. Inside a cluster nothing is on a line.
     `codec_seconds` and `backward_codec_seconds` are what one core takes to encode and decode them, about; None where
     nothing crosses a line, and of codecs of which that is not known. `encode_seconds` and `backward_encode_seconds` are
     what of that the side takes that sends. On a ramp all of this is of its last precision; `rungs` and
-    `backward_rungs` are the bytes of a micro-batch with each one before.
+    `backward_rungs` are the bytes of a micro-batch with each one before. `used` and `backward_used` are what of the
+    codecs a micro-batch takes: less than all, where all of it would not make it smaller.
     """
 
     name: str
@@ -107,6 +109,13 @@ class PlanBoundary:
     rungs: tuple[int, ...] = ()
     backward_rungs: tuple[int, ...] = ()
     maker: str = ""
+    used: str = ""
+    backward_used: str = ""
+
+    @property
+    def taken(self) -> tuple[str, str]:
+        """How a micro-batch crosses, there and back."""
+        return self.used or self.codec, self.backward_used or self.backward_codec
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class Exchange:
 
     `kind` is "scalar" (a global norm's share, a result) or "part": piece number `piece` of a gradient part of a
     variable that both clusters hold, whose (request, source, stage) is `part`. `result` says of a scalar that the step
-    returns it. What has the same `round` goes together.
+    returns it. What has the same `round` goes together; `copy` numbers those that go to several workers of a cluster.
     """
 
     kind: str
@@ -108,6 +108,7 @@ class Exchange:
     part: tuple[int, int, int] | None = None
     piece: int = 0
     result: bool = False
+    copy: int = 0
 
     @property
     def what(self) -> str:

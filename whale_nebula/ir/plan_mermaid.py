@@ -36,9 +36,9 @@ def _lines(plan: Plan) -> Iterator[str]:
 def _arrows(boundary: PlanBoundary) -> Iterator[str]:
     source, spec = _id("stage", boundary.source), _text(str(Spec(boundary.dtype, boundary.shape)))
     for name in boundary.destinations:
-        yield f'{source} -- "{spec}{_coded(boundary.codec)}" --> {_id("stage", name)}'
+        yield f'{source} -- "{spec}{_coded(boundary.taken[0])}" --> {_id("stage", name)}'
         if boundary.backward:
-            yield f'{_id("stage", name)} -. "gradient{_coded(boundary.backward_codec, back=True)}" .-> {source}'
+            yield f'{_id("stage", name)} -. "gradient{_coded(boundary.taken[1], back=True)}" .-> {source}'
 
 
 def _coded(codec: str, *, back: bool = False) -> str:

@@ -119,8 +119,8 @@ def _boundaries(plan: Plan) -> Iterator[str]:
 def _boundary(each: PlanBoundary, phases: bool, timed: bool) -> list[str]:
     name = f"{each.name} (phase {each.phase})" if phases else each.name
     spec = str(Spec(each.dtype, each.shape))
-    sent = _sent(each.bytes, each.codec)
-    back = _sent(each.backward_bytes, each.backward_codec) if each.backward else "does not return"
+    sent = _sent(each.bytes, each.taken[0])
+    back = _sent(each.backward_bytes, each.taken[1]) if each.backward else "does not return"
     if each.backward and len(each.destinations) > 1:
         back += " from each"
     known = [name, spec, each.maker or "-", each.source, _listed(each.destinations), sent, back, in_a_step(each)]
@@ -134,7 +134,7 @@ def _sent(count: int | None, codec: str) -> str:
 def codec_lines(each: PlanBoundary) -> Iterator[str]:
     """What there is to say of how a boundary crosses besides its bytes: when, what of it, and what that takes."""
     rungs, back_rungs = (tuple(map(size, sizes)) for sizes in (each.rungs, each.backward_rungs))
-    there, back = details(each.codec, rungs=rungs), details(each.backward_codec, back=True, rungs=back_rungs)
+    there, back = details(each.taken[0], rungs=rungs), details(each.taken[1], back=True, rungs=back_rungs)
     if there and there == back:
         yield f"both ways {there}"
     else:

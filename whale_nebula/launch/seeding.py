@@ -6,11 +6,12 @@ seeded in the moment in which the script has loaded it.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -23,6 +24,28 @@ def seed_all(seed: int) -> None:
     when_loaded("numpy", lambda: importlib.import_module("numpy").random.seed(seed))
     when_loaded("keras", lambda: _seed_keras(seed))
     when_loaded("tensorflow", lambda: None if "keras" in sys.modules else _load_keras())
+
+
+@contextlib.contextmanager
+def unmoved() -> Iterator[None]:
+    """Leave Python's and NumPy's numbers where they were: weights are drawn from them, and one process comes to what is
+    inside in another way than the next one.
+
+    >>> random.seed(1); first = random.random(); random.seed(1)
+    >>> with unmoved():
+    ...     drawn = random.random()
+    >>> drawn == first == random.random()
+    True
+    """
+    drawn = random.getstate()
+    numpy = sys.modules.get("numpy")
+    states = None if numpy is None else numpy.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(drawn)
+        if numpy is not None:
+            numpy.random.set_state(states)
 
 
 def _load_keras() -> None:

@@ -11,6 +11,7 @@ from whale_nebula.errors import CaptureError
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.spec import Value
+from whale_nebula.passes.asserted import asserted
 from whale_nebula.passes.effects import draws, is_check, is_effect, is_random, resources, written
 from whale_nebula.passes.reduce import COUPLED, ROWS, WHOLE, Fold, Folding, fold, merge_rule, verdict
 from whale_nebula.passes.rereads import rereads
@@ -95,8 +96,8 @@ class BatchFolds:
 def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     """Classify the forward's values where the batch is cut; with one micro-batch nothing needs to be known.
 
-    What is asserted is asserted of each micro-batch, before anything is updated (of inputs alone it is asserted of
-    the whole batch), and what is differentiated belongs to each.
+    What is asserted of rows is asserted of each micro-batch, before anything is updated (of inputs alone it is asserted
+    of the whole batch, and what all rows make is asserted once), and what is differentiated belongs to each.
     """
     if program.pipeline.micro_batch < 2:
         return BatchFolds(program)
@@ -123,12 +124,26 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     found.notes += [DRAWN_ANEW] * any(_draws(op, program.graph) for op in forward)
     each = program.graph.ascend(value.op for request in program.requests for value in request.targets)
     found.once = frozenset(op.index for op in own if op.index not in each and _waits(op, program, folding))
+    _assert_once(found)
     _check_effects(own, found)
     _check_backward(found)
     _check_given(found)
     found.once -= _beside_coupled(own, found)
     found.once -= _read_again(own, found)
     return found
+
+
+def _assert_once(found: BatchFolds) -> None:
+    """Assertions of what all rows make wait for it; those that cannot are refused."""
+    if found.folding is None:
+        return
+    about_all = asserted(found.program.graph, found.checks, found.folding)
+    for state in about_all.refused:
+        found.refuse(state, "what is asserted", (_LATER,))
+    found.once, found.checks = found.once | about_all.once, found.checks - about_all.once
+
+
+_LATER = "return the numbers from the step, and assert them there"
 
 
 def _draws(op: Op, graph: Graph) -> bool:
@@ -206,11 +221,19 @@ def _read_again(own: list[Op], found: BatchFolds) -> set[int]:
     each = ({op.index for op in own if op.index in program.of_batch} - found.once) | backward
     pairs = list(rereads(program.graph, own, each, found.once, found.folding))
     for write, read in pairs:
-        known = (program.variable_ops.get(handle) for handle in written(write, program.graph))
-        name = next((repr(variable.path) for variable in known if variable is not None), "")
-        state = Fold(COUPLED, blame=read.index, reason=f"variable {name} {_REREAD}".replace("  ", " "))
-        found.refuse(state, "what the step computes", (_BEFORE,))
+        state = Fold(COUPLED, blame=read.index, reason=f"{_written_by(write, read, program)} {_REREAD}")
+        found.refuse(state, "what the step computes", (_BEFORE,) if write.index in found.once else ())
     return program.graph.ascend(write.index for write, _ in pairs)
+
+
+def _written_by(write: Op, read: Op, program: Program) -> str:
+    """What an op has written that another one reads: a variable by its name, or a lookup table, which has none."""
+    graph = program.graph
+    known = (program.variable_ops.get(handle) for handle in written(write, graph))
+    path = next((variable.path for variable in known if variable is not None), None)
+    inner = [each for op in (write, read) for name in op.functions for each in graph.functions[name].ops]
+    table = any(op.type.startswith("LookupTable") for op in (write, read, *inner))
+    return f"variable {path!r}" if path is not None else "a lookup table" if table else "a resource"
 
 
 _REREAD = "is written from the batch, and then read again: a micro-batch would read it before the others have written"

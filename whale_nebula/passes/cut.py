@@ -22,6 +22,8 @@ from whale_nebula.passes.parts import FORWARD, PROLOGUE, SMALL, UPDATE, Parts
 
 Key = tuple[str, int, int, int]
 """kind, phase, stage (or worker number), round."""
+FIRST = -1
+"""The round of an update in which it is only asserted what the micro-batches have made together."""
 STAGED = ("forward", "backward")
 """The kinds that belong to a stage; the others belong to a worker."""
 
@@ -98,14 +100,27 @@ class Cutter:
             for worker in workers:
                 if ("update", phase, worker, number) in self.drafts:
                     self._walk(self.drafts["update", phase, worker, number])
+        for worker in workers:
+            if ("update", phase, worker, FIRST) in self.drafts:
+                self._walk(self.drafts["update", phase, worker, FIRST])
 
     def _update(self, phase: int, worker: int) -> None:
         effects = [op for op in self._effects(3 * phase + UPDATE) if worker in self.homes.of_effect(op)]
         last = self.homes.rounds(phase, worker)
         for op in effects:
-            self.draft(("update", phase, worker, last)).roots[op.index] = None
+            number = FIRST if self._asserts_first(op, worker) else last
+            self.draft(("update", phase, worker, number)).roots[op.index] = None
         if phase == self.parts.phases - 1:
             self._results(worker)
+
+    def _asserts_first(self, check: Op, worker: int) -> bool:
+        """Whether a worker can assert something before an update begins: it has all that it needs then."""
+        graph, part = self.program.graph, self.parts.part
+        if check.index not in self.parts.asserted:
+            return False
+        above = graph.ascend([check.index], stop=lambda op: part.get(op, UPDATE) % 3 != UPDATE) - {check.index}
+        made = [op for op in above if part.get(op, UPDATE) % 3 == UPDATE and not graph.ops[op].role]
+        return all(worker in self.homes.of(op) and op not in self.parts.effects for op in made)
 
     def _results(self, worker: int) -> None:
         """Every worker gives the user the same results."""
@@ -343,6 +358,8 @@ class Cutter:
             return self._cross(value, phase, worker)
         if part < at and (op.index in self.parts.effects or self._pinned(op, at)):
             return ("prologue", part // 3, worker, 0)
+        if number == FIRST:
+            return None
         made = self.homes.round_of(op.index, worker)
         return None if made == number or self._cheap(op) else ("update", phase, worker, made)
 

@@ -22,6 +22,8 @@ _RANDOM = (
     "StatelessSample",
 )  # fmt: skip
 
+_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
+
 
 def is_effect(op: Op, graph: Graph) -> bool:
     """Whether an op changes something outside the step's values; a loop does if its body does."""
@@ -62,6 +64,12 @@ def draws(op: Op) -> bool:
 def is_random(op: Op) -> bool:
     """Whether an op draws numbers from a seed that it is given."""
     return op.type.startswith(_RANDOM)
+
+
+def seeded_by(op: Op, graph: Graph) -> set[int]:
+    """The ops that the seed of a draw comes from; those that only give it a shape are none of them."""
+    whole = [value.op for value in op.inputs if not graph.spec(value).floating]
+    return graph.ascend(whole, stop=lambda each: graph.ops[each].type in _SHAPES)
 
 
 def resources(op: Op, graph: Graph) -> tuple[int, ...]:

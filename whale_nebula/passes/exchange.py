@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from whale_nebula.ir.plan import Crossing, Cut, Exchange, PhasePlan, Worker
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.spec import Spec
+from whale_nebula.passes.replicate import spread
 
 PARTS = -2
 """The round of gradient parts: they go before the first scalars."""
@@ -45,22 +48,36 @@ class Bundle(NamedTuple):
 
 
 def clusters_apart(program: Program) -> list[Worker]:
-    """A worker for each cluster, as if each were a process of its own; named like the cluster."""
-    names = dict.fromkeys(stage.cluster for stage in program.stages)
-    return [
-        Worker(name, name, tuple(s for s, stage in enumerate(program.stages) if stage.cluster == name))
-        for name in names
-    ]
+    """A worker for each cluster, as if each were a process of its own, named like the cluster; as many as the stage
+    with most replicas has, where stages are copied.
+    """
+    most: dict[str, int] = {}
+    for stage in program.stages:
+        most[stage.cluster] = max(most.get(stage.cluster, 1), stage.replicas)
+    names = {
+        name: [name if count == 1 else f"{name}/{number}" for number in range(count)] for name, count in most.items()
+    }
+    return spread(program.stages, names)
 
 
 def exchanges(cut: Cut) -> tuple[Exchange, ...]:
-    """All that crosses between workers for the updates of a step, in the order in which it is sent."""
+    """All that crosses between clusters for the updates of a step, in the order in which it is sent."""
     clusters = {worker.name: worker.cluster for worker in cut.workers}
-    return tuple(
+    every = (
         exchange
         for phase in cut.phases
         for exchange in (*_parts(cut, phase, clusters), *_scalars(cut, phase, clusters))
+        if exchange.source != exchange.destination
     )
+    return tuple(_told_apart(every))
+
+
+def _told_apart(every: Iterator[Exchange]) -> Iterator[Exchange]:
+    """Number those that go to several workers of a cluster."""
+    seen: Counter[Exchange] = Counter()
+    for each in every:
+        yield replace(each, copy=seen[each])
+        seen[each] += 1
 
 
 def _parts(cut: Cut, phase: PhasePlan, clusters: dict[str, str]) -> Iterator[Exchange]:

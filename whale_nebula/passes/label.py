@@ -1,9 +1,10 @@
 """Which stage runs each op: scopes stamp most of them, this pass finds a place for the rest.
 
 An op between two stages may run anywhere from the latest of its inputs to the earliest of its readers; it goes where
-the fewest bytes cross. What is fed by variables alone goes to their owner, so that an L2 penalty crosses as one
-number and not as a matrix; where as much would cross early as late, it is computed early, so that the penalties of
-one stage are scaled and added up there. What reads and writes one variable goes to one stage.
+the fewest bytes cross, and what saves bytes only together goes together (see `jointly`). What is fed by variables
+alone goes to their owner, so that an L2 penalty crosses as one number and not as a matrix; where as much would cross
+early as late, it is computed early, so that the penalties of one stage are scaled and added up there. What reads and
+writes one variable goes to one stage.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
 from whale_nebula.ir.spec import Value
 from whale_nebula.passes.effects import is_read
+from whale_nebula.passes.jointly import jointly
 from whale_nebula.passes.together import together
 
 _NOWHERE = frozenset({INPUT, CAPTURE, HOLDER, FEED})
@@ -53,6 +55,8 @@ class _Labelling:
         earliest, self.needed = self._earliest(free, owners), self._earliest(free, {})
         for op in reversed(free):
             self._settle(op, earliest, self.needed)
+        each = [op for op in free if op.index not in self.alone]
+        self.labels.update(jointly(self.graph, self.labels, each, len(self.numbers)))
         return self.labels
 
     def _settled(self, op: Op) -> bool:

@@ -62,10 +62,18 @@ def input_named(program: Program, option: str, name: str) -> Value:
         inner = [each for each in named if each.endswith(f"/{name}")]
         raise OptionError(
             f"nb.compress({option}={name!r}) names no input of this step",
+            where=line_of(program, option, name),
             why=f"its inputs are {', '.join(named)}",
             mend=f'{option}="{inner[0]}"' if inner else did_you_mean(name, list(named)),
         )
     return Value(named[name].op)
+
+
+def line_of(program: Program, option: str, name: str) -> str | None:
+    """The line of the compress scope that says so."""
+    ways = (parse_way(there) for there, _ in program.compressions)
+    sites = zip(ways, program.sites, strict=False)
+    return next((site for way, site in sites if getattr(way, option) == name), None)
 
 
 def _marks(program: Program, mask: Value, value: Value) -> bool:

@@ -6,7 +6,8 @@ trap that a real training step set:
 * what descends from a gradient is update;
 * an effect that ignores the batch (a counter, a weight decay, a number drawn) runs once: in the update, or in the
   prologue where the forward reads what it wrote;
-* a seed of the forward advances with each micro-batch: it belongs to the forward;
+* a seed of the forward advances with each micro-batch: it belongs to the forward. What is written outside of stages
+  after the last draw is no part of a draw: an update;
 * a metric's write waits for the update, unless the forward needs it: so a failing forward leaves metrics alone;
 * a loss that adds another stage's weight penalty waits too, where no gradient reads it: so the penalty, which no
   micro-batch changes, crosses once a step;
@@ -21,14 +22,13 @@ from dataclasses import dataclass, field
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Op
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.spec import Spec
-from whale_nebula.passes.effects import draws, is_effect, is_random, is_read, resources
+from whale_nebula.passes.effects import draws, is_check, is_effect, is_random, is_read, resources, seeded_by
 from whale_nebula.passes.late import Late, late_sums
 
 PROLOGUE, FORWARD, UPDATE = 0, 1, 2
 SMALL = 4096
 """Bytes up to which a forward's value may go to every worker: metrics are made of such."""
 _HOLDS = frozenset({INPUT, CAPTURE, HOLDER, FEED})
-_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Parts:
     """What the pass found. `part` numbers ops that have a time of their own; others run wherever they are read.
 
     `late` is what of a loss waits for the update; `again` are ops of an update that a check of an earlier part
-    computes besides, and which part that is.
+    computes besides, and which part that is; `asserted` are checks of what all micro-batches make together.
     """
 
     part: Mapping[int, int]
@@ -51,6 +51,7 @@ class Parts:
     leading: frozenset[int]
     late: Late = field(default_factory=Late)
     again: Mapping[int, int] = field(default_factory=dict)
+    asserted: frozenset[int] = frozenset()
 
     def phase(self, op: int) -> int:
         """The phase an op runs in."""
@@ -99,24 +100,29 @@ class _Splitter:
     def _elsewhere(self, op: int) -> bool:
         return op in self.backward
 
-    def _seed_variables(self) -> set[int]:
-        """A variable whose value seeds a draw of the forward; those that only give it a shape do not.
+    def _seed_variables(self) -> dict[int, int]:
+        """A variable whose value seeds a draw of the forward, and the last such draw; those that only give it a shape
+        do not.
 
         A single number that goes into a seed is a count of steps: it counts them, whatever is drawn with it.
         """
         graph = self.program.graph
-        drawn = [op for op in self.own if is_random(op) and op.index in self.leading]
-        whole = [v.op for op in drawn for v in op.inputs if not graph.spec(v).floating]
-        above = graph.ascend(whole, stop=lambda op: graph.ops[op].type in _SHAPES)
-        read = {handle for op in above if is_read(graph.ops[op]) for handle in resources(graph.ops[op], graph)}
-        return {handle for handle in read if not self._is_count(handle)}
+        found: dict[int, int] = {}
+        for op in self.own:
+            if is_random(op) and op.index in self.leading:
+                above = [graph.ops[each] for each in seeded_by(op, graph)]
+                read = {handle for each in above if is_read(each) for handle in resources(each, graph)}
+                found.update((handle, op.index) for handle in read if not self._is_count(handle))
+        return found
 
     def _is_count(self, handle: int) -> bool:
         variable = self.program.variable_ops.get(handle)
         return variable is not None and variable.spec.scalar
 
     def _is_seed_write(self, op: Op) -> bool:
-        return not self.seeds.isdisjoint(resources(op, self.program.graph))
+        """Whether an op touches a seed as a part of a draw: in a stage, or before something is drawn from it."""
+        seeds = [handle for handle in resources(op, self.program.graph) if handle in self.seeds]
+        return any(op.stage is not None or op.index < self.seeds[handle] for handle in seeds)
 
     def _leading(self) -> set[int]:
         """Ops that something of the forward depends on: a stage's op, a target of a gradient, an effect that stays, or
@@ -136,9 +142,9 @@ class _Splitter:
 
     def _stays(self, op: Op) -> bool:
         """Whether an effect happens with each micro-batch: it prints, checks, or writes what cannot be merged."""
-        cut = self.program.pipeline.micro_batch > 1 and op.index not in self.once
-        writes = bool(resources(op, self.program.graph))
-        return op.index in self.effects and op.index in self.batch and (cut or not writes)
+        each = op.index in self.effects & self.batch and op.index not in self.once
+        cut = self.program.pipeline.micro_batch > 1
+        return each and (cut or not resources(op, self.program.graph))
 
     def _pure(self) -> set[int]:
         """Ops of the user's inputs alone: they can be computed at any time, from the whole batch."""
@@ -219,8 +225,12 @@ class _Splitter:
         again = self.again if op.index in self.checks else again or {}
         found = [again.get(value.op, self._time(value.op)) for value in op.inputs]
         if op.index in self.effects or is_read(op) or op.functions:
-            found += [self.part[c] for c in op.control if c in self.effects and c in self.part]
+            found += [self.part[c] for c in op.control if c in self.effects and c in self.part and not self._late(c)]
         return max(found, default=0)
+
+    def _late(self, op: int) -> bool:
+        """Whether an op is an assertion that waits for merged values: what comes after it need not wait, too."""
+        return op in self.once and op in self.batch and is_check(self.program.graph.ops[op], self.program.graph)
 
     def _time(self, op: int) -> int:
         if op in self.program.holders:
@@ -236,7 +246,8 @@ class _Splitter:
         if self._is_seed_write(op):
             return _next(early, FORWARD)
         if op.index in self.batch:
-            return _next(early, FORWARD) if leads or self._stays(op) else update
+            stays = self._stays(op) or (leads and not self._late(op.index))
+            return _next(early, FORWARD) if stays else update
         if last >= 0 or not leads:
             return update
         return _next(early, FORWARD if early % 3 == FORWARD else PROLOGUE)
@@ -264,6 +275,7 @@ class _Splitter:
             late=self.late,
             forward_written=frozenset(h for e in forward for h in resources(graph.ops[e], graph)),
             again=dict(self.again),
+            asserted=frozenset(op for op in self.effects if self._late(op)),
         )
 
     def _latest(self) -> dict[int, int]:

@@ -30,9 +30,10 @@ from whale_nebula.passes.exchange import clusters_apart, exchanges
 from whale_nebula.passes.homes import Homes
 from whale_nebula.passes.masks import mask_of, scopes_of, unmarked
 from whale_nebula.passes.order import check_order
+from whale_nebula.passes.overruled import compress_notes
 from whale_nebula.passes.parts import Parts, split_parts
-from whale_nebula.passes.replicate import devices, running
 from whale_nebula.passes.python_ops import one_in_flight, python_notes
+from whale_nebula.passes.replicate import devices, running
 from whale_nebula.passes.samples import ids_of
 from whale_nebula.passes.shared import check_shared
 from whale_nebula.passes.skips import skip
@@ -56,7 +57,7 @@ def cut_program(
     folds = fold_batch(program, where)
     folds.notes.extend(python_notes(program, where))
     parts = split_parts(program, folds.once, folds.checks)
-    check_draws(program, parts, folds)
+    check_draws(program, parts, folds, workers)
     program = with_merges(program, folds)
     check_order(program.graph, program.labels, program.stages, phase_of=parts.phase, where=where)
     check_shared(program, parts, [set(worker.stages) for worker in workers], where)
@@ -83,7 +84,7 @@ def _exchange(
 ) -> tuple[Exchange, ...]:
     """What updates would exchange if each cluster were a process; nothing where that is not built for this step."""
     workers = clusters_apart(cut.program)
-    if len(workers) > len(cut.workers):
+    if len(workers) > len(cut.workers) or (len(cut.workers) == 1 and len(workers) > 1):
         with contextlib.suppress(NotYetError):
             return exchanges(_mapped(cut.program, workers, parts, folds, results, apart))
     return exchanges(cut)
@@ -230,6 +231,7 @@ class _Builder:
                         where=self._where(value, readers),
                     )
                 )  # fmt: skip
+        self.folds.notes.extend(compress_notes(self.program, found))
         return tuple(found)
 
     def _codec(self, value: Value, readers: set[int], direction: int, mask: Value | None) -> str:

@@ -1,4 +1,4 @@
-"""Variables that are written from the batch and read again in the same step, by what micro-batches compute.
+"""Variables and lookup tables that are written from the batch and read again in one step, in micro-batches.
 
 Uncut, the read finds what all rows have left. A micro-batch comes to the read before the others have written.
 """
@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.passes.effects import is_effect, resources, written
-from whale_nebula.passes.reduce import Folding
+from whale_nebula.passes.reduce import WHOLE, Folding
 
 
 def rereads(
@@ -21,7 +21,7 @@ def rereads(
     them can wait. A write that is not done `once` comes before the reads of the next micro-batch, wherever it stands.
     """
     for write in own:
-        if is_effect(write, graph) and any(folding.of(value).kind != "whole" for value in write.inputs):
+        if is_effect(write, graph) and any(folding.of(value).kind != WHOLE for value in write.inputs):
             handles = set(written(write, graph))
             touching = (op for op in graph.ops if op.outputs and op is not write)
             readers = [op for op in touching if handles.intersection(resources(op, graph))]

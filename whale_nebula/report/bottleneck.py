@@ -151,10 +151,21 @@ class _Told:
         taken = {each.line: seconds(each.applied(self.basis)) for each in advisable(self.basis)}
         best = min(taken.values())
         if not self.worth(best):
-            return "no codec would help, because hardly anything that crosses is made of numbers that could be smaller"
+            return f"no codec would help, because {self._spared()}"
         line = next(line for line, took in taken.items() if took <= (1.0 + NOTHING) * best)
         hides = taken[line] <= (1.0 + NOTHING) * self.without_lines.seconds
         return f"{line} would {'hide it' if hides else 'help, though not hide it'}: {self._instead(taken[line])}"
+
+    def _spared(self) -> str:
+        """Why no codec shortens a step that a line of any rate would."""
+        hops = [(p.numbers.get(pair), hop) for p in self.basis.phases for pair, hop in p.hops.items()]
+        whole = sum(hop.forward + (hop.backward or 0.0) for _, hop in hops)
+        numbers = sum(each.bytes for found, _ in hops if found is not None for each in found)
+        if numbers < 0.5 * whole:
+            return "hardly anything that crosses is made of numbers that could be smaller"
+        if self.worth(min(seconds(self.basis.numbers_of(*each.widths)) for each in advisable(self.basis))):
+            return "making the numbers that cross smaller takes as long as the line would save"
+        return "the numbers that cross are as small as a codec would make them"
 
     # -------------------------------------------------------------------------- computing
     def _computing(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from whale_nebula.report.basis import Basis
 from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.report.prediction import Prediction, predict
+from whale_nebula.suggest import Named
 
 ALONE = "local/0"
 """The worker of a run in one process: where there are more, what is printed names the one that it is of."""
@@ -169,6 +170,10 @@ class Report:
     time: float = 0.0
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
     boundaries: Mapping[str, BoundaryReport] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("stages", "links", "boundaries"):
+            object.__setattr__(self, name, Named(getattr(self, name)))
 
     @cached_property
     def prediction(self) -> Prediction | None:

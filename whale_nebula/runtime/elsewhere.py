@@ -190,7 +190,8 @@ class _Elsewhere:
             where=str(script_site()),
             why="it belongs to a stage of another cluster, and its copy here is empty",
             mend="with nb.gathered(): around the read, in every process\n"
-            "or model.get_weights() or model.save(...) in every process; they gather the whole model",
+            "or model.get_weights() or model.save(...) in every process; they gather the whole model\n"
+            "of a tf.train.Checkpoint one process writes while all stand in it: if nb.here().lead: checkpoint.save(path)",
         )
 
 

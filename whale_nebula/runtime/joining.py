@@ -24,7 +24,7 @@ from whale_nebula.runtime.tasks import open_among
 
 
 def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledger, dict[str, str]]:
-    """Open the session of this process; all processes name the same seed, or none does. Gives every worker's host too."""
+    """Open the session of this process; all name the same seed, or none. Gives every worker's host too."""
     expected = Expected()
     joined = join_links(attachment, expected, config)
     session = Session(attachment.worker, joined.links, config.patience, expected, joined.close)

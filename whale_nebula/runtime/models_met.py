@@ -82,4 +82,5 @@ def _filled(cell: Any) -> bool:
 
 def _held(thing: Any) -> list[Any]:
     """What an object of the user's own has as attributes: a class that holds its models and its loop, say."""
-    return [] if thing is None or isinstance(thing, keras.Model | type) else list(getattr(thing, "__dict__", {}).values())
+    whole = thing is None or isinstance(thing, keras.Model | type)
+    return [] if whole else list(getattr(thing, "__dict__", {}).values())

@@ -19,7 +19,6 @@ from whale_nebula.runtime.joined import joined
 from whale_nebula.runtime.merge import merge
 from whale_nebula.runtime.stage_run import StageRun
 
-
 ASSERTION = "assertion of what all rows make"
 """How a piece that only asserts is called where it fails."""
 

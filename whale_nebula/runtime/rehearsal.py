@@ -50,7 +50,7 @@ class Rehearsal:
 
     def _key(self, each: Exchange) -> Key:
         kind = cast(KeyKind, each.kind)
-        return Key(kind, self.program, self.step, each.phase, -1, each.slot, each.source, each.destination)
+        return Key(kind, self.program, self.step, each.phase, -1 - each.copy, each.slot, each.source, each.destination)
 
     def send(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
         """Between the fragments of one process nothing crosses."""

@@ -24,6 +24,7 @@ PLAN = ("a", "b")
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(keras_copies, "_said", set())
     monkeypatch.setattr(keras_copies, "_given", set())
+    monkeypatch.setattr(keras_copies, "_cloned", set())
     nb.shutdown()
     yield
     nb.shutdown()
@@ -111,6 +112,21 @@ def test_a_copy_says_at_once_that_it_has_no_scopes(
     assert caught(lambda: compiled(made[0]).fit(X, Y, verbose=0)) == []
     assert caught(lambda: model.fit(X, Y, verbose=0)) == []
     assert nb.last_report().stages
+
+
+@pytest.mark.parametrize("build", [functional, nested])
+def test_a_clone_of_a_model_that_was_saved_says_it_once_and_what_is_loaded_for_itself(
+    build: Callable[[], keras.Model], tmp_path: Path
+) -> None:
+    model, made = build(), []
+    caught(lambda: model.save(tmp_path / "model.keras"))
+    (message,) = caught(lambda: made.append(keras.models.clone_model(model)))
+    assert "the clone of model" in message
+    clone = compiled(made[0])
+    assert caught(lambda: [clone.fit(X, Y, verbose=0), clone.predict(X, verbose=0)]) == []
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    (message,) = caught(lambda: loaded.fit(X, Y, verbose=0))
+    assert "runs uncut" in message
 
 
 def test_a_clone_that_shares_its_layers() -> None:

@@ -16,7 +16,10 @@ import pytest
 import whale_nebula
 from whale_nebula.cli import doctor
 from whale_nebula.cli.checks import machine, packages
+from whale_nebula.cli.checks.configured import config_checks
 from whale_nebula.cli.checks.packages import in_order, requirements, within
+from whale_nebula.errors import ConfigError
+from whale_nebula.launch.resolve import Placement
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -149,6 +152,15 @@ def test_a_config_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "did you mean 'clusters'?" in capsys.readouterr().err
     assert doctor.main(["--config", str(path), "--json"]) == 78
     assert json.loads(capsys.readouterr().out)["code"] == "NB-500"
+
+
+def test_workers_at_one_address_are_found_as_a_run_finds_them(tmp_path: Path) -> None:
+    path = tmp_path / "clusters.yaml"
+    path.write_text("clusters: {gpu: {workers: ['a:1', 'a:2']}, npu: {workers: ['a:2']}}\nsecurity: {insecure: true}\n")
+    (bad,) = [each for each in config_checks(str(path)) if each.state == "bad"]
+    assert bad.why == "gpu/1 and npu/0 have the same address, a:2"
+    with pytest.raises(ConfigError, match=bad.why):
+        Placement(("npu/0",), {"gpu/0": "a:1", "gpu/1": "a:2", "npu/0": "a:2"})
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,78 @@ raise nb.errors.StateError("not now", where="train.py:3", why="too early", mend=
             "  mend: do it later",
         ]
 
+    def test_our_error_is_said_once_and_below_all_tracebacks(
+        self, script: Callable, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """Both workers find the same: its sentence, too, is there once."""
+        code = """
+import whale_nebula as nb
+def refuse():
+    raise nb.errors.StateError("not now", where="train.py:3", why="too early", mend="do it later")
+refuse()
+"""
+        assert main(["run", *BOTH, script(code)]) == exits.FAILED
+        told = capfd.readouterr().err
+        assert [told.count(part) for part in ("why: too early", "mend: do it later", "NB-305")] == [1, 1, 1]
+        lines = told.splitlines()
+        first = re.fullmatch(r"whale-nebula: worker (.pu/0) failed first: .*: NB-305 not now \(train.py:3\)", lines[-3])
+        assert first is not None and lines[-2:] == ["  why: too early", "  mend: do it later"]
+        other = {"gpu/0": "npu/0", "npu/0": "gpu/0"}[first[1]]
+        assert lines[-4] == f"whale-nebula: worker {other} failed, too: exit code 1, for the same reason"
+
+    def test_a_traceback_bears_its_worker_and_begins_with_the_script(
+        self, script: Callable, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        path = script("if me.cluster == 'npu': raise ValueError('no such thing')")
+        assert main(["run", *BOTH, path]) == exits.FAILED
+        lines = capfd.readouterr().err.splitlines()
+        assert lines[0] == "whale-nebula: worker npu/0 ends by an error"
+        assert lines[1] == "Traceback (most recent call last):"
+        assert lines[2].startswith(f'  File "{path}", line ')
+
+    def test_who_only_heard_of_the_error_is_not_the_first(
+        self, script: Callable, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """It may well be the first that has ended."""
+        code = """
+import whale_nebula as nb
+if me.cluster == "npu":
+    raise nb.errors.RemoteFailureError("worker 'gpu/0' failed: not now", mend="do it later")
+time.sleep(0.5)
+raise nb.errors.StateError("not now", mend="do it later")
+"""
+        assert main(["run", "--json", *BOTH, script(code)]) == exits.FAILED
+        told = capfd.readouterr()
+        ended = json.loads(told.out)
+        assert (ended["worker"], ended["why"]) == ("gpu/0", "failed first: exit code 1: NB-305 not now")
+        assert told.err.splitlines()[-3:] == [
+            "whale-nebula: worker npu/0 failed, too: exit code 1, for the same reason",
+            "whale-nebula: worker gpu/0 failed first: exit code 1: NB-305 not now",
+            "  mend: do it later",
+        ]
+
+    def test_another_error_is_said_as_a_whole(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
+        code = """
+import whale_nebula as nb
+if me.cluster == "npu":
+    time.sleep(0.5)
+raise nb.errors.StateError(f"{me.worker} cannot", mend=f"mend {me.cluster}")
+"""
+        assert main(["run", *BOTH, script(code)]) == exits.FAILED
+        assert capfd.readouterr().err.splitlines()[-4:] == [
+            "whale-nebula: worker npu/0 failed, too: exit code 1: NB-305 npu/0 cannot",
+            "  mend: mend npu",
+            "whale-nebula: worker gpu/0 failed first: exit code 1: NB-305 gpu/0 cannot",
+            "  mend: mend gpu",
+        ]
+
+    def test_a_script_with_a_hook_of_its_own_for_errors_keeps_it(
+        self, script: Callable, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        code = "sys.excepthook = lambda *told: print('hooked', file=sys.stderr)\nraise ValueError('no')"
+        assert main(["run", "--all", "--clusters", "gpu", script(code)]) == exits.FAILED
+        assert capfd.readouterr().err.splitlines()[0] == "hooked"
+
     def test_workers_know_whether_all_are_here(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
         assert main(["run", "--all", "--clusters", "gpu", script("print(me.everywhere)")]) == exits.DONE
         assert capfd.readouterr().out == "True\n"

@@ -217,6 +217,33 @@ def test_untrained_weights_are_never_saved(script: Script, tmp_path: Path, capsy
     assert keras.Model.save_weights.__module__.startswith("keras.")
 
 
+@pytest.mark.parametrize("words", [[], ["--all"]], ids=["first", "all"])
+def test_callbacks_hear_nothing_and_files_of_an_earlier_training_stay(
+    words: list[str], script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("epoch,loss\n0,1.5\n")
+    code = MODEL + (
+        f"""
+class Loud(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None): print("trains")
+    def on_test_begin(self, logs=None): print("tests")
+    def on_epoch_end(self, epoch, logs=None): print("an epoch")
+
+found = model.fit(x, y, verbose=0, callbacks=[keras.callbacks.CSVLogger({str(log)!r}), Loud()])
+model.evaluate(x, y, verbose=0, callbacks=[Loud()])
+print(found.history["loss"])
+"""
+    )
+    assert main([script(code), *words]) == exits.DONE
+    told = capsys.readouterr()
+    assert told.out.startswith("plan of small.train_step") and told.err == "[0.0]\n" * len(words)
+    assert log.read_text() == "epoch,loss\n0,1.5\n"
+    import keras
+
+    assert keras.callbacks.CallbackList.on_train_begin.__module__.startswith("keras.")
+
+
 def test_a_plan_is_saved_drawn_and_shown_again(
     script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

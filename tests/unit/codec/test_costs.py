@@ -8,7 +8,22 @@ from typing import Any
 
 import pytest
 
-from whale_nebula.codec import BF16, FP16, INT4, INT8, SVD, Codec, Precision, Rank, Structure, TopK, parse
+from whale_nebula.codec import (
+    BF16,
+    FP16,
+    INT1,
+    INT2,
+    INT3,
+    INT4,
+    INT8,
+    SVD,
+    Codec,
+    Precision,
+    Rank,
+    Structure,
+    TopK,
+    parse,
+)
 from whale_nebula.codec.costs import CAST, COPY, SPEED, Cost, cost, renewing
 from whale_nebula.codec.said import details, sent, words
 
@@ -62,13 +77,16 @@ def test_more_micro_batches_make_an_svd_dearer_and_a_cast_hardly() -> None:
 
 
 @pytest.mark.parametrize("dims", [(0, 8), (8, 0), (1, 1), (5,), (2, 3, 4)])
-@pytest.mark.parametrize("text", ["fp16", "int4", "svd(0.5) >> int8", "rank(2) >> bf16", "topk(0.5) >> int4", "bits"])
+@pytest.mark.parametrize(
+    "text",
+    ["fp16", "int4", "svd(0.5) >> int8", "rank(2) >> bf16", "topk(0.5) >> int4", "int2", "rows(0.5) >> int2", "bits"],
+)
 def test_any_sizes_will_do(text: str, dims: tuple[int, ...]) -> None:
     guess = cost(parse(text), dims)
     assert guess is not None and guess.encode >= CAST and guess.decode >= CAST
 
 
-@pytest.mark.parametrize("codec", [INT8(), INT4()], ids=str)
+@pytest.mark.parametrize("codec", [INT8(), INT4(), INT3(), INT2(), INT1()], ids=str)
 def test_differences_cost_passes_over_the_numbers_on_both_sides(codec: Codec) -> None:
     alone, kept = cost(codec, DIMS), cost(codec, DIMS, delta=True)
     assert alone and kept

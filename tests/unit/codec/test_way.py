@@ -6,15 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whale_nebula.codec import FP16, INT4, SVD, Codec
+from whale_nebula.codec import FP16, INT2, INT4, SVD, Codec
 from whale_nebula.codec.chosen import ways
 from whale_nebula.codec.way import NONFINITE, Way, parse_way
 from whale_nebula.errors import OptionError
 from whale_nebula.scopes.compressing import checked_options
 
 STRUCTURES: list[dict[str, Any]] = [{}, {"svd": 0.6}, {"rank": 96}, {"topk": 0.1}, {"rank": 8, "basis": "learned"}]
-PRECISIONS: list[dict[str, Any]] = [{}, {"fp16": True}, {"bf16": True}, {"int8": True}, {"int4": True}]
-FLAGS = ("svd", "rank", "topk", "fp16", "bf16", "int8", "int4", "basis")
+INTEGERS: list[dict[str, Any]] = [{f"int{bits}": True} for bits in (8, 4, 3, 2, 1)]
+PRECISIONS: list[dict[str, Any]] = [{}, {"fp16": True}, {"bf16": True}, *INTEGERS]
+BACKWARD = ["default", None, "int8", "int4", "int1", "bf16", FP16(), SVD(0.5) >> INT4(), INT2(32)]
+FLAGS = ("svd", "rank", "topk", "fp16", "bf16", "int8", "int4", "int3", "int2", "int1", "basis")
 
 
 @st.composite
@@ -22,11 +24,11 @@ def written(draw: st.DrawFn) -> dict[str, Any]:
     """Options of a compress scope, as a user may write them."""
     flags = draw(st.sampled_from(STRUCTURES)) | draw(st.sampled_from(PRECISIONS))
     auto = not flags and draw(st.booleans())
-    differences = flags in ({"int8": True}, {"int4": True}) and draw(st.booleans())
+    differences = flags in INTEGERS and draw(st.booleans())
     return {
         "flags": flags,
         "codec": "auto" if auto else None,
-        "backward": draw(st.sampled_from(["default", None, "int8", "int4", "bf16", FP16(), SVD(0.5) >> INT4()])),
+        "backward": draw(st.sampled_from(BACKWARD)),
         "start_step": draw(st.integers(0, 10**9)),
         "ramp": draw(st.none() | st.booleans() | st.floats(0.001, 0.9) | st.just(("fp16", "int8"))),
         "delta": "ids" if differences else None,

@@ -63,6 +63,24 @@ def test_on_a_fast_line_no_codec_is_worth_it() -> None:
     assert said.endswith(": leave nb.compress out, train.py:12")
 
 
+def test_what_takes_the_time_is_named_and_the_gradient_gets_another_codec_where_that_is_better() -> None:
+    """On a line of gigabits a cast pays, and the int8 of gradients, which is the default, does not."""
+    (said,) = told("fp16", line="5gbit,1ms")
+    there, back = directions("fp16", line="5gbit,1ms")
+    half = replace(back, way="fp16")
+    before, after = (duration(one_after_the_other([there, each])) for each in (back, half))
+    assert said.startswith("warning: b0, gpu to npu: 'int8' of its gradient takes one core ")
+    assert f"so a step takes {before} instead of {after}: " in said
+    assert said.endswith(': nb.compress(..., backward="fp16"), train.py:12')
+    assert told("fp16", "fp16", line="5gbit,1ms") == told("fp16", "none", line="5gbit,1ms") == []
+
+
+def test_both_directions_are_named_where_both_cost_too_much() -> None:
+    (said,) = told("fp16", line="1000gbit,1ms")
+    assert "'fp16' and, of its gradient, 'int8' take one core " in said
+    assert said.endswith(": leave nb.compress out, train.py:12")
+
+
 def test_a_structure_without_a_precision_is_compared_with_the_tensor_itself() -> None:
     (said,) = told("svd(0.95)", "none", line="1gbit,1ms")
     assert "'svd(0.95)' takes one core" in said and said.endswith("leave nb.compress out, train.py:12")
@@ -165,12 +183,29 @@ def test_it_is_warned_of_just_where_the_step_that_is_foretold_gets_longer(
         assert f"so a step takes {duration(both)} instead of {duration(alone)}: leave svd out, " in warning
 
 
+def test_one_line_of_code_is_warned_of_once() -> None:
+    keras.utils.clear_session()
+    inputs = keras.Input((64, 768))
+    with nb.cluster():
+        with nb.stage(cluster="gpu"), nb.compress(int8=True):
+            left, right = (keras.layers.Dense(768)(inputs) for _ in range(2))
+        with nb.stage(cluster="npu"):
+            outputs = keras.layers.Dense(1)(left * right)
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    nb.shutdown()
+    with nb.init(links="100gbit,1ms"):
+        given = nb.plan(model, keras.KerasTensor((16, 64, 768)), keras.KerasTensor((16, 64, 1)))
+    (warning,) = [note for note in given.notes if note.startswith("warning: ")]
+    assert warning.endswith((" (for b1, too)", " (for b0, too)")) and f"leave nb.compress out, {__file__}:" in warning
+
+
 def test_a_mask_reads_well() -> None:
     given = planned(masked=True, int8=True, mask=True)
     text = given.to_text()
     assert "as none" not in text
     assert "at most 6.2 MiB as int8" in text and "at most 12.4 MiB" in text
-    assert "b0: both ways only marked rows" in text
+    assert "b1: both ways only marked rows" in text
     assert all(link.at_most for link in given.links.values())
     assert "at most 6.2 MiB" in given.to_svg() and given.to_html().count("at most 12.4 MiB") == 2
 

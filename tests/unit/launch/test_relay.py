@@ -8,7 +8,8 @@ import sys
 import threading
 from pathlib import Path
 
-from whale_nebula.launch.relay import Relay, Sink, last_sentence, last_word
+from whale_nebula.launch.relay import Relay, Sink
+from whale_nebula.launch.sentence import last_word
 
 
 def relayed(code: str, tmp_path: Path, prefixes: dict[str, str] | None = None) -> tuple[bytes, bytes, str]:
@@ -89,14 +90,24 @@ def test_only_the_end_of_the_errors_is_kept(tmp_path: Path) -> None:
     assert last_word(tail) == "NB-401 gone"
 
 
-def test_the_last_word_of_an_error_is_its_first_line_with_a_code() -> None:
-    told = "Traceback:\n  File x\nwhale_nebula.errors.ConfigError: NB-500 no (a.yaml)\n  why: a\n  mend: b\nlater\n"
-    assert last_word(told) == "NB-500 no (a.yaml)"
-    assert last_word("  \n") == ""
+def test_by_what_error_of_ours_it_ends_is_remembered_and_not_handed_on(tmp_path: Path) -> None:
+    told = (
+        "whale_nebula.errors.StateError: NB-305 caught, and printed\n"
+        "  mend: none\n"
+        "whale-nebula: worker gpu/0 ends by an error\n"
+        "Traceback (most recent call last):\n"
+        "whale_nebula.errors.StateError: NB-305 not now (a.py:3)\n"
+        "  why: so\n"
+        "       it is\n"
+        "  mend: wait\n"
+        "  at exit\n"
+    )
+    _, err, tail = relayed(f"import os; os.write(2, {told.encode()!r})", tmp_path, {"err": "[gpu/0] "})
+    lines = told.splitlines()
+    assert err.decode().splitlines() == [f"[gpu/0] {line}" for line in (*lines[:4], lines[-1])]
+    assert tail == told
 
 
-def test_the_last_sentence_is_an_error_as_a_whole() -> None:
-    error = "NB-500 no process runs cluster 'beta' (s.py:1)\n  why: they are a, b\n       and c\n  mend: write this"
-    trace = "Traceback ...\n  File x\nwhale_nebula.errors.ConfigError: "
-    assert last_sentence(f"NB-500 older\n  mend: no\n{trace}{error}\nat last\n") == error
-    assert last_sentence("Traceback ...\n  File x\nValueError: no\n") == "ValueError: no"
+def test_the_error_of_another_worker_is_handed_on(tmp_path: Path) -> None:
+    told = b"whale-nebula: worker npu/0 ends by an error\nwhale_nebula.errors.StateError: NB-305 no\n  mend: x\n"
+    assert relayed(f"import os; os.write(2, {told!r})", tmp_path)[1] == told

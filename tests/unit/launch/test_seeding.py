@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import random
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from whale_nebula.launch.seeding import when_loaded
+from whale_nebula.launch import seeding
+from whale_nebula.launch.seeding import unmoved, when_loaded
 
 
 @pytest.fixture
@@ -96,3 +99,30 @@ class utils:
         CALLS.append((seed, tensorflow.READY))
         numpy.random.state = "by Keras"
 """
+
+
+def test_nothing_but_the_seeding_draws_from_the_numbers_of_the_script() -> None:
+    """A line that waits with `random.random()` in one process only gives it other weights than the next one has."""
+    package = Path(seeding.__file__).parents[1]
+    own = {"Random", "SystemRandom"}
+    found = {
+        f"{path.relative_to(package)}: random.{node.attr}"
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random"
+    }
+    assert {each for each in found if each.rpartition(".")[2] not in own} == {
+        f"launch/seeding.py: random.{name}" for name in ("seed", "getstate", "setstate")
+    }
+
+
+def test_what_joining_draws_is_not_missed() -> None:
+    random.seed(3)
+    np.random.seed(3)
+    expected = random.random(), np.random.rand()
+    random.seed(3)
+    np.random.seed(3)
+    with pytest.raises(ConnectionError), unmoved():
+        random.random(), np.random.rand()
+        raise ConnectionError
+    assert (random.random(), np.random.rand()) == expected

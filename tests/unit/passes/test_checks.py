@@ -6,8 +6,11 @@ import tensorflow as tf
 from tests.unit.passes.programs import alone, program_of
 from whale_nebula.capture.mirror import mirror
 from whale_nebula.ir.graph import Graph
+from whale_nebula.ir.text import from_text
+from whale_nebula.passes.asserted import asserted
 from whale_nebula.passes.effects import is_check, is_effect
 from whale_nebula.passes.plan import cut_program
+from whale_nebula.passes.reduce import fold
 
 
 def traced(body: object) -> Graph:
@@ -74,13 +77,50 @@ ROOT = """
 """
 
 
-def test_what_a_check_reads_is_computed_for_it_and_again_for_the_result() -> None:
+def test_what_all_rows_make_is_asserted_once_of_the_merged_value() -> None:
     program = program_of(ROOT)
     plan = cut_program(program, alone(program))
     (phase,) = plan.phases
     forward = phase.stages[0].forward
     assert forward is not None
-    assert {6, 8, 9} <= set(forward.ops)
-    (update,) = phase.updates["local/0"]
-    assert update.ops == (6,)
+    assert set(forward.ops) == {2, 3, 4, 5}
+    first, update = phase.updates["local/0"]
+    assert (first.round, set(first.ops), set(update.ops)) == (-1, {6, 7, 8, 9}, {6})
     assert {value.op: rule for value, rule in plan.merges.items()} == {5: "mean"}
+
+
+ALONE = """
+    %0 = input x float32[?]
+    %1 = Const {value=(0)} int32[1]
+    %2 = capture limit float32[]
+    %3 = Const {value=(0)} int32[]
+    %4 = Mul(%0, %2) float32[?]
+    %5 = Sum(%4, %1) float32[]
+    %6 = Max(%4, %1) float32[]
+    %7 = Less(%4, %2) bool[?]
+    %8 = All(%7, %1) bool[]
+    %9 = Less(%5, %2) bool[]
+    %10 = Less(%6, %2) bool[]
+    %11 = Less(%2, %6) bool[]
+    %12 = Shape(%4) int32[1]
+    %13 = Prod(%12, %1) int32[]
+    %14 = Greater(%13, %3) bool[]
+    %15 = Equal(%13, %13) bool[]
+    %16 = Assert(%CONDITION) stateful
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [(8, "each"), (10, "each"), (14, "each"), (15, "each"), (9, "once"), (11, "refused")],
+)
+def test_each_micro_batch_asserts_what_holds_of_all_where_it_holds_of_each(condition: int, found: str) -> None:
+    graph = from_text(ALONE.replace("CONDITION", str(condition)))
+    once, refused = asserted(graph, {16}, fold(graph, {0: 0}, checks={16}))
+    assert (16 in once, len(refused)) == (found == "once", int(found == "refused"))
+
+
+def test_rows_are_not_sent_to_be_printed_by_an_assertion_of_all_of_them() -> None:
+    graph = from_text(ALONE.replace("CONDITION", "9, %4"))
+    once, (refused,) = asserted(graph, {16}, fold(graph, {0: 0}, checks={16}))
+    assert not once and "says something of each" in refused.reason

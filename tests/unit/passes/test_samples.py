@@ -70,6 +70,9 @@ def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(OptionError, match=r"nb.compress\(delta='idz'\) names no input of this step") as caught:
         plan(program(way="int8, delta idz"))
     assert caught.value.why == "its inputs are x, y, ids" and "'ids'" in caught.value.mend
+    with pytest.raises(OptionError) as caught:
+        plan(replace(program(way="int8, delta idz"), sites=("train.py:7",)))
+    assert caught.value.where == "train.py:7"
 
 
 def test_a_part_of_an_input_is_named_with_its_argument() -> None:

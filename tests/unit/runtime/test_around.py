@@ -110,9 +110,9 @@ def test_a_pipeline_around_a_model_without_stages_says_that_it_holds_none() -> N
 @pytest.mark.parametrize(("placed", "what"), [(False, "nb.stage"), (True, "nb.place")])
 def test_a_layout_around_a_step_that_leaves_out_a_stage_is_refused(placed: bool, what: str) -> None:
     trained = model(scoped=not placed, placed=placed)
-    with pytest.raises(nb.errors.StageIdentityError, match=rf"{what} at .* is on cluster 'a', which nb\.cluster at"):
-        with nb.cluster(["z"]):
-            fit(trained)
+    said = rf"{what} at .* is on cluster 'a', which nb\.cluster at"
+    with pytest.raises(nb.errors.StageIdentityError, match=said), nb.cluster(["z"]):
+        fit(trained)
     with nb.cluster(["b", "a"]):
         fit(trained)
     assert list(nb.last_report().stages) == ["a", "b"]

@@ -150,8 +150,9 @@ def test_rows_that_wait_for_an_assertion_about_all_of_them_need_not() -> None:
                 with nb.stage(cluster="gpu"):
                     h = x * variable
                 with nb.stage(cluster="npu"):
-                    with tf.control_dependencies([tf.debugging.assert_less(tf.reduce_sum(h), limit)]):
-                        return tf.reduce_sum(tf.identity(h))
+                    check = tf.debugging.assert_less(tf.reduce_sum(h), limit)
+                with nb.stage(cluster="npu"), tf.control_dependencies([check]):
+                    return tf.reduce_sum(tf.identity(h))
 
         return float(step(ROWS))
 

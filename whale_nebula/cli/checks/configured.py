@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from itertools import combinations
 from pathlib import Path
 
 from whale_nebula.cli.checks.check import Check
 from whale_nebula.config import Config, load
+from whale_nebula.launch.resolve.placement import same_address
 
 
 def config_checks(path: str) -> list[Check]:
@@ -25,12 +25,10 @@ def config_checks(path: str) -> list[Check]:
 
 
 def _shared_addresses(config: Config) -> Iterator[Check]:
-    """Two workers that would listen at one place: neither can be reached for sure."""
-    named = [(f"{name}/{n}", w.address) for name, c in config.clusters.items() for n, w in enumerate(c.workers)]
-    for (one, address), (other, same) in combinations(named, 2):
-        if address == same and address and not address.startswith("0.0.0.0:"):
-            why = f"{one} and {other} have the same address, {address}"
-            yield Check("config", "bad", "workers", why, "give each worker an address of its own")
+    """Two workers that would listen at one place: neither can be reached for sure, and a run refuses them."""
+    named = {f"{name}/{n}": w.address for name, c in config.clusters.items() for n, w in enumerate(c.workers)}
+    for why in same_address(named):
+        yield Check("config", "bad", "workers", why, "give each worker an address of its own")
 
 
 def _certificates(config: Config, path: str) -> Iterator[Check]:

@@ -110,7 +110,14 @@ def _rows(plan: Plan, phase: PhaseTimes, lines: tuple[str, ...], scale: float, t
 
 
 def _row(
-    phase: PhaseTimes, place: tuple[int | str, int], name: str, y: float, height: int, scale: float, class_: str, timed: bool
+    phase: PhaseTimes,
+    place: tuple[int | str, int],
+    name: str,
+    y: float,
+    height: int,
+    scale: float,
+    class_: str,
+    timed: bool,
 ) -> Markup:
     spans = [span for span in phase.timeline.of(*place) if span.seconds or isinstance(span.place, str)]
     label = name if len(name) < 17 else f"{name[:15]}…"

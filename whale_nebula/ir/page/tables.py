@@ -104,8 +104,8 @@ def boundaries(plan: Plan) -> Markup:
         (
             f"{each.name} (phase {each.phase})" if phased else each.name,
             element("code", str(Spec(each.dtype, each.shape))),
-            *(each.maker or "–", each.source, ", ".join(each.destinations), _sent(each.bytes, each.codec)),
-            _sent(each.backward_bytes, each.backward_codec) if each.backward else "does not return",
+            *(each.maker or "–", each.source, ", ".join(each.destinations), _sent(each.bytes, each.taken[0])),
+            _sent(each.backward_bytes, each.taken[1]) if each.backward else "does not return",
             *(in_a_step(each, "open"), _held(each)),
         )
         for each in plan.boundaries
@@ -217,12 +217,12 @@ def arrow_panel(plan: Plan, number: int, arrow: Arrow) -> Markup:
 
 
 def _crossing(each: PlanBoundary) -> Markup:
-    back = _sent(each.backward_bytes, each.backward_codec) if each.backward else "does not return"
+    back = _sent(each.backward_bytes, each.taken[1]) if each.backward else "does not return"
     return joined(
         element("h4", f"{each.name} ", element("code", str(Spec(each.dtype, each.shape)))),
         _facts(
             (
-                ("a micro-batch", _sent(each.bytes, each.codec)),
+                ("a micro-batch", _sent(each.bytes, each.taken[0])),
                 ("its gradient", back),
                 ("on lines a step", in_a_step(each, "open")),
                 ("lines held", _held(each)),

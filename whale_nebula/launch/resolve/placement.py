@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,20 +39,27 @@ class Placement:
     addresses: Mapping[str, str]
 
     def __post_init__(self) -> None:
-        taken: dict[str, str] = {}
-        for worker, address in self.addresses.items():
-            other = taken.setdefault(address, worker)
-            if other != worker and address != ANY:
-                raise ConfigError(
-                    f"{other} and {worker} have the same address, {address}",
-                    why="each worker listens at a port of its own",
-                    mend="give one of them another port",
-                )
+        for said in same_address(self.addresses):
+            why = "each worker listens at a port of its own"
+            raise ConfigError(said, why=why, mend="give one of them another port")
 
     @property
     def clusters(self) -> tuple[str, ...]:
         """The clusters of the run, in order."""
         return tuple(dict.fromkeys(map(cluster_of, self.addresses)))
+
+
+def same_address(addresses: Mapping[str, str]) -> Iterator[str]:
+    """Each worker that would listen where another one does, in words. A port that is still to be chosen is nobody's.
+
+    >>> list(same_address({"gpu/0": "a:7101", "gpu/1": ANY, "npu/0": "a:7101", "npu/1": ANY}))
+    ['gpu/0 and npu/0 have the same address, a:7101']
+    """
+    taken: dict[str, str] = {}
+    for worker, address in addresses.items():
+        other = taken.setdefault(address, worker)
+        if other != worker and address != ANY:
+            yield f"{other} and {worker} have the same address, {address}"
 
 
 class Declined(NamedTuple):
@@ -88,7 +95,7 @@ def own_cluster(config: Config, asked: Asked) -> str:
     if asked.cluster is not None:
         if names and asked.cluster not in names:
             raise ConfigError(
-                f"the config has no cluster {asked.cluster!r}", mend=f"{did_you_mean(asked.cluster, names)} --cluster"
+                f"the config has no cluster {asked.cluster!r}", mend=f"--cluster: {did_you_mean(asked.cluster, names)}"
             )
         return asked.cluster
     if len(names) > 1:

@@ -38,6 +38,7 @@ from whale_nebula.passes.reduce import (
     slicing,
 )
 from whale_nebula.passes.reduce.interpret import Folding, fold
+from whale_nebula.passes.reduce.making import SAME_SEED
 from whale_nebula.passes.reduce.mends import SHAPED, Edge
 from whale_nebula.passes.reduce.state import COUPLED, ROWS, WHOLE, Fold
 from whale_nebula.passes.reduce.verdict import merge_rule, verdict
@@ -48,4 +49,17 @@ FAMILIES = (
 )  # fmt: skip
 """The modules that hold the rules: importing them registers these."""
 
-__all__ = ["COUPLED", "FAMILIES", "ROWS", "SHAPED", "WHOLE", "Edge", "Fold", "Folding", "fold", "merge_rule", "verdict"]
+__all__ = [
+    "COUPLED",
+    "FAMILIES",
+    "ROWS",
+    "SAME_SEED",
+    "SHAPED",
+    "WHOLE",
+    "Edge",
+    "Fold",
+    "Folding",
+    "fold",
+    "merge_rule",
+    "verdict",
+]

@@ -28,6 +28,7 @@ from whale_nebula.passes.reduce.state import (
 Rest = Callable[[Site, Sequence[Fold]], Fold]
 """What an op does to values without rows."""
 
+TWO_AXES = "every row meets every other row: the batch lies along two axes"
 _PRODUCTS = {
     frozenset({COUNT, MEAN}): SUM,
     frozenset({COUNT, INVERSE}): WHOLE,
@@ -132,7 +133,7 @@ def side_by_side(site: Site, aligned: Sequence[tuple[int, int]]) -> Fold:
             moved = fold._replace(axis=fold.axis + shift).bare
             both = moved if found is None else matched(site, found, moved)
             if both.kind == COUPLED:
-                return both
+                return _unfit(site, aligned) or both
             found = both
     if found is None:
         return whole()
@@ -140,6 +141,23 @@ def side_by_side(site: Site, aligned: Sequence[tuple[int, int]]) -> Fold:
         if site.folds[place].kind == WHOLE and not flat(site, place, found.axis - shift):
             return site.coupled("a tensor that is no part of the batch lies along the batch axis")
     return found
+
+
+def _unfit(site: Site, aligned: Sequence[tuple[int, int]]) -> Fold | None:
+    """Rows that lie along so many entries of another tensor, which has its own elsewhere: most often those were not
+    meant to meet, and the step fails uncut as well.
+    """
+    rows = [(place, shift) for place, shift in aligned if site.folds[place].kind == ROWS]
+    for place, shift in rows:
+        for other, moved in rows:
+            axis = site.folds[place].axis + shift - moved
+            size = site.size(other, axis) if axis >= 0 and axis != site.folds[other].axis else None
+            if size is not None and size > 1:
+                return site.coupled(
+                    f"{TWO_AXES}, and along one of them a tensor has {size} entries, so without micro-batches it is an "
+                    f"error of shapes unless a batch has {size} rows: micro_batch=1 shows it"
+                )
+    return None
 
 
 def flat(site: Site, place: int, axis: int) -> bool:
@@ -150,7 +168,7 @@ def flat(site: Site, place: int, axis: int) -> bool:
 def matched(site: Site, left: Fold, right: Fold) -> Fold:
     """Two tensors with rows, entry by entry: the same row must meet itself."""
     if left.axis != right.axis:
-        return site.coupled("every row meets every other row: the batch lies along two axes")
+        return site.coupled(TWO_AXES)
     if left.order != right.order or left.ragged != right.ragged:
         return site.coupled("the rows of two tensors do not lie in the same order")
     per = left.per if left.per == right.per else max(left.per, right.per)

@@ -16,7 +16,7 @@ from whale_nebula.passes.reduce.algebra import (
     packed,
 )
 from whale_nebula.passes.reduce.registry import Result, Site, rule
-from whale_nebula.passes.reduce.state import COUNT, ROWS, STRANGE, WHOLE, Fold, Number, count, whole
+from whale_nebula.passes.reduce.state import COUNT, ROWS, STRANGE, WHOLE, Fold, Number, blocks_of, count, whole
 
 _UNARY = """
     Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Bitcast Bucketize Ceil ComplexAbs Cos Cosh
@@ -75,7 +75,22 @@ def multiplication(site: Site) -> Result:
         return found
     by = [site.known(place) for place, fold in enumerate(site.folds) if not fold.position]
     known = len(by) == 1 and site.folds[0].kind != site.folds[1].kind
-    return found._replace(position=found.position * by[0] if known and by[0] and found.position > 0 else STRANGE)
+    if known and by[0] and found.position > 0:
+        return found._replace(position=found.position * by[0])
+    once = known and by[0] is None and found.position == 1 and not found.offset
+    return found._replace(position=_by_size(site) if once else STRANGE)
+
+
+def _by_size(site: Site) -> int:
+    """Positions times the size of a tensor's second axis, which is not known: of that tensor they are blocks."""
+    factor = next(value for value, fold in zip(site.op.inputs, site.folds, strict=True) if not fold.position)
+    while site.graph.ops[factor.op].type in ("Cast", "Identity"):
+        factor = site.graph.ops[factor.op].inputs[0]
+    op = site.graph.ops[factor.op]
+    shape = site.graph.ops[op.inputs[0].op] if op.type == "StridedSlice" else op
+    begins = site.graph.ops[op.inputs[1].op].constant if op.type == "StridedSlice" else None
+    whole_graph = site.owner == site.op.index  # elsewhere its numbers would mean other tensors
+    return blocks_of(shape.inputs[0]) if whole_graph and shape.type == "Shape" and begins == (1,) else STRANGE
 
 
 @rule("RealDiv", "Div", "DivNoNan", "FloorDiv", literal=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from whale_nebula.passes.reduce.algebra import matched, mixed, packed, structured
 from whale_nebula.passes.reduce.registry import Result, Site, rule
-from whale_nebula.passes.reduce.state import COUNT, ROWS, SHAPE, STRANGE, SUM, UNKNOWN, WHOLE, Fold
+from whale_nebula.passes.reduce.state import COUNT, ROWS, SHAPE, STRANGE, SUM, WHOLE, Fold, blocks_of
 
 _ACROSS = "rows are picked by number out of the batch"
 
@@ -54,10 +54,20 @@ def _own_rows(site: Site, table: Fold, numbers: Fold, axis: int) -> Fold:
     """Rows picked by the numbers that they have in their own micro-batch."""
     entry_by_entry = numbers.position == 1 and not numbers.offset and numbers.per == table.per
     block_by_block = numbers.per == 1 and numbers.position == table.per > 1
-    unknown_blocks = numbers.per == 1 and numbers.position == STRANGE and table.per == UNKNOWN
-    if table.order or table.ragged or not (entry_by_entry or block_by_block or unknown_blocks):
+    unknown_blocks = numbers.per == 1 and numbers.position < STRANGE and _is_blocks(site, numbers.position)
+    in_order = not (table.order or numbers.order or table.ragged)
+    if not in_order or not (entry_by_entry or block_by_block or unknown_blocks):
         return site.coupled(_ACROSS)
     return table._replace(axis=axis, per=numbers.per, ragged=numbers.ragged).bare
+
+
+def _is_blocks(site: Site, position: int) -> bool:
+    """Whether the first two axes of the tensor that positions count the blocks of were merged to this table."""
+    made = site.graph.ops[site.op.inputs[0].op]
+    if made.type != "Reshape" or blocks_of(made.inputs[0]) != position or site.owner != site.op.index:
+        return False
+    before, after = site.graph.spec(made.inputs[0]).shape, site.spec(0).shape
+    return before is not None and after is not None and None not in before[2:] and before[2:] == after[1:]
 
 
 def _of_vector(site: Site) -> Fold:

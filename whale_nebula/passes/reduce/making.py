@@ -42,22 +42,35 @@ def random(site: Site) -> Result:
     made = _made(site, 0)
     if any(fold.kind != WHOLE for fold in site.folds[1:]):
         return site.coupled("what is drawn depends on the batch")
-    fixed = site.op.type.startswith("Stateless") and all(fold.inputs for fold in site.folds[1:])
-    same = fixed and made.kind == ROWS
-    return site.coupled("a seed that never changes draws the same for each micro-batch") if same else made
+    same = made.kind == ROWS and _same_seed(site, site.folds[1:])
+    return site.coupled(SAME_SEED) if same else made
+
+
+SAME_SEED = "its seed is the same for each micro-batch, so each would draw the same rows"
+
+
+def _same_seed(site: Site, seeds: Sequence[Fold]) -> bool:
+    """Whether every run draws the same: what says so is constant, or the attributes of an op of its own kernel.
+
+    A kernel counts what it has drawn, but each micro-batch may have one of its own.
+    """
+    if site.op.type.startswith("Stateless"):
+        return all(fold.inputs for fold in seeds)
+    return bool(site.number("seed", 0) or site.number("seed2", 0))
 
 
 @rule("RngReadAndSkip")
 def next_seed(site: Site) -> Result:
     """A tf.random.Generator's state, which each micro-batch moves on by what it draws."""
-    plain = all(fold.kind in (WHOLE, COUNT) for fold in site.folds)
-    return whole() if plain else site.coupled("how much is drawn depends on the batch")
+    return whole()
 
 
 @rule("Multinomial", "StatelessMultinomial", "RandomGammaGrad", "RandomPoissonV2")
 def drawn(site: Site) -> Result:
     """Draws for each row of scores."""
     scores = site.folds[0]
+    if scores.kind == ROWS and _same_seed(site, site.folds[2:]):
+        return site.coupled(SAME_SEED)
     if scores.kind == ROWS and all(fold.kind == WHOLE for fold in site.folds[1:]):
         return scores.bare if scores.axis == 0 else site.coupled("draws along the batch axis")
     return site.coupled("what is drawn depends on the batch")

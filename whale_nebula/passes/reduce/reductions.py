@@ -47,9 +47,18 @@ def _over_rows(site: Site, data: Fold) -> Fold:
         return count(UNKNOWN) if _all_the_same(site.graph, site.op.inputs[0]) else Fold(SUM)
     if site.op.type != "Mean":
         return site.coupled(f"{site.op.type} over the batch is neither a sum nor a mean")
+    if _rounds(site):
+        return site.coupled(_ROUNDED)
     if data.ragged:
         return site.coupled("a mean over entries of which each row has another number")
     return Fold(MEAN)
+
+
+_ROUNDED = "a mean of whole numbers is rounded: add them, and divide the sum"
+
+
+def _rounds(site: Site) -> bool:
+    return site.op.type == "Mean" and site.spec(0).dtype.startswith(("int", "uint"))
 
 
 def _all_the_same(graph: Graph, value: Value) -> bool:
@@ -74,7 +83,7 @@ def _constant(graph: Graph, value: Value) -> bool:
 
 
 def _without_rows(site: Site) -> Fold:
-    linear = site.op.type in ("Sum", "Mean")
+    linear = site.op.type in ("Sum", "Mean") and not _rounds(site)
     return structured(site, site.folds) if linear else site.nonlinear(site.folds)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from whale_nebula.ir.spec import Value
+
 WHOLE = "whole"
 """The same in every micro-batch."""
 ROWS = "rows"
@@ -31,6 +33,14 @@ UNKNOWN = 0
 STRANGE = -1
 """`position` where the number of times is not known."""
 
+_OUTPUTS = 1024
+
+
+def blocks_of(value: Value) -> int:
+    """`position` of the numbers of rows, times the size of the second axis of this tensor."""
+    return STRANGE - 1 - value.op * _OUTPUTS - value.out
+
+
 UNDER, OWN = -1, -2
 """First number of an `order`: the batch lies under other axes that were merged with it; an order like no
 other."""
@@ -57,10 +67,10 @@ class Fold(NamedTuple):
     `axis` is where the rows lie; `per` the entries that one row has there (of a count: the number a row). `order`
     is empty where the rows lie one after the other, so that the micro-batches' values only need to be put behind
     each other; `ragged` where each row gives another number of them: by which mask. `position` marks multiples of
-    the number that a row has in the batch: it says how many times (or `STRANGE`), `offset` that something was
-    added. `inputs` says that the value comes from the user's inputs alone. `literal` are the known numbers of a
-    whole, `parts` the states along the last axis. `blame` and `reason` say of after and coupled which op made it
-    so, and why.
+    the number that a row has in the batch: it says how many times (or `STRANGE`, or `blocks_of`), `offset` that
+    something was added. `inputs` says that the value comes from the user's inputs alone. `literal` are the known
+    numbers of a whole, `parts` the states along the last axis. `blame` and `reason` say of after and coupled which op
+    made it so, and why.
 
     >>> str(Fold(ROWS, axis=1)), str(Fold(SUM, inputs=True))
     ('rows(1)', 'sum of inputs')

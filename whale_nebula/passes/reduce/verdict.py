@@ -8,6 +8,7 @@ from whale_nebula.errors import BatchCoupledError, CaptureError
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.origin import Origin
 from whale_nebula.passes.reduce.baked import baked
+from whale_nebula.passes.reduce.making import SAME_SEED
 from whale_nebula.passes.reduce.state import (
     AFTER,
     COUNT,
@@ -93,11 +94,14 @@ def _mends(graph: Graph, op: Op | None, what: str, origin: str, fold: Fold) -> t
     found = [alone, *([weight] if scalar and what == LOSS else []), allow]
     if isinstance(origin, Origin) and origin.kind in _BY_ROW:
         found.append(f"{_BY_ROW[origin.kind]} in the place of {origin.said}")
+    if SAME_SEED in fold.reason:
+        found.append(_MOVING)
     if op is not None and "compile_loss" in op.name and Fold(AFTER).spoken in fold.reason:
         found.append(_MASK)
     return tuple(found)
 
 
+_MOVING = "a seed that moves on with each draw: keras.random.SeedGenerator(...), or a tf.random.Generator's own draws"
 _MASK = (
     "a mask that is made of the inputs alone, as Embedding(mask_zero=True) and Masking make it: this one hangs on what "
     "the model computes, so what Keras divides the loss by is not known before"

@@ -17,6 +17,7 @@ from whale_nebula.transport.grpc.lane import Lane, reason
 from whale_nebula.wire.tensor import Bytes
 
 _LOG = logging.getLogger("whale_nebula.transport")
+_DRAWN = random.SystemRandom()  # `random` itself is the script's: what it draws next is no business of a line
 _KEEPER_SECONDS = 0.5  # it holds nothing by then: one that still looks at an address that does not answer is let be
 
 
@@ -183,4 +184,4 @@ class GrpcCarrier(ABC):
         return lost(self.there, f"its address {self.where} has refused twice: no process has the port any more")
 
     def _back_off(self, attempt: int) -> float:
-        return self._deadlines.again(attempt, random.random())  # noqa: S311 - no secret
+        return self._deadlines.again(attempt, _DRAWN.random())

@@ -37,7 +37,20 @@ def test_rows_that_meet_across_two_axes_are_coupled() -> None:
         %2 = Sub(%0, %1) float32[?,?]            => coupled of inputs
     """
     check(text)
-    assert "every row meets every other row" in reason(text)
+    assert reason(text) == "every row meets every other row: the batch lies along two axes"
+
+
+def test_rows_along_the_entries_of_another_tensor_are_said_to_be_an_error_of_shapes() -> None:
+    """A weight for each row meets a metric with seven entries for each: without micro-batches that fails as well."""
+    text = """
+        %0 = input weight float32[?]
+        %1 = input metric float32[?,7]
+        %2 = Mul(%0, %1) float32[?,7]            => coupled of inputs
+    """
+    check(text)
+    said = "so without micro-batches it is an error of shapes unless a batch has 7 rows: micro_batch=1 shows it"
+    assert reason(text).endswith(said)
+    assert reason(text.replace("%0, %1", "%1, %0")).endswith(said)
 
 
 def test_sums_and_means_under_arithmetic() -> None:

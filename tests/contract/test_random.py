@@ -1,0 +1,65 @@
+"""TensorFlow's own random ops: the numbers of their kernels can be had from a variable."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from whale_nebula import tf_random
+
+SHAPES = [(), (3,), (8, 64)]
+DRAWS: dict[str, Callable[[Any], Any]] = {
+    "uniform": lambda shape: tf.random.uniform(shape, 1.0, 3.0, seed=7),
+    "normal": lambda shape: tf.random.normal(shape, seed=7, dtype=tf.float64),
+    "truncated": lambda shape: tf.random.truncated_normal(shape, seed=7),
+    "integers": lambda shape: tf.random.uniform(shape, 3, 99, tf.int64, seed=7),
+    "dropout": lambda shape: tf.nn.dropout(tf.ones(shape), 0.5, seed=7),
+}
+
+
+def three(draw: Callable[[Any], Any]) -> list[Any]:
+    """What three calls of one function draw, of all shapes."""
+    function = tf.function(lambda: [draw(tf.constant(shape, tf.int32)) for shape in SHAPES])
+    return [each.numpy() for _ in range(3) for each in function()]
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_variable_gives_the_numbers_of_a_kernel(name: str) -> None:
+    plain, states = three(DRAWS[name]), []
+
+    def asked(seed: int, seed2: int) -> Any:
+        states.append(tf_random.fresh_state(seed, seed2, "draws"))
+        return states[-1]
+
+    tf_random.hook_draws(asked)
+    try:
+        counted = three(DRAWS[name])
+    finally:
+        tf_random.hook_draws(None)
+    assert len(states) == len(SHAPES)
+    for one, other in zip(plain, counted, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_where_nobody_has_a_variable_the_kernel_draws() -> None:
+    asked: list[tuple[int, int]] = []
+    tf_random.hook_draws(lambda seed, seed2: asked.append((seed, seed2)))
+    try:
+        graph = tf.function(lambda: tf.random.normal([3], seed=7)).get_concrete_function().graph
+    finally:
+        tf_random.hook_draws(None)
+    assert [op.type for op in graph.get_operations() if op.op_def.is_stateful] == ["RandomStandardNormal"]
+    assert len(asked) == 1 and any(asked[0])
+
+
+def test_a_state_is_no_variable_of_the_function_that_is_traced() -> None:
+    states = []
+
+    def body() -> None:
+        states.append(tf_random.fresh_state(1, 2, "draws"))
+
+    function = tf.function(body)
+    function.get_concrete_function()
+    assert [state.numpy().tolist() for state in states] == [[0, 2, 1]] * len(states)

@@ -1,0 +1,93 @@
+"""What a worker says of the error that ends it: written by the worker, found again in what it wrote.
+
+A worker names itself in a line, and then comes the traceback of its error. What our own error says (what, where, why,
+mend) its launcher keeps back meanwhile: it stands once, at the very end, and not in the midst of what others write.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import takewhile
+
+_UNDER = re.compile(r"  (why|mend): |   {5,}")
+_OURS = re.compile(r"whale_nebula\.errors\.\w+: NB-\d{3} ")
+_CODE = re.compile(r"NB-\d{3} ")
+
+
+def ends_by(worker: str) -> str:
+    """The line above the traceback of the error that ends a worker.
+
+    >>> ends_by("gpu/0")
+    'whale-nebula: worker gpu/0 ends by an error'
+    """
+    return f"whale-nebula: worker {worker} ends by an error"
+
+
+class Kept:
+    r"""Finds, line by line, the lines that a launcher keeps back: those of our error that ends the worker.
+
+    >>> kept = Kept("gpu/0")
+    >>> lines = [ends_by("gpu/0"), "Traceback", "whale_nebula.errors.StateError: NB-305 no", "  mend: x", "after"]
+    >>> [line for line in lines if kept.back(line)]
+    ['whale_nebula.errors.StateError: NB-305 no', '  mend: x']
+    """
+
+    def __init__(self, worker: str) -> None:
+        self._head = ends_by(worker)
+        self._ends = self._within = False
+
+    def back(self, line: str) -> bool:
+        """Whether the next line that the worker has written on its standard error is kept back."""
+        line = line.rstrip("\r\n")
+        self._within = self._ends and bool(_OURS.match(line) or (self._within and _UNDER.match(line)))
+        self._ends = self._ends or line == self._head
+        return self._within
+
+
+def last_sentence(errors: str) -> str:
+    r"""The last word of a process and, where it has them, its reason and its mend: the lines that stand under it.
+
+    >>> print(last_sentence("Traceback ...\nConfigError: NB-500 no\n  why: so\n       it is\n  mend: look\ngone\n"))
+    NB-500 no
+      why: so
+           it is
+      mend: look
+    """
+    word = last_word(errors)
+    lines = errors.splitlines()
+    at = max((number for number, line in enumerate(lines) if line.strip().endswith(word)), default=len(lines))
+    return "\n".join([word, *takewhile(_UNDER.match, lines[at + 1 :])])
+
+
+def last_word(errors: str) -> str:
+    r"""The line in which a process most likely said why it ended: the last with an error's code, or the last there is.
+
+    >>> last_word("Traceback ...\nwhale_nebula.errors.LinkClosedError: NB-401 worker 'npu/0' is gone\n  mend: look\n")
+    "NB-401 worker 'npu/0' is gone"
+    >>> last_word("Traceback ...\n  File x\nValueError: no\n\n"), last_word("")
+    ('ValueError: no', '')
+    """
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    coded = [found[0] for line in lines if (found := re.search(r"NB-\d{3} .*", line))]
+    return (coded or lines or [""])[-1]
+
+
+def same_cause(errors: str, other: str) -> bool:
+    r"""Whether the last word of a worker only repeats what another one has said of itself.
+
+    It has heard it from that one, or has found the same: of what differs between two each names itself first.
+
+    >>> told = "InputMismatchError: NB-304 a and b differ (b)\n  mend: shuffle\n"
+    >>> same_cause(told, "NB-302 worker 'gpu/0' failed: a and b differ (b)\n")
+    True
+    >>> same_cause(told, "NB-304 b and a differ (a)\n"), same_cause(told, "NB-304 c and a differ (a)\n")
+    (True, False)
+    """
+    what, heard = (_what(last_word(each)) for each in (errors, other))
+    return bool(what) and (what in heard or sorted(what.split()) == sorted(heard.split()))
+
+
+def _what(word: str) -> str:
+    """The first part of our error: without its code, and without where; nothing of an error that is not ours."""
+    code = _CODE.match(word)
+    return re.sub(r" \([^()]*\)$", "", word[code.end() :]) if code else ""
