@@ -84,7 +84,7 @@ class PlanBoundary:
     nothing crosses a line, and of codecs of which that is not known. `encode_seconds` and `backward_encode_seconds` are
     what of that the side takes that sends. On a ramp all of this is of its last precision; `rungs` and
     `backward_rungs` are the bytes of a micro-batch with each one before. `used` and `backward_used` are what of the
-    codecs a micro-batch takes: less than all, where all of it would not make it smaller.
+    codecs a micro-batch takes, where all of it would not make it smaller and it is less; see `taken`.
     """
 
     name: str

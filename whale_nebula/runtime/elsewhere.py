@@ -191,7 +191,7 @@ class _Elsewhere:
             why="it belongs to a stage of another cluster, and its copy here is empty",
             mend="with nb.gathered(): around the read, in every process\n"
             "or model.get_weights() or model.save(...) in every process; they gather the whole model\n"
-            "of a tf.train.Checkpoint one process writes while all stand in it: if nb.here().lead: checkpoint.save(path)",
+            "a tf.train.Checkpoint is written by one while all stand in it: if nb.here().lead: checkpoint.save(path)",
         )
 
 

@@ -1,6 +1,6 @@
 """Every script of the book gives under `@nb.function` what it gives under `@tf.function`.
 
-Here most of them are cut in one way, another one for each; `grid.py` cuts all of them in every way.
+Here half of them are cut in one way, another one for each, with `--grid` most; `grid.py` cuts all of them in every way.
 """
 
 from __future__ import annotations
@@ -22,6 +22,13 @@ def one_cut(number: int, script: Script) -> Cut:
 
 OFTEN = [name for name, script in SCRIPTS.items() if not script.rarely]
 CASES = [(name, one_cut(number, SCRIPTS[name])) for number, name in enumerate(OFTEN)]
+IDS = {case: f"{case[0]}-{case[1].stages}x{case[1].micro_batches}" for case in CASES}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "cut" in metafunc.fixturenames:
+        chosen = CASES if metafunc.config.getoption("--grid", default=False) else CASES[::2]
+        metafunc.parametrize(("name", "cut"), chosen, ids=[IDS[case] for case in chosen])
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +39,6 @@ def closed():
     nb.shutdown()
 
 
-@pytest.mark.parametrize(("name", "cut"), CASES, ids=[f"{n}-{c.stages}x{c.micro_batches}" for n, c in CASES])
 def test_a_loop_is_the_same(name: str, cut: Cut) -> None:
     script = SCRIPTS[name]
     plain, found = run(script.build, Cut(0)), run(script.build, cut)

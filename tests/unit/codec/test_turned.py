@@ -14,14 +14,14 @@ from whale_nebula.codec.graph.turned import dequantise, quantise
 from whale_nebula.codec.turned import LEAST, block_of, parts
 from whale_nebula.errors import OptionError, RemoteProtocolError
 
-BLOCKS = st.sampled_from([8, 64, 256])
+BLOCKS = st.sampled_from([8, 64])
 BITS = (4, 3, 2, 1)
 LOST = {4: 0.14, 3: 0.23, 2: 0.38, 1: 0.65}
 """Of the norm, at most: a little more than of normal numbers."""
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 DRAWN = np.array([11, 12], np.uint32)
 KEYS = pytest.mark.parametrize("key", [None, DRAWN], ids=["fixed", "by chance"])
-DIMS = st.sampled_from([(1,), (3, 64), (2, 2, 65), (65,), (0, 64), (4, 0), (2, 0, 65), (5, 20), ()])
+DIMS = st.sampled_from([(65,), (3, 64), (2, 2, 65), (0, 64), (4, 0), (2, 0, 65), ()])
 NUMBERS = st.one_of(
     st.floats(width=32),
     st.floats(-4, 4, width=32),
@@ -122,8 +122,8 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("bits", BITS)
-@given(rows=st.integers(0, 3), columns=st.sampled_from([1, 65, 128]), block=BLOCKS, draw=st.integers(0, 2**32))
-@settings(max_examples=15, deadline=None)
+@given(rows=st.integers(0, 3), columns=st.sampled_from([1, 65]), block=BLOCKS, draw=st.integers(0, 2**32))
+@settings(max_examples=10, deadline=None)
 def test_numpy_turns_back_what_tensorflow_does(bits: int, rows: int, columns: int, block: int, draw: int) -> None:
     scales, packed, _ = (part.dims for part in parts((rows, columns), bits, block))
     data = np.random.default_rng(draw).integers(0, 256, packed, np.uint8)
@@ -152,7 +152,7 @@ def test_how_integers_lie_in_bytes(bits: int, codes: list[int], packed: list[int
 @pytest.mark.parametrize("bits", BITS)
 @KEYS
 @given(x=TENSORS, block=BLOCKS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_tensor_crosses_in_the_parts_that_were_foretold(
     bits: int, key: np.ndarray | None, x: np.ndarray, block: int
 ) -> None:

@@ -62,7 +62,7 @@ class Samples:
         """What crosses: scales and integers, then the rows of the samples that cross whole."""
         columns = self.dims[-1]
         some, whole = (int(np.count_nonzero(self.sent & each)) for each in (self.of_integers, ~self.of_integers))
-        return *codec.parts((some, columns), "float32")[:2], Part("float16", (whole, columns))
+        return *codec.parts((some, columns), "float32"), Part("float16", (whole, columns))
 
 
 def kept(way: Way, codec: Codec | None, dims: Dims, ids: Ids | None) -> bool:
@@ -89,9 +89,9 @@ def encode(codec: Integers, x: Any, ids: Ids, cache: Cache, rows: Mask | None = 
     samples = Samples(ids, dims, ~_whole(cache, ids, dims, matrix), rows)
     old = _held(cache, ids[samples.integers], dims).reshape(-1, dims[-1])
     changes = keep(matrix, samples.of_integers & samples.sent) - keep(old, samples.sent[samples.of_integers])
-    scales, integers = (np.asarray(part) for part in codec.encode(tf.constant(changes))[:2])
+    scales, integers, *drawn = (np.asarray(part) for part in codec.encode(tf.constant(changes)))
     others = _half(keep(matrix, ~samples.of_integers & samples.sent))
-    data = join([pack_mask(samples.integers), scales, integers, others])
+    data = join([pack_mask(samples.integers), scales, integers, *drawn, others])
     return data, _written(codec, samples, cache, scales, integers, others)
 
 
@@ -103,7 +103,7 @@ def decode(
         raise RemoteProtocolError(f"differences of samples came for a tensor {list(dims)}, of which none are kept")
     marks = -(-dims[0] // 8)
     samples = Samples(ids, dims, unpack_mask(data[:marks], dims[0]), rows)
-    scales, integers, others = split(data[marks:], samples.parts(codec))
+    scales, integers, *_, others = split(data[marks:], samples.parts(codec))
     cache.saw(ids)
     if not (samples.integers.all() or cache.fits(dims[1:])):
         raise RemoteProtocolError(f"samples {list(dims[1:])} came whole, and others are held")
