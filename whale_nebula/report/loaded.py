@@ -64,7 +64,7 @@ def _report(values: Mapping[str, Any]) -> Report:
     plain = {name: values[name] for name in ("program", "step", "step_seconds", "micro_batches", "worker", "time")}
     report = Report(
         **plain,
-        stages={name: _made(StageReport, each) for name, each in values["stages"].items()},
+        stages={name: _stage(each) for name, each in values["stages"].items()},
         links={name: _made(LinkReport, each) for name, each in values["links"].items()},
         boundaries={name: _boundary(each) for name, each in values.get("boundaries", {}).items()},
         spans=tuple(_made(Span, each) for each in values.get("spans", ())),
@@ -75,6 +75,12 @@ def _report(values: Mapping[str, Any]) -> Report:
     )
     vars(report)["prediction"] = _prediction(values["predicted"])  # what was simulated then is not simulated again
     return report
+
+
+def _stage(values: Mapping[str, Any]) -> StageReport:
+    replicas = tuple(_stage(each) for each in values.get("replicas", ()))
+    made: StageReport = _made(StageReport, {**values, "replicas": replicas})
+    return made
 
 
 def _prediction(values: Mapping[str, Any] | None) -> Prediction | None:
