@@ -3,7 +3,7 @@
     python benchmarks/replica/run.py           # five minutes; PyTorch, where build/torch has it
     python benchmarks/replica/run.py --quick   # a minute, writes nothing
 
-All contenders are started once and take turns, forward and back (A B C C B A), on the same machine; each has one thread for computing.
+All contenders are started once and take turns, forward and back (A B C C B A); each has one thread for computing.
 """
 
 from __future__ import annotations
@@ -31,6 +31,12 @@ TORCH = ROOT / "build" / "torch" / "bin" / "python"
 CONTENDERS = ("loop", "fit", "mwms", "ddp")
 BARS = {("loop", "mwms"): 1.05, ("loop", "ddp"): 1.05, ("fit", "loop"): 1.10}
 """A contender's median step as a multiple of another's, at most."""
+SAID = {
+    "loop": "`nb.replica()`, own loop",
+    "fit": "`nb.replica()`, Keras `fit`",
+    "mwms": "MultiWorkerMirroredStrategy, own loop",
+    "ddp": "PyTorch DDP, gloo",
+}
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "ERROR"}
 
 
@@ -66,8 +72,8 @@ def started(name: str) -> Iterator[Team]:
             env = {**QUIET, "PYTHONPATH": f"{HERE}:{ROOT}"}
             stack.enter_context(spawn(script, {"a/0": "a", "a/1": "a"}, seed=1, env=env))
         else:
-            for command in _commands(name, port):
-                process = subprocess.Popen(command, env={**os.environ, **QUIET}, cwd=HERE)
+            for command, more in _commands(name, port):
+                process = subprocess.Popen(command, env={**os.environ, **QUIET, **more}, cwd=HERE)
                 stack.callback(process.wait, 30)
                 stack.callback(process.terminate)
         lines = [stack.enter_context(stack.enter_context(door.accept()[0]).makefile("rw")) for _ in range(2)]
@@ -76,12 +82,15 @@ def started(name: str) -> Iterator[Team]:
         yield Team(lines)
 
 
-def _commands(name: str, port: int) -> list[list[str]]:
-    if name == "mwms":
-        addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-        return [[sys.executable, str(HERE / "mwms.py"), str(port), str(n), *addresses] for n in range(2)]
-    address = f"127.0.0.1:{free_port()}"
-    return [[str(TORCH), str(HERE / "ddp.py"), str(port), str(n), address] for n in range(2)]
+def _commands(name: str, port: int) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """The command of each process, and what it finds in its environment."""
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    for index in range(2):
+        if name == "ddp":
+            yield [str(TORCH), str(HERE / "ddp.py"), str(port), str(index), addresses[0]], {}
+        else:
+            config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+            yield [sys.executable, str(HERE / "mwms.py"), str(port), str(index)], {"TF_CONFIG": json.dumps(config)}
 
 
 def measure(names: list[str], steps: int, rounds: int) -> dict[str, list[float]]:
@@ -98,14 +107,15 @@ def measure(names: list[str], steps: int, rounds: int) -> dict[str, list[float]]
     return found
 
 
-def table(result: dict[str, Any]) -> str:
-    rows = ["| what | median step, ms | as a multiple of | ratio | at most | |", "|---|---|---|---|---|---|"]
+def rows(ms: dict[str, float]) -> list[list[object]]:
+    """A line for each bar, head first."""
+    found: list[list[object]] = [["what", "a step, ms", "beside", "a step, ms", "ratio", "at most", ""]]
     for (name, other), bar in BARS.items():
-        if name in result["ms"] and other in result["ms"]:
-            ratio = result["ms"][name] / result["ms"][other]
-            said = "reached" if ratio <= bar else "**missed**"
-            rows.append(f"| {name} | {result['ms'][name]} | {other}: {result['ms'][other]} | {ratio:.2f} | {bar} | {said} |")
-    return "\n".join(rows)
+        if name in ms and other in ms:
+            ratio = ms[name] / ms[other]
+            both = SAID[name], ms[name], SAID[other], ms[other]
+            found.append([*both, f"{ratio:.2f}", bar, common.verdict(ratio, bar)])
+    return found
 
 
 def main() -> None:
@@ -115,15 +125,14 @@ def main() -> None:
     asked = parser.parse_args()
     names = [name for name in asked.only or CONTENDERS if name != "ddp" or TORCH.exists()]
     steps, rounds = (10, 2) if asked.quick else (30, 6)
+    machine = common.machine()
     found = measure(names, steps, rounds)
-    result = {
-        "machine": common.machine() if hasattr(common, "machine") else {},
-        "steps": {name: len(each) for name, each in found.items()},
-        "ms": {name: round(1e3 * median(each), 2) for name, each in found.items()},
-    }
-    print(table(result))
+    ms = {name: round(1e3 * median(each), 2) for name, each in found.items()}
+    result = {"machine": machine, "steps": {name: len(each) for name, each in found.items()}, "ms": ms}
+    for row in rows(ms):
+        print(*row, sep=" | ")
     if not asked.quick and not asked.only:
-        (HERE / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        common.write(__file__, result, rows(ms))
 
 
 if __name__ == "__main__":

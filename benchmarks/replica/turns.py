@@ -1,4 +1,4 @@
-"""A contender's side of the benchmark: it runs as many steps as it is told, when it is told, and says what each took."""
+"""A contender's side of the benchmark: it runs as many steps as it is told, and says what each took."""
 
 from __future__ import annotations
 

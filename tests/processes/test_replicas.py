@@ -53,7 +53,7 @@ def alone(case: Case) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def three(request: pytest.FixtureRequest) -> Iterator[tuple[Ended, Mapping[str, Any]]]:
-    """A cluster of two workers and one of a single one, all models in one run; and the same in one process meanwhile."""
+    """All models in one run of a cluster of two workers and one of a single one; the same in one process meanwhile."""
     chosen = cases(request.config)
     script = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / "replicated.py"), *map(called, chosen)]
     with spawn(script, THREE, seed=SEED, cwd=HERE.parents[1]) as job:

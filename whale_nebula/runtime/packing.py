@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-BUCKET_BYTES = 4 << 20
+BUCKET_BYTES = 1 << 21
+"""Two buckets are on their way at the same time as a third is filled; see benchmarks/replica for other sizes."""
 
 
 def buckets(dtypes: Sequence[str], sizes: Sequence[int], limit: int = BUCKET_BYTES) -> list[list[int]]:
