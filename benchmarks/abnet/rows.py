@@ -63,9 +63,6 @@ ROWS: dict[str, Row] = {
         "int3, int2 of half of the rows back, without padding, zstd",
         {"int3": True, "backward": "rows(0.5) >> int2", "mask": True, "zstd": True},
     ),
-    "int3-1z": Row(
-        "int3, int1 back, without padding, zstd", {"int3": True, "backward": "int1", "mask": True, "zstd": True}
-    ),
     "int2z": Row("int2, without padding, zstd", {"int2": True, "backward": "int2", "mask": True, "zstd": True}),
     "topk": Row("top 10 %, int8, without padding", {"topk": 0.1, "int8": True, "mask": True}),
     "topk5": Row("top 5 %, int8, without padding", {"topk": 0.05, "int8": True, "mask": True}),
