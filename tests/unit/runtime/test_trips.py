@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from whale_nebula.ir.routing import Seat
 from whale_nebula.report.report import Span
 from whale_nebula.runtime.clock import Clocks, LineClock, StageClock
 from whale_nebula.runtime.trips import Trips, paces
@@ -19,7 +20,7 @@ CUT: Any = SimpleNamespace(phases=[SimpleNamespace(index=0)], program=SimpleName
 
 def clocks(stage: int, spans: list[Span], told: list[Span]) -> Clocks:
     clock = StageClock("s", 0.0, spans=spans)
-    return Clocks({stage: clock}, StageClock("once", 0.0), LineClock(0, 0, 0.0, told))
+    return Clocks({Seat(stage): clock}, StageClock("once", 0.0), LineClock(0, 0, 0.0, told))
 
 
 def seen_of(compute: float, hold: float, delay: float, count: int = 8, steps: int = 3) -> dict[str, float]:
