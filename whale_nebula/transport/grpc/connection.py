@@ -124,9 +124,10 @@ class Connection:
 
     def _lane_ended(self, number: int, lane: Lane, why: str) -> None:
         """A further lane that ends in order is merely gone: the last words are said on lane 0. Once they are, the
-        others may end by themselves: to break them would look to the other side as if words were lost.
+        others may end by themselves: to break them would look to the other side as if words were lost. So is one that
+        breaks while this side closes, as one does that was still being opened: the last words may be on their way.
         """
-        if not (lane.in_order or lane.finished):
+        if not (lane.in_order or lane.finished or (number and self.closing)):
             self.end(why)
         elif number == 0:
             self._end(why, Lane.gone)
