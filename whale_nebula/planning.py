@@ -56,7 +56,7 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
     with target_wanted("nb.plan", model_or_function, batch):
         step = subject.step
         captured = capture(subject.call, layout, paths=step.paths, metrics=step.metrics, owner=step.owner)
-    if not captured.program.stages[0].where and captured.program.stages[0].replicas == 1:
+    if not captured.program.stages[0].where:
         raise no_scopes(subject.step.name)
     return planned(subject.step.name, captured, tensors, captured.projected)
 

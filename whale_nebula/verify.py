@@ -78,7 +78,7 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     layout, tensors = signature(subject.arguments, subject.step.whole, declared())
     with target_wanted("nb.verify", model_or_function, batch):
         engine = subject.step.plan(subject.arguments, subject.unpack)
-    if not engine.captured.program.stages[0].where and engine.captured.program.stages[0].replicas == 1:
+    if not engine.captured.program.stages[0].where:
         raise no_scopes(subject.step.name)
     around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None
     plain = plain_function(lambda given: _call(subject, given), layout, around=around)

@@ -83,7 +83,8 @@ class Replicas:
         frame = next(iter(self._all), None)
         if frame is None:
             return Stage("stage0", "local")
-        return Stage("stage0", self.home, replicas=_count(frame) or scopes.workers_in(self.home))
+        count = _count(frame) or scopes.workers_in(self.home)
+        return Stage("stage0", self.home, str(frame.site) if count > 1 else "", count)
 
 
 def _count(frame: Frame | None) -> int:

@@ -8,6 +8,7 @@ from textwrap import wrap
 from whale_nebula.codec.said import bounded, details, sent
 from whale_nebula.ir.face import Plan
 from whale_nebula.ir.parts import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
+from whale_nebula.ir.routing import row_name
 from whale_nebula.ir.spec import Spec
 from whale_nebula.ir.timing import PhaseTimes, Times, duration, step_text, times
 from whale_nebula.report.text import size
@@ -268,7 +269,7 @@ def _margin(plan: Plan, drawn: Times) -> int:
 def seats(phase: PhaseTimes) -> list[str]:
     """The names of the rows of stages: a replica has one for itself."""
     return [
-        stage.name if stage.replicas == 1 else f"{stage.name}.{replica}"
+        row_name(stage.name, stage.replicas, replica)
         for place, stage in enumerate(phase.stages)
         for replica in phase.timeline.replicas(place)
     ]

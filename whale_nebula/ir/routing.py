@@ -15,6 +15,15 @@ class Seat(NamedTuple):
     replica: int = 0
 
 
+def row_name(stage: str, replicas: int, replica: int) -> str:
+    """What a stage's row is called in drawings and reports, or its replica's where it has several.
+
+    >>> row_name("npu", 2, 1), row_name("gpu", 1, 0)
+    ('npu.1', 'gpu')
+    """
+    return stage if replicas == 1 else f"{stage}.{replica}"
+
+
 @dataclass(frozen=True)
 class Routing:
     """The host of each replica of each stage. A host is what shares memory for free: in one process a cluster, in

@@ -11,27 +11,23 @@ import tensorflow as tf
 from whale_nebula.ir.spec import Spec
 
 
-def bundled(tensors: Sequence[Any]) -> np.ndarray:
-    """What is sent: one tensor as it is, the bytes of several scalars.
+def packed(tensors: Sequence[Any]) -> np.ndarray:
+    """The bytes of scalars, one after the other.
 
-    >>> bundled([tf.constant(1.5), tf.constant(True)]).tolist()
+    >>> packed([tf.constant(1.5), tf.constant(True)]).tolist()
     [0, 0, 192, 63, 1]
     """
-    arrays = [tf.convert_to_tensor(tensor).numpy() for tensor in tensors]
-    if len(arrays) == 1:
-        return arrays[0]
+    arrays = (tf.convert_to_tensor(tensor).numpy() for tensor in tensors)
     return np.frombuffer(b"".join(np.asarray(each).tobytes() for each in arrays), np.uint8)
 
 
-def unbundled(array: Any, specs: Sequence[Spec]) -> Sequence[Any]:
-    """The tensors that were bundled.
+def unpacked(array: Any, specs: Sequence[Spec]) -> list[Any]:
+    """The scalars whose bytes these are.
 
-    >>> sent = bundled([tf.constant(1.5), tf.constant(True)])
-    >>> [tensor.numpy().item() for tensor in unbundled(sent, [Spec("float32", ()), Spec("bool", ())])]
+    >>> sent = packed([tf.constant(1.5), tf.constant(True)])
+    >>> [tensor.numpy().item() for tensor in unpacked(sent, [Spec("float32", ()), Spec("bool", ())])]
     [1.5, True]
     """
-    if len(specs) == 1:
-        return [tf.convert_to_tensor(array)]
     data, place = np.asarray(array).tobytes(), 0
     found: list[Any] = []
     for spec in specs:
@@ -39,3 +35,24 @@ def unbundled(array: Any, specs: Sequence[Spec]) -> Sequence[Any]:
         found.append(tf.convert_to_tensor(np.frombuffer(data, kind, 1, place)[0]))
         place += spec.nbytes()
     return found
+
+
+def bundled(tensors: Sequence[Any]) -> np.ndarray:
+    """What is sent: one tensor as it is, the bytes of several scalars.
+
+    >>> bundled([tf.constant([2.0])]).tolist(), len(bundled([tf.constant(1.5), tf.constant(True)]))
+    ([2.0], 5)
+    """
+    if len(tensors) > 1:
+        return packed(tensors)
+    found: np.ndarray = tf.convert_to_tensor(tensors[0]).numpy()
+    return found
+
+
+def unbundled(array: Any, specs: Sequence[Spec]) -> Sequence[Any]:
+    """The tensors that were bundled.
+
+    >>> [tensor.numpy().tolist() for tensor in unbundled(bundled([tf.constant([2.0])]), [Spec("float32", (1,))])]
+    [[2.0]]
+    """
+    return unpacked(array, specs) if len(specs) > 1 else [tf.convert_to_tensor(array)]

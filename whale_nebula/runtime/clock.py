@@ -16,7 +16,7 @@ from functools import partial
 import tensorflow as tf
 
 from whale_nebula.ir.program import Stage
-from whale_nebula.ir.routing import Seat
+from whale_nebula.ir.routing import Seat, row_name
 from whale_nebula.report.report import ONCE, LinkReport, Span, StageReport, busiest
 from whale_nebula.transport.protocol import Key, Link
 
@@ -80,15 +80,6 @@ class StageClock:
         return StageReport(self.compute, self.waiting, self.cluster, in_flight(self.spans), self.coding)
 
 
-def lane(stage: Stage, replica: int) -> str:
-    """The name of a stage's row, or of its replica's where it has several.
-
-    >>> lane(Stage("npu", "npu", replicas=2), 1), lane(Stage("gpu", "gpu"), 0)
-    ('npu.1', 'gpu')
-    """
-    return stage.key if stage.replicas == 1 else f"{stage.key}.{replica}"
-
-
 @dataclass
 class Clocks:
     """The clocks of one step: of each stage here (of each replica), of what runs once a step, and of the lines."""
@@ -101,7 +92,8 @@ class Clocks:
     def start(cls, stages: Mapping[Seat, Stage], lines: LineClock) -> Clocks:
         """Start them all; the lines' clock has begun with the step."""
         now = time.perf_counter()
-        own = {s: StageClock(lane(stage, s.replica), now, stage.cluster, stage.key) for s, stage in stages.items()}
+        lanes = {seat: row_name(stage.key, stage.replicas, seat.replica) for seat, stage in stages.items()}
+        own = {s: StageClock(lanes[s], now, stage.cluster, stage.key) for s, stage in stages.items()}
         return cls(own, StageClock(ONCE, now), lines)
 
     def seconds(self) -> float:

@@ -16,6 +16,7 @@ from whale_nebula.errors import ConfigError
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.runtime.collective import host_name
 from whale_nebula.runtime.collectives import Collectives
+from whale_nebula.runtime.early import tasks_of
 from whale_nebula.runtime.elsewhere import Ledger
 from whale_nebula.runtime.expected import Expected
 from whale_nebula.runtime.linking import join_links
@@ -38,7 +39,7 @@ def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledg
 
 def _collectives(attachment: Attachment, session: Session) -> Collectives | None:
     """TensorFlow's sums between the workers of this cluster, where it has several, and each can be asked in time."""
-    mates = [worker for worker, cluster in attachment.peers.items() if cluster == attachment.cluster]
+    mates = [worker for worker in tasks_of(attachment) if worker != attachment.worker]
     addresses = {mate: attachment.addresses.get(mate, "127.0.0.1:0") for mate in mates}
     hosts = {mate: address.rpartition(":")[0] for mate, address in addresses.items()}
     return open_among(session, hosts) if hosts else None

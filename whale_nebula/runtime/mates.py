@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import tensorflow as tf
 from whale_nebula.ir.plan import PhasePlan
 from whale_nebula.passes.mates import Told
 from whale_nebula.runtime.added import Added
+from whale_nebula.runtime.bundled import packed, unpacked
 from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.gradients import PartKey
 from whale_nebula.runtime.merge import added
@@ -65,7 +66,7 @@ class Mates:
         if not run.turns:
             return {}
         if each.kind == "numbers":
-            return {-1: _packed([run.kept[value][m] for m in run.turns for value in each.values])}
+            return {-1: packed([run.kept[value][m] for m in run.turns for value in each.values])}
         if each.kind == "tensor":
             return dict(run.kept[each.values[0]])
         if each.kind == "drift":
@@ -110,7 +111,7 @@ class Mates:
 
     def _numbers_of(self, run: StageRun, each: Told, heard: Mapping[str, dict[int, Any]]) -> None:
         for mate, turns in self._turns(run).items():
-            found = _unpacked(heard[mate][-1], each, len(turns)) if turns else iter(())
+            found = iter(unpacked(heard[mate][-1], each.specs * len(turns)) if turns else ())
             for m in turns:
                 for value in each.values:
                     run.kept.setdefault(value, {})[m] = next(found)
@@ -129,16 +130,3 @@ def _in_order(heard: Mapping[str, Mapping[int, Any]]) -> Sequence[Any]:
     """By micro-batch, and sums by replica: the same order in every process, so the same bits."""
     found = [(m, tensor) for theirs in heard.values() for m, tensor in theirs.items()]
     return [tf.convert_to_tensor(tensor) for _, tensor in sorted(found, key=lambda pair: pair[0])]
-
-
-def _packed(tensors: Sequence[Any]) -> np.ndarray:
-    """The bytes of scalars, one after the other."""
-    return np.frombuffer(b"".join(np.asarray(each).tobytes() for each in tensors), np.uint8)
-
-
-def _unpacked(array: Any, each: Told, times: int) -> Iterator[Any]:
-    data, place = np.asarray(array).tobytes(), 0
-    for spec in each.specs * times:
-        kind = tf.as_dtype(spec.dtype).as_numpy_dtype
-        yield tf.convert_to_tensor(np.frombuffer(data, kind, 1, place)[0])
-        place += spec.nbytes()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from whale_nebula.ir.face import Plan
 from whale_nebula.ir.page.graph import color
 from whale_nebula.ir.page.markup import Markup, element
+from whale_nebula.ir.routing import row_name
 from whale_nebula.ir.timing import (
     SPEED,
     Assumed,
@@ -101,7 +102,7 @@ def _rows(plan: Plan, phase: PhaseTimes, lines: tuple[str, ...], scale: float, t
     y = float(_HEAD)
     for place, stage in enumerate(phase.stages):
         for replica in phase.timeline.replicas(place):
-            name = stage.name if stage.replicas == 1 else f"{stage.name}.{replica}"
+            name = row_name(stage.name, stage.replicas, replica)
             yield _row(phase, (place, replica), name, y, _ROW, scale, f"c{color(plan, stage.cluster)}", timed)
             y += _ROW + _GAP
     for line in lines:
