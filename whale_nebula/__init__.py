@@ -25,6 +25,7 @@ from whale_nebula.late import Bootstrap, wrap_keras
 if TYPE_CHECKING:
     from whale_nebula import codec as codec
     from whale_nebula import errors as errors
+    from whale_nebula import outer as outer
     from whale_nebula.scopes import auto_parallel, cluster, compress, pipeline, place, replica, split, stage
 
 __version__ = "0.1.0.dev0"
@@ -45,6 +46,7 @@ _HOMES = {
     "compress": "scopes",
     "auto_parallel": "scopes",
     "place": "scopes",
+    "shard": "feed.shard",
     "function": "function",
     "loss_weight": "capture",
     "plan": "planning",
@@ -54,7 +56,7 @@ _HOMES = {
     "last_report": "report",
     "Report": "report",
 }
-_MODULES = ("codec", "errors")
+_MODULES = ("codec", "errors", "outer")
 
 __all__ = [
     "Here",
@@ -74,10 +76,12 @@ __all__ = [
     "init",
     "last_report",
     "loss_weight",
+    "outer",
     "pipeline",
     "place",
     "plan",
     "replica",
+    "shard",
     "shutdown",
     "split",
     "stage",

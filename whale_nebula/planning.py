@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import reprlib
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from textwrap import shorten
@@ -16,7 +17,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.step import Signature, capture, signature
 from whale_nebula.capture.targets import target_wanted
-from whale_nebula.errors import OptionError, PlanError
+from whale_nebula.errors import NebulaWarning, OptionError, PlanError
 from whale_nebula.function import NebulaFunction
 from whale_nebula.ir.face import Plan
 from whale_nebula.planned import planned
@@ -99,7 +100,22 @@ def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> _Subje
     example = [tf.nest.map_structure(_as_fed, leaf) for leaf in example]
     if getattr(given, "compiled", False):
         return _Subject(*keras_step(given, "train", tuple(example) if tupled else as_fit_packs(example)))
+    _tell_left_out(given, example)
     return _Subject(*keras_step(given, "predict", example[0]))
+
+
+def _tell_left_out(model: Any, example: Sequence[Any]) -> None:
+    """A predict step takes x alone."""
+    names = [name for name, part in zip(("y", "sample_weight"), example[1:], strict=False) if part is not None]
+    if names:
+        site = calling_site()
+        warning = NebulaWarning(
+            f"nb.plan leaves {' and '.join(names)} out: it plans the predict step of model {model.name!r}",
+            where=str(site),
+            why="a model that is not compiled has no train step",
+            mend="model.compile(...) before it, or nb.plan(model, x)",
+        )
+        warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
 
 
 def _check_example(example: Sequence[Any]) -> None:

@@ -6,13 +6,14 @@ import atexit
 import contextlib
 import os
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from whale_nebula.config import Config, Links, load, parse_links, quantities
-from whale_nebula.errors import ConfigError, OptionError, StateError
+from whale_nebula.errors import ConfigError, NebulaWarning, OptionError, StateError
 from whale_nebula.feed.ids import compared_by, names_any
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.seeding import seed_all, unmoved
@@ -46,8 +47,23 @@ class Here:
     alone: bool = False
 
     def runs(self, cluster: str) -> bool:
-        """Whether this process runs stages of a cluster; true for every one where there is only one process."""
+        """Whether this process runs stages of a cluster; true for every one where there is only one process. Once
+        clusters are known, a name that is none of theirs is warned of.
+        """
+        if cluster not in self.clusters and self.clusters != (LOCAL,):
+            _tell_unknown(cluster, self.clusters)
         return self.alone or cluster == self.cluster
+
+
+def _tell_unknown(cluster: str, known: Sequence[str]) -> None:
+    site = calling_site()
+    warning = NebulaWarning(
+        f"nb.here().runs({cluster!r}) asks for a cluster that is not known",
+        where=str(site),
+        why=f"the clusters are {listed(known)}",
+        mend=did_you_mean(cluster, known),
+    )
+    warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
 
 
 @dataclass
@@ -71,6 +87,7 @@ class Run:
     models: Any = None
     source: str = ""
     compares: bool = False
+    rounds: Any = None
 
     def __repr__(self) -> str:
         here = self.here()
@@ -114,6 +131,16 @@ class Run:
         running = list(self.workers.values())
         listed = {name: len(cluster.workers) for name, cluster in self.config.clusters.items()}
         return {name: max(1, running.count(name) or listed.get(name, 1)) for name in listed or dict.fromkeys(running)}
+
+    @property
+    def cluster_speeds(self) -> dict[str, tuple[float, ...]]:
+        """The speeds of the workers of each cluster whose config says that they differ, in the order of the workers."""
+        found = {}
+        for name, cluster in self.config.clusters.items():
+            told = {f"{name}/{number}": worker.speed for number, worker in enumerate(cluster.workers)}
+            workers = [worker for worker, of in self.workers.items() if of == name] or sorted(told)
+            found[name] = tuple(told.get(worker, 1.0) for worker in workers)
+        return {name: speeds for name, speeds in found.items() if len(set(speeds)) > 1}
 
     def here(self) -> Here:
         """Where this process stands."""
@@ -180,6 +207,11 @@ class Run:
         if self.source:
             return f"{self.source}, which nb.init reads at {self.site},"
         return f"the config at {self.site}" if self.site else "the config"
+
+    def settle(self) -> None:
+        """Where clusters train apart they meet now, and have the same weights; all processes call it together."""
+        if self.rounds is not None:
+            self.rounds.settle()
 
     def check_ids(self, inputs: Sequence[str]) -> None:
         """The first step shows what inputs there are: by one of them rows are compared between processes."""
@@ -269,7 +301,7 @@ def init(
             loaded.tensorboard if tensorboard is None else tensorboard,
         )
         with unmoved(), _watched(run, seen.checked(site)):
-            deal_to(run.cluster_sizes)
+            deal_to(run.cluster_sizes, "" if attachment is None else attachment.cluster, run.cluster_speeds)
             if run.attachment is not None:
                 _join(run, run.attachment)
         _sow(run)
@@ -401,5 +433,6 @@ def gathered() -> Iterator[None]:
     [1.0, 2.0]
     """
     run = current_run()
+    run.settle()
     with contextlib.nullcontext() if run.alone else run.ledger.gathered():
         yield

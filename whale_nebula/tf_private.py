@@ -240,9 +240,12 @@ def resource_spec(tensor: Any) -> tuple[str, tuple[int | None, ...] | None] | No
 
 
 def function_graph(graph: Any, name: str) -> Any:
-    """The FuncGraph of a function that an op of `graph` calls."""
+    """The FuncGraph of a function that an op of `graph` calls; those of a body may be known to a graph around it."""
+    while not graph._is_function(name) and getattr(graph, "outer_graph", None) is not None:
+        graph = graph.outer_graph
     found = graph._get_function(name)
-    return found.graph if hasattr(found, "graph") else function_def_to_graph.function_def_to_graph(found.definition)
+    with graph.as_default():  # where the functions are that it calls by name
+        return found.graph if hasattr(found, "graph") else function_def_to_graph.function_def_to_graph(found.definition)
 
 
 def set_input(op: Any, position: int, tensor: Any) -> None:

@@ -25,8 +25,9 @@ from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.comparing import EXACT, HALF, Runs, State, Values
 from whale_nebula.errors import NotYetError, OptionError
 from whale_nebula.function import NebulaFunction
-from whale_nebula.passes.batch import DRAWN_ANEW
+from whale_nebula.passes.batch import DRAWN_ANEW, lines_of
 from whale_nebula.passes.effects import is_random
+from whale_nebula.passes.replica_sums import SHARED
 from whale_nebula.planning import no_scopes
 from whale_nebula.run import current_run
 from whale_nebula.runtime.channels import States
@@ -253,16 +254,18 @@ def _incomparable(engine: Engine) -> tuple[_Reason, ...]:
     """Why the two steps must differ."""
     program, graph = engine.captured.program, engine.captured.program.graph
     ops = [op for part in (graph, *graph.functions.values()) for op in part.ops]
-    coupled = [note for note in engine.cut.notes if note != DRAWN_ANEW and "nb.compress at " not in note]
+    others = (DRAWN_ANEW, SHARED)
+    coupled = [note for note in engine.cut.notes if not note.startswith(others) and "nb.compress at " not in note]
     allowed = coupled if program.pipeline.coupled == "allow" else []
-    found = [_Reason(note, "nb.pipeline(micro_batch=1) for the check") for note in allowed]
+    alone = lines_of(program).alone
+    found = [_Reason(note, f"{alone} for the check") for note in allowed]
     counted = any(STATE in variable.path for variable in program.variables)
     if counted or any(op.type in _STATEFUL_RANDOM for op in ops):
         why = "the step draws random numbers whose state is in no variable of the uncut step: each run draws others"
         found.append(_Reason(why, "draw them from a keras.random.SeedGenerator, or not at all for the check"))
     elif program.pipeline.micro_batch > 1 and any(is_random(op) for op in ops):
         why = "the step draws random numbers, and each micro-batch its own: reproducible, not those uncut"
-        found.append(_Reason(why, "nb.pipeline(micro_batch=1), or a dropout rate of zero, for the check"))
+        found.append(_Reason(why, f"{alone}, or a dropout rate of zero, for the check"))
     return (*found, *_lossy(engine))
 
 

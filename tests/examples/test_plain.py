@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = ["functional", "subclassed", "custom_loop", "gan"]
-LOOPS = ("custom_loop", "gan")
-SECOND = ("functional", "gan")
+EXAMPLES = ["functional", "subclassed", "custom_loop", "gan", "one_to_many"]
+LOOPS = ("custom_loop", "gan", "one_to_many")
+SECOND = ("functional", "gan", "one_to_many")
 """Trained by the same lines as another of them: whether an import changes their bits, `make soak` looks at alone."""
 # Only where TensorFlow itself is told to be the same twice can bits be compared.
 SAME = "import tensorflow as _tf\n_tf.config.experimental.enable_op_determinism()\n"
@@ -160,3 +160,8 @@ def test_the_gan_has_two_phases(ran: Mapping[str, Ended]) -> None:
     assert all(word in told for word in ("gpu", "npu", "phase 1"))
     _, _, radius = numbers(told)
     assert 0.3 < radius < 2.0
+
+
+def test_the_faster_judge_takes_more(ran: Mapping[str, Ended]) -> None:
+    told = said(ran, "one_to_many")
+    assert "npu: replicas take 1 : 1 : 2 of 4 micro-batches, in the order 2 0 1 2 (speeds 1 : 1 : 2)" in told

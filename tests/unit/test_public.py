@@ -23,7 +23,8 @@ SIGNATURES = {
     "shutdown": "()",
     "here": "()",
     "cluster": "(layout='all', *, name=None)",
-    "replica": "(count=None)",
+    "replica": "(count=None, *, sync_every=None, outer='average', mode='sync', fragments=None, delay=None, "
+    "staleness=None)",
     "stage": "(*, cluster=None, name=None)",
     "pipeline": "(micro_batch=1, *, schedule='eager-1f1b', in_flight=None, recompute=False, coupled='error')",
     "split": "(count=None, *, axis=-1)",
@@ -34,7 +35,7 @@ SIGNATURES = {
     "verify": "(model_or_function, *batch)",
     "last_report": "(program=None)",
 }
-NAMES = {*SIGNATURES, "place", "function", "Plan", "Run", "Report", "Verification", "codec", "errors"}
+NAMES = {*SIGNATURES, "place", "function", "Plan", "Run", "Report", "Verification", "codec", "errors", "outer"}
 
 
 def library_modules() -> list[str]:

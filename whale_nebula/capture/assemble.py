@@ -9,7 +9,9 @@ import tensorflow as tf
 
 from whale_nebula import tf_private
 from whale_nebula.capture.mirror import in_order, mirror
+from whale_nebula.capture.places import place_of
 from whale_nebula.capture.recount import recount
+from whale_nebula.capture.replica_sums import settled
 from whale_nebula.capture.roles import roles
 from whale_nebula.capture.tracing import LiveRequest, Tracing
 from whale_nebula.codec.chosen import ways
@@ -48,7 +50,7 @@ def assemble(
     backward = frozenset(op for request in requests for op in request.backward)
     fixed = {numbers[name]: stage for name, stage in trace.labels.items()}
     labels = label(graph, [stage.key for stage in stages], fixed=fixed, skip=backward)
-    return Program(
+    program = Program(
         graph=graph,
         leaves=_leaves(trace, leaf_names, value),
         variables=_variables(trace, numbers, paths, metrics),
@@ -63,7 +65,9 @@ def assemble(
         labels=labels,
         masks=_masks(trace, value),
         sites=tuple(str(frame.site) for frame in trace.compressions),
+        apart=trace.replicas.apart,
     )
+    return settled(trace, program, where=lambda op: place_of(operations[op]))
 
 
 def _masks(trace: Tracing, value: Callable[[Any], Value]) -> dict[Value, Value]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whale_nebula import tf_private
+from whale_nebula import scopes, tf_private
 from whale_nebula.scopes import Frame
 from whale_nebula.scopes.site import script_site
 
@@ -36,6 +36,21 @@ def built_under_scopes(model: Any) -> bool:
     return any(_made_in_scopes(part) for part in tf_private.layers_of(model))
 
 
+def stages_of(model: Any) -> list[Frame]:
+    """The stages that a model, or a functional one inside it, was built in."""
+    tagged = (each for part in tf_private.layers_of(model) for each in (part, *_own_nodes(part)))
+    found = (scopes.stage_of(frames_of(each)) for each in tagged)
+    return [frame for frame in found if frame is not None]
+
+
+def _own_nodes(layer: Any) -> list[Any]:
+    """Those that bear its scopes: a Sequential's layers do so themselves."""
+    return [] if isinstance(layer, tf_private.KerasSequential) else _nodes(layer)
+
+
 def _made_in_scopes(layer: Any) -> bool:
-    nodes = (node for level in tf_private.nodes_by_depth(layer).values() for node in level)
-    return bool(frames_of(layer)) or any(frames_of(node) for node in nodes)
+    return bool(frames_of(layer)) or any(frames_of(node) for node in _nodes(layer))
+
+
+def _nodes(layer: Any) -> list[Any]:
+    return [node for level in tf_private.nodes_by_depth(layer).values() for node in level]

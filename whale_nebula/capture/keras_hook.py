@@ -52,18 +52,31 @@ def make_function(kind: str, original: Original, model: Any, force: bool) -> Any
     inside = _inside()
     _forget(model, inside)
     attribute = f"{kind}_function"
-    if getattr(model, attribute) is not None and not force:
-        return getattr(model, attribute)
+    if getattr(model, attribute) is None or force:
+        _make(kind, original, model, force, inside)
     if inside or bears_scopes(model):
-        setattr(model, attribute, _stepper(model, kind))
-    else:
-        keras_copies.tell_if_copy(model)
-        if _may_bear(model, kind):
-            setattr(model, attribute, _Probe(model, kind, original))
-        else:
-            met_plain(model.name, kind)
-            original(model, force)
+        _share_files(kind)
     return getattr(model, attribute)
+
+
+def _make(kind: str, original: Original, model: Any, force: bool, inside: bool) -> None:
+    if inside or bears_scopes(model):
+        setattr(model, f"{kind}_function", _stepper(model, kind))
+        return
+    keras_copies.tell_if_copy(model)
+    if _may_bear(model, kind):
+        setattr(model, f"{kind}_function", _Probe(model, kind, original))
+    else:
+        met_plain(model.name, kind)
+        original(model, force)
+
+
+def _share_files(kind: str) -> None:
+    """In several processes, callbacks that write files do it together."""
+    if kind == "train" and not current_run().alone:
+        from whale_nebula.runtime.backups import share_files
+
+        share_files()
 
 
 def _inside() -> bool:
@@ -122,6 +135,7 @@ class _Probe:
         return self._captured(again) if bears_scopes(self._model) else self._tried(again)
 
     def _captured(self, again: Callable[[], Any]) -> Any:
+        _share_files(self._kind)
         return self._settle(_stepper(self._model, self._kind))(again())
 
     def _tried(self, again: Callable[[], Any]) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula import scopes, tf_private
-from whale_nebula.capture.keras_frames import Frames, built_at, frames_of
+from whale_nebula.capture.keras_frames import Frames, built_at, frames_of, stages_of
 from whale_nebula.capture.places import BUILT
 from whale_nebula.capture.tracing import current
 
@@ -45,10 +45,20 @@ def _run_scoped(function: Any, inputs: Any, operation_fn: Any = lambda op: op, c
     if current() is None or call_fn is not None:
         return _run(function, inputs, operation_fn, call_fn)
 
+    if getattr(_LOCAL, "sequential", None) is not function:
+        _tell(function)
+
     def scoped(operation: Any) -> Callable[..., Any]:
         return _entering(operation_fn(operation), _LOCAL.frames, _LOCAL.line)
 
     return _run(function, inputs, scoped, None)
+
+
+def _tell(model: Any) -> None:
+    """The step that is traced hears of all the stages of a model before it enters the first."""
+    trace = current()
+    if trace is not None:
+        trace.meets(stages_of(model))
 
 
 def _entering(operation: Callable[..., Any], frames: Frames, line: str) -> Callable[..., Any]:
@@ -74,6 +84,7 @@ def _built_at(line: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _call_sequential(model: Any, *args: Any, **kwargs: Any) -> Any:
+    _tell(model)
     before = getattr(_LOCAL, "sequential", None)
     _LOCAL.sequential = model._functional
     try:

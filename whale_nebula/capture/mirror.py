@@ -11,10 +11,11 @@ import tensorflow as tf
 
 from whale_nebula import tf_private
 from whale_nebula.capture.places import BUILT
-from whale_nebula.ir.graph import Attribute, Graph, Op
+from whale_nebula.ir.graph import REPLICA_SUM, Attribute, Graph, Op
 from whale_nebula.ir.spec import Spec, Value
 
-STAGE, COMPRESS = "_nebula_stage", "_nebula_compress"
+STAGE, COMPRESS, SUMMED = "_nebula_stage", "_nebula_compress", "_nebula_replica_sum"
+COPIED = "_nebula_copied"
 _SMALL = 64
 _BODIES = {"While": ("cond", "body"), "StatelessWhile": ("cond", "body"), "If": ("then_branch", "else_branch"),
            "StatelessIf": ("then_branch", "else_branch"), "PartitionedCall": ("f",), "StatefulPartitionedCall": ("f",),
@@ -52,13 +53,15 @@ class _Mirror:
         attributes = {k: v for k, a in op.node_def.attr.items() if (v := _attribute(a)) is not None}
         stage, compress = attributes.pop(STAGE, None), attributes.pop(COMPRESS, None)
         attributes.pop(BUILT, None)
+        attributes.pop(COPIED, None)
+        summed = attributes.pop(SUMMED, None) is not None
         constant = _constant(op)
         if op.type == "Const" and constant is None:
             attributes["content"] = _content(op)
         role, name = roles.get(op.name, ("", op.name))
         return Op(
             index=index,
-            type=op.type,
+            type=REPLICA_SUM if summed else op.type,
             inputs=tuple(_value(t, numbers) for t in op.inputs),
             outputs=tuple(_spec(t) for t in op.outputs),
             control=tuple(numbers[c.name] for c in op.control_inputs),

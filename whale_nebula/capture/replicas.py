@@ -4,14 +4,16 @@ workers for.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from whale_nebula import scopes
-from whale_nebula.errors import NestingError, OptionError
+from whale_nebula.errors import NebulaWarning, NestingError, OptionError
+from whale_nebula.ir.apart import Apart
 from whale_nebula.ir.program import Stage
-from whale_nebula.scopes import Frame
+from whale_nebula.scopes import Frame, Site
 
 
 @dataclass
@@ -32,6 +34,8 @@ class Replicas:
     of: dict[str, Frame | None] = field(default_factory=dict)
     holding: set[Frame] = field(default_factory=set)
     home: str = "local"
+    apart: Apart | None = None
+    slow: Frame | None = None
 
     @property
     def several(self) -> bool:
@@ -46,13 +50,38 @@ class Replicas:
         """A replica scope is entered."""
         if frame not in self._all:
             self.met.append(frame)
-        self.home = scopes.home_of(scopes.open_frames())
+            _tell_around(self.around, frame)
+        frames = scopes.open_frames()
+        self.home = scopes.home_of(frames)
+        self._slowly(frame, frames)
+
+    def _slowly(self, frame: Frame, frames: Sequence[Frame]) -> None:
+        """A scope may say that each cluster trains a copy: then it does so of the whole step."""
+        apart = scopes.apart_of(frames, frame)
+        if apart is None:
+            return
+        if self.apart is not None and replace(self.apart, where="") != replace(apart, where=""):
+            raise OptionError(
+                f"nb.replica(sync_every={apart.every}) says something else than the one at {self.apart.where}",
+                where=apart.where,
+                why=f"a step is copied to all clusters as a whole: {apart}; and there: {self.apart}",
+                mend="one nb.replica(sync_every=...) around the whole step",
+            )
+        self.apart, self.slow, self.home = apart, frame, scopes.own_home(frames)
+
+    def compressed(self, frames: Sequence[Frame]) -> None:
+        """A compress scope is entered: inside a copy that each cluster trains, it says how differences cross."""
+        within = self.slow is not None and self.slow in frames and scopes.stage_of(frames) is None
+        found = scopes.apart_of(frames, self.slow) if within else None
+        if self.apart is not None and found is not None:
+            self.apart = replace(self.apart, codec=found.codec)
 
     def stage(self, key: str, frames: Sequence[Frame], site: object) -> None:
         """A stage is entered inside these scopes."""
         frame = scopes.replica_of(frames) or self.around
         if frame is not None:
             self.holding.add(frame)
+        self._check_homeless(frames, site)
         before = self.of.setdefault(key, frame)
         if before is not frame and _count(before) != _count(frame):
             raise OptionError(
@@ -62,10 +91,24 @@ class Replicas:
                 mend="the same nb.replica(...) around both, or a name of its own for the second: nb.stage(name=...)",
             )
 
+    def _check_homeless(self, frames: Sequence[Frame], site: object) -> None:
+        """What each cluster has a copy of is on no cluster in particular."""
+        stage = scopes.stage_of(frames)
+        named = None if stage is None or self.apart is None else stage.options.get("cluster")
+        if named is not None and self.slow is not None:
+            raise OptionError(
+                f"nb.stage(cluster={named!r}) stands in {_said(self.slow)}",
+                where=str(site),
+                why="with sync_every each cluster trains a copy of all that is inside, so no stage of it is on one",
+                mend=f'nb.stage(name="{named}"), or leave sync_every out',
+            )
+
     def settled(self, stages: Sequence[Stage]) -> list[Stage]:
         """The stages with their numbers of replicas; a step without a stage is one stage."""
         if not stages:
             return [self._alone()]
+        if self.apart is not None:
+            stages = [replace(stage, cluster=self.home) for stage in stages]
         idle = next((frame for frame in self.met if frame not in self.holding), None)
         if idle is not None:
             raise _stageless(idle, stages)
@@ -84,7 +127,7 @@ class Replicas:
         if frame is None:
             return Stage("stage0", "local")
         count = _count(frame) or scopes.workers_in(self.home)
-        return Stage("stage0", self.home, str(frame.site) if count > 1 else "", count)
+        return Stage("stage0", self.home, str(frame.site) if count > 1 or self.apart else "", count)
 
 
 def _count(frame: Frame | None) -> int:
@@ -93,7 +136,28 @@ def _count(frame: Frame | None) -> int:
 
 
 def _said(frame: Frame | None) -> str:
-    return "none" if frame is None else f"nb.replica({_count(frame) or ''}) at {frame.site}"
+    if frame is None:
+        return "none"
+    every = frame.options.get("sync_every")
+    said = [str(_count(frame))] * bool(_count(frame)) + [f"sync_every={every}"] * (every is not None)
+    return f"nb.replica({', '.join(said)}) at {frame.site}"
+
+
+_told: set[tuple[Site, Site]] = set()
+
+
+def _tell_around(around: Frame | None, frame: Frame) -> None:
+    """The one that a model was built under goes before one that stands around `fit`."""
+    if around is None or around.options == frame.options or (around.site, frame.site) in _told:
+        return
+    _told.add((around.site, frame.site))
+    warning = NebulaWarning(
+        f"{_said(around).partition(' at ')[0]} around the step does not count",
+        where=str(around.site),
+        why=f"what it holds stands in {_said(frame)}; it is said once for this place",
+        mend="leave one of the two out",
+    )
+    warnings.warn_explicit(warning, NebulaWarning, around.site.file, around.site.line)
 
 
 def _stageless(frame: Frame, stages: Sequence[Stage]) -> NestingError:

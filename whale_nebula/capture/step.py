@@ -23,17 +23,20 @@ from whale_nebula.capture.failures import translated
 from whale_nebula.capture.graph_gradients import graph_asked
 from whale_nebula.capture.inlining import inlining
 from whale_nebula.capture.intercept import intercepted
+from whale_nebula.capture.keras_frames import stages_of
 from whale_nebula.capture.keras_replay import replaying
 from whale_nebula.capture.keys import key_of
 from whale_nebula.capture.late_tapes import tell_later
 from whale_nebula.capture.place_hook import placing
 from whale_nebula.capture.projected import check_crossed, check_listed
 from whale_nebula.capture.projection import projecting
-from whale_nebula.capture.stageless import tell_if_stageless
+from whale_nebula.capture.replica_sums import moments_synchronized
+from whale_nebula.capture.stageless import tell_if_partly_copied, tell_if_stageless
 from whale_nebula.capture.surroundings import check_surroundings
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.errors import UnsupportedError
 from whale_nebula.feed.missing import absent_in
+from whale_nebula.feed.partial import Partial
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.unbundle import Aliases, unbundle
 from whale_nebula.scopes.site import script_site
@@ -135,7 +138,7 @@ def _tensor(path: str, leaf: Any) -> Any:
             why="ragged and sparse inputs are not split by rows yet",
             mend="give a dense tensor: .to_tensor() or tf.sparse.to_dense(...)",
         )
-    if isinstance(leaf, tf.Tensor):
+    if isinstance(leaf, tf.Tensor | Partial):
         return leaf
     return tf.convert_to_tensor(leaf) if _is_tensor(leaf) else None
 
@@ -164,17 +167,19 @@ def capture(
 
     def body(*tensors: Any) -> Any:
         trace.begin(tf.compat.v1.get_default_graph(), list(tensors))
-        with scopes.told_again():
+        with scopes.numbering(), scopes.told_again():
+            _meet(trace, owner)
             return call(filled(layout, tensors))
 
     given = list(zip(layout.names, layout.specs, strict=True))
     function = tf.function(body, autograph=False)
     begin = tf_private.variables_later(function) if later else _have_begun
-    with translated(trace, given), tracing.tracing(trace), _tensorflow(), _keras(), scopes.numbering():
+    with translated(trace, given), tracing.tracing(trace), _tensorflow(), _keras():
         traced = function.get_concrete_function(*layout.specs)
     tell_later(trace.tapes)
     graph = traced.graph
     check_constants(graph)
+    tell_if_partly_copied(trace, paths())
     if isinstance(owner, keras.Model):  # a function under @nb.function says so itself
         tell_if_stageless(trace)
     results = tf.nest.flatten(graph.structured_outputs, expand_composites=True)
@@ -193,7 +198,14 @@ def plainly(tensors: Sequence[Any], owner: Any = None) -> Iterator[None]:
     with tracing.tracing(trace), intercepted(), inlining(), projecting(), _keras(), scopes.numbering():
         trace.begin(tf.compat.v1.get_default_graph(), list(tensors))
         with scopes.told_again():
+            _meet(trace, owner)
             yield
+
+
+def _meet(trace: Tracing, owner: Any) -> None:
+    """All parts of a model are its steps' own, also those that this one leaves out."""
+    if isinstance(owner, keras.Model):
+        trace.meets(stages_of(owner))
 
 
 @contextlib.contextmanager
@@ -204,7 +216,7 @@ def _tensorflow() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _keras() -> Iterator[None]:
-    with replaying(), placing():
+    with replaying(), placing(), moments_synchronized():
         yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,13 +13,15 @@ import tensorflow as tf
 from whale_nebula import scopes, tf_private
 from whale_nebula.capture.bodies import in_body
 from whale_nebula.capture.bottlenecks import Bottlenecks
-from whale_nebula.capture.mirror import COMPRESS, STAGE
+from whale_nebula.capture.mirror import COMPRESS, COPIED, STAGE
 from whale_nebula.capture.pipelines import counting
 from whale_nebula.capture.replicas import Replicas
 from whale_nebula.capture.surroundings import check_strategy
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Pipeline, Stage
+from whale_nebula.ir.shares import enough
 from whale_nebula.passes.order import in_flow_order
+from whale_nebula.passes.replicate import speeds
 from whale_nebula.scopes import Frame
 
 
@@ -50,6 +52,7 @@ class Tracing:
     graph: Any = None
     whole: frozenset[str] = frozenset()
     stages: dict[str, Stage] = field(default_factory=dict)
+    numbers: scopes.Numbers = field(default_factory=scopes.Numbers)
     replicas: Replicas = field(default_factory=Replicas)
     compressions: list[Frame] = field(default_factory=list)
     pipeline: Pipeline = field(default_factory=Pipeline)
@@ -64,6 +67,7 @@ class Tracing:
     batched: list[bool] = field(default_factory=list)
     masks: list[tuple[Any, Any]] = field(default_factory=list)
     draws: list[Any] = field(default_factory=list)
+    summed: list[Any] = field(default_factory=list)
     grown: set[str] = field(default_factory=set)
     tapes: list[Any] = field(default_factory=list)
     bottlenecks: Bottlenecks = field(default_factory=Bottlenecks)
@@ -97,13 +101,18 @@ class Tracing:
 
         What stands in no block may belong to several programs: only here it is known that two entries meet in one.
         """
-        key, cluster = frame.key or "stage0", frame.cluster or "local"
+        key, cluster = self.numbers.identity(frame, self.around)
+        key, cluster = key or "stage0", cluster or "local"
         known = self.stages.setdefault(key, Stage(key, cluster, str(frame.site)))
         if known.cluster != cluster and frame.options.get("cluster") is not None:
             raise scopes.two_clusters(key, cluster, str(frame.site), known.cluster, known.where)
         self._check_layout(frame, cluster)
         self.replicas.stage(key, scopes.open_frames(), frame.site)
         return key
+
+    def meets(self, stages: Iterable[Frame]) -> None:
+        """A model that was built in these stages belongs to the step."""
+        self.numbers.meet(stages, self.around)
 
     def _check_layout(self, frame: Frame, cluster: str) -> None:
         """A block around the whole step, around `fit` say, holds all of its stages, wherever they were written."""
@@ -122,11 +131,18 @@ class Tracing:
             self.stages = {key: self.stages[key] for key in in_flow_order(graph, list(self.stages))}
 
     def settle(self) -> None:
-        """The trace is complete: give each stage its replicas, and the batch enough micro-batches for all of them."""
+        """The trace is complete: give each stage its replicas, and the batch enough micro-batches for all of them.
+
+        Where nobody says how many, there are as many as shares by speed need; but one for each replica where they
+        add up as they compute.
+        """
         stages = self.replicas.settled(list(self.stages.values()))
-        self.stages = {stage.key: stage for stage in stages}
-        most = max(stage.replicas for stage in stages)
-        self.pipeline = replace(self.pipeline, micro_batch=max(self.pipeline.micro_batch, most))
+        asked, most = self.pipeline.micro_batch, max(stage.replicas for stage in stages)
+        alike = self.replicas.apart or (self.summed and asked <= most)
+        known = [()] * len(stages) if alike else speeds(stages, scopes.worker_speeds())
+        self.stages = {stage.key: replace(stage, speeds=each) for stage, each in zip(stages, known, strict=True)}
+        count = max(asked, most) if asked > 1 else enough(known, most)
+        self.pipeline = replace(self.pipeline, micro_batch=count)
 
     def compression_of(self, frame: Frame) -> int:
         """The number of a compress scope; entering the same one again gives the same number."""
@@ -194,9 +210,13 @@ class _Stamper:
             trace.pipelined(frame)
         if frame.kind == "replica":
             trace.replicas.entered(frame)
+        if frame.kind == "compress":
+            trace.replicas.compressed(scopes.open_frames())
+        graph = tf.compat.v1.get_default_graph()
+        if frame.kind == "replica" and graph is trace.graph:
+            return tf_private.stamped(graph, {COPIED: 1})
         if frame.kind not in ("stage", "compress"):
             return contextlib.nullcontext()
-        graph = tf.compat.v1.get_default_graph()
         if graph is not trace.graph or trace.vectorizing:
             raise in_body(frame, None if graph is trace.graph else graph.name, compiled=trace.compiled)
         if frame.kind == "stage":

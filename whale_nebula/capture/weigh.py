@@ -1,7 +1,7 @@
 """With which weight each gradient starts, so that the sum over micro-batches is the whole batch's gradient.
 
 With one micro-batch the weight is one. With several, a target that is a sum over the batch keeps it, a mean gets the
-micro-batch's share of the rows, and what neither is, is refused.
+micro-batch's share of the rows, what is divided by them that share twice, and what is none of these is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from whale_nebula.capture.roles import roles
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.spec import Value
-from whale_nebula.passes.reduce import Folding, fold, verdict
+from whale_nebula.passes.reduce import Fold, Folding, fold, verdict
+from whale_nebula.passes.reduce.state import AFTER, SHAPE
+from whale_nebula.passes.reduce.whole_batch import mends
 
 Tensor = Any
 
@@ -33,10 +35,17 @@ def weigh(trace: Tracing, targets: Sequence[Tensor], seeds: Sequence[Any]) -> li
         return [seed * tf.cast(trace.feed("share"), seed.dtype) for seed in ones]
     recount(trace)
     kinds = _kinds(trace, targets)
-    return [
-        seed * tf.cast(trace.feed("share"), seed.dtype) if kind in ("mean", "whole") else seed
-        for seed, kind in zip(ones, kinds, strict=True)
-    ]
+    return [_weighed(trace, seed, _SHARES.get(kind, 0)) for seed, kind in zip(ones, kinds, strict=True)]
+
+
+_SHARES = {"mean": 1, "whole": 1, "inverse": 2}
+"""How often a target's weight is its micro-batch's share of the rows. One divided by these rows is too large itself."""
+
+
+def _weighed(trace: Tracing, seed: Tensor, times: int) -> Tensor:
+    for _ in range(times):
+        seed = seed * tf.cast(trace.feed("share"), seed.dtype)
+    return seed
 
 
 def _ones(target: Tensor) -> Tensor:
@@ -52,13 +61,22 @@ def _kinds(trace: Tracing, targets: Sequence[Tensor]) -> list[str]:
     where = places(operations)
     numbers = {op.name: index for index, op in enumerate(operations)}
     kinds: list[str] = []
+    lines = mends(trace.pipeline.micro_batch, copied=trace.replicas.several)
     for target in targets:
         state = folding.of(Value(numbers[target.op.name], target.value_index))
-        refusal = verdict(state, graph, where=where)
+        refusal = verdict(_one(state, numbers[target.op.name]), graph, where=where, lines=lines)
         if refusal is not None and trace.pipeline.coupled != "allow":
             raise refusal
         kinds.append("mean" if refusal is not None else state.kind)
     return kinds
+
+
+def _one(state: Fold, op: int) -> Fold:
+    """The entries of a target have one weight."""
+    return Fold(AFTER, blame=op, reason=_MIXED) if state.kind == SHAPE else state
+
+
+_MIXED = "its entries are no one kind: some grow with the rows, others do not"
 
 
 def _fold(trace: Tracing, targets: Sequence[Tensor]) -> tuple[Folding, Graph, list[Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 from whale_nebula.config import quantities
 from whale_nebula.config.addresses import address
 from whale_nebula.config.document import read
+from whale_nebula.config.devices import device
 from whale_nebula.config.links import Line, Links
 from whale_nebula.config.place import Place
 from whale_nebula.config.schema import PATIENCE_SECONDS, SHOWS, Cluster, Config, InputSpec, Security, WorkerSpec
@@ -83,7 +84,7 @@ def _worker(place: Place) -> WorkerSpec:
     table = place.table(("address", "device", "speed"))
     return WorkerSpec(
         address=address(table.key("address")),
-        device=table.key("device").given(Place.text, None),
+        device=table.key("device").given(device, None),
         speed=table.key("speed").given(_speed, 1.0),
     )
 

@@ -51,7 +51,10 @@ def _header(program: Program) -> Iterator[str]:
     )
     for number, stage in enumerate(program.stages):
         copies = "" if stage.replicas == 1 else f" replicas={stage.replicas}"
-        yield f"stage {number} {stage.key} cluster={stage.cluster}{copies}"
+        speeds = f" speeds={':'.join(map(repr, stage.speeds))}" if stage.speeds else ""
+        yield f"stage {number} {stage.key} cluster={stage.cluster}{copies}{speeds}"
+    if program.apart is not None:
+        yield f"apart {program.apart}"
     for number, (forward, backward) in enumerate(program.compressions):
         yield f"compress {number} {forward}, backward {backward}"
     for leaf in program.leaves:

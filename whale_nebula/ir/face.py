@@ -62,7 +62,8 @@ class Plan:
         yield f"program {self.program_digest}"
         for stage in self.stages.values():
             copies = "" if stage.replicas == 1 else f" replicas={stage.replicas}"
-            yield f"stage {stage.name} {stage.cluster} {stage.worker}{copies}"
+            order = f" order={','.join(map(str, stage.order))}" if stage.order else ""
+            yield f"stage {stage.name} {stage.cluster} {stage.worker}{copies}{order}"
         for each in self.boundaries:
             yield f"boundary {each.name} {each.codec}, backward {each.backward_codec}"
         yield from (f"version {name} {version}" for name, version in sorted(self.versions.items()))

@@ -25,6 +25,9 @@ HOLDER = "holder"
 FEED = "feed"
 """Role of an op of ours that the runtime fills: a boundary's gradient, a share."""
 
+REPLICA_SUM = "ReplicaSum"
+"""Type of an op of ours that stands for a sum over all replicas of its stage: what it reads is each one's own part."""
+
 LAYER = "_nebula_layer"
 """Attribute of an op that a layer made which `nb.place` knows: the layer and its place, in words."""
 

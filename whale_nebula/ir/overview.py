@@ -121,6 +121,8 @@ class Overview:
             cluster=stage.cluster,
             worker=worker,
             replicas=stage.replicas,
+            order=self.cut.routing.orders[number] if self.cut.routing.orders else (),
+            speeds=stage.speeds,
             forward_ops=len(self.work.told(number, backward=False)),
             backward_ops=len(self.work.told(number, backward=True)),
             variables=tuple(variable.path for variable in variables),

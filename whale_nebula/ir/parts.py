@@ -35,7 +35,8 @@ class PlanStage:
     dict or its place in a tuple ("loss" is what is differentiated, "result" all that is returned, where neither has a
     name); `runs` says for each phase what the stage does in it: "F", "B", "FB" or nothing. `activation_bytes` is what
     a micro-batch keeps for its backward, `in_flight` how many micro-batches do so at a time. What a loop does of which
-    nothing tells how often it turns counts once; `open_loops` says how many such loops there are.
+    nothing tells how often it turns counts once; `open_loops` says how many such loops there are. Of several replicas
+    `order` says which takes which micro-batch, where they do not take turns, and `speeds` what the config says of them.
     """
 
     name: str
@@ -58,6 +59,8 @@ class PlanStage:
     open_loops: int = 0
     layers: tuple[PlanLayer, ...] = ()
     replicas: int = 1
+    order: tuple[int, ...] = ()
+    speeds: tuple[float, ...] = ()
 
     @property
     def flops(self) -> int:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.routing import Routing
+from whale_nebula.ir.shares import Order
 from whale_nebula.ir.spec import Spec, Value
 
 
@@ -145,7 +146,8 @@ class Cut:
 
     `merges` says for a forward value that leaves the micro-batches how they become one; `held` which workers keep
     a variable; `whole` the fragment that computes batch-wide values from inputs alone, `weight` the one that weighs
-    a micro-batch. `owners` says which workers give the user a returned tensor, where not all do.
+    a micro-batch. `owners` says which workers give the user a returned tensor, where not all do; `orders`, for each
+    stage, which replica takes which micro-batch (none at all: all stages have the plain one).
     """
 
     program: Program
@@ -161,6 +163,7 @@ class Cut:
     notes: tuple[str, ...] = ()
     exchange: tuple[Exchange, ...] = ()
     owners: Mapping[Value, tuple[str, ...]] = field(default_factory=dict)
+    orders: tuple[Order, ...] = ()
 
     @cached_property
     def routing(self) -> Routing:
@@ -176,4 +179,4 @@ class Cut:
         found: list[list[str]] = [[] for _ in self.program.stages]
         for device in sorted(self.devices, key=lambda device: (device.stage, device.replica)):
             found[device.stage].append(host(device))
-        return Routing(tuple(map(tuple, found)))
+        return Routing(tuple(map(tuple, found)), self.orders)

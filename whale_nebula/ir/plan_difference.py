@@ -8,7 +8,7 @@ from itertools import zip_longest
 from whale_nebula.ir.digest import HERE, THERE, Words
 from whale_nebula.ir.face import Plan
 from whale_nebula.ir.op_difference import op_difference
-from whale_nebula.ir.parts import PlanBoundary
+from whale_nebula.ir.parts import PlanBoundary, PlanStage
 from whale_nebula.ir.spec import Spec
 
 _ALONE = "local/0"
@@ -63,8 +63,16 @@ def _stages(mine: Plan, theirs: Plan, words: Words) -> Iterator[str]:
             yield _renamed(mine, theirs, words) or _only(f"stage {name!r}", own is not None, words)
         elif own.cluster != other.cluster:
             yield f"stage {name!r} is on cluster {own.cluster!r} {here}, on {other.cluster!r} {there}"
+        else:
+            yield from _unlike(f"the number of replicas of stage {name!r}", own.replicas, other.replicas, words)
+            yield from _unlike(f"the order of the replicas of stage {name!r}", _turns(own), _turns(other), words)
     if list(mine.stages) != list(theirs.stages):
         yield f"the stages follow one another as {_listed(mine)} {here}, as {_listed(theirs)} {there}"
+
+
+def _turns(stage: PlanStage) -> str:
+    """Who takes which micro-batch."""
+    return " ".join(map(str, stage.order)) or "the plain one"
 
 
 def _renamed(mine: Plan, theirs: Plan, words: Words) -> str:

@@ -9,8 +9,10 @@ from whale_nebula.codec.said import bounded, details, sent
 from whale_nebula.ir.face import Plan
 from whale_nebula.ir.parts import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
 from whale_nebula.ir.routing import row_name
+from whale_nebula.ir.shares import seconds, taken
 from whale_nebula.ir.spec import Spec
 from whale_nebula.ir.timing import PhaseTimes, Times, duration, step_text, times
+from whale_nebula.report.straggler import WORTH, mend, said, waits
 from whale_nebula.report.text import size
 from whale_nebula.schedule import draw
 
@@ -63,7 +65,35 @@ def _limit(plan: Plan) -> str:
 # ---------------------------------------------------------------------- stages
 def _stages(plan: Plan) -> Iterator[str]:
     rows = [_stage(number, stage) for number, stage in enumerate(plan.stages.values())]
-    return _table([_STAGE_HEAD, *rows], numbers=range(4, 8))
+    yield from _table([_STAGE_HEAD, *rows], numbers=range(4, 8))
+    for line in share_lines(plan):
+        yield from wrap(line, WIDTH, subsequent_indent="    ")
+
+
+def share_lines(plan: Plan) -> Iterator[str]:
+    """What the replicas of stages take where they are not equally fast, and who waits for whom."""
+    for stage in plan.stages.values():
+        if not stage.order and not stage.speeds:
+            continue
+        shares = taken(stage.order, stage.replicas, len(plan.rows))
+        by = f" (speeds {_ratio(stage.speeds)})" if stage.speeds else ""
+        order = f", in the order {' '.join(map(str, stage.order))}" if stage.order else " in turn"
+        yield f"{stage.name}: replicas take {_ratio(shares)} of {len(plan.rows)} micro-batches{order}{by}"
+        yield from _idle(stage, shares, len(plan.rows), sum(plan.rows))
+
+
+def _ratio(numbers: Sequence[float]) -> str:
+    return " : ".join(f"{number:g}" for number in numbers)
+
+
+def _idle(stage: PlanStage, shares: Sequence[int], count: int, rows: int) -> Iterator[str]:
+    """Who waits for the slowest, by the speeds that the config says."""
+    if not stage.speeds:
+        return
+    took = seconds(shares, stage.speeds)
+    idle = waits(took) / max(took)
+    if idle > WORTH:
+        yield said(stage.name, took, f"{100 * idle:.0f} % of what that takes", mend(stage.speeds, count, rows))
 
 
 _STAGE_HEAD = (
@@ -113,8 +143,8 @@ def _boundaries(plan: Plan) -> Iterator[str]:
     rows = [_boundary(each, phases, timed) for each in plan.boundaries]
     yield from _table([[*head, *["they are held"] * timed], *rows])
     for each in plan.boundaries:
-        for said in codec_lines(each):
-            yield from wrap(f"{each.name}: {said}", WIDTH, subsequent_indent="    ")
+        for line in codec_lines(each):
+            yield from wrap(f"{each.name}: {line}", WIDTH, subsequent_indent="    ")
 
 
 def _boundary(each: PlanBoundary, phases: bool, timed: bool) -> list[str]:

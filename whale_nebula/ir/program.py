@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from whale_nebula.ir.apart import Apart
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.spec import Spec, Value
 
@@ -37,13 +38,15 @@ class Variable:
 class Stage:
     """A part of the model that one cluster runs. Its place in `Program.stages` is its order.
 
-    There are `replicas` of it, and each takes its share of the micro-batches.
+    There are `replicas` of it, and each takes its share of the micro-batches; `speeds` are theirs beside one another,
+    where the config says that they differ.
     """
 
     key: str
     cluster: str
     where: str = ""
     replicas: int = 1
+    speeds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,8 @@ class Program:
 
     `labels` says for an op which stage (its number) runs it; `weights` are what `nb.loss_weight` was given;
     `compressions` are the ways forward and backward by the number that `Op.compress` holds, and `masks` what Keras
-    has marked the rows of tensors with; `sites` are the lines of the compress scopes.
+    has marked the rows of tensors with; `sites` are the lines of the compress scopes. With `apart` each cluster of
+    the run trains a copy of all of it.
     """
 
     graph: Graph
@@ -143,6 +147,7 @@ class Program:
     labels: dict[int, int] = field(default_factory=dict)
     masks: dict[Value, Value] = field(default_factory=dict)
     sites: tuple[str, ...] = ()
+    apart: Apart | None = None
 
     @cached_property
     def _request_of(self) -> dict[int, int]:

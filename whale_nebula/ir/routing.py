@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from whale_nebula.ir.shares import Order
+
 
 class Seat(NamedTuple):
     """A replica of a stage, by their numbers."""
@@ -29,17 +31,21 @@ class Routing:
     """The host of each replica of each stage. A host is what shares memory for free: in one process a cluster, in
     several a worker.
 
-    The micro-batches of a step have one order, and replica m mod R takes micro-batch m, however many replicas the stage
-    has that it comes from: so results do not depend on the numbers.
+    The micro-batches of a step are numbered, and replica m mod R takes micro-batch m, however many replicas the stage
+    has that it comes from: so results do not depend on the numbers. Where a stage has an order of its own
+    (`ir.shares`), as its replicas are not equally fast, that says who takes micro-batch m.
 
     >>> routing = Routing((("gpu/0", "gpu/1", "gpu/2"), ("npu/0", "npu/1")))
     >>> [(routing.host(0, m), routing.host(1, m)) for m in range(4)]
     [('gpu/0', 'npu/0'), ('gpu/1', 'npu/1'), ('gpu/2', 'npu/0'), ('gpu/0', 'npu/1')]
     >>> routing.turns(1, "npu/1", 6)
     (1, 3, 5)
+    >>> Routing((("gpu/0",), ("npu/0", "npu/1")), ((), (1, 0, 1))).turns(1, "npu/1", 6)
+    (0, 2, 3, 5)
     """
 
     hosts: tuple[tuple[str, ...], ...]
+    orders: tuple[Order, ...] = ()
 
     @classmethod
     def plain(cls, hosts: Iterable[str]) -> Routing:
@@ -48,7 +54,8 @@ class Routing:
 
     def replica(self, stage: int, micro_batch: int) -> int:
         """The replica of a stage that takes a micro-batch."""
-        return micro_batch % len(self.hosts[stage])
+        order = self.orders[stage] if self.orders else ()
+        return order[micro_batch % len(order)] if order else micro_batch % len(self.hosts[stage])
 
     def host(self, stage: int, micro_batch: int) -> str:
         """Where a stage takes a micro-batch."""
@@ -83,6 +90,11 @@ class Routing:
     def replicated(self) -> frozenset[int]:
         """The stages that several hosts hold."""
         return frozenset(stage for stage in range(len(self.hosts)) if len(self.of(stage)) > 1)
+
+    def joined(self, source: int, readers: Sequence[int]) -> tuple[tuple[str, str], ...]:
+        """The (sending, receiving) hosts between which a stage's tensors may cross, by this order or by another."""
+        found = ((a, b) for reader in readers for a in self.of(source) for b in self.of(reader) if a != b)
+        return tuple(dict.fromkeys(found))
 
     def pairs(self, source: int, readers: Sequence[int], count: int) -> tuple[tuple[str, str], ...]:
         """The (sending, receiving) hosts between which a stage's tensors of `count` micro-batches cross."""

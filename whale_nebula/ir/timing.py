@@ -15,6 +15,7 @@ from math import ceil, inf
 from whale_nebula.ir.coded import coding
 from whale_nebula.ir.face import Plan
 from whale_nebula.ir.parts import PlanStage
+from whale_nebula.ir.shares import taken
 from whale_nebula.schedule import Hop, Line, Timeline, Work, limits, pace, simulate
 from whale_nebula.wire.frame import wire_bytes
 
@@ -141,9 +142,15 @@ def in_flight(plan: Plan) -> dict[str, int]:
     for phase in times(plan).phases:
         for place, (stage, limit) in enumerate(zip(phase.stages, phase.limits, strict=True)):
             fused = place == len(phase.stages) - 1
-            held = 0 if "B" not in stage.runs[phase.phase] else 1 if fused else ceil(limit / stage.replicas)
+            held = 0 if "B" not in stage.runs[phase.phase] else 1 if fused else _busiest_holds(stage, limit)
             found[stage.name] = max(found[stage.name], held)
     return found
+
+
+def _busiest_holds(stage: PlanStage, limit: int) -> int:
+    """How many of those in flight the replica with the largest share holds."""
+    period = len(stage.order) or stage.replicas
+    return ceil(limit * max(taken(stage.order, stage.replicas, period)) / period)
 
 
 def counted(plan: Plan) -> Plan:
@@ -167,10 +174,10 @@ def _phase(plan: Plan, phase: int, count: int, given: Assumed) -> PhaseTimes:
     else:
         hops = {pair: _free(hop) for pair, hop in hops.items()}
     timeline = simulate(works, hops, count, name=plan.schedule, in_flight=plan.in_flight)
-    replicas = [work.replicas for work in works]
     chosen = limits(
-        plan.schedule, len(stages), len(plan.rows), pace=pace(works, hops), in_flight=plan.in_flight, replicas=replicas
-    )
+        plan.schedule, len(stages), len(plan.rows), pace=pace(works, hops), in_flight=plan.in_flight,
+        replicas=[work.replicas for work in works], orders=[work.order for work in works],
+    )  # fmt: skip
     return PhaseTimes(phase, stages, timeline, chosen)
 
 
@@ -183,7 +190,7 @@ def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, given: Assumed) 
     for stage in stages:
         forward, backward = float("F" in stage.runs[phase]), _BACKWARD * ("B" in stage.runs[phase])
         unit = (1.0 if given.seconds is None else given.seconds / (1.0 + _BACKWARD)) * _share(stage, most)
-        yield Work(forward * unit, backward * unit if backward else None, replicas=stage.replicas)
+        yield _work(stage, forward * unit, backward * unit if backward else None)
 
 
 def _coded(plan: Plan, stages: Sequence[PlanStage], works: Sequence[Work]) -> list[Work]:
@@ -200,7 +207,13 @@ def _counted(stage: PlanStage, phase: int, micro_batches: int, speed: float) -> 
         phases = sum(letter in runs for runs in stage.runs)
         return CALL + flops / (micro_batches * phases * speed) if letter in stage.runs[phase] else 0.0
 
-    return Work(takes("F", stage.forward_flops), takes("B", stage.backward_flops) or None, replicas=stage.replicas)
+    return _work(stage, takes("F", stage.forward_flops), takes("B", stage.backward_flops) or None)
+
+
+def _work(stage: PlanStage, forward: float, backward: float | None) -> Work:
+    """What is assumed of a stage is so of its fastest replica."""
+    slowness = tuple(max(stage.speeds) / speed for speed in stage.speeds)
+    return Work(forward, backward, replicas=stage.replicas, order=stage.order, slowness=slowness)
 
 
 def _share(stage: PlanStage, most: int) -> float:

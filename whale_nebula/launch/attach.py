@@ -41,6 +41,7 @@ class Attachment:
     patience: float = PATIENCE_SECONDS
     config: str | None = None
     everywhere: bool = False
+    device: str | None = None
     heart: Heart | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -93,6 +94,7 @@ def _attachment(identity: Identity, heart: Heart | None) -> Attachment:
         patience=identity.patience,
         config=identity.config,
         everywhere=identity.everywhere,
+        device=identity.device,
         heart=heart,
     )
 

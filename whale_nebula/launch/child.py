@@ -45,12 +45,12 @@ def _prepare(attachment: Attachment) -> None:
         sys.stdout.reconfigure(line_buffering=True)  # it is a pipe to the launcher, and someone looks on
     if attachment.seed is not None:
         seed_all(attachment.seed)
-    if attachment.cluster in attachment.peers.values():
-        when_loaded("keras", lambda: _early().prepare_task(attachment))
+    if attachment.device is not None or attachment.cluster in attachment.peers.values():
+        when_loaded("keras", lambda: _early().prepare(attachment))
 
 
 def _early() -> ModuleType:
-    """What a worker with mates in its cluster does before TensorFlow computes anything; it needs TensorFlow."""
+    """What a worker with a device, or with mates in its cluster, does before TensorFlow computes anything; it needs TensorFlow."""
     return importlib.import_module("whale_nebula.runtime.early")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
 from whale_nebula.config.addresses import address
+from whale_nebula.config.devices import device
 from whale_nebula.config.place import Place
 from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import ConfigError
@@ -40,7 +41,7 @@ class Identity:
     `leash` is the file descriptor of a pipe that the launcher holds open as long as it lives, `pulse` that of the pipe
     into which the worker's heart beats. Workers with addresses `listen`, and have files of certificates unless the
     config says `insecure`; `config` is the path of that config. `everywhere` says that the launcher started the workers
-    of all clusters (`--all`).
+    of all clusters (`--all`). `device` is the one of its host that the worker has, where the config says so.
 
     >>> identity = Identity("gpu/0", "gpu", {"npu/0": Peer("npu", 5)}, "run-1", 7, leash=6, launcher=100)
     >>> Identity.from_json(identity.to_json()) == identity
@@ -62,6 +63,7 @@ class Identity:
     patience: float = PATIENCE_SECONDS
     config: str | None = None
     everywhere: bool = False
+    device: str | None = None
 
     def to_json(self) -> str:
         """The text that goes into the variable."""
@@ -110,6 +112,7 @@ def _identity(place: Place) -> Identity:
         patience=table.key("patience").given(_seconds, PATIENCE_SECONDS),
         config=table.key("config").given(Place.text, None),
         everywhere=table.key("everywhere").given(Place.truth, False),
+        device=table.key("device").given(device, None),
     )
     _check(place, found)
     return found

@@ -79,9 +79,18 @@ def identities(
             patience=config.patience,
             config=None if path is None else os.path.abspath(path),
             everywhere=everywhere,
+            device=_device(config, worker),
         )
         for worker in placement.here
     }
+
+
+def _device(config: Config, worker: str) -> str | None:
+    """What the config says of the device of a worker, which is called after its cluster and its place there."""
+    cluster, _, number = worker.rpartition("/")
+    found = config.clusters.get(cluster)
+    listed = found.workers[int(number) : int(number) + 1] if found is not None and number.isdigit() else ()
+    return listed[0].device if listed else None
 
 
 def _gateway(config: Config, cluster: str) -> str | None:

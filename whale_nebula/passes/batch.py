@@ -14,10 +14,12 @@ from whale_nebula.ir.spec import Value
 from whale_nebula.passes.asserted import asserted
 from whale_nebula.passes.effects import draws, is_check, is_effect, is_random, resources, written
 from whale_nebula.passes.reduce import COUPLED, ROWS, WHOLE, Fold, Folding, fold, merge_rule, verdict
+from whale_nebula.passes.reduce.whole_batch import Mends, mends
 from whale_nebula.passes.rereads import rereads
 
 _ONCE = frozenset({"after", "inverse"})
 _MERGED = frozenset({"sum", "mean", "count", "after", "inverse", "shape", "whole"})
+_LEAVES = "a value that leaves the micro-batches"
 Where = Callable[[int], str]
 
 DRAWN_ANEW = "random numbers, such as dropout's, are drawn anew for each micro-batch: reproducible, not those uncut"
@@ -50,6 +52,11 @@ class BatchFolds:
         return self._coupled(value, state) if rule in ("coupled", "after", "whole") else rule
 
     @cached_property
+    def lines(self) -> Mends:
+        """What would leave the batch whole: replicas cut it, too."""
+        return lines_of(self.program)
+
+    @cached_property
     def targets(self) -> frozenset[Value]:
         """What is differentiated: by what nb.loss_weight says, each micro-batch's counts as a mean."""
         return frozenset(value for request in self.program.requests for value in request.targets)
@@ -67,7 +74,7 @@ class BatchFolds:
         if state.good:  # each micro-batch has a value, and put together they are not the whole's
             reason = state.misplaced or f"it is {state.spoken}, and of a micro-batch alone"
             state = Fold(COUPLED, blame=value.op, reason=reason)
-        refusal = verdict(state, self.program.graph, where=self.where, what="a value that leaves the micro-batches")
+        refusal = verdict(state, self.program.graph, where=self.where, what=_LEAVES, lines=self.lines)
         if refusal is None or self.program.weights or self.program.pipeline.coupled == "allow":
             self._note(refusal)
             return self._allowed(value)
@@ -81,7 +88,7 @@ class BatchFolds:
 
     def refuse(self, state: Fold, what: str, ways: tuple[str, ...] = ()) -> None:
         """Refuse what micro-batches would change; where that is allowed, note it."""
-        refusal = verdict(state, self.program.graph, where=self.where, what=what, ways=ways)
+        refusal = verdict(state, self.program.graph, where=self.where, what=what, ways=ways, lines=self.lines)
         if refusal is not None and self.program.pipeline.coupled != "allow":
             raise refusal
         self._note(refusal)
@@ -91,6 +98,13 @@ class BatchFolds:
         cause = "" if refusal is None else refusal.what.partition(": ")[2] or refusal.what
         if refusal is not None and not any(note.endswith(cause) for note in self.notes):
             self.notes.append(refusal.what)
+
+
+def lines_of(program: Program) -> Mends:
+    """What a user writes so that the batch of a program stays whole."""
+    copied = max((stage.replicas for stage in program.stages), default=1)
+    count = program.pipeline.micro_batch
+    return mends(count if count > copied else 1, copied=copied > 1)
 
 
 def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:

@@ -20,6 +20,8 @@ def compress_notes(program: Program, boundaries: Sequence[Boundary]) -> Iterator
             others = _around(program, each, counting)
             overruled |= {site: _said(each, site, _site(program, counting)) for site in others}
     yield from overruled.values()
+    if program.apart is not None:  # they say how differences of weights cross
+        return
     for site in dict.fromkeys(program.sites):
         if site not in used and site not in overruled:
             yield f"nb.compress at {site} changes nothing: no tensor that crosses comes under it"

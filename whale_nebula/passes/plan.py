@@ -28,12 +28,14 @@ from whale_nebula.passes.cut import Cutter, Draft, Key, finish
 from whale_nebula.passes.draws import check_draws
 from whale_nebula.passes.exchange import clusters_apart, exchanges
 from whale_nebula.passes.homes import Homes
+from whale_nebula.passes.lanes import lane_notes
 from whale_nebula.passes.masks import mask_of, scopes_of, unmarked
 from whale_nebula.passes.order import check_order
 from whale_nebula.passes.overruled import compress_notes
 from whale_nebula.passes.parts import Parts, split_parts
 from whale_nebula.passes.python_ops import one_in_flight, python_notes
-from whale_nebula.passes.replicate import devices, running
+from whale_nebula.passes.replica_sums import notes as sums_notes
+from whale_nebula.passes.replicate import devices, orders, running
 from whale_nebula.passes.samples import ids_of
 from whale_nebula.passes.shared import check_shared
 from whale_nebula.passes.skips import skip
@@ -55,7 +57,7 @@ def cut_program(
     """
     program = one_in_flight(program)
     folds = fold_batch(program, where)
-    folds.notes.extend(python_notes(program, where))
+    folds.notes.extend([*python_notes(program, where), *sums_notes(program)])
     parts = split_parts(program, folds.once, folds.checks)
     check_draws(program, parts, folds, workers)
     program = with_merges(program, folds)
@@ -119,8 +121,9 @@ class _Builder:
             forward_written=tuple(
                 sorted(variables[op].path for op in self.parts.forward_written if op in variables)
             ),
-            notes=tuple(self.folds.notes),
+            notes=(*self.folds.notes, *([str(self.program.apart)] if self.program.apart else ())),
             owners={value: tuple(names[w] for w in sorted(owned)) for value, owned in self.cutter.owned.items()},
+            orders=orders(self.program),
         )
 
     def _outside(self) -> Mapping[Value, set[tuple[str, int, int]]]:
@@ -232,6 +235,7 @@ class _Builder:
                     )
                 )  # fmt: skip
         self.folds.notes.extend(compress_notes(self.program, found))
+        self.folds.notes.extend(lane_notes(self.program, found, self.workers))
         return tuple(found)
 
     def _codec(self, value: Value, readers: set[int], direction: int, mask: Value | None) -> str:

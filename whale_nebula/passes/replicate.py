@@ -1,4 +1,4 @@
-"""Replicas become virtual devices, and these are given to the workers of their cluster."""
+"""Replicas become virtual devices, which are given to the workers of their cluster; each has a share by its speed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from whale_nebula.ir.plan import VirtualDevice, Worker
 from whale_nebula.ir.program import Program, Stage
+from whale_nebula.ir.shares import Order, by_speed
 
 
 def spread(stages: Sequence[Stage], clusters: Mapping[str, Sequence[str]]) -> list[Worker]:
@@ -53,3 +54,29 @@ def devices(program: Program, workers: Sequence[Worker]) -> tuple[VirtualDevice,
         homes = [worker.name for worker in workers if number in worker.stages]
         found += [VirtualDevice(number, r, worker=homes[r % len(homes)]) for r in range(stage.replicas)]
     return tuple(found)
+
+
+def speeds(stages: Sequence[Stage], workers: Mapping[str, Sequence[float]]) -> list[tuple[float, ...]]:
+    """For each stage the speeds of its replicas, where `workers` gives those of the workers of its cluster and they are
+    not all alike. Replicas on one worker share what that has.
+
+    >>> three = [Stage("a", "gpu", replicas=3), Stage("b", "npu", replicas=2)]
+    >>> speeds(three, {"gpu": [1.0, 2.0]})
+    [(0.5, 2.0, 0.5), ()]
+    """
+    return [_speeds(stages, number, workers.get(stage.cluster, ())) for number, stage in enumerate(stages)]
+
+
+def _speeds(stages: Sequence[Stage], number: int, workers: Sequence[float]) -> tuple[float, ...]:
+    homes = min(stages[number].replicas, len(workers))
+    if homes < 2 or len(set(workers)) < 2:
+        return ()
+    places = [_place(stages, number, home, len(workers)) for home in range(homes)]
+    taken = [places[replica % homes] for replica in range(stages[number].replicas)]
+    return tuple(workers[place] / taken.count(place) for place in taken)
+
+
+def orders(program: Program) -> tuple[Order, ...]:
+    """For each stage, which replica takes which micro-batch; none where all take turns."""
+    found = tuple(by_speed(stage.speeds, program.pipeline.micro_batch) for stage in program.stages)
+    return found if any(found) else ()

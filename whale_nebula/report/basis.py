@@ -92,6 +92,14 @@ class Basis:
         """How long updates wait for one another, at least."""
         return sum(max(each.seconds for each in together) for together in self.exchange)
 
+    @property
+    def lines(self) -> frozenset[str]:
+        """The names of the lines that something crosses; inside a cluster there is none."""
+        ways = (line for phase in self.phases for hop in phase.hops.values() for line in (hop.there, hop.back))
+        joined = {line.name for line in ways if line is not None}
+        ends = (each.line.name for together in self.exchange for each in together)
+        return frozenset(joined | {name for name in ends if len(set(name.split("->"))) == 2})
+
     def numbers_of(self, width: float, back: float | None = None) -> Basis:
         """The same with every number that crosses sent in `width` bytes, 2 for fp16; a gradient's in `back`."""
         widths = width, width if back is None else back

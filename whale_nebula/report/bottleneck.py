@@ -35,18 +35,29 @@ _LOCAL = 'over free links a step is one local function, not timed apart; nb.init
 
 def sentence(report: Report) -> str:
     """The bottleneck of a step."""
+    if report.meetings is not None:
+        return report.meetings.sentence()
     if report.basis is not None and report.prediction is not None:
         return _Told(report, report.basis, report.prediction).sentence()
     if len(report.stages) == 1 and not report.links:
         return "there is one stage, and nothing crosses a link"
     waits = _waits(report)
     if not waits:
-        return _LOCAL
+        return _within(report) or _LOCAL
     stage = max(waits, key=lambda name: waits[name])
     said = f"stage {stage} waits {_percent(waits[stage])} of the step"
     if report.step > _MEASURED:
         return f"{said}; what for is not known, because the size of what crosses is only known when it does"
     return f"{said}; what for, the simulator says once two steps have been measured"
+
+
+def _within(report: Report) -> str:
+    """Where all stages of a step that was not timed apart are in one cluster: no line would change that."""
+    clusters = {stage.cluster for stage in report.stages.values()}
+    if len(clusters) != 1 or clusters == {""}:
+        return ""
+    many = "both" if len(report.stages) == 2 else f"all {len(report.stages)}"
+    return f"{many} stages are in cluster {min(clusters)}: nothing crosses a link"
 
 
 def _waits(report: Report) -> dict[str, float]:
@@ -77,7 +88,8 @@ class _Told:
 
     def sentence(self) -> str:
         if self.report.step_seconds < (1.0 - FAR_OFF) * self.whole:
-            why = "the steps before were slower" if self.basis.paced else "the line is faster than it was taken for"
+            slower = self.basis.paced or not self.basis.lines
+            why = "the steps before were slower" if slower else "the line is faster than it was taken for"
             return f"not known: {self._apart()}; {why}"
         if self.worth(self.without_lines.seconds):
             return self._crossing() + self._caution()
@@ -90,7 +102,8 @@ class _Told:
         """A step that takes much longer than it should has a reason that the simulator does not know."""
         if self.whole >= (1.0 - FAR_OFF) * self.report.step_seconds:
             return ""
-        why = "something else takes time too" if self.basis.paced else "the line may be slower than it was taken for"
+        other = self.basis.paced or not self.basis.lines
+        why = "something else takes time too" if other else "the line may be slower than it was taken for"
         return f" ({self._apart()}: {why})"
 
     def _apart(self) -> str:

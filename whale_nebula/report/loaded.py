@@ -13,6 +13,7 @@ from typing import Any
 from whale_nebula.errors import StateError
 from whale_nebula.report.basis import Basis, Carried, Numbers, PhaseBasis
 from whale_nebula.report.boundaries import BoundaryReport
+from whale_nebula.report.meetings import MeetingsReport
 from whale_nebula.report.prediction import LinkPrediction, Prediction, StagePrediction
 from whale_nebula.report.report import LinkReport, Report, RunTotals, Span, StageReport
 from whale_nebula.report.saved import FORMAT
@@ -71,14 +72,20 @@ def _report(values: Mapping[str, Any]) -> Report:
         basis=None if values["basis"] is None else _basis_of(values["basis"]),
         notes=tuple(values["notes"]),
         run=_totals(values["run"]),
+        meetings=_meetings(values.get("meetings")),
         scalars={name: float("nan") if value is None else value for name, value in values["scalars"].items()},
     )
     vars(report)["prediction"] = _prediction(values["predicted"])  # what was simulated then is not simulated again
     return report
 
 
+def _meetings(values: Mapping[str, Any] | None) -> MeetingsReport | None:
+    return None if values is None else MeetingsReport(**{**values, "others": tuple(values["others"])})
+
+
 def _stage(values: Mapping[str, Any]) -> StageReport:
-    replicas = tuple(_stage(each) for each in values.get("replicas", ()))
+    known = values.get("replicas", ())
+    replicas = None if known is None else tuple(_stage(each) for each in known)
     made: StageReport = _made(StageReport, {**values, "replicas": replicas})
     return made
 
@@ -120,11 +127,16 @@ def _tuples(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 def _phase_of(values: Mapping[str, Any]) -> PhaseBasis:
     return PhaseBasis(
-        works=tuple(Work(**each) for each in values["works"]),
+        works=tuple(map(_work, values["works"])),
         fused=tuple(values["fused"]),
         hops={_pair(key): _hop(each) for key, each in values["hops"].items()},
         numbers={_pair(key): (Numbers(**there), Numbers(**back)) for key, (there, back) in values["numbers"].items()},
     )
+
+
+def _work(values: Mapping[str, Any]) -> Work:
+    made: Work = _made(Work, {name: tuple(each) if isinstance(each, list) else each for name, each in values.items()})
+    return made
 
 
 def _pair(key: str) -> tuple[int, int]:

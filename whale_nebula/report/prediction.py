@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from math import ceil
 
+from whale_nebula.ir.shares import taken
 from whale_nebula.report.basis import Basis, PhaseBasis
 from whale_nebula.schedule.lines import pace
 from whale_nebula.schedule.schedules import limits, schedule
@@ -89,7 +89,7 @@ def _timeline(basis: Basis, phase: PhaseBasis) -> Timeline:
     found = pace(phase.works, phase.hops)
     chosen = limits(
         basis.schedule, count, many, pace=found if basis.paced else found.cautious, in_flight=basis.in_flight,
-        replicas=[work.replicas for work in phase.works],
+        replicas=[work.replicas for work in phase.works], orders=[work.order for work in phase.works],
     )  # fmt: skip
     generate = schedule(basis.schedule).generate
     lists = [
@@ -101,8 +101,8 @@ def _timeline(basis: Basis, phase: PhaseBasis) -> Timeline:
 
 def _codecs(basis: Basis, number: int) -> float:
     """Seconds a step that a stage encodes and decodes."""
-    return sum(ceil(basis.micro_batches / phase.works[number].replicas) * phase.works[number].codecs
-               for phase in basis.phases)  # fmt: skip
+    works = (phase.works[number] for phase in basis.phases)
+    return sum(max(taken(work.order, work.replicas, basis.micro_batches)) * work.codecs for work in works)
 
 
 def _stage(timelines: list[Timeline], number: int, codecs: float) -> StagePrediction:

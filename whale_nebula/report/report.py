@@ -10,6 +10,7 @@ from typing import Any
 
 from whale_nebula.report.basis import Basis
 from whale_nebula.report.boundaries import BoundaryReport
+from whale_nebula.report.meetings import MeetingsReport
 from whale_nebula.report.prediction import Prediction, predict
 from whale_nebula.suggest import Named
 
@@ -48,7 +49,9 @@ class StageReport:
 
     `in_flight` is the most micro-batches that were forward but not yet backward, at any time of the step;
     `codec_seconds` is what it took to decode what the stage read and to encode what it sent. Of a stage with several
-    replicas these are the numbers of the busiest, and `replicas` are those of all.
+    replicas these are the numbers of the busiest, and `replicas` are those of all. In a run of several processes they
+    are this one's own, and `replicas` what each one computes, as it was last seen. There are `copies` of it; where
+    these were not timed apart, `replicas` is None.
     """
 
     compute_seconds: float | None = None
@@ -56,23 +59,27 @@ class StageReport:
     cluster: str = ""
     in_flight: int | None = None
     codec_seconds: float = 0.0
-    replicas: tuple[StageReport, ...] = ()
+    replicas: tuple[StageReport, ...] | None = ()
+    copies: int = 1
 
     @property
-    def idle_seconds(self) -> float:
-        """How long the replicas that were done sooner stood idle for the busiest, all together.
+    def idle_seconds(self) -> float | None:
+        """How long the replicas that were done sooner stood idle for the busiest, all together; None where they were
+        not timed apart.
 
         >>> busiest([StageReport(3.0, 0.0), StageReport(1.0, 2.0)]).idle_seconds
         2.0
         """
-        most = self.compute_seconds or 0.0
-        return sum(most - (each.compute_seconds or 0.0) for each in self.replicas)
+        if self.replicas is None:
+            return None
+        found = [each.compute_seconds or 0.0 for each in self.replicas]
+        return sum(max(found) - each for each in found)
 
 
 def busiest(replicas: Sequence[StageReport]) -> StageReport:
     """What the report of a stage says whose replicas were timed apart."""
     first = max(replicas, key=lambda each: each.compute_seconds or 0.0)
-    return first if len(replicas) == 1 else replace(first, replicas=tuple(replicas))
+    return first if len(replicas) == 1 else replace(first, replicas=tuple(replicas), copies=len(replicas))
 
 
 @dataclass(frozen=True)
@@ -152,7 +159,7 @@ class Report:
 
     `scalars` are the single numbers that the step returned, its loss and metrics; `worker` is the process that
     reports, and `time` when the step ended, in seconds since 1970. In a run of several processes `stages` and `links`
-    are this one's own; what is known of the others is `elsewhere`.
+    are this one's own; what is known of the others is `elsewhere`. `meetings` is there where clusters train apart.
     """
 
     program: str
@@ -170,6 +177,7 @@ class Report:
     time: float = 0.0
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
     boundaries: Mapping[str, BoundaryReport] = field(default_factory=dict)
+    meetings: MeetingsReport | None = None
 
     def __post_init__(self) -> None:
         for name in ("stages", "links", "boundaries"):
@@ -197,6 +205,18 @@ class Report:
         from whale_nebula.report.bottleneck import sentence
 
         return sentence(self) if self.worker == ALONE else f"as {self.worker} sees it, {sentence(self)}"
+
+    @cached_property
+    def straggler(self) -> str:
+        """Which replica of a stage the others wait for, how long, and what would help, in a sentence; empty where none
+        is much slower than the others.
+
+        >>> Report("predict", 1, 0.1, 1, {"gpu": StageReport()}, {}).straggler
+        ''
+        """
+        from whale_nebula.report.straggler import sentence
+
+        return sentence(self)
 
     def timeline(self) -> tuple[Span, ...]:
         """What ran when, in seconds from the start of the step: a tuple of spans, which prints as a drawing."""

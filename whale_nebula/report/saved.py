@@ -12,7 +12,7 @@ from typing import Any
 from whale_nebula.report.basis import Basis, PhaseBasis
 from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.report.prediction import Prediction
-from whale_nebula.report.report import LinkReport, Report
+from whale_nebula.report.report import LinkReport, Report, StageReport
 from whale_nebula.schedule.lines import Hop, Line
 
 FORMAT = "whale_nebula report 1"
@@ -39,10 +39,11 @@ def document(report: Report) -> dict[str, Any]:
         "step_seconds": report.step_seconds,
         "micro_batches": report.micro_batches,
         "scalars": dict(report.scalars),
-        "stages": {name: _flat(stage) for name, stage in report.stages.items()},
+        "stages": {name: _stage(stage) for name, stage in report.stages.items()},
         "links": {name: _link(link) for name, link in report.links.items()},
         "boundaries": {name: _link(boundary) for name, boundary in report.boundaries.items()},
         "predicted": None if report.prediction is None else _predicted(report.prediction),
+        **({} if report.meetings is None else {"meetings": _flat(report.meetings)}),
         "notes": list(report.notes),
         "run": {
             "steps": report.run.steps,
@@ -56,6 +57,11 @@ def document(report: Report) -> dict[str, Any]:
 def _flat(values: Any) -> dict[str, Any]:
     """The fields of a dataclass; `asdict` would copy what they hold, which takes ten times as long."""
     return {name: getattr(values, name) for name in values.__dataclass_fields__}
+
+
+def _stage(stage: StageReport) -> dict[str, Any]:
+    known = stage.replicas
+    return {**_flat(stage), "replicas": None if known is None else [_stage(each) for each in known]}
 
 
 def _link(link: LinkReport | BoundaryReport) -> dict[str, Any]:

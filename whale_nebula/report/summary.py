@@ -11,6 +11,7 @@ from whale_nebula.report.rate import gap, per_second
 from whale_nebula.report.report import LinkReport, Report
 from whale_nebula.report.saved import document
 from whale_nebula.report.text import duration, report_text, size
+from whale_nebula.report.whose import of_link, of_stage
 
 
 @dataclass(frozen=True)
@@ -157,15 +158,19 @@ def _program(program: Program) -> Iterator[str]:
     for name in program.last.stages:
         computes, waits = program.computes(name), program.waits(name)
         if computes is not None and waits is not None:
-            yield f"  stage {name}: computes {_said(computes, duration)}, waits {_said(waits, duration)}"
+            whose = of_stage(program.last, name)
+            yield f"  stage {name}: computes {_said(computes, duration, whose)}, waits {_said(waits, duration, whose)}"
     for name in program.last.links:
-        yield f"  link {name}: {_said(program.carries(name), size)} a step, {size(program.carried(name))} in all"
+        whose = of_link(program.last, name)
+        yield f"  link {name}: {_said(program.carries(name), size, whose)} a step, {size(program.carried(name))} in all"
     yield f"  bottleneck: {program.typical().bottleneck}"
+    if program.typical().straggler:
+        yield f"  straggler: {program.typical().straggler}"
 
 
-def _said(number: Beside, unit: Callable[[float], str]) -> str:
+def _said(number: Beside, unit: Callable[[float], str], whose: str = "") -> str:
     said = unit(number.measured)
-    return said if number.predicted is None else f"{said} (predicted {unit(number.predicted)})"
+    return said if number.predicted is None else f"{said} (predicted {unit(number.predicted)}{whose})"
 
 
 def summary_document(reports: Sequence[Report], broken: int = 0) -> dict[str, Any]:
@@ -196,6 +201,7 @@ def _program_document(program: Program) -> dict[str, Any]:
             for name in program.last.links
         },
         "bottleneck": program.typical().bottleneck,
+        "straggler": program.typical().straggler,
     }
 
 

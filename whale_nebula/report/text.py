@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from whale_nebula.report.prediction import LinkPrediction, StagePrediction
 from whale_nebula.report.report import ALONE, EXCHANGE, ONCE, LinkReport, Report, StageReport
+from whale_nebula.report.whose import of_link, of_stage
 
 _FAR_ABOVE = 1.1
 _UPDATES = "updates, metrics, results"
@@ -28,13 +29,22 @@ def report_text(report: Report, *, bottleneck: bool = True) -> str:
         lines.append(f"  predicted: {duration(prediction.seconds)}, by the simulator from the pace of the steps before")
     stages = prediction.stages if prediction is not None else {}
     links = prediction.links if prediction is not None else {}
-    lines += [f"  stage {name}: {_stage(stage, stages.get(name))}" for name, stage in report.stages.items()]
-    lines += [f"  link {name}: {_link(link, links.get(name))}" for name, link in report.links.items()]
+    lines += [
+        f"  stage {name}: {_stage(stage, stages.get(name), of_stage(report, name))}"
+        for name, stage in report.stages.items()
+    ]
+    lines += [
+        f"  link {name}: {_link(link, links.get(name), of_link(report, name))}" for name, link in report.links.items()
+    ]
     lines += _boundaries(report)
+    if report.meetings is not None:
+        lines.append(f"  meetings {report.meetings}")
     if (once := _once(report)) is not None:
         lines.append(f"  {ONCE} ({_UPDATES}): {once}")
     if bottleneck:
         lines.append(f"  bottleneck: {report.bottleneck}")
+    if report.straggler:
+        lines.append(f"  straggler: {report.straggler}")
     return "\n".join([*lines, *(f"  note: {note}" for note in report.notes)])
 
 
@@ -53,23 +63,38 @@ def scalars_text(report: Report) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in report.scalars.items())
 
 
-def _stage(stage: StageReport, predicted: StagePrediction | None) -> str:
+def _stage(stage: StageReport, predicted: StagePrediction | None, whose: str) -> str:
     if stage.compute_seconds is None or stage.wait_seconds is None:
-        return "part of one local function, not timed apart"
-    computes = _predicted(None if predicted is None else predicted.compute_seconds)
-    waits = _predicted(None if predicted is None else predicted.wait_seconds)
+        return f"part of one local function, not timed apart{_copies(stage)}"
+    computes = _predicted(None if predicted is None else predicted.compute_seconds, whose)
+    waits = _predicted(None if predicted is None else predicted.wait_seconds, whose)
     said = f"computes {duration(stage.compute_seconds)}{computes}, waits {duration(stage.wait_seconds)}{waits}"
-    codecs = _predicted(None if predicted is None else predicted.codec_seconds)
-    return f"{said}, encodes and decodes {duration(stage.codec_seconds)}{codecs}" if stage.codec_seconds else said
+    codecs = _predicted(None if predicted is None else predicted.codec_seconds, whose)
+    said += f", encodes and decodes {duration(stage.codec_seconds)}{codecs}" if stage.codec_seconds else ""
+    return said + _copies(stage)
 
 
-def _link(link: LinkReport, predicted: LinkPrediction | None) -> str:
+def _copies(stage: StageReport) -> str:
+    """How many there are of a stage, and what they stand idle, where that is known.
+
+    >>> from whale_nebula.report.report import busiest
+    >>> _copies(busiest([StageReport(3.0), StageReport(1.0)])), _copies(StageReport(replicas=None, copies=2))
+    ('; 2 replicas, which stand idle 2.000 s in all for the slowest', '; 2 replicas')
+    """
+    if stage.copies < 2:
+        return ""
+    idle = stage.idle_seconds
+    said = "" if idle is None else f", which stand idle {duration(idle)} in all for the slowest"
+    return f"; {stage.copies} replicas{said}"
+
+
+def _link(link: LinkReport, predicted: LinkPrediction | None, whose: str) -> str:
     parts = [f"{size(link.bytes)} ({100 * link.ratio:.0f} % of the tensors{_why(link)})"]
     if link.seconds:
         parts.append(f"holds the line {duration(link.seconds)}")
     if predicted is not None:
         most = "at most " if predicted.at_most else ""
-        parts.append(f"predicted {most}{size(predicted.bytes)}, {duration(predicted.seconds)}")
+        parts.append(f"predicted {most}{size(predicted.bytes)}, {duration(predicted.seconds)}{whose}")
     return ", ".join(parts)
 
 
@@ -103,8 +128,8 @@ def _once(report: Report) -> str | None:
     return f"{said}, waits {duration(waited)}{_predicted(None if told is None else told.exchange_seconds)}"
 
 
-def _predicted(seconds: float | None) -> str:
-    return "" if seconds is None else f" (predicted {duration(seconds)})"
+def _predicted(seconds: float | None, whose: str = "") -> str:
+    return "" if seconds is None else f" (predicted {duration(seconds)}{whose})"
 
 
 def duration(seconds: float) -> str:

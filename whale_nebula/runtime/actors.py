@@ -47,12 +47,13 @@ def seated(compiled: Compiled, routing: Routing) -> dict[Seat, Stage]:
 
 @dataclass
 class ActorStep:
-    """What stays from step to step: the threads, and the pace that was measured."""
+    """What stays from step to step: the threads, and the pace that was measured. `looked_at`: see `runtime.speeds`."""
 
     compiled: Compiled
     routing: Routing
     seats: int = 1
     adder: Added | None = None
+    looked_at: bool = False
     pool: ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +89,8 @@ class ActorStep:
         runs = {
             seat: StageRun(
                 self.compiled, seat.stage, batch, post, values, Sums(program), clock,
-                turns=self._turns(seat, len(batch.slices)), adder=self.adder,
+                turns=self._turns(seat, len(batch.slices)), adder=None if self.looked_at else self.adder,
+                looked_at=self.looked_at,
             )
             for seat, clock in clocks.stages.items()
         }  # fmt: skip
@@ -158,8 +160,9 @@ class ActorStep:
         stages, count = len(self.compiled.cut.program.stages), len(run.batch.slices)
         replicas = [each.replicas for each in self.compiled.cut.program.stages]
         chosen = limits(
-            pipeline.schedule, stages, count, pace=pace, in_flight=pipeline.in_flight, replicas=replicas
-        )
+            pipeline.schedule, stages, count, pace=pace, in_flight=pipeline.in_flight, replicas=replicas,
+            orders=self.routing.orders,
+        )  # fmt: skip
         backward = plan.backward is not None or plan.fused
         generate = schedule(pipeline.schedule).generate
         whole = generate(stage, stages, count, chosen[stage], backward=backward, fused=plan.fused, phase=phase.index)
@@ -187,6 +190,8 @@ class ActorStep:
                 turn = contextlib.nullcontext() if gate is None or back else gate.turn(instruction.micro_batch)
                 with turn, guard.piece(key, phase.index, instruction.micro_batch, "backward" if back else "forward"):
                     (run.backward if back else run.forward)(phase, instruction.micro_batch)
+            if not run.turns:
+                run.accompany(phase)
         except BaseException as failure:
             cause = blame(failure)
             if not hasattr(cause, "nebula_when"):

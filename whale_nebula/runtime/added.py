@@ -21,6 +21,7 @@ from whale_nebula.passes.mates import Told
 from whale_nebula.runtime.collectives import DTYPES, Collectives, Group
 from whale_nebula.runtime.compiled import Compiled, Piece
 from whale_nebula.runtime.gradients import Sums
+from whale_nebula.runtime.replica_groups import groups
 
 
 class Run(Protocol):
@@ -188,14 +189,5 @@ def _with_row(table: Any, group: Numbers, made: Mapping[Value, Any], micro_batch
 
 def added(compiled: Compiled, collectives: Collectives | None, program: int) -> Added | None:
     """The groups that this worker is in; None where TensorFlow's collectives are not to be had."""
-    if collectives is None:
-        return None
-    cut, own = compiled.cut, compiled.worker
-    cluster = next(worker.cluster for worker in cut.workers if worker.name == own)
-    tasks = sorted(worker.name for worker in cut.workers if worker.cluster == cluster)
-    groups = {}
-    for stage in sorted(cut.routing.replicated):
-        hosts = cut.routing.of(stage)
-        if own in hosts:
-            groups[stage] = collectives.group([tasks.index(host) for host in hosts], f"program {program} stage {stage}")
-    return Added(cut, groups, program) if groups else None
+    found = groups(compiled.cut, compiled.worker, collectives, f"program {program}")
+    return Added(compiled.cut, found, program) if found else None

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import tensorflow as tf
@@ -41,6 +41,7 @@ class StageClock:
     coding: float = 0.0
     doing: str = ""
     spans: list[Span] = field(default_factory=list)
+    copies: int = 1
 
     @contextlib.contextmanager
     def computing(self, kind: str, micro_batch: int | None = None, phase: int = 0) -> Iterator[None]:
@@ -93,7 +94,9 @@ class Clocks:
         """Start them all; the lines' clock has begun with the step."""
         now = time.perf_counter()
         lanes = {seat: row_name(stage.key, stage.replicas, seat.replica) for seat, stage in stages.items()}
-        own = {s: StageClock(lanes[s], now, stage.cluster, stage.key) for s, stage in stages.items()}
+        own = {
+            s: StageClock(lanes[s], now, stage.cluster, stage.key, copies=stage.replicas) for s, stage in stages.items()
+        }
         return cls(own, StageClock(ONCE, now), lines)
 
     def seconds(self) -> float:
@@ -103,9 +106,12 @@ class Clocks:
     def reports(self) -> dict[str, StageReport]:
         """What the report of the step says of its stages; of one with several replicas here, that of the busiest."""
         found: dict[str, list[StageReport]] = {}
+        copies: dict[str, int] = {}
         for clock in self.stages.values():
-            found.setdefault(clock.stage or clock.lane, []).append(clock.report())
-        return {name: busiest(replicas) for name, replicas in found.items()}
+            name = clock.stage or clock.lane
+            found.setdefault(name, []).append(clock.report())
+            copies[name] = clock.copies
+        return {name: _of(replicas, copies[name]) for name, replicas in found.items()}
 
     def doing(self) -> dict[str, str]:
         """What each stage does at this moment; between its pieces, nothing."""
@@ -167,3 +173,9 @@ def held(links: Mapping[str, LinkReport], spans: Sequence[Span]) -> dict[str, Li
     for span in spans:
         seconds[span.lane] += span.end - span.start
     return {name: link + LinkReport(seconds=seconds[name]) for name, link in links.items()}
+
+
+def _of(replicas: Sequence[StageReport], copies: int) -> StageReport:
+    """The report of a stage of which these replicas are here; of the others nothing is known here."""
+    found = busiest(replicas)
+    return found if len(replicas) == copies else replace(found, replicas=None, copies=copies)

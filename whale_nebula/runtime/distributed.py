@@ -6,8 +6,8 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from operator import eq
 from typing import Any
 
@@ -15,10 +15,14 @@ from whale_nebula.config import Links
 from whale_nebula.errors import InputMismatchError, LinkClosedError, PlanMismatchError
 from whale_nebula.feed.batch import Batch, cut, micro_batches
 from whale_nebula.feed.fingerprint import fingerprints
+from whale_nebula.feed.given import Given, given
 from whale_nebula.feed.missing import absent_in
+from whale_nebula.ir.plan import Cut
 from whale_nebula.launch.leaving import departure
 from whale_nebula.passes.readings import check_here
-from whale_nebula.report.report import LinkReport
+from whale_nebula.passes.replica_sums import sums_of
+from whale_nebula.passes.rows_read import rows_read
+from whale_nebula.report.report import Elsewhere, LinkReport, StageReport
 from whale_nebula.runtime.actors import ActorStep, seated
 from whale_nebula.runtime.added import added
 from whale_nebula.runtime.alike import due, sums
@@ -35,6 +39,8 @@ from whale_nebula.runtime.pace import Measured, Medians
 from whale_nebula.runtime.post import Post, Slots
 from whale_nebula.runtime.seen import Told, hear, tell
 from whale_nebula.runtime.session import Session
+from whale_nebula.runtime.speeds import Heard, Look, changes, looked_at, moved, replicas, slowness
+from whale_nebula.runtime.speeds import hear as hear_speeds
 from whale_nebula.runtime.trips import Trips, paces
 from whale_nebula.testing.failpoints import failpoint
 from whale_nebula.transport.protocol import LinkTotals
@@ -47,7 +53,10 @@ Agreed = Future[Mapping[str, Mapping[str, Any]]]
 
 @dataclass
 class DistributedStep:
-    """Runs steps of one program together with the other workers."""
+    """Runs steps of one program together with the other workers.
+
+    Where it `stays`, shares are not moved as it runs: what feeds it reads the rows of its own.
+    """
 
     compiled: Compiled
     variables: Mapping[str, Any]
@@ -63,9 +72,14 @@ class DistributedStep:
     clocks: Clocks | None = None
     seen: Told | None = None
     trips: Trips = field(default_factory=Trips)
+    look: Look = field(default_factory=Look)
+    heard: Heard = field(default_factory=dict)
+    version: int = 1
+    stays: bool = False
     states: States = field(default_factory=States)
     seed: int = 0
     collectives: Collectives | None = None
+    leaves: bool = True
     watch: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-agree"))
     promises: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-later"))
 
@@ -86,7 +100,9 @@ class DistributedStep:
         others = dict.fromkeys(cluster for cluster in self.clusters.values() if cluster != own)
         self.carried = Seen([f"{own}->{other}" for other in others], self.lines)
         self.pace: Medians = {}
+        self.shared: tuple[str, ...] = ()
         self.held_here = frozenset(v for v in self.variables if self.session.worker in held.get(v, ()))
+        self.reads = rows_read(self.compiled.cut, self.session.worker)
         self.written_here = [v for v in self.compiled.cut.forward_written if self.session.worker in held.get(v, ())]
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
@@ -102,17 +118,22 @@ class DistributedStep:
         program = self.compiled.cut.program
         self._check_here(absent_in(tensors))
         counts = micro_batches(program.leaves, tensors, program.pipeline.micro_batch)
+        inputs = given(program.leaves, tensors, self.reads)
+        self.stays = self.stays or bool(inputs.rows)
         before = self._totals()
         medians = {what: round(seconds, 6) for what, seconds in self._medians().items()}
         self.clocks = clocks = Clocks.start(self.seats, self._lines())
-        asked = departure.asked
-        agreed = self._announce(tensors, counts, medians, asked)
-        results = self._results(cut(program.leaves, tensors, counts).in_rows(), clocks, agreed)
+        self.actors.looked_at = self.looks and looked_at(self.steps)
+        asked, speeds = departure.asked if self.leaves else None, dict(self.look.told)
+        agreed = self._announce(inputs, counts, medians, asked)
+        results = self._results(cut(program.leaves, inputs.tensors, counts).in_rows(), clocks, agreed)
         told = {peer: sheet.get("leaving") for peer, sheet in agreed.result().items()}
         departure.settle({self.session.worker: asked, **told})
         seconds = clocks.seconds()
         self.measured.add(clocks)
         self.trips.add(clocks)
+        if self.looks:
+            self.look.add(self.steps, clocks)
         self.measured.uses(self.channels.boundaries())
         self.steps += 1
         failpoint("step.after")
@@ -121,18 +142,49 @@ class DistributedStep:
         self.seen = tell(stages, links)
         self.carried.add(clocks.lines.told)
         self.pace = _together(agreed, medians)
+        known = replicas(self.compiled.cut, self.heard, len(counts))
+        self._settle({self.session.worker: {"speeds": speeds, "stays": self.stays}, **agreed.result()})
         return StepOutcome(
             results,
             seconds=seconds,
             counts=counts,
-            stages=stages,
+            stages=_with(stages, known),
             links=links,
-            elsewhere=hear(agreed.result().values()),
+            elsewhere=_besides(hear(agreed.result().values()), stages, known),
             spans=clocks.spans(),
             basis=self.measured.basis(counts, self.pace),
             boundaries=self.channels.reports(),
             said=self.channels.told(),
+            notes=self.shared,
         )
+
+    def _settle(self, sheets: Mapping[str, Mapping[str, Any]]) -> None:
+        """All processes have heard the same of how fast replicas are: from the next step on each has its share."""
+        cut, heard = self.compiled.cut, hear_speeds(self.compiled.cut, sheets)
+        if heard == self.heard:
+            return
+        self.heard, self.measured.slowness = heard, slowness(heard, cut)
+        orders = moved(cut, heard)
+        stays = any(sheet.get("stays") for sheet in sheets.values())
+        if orders != cut.orders and not stays:
+            self._move(replace(cut, orders=orders))
+
+    def _move(self, cut: Cut) -> None:
+        """Go on by a new version of the plan, in which replicas have other shares."""
+        self.version += 1
+        said = "; ".join(changes(self.compiled.cut, cut))
+        self.shared = (f"plan version {self.version}, from step {self.steps + 1} on: {said}",)
+        _LOG.info("%s: %r goes on by %s", self.session.worker, self.name, self.shared[0])
+        self.compiled.cut = self.measured.cut = cut
+        self.reads = rows_read(cut, self.session.worker)
+        self.routing = self.actors.routing = cut.routing
+        self.channels = replace(self.channels, routing=cut.routing)
+        self.trips = Trips(self.trips.steps)
+
+    @cached_property
+    def looks(self) -> bool:
+        """Whether it is looked at how fast replicas are. Those that add up on the way all take what the slowest takes."""
+        return bool(self.routing.replicated) and not sums_of(self.compiled.cut.program)
 
     def _medians(self) -> Medians:
         return {**self.measured.medians(), **self.trips.seen()}
@@ -151,7 +203,7 @@ class DistributedStep:
         return LineClock.start(self.program, self.steps, links)
 
     def _announce(
-        self, tensors: Sequence[Any], counts: Sequence[int], medians: Medians, asked: str | None
+        self, inputs: Given, counts: Sequence[int], medians: Medians, asked: str | None
     ) -> Agreed:
         """Say which step this is, and check beside the computing that all others say the same. Each also tells its
         pace, since a prediction needs that of all stages, what its last step was like, and whether it has to leave.
@@ -162,15 +214,23 @@ class DistributedStep:
             "name": self.name,
             "step": self.steps,
             "rows": sum(counts),
-            "inputs": fingerprints(leaves, tensors, self.ids, self.secret),
+            "inputs": fingerprints(leaves, inputs.tensors, self.ids, self.secret, inputs.rows, counts),
             "pace": medians,
+            "speeds": dict(self.look.told),
+            "stays": self.stays,
             "leaving": asked,
             "seen": self.seen,
         }
         if self.routing.replicated and due(self.steps):
             sheet["alike"] = sums(self.compiled.cut, self.session.worker, self.variables)
-        self.session.start_step(sheet)
-        return self.watch.submit(self.session.check_step, sheet)
+        self.session.start_step(sheet, inputs.mark, self._mates)
+        return self.watch.submit(self.session.check_step, sheet, inputs.mark)
+
+    @property
+    def _mates(self) -> list[str]:
+        """The other workers of this cluster."""
+        own = self.clusters[self.session.worker]
+        return [peer for peer in self.session.links if self.clusters[peer] == own]
 
     def _results(self, batch: Batch, clocks: Clocks, agreed: Agreed) -> list[Any]:
         whereabouts = self.compiled.whereabouts
@@ -232,6 +292,18 @@ def _together(agreed: Agreed, own: Medians) -> Medians:
         for what, seconds in sheet.get("pace", {}).items():
             found[what] = max(seconds, found.get(what, seconds))
     return found
+
+
+def _with(stages: Mapping[str, StageReport], known: Mapping[str, StageReport]) -> dict[str, StageReport]:
+    """The stages, with what is known of all of their replicas."""
+    told = {n: known.get(n, each) for n, each in stages.items()}
+    return {n: replace(each, replicas=told[n].replicas, copies=told[n].copies) for n, each in stages.items()}
+
+
+def _besides(told: Elsewhere, own: Mapping[str, StageReport], known: Mapping[str, StageReport]) -> Elsewhere:
+    """What others told, and of stages that are not here what is known of their replicas."""
+    far = {name: each for name, each in known.items() if name not in own}
+    return replace(told, stages={**told.stages, **_with({**far, **told.stages}, far)}) if far else told
 
 
 def _abort(post: Post, done: Agreed, session: Session) -> None:

@@ -9,9 +9,17 @@ import functools
 
 from whale_nebula import tf_collectives
 from whale_nebula.launch.attach import Attachment
+from whale_nebula.runtime.devices import take
 from whale_nebula.runtime.reach import free_port, shut
 
 _NOWHERE = "127.0.0.1:1"  # where a mate is as long as nobody has said
+
+
+def prepare(attachment: Attachment) -> None:
+    """Take the worker's device, and be a task."""
+    if attachment.device is not None:
+        take(attachment.device, attachment.worker)
+    prepare_task(attachment)
 
 
 def prepare_task(attachment: Attachment) -> None:

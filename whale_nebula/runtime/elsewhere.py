@@ -48,14 +48,20 @@ class Ledger:
     exchanges: int = 0
     whole: set[int] = field(default_factory=set)
 
-    def settle(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]]) -> None:
-        """Take in a program: what several workers hold starts from the first one's value; the rest is emptied."""
+    def settle(
+        self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]], copied: Sequence[str] = ()
+    ) -> None:
+        """Take in a program: what several workers hold starts from the first one's value; the rest is emptied.
+
+        Those that it is `copied` to hold variables of their own, which are nobody else's business.
+        """
         fresh = [Kept(path, variables[path], tuple(held[path])) for path in sorted(variables)]
         for kept in fresh:
             self._check(kept)
         new = [kept for kept in fresh if id(kept.variable) not in self.kept]
         self._share([kept for kept in new if len(kept.holders) > 1])
         for kept in new:
+            kept.holders = tuple(dict.fromkeys([*kept.holders, *copied]))
             self.kept[id(kept.variable)] = kept
             if self.session.worker not in kept.holders:
                 empty(kept)

@@ -9,6 +9,7 @@ from typing import Any
 
 from whale_nebula.config import Links
 from whale_nebula.feed.batch import Batch, cut, micro_batches
+from whale_nebula.passes.replica_sums import pieces_here
 from whale_nebula.report.report import LinkReport
 from whale_nebula.runtime.actors import ActorStep, seated
 from whale_nebula.runtime.channels import Channels, States
@@ -61,7 +62,7 @@ class EmulatedStep:
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step."""
         program = self.compiled.cut.program
-        counts = micro_batches(program.leaves, tensors, program.pipeline.micro_batch)
+        counts = micro_batches(program.leaves, tensors, pieces_here(program))
         batch = cut(program.leaves, tensors, counts)
         guard = Guard(
             self.variables, self.compiled.cut.forward_written, whereabouts=self.compiled.whereabouts

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,8 @@ from whale_nebula.capture import tracing
 from whale_nebula.capture.mirror import in_order
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.step import Captured, Signature, filled
-from whale_nebula.errors import NebulaWarning, StageFailedError
+from whale_nebula.errors import StageFailedError
+from whale_nebula.feed.given import whole
 from whale_nebula.feed.ids import compared_by
 from whale_nebula.ir.canonical import canonical_lines
 from whale_nebula.ir.digest import digest_lines, first_difference
@@ -30,10 +30,14 @@ from whale_nebula.ir.plan import Cut, Worker
 from whale_nebula.ir.program import Stage
 from whale_nebula.passes.plan import cut_program
 from whale_nebula.passes.readings import check_here, read_by_one
+from whale_nebula.passes.replica_sums import check_hosts, sums_of
 from whale_nebula.passes.replicate import spread
 from whale_nebula.report.published import begin, publish
 from whale_nebula.report.report import Report, StageReport
 from whale_nebula.run import Run, current_run
+from whale_nebula.runtime.apart.clusters import OfClusters, of_clusters
+from whale_nebula.runtime.apart.step import TrainsApart
+from whale_nebula.runtime.apart.together import TakesTurns
 from whale_nebula.runtime.channels import States, coded
 from whale_nebula.runtime.channels.models import Models
 from whale_nebula.runtime.channels.routes import Routes
@@ -42,15 +46,16 @@ from whale_nebula.runtime.clock import annotation
 from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.distributed import DistributedStep
 from whale_nebula.runtime.emulated import EmulatedStep
+from whale_nebula.runtime.few_rows import tell_if_few
 from whale_nebula.runtime.fragment_function import Workshop
 from whale_nebula.runtime.guard import whole_step
 from whale_nebula.runtime.local_step import LocalStep
 from whale_nebula.runtime.outcome import StepOutcome
 from whale_nebula.runtime.outer_tapes import refusing, untaped
+from whale_nebula.runtime.replica_sums import ReplicaSums, replica_sums
 from whale_nebula.runtime.scalars import ScalarResults, scalar_results
 from whale_nebula.runtime.whereabouts import Whereabouts
 from whale_nebula.runtime.xla import Xla, refused_by_xla
-from whale_nebula.scopes.site import script_site
 
 Around = Callable[[Sequence[Any]], contextlib.AbstractContextManager[None]]
 
@@ -83,13 +88,17 @@ class Engine:
     def run(self, tensors: Sequence[Any]) -> Any:
         """Run one step, report on it, and pack its results as the user's code returns them."""
         begin(self)
+        if not isinstance(self.runner, TrainsApart | TakesTurns):
+            current_run().settle()
+        if not isinstance(self.runner, DistributedStep | TrainsApart):
+            tensors = whole(self.cut.program.leaves, tensors)
         taped = tf_private.tape_records() and not isinstance(self.runner, Uncut)
         with annotation("whale_nebula", step_num=self.steps, _r=1), untaped(taped):
             outcome = self._run(tensors)
         self.steps += 1
         self._log(outcome.said)
         if self.steps == 1:
-            self._warn_few(outcome.counts)
+            tell_if_few(self.cut.program, self.name, len(outcome.counts), sum(outcome.counts))
         publish(
             Report(
                 program=self.name,
@@ -100,11 +109,12 @@ class Engine:
                 links=outcome.links,
                 spans=outcome.spans,
                 basis=outcome.basis,
-                notes=(*self.cut.notes, *self.notes, *self._notes_of_xla, *outcome.said.notes),
+                notes=(*self.cut.notes, *self.notes, *self._notes_of_xla, *outcome.said.notes, *outcome.notes),
                 scalars=self._scalars.of(outcome.tensors),
                 worker=self.worker,
                 elsewhere=outcome.elsewhere,
                 boundaries=outcome.boundaries,
+                meetings=outcome.meetings,
                 time=time.time(),
             )
         )
@@ -145,23 +155,6 @@ class Engine:
         clocks = getattr(self.runner, "clocks", None)
         return {} if clocks is None else clocks.doing()
 
-    def _warn_few(self, counts: Sequence[int]) -> None:
-        """More micro-batches than rows: each row is one, and the rest is not there."""
-        asked = self.cut.program.pipeline.micro_batch
-        given = any(leaf.batched for leaf in self.cut.program.leaves)
-        rows = sum(counts) if given else 0
-        if len(counts) < asked:
-            warning = NebulaWarning(
-                f"nb.pipeline asks for {asked} micro-batches, and the first batch has {rows} row{'s' * (rows != 1)}",
-                where=self.name,
-                why="a micro-batch has at least one row" if given else "no argument of the step has rows to cut",
-                mend=f"nb.pipeline(micro_batch={max(1, rows)}), or a larger batch"
-                if given
-                else "give the step its batch as arguments, for batch in dataset: step(*batch); not the iterator",
-            )
-            site = script_site()
-            warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
-
 
 @dataclass
 class Uncut:
@@ -191,9 +184,10 @@ def engine(
     jit: bool = False,
     lazy: bool = False,
     notes: Sequence[str] = (),
+    models: Sequence[Any] = (),
 ) -> Engine:
     """Plan a captured step and choose what runs it. With `jit`, XLA compiles its stages where it can; with `lazy`,
-    numbers that other processes make are waited for where they are read.
+    numbers that other processes make are waited for where they are read. `models` are those that it is about.
     """
     run = current_run()
     program = captured.program
@@ -208,21 +202,31 @@ def engine(
 
     cut = cut_program(program, workers, where, results=results, apart=apart)
     xla = Xla(program.graph, program.stages) if jit else None
+    copied = None if program.apart is None else of_clusters(program.apart, captured, run, name, models)
     if not run.alone:
         _check_here(cut, run, layout, where)
-        runner = _together(captured, cut, run, name, xla, lazy)
+    if copied is not None:
+        copied.check(cut)
+    if not run.alone and (copied is None or copied.mates):
+        runner = _together(captured, cut, run, name, xla, lazy, copied)
+        runner = runner if copied is None else copied.around(runner)
         return Engine(name, captured, cut, runner, run.ledger.session.worker, notes=notes, xla=xla)
+    worker = workers[0].name
+    if copied is not None:
+        copied.alone()
 
     def choose(xla: Xla | None = None) -> Runner:
-        return _runner(captured, cut, run, call, layout, xla)
+        inner = _runner(captured, cut, run, call, layout, xla, worker)
+        return inner if copied is None else copied.around(inner)
 
-    return Engine(name, captured, cut, choose(xla), notes=notes, xla=xla, without_xla=choose if jit else None)
+    return Engine(name, captured, cut, choose(xla), worker, notes=notes, xla=xla, without_xla=choose if jit else None)
 
 
 def _check_here(cut: Cut, run: Run, layout: Signature, where: Callable[[int], str]) -> None:
-    """What this cluster reads must be here, or nobody begins."""
+    """What this cluster reads must be here, and what replicas add up on the way, or nobody begins."""
     try:
         check_here(cut, run.ledger.session.worker, layout.absent, where)
+        check_hosts(cut, run.ledger.session.worker, where, collectives=run.ledger.collectives is not None)
     except BaseException as failure:
         run.ledger.session.fail(failure)
         raise
@@ -233,19 +237,27 @@ def place_workers(captured: Captured, run: Run) -> list[Worker]:
     stages = captured.program.stages
     if run.alone:
         return [Worker("local/0", "local", tuple(range(len(stages))))]
+    own = None if captured.program.apart is None else run.here().cluster
     clusters: dict[str, list[str]] = {}
     for worker, cluster in run.workers.items():
-        clusters.setdefault(cluster, []).append(worker)
+        if own in (None, cluster):
+            clusters.setdefault(cluster, []).append(worker)
     return sorted(spread(stages, clusters), key=lambda worker: worker.name)
 
 
 def _runner(
-    captured: Captured, cut: Cut, run: Run, call: Callable[[Sequence[Any]], Any], layout: Signature, xla: Xla | None
+    captured: Captured,
+    cut: Cut,
+    run: Run,
+    call: Callable[[Sequence[Any]], Any],
+    layout: Signature,
+    xla: Xla | None,
+    worker: str = "local/0",
 ) -> Runner:
     program = captured.program
     if len(program.stages) == 1 and program.pipeline.micro_batch == 1:
         return Uncut(plain_function(call, layout, jit=xla is not None), program.stages[0], captured.graph)
-    compiled = Compiled(cut, "local/0", _workshop(captured, xla))
+    compiled = Compiled(cut, worker, _workshop(captured, xla))
     slow = any(_slow(run, a.cluster, b.cluster) for a, b in combinations(program.stages, 2))
     if slow or coded(cut):
         states, seed = _states(run, captured), _seed(run)
@@ -255,15 +267,19 @@ def _runner(
     return LocalStep(compiled, captured.variables)
 
 
-def _workshop(captured: Captured, xla: Xla | None) -> Workshop:
+def _workshop(captured: Captured, xla: Xla | None, sums: ReplicaSums | None = None) -> Workshop:
     if xla is None:
-        return Workshop(captured.graph, captured.aliases)
-    return Workshop(captured.graph, captured.aliases, xla.takes)
+        return Workshop(captured.graph, captured.aliases, sums=sums)
+    return Workshop(captured.graph, captured.aliases, xla.takes, sums)
 
 
-def _together(captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None, lazy: bool) -> Runner:
-    """Agree with the other processes, leave their variables to them, and run our stages."""
-    session = run.ledger.session
+def _together(
+    captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None, lazy: bool, copied: OfClusters | None = None
+) -> Runner:
+    """Agree with the other processes, leave their variables to them, and run our stages. Where each cluster
+    trains a copy of its own, the others are those of this one.
+    """
+    session = run.ledger.session if copied is None else copied.near
     lines = canonical_lines(captured.program)
     session.expected.add(run.programs, cut)
     try:
@@ -273,16 +289,17 @@ def _together(captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None
             _LOG.warning("the processes have unlike codec states of %s: all of them begin anew", channel)
         elsewhere = {id(captured.variables[path]) for path, held in cut.held.items() if session.worker not in held}
         captured.begin(lambda variable: id(variable) not in elsewhere)
-        run.ledger.settle(captured.variables, cut.held)
+        run.ledger.settle(captured.variables, cut.held, () if copied is None else copied.far)
     except BaseException as failure:
         session.fail(failure)
         raise
     ids = frozenset(compared_by(run.ids))
-    compiled = Compiled(cut, session.worker, _workshop(captured, xla))
+    sums = replica_sums(cut, session.worker, run.ledger.collectives, run.programs) if sums_of(cut.program) else None
+    compiled = Compiled(cut, session.worker, _workshop(captured, xla, sums))
     secret = read_by_one(cut, run.config.inputs) - ids
     step = DistributedStep(
         compiled, captured.variables, session, name, run.programs, ids, run.links, lazy, secret,
-        states=states, seed=_seed(run), collectives=run.ledger.collectives,
+        states=states, seed=_seed(run), collectives=run.ledger.collectives, leaves=copied is None,
     )  # fmt: skip
     _close_with(run, step)
     return step

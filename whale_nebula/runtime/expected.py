@@ -59,15 +59,22 @@ class Expected:
 
     def __init__(self) -> None:
         self._programs: dict[int, _Table] = {}
+        self._rounds: dict[int, Bound] = {}
 
     def add(self, program: int, cut: Cut) -> None:
         """Take in a program, before its first step."""
         self._programs[program] = _Table(dict(slots(cut)), cut.program.pipeline.micro_batch)
 
+    def add_round(self, number: int, most: int) -> None:
+        """Take in what clusters that train apart tell one another: rows of so many bytes at most."""
+        self._rounds[number] = Bound("uint8", (most,))
+
     def __call__(self, key: Key) -> Bound:
         """What the tensor of this key may be."""
         if key.kind == "control":
             return ANYTHING
+        if key.kind == "round" and key.program in self._rounds:
+            return self._rounds[key.program]
         table = self._programs.get(key.program)
         slot = Slot(key.kind, key.phase, key.slot, key.source, key.destination)
         if table is None or slot not in table.bounds:
@@ -93,7 +100,7 @@ def _posted(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
     for value, slot in Slots(cut).by_value.items():
         spec = cut.program.graph.spec(value)
         near, far = _bound(spec), _bound(spec, slot.codec)
-        for ends in cut.routing.pairs(slot.source, slot.readers, cut.program.pipeline.micro_batch):
+        for ends in cut.routing.joined(slot.source, slot.readers):
             same = clusters[ends[0]] == clusters[ends[1]]
             yield Slot(slot.kind, slot.phase, slot.number, *ends), near if same else far
 

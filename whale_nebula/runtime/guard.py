@@ -119,14 +119,16 @@ def whole_step(stage: str, failure: BaseException, whereabouts: Whereabouts) -> 
     )
 
 
-def unfit(counts: Sequence[int], failure: BaseException, whereabouts: Whereabouts) -> CaptureError:
-    """The error for a step that TensorFlow cannot put together for micro-batches of these rows; nothing has run."""
+def unfit(counts: Sequence[int], failure: BaseException, whereabouts: Whereabouts, alone: str) -> CaptureError:
+    """The error for a step that TensorFlow cannot put together for micro-batches of these rows; nothing has run.
+    `alone` is the line that leaves the batch whole.
+    """
     rows = " and ".join(str(count) for count in sorted(set(counts)))
     return CaptureError(
         f"the step cannot run in micro-batches of {rows} rows",
         where=whereabouts.of(failure),
         why=f"what fits the whole batch does not fit its parts: {_sentence(failure)}",
-        mend=f"{whereabouts.mend(failure)}\nor nb.pipeline(micro_batch=1)",
+        mend=f"{whereabouts.mend(failure)}\nor {alone}",
     )
 
 

@@ -13,7 +13,10 @@ import tensorflow as tf
 from whale_nebula import tf_private
 from whale_nebula.feed.batch import cut, micro_batches
 from whale_nebula.ir.integers import Shape
+from whale_nebula.ir.program import Stage
 from whale_nebula.ir.sized import is_sized, sized
+from whale_nebula.passes.batch import lines_of
+from whale_nebula.passes.replica_sums import pieces_here
 from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.report.report import LinkReport, StageReport
 from whale_nebula.runtime.channels.counted import counted
@@ -39,7 +42,7 @@ class LocalStep:
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step."""
         program = self.compiled.cut.program
-        counts = tuple(micro_batches(program.leaves, tensors, program.pipeline.micro_batch))
+        counts = tuple(micro_batches(program.leaves, tensors, pieces_here(program)))
         function = self._function(counts)
         guard = Guard(
             self.variables, self.compiled.cut.forward_written, whereabouts=self.compiled.whereabouts
@@ -64,13 +67,14 @@ class LocalStep:
             try:
                 self._functions[key] = one_function(self.compiled, counts, self._begun)
             except (ValueError, TypeError, tf.errors.OpError) as failure:
-                raise unfit(counts, failure, self.compiled.whereabouts) from failure
+                alone = lines_of(self.compiled.cut.program).alone
+                raise unfit(counts, failure, self.compiled.whereabouts, alone) from failure
         return self._functions[key]
 
     @cached_property
     def _stages(self) -> Mapping[str, StageReport]:
         """What every step says of its stages, which are not timed apart."""
-        return {stage.key: StageReport(cluster=stage.cluster) for stage in self.compiled.cut.program.stages}
+        return {stage.key: _untimed(stage) for stage in self.compiled.cut.program.stages}
 
     def _crossed(self, counts: tuple[int, ...], tensors: Sequence[Any]) -> _Crossed:
         """Free links carry what others would: counted, once for each way the batch is cut, and each form of it where
@@ -91,3 +95,8 @@ class LocalStep:
         """Run the failed step again, piece by piece and without its update: the piece that fails has a name."""
         batch = cut(self.compiled.cut.program.leaves, tensors, counts)
         run_in_sequence(self.compiled, batch, guard=guard)
+
+
+def _untimed(stage: Stage) -> StageReport:
+    """Of a part of one function only its replicas can be counted."""
+    return StageReport(cluster=stage.cluster, replicas=() if stage.replicas == 1 else None, copies=stage.replicas)

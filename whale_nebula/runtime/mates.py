@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from whale_nebula.ir.plan import PhasePlan
 from whale_nebula.passes.mates import Told
+from whale_nebula.passes.replica_sums import sums_of
 from whale_nebula.runtime.added import Added
 from whale_nebula.runtime.bundled import packed, unpacked
 from whale_nebula.runtime.compiled import Compiled
@@ -41,7 +42,7 @@ class Mates:
         if self.added is not None:
             for run in runs:
                 self.added.add(run, [each for each in told if each.stage == run.stage])
-        shared = [(run, each) for run in runs for each in told if each.stage == run.stage and not self._summed(each)]
+        shared = [(run, each) for run in runs for each in told if each.stage == run.stage and not self._known(run, each)]
         heard = [(self._own(run, each), run, each) for run, each in shared]
         for own, run, each in heard:
             self._tell(phase, run, each, own)
@@ -56,8 +57,11 @@ class Mates:
             run = next(run for run in runs if run.stage == stage)
             run.sums.put(gradient, list(zip(*pieces, strict=True)))
 
-    def _summed(self, each: Told) -> bool:
-        """Whether TensorFlow has added it up."""
+    def _known(self, run: StageRun, each: Told) -> bool:
+        """Whether all replicas have it: TensorFlow has added it up, or it is made of what it has added up on the way."""
+        if each.kind == "tensor":
+            same = self.compiled.cut.merges[each.values[0]] == "same"
+            return same and run.stage in sums_of(self.compiled.cut.program) and all(self._turns(run).values())
         return self.added is not None and self.added.takes(each)
 
     # ------------------------------------------------------------------ what there is to tell

@@ -8,6 +8,7 @@ from typing import Any
 
 from whale_nebula.report.basis import Basis
 from whale_nebula.report.boundaries import BoundaryReport
+from whale_nebula.report.meetings import MeetingsReport
 from whale_nebula.report.report import Elsewhere, LinkReport, Span, StageReport
 from whale_nebula.runtime.channels.told import Said
 
@@ -26,3 +27,5 @@ class StepOutcome:
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
     boundaries: Mapping[str, BoundaryReport] = field(default_factory=dict)
     said: Said = field(default_factory=Said)
+    notes: tuple[str, ...] = ()
+    meetings: MeetingsReport | None = None

@@ -29,7 +29,7 @@ def refusing(name: str, variables: Iterable[Any], given: Sequence[Any], results:
     A gradient for one of the step's variables is refused, and one for what its arguments are made of; others pass.
     """
     fresh = [_fresh(result) for result in results]
-    followed = [tensor for tensor in given if tf_private.tape_follows(tensor)]
+    followed = [each for each in given if isinstance(each, tf.Tensor) and tf_private.tape_follows(each)]
     own = [variable for variable in variables if variable.trainable]
     handles = {id(variable.handle) for variable in own}
 

@@ -35,7 +35,8 @@ _CODEC, _WAYS = ".codec", ("forward", "backward")
 class Measured:
     """Median seconds of each stage's forward and backward of a micro-batch, over the last steps.
 
-    `hosts` are what stages run on, as links name them; `clusters` what lines join, where that is not the same.
+    `hosts` are what stages run on, as links name them; `clusters` what lines join, where that is not the same;
+    `slowness` says of stages whose replicas are not equally fast how long each computes beside what is measured here.
     """
 
     cut: Cut
@@ -43,6 +44,7 @@ class Measured:
     links: Links
     clusters: Sequence[str] = ()
     paced: bool = True
+    slowness: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     steps: int = 0
     seconds: dict[str, list[float]] = field(default_factory=dict)
     _crossed: Cut | None = None
@@ -148,12 +150,18 @@ class Measured:
     def _phase(self, phase: PhasePlan, rows: int, medians: Medians) -> PhaseBasis | None:
         plans = {plan.stage: plan for plan in phase.stages}
         stages = enumerate(self.cut.program.stages)
-        works = [_work(plans.get(number), medians, stage.replicas) for number, stage in stages]
+        works = [self._work(plans.get(number), medians, number, stage.replicas) for number, stage in stages]
         known = tuple(work for work in works if work is not None)
         if len(known) < len(works):
             return None
         fused = tuple(stage in plans and plans[stage].fused for stage in range(len(works)))
         return PhaseBasis(known, fused, *self._hops(phase.index, rows))
+
+    def _work(self, plan: StagePhase | None, medians: Medians, number: int, replicas: int) -> Work | None:
+        work = _work(plan, medians, replicas)
+        order = self.cut.orders[number] if self.cut.orders else ()
+        slowness = self.slowness.get(number, ())
+        return replace(work, order=order, slowness=slowness) if work is not None and (order or slowness) else work
 
     def _hops(self, phase: int, rows: int) -> _Crossing:
         """What crosses between stages for a micro-batch, over which lines, and how much of it are numbers."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
@@ -81,6 +81,7 @@ class Post:
     clusters: Mapping[str, str] = field(default_factory=dict)
     _shelf: dict[tuple[str, Value, int], Any] = field(default_factory=dict)
     _left: dict[tuple[str, Value, int], int] = field(default_factory=dict)
+    _coded: set[tuple[str, Value, int]] = field(default_factory=set)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _failed: BaseException | None = None
 
@@ -109,13 +110,26 @@ class Post:
 
     def _encoded(self, value: Value, slot: Slot, home: str, micro_batch: int, tensor: Any, rows: Any) -> Any:
         if self.channels is not None and self.channels.takes(value):
-            return self.channels.encode(value, tensor, home, self.step, micro_batch, rows)
+            with self._in_order(self.channels, value, home, micro_batch):
+                return self.channels.encode(value, tensor, home, self.step, micro_batch, rows)
         return encode(slot.codec, tensor)
 
     def _decoded(self, value: Value, slot: Slot, host: str, micro_batch: int, came: Any) -> Any:
         if self.channels is not None and self.channels.takes(value):
-            return self.channels.decode(value, came, host, micro_batch)
+            with self._in_order(self.channels, value, host, micro_batch):
+                return self.channels.decode(value, came, host, micro_batch)
         return decode(tf.convert_to_tensor(came), slot.dtype)
+
+    @contextlib.contextmanager
+    def _in_order(self, channels: Channels, value: Value, host: str, micro_batch: int) -> Iterator[None]:
+        """What an end of a channel remembers goes from micro-batch to micro-batch, whichever replica here is faster."""
+        before = channels.before(value, micro_batch)
+        with self._changed:
+            self._await(lambda: before is None or (host, value, before) in self._coded, value, host, before)
+        yield
+        with self._changed:
+            self._coded.add((host, value, micro_batch))
+            self._changed.notify_all()
 
     def _send(self, slot: Slot, home: str, host: str, micro_batch: int, tensor: Any, raw: int) -> None:
         link = self.links[home, host]
@@ -173,15 +187,19 @@ class Post:
     def _take(self, host: str, value: Value, micro_batch: int) -> Any:
         key = (host, value, micro_batch)
         with self._changed:
-            come = self._changed.wait_for(lambda: key in self._shelf or self._failed is not None, self.patience)
-            if self._failed is not None:
-                raise self._failed
-            if not come:
-                raise self._late(value, host, micro_batch)
+            self._await(lambda: key in self._shelf, value, host, micro_batch)
             self._left[key] -= 1
             return self._shelf[key] if self._left[key] else self._shelf.pop(key)
 
-    def _late(self, value: Value, host: str, micro_batch: int) -> DeadlineError:
+    def _await(self, ready: Callable[[], bool], value: Value, host: str, micro_batch: int | None) -> None:
+        """Until something holds of a micro-batch of a value here; a failed stage, and patience, end it."""
+        come = self._changed.wait_for(lambda: ready() or self._failed is not None, self.patience)
+        if self._failed is not None:
+            raise self._failed
+        if not come:
+            raise self._late(value, host, micro_batch)
+
+    def _late(self, value: Value, host: str, micro_batch: int | None) -> DeadlineError:
         slot = self.slots.by_value[value]
         stage = self.slots.cut.program.stages[slot.source].key
         return DeadlineError(

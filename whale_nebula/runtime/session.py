@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whale_nebula.errors import DeadlineError, InputMismatchError, LinkClosedError, NebulaError, PlanMismatchError
+from whale_nebula.feed.compared import same
 from whale_nebula.runtime.alike import check
 from whale_nebula.runtime.expected import Expected
 from whale_nebula.scopes.site import script_site
@@ -33,7 +34,13 @@ class Session:
     patience: float
     expected: Expected = field(default_factory=Expected)
     leave: Callable[[], None] | None = None
+    whole: Session | None = None
     _line: str = ""
+
+    def among(self, mates: Collection[str]) -> Session:
+        """The same conversation with some of the peers only; all hear of a failure. It is not closed by itself."""
+        links = {peer: link for peer, link in self.links.items() if peer in mates}
+        return Session(self.worker, links, self.patience, self.expected, whole=self)
 
     def hello(self, sheet: Sheet) -> Mapping[str, Sheet]:
         """Tell every peer who this process is; gives what each said. Unlike versions are refused."""
@@ -86,19 +93,22 @@ class Session:
             mend="run the same script with the same arguments and the same kind of batch in every process",
         )
 
-    def start_step(self, sheet: Sheet) -> None:
-        """Announce a step: program, number, rows and fingerprints."""
+    def start_step(self, sheet: Sheet, mark: int = 0, mates: Collection[str] = ()) -> None:
+        """Announce a step: program, number, rows and fingerprints. The `mates`, workers of the same cluster, are told
+        which rows of a dataset these are, as each of them may have read others of these.
+        """
         failpoint("step.before")
-        self._say("STEP", _step(sheet), sheet)
+        self._say("STEP", _step(sheet), {**sheet, "mark": mark}, mates)
+        self._say("STEP", _step(sheet), sheet, self.links.keys() - set(mates))
         failpoint("step.announced")
 
-    def check_step(self, sheet: Sheet) -> Mapping[str, Sheet]:
+    def check_step(self, sheet: Sheet, mark: int = 0) -> Mapping[str, Sheet]:
         """Every peer must have announced the same step of the same program on the same rows; gives what each said."""
         told = self._hear("STEP", _step(sheet))
         for peer, theirs in told.items():
             if (theirs["program"], theirs["step"]) != (sheet["program"], sheet["step"]):
                 raise self._astray(_step(sheet), peer, _at(theirs))
-            self._same_rows(peer, sheet, theirs)
+            self._same_rows(peer, {"mark": mark, **sheet}, theirs)
             check(self.worker, sheet.get("alike", {}), peer, theirs.get("alike"), sheet["step"])
         failpoint("step.checked")
         return told
@@ -149,9 +159,11 @@ class Session:
 
     def _same_rows(self, peer: str, sheet: Sheet, theirs: Sheet) -> None:
         shared = sheet["inputs"].keys() & theirs["inputs"].keys()
-        bad = [name for name in sorted(shared) if sheet["inputs"][name] != theirs["inputs"][name]]
-        if sheet["rows"] != theirs["rows"] or bad:
-            what = f"input {bad[0]!r}" if bad else "the number of rows"
+        bad = [name for name in sorted(shared) if not same(sheet["inputs"][name], theirs["inputs"][name])]
+        marks = {sheet["mark"], theirs.get("mark", 0)} - {0}
+        other = len(marks) > 1
+        if sheet["rows"] != theirs["rows"] or bad or other:
+            what = f"input {bad[0]!r}" if bad else "the order of rows" if other else "the number of rows"
             raise InputMismatchError(
                 f"{what} differs between {self.worker} and {peer} at step {sheet['step']}",
                 where=peer,
@@ -210,7 +222,7 @@ class Session:
                 "why": failure.why,
                 "mend": failure.mend,
             }
-        for link in self.links.values():
+        for link in (self.whole or self).links.values():
             link.fail(parts)
 
     def close(self) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import tensorflow as tf
+
 from whale_nebula.feed.batch import Batch
 from whale_nebula.ir.plan import PhasePlan
 from whale_nebula.ir.program import GradientPart
@@ -39,7 +41,7 @@ class Exchange(Protocol):
 @dataclass
 class StageRun:
     """The state of a stage within a step. `kept` is what the update will ask of the micro-batches; `turns` are those
-    that it runs here.
+    that it runs here. Where it is `looked_at` how long pieces take, devices are waited for after each.
     """
 
     compiled: Compiled
@@ -51,6 +53,7 @@ class StageRun:
     clock: StageClock | None = None
     turns: Sequence[int] = ()
     adder: Added | None = None
+    looked_at: bool = False
     added: set[Told] = field(default_factory=set)
     local: dict[int, dict[Value, Any]] = field(default_factory=dict)
     kept: dict[Value, dict[int, Any]] = field(default_factory=dict)
@@ -76,18 +79,30 @@ class StageRun:
         if pieces is not None and pieces.skip is not None:
             pieces.skip.function([self._take(feed, -1) for feed in pieces.skip.feeds])
 
+    def accompany(self, phase: PhasePlan) -> None:
+        """Where there is no micro-batch for this replica, add zeros to the sums that the others wait for."""
+        sums, pieces = self.compiled.workshop.sums, self.compiled.stage(phase, self.stage)
+        if sums is not None and pieces is not None:
+            for fragment in (pieces.plan.forward, pieces.plan.backward):
+                sums.idle(fragment)
+
     def _run(self, phase: PhasePlan, piece: Piece, micro_batch: int) -> None:
         with _timed(None if self.clock is None else self.clock.waits()):
             tensors = [self._take(feed, micro_batch) for feed in piece.feeds]
         with self._computing(piece, micro_batch):
             results = self._called(phase, piece, micro_batch, tensors)
             self._sum(phase, piece, results)
+            if self.looked_at:
+                tf.test.experimental.sync_devices()
         del tensors
         self._hand_on(piece, micro_batch, results)
 
     def _called(self, phase: PhasePlan, piece: Piece, micro_batch: int, tensors: Sequence[Any]) -> dict[Value, Any]:
-        """What a piece gives; with the last micro-batch, gradients are added up over replicas as they are made."""
-        if self.adder is not None and self.turns and micro_batch == self.turns[-1] and piece.fragment.kind != "forward":
+        """What a piece gives; with the last micro-batch, gradients are added up over replicas as they are made. Where
+        the piece has sums of its own, they wait: what adds up has one order in all replicas.
+        """
+        last = self.turns and micro_batch == self.turns[-1] and piece.function.waits is None
+        if self.adder is not None and last and piece.fragment.kind != "forward":
             told = [each for each in self.compiled.told(phase) if each.stage == self.stage]
             if self.adder.fits(piece, told):
                 return self.adder.last(self, piece, tensors, told, micro_batch)

@@ -18,12 +18,14 @@ from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.feed.batch import micro_batches
 from whale_nebula.observing import observer
 from whale_nebula.run import Run, current_run
+from whale_nebula.runtime.apart.reads import meet_before_reads
 from whale_nebula.runtime.collective import make_all_collective
 from whale_nebula.runtime.engine import Engine, engine
 from whale_nebula.runtime.first_batch import Shapes, changed, shapes_of
 from whale_nebula.runtime.models_met import models_met, models_of
 from whale_nebula.runtime.pinning import check_pinned
 from whale_nebula.runtime.widening import takes, widened
+from whale_nebula.scopes import unentered
 
 Arguments = Sequence[tuple[str, Any]]
 Unpack = Callable[[list[Any]], tuple[Sequence[Any], Mapping[str, Any]]]
@@ -89,6 +91,7 @@ class Step:
             if looked is not None:
                 return looked[0]
             self.last = self._engine(layout, unpack, tensors)
+            unentered.tell_beside(self.name)
             return self._run(self.last, layout, tensors)
 
     def _run(self, last: Engine, layout: Signature, tensors: list[Any]) -> Any:
@@ -172,10 +175,12 @@ class Step:
                 micro_batches(captured.program.leaves, tensors, captured.program.pipeline.micro_batch)
             check_pinned(self.name, captured, layout)
             notes = (*self.notes, *captured.projected)
-            found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=notes)
+            models = [*met, *models_of(self.fn)]
+            found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=notes, models=models)
         finally:
             captured.begin(lambda variable: True)  # nothing, unless the step was refused
-        make_all_collective([*met, *models_of(self.fn)], current_run())
+        make_all_collective(models, current_run())
+        meet_before_reads(models, current_run())
         self.engines[layout.key] = found
         self.forms.append(layout)
         return found

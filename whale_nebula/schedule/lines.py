@@ -14,7 +14,8 @@ from whale_nebula.schedule.limits import Pace
 @dataclass(frozen=True, slots=True)
 class Work:
     """Seconds that a stage computes for one micro-batch; `backward` is None where the stage has no backward. It has
-    `replicas`, and each takes its share of the micro-batches.
+    `replicas`, and each takes its share of the micro-batches: in turn, or in an `order` of their numbers that repeats.
+    `slowness` is how many times as long each of them computes as is said here, where they are not equally fast.
 
     `overhead` is the fixed cost of a micro-batch (calling the functions); it is paid with the forward. `coding` and
     `coding_back` are what codecs take the stage: it decodes what a forward (a backward) reads before it computes, and
@@ -22,6 +23,9 @@ class Work:
 
     >>> Work(1.0, 2.0, overhead=0.5).seconds, Work(1.0, 2.0, coding=0.25, coding_back=0.5).of("B")
     (3.5, 2.5)
+    >>> uneven = Work(1.0, 2.0, replicas=2, order=(1, 0, 1), slowness=(2.0, 1.0))
+    >>> [uneven.replica(m) for m in range(4)], uneven.slow(0)
+    ([1, 0, 1, 1], 2.0)
     """
 
     forward: float
@@ -30,6 +34,21 @@ class Work:
     coding: float = 0.0
     coding_back: float = 0.0
     replicas: int = 1
+    order: tuple[int, ...] = ()
+    slowness: tuple[float, ...] = ()
+
+    def replica(self, micro_batch: int) -> int:
+        """The replica that takes a micro-batch."""
+        return self.order[micro_batch % len(self.order)] if self.order else micro_batch % self.replicas
+
+    def slow(self, replica: int) -> float:
+        """How many times as long a replica computes."""
+        return self.slowness[replica] if self.slowness else 1.0
+
+    @property
+    def most_slow(self) -> float:
+        """How many times as long the slowest replica computes."""
+        return max(self.slowness, default=1.0)
 
     @property
     def has_backward(self) -> bool:
@@ -127,7 +146,7 @@ def pace(works: Sequence[Work], hops: Hops) -> Pace:
     """
     away = _away(len(works), hops)
     trips = tuple(max(here - next_, 0.0) for here, next_ in pairwise(away))
-    return Pace(max(work.seconds for work in works), trips, _busiest(hops))
+    return Pace(max(work.seconds * work.most_slow for work in works), trips, _busiest(hops))
 
 
 def _away(stages: int, hops: Hops) -> list[float]:

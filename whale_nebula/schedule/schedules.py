@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from whale_nebula.errors import OptionError
+from whale_nebula.ir.shares import Order, spacing
 from whale_nebula.schedule.generators import eager_one_f_one_b, gpipe, one_f_one_b
 from whale_nebula.schedule.instructions import Instruction
 from whale_nebula.schedule.limits import (
@@ -88,15 +89,22 @@ def limits(
     pace: Pace | None = None,
     in_flight: Chosen | None = None,
     replicas: Sequence[int] = (),
+    orders: Sequence[Order] = (),
 ) -> tuple[int, ...]:
     """The limits of all stages, of which none is above that of a stage before it (see `descending`).
 
     `pace` is what was measured. `in_flight` is the user's own word, for all stages or for each, and replaces
     what the schedule would say. Each is that of one replica: where stages have `replicas`, what they hold together is
-    as many times more as the stage from here on that has most of them needs.
+    as many times more as the stage from here on that has most of them needs. Where these take micro-batches in
+    `orders`, one that takes few has its own in flight with what others do meanwhile; the user's own word is not
+    exceeded by the one that takes most.
 
     >>> limits("1f1b", 2, 8, replicas=[1, 3])
     (6, 3)
+    >>> limits("1f1b", 2, 8, replicas=[1, 2], orders=[(), (1, 1, 0, 1)])
+    (8, 4)
+    >>> limits("1f1b", 2, 8, replicas=[1, 2], orders=[(), (1, 1, 0, 1)], in_flight=3)
+    (4, 4)
     >>> limits("1f1b", 3, 8), limits("1f1b", 3, 8, in_flight=5), limits("gpipe", 3, 8, in_flight=[4, 6, 1])
     ((3, 2, 1), (5, 5, 5), (4, 4, 1))
     """
@@ -106,8 +114,10 @@ def limits(
         found = tuple(descending(_chosen(in_flight, stages, micro_batches)))
     else:
         found = tuple(descending(own(stage, stages, micro_batches, pace) for stage in range(stages)))
-    most = [max(replicas[stage:], default=1) for stage in range(stages)]
-    return tuple(min(limit * copies, micro_batches) for limit, copies in zip(found, most, strict=True))
+    pairs = zip(orders or [()] * len(replicas), replicas, strict=True)
+    wide = [spacing(*each, least=in_flight is not None) for each in pairs]
+    most = [max(wide[stage:], default=1.0) for stage in range(stages)]
+    return tuple(min(int(limit * copies), micro_batches) for limit, copies in zip(found, most, strict=True))
 
 
 def _chosen(in_flight: Chosen, stages: int, micro_batches: int) -> Iterator[int]:

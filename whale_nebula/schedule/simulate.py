@@ -47,8 +47,10 @@ def simulate(
     43.0
     """
     stages = len(works)
-    replicas = [work.replicas for work in works]
-    chosen = limits(name, stages, micro_batches, pace=pace(works, hops), in_flight=in_flight, replicas=replicas)
+    chosen = limits(
+        name, stages, micro_batches, pace=pace(works, hops), in_flight=in_flight,
+        replicas=[work.replicas for work in works], orders=[work.order for work in works],
+    )  # fmt: skip
     generate = schedule(name).generate
     whole = None if fused else False
     lists = [
@@ -80,7 +82,7 @@ class _Run:
         self.seats = [(stage, replica) for stage, work in enumerate(works) for replica in range(work.replicas)]
         self.seat = {seat: number for number, seat in enumerate(self.seats)}
         self.lists = [
-            [each for each in lists[stage] if each.micro_batch % works[stage].replicas == replica]
+            [each for each in lists[stage] if works[stage].replica(each.micro_batch) == replica]
             for stage, replica in self.seats
         ]
         self.sends = _sends(works, hops)
@@ -131,7 +133,7 @@ class _Run:
         """Book the spans of an instruction and say when it ends."""
         stage, replica = self.seats[seat]
         for what in instruction.letters:
-            start, now = now, now + self.works[stage].of(what)
+            start, now = now, now + self.works[stage].of(what) * self.works[stage].slow(replica)
             self.spans.append(Span(stage, what, instruction.micro_batch, start, now, replica))
         return now
 
@@ -160,7 +162,7 @@ class _Run:
     def arrive(self, message: _Message, micro_batch: int, now: float) -> None:
         """Note a message and wake the replica that may wait for it."""
         self.arrived[message.stage, message.what, micro_batch] += 1
-        self.advance(self.seat[message.stage, micro_batch % self.works[message.stage].replicas], now)
+        self.advance(self.seat[message.stage, self.works[message.stage].replica(micro_batch)], now)
 
     def release(self, seat: int, now: float) -> None:
         """Take one hold off a replica."""

@@ -21,7 +21,17 @@ from whale_nebula.scopes.frames import (
     told_again,
     watchers,
 )
-from whale_nebula.scopes.identity import check_layout, deal_to, home_of, most_workers, two_clusters, workers_in
+from whale_nebula.scopes.identity import (
+    check_layout,
+    deal_to,
+    home_of,
+    most_workers,
+    own_home,
+    two_clusters,
+    worker_speeds,
+    workers_in,
+)
+from whale_nebula.scopes.numbers import Numbers
 from whale_nebula.scopes.parsing import Tree, parsing
 from whale_nebula.scopes.placing import Placement, Rule
 from whale_nebula.scopes.public import (
@@ -36,10 +46,12 @@ from whale_nebula.scopes.public import (
 )
 from whale_nebula.scopes.scope import Scope
 from whale_nebula.scopes.site import Site, calling_site
+from whale_nebula.scopes.training_apart import apart_of
 
 __all__ = [
     "Block",
     "Frame",
+    "Numbers",
     "Placement",
     "Rule",
     "Scope",
@@ -47,6 +59,7 @@ __all__ = [
     "Tree",
     "Watcher",
     "add_watcher",
+    "apart_of",
     "around",
     "auto_parallel",
     "calling_site",
@@ -61,6 +74,7 @@ __all__ = [
     "most_workers",
     "numbering",
     "open_frames",
+    "own_home",
     "parsing",
     "pipeline",
     "pipeline_of",
@@ -74,5 +88,6 @@ __all__ = [
     "told_again",
     "two_clusters",
     "watchers",
+    "worker_speeds",
     "workers_in",
 ]

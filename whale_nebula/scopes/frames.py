@@ -41,6 +41,8 @@ class Frame:
 
     `touched` is set by watchers as soon as the scope really caught something: an op, a Keras layer. `closed` says
     that a scope around it has ended before it did, `building` that it was entered in the `build` of a Keras layer.
+    A stage that stands in no block has a `place` in the order of those; its number is `dealt` when a step that has it
+    is captured: see `numbers`.
     """
 
     kind: str
@@ -52,6 +54,8 @@ class Frame:
     touched: bool = False
     closed: bool = False
     building: bool = False
+    place: int | None = None
+    dealt: int | None = None
 
 
 class Watcher(Protocol):

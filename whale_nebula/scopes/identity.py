@@ -16,14 +16,31 @@ from whale_nebula.suggest import did_you_mean
 LOCAL = "local"
 _dealt: tuple[str, ...] = ()
 _workers: Mapping[str, int] = {}
+_own: str = ""
+_speeds: Mapping[str, Sequence[float]] = {}
 
 
-def deal_to(clusters: Mapping[str, int]) -> None:
+def deal_to(
+    clusters: Mapping[str, int], own: str = "", speeds: Mapping[str, Sequence[float]] | None = None
+) -> None:
     """Deal stages that name no cluster to these in order; the run calls it with its clusters, each with the number of
-    its workers.
+    its workers, and with this process's `own` one where there are several processes. `speeds` are those of the workers
+    of clusters whose workers are not equally fast.
     """
-    global _dealt, _workers
-    _dealt, _workers = tuple(clusters), dict(clusters)
+    global _dealt, _workers, _own, _speeds
+    _dealt, _workers, _own, _speeds = tuple(clusters), dict(clusters), own, dict(speeds or {})
+
+
+def worker_speeds() -> Mapping[str, Sequence[float]]:
+    """The speeds of the workers of each cluster whose config says that they differ."""
+    return _speeds
+
+
+def own_home(frames: Sequence[Frame]) -> str:
+    """The cluster of a copy that each cluster trains: this process's, or where one process has all of them, the
+    first's.
+    """
+    return _own or home_of(frames)
 
 
 def workers_in(cluster: str) -> int:
@@ -61,6 +78,17 @@ def identify(name: str | None, cluster: str | None, site: Site, stack: Stack) ->
     if not block.open:
         block.stages.setdefault(key, Known(home, site))
     return key, home
+
+
+def place_in_open(stack: Stack) -> int | None:
+    """The place of the stage that is entered next among those that stand in no block; None inside one."""
+    block = _block(stack)
+    return block.entries if block.open else None
+
+
+def dealt_to(number: int, frames: Sequence[Frame]) -> str:
+    """The cluster of the stage of this number that names none, inside these scopes."""
+    return _dealt_to(number, cluster_block_of(frames))
 
 
 def release(stack: Stack) -> None:

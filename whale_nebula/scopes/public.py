@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from whale_nebula.schedule.schedules import DEFAULT, SCHEDULES
-from whale_nebula.scopes import compressing, placing, values
+from whale_nebula.scopes import compressing, placing, training_apart, values
 from whale_nebula.scopes.frames import Frame, current_stack
 from whale_nebula.scopes.scope import Missing, Scope
 from whale_nebula.scopes.site import calling_site
@@ -44,12 +44,28 @@ def cluster(layout: str | Iterable[str] = "all", *, name: str | None = None) -> 
 
 
 @scope
-def replica(count: int | None = None) -> Opens:
+def replica(
+    count: int | None = None,
+    *,
+    sync_every: int | None = None,
+    outer: Any = "average",
+    mode: str = "sync",
+    fragments: int | None = None,
+    delay: int | None = None,
+    staleness: int | None = None,
+) -> Opens:
     """Copy what is inside; each copy works on its share of the micro-batches.
 
     It stands around a whole model, around a pipeline, or around single stages, each with a count of its own. Without
     a count there are as many replicas as the cluster has workers for what is inside. A batch is cut into at least as
     many micro-batches as there are replicas.
+
+    With `sync_every` each *cluster* of the layout trains a copy of its own, on its share of each batch, and tells the
+    others how far it has come only every so many steps; `count` then is the number of copies within each. `outer` makes
+    one step of what they say: "average", "nesterov", or an object of `nb.outer`. `nb.compress` around it says how the
+    differences cross, and what a codec leaves out goes with the next ones. They cross in `fragments` that take turns,
+    each with `delay` steps to arrive in. With `mode="async"` a server in the first cluster takes each difference as it
+    comes; no cluster is more than `staleness` rounds ahead of the slowest.
 
     >>> import whale_nebula as nb
     >>> from whale_nebula.scopes import parsing
@@ -64,8 +80,13 @@ def replica(count: int | None = None) -> Opens:
         stage gpu on gpu
       replica count=5
         stage npu on npu
+    >>> with nb.cluster(["gpu", "npu"]), nb.compress(int4=True), nb.replica(sync_every=100) as frame:
+    ...     frame.options["sync_every"]
+    100
     """
-    return Scope("replica", {"count": None if count is None else values.count("count", count)})
+    counted = None if count is None else values.count("count", count)
+    slow = training_apart.checked_options(sync_every, outer, mode, fragments, delay, staleness)
+    return Scope("replica", {"count": counted, **slow})
 
 
 @scope

@@ -106,8 +106,9 @@ class Scope(contextlib.AbstractContextManager[Frame]):
     def _frame(self, site: Site, around: Stack) -> Frame:
         cluster, name = self._options.get("cluster"), self._options.get("name")
         if self._kind == "stage":
+            place = identity.place_in_open(around)
             key, home = identity.identify(_text(name), _text(cluster), site, around)
-            return Frame(self._kind, self._options, site, key=key, cluster=home, building=eager.builds())
+            return Frame(self._kind, self._options, site, key=key, cluster=home, building=eager.builds(), place=place)
         opens_block = self._kind in ("cluster", "replica", "pipeline") and not _has_block(around)
         return Frame(
             self._kind,

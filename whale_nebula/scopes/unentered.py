@@ -1,6 +1,6 @@
 """Scopes that were made and never entered: `nb.stage(cluster="gpu")` without `with` holds nothing.
 
-That is said where a model without scopes is about to run, for then it is known that something is missing.
+That is said where a model or a step is about to run, for then it is known that it is missing there.
 """
 
 from __future__ import annotations
@@ -41,12 +41,27 @@ def forget() -> None:
 
 def tell(model: str) -> None:
     """Say once of each scope that was never entered that it held nothing; `model` is about to run without scopes."""
+    _tell(f"model {model!r} runs uncut")
+
+
+def tell_beside(step: str) -> None:
+    """The same where a `step` is about to run that has others."""
+    _tell(f"step {step!r} runs without it")
+
+
+def _tell(so: str) -> None:
     for site, written in list(_waiting.items()):
         entered(site)
         warning = NebulaWarning(
             f"{written} is never entered",
             where=str(site),
-            why=f"a scope holds the lines inside its with block, and this one has none; model {model!r} runs uncut",
-            mend=f"with {written}: and inside it the calls of the layers",
+            why=f"a scope holds the lines inside its with block, and this one has none; {so}",
+            mend=f"with {written}: and inside it {_inside(written)}",
         )
         warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
+
+
+def _inside(written: str) -> str:
+    """What is to stand in it: some scopes may stand around a whole step, too."""
+    around = written.startswith(("nb.replica", "nb.pipeline", "nb.cluster", "nb.compress"))
+    return "the calls of the layers" + ", or the call of fit" * around

@@ -15,6 +15,7 @@ _WIRE: dict[KeyKind, tuple[Kind, Direction]] = {
     "scalar": (Kind.SCALAR, Direction.NONE),
     "result": (Kind.RESULT, Direction.NONE),
     "control": (Kind.VALUE, Direction.NONE),
+    "round": (Kind.ROUND, Direction.NONE),
 }
 _KEYS: dict[tuple[int, int], KeyKind] = {(int(kind), int(way)): name for name, (kind, way) in _WIRE.items()}
 

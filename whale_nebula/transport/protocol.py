@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from whale_nebula.wire.tensor import Bytes, dtype_code, raw_bytes
 
-KeyKind: TypeAlias = Literal["forward", "backward", "part", "scalar", "result", "control"]
+KeyKind: TypeAlias = Literal["forward", "backward", "part", "scalar", "result", "control", "round"]
 
 # A numpy array or a `Packed`; over a memory link, where it travels by reference, also any object: an eager tensor.
 Payload: TypeAlias = Any
@@ -20,6 +20,7 @@ _NOUNS = {
     "scalar": "scalar",
     "result": "result",
     "control": "control value",
+    "round": "difference of weights",
 }
 
 
@@ -56,7 +57,7 @@ class Packed(NamedTuple):
 class Key:
     """Which tensor of a run it is: `slot` is its number in the plan, `micro_batch` -1 where there is none.
 
-    `part` is a gradient part of a variable that two stages hold.
+    `part` is a gradient part of a variable that two stages hold, `round` what a cluster that trains apart has gone.
 
     >>> print(Key("backward", 7, step=3, phase=0, micro_batch=1, slot=2, source="npu/0", destination="gpu/0"))
     gradient of boundary 2 (step 3, phase 0, micro-batch 1) from npu/0 to gpu/0

@@ -13,6 +13,8 @@ from whale_nebula.wire.frame import Flag, Header
 from whale_nebula.wire.tensor import Bytes, array_from, dtype_of, raw_bytes
 
 WHOLE_LIMIT = 1 << 30
+_NO_MORE = 2**32 - 1
+"""The largest size that a header has room for: a bound that is no bound."""
 
 
 class Bound(NamedTuple):
@@ -26,6 +28,15 @@ class Bound(NamedTuple):
     most: tuple[int, ...]
     codecs: frozenset[int] = frozenset()
     extra: int = 0
+
+    @property
+    def said(self) -> str:
+        """The sizes, for a message.
+
+        >>> Bound("float16", (2**32 - 1, 8)).said
+        '[any, 8]'
+        """
+        return f"[{', '.join('any' if size >= _NO_MORE else str(size) for size in self.most)}]"
 
     def admits(self, dtype: str, dims: tuple[int, ...]) -> bool:
         """Whether such a tensor keeps within the bound.
@@ -118,7 +129,7 @@ def _check_bound(header: Header, bound: Bound) -> None:
     dtype = dtype_of(header.dtype)
     name = dtype.name if dtype else "?"
     if not bound.admits(name, header.dims):
-        wanted = f"{bound.dtype}, at most {list(bound.most)}"
+        wanted = f"{bound.dtype}, at most {bound.said}"
         raise RemoteProtocolError(f"{name}{list(header.dims)} came where the plan expects {wanted}")
     raw = raw_bytes(header.dtype, header.dims)
     if header.encoded and not bound.admits_encoded(header.codec, header.whole, raw):

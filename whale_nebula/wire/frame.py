@@ -50,6 +50,7 @@ class Kind(IntEnum):
     CONTROL = 6  # a message, not a tensor
     ACK = 7  # nothing but a header: what has arrived
     BEAT = 8  # the same, said because nothing else was said for long
+    ROUND = 9  # of weights that clusters train apart: no step is announced for it
 
 
 BARE = (Kind.ACK, Kind.BEAT)

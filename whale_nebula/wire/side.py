@@ -10,6 +10,7 @@ from whale_nebula.wire.frame import Header, Kind
 from whale_nebula.wire.states import GREETING_STATES, TABLE, State, Word, word_of
 
 _MOST_NUMBER = (1 << 64) - 1
+_WORDS: Mapping[int, Word] = {Kind.VALUE: Word.VALUE, Kind.ROUND: Word.ROUND}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def speak(side: Side, header: Header, message: Mapping[str, Any] | None) -> Side
 
 
 def _tensor_word(header: Header) -> Word:
-    return Word.VALUE if header.kind == Kind.VALUE else Word.TENSOR
+    return _WORDS.get(header.kind, Word.TENSOR)
 
 
 def _tensor_fault(side: Side, header: Header, word: Word) -> str | None:

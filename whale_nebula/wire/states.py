@@ -38,6 +38,7 @@ class Word(StrEnum):
     NOTE = "NOTE"  # any other message
     TENSOR = "TENSOR"
     VALUE = "VALUE"
+    ROUND = "ROUND"  # what clusters that train apart tell each other between steps that are their own
     BYE = "BYE"
     FAIL = "FAIL"
 
@@ -61,7 +62,7 @@ TABLE: Mapping[tuple[State, Word], State] = MappingProxyType(
         (State.STEPPING, Word.TENSOR): State.STEPPING,
         (State.MEETING, Word.VALUE): State.MEETING,
         (State.DRAINED, Word.FAIL): State.FAILED,
-        **{(state, Word.NOTE): state for state in _OPEN},
+        **{(state, word): state for state in _OPEN for word in (Word.NOTE, Word.ROUND)},
         **{(state, word): after for state in _OPEN for word, after in _ANYWHERE.items()},
         # who failed may still be sending what it had queued
         **{(State.FAILED, word): State.FAILED for word in Word if word not in (Word.HELLO, Word.AUTH)},

@@ -67,3 +67,32 @@ def test_an_op_never_comes_before_its_inputs() -> None:
 def test_the_place_of_an_op_is_the_users_line() -> None:
     (op,) = [op for op in traced(lambda x: tf.sin(x), VECTOR).get_operations() if op.type == "Sin"]
     assert place_of(op).startswith(__file__)
+
+
+def test_a_body_may_call_what_only_a_graph_around_it_knows() -> None:
+    """So TensorFlow wraps a condition under a persistent tape."""
+
+    def fn(x: Any) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = tf.cond(tf.reduce_sum(x) > 0.0, lambda: tf.sin(x), lambda: x)
+        return tape.gradient(y, x)
+
+    graph = mirror(traced(fn, VECTOR))
+    assert "Sin" in {op.type for body in graph.functions.values() for op in body.ops}
+
+
+def test_a_body_may_call_functions_of_the_old_kind() -> None:
+    """So tf.nn.ctc_loss loops: by functions of TensorFlow 1, which are ops of their own."""
+
+    def fn(x: Any) -> Any:
+        ones = tf.ones([tf.shape(x)[0]], tf.int32)
+        return tf.nn.ctc_loss(ones[:, None], x, ones, 3 * ones, logits_time_major=False, blank_index=0)
+
+    graph = mirror(traced(fn, tf.TensorSpec([None, 3, 4], tf.float32)))
+    loops = [op for op in _all(graph) if op.type == "While"]
+    assert loops and all(len(op.functions) == 2 for op in loops)
+
+
+def _all(graph: Any) -> list[Any]:
+    return [*graph.ops, *(op for body in graph.functions.values() for op in body.ops)]

@@ -49,7 +49,7 @@ def test_a_whole_file(written: Callable[[str], Path]) -> None:
     assert config.clusters == {
         "gpu": Cluster(
             "gpu",
-            (WorkerSpec("10.0.0.1:7101"), WorkerSpec("10.0.0.2:7101", "/GPU:0", 2.0)),
+            (WorkerSpec("10.0.0.1:7101"), WorkerSpec("10.0.0.2:7101", "GPU:0", 2.0)),
             "gate.example.org:443",
         ),
         "npu": Cluster("npu", (WorkerSpec("[fd00::7]:7101"),)),

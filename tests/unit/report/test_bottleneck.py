@@ -235,3 +235,34 @@ def test_a_stage_of_another_process_is_told_by_the_simulator() -> None:
     here = Report("fit", 3, report.step_seconds, 4, {"npu": report.stages["npu"]}, report.links, basis=given)
     said = r"stage gpu waits for the lines gpu->npu and npu->gpu: \d+ % of the step, by the simulator; "
     assert re.match(said, sentence(here))
+
+
+def test_stages_of_one_cluster_need_no_line() -> None:
+    stages = {name: StageReport(cluster="gpu") for name in ("front", "back")}
+    told = sentence(Report("fit", 3, 0.1, 2, stages, {}))
+    assert told == "both stages are in cluster gpu: nothing crosses a link"
+    stages["head"] = StageReport(cluster="gpu")
+    assert sentence(Report("fit", 3, 0.1, 2, stages, {})).startswith("all 3 stages are in cluster gpu")
+    stages["head"] = StageReport(cluster="npu")
+    assert "emulates a line" in sentence(Report("fit", 3, 0.1, 2, stages, {}))
+
+
+def inside() -> Basis:
+    """Two stages of one cluster in several processes, which exchange something once a step."""
+    given = basis(paced=False)
+    (phase,) = given.phases
+    hops = {pair: replace(hop, there=None, back=None) for pair, hop in phase.hops.items()}
+    exchange = ((Carried(Line("gpu->gpu"), 100.0, ("results",)),),)
+    return replace(given, phases=(replace(phase, hops=hops),), exchange=exchange, bytes={})
+
+
+@pytest.mark.parametrize("slower", [0.2, 5.0])
+def test_no_line_is_blamed_where_there_is_none(slower: float) -> None:
+    found = sentence(measured(inside(), slower))
+    assert " line " not in found.replace("not the line", "")
+    assert ("the steps before were slower" if slower < 1 else "something else takes time too") in found
+
+
+@pytest.mark.parametrize("slower", [0.2, 5.0])
+def test_a_line_between_processes_may_be_blamed(slower: float) -> None:
+    assert "than it was taken for" in sentence(measured(basis(paced=False), slower))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -27,7 +27,12 @@ def no_run() -> Iterator[None]:
 
 
 def model(
-    copies: tuple[int, ...] = (), micro_batch: int = 1, *, dropout: float = 0.0, coupled: str = "error"
+    copies: tuple[int, ...] = (),
+    micro_batch: int = 1,
+    *,
+    dropout: float = 0.0,
+    coupled: str = "error",
+    codec: Mapping[str, Any] | None = None,
 ) -> keras.Model:
     """One stage or two, in these replicas; no scopes where there are none."""
     keras.utils.set_random_seed(0)
@@ -40,6 +45,7 @@ def model(
             stack.enter_context(nb.replica(copies[stage]))
             stack.enter_context(nb.pipeline(micro_batch, coupled=coupled))
             stack.enter_context(nb.stage(cluster=f"c{stage}"))
+            stack.enter_context(nb.compress(**codec) if codec else contextlib.nullcontext())
         return stack
 
     with nb.cluster() if copies else contextlib.nullcontext():
@@ -81,6 +87,14 @@ def test_numbers_are_drawn_by_micro_batch_whoever_takes_it() -> None:
         with nb.init(links=LINE):
             found.append(trained(model(copies, 6, dropout=0.4))[0])
     assert all(np.allclose(each, found[0], rtol=1e-6) for each in found)
+
+
+def test_what_codecs_remember_goes_from_micro_batch_to_micro_batch() -> None:
+    found = []
+    for copies in ((1, 1), (3, 6)):
+        with nb.init(links=LINE):
+            found.append(trained(model(copies, 6, codec={"rank": 4}))[0])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
 
 
 def test_averages_of_coupled_rows_are_written_in_the_order_of_micro_batches() -> None:
@@ -203,3 +217,25 @@ def test_a_failure_in_one_replica_ends_the_step() -> None:
         with pytest.raises(nb.errors.StageFailedError, match="stage 'c0'"):
             step(tf.range(6.0)[:, None] * 2.0)
         assert float(tf.reduce_sum(step(tf.ones((6, 1))))) == 18.0
+
+
+@pytest.mark.parametrize("around", ["model", "pipeline"])
+def test_cases_one_and_four_of_whale_train(around: str) -> None:
+    """Data parallelism of a whole model (its case 1), and of a whole pipeline of a cluster (its case 4)."""
+    expected = trained(model())
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8,))
+    pipeline, front, back = (contextlib.nullcontext() for _ in range(3))
+    if around == "pipeline":
+        pipeline, front, back = nb.pipeline(4), nb.stage(name="front"), nb.stage(name="back")
+    with nb.cluster(), nb.replica(2), pipeline:
+        with front:
+            hidden = keras.layers.Dense(16, activation="tanh")(inputs)
+        with back:
+            outputs = keras.layers.Dense(1)(keras.layers.Dropout(0.0)(hidden))
+        made = keras.Model(inputs, outputs)
+        made.compile(keras.optimizers.Adam(0.01, global_clipnorm=1.0), "mse", metrics=["mae"])
+        losses, weights = trained(made)
+    close(losses, expected[0])
+    close(weights, expected[1])
+    assert losses[1] < losses[0]

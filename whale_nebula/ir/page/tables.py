@@ -18,6 +18,7 @@ from whale_nebula.ir.plan_text import (
     in_a_step,
     links_bound,
     once_lines,
+    share_lines,
     tied_lines,
     worker_of,
 )
@@ -57,7 +58,8 @@ def stages(plan: Plan) -> Markup:
         )
         for stage in plan.stages.values()
     ]
-    return table(head, rows, numbers=range(3, 7))
+    drawn = table(head, rows, numbers=range(3, 7))
+    return joined(drawn, *(element("p", line, class_="note") for line in share_lines(plan)))
 
 
 def work(plan: Plan) -> Markup:

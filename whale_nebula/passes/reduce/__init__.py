@@ -34,6 +34,7 @@ from whale_nebula.passes.reduce import (
     networks,
     python,
     reductions,
+    replica_sums,
     shapes,
     slicing,
 )
@@ -45,7 +46,7 @@ from whale_nebula.passes.reduce.verdict import merge_rule, verdict
 
 FAMILIES = (
     control, elementwise, gather, gradients, layout, linear, lists, making, networks, python, reductions,
-    shapes, slicing,
+    replica_sums, shapes, slicing,
 )  # fmt: skip
 """The modules that hold the rules: importing them registers these."""
 

@@ -10,6 +10,7 @@ from whale_nebula.errors import StaticBatchError
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.spec import Value
 from whale_nebula.passes.reduce.state import COUPLED, Fold
+from whale_nebula.passes.reduce.whole_batch import Mends
 
 _WHY = "a micro-batch has only its share of the rows, and the last batch of an epoch may have fewer too"
 
@@ -19,8 +20,12 @@ class _Found(NamedTuple):
     mend: str
 
 
-def baked(fold: Fold, graph: Graph, where: Callable[[int], str] = lambda op: "") -> StaticBatchError | None:
-    """The error for a value that couples the rows because a batch size is a constant; else None."""
+def baked(
+    fold: Fold, graph: Graph, where: Callable[[int], str] = lambda op: "", alone: str = Mends().alone
+) -> StaticBatchError | None:
+    """The error for a value that couples the rows because a batch size is a constant; else None. `alone` is the line
+    that leaves the batch whole.
+    """
     if fold.kind != COUPLED or not 0 <= fold.blame < len(graph):
         return None
     op = graph.ops[fold.blame]
@@ -30,7 +35,7 @@ def baked(fold: Fold, graph: Graph, where: Callable[[int], str] = lambda op: "")
     if found is None:
         return None
     place = ", ".join(part for part in (f"{op.name} ({op.type})", where(op.index)) if part)
-    mend = f"{found.mend}\nor nb.pipeline(micro_batch=1)"
+    mend = f"{found.mend}\nor {alone}"
     return StaticBatchError(f"the batch size {found.rows} is baked in", where=place, why=_WHY, mend=mend)
 
 

@@ -71,7 +71,7 @@ def _is_blocks(site: Site, position: int) -> bool:
 
 
 def _of_vector(site: Site) -> Fold:
-    lane, numbers = site.parts(0), site.ints(1)
+    lane, numbers = site.parts(0), site.ints(1) if site.rank(1) in (0, 1) else None
     if lane is not None and numbers is not None and all(-len(lane) <= number < len(lane) for number in numbers):
         picked = tuple(lane[number] for number in numbers)
         return picked[0] if site.rank(1) == 0 else packed(site, picked)

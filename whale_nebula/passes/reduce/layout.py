@@ -42,11 +42,9 @@ def expand(site: Site) -> Result:
 def squeeze(site: Site) -> Result:
     """Axes of size one go; the batch axis must not."""
     data, sizes = site.folds[0], site.spec(0).shape
-    lane = site.parts(0)
-    if lane is not None and len(lane) == 1:
-        return lane[0]
     if data.kind != ROWS:
-        return structured(site, site.folds)
+        lane = site.parts(0)
+        return lane[0] if lane is not None and len(lane) == 1 else structured(site, site.folds)
     named = site.attribute("squeeze_dims", ())
     if sizes is None or (not named and None in sizes[: data.axis] + sizes[data.axis + 1 :]):
         return site.coupled("which axes are dropped depends on sizes")
@@ -54,6 +52,9 @@ def squeeze(site: Site) -> Result:
     gone = axes or {axis for axis, size in enumerate(sizes) if size == 1}
     if data.axis in gone or not named:
         return site.coupled("the batch axis may be dropped: name the axes to squeeze")
+    column = site.columns(0, max(gone)) if len(gone) == 1 else None
+    if column is not None and len(column) == 1:
+        return column[0]
     return data._replace(axis=data.axis - sum(axis < data.axis for axis in gone)).bare
 
 

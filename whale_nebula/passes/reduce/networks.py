@@ -11,7 +11,7 @@ from whale_nebula.passes.reduce.state import ROWS, WHOLE, Fold, whole
 _LEADING = """
     AvgPool AvgPool3D MaxPool MaxPoolV2 MaxPool3D MaxPoolWithArgmax LRN Dilation2D ResizeBilinear
     ResizeNearestNeighbor ResizeBicubic ResizeArea ScaleAndTranslate SpaceToDepth DepthToSpace
-    ExtractImagePatches FractionalAvgPool FractionalMaxPool
+    ExtractImagePatches
 """
 _INNERMOST = {
     1: """
@@ -41,6 +41,17 @@ def leading(site: Site) -> Result:
     return data.bare
 
 
+@rule("FractionalAvgPool", "FractionalMaxPool")
+def fractional(site: Site) -> Result:
+    """Samples along axis 0, and where all of them were cut: by a seed that stays, everywhere alike."""
+    samples = leading(site)
+    if not isinstance(samples, Fold) or samples.kind != ROWS:
+        return samples
+    alike = bool(site.attribute("deterministic", False))
+    cuts = whole() if alike else site.coupled("where samples are cut is drawn for each micro-batch anew: give a seed")
+    return samples, cuts, cuts
+
+
 @rule(*_DEPTH)
 def inner(site: Site) -> Result:
     """The innermost axes are mixed, the others are left alone."""
@@ -61,6 +72,8 @@ def solve(site: Site) -> Result:
     left, right = site.folds[:2]
     if ROWS not in (left.kind, right.kind):
         return site.nonlinear(site.folds)
+    if any(fold.kind != WHOLE for fold in site.folds[2:]):
+        return site.coupled("how equations are solved depends on the batch")
     ranks = site.rank(0), site.rank(1)
     paired = left.kind == right.kind == ROWS and left.axis == right.axis and left.order == right.order
     if paired and ranks[0] == ranks[1] is not None and left.axis < (ranks[0] or 0) - 2:

@@ -155,7 +155,7 @@ def heights(site: Site) -> Result:
     if number.kind != WHOLE or not {data.kind, weights.kind} <= {ROWS, WHOLE} or site.flag("binary_output"):
         return site.coupled(f"{site.op.type} over the batch")
     if site.rank(0) == 2:
-        return data if data.axis == 0 else site.coupled("the batch is counted along its axis")
+        return data.bare if data.axis == 0 else site.coupled("the batch is counted along its axis")
     return Fold(SUM) if data.kind == ROWS else site.coupled("weights of rows, but heaps that are no rows")
 
 

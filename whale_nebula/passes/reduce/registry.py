@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from whale_nebula.ir.graph import Attribute, Graph, Op
 from whale_nebula.ir.spec import Spec
-from whale_nebula.passes.reduce.state import AFTER, COUPLED, EMPTY, WHOLE, Fold, whole
+from whale_nebula.passes.reduce.state import AFTER, COUPLED, EMPTY, ROWS, WHOLE, Fold, whole
 
 Result = Fold | tuple[Fold, ...]
 
@@ -69,9 +69,9 @@ class Site:
         return numbers[0] if numbers is not None and len(numbers) == 1 else None
 
     def parts(self, place: int) -> tuple[Fold, ...] | None:
-        """The states of a vector's entries, where they can be told apart."""
+        """The states of a vector's entries, where they can be told apart; rows are no vector, see `columns`."""
         fold = self.folds[place]
-        if fold.parts is not None:
+        if fold.parts is not None and fold.kind != ROWS:
             return fold.parts
         if fold.kind != WHOLE or self.rank(place) != 1:
             return None
@@ -79,6 +79,11 @@ class Site:
             return tuple(whole(number) for number in fold.literal)
         length = self.size(place, 0)
         return None if length is None else (whole(),) * length
+
+    def columns(self, place: int, axis: int) -> tuple[Fold, ...] | None:
+        """The states of what lies side by side along an axis of rows: known of the last one alone."""
+        rank = self.rank(place)
+        return None if rank is None or axis % rank != rank - 1 else self.folds[place].parts
 
     def coupled(self, reason: str) -> Fold:
         """What a row gets here depends on other rows."""

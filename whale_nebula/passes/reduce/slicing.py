@@ -9,6 +9,7 @@ from whale_nebula.passes.reduce.algebra import packed, structured
 from whale_nebula.passes.reduce.registry import Result, Site, rule
 from whale_nebula.passes.reduce.state import COUNT, ROWS, WHOLE, Fold
 
+_GROWS = "rows are cut to a length that grows with the batch"
 _CUT = "the batch axis is sliced: which rows are taken depends on the other rows"
 
 
@@ -37,7 +38,8 @@ def strided(site: Site) -> Result:
     known = [part for place in (1, 2, 3) for part in site.parts(place) or (site.folds[place],)]
     if any(part.kind not in (WHOLE, COUNT) for part in known):
         return site.coupled("what a slice takes of rows depends on the batch")
-    return _of_rows(site, data, axes)
+    found = _of_rows(site, data, axes)
+    return site.coupled(_GROWS) if found.kind == ROWS and _counted_beside(site, data, axes) else found
 
 
 def _of_rows(site: Site, data: Fold, axes: Sequence[_Axis]) -> Fold:
@@ -49,15 +51,16 @@ def _of_rows(site: Site, data: Fold, axes: Sequence[_Axis]) -> Fold:
         if seen == data.axis:
             whole_axis = not axis.dropped and (axis.full or _everything(site, data, axis.place))
             return data._replace(axis=kept).bare if whole_axis else site.coupled(_CUT)
-        if not axis.dropped and not axis.full and _counted(site, axis.place):
-            return site.coupled("rows are cut to a length that grows with the batch")
         kept, seen = kept + (not axis.dropped), seen + 1
     return data._replace(axis=kept + data.axis - seen).bare
 
 
-def _counted(site: Site, place: int) -> bool:
-    lanes = [site.parts(which) for which in (1, 2)]
-    return any(lane is not None and lane[place].kind == COUNT for lane in lanes)
+def _counted_beside(site: Site, data: Fold, axes: Sequence[_Axis]) -> bool:
+    """Whether what is taken along any axis but the batch's hangs on how many rows there are."""
+    old = [axis for axis in axes if not axis.added]
+    others = [axis.place for at, axis in enumerate(old) if at != data.axis and not axis.full]
+    lanes = [(site.parts(which), site.folds[which]) for which in (1, 2, 3)]
+    return any((lane[place] if lane else all_).kind == COUNT for lane, all_ in lanes for place in others)
 
 
 def _everything(site: Site, data: Fold, place: int) -> bool:
@@ -150,6 +153,8 @@ def _split(site: Site, data: int, axis: int | None) -> Result:
         return structured(site, [fold, *(other for place, other in enumerate(site.folds) if place != data)])
     if axis is None or rank is None:
         return site.coupled("the axis of a split is not known")
+    if any(other.kind != WHOLE for place, other in enumerate(site.folds) if place != data):
+        return site.coupled(_GROWS)
     if axis % rank != fold.axis:
         return fold.bare
     if pieces == 1:
@@ -164,11 +169,13 @@ def unpack(site: Site) -> Result:
     """One tensor for each entry of an axis."""
     data, rank = site.folds[0], site.rank(0)
     lane = site.parts(0)
-    if lane is not None and len(lane) == len(site.op.outputs):
-        return lane
     if data.kind != ROWS:
-        return structured(site, site.folds)
+        known = lane is not None and len(lane) == len(site.op.outputs)
+        return lane if known and lane is not None else structured(site, site.folds)
     if rank is None:
         return site.coupled("rows with an unknown number of axes are taken apart")
     axis = site.number("axis", 0) % rank
+    columns = site.columns(0, axis)
+    if columns is not None and len(columns) == len(site.op.outputs):
+        return columns
     return site.coupled(_CUT) if axis == data.axis else data._replace(axis=data.axis - (axis < data.axis)).bare

@@ -156,4 +156,5 @@ def vector(parts: tuple[Fold, ...]) -> Fold:
     if kinds <= {WHOLE}:
         numbers = [part.literal[0] for part in parts if part.literal is not None]
         return Fold(WHOLE, literal=tuple(numbers)) if len(numbers) == len(parts) else Fold(WHOLE, parts=parts)
-    return Fold(COUNT if kinds == {COUNT} else SHAPE, per=parts[0].per, parts=parts)
+    pers = {part.per for part in parts}
+    return Fold(COUNT if kinds == {COUNT} else SHAPE, per=pers.pop() if len(pers) == 1 else UNKNOWN, parts=parts)

@@ -21,6 +21,7 @@ from whale_nebula.passes.reduce.state import (
     WHOLE,
     Fold,
 )
+from whale_nebula.passes.reduce.whole_batch import Mends
 
 LOSS = "what is differentiated"
 _RULES = {
@@ -52,9 +53,10 @@ def verdict(
     where: Callable[[int], str] = lambda op: "",
     what: str = LOSS,
     ways: tuple[str, ...] = (),
+    lines: Mends = Mends(),  # noqa: B008 - it does not change
 ) -> CaptureError | None:
     """Why a value cannot be had from micro-batches, or None where it can. `where` gives an op's line in the
-    source, `ways` are ways out that only this value has.
+    source, `ways` are ways out that only this value has, `lines` those that leave the batch as it is.
 
     >>> error = verdict(Fold(COUPLED, reason="rows are sorted"), Graph(()))
     >>> print(error.why)
@@ -64,7 +66,7 @@ def verdict(
     """
     if fold.good:
         return None
-    static = baked(fold, graph, where)
+    static = baked(fold, graph, where, lines.alone)
     if static is not None:
         return static
     op = graph.ops[fold.blame] if 0 <= fold.blame < len(graph) else None
@@ -77,7 +79,7 @@ def verdict(
         line=str(origin),
         where=str(origin) if layer else None,
         why=f"{fold.reason}: op {named}" if layer else fold.reason,
-        mends=(*_mends(graph, op, what, origin, fold), *ways),
+        mends=(*_mends(graph, op, what, origin, fold, lines), *ways),
     )
 
 
@@ -87,13 +89,15 @@ def _said(fold: Fold, layer: str) -> str:
     return f"{layer} makes its rows depend on each other" if layer else "its rows depend on each other"
 
 
-def _mends(graph: Graph, op: Op | None, what: str, origin: str, fold: Fold) -> tuple[str, ...]:
+def _mends(graph: Graph, op: Op | None, what: str, origin: str, fold: Fold, lines: Mends) -> tuple[str, ...]:
     """The ways out that fit: a weight says what a loss is a mean over, another layer normalises each row alone."""
-    alone, weight, allow = BatchCoupledError.usual_mends
+    weight = BatchCoupledError.usual_mends[1]
     scalar = op is not None and bool(op.outputs) and all(spec.scalar for spec in op.outputs)
-    found = [alone, *([weight] if scalar and what == LOSS else []), allow]
+    found = [lines.alone, *([weight] if scalar and what == LOSS else []), lines.allow]
     if isinstance(origin, Origin) and origin.kind in _BY_ROW:
         found.append(f"{_BY_ROW[origin.kind]} in the place of {origin.said}")
+        if lines.shared and op is not None and "/moments/" in op.name:
+            found.append(f"{origin.kind}(synchronized=True), whose moments are those of all replicas")
     if SAME_SEED in fold.reason:
         found.append(_MOVING)
     if op is not None and "compile_loss" in op.name and Fold(AFTER).spoken in fold.reason:

@@ -116,6 +116,10 @@ class Channels:
         way = self._routes.way(value)
         return not way.plain or way.nonfinite == SKIP
 
+    def before(self, value: Value, micro_batch: int) -> int | None:
+        """The micro-batch that an end of its channel codes before this one."""
+        return self._routes.before(value, micro_batch)
+
     def reports(self) -> Mapping[str, BoundaryReport]:
         """What this step measured, by direction of boundary."""
         return self._tally.reports()

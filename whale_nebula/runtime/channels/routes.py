@@ -69,6 +69,11 @@ class Routes:
         lane = self.lane(value, micro_batch)
         return next(m for m in range(micro_batch + 1) if self.lane(value, m) == lane) if lane else 0
 
+    def before(self, value: Value, micro_batch: int) -> int | None:
+        """The last micro-batch of a step before this one that takes the same lane."""
+        lane = self.lane(value, micro_batch)
+        return next((m for m in reversed(range(micro_batch)) if self.lane(value, m) == lane), None)
+
     def ends(self, here: Callable[[str], bool]) -> tuple[str, ...]:
         """The names of the channels that have an end here, as states have them before the host."""
         found = (

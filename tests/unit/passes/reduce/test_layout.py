@@ -88,3 +88,16 @@ def test_rows_of_ragged_length_keep_their_first_axis() -> None:
         %6 = Const {value=(-1)} int32[1]
         %7 = Reshape(%3, %6) float32[?]                       => coupled of inputs
     """)
+
+
+def test_a_new_last_axis_is_not_squeezed_with_another() -> None:
+    check("""
+        %0 = input x float32[?]                                        => rows(0) of inputs
+        %1 = Const {value=(0)} int32[]
+        %2 = ExpandDims(%0, %1) float32[1,?]                           => rows(1) of inputs
+        %3 = Const {value=(-1)} int32[]
+        %4 = ExpandDims(%2, %3) float32[1,?,1]                         => rows(1) of inputs
+        %5 = Squeeze(%4) {squeeze_dims=(0)} float32[?,1]               => rows(0) of inputs
+        %6 = Squeeze(%4) {squeeze_dims=(-1)} float32[1,?]              => rows(1) of inputs
+        %7 = Squeeze(%4) {squeeze_dims=(0, 2)} float32[?]              => rows(0) of inputs
+    """)

@@ -60,3 +60,26 @@ def test_blocks_of_dilated_convolutions_are_put_together_again() -> None:
         %5 = Const {value=(1, 4)} int32[2]
         %6 = BatchToSpaceND(%3, %5, %2) float32[?,4,16,3]               => coupled of inputs
     """)
+
+
+def test_where_samples_are_cut_is_the_same_for_all_if_a_seed_says_where() -> None:
+    text = """
+        %0 = input x float32[?,8,8,1]
+        %1 = FractionalMaxPool(%0) {deterministic=true, seed=3} float32[?,4,4,1], int64[5], int64[5]  => rows(0) of inputs | whole | whole
+        %2 = FractionalMaxPool(%0) float32[?,4,4,1], int64[5], int64[5]  => rows(0) of inputs | coupled of inputs | coupled of inputs
+    """
+    check(text)
+    assert "give a seed" in reason(text, 2, 1)
+
+
+def test_what_regularises_equations_is_no_number_of_rows() -> None:
+    check("""
+        %0 = input x float32[?,4,4]
+        %1 = capture w float32[4,4]
+        %2 = Mul(%0, %1) float32[?,4,4]                                => rows(0)
+        %3 = Const {value=(0.5)} float64[]
+        %4 = MatrixSolveLs(%2, %2, %3) float32[?,4,4]                  => rows(0)
+        %5 = Size(%2) int32[]                                          => count
+        %6 = Cast(%5) float64[]                                        => count
+        %7 = MatrixSolveLs(%2, %2, %6) float32[?,4,4]                  => coupled
+    """)

@@ -1,4 +1,6 @@
 from tests.unit.passes.reduce.states import check, reason
+from whale_nebula.ir.spec import Value
+from whale_nebula.passes.reduce.state import UNKNOWN
 
 
 def test_a_shape_is_followed_entry_by_entry() -> None:
@@ -119,3 +121,19 @@ def test_what_cannot_be_put_together_entry_by_entry() -> None:
         %8 = Const {value=(0)} int32[1]
         %9 = DynamicStitch(%8, %0) float32[?,4]                         => coupled of inputs
     """)
+
+
+def test_numbers_of_rows_that_differ_are_not_taken_for_one() -> None:
+    found = check("""
+        %0 = input x float32[?,4]
+        %1 = Shape(%0) int32[2]
+        %2 = Const {value=(0)} int32[]
+        %3 = GatherV2(%1, %2, %2) {batch_dims=0} int32[]               => count of inputs
+        %4 = Const {value=(2)} int32[]
+        %5 = Mul(%3, %4) int32[]                                       => count of inputs
+        %6 = Pack(%3, %5) {N=2, axis=0} int32[2]                       => count of inputs
+        %7 = Const {value=(0, 1)} int32[1,2]
+        %8 = GatherV2(%6, %7, %2) {batch_dims=0} int32[1,2]            => after of inputs
+    """)
+    assert found.of(Value(5)).per == 2
+    assert found.of(Value(6)).per == UNKNOWN

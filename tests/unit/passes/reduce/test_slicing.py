@@ -60,3 +60,36 @@ def test_parts_of_sums_are_sums() -> None:
         %6 = StridedSlice(%4, %3, %5, %5) {shrink_axis_mask=1} float32[]  => sum
         %7 = Unpack(%4) float32[], float32[], float32[], float32[]     => sum | sum | sum | sum
     """)
+
+
+def test_tensors_side_by_side_come_apart_again_along_their_own_axis_alone() -> None:
+    check("""
+        %0 = input x float32[2,?]                                      => rows(1) of inputs
+        %1 = Mul(%0, %0) float32[2,?]                                  => rows(1) of inputs
+        %2 = Pack(%0, %1) {N=2, axis=2} float32[2,?,2]                 => rows(1) of inputs
+        %3 = Unpack(%2) {axis=2, num=2} float32[2,?], float32[2,?]     => rows(1) of inputs | rows(1) of inputs
+        %4 = Unpack(%2) {axis=-1, num=2} float32[2,?], float32[2,?]    => rows(1) of inputs | rows(1) of inputs
+        %5 = Unpack(%2) {axis=0, num=2} float32[?,2], float32[?,2]     => rows(0) of inputs | rows(0) of inputs
+        %6 = Unpack(%2) {axis=1, num=2} float32[2,2], float32[2,2]     => coupled of inputs | coupled of inputs
+    """)
+
+
+def test_what_is_taken_of_a_row_must_not_hang_on_how_many_rows_there_are() -> None:
+    text = """
+        %0 = input x float32[?,4]
+        %1 = Shape(%0) int32[2]
+        %2 = Const {value=(0)} int32[1]
+        %3 = Const {value=(1)} int32[1]
+        %4 = Const {value=(0)} int32[]
+        %5 = StridedSlice(%1, %2, %3, %3) {shrink_axis_mask=1} int32[]            => count of inputs
+        %6 = Pack(%4, %5) {N=2, axis=0} int32[2]                                  => shape(whole, count) of inputs
+        %7 = Const {value=(0, 0)} int32[2]
+        %8 = Const {value=(1, 1)} int32[2]
+        %9 = StridedSlice(%0, %7, %6, %8) {begin_mask=3, end_mask=1} float32[?,?] => coupled of inputs
+        %10 = StridedSlice(%0, %6, %8, %8) {begin_mask=1, end_mask=1, shrink_axis_mask=2} float32[?]  => coupled of inputs
+        %11 = Const {value=(1)} int32[]
+        %12 = SplitV(%0, %6, %11) float32[?,?], float32[?,?]                      => coupled of inputs | coupled of inputs
+        %13 = StridedSlice(%0, %7, %8, %8) {begin_mask=3, end_mask=1} float32[?,1]  => rows(0) of inputs
+    """
+    check(text)
+    assert reason(text, 9) == reason(text, 10) == reason(text, 12) == "rows are cut to a length that grows with the batch"

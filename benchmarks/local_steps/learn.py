@@ -1,0 +1,21 @@
+"""What is learned where every step is one for all rows: what the sites are held against."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import task
+
+
+def main() -> None:
+    """Train, and print a line of JSON."""
+    asked = task.options(argparse.ArgumentParser(description=__doc__)).parse_args()
+    model = task.model(asked.seed, asked.rate)
+    held = task.Teacher(7).rows(task.HELD)
+    model.fit(task.batches(asked.seed, asked.steps), verbose=0)
+    print(json.dumps({"seed": asked.seed, "loss": model.evaluate(*held, batch_size=256, verbose=0)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

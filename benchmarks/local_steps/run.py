@@ -1,0 +1,127 @@
+"""Two clusters that meet every hundred steps: what the line takes of their time, and what that costs the loss.
+
+    python benchmarks/local_steps/run.py            # root (it makes hosts of its own); 20 minutes
+    python benchmarks/local_steps/run.py --quick    # a few steps over the line, a minute; writes nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from common import machine, verdict, write  # noqa: E402
+from two_sites import FREE, run  # noqa: E402
+
+LINE = ("60mbit", "20ms")
+EVERY, STEPS, SEEDS = 100, 400, (1, 2, 3)
+LEARNED = 600
+ALONE = 10**6
+LOST, NEAR = 0.05, 1.0
+DEADLINE = 3600
+
+
+def timed(line: tuple[str, str], every: int, folder: Path) -> dict[str, float]:
+    """The slower of two sites."""
+    told, _ = run(line, [str(HERE / "site.py"), "--every", str(every), "--steps", str(STEPS)], folder)
+    slow = max(told, key=lambda each: each["seconds"])
+    print(line, every, slow, flush=True)
+    return {name: slow[name] for name in ("seconds", "waited", "met")} | {"bytes": sum(slow["bytes"].values())}
+
+
+def times(folder: Path) -> dict[str, list[dict[str, float]]]:
+    """Over the line, over a free one, and without meetings, there and back."""
+    kinds = {"line": (LINE, EVERY), "free": (FREE, EVERY), "alone": (FREE, ALONE)}
+    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
+    for kind in ("line", "free", "alone", "alone", "free", "line"):
+        found[kind].append(timed(*kinds[kind], folder))
+    return found
+
+
+def apart(seed: int, outer: str, folder: Path) -> float:
+    """The loss on rows that were held back, of two sites that meet now and then."""
+    words = ["--every", str(EVERY), "--steps", str(LEARNED), "--seed", str(seed), "--outer", outer, "--loss"]
+    told, _ = run(FREE, [str(HERE / "site.py"), *words], folder)
+    losses: set[float] = {each["loss"] for each in told}
+    print(outer, seed, losses, flush=True)
+    [loss] = losses  # of the same weights
+    return loss
+
+
+def together(seed: int) -> float:
+    """The same where every step is one for all rows."""
+    command = [sys.executable, str(HERE / "learn.py"), "--seed", str(seed), "--steps", str(LEARNED)]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=environment, check=False)
+    if ended.returncode:
+        raise SystemExit(f"{command} ended with {ended.returncode}:\n{ended.stderr[-3000:]}")
+    loss: float = json.loads(ended.stdout.splitlines()[-1])["loss"]
+    print("together", seed, loss, flush=True)
+    return loss
+
+
+OUTERS = ("average", "nesterov")
+
+
+def whole() -> int:
+    """All of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = times(Path(folder))
+        losses = {outer: [apart(seed, outer, Path(folder)) for seed in SEEDS] for outer in OUTERS}
+    losses["together"] = [together(seed) for seed in SEEDS]
+    rows = [*_rows_of_time(seconds), *_rows_of_loss(losses)]
+    result = {"machine": machine(), "line": LINE, "every": EVERY, "seconds": seconds, "losses": losses}
+    write(__file__, result, [("what", "measured", "beside", "at most", ""), *rows])
+    return int(any(row[-1] == "missed" for row in rows))
+
+
+def _rows_of_time(seconds: dict[str, list[dict[str, Any]]]) -> list[tuple[object, ...]]:
+    line, free, alone = (statistics.mean(each["seconds"] for each in seconds[k]) for k in ("line", "free", "alone"))
+    waited = statistics.mean(each["waited"] / each["seconds"] for each in seconds["line"])
+    lost = 1.0 - free / line
+    size = seconds["line"][0]["bytes"] / max(1.0, seconds["line"][0]["met"]) / 1e6
+    return [
+        ("time that the line takes: over it, beside a free one", f"{100 * lost:.1f} %", f"{line:.1f} s, {free:.1f} s",
+         f"{100 * LOST:.0f} %", verdict(lost, LOST)),
+        ("of it, steps waited for the other cluster", f"{100 * waited:.1f} %", "", "", ""),
+        ("meetings at all: over a free line, beside none", f"{100 * (1 - alone / free):.1f} %",
+         f"{free:.1f} s, {alone:.1f} s", "", ""),
+        ("a meeting crosses, each way", f"{size:.1f} MB", "86 MB as float32", "", ""),
+    ]  # fmt: skip
+
+
+def _rows_of_loss(losses: dict[str, list[float]]) -> list[tuple[object, ...]]:
+    noise = max(losses["together"]) - min(losses["together"])
+    rows: list[tuple[object, ...]] = []
+    for way in OUTERS:
+        more = statistics.mean(a - b for a, b in zip(losses[way], losses["together"], strict=True))
+        said = " ".join(f"{each:.4f}" for each in losses[way])
+        beside = " ".join(f"{each:.4f}" for each in losses["together"])
+        rows.append((f'loss, outer="{way}", beside every step together', said, beside, f"+{NEAR * noise:.4f}",
+                     verdict(more, NEAR * noise)))  # fmt: skip
+    return rows
+
+
+def main() -> int:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    if not parser.parse_args().quick:
+        return whole()
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["--every", "20", "--steps", "60", "--loss"]
+        print(*run(LINE, [str(HERE / "site.py"), *words], Path(folder))[0], sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,38 @@
+"""One of two sites that train apart over a line: how long its steps took, and how much of that it waited."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import task
+import tensorflow as tf
+
+import whale_nebula as nb
+
+WARM = 20
+
+
+def main() -> None:
+    """Train, and print a line of JSON."""
+    parser = task.options(argparse.ArgumentParser(description=__doc__))
+    parser.add_argument("--loss", action="store_true", help="meet once more, and say what was learned")
+    asked = parser.parse_args()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    nb.init()
+    model, clock = task.model(asked.seed, asked.rate), task.Clock()
+    with nb.cluster(), nb.compress(asked.codec), nb.replica(sync_every=asked.every, outer=asked.outer):
+        model.fit(task.batches(asked.seed, asked.steps), verbose=0, callbacks=[clock])
+        report = nb.last_report()
+        loss = model.evaluate(*task.Teacher(7).rows(task.HELD), batch_size=256, verbose=0) if asked.loss else None
+    told = report.meetings
+    sent = {name: link.bytes for name, link in report.run.links.items()}
+    print(json.dumps({
+        "site": nb.here().worker, "seconds": clock.seconds(WARM), "steps": asked.steps - WARM,
+        "loss": loss, "waited": told.waited_seconds if told else 0.0, "met": told.met if told else 0, "bytes": sent,
+    }), flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""A step whose stages sleep instead of computing; run.py starts it by `whale-nebula run --all`, and it tells how long
+steps took. Argument: the case, as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import whale_nebula as nb
+
+tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(2)
+CASE = json.loads(sys.argv[1])
+ROWS, WIDTH, RATE = CASE["rows"], 8, 0.01
+
+
+def slept(rows: Any, seconds: float) -> Any:
+    """The rows, after as many seconds as they take the worker that calls it."""
+
+    def rest(given: np.ndarray) -> np.ndarray:
+        time.sleep(len(given) * seconds / CASE["speeds"].get(nb.here().worker, 1.0))
+        return given
+
+    found = tf.numpy_function(rest, [rows], rows.dtype)
+    found.set_shape(rows.shape)
+    return found
+
+
+def pipeline() -> Any:
+    """The micro-batches of the case; what runs Python may do anything to rows, which has to be allowed."""
+    return nb.pipeline(CASE["micro_batch"], coupled="allow")
+
+
+@contextlib.contextmanager
+def copied() -> Iterator[None]:
+    """The stage in several replicas."""
+    with nb.replica(CASE["replicas"]), pipeline(), nb.stage(cluster="npu"):
+        yield
+
+
+def alone() -> Any:
+    """One stage in several replicas."""
+    weight = tf.Variable(tf.ones((WIDTH, WIDTH)))
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster(), copied():
+            loss = tf.reduce_mean((slept(x, CASE["seconds"]) @ weight) ** 2)
+        weight.assign_sub(RATE * tape.gradient(loss, weight))
+        return loss
+
+    return step
+
+
+def fed() -> Any:
+    """A generator that learns by itself and feeds the replicas of a discriminator; nothing comes back."""
+    makes, judges = tf.Variable(tf.ones((WIDTH, WIDTH))), tf.Variable(tf.ones((WIDTH, WIDTH)))
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as first, tf.GradientTape() as second, nb.cluster():
+            with nb.replica(1), pipeline(), nb.stage(cluster="gpu"):
+                made = slept(x, CASE["generator"]) @ makes
+                own = tf.reduce_mean(made**2)
+            with copied():
+                found = tf.reduce_mean((slept(tf.stop_gradient(made), CASE["seconds"]) @ judges) ** 2)
+        makes.assign_sub(RATE * first.gradient(own, makes))
+        judges.assign_sub(RATE * second.gradient(found, judges))
+        return own + found
+
+    return step
+
+
+def main() -> None:
+    """Run the steps; the first ones warm up, and show how fast workers are where the config does not say."""
+    nb.init()
+    step = fed() if "generator" in CASE else alone()
+    x = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype("float32")
+    seconds, busy = [], []
+    for _ in range(CASE["warm"] + CASE["steps"]):
+        began = time.perf_counter()
+        float(step(x))
+        seconds.append(time.perf_counter() - began)
+        report = nb.last_report()
+        busy.append(sum(each.compute_seconds or 0.0 for each in report.stages.values()) / seconds[-1])
+    told = {"seconds": seconds[CASE["warm"] :], "busy": busy[CASE["warm"] :]}
+    told |= {"notes": [note for note in report.notes if "plan version" in note], "straggler": report.straggler}
+    print(json.dumps({"site": nb.here().worker, "micro_batches": report.micro_batches, **told}), flush=True)
+
+
+main()

@@ -1,0 +1,142 @@
+"""Replicas that are not equally fast, and one generator that feeds eight discriminators: a step beside the ideal one.
+
+    python benchmarks/shares/run.py             # ten minutes
+    python benchmarks/shares/run.py --quick     # two cases with few steps; writes nothing
+
+Stages sleep for as long as they are said to compute, so two cores are enough. The ideal is the work of a step divided
+by the speeds of all replicas together, or what the generator takes, if that is more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common import machine, spread, verdict, write
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+STEP_BAR, BUSY_BAR, DEADLINE = 1.10, 0.90, 600
+
+
+@dataclass(frozen=True)
+class Case:
+    """Replicas with these speeds that take so many seconds for a row at speed 1; a generator may feed them."""
+
+    name: str
+    speeds: tuple[float, ...]
+    rows: int
+    seconds: float
+    micro_batch: int = 1
+    told: bool = True
+    generator: float | None = None
+    warm: int = 7
+    steps: int = 10
+    bars: bool = True
+
+    @property
+    def ideal(self) -> float:
+        """The seconds of a step of which every part is done by who is there."""
+        return self.rows * max(self.seconds / sum(self.speeds), self.generator or 0.0)
+
+
+CASES = (
+    Case("1 : 2, in turn, 2 micro-batches", (1, 2), 48, 0.1, micro_batch=2, told=False, bars=False),
+    Case("1 : 2, the config says so", (1, 2), 48, 0.1),
+    Case("1 : 2, seen, 6 micro-batches", (1, 2), 48, 0.1, micro_batch=6, told=False),
+    Case("1 generator to 8", (1,) * 8, 200, 0.8, micro_batch=200, generator=0.1, warm=2, steps=4),
+    Case("1 generator to 8, half of these at half speed", (1,) * 4 + (0.5,) * 4, 200, 0.6, micro_batch=200,
+         generator=0.1, warm=2, steps=4),
+)  # fmt: skip
+
+
+def config(case: Case, path: Path) -> dict[str, float]:
+    """Write clusters.yaml; gives the speeds by worker."""
+    ports = iter(free_ports(len(case.speeds) + 1))
+    workers = [{"address": f"127.0.0.1:{next(ports)}"} for _ in case.speeds]
+    if case.told:
+        workers = [{**each, "speed": speed} for each, speed in zip(workers, case.speeds, strict=True)]
+    clusters: dict[str, Any] = {"npu": {"workers": workers}}
+    if case.generator is not None:
+        clusters = {"gpu": {"workers": [f"127.0.0.1:{next(ports)}"]}, **clusters}
+    path.write_text(yaml.safe_dump({"seed": 1, "clusters": clusters}, sort_keys=False))
+    return {f"npu/{number}": float(speed) for number, speed in enumerate(case.speeds)}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens at now."""
+    found = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(each.getsockname()[1]) for each in found]
+    for each in found:
+        each.close()
+    return ports
+
+
+def measured(case: Case) -> list[dict[str, Any]]:
+    """Run a case; gives what each worker told."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "clusters.yaml"
+        about = {name: getattr(case, name) for name in ("rows", "seconds", "micro_batch", "warm", "steps")}
+        about |= {"replicas": len(case.speeds), "speeds": config(case, path)}
+        about |= {} if case.generator is None else {"generator": case.generator}
+        command = [sys.executable, "-m", "whale_nebula.cli.main", "run", "--all", "--config", str(path)]
+        ended = subprocess.run(
+            [*command, str(HERE / "program.py"), json.dumps(about)], capture_output=True, text=True, timeout=DEADLINE,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}, cwd=ROOT,
+        )  # fmt: skip
+    if ended.returncode:
+        raise SystemExit(f"{case.name} ended with {ended.returncode}:\n{ended.stderr[-4000:]}")
+    return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith('{"site"')]
+
+
+def row(case: Case, told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the table says of a case: of each step the process counts to which it was longest."""
+    steps = [max(each) for each in zip(*(each["seconds"] for each in told), strict=True)]
+    step = statistics.median(steps)
+    found = {"case": case.name, "micro-batches": told[0]["micro_batches"], "ideal, s": round(case.ideal, 3)}
+    found |= {"a step, s": round(step, 3), "by the ideal": round(step / case.ideal, 3), "": ""}
+    if case.bars:
+        found[""] = verdict(step / case.ideal, STEP_BAR)
+    found |= {"generator busy": "", " ": ""}
+    if case.generator is not None and case.rows * case.generator >= case.ideal:
+        busy = statistics.median(next(each for each in told if each["site"] == "gpu/0")["busy"])
+        found |= {"generator busy": round(busy, 3), " ": verdict(busy, BUSY_BAR, least=True)}
+    return {**found, "spread": spread(steps), "notes": told[0]["notes"], "straggler": told[0]["straggler"]}
+
+
+def main() -> int:
+    """Run every case once."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two cases with few steps; writes nothing")
+    parser.add_argument("--only", type=int, choices=range(len(CASES)), help="this case alone; writes nothing")
+    chosen = parser.parse_args()
+    quick = chosen.quick or chosen.only is not None
+    about, rows = machine(), []
+    cases = CASES if chosen.only is None else CASES[chosen.only : chosen.only + 1]
+    for case in CASES[1:3] if chosen.quick else cases:
+        rows.append(row(case, measured(replace(case, steps=4) if quick else case)))
+        print(rows[-1], flush=True)
+    if not quick:
+        bars = {"step": STEP_BAR, "generator": BUSY_BAR}
+        keys = [key for key in rows[0] if key not in ("spread", "notes", "straggler")]
+        table = [keys, *([each[key] for key in keys] for each in rows)]
+        write(__file__, {"machine": about, "bars": bars, "rows": rows}, table)
+    return int(any("missed" in each.values() for each in rows) and not quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

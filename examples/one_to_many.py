@@ -1,0 +1,58 @@
+"""One generator and three judges, of which the last is twice as fast as the others: it takes half of the micro-batches.
+
+Each judge learns from its share of a batch, and after each update all of them are alike again.
+Take the lines with `nb` away and write `@tf.function` again, and this is plain TensorFlow; it gives the same numbers.
+With a process for each: whale-nebula run --all --config examples/one_to_many.yaml examples/one_to_many.py
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import whale_nebula as nb
+
+BATCH, STEPS, NOISE = 64, 100, 4
+GPU = ["127.0.0.1:7100"]
+NPU = ["127.0.0.1:7101", "127.0.0.1:7102", {"address": "127.0.0.1:7103", "speed": 2}]
+nb.init({"clusters": {"gpu": {"workers": GPU}, "npu": {"workers": NPU}}})
+keras.utils.set_random_seed(1)
+
+# What is real: points around a circle. And what they are to be made of.
+random = np.random.default_rng(0)
+angle = random.uniform(0.0, 2.0 * np.pi, (STEPS, BATCH))
+reals = np.stack([np.cos(angle), np.sin(angle)], axis=2) + 0.05 * random.normal(size=(STEPS, BATCH, 2))
+noises = random.normal(size=(STEPS, BATCH, NOISE))
+
+layers = keras.layers
+generator = keras.Sequential([keras.Input((NOISE,)), layers.Dense(16, activation="relu"), layers.Dense(2)])
+judge = keras.Sequential([keras.Input((2,)), layers.Dense(64, activation="leaky_relu"), layers.Dense(1)])
+makes, judges = keras.optimizers.Adam(1e-3, beta_1=0.5), keras.optimizers.Adam(2e-3, beta_1=0.5)
+
+
+def surprise(scores, real):
+    """How much the judge errs, if these are real (or not)."""
+    return tf.reduce_mean(tf.nn.softplus(-scores if real else scores))
+
+
+@nb.function
+def step(real, noise):
+    with nb.cluster(), tf.GradientTape(persistent=True) as tape:
+        with nb.replica(1), nb.stage(cluster="gpu"):
+            made = generator(noise)
+        with nb.replica(3), nb.stage(cluster="npu"):
+            scores = judge(made)
+            judge_loss = surprise(judge(real), True) + surprise(scores, False)
+            loss = surprise(scores, True)
+    for model, optimizer, error in ((judge, judges, judge_loss), (generator, makes, loss)):
+        gradients = tape.gradient(error, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    return loss, judge_loss
+
+
+batches = [part.astype("float32") for part in (reals, noises)]
+print(nb.plan(step, *(part[0] for part in batches)))
+for number in range(STEPS):
+    loss, judge_loss = step(*(part[number] for part in batches))
+with nb.gathered():
+    radius = float(np.mean(np.linalg.norm(generator(batches[1][0]), axis=1)))
+print(f"loss {float(loss):.6f}, of the judges {float(judge_loss):.6f}, mean radius {radius:.3f}")

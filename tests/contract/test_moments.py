@@ -1,0 +1,68 @@
+"""Synchronized moments: Keras asks one function for them, and an answer of ours takes its place."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.contract.tracing import VECTOR, graph_of
+from whale_nebula import tf_moments, tf_private
+
+X = np.random.default_rng(0).random((6, 3), "float32")
+MARK = "_nebula_mark"
+
+
+def moments(**options: Any) -> list[np.ndarray]:
+    layer = keras.layers.BatchNormalization(momentum=0.0, **options)
+    layer(X, training=True)
+    return [variable.numpy() for variable in layer.non_trainable_variables]
+
+
+def test_only_synchronized_moments_are_asked_for() -> None:
+    asked: list[tuple[Sequence[int], bool]] = []
+
+    def answer(x: Any, axes: Sequence[int], keepdims: bool) -> tuple[Any, Any]:
+        asked.append((tuple(axes), keepdims))
+        return tf.fill([3], 7.0), tf.fill([3], 9.0)
+
+    tf_moments.hook_moments(answer)
+    try:
+        plain, ours = moments(), moments(synchronized=True)
+    finally:
+        tf_moments.hook_moments(None)
+    assert asked == [((0,), False)]
+    np.testing.assert_allclose(plain, [X.mean(0), X.var(0)], rtol=1e-5)
+    np.testing.assert_array_equal(ours, [[7.0] * 3, [9.0] * 3])
+
+
+def test_where_there_is_no_answer_keras_goes_on() -> None:
+    tf_moments.hook_moments(lambda x, axes, keepdims: None)
+    try:
+        found = moments(synchronized=True)
+    finally:
+        tf_moments.hook_moments(None)
+    np.testing.assert_allclose(found, [X.mean(0), X.var(0)], rtol=1e-4)
+    np.testing.assert_array_equal(found, moments(synchronized=True))
+
+
+def test_a_mark_can_be_taken_off() -> None:
+    def body(x: Any) -> Any:
+        with tf_private.stamped(tf.compat.v1.get_default_graph(), {MARK: 1}):
+            marked = tf.identity(x)
+        assert tf_private.number_on(marked.op, MARK) == 1
+        tf_moments.unmark(marked.op, MARK)
+        return marked
+
+    graph = graph_of(body, VECTOR)
+    assert all(MARK not in node.attr for node in graph.as_graph_def().node)
+
+
+def test_readers_are_told_with_every_place_where_they_read() -> None:
+    def body(x: Any) -> Any:
+        doubled = x + x
+        assert [(op.type, place) for op, place in tf_moments.readers(x)] == [("AddV2", 0), ("AddV2", 1)]
+        return doubled
+
+    graph_of(body, VECTOR)

@@ -1,0 +1,102 @@
+"""Models with synchronized batch normalisation, cut or not, and what training leaves of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.parity.zoo import data
+
+WORKERS = {"c0/0": "c0", "c0/1": "c0", "c0/2": "c0"}
+X, Y = data(31, 8), data(31, 1, seed=1)
+Scopes = Callable[[int], contextlib.AbstractContextManager[Any]]
+
+
+def normalised(scopes: Scopes) -> keras.Model:
+    """Two layers of it in two blocks. There is no bias before them: its gradient would be nothing but rounding."""
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((8,))
+    with scopes(0):
+        hidden = keras.layers.Dense(12, use_bias=False)(inputs)
+        hidden = keras.layers.BatchNormalization(synchronized=True, momentum=0.7)(hidden)
+        hidden = keras.layers.Activation("tanh")(hidden)
+    with scopes(1):
+        hidden = keras.layers.Dense(6, use_bias=False)(hidden)
+        hidden = keras.layers.BatchNormalization(synchronized=True, momentum=0.5, scale=False)(hidden)
+        outputs = keras.layers.Dense(1)(keras.layers.Activation("relu")(hidden))
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.Adam(0.01, global_clipnorm=1.0), "mse", metrics=["mae"])
+    return model
+
+
+def within(copies: Sequence[int], micro_batch: int = 1, **options: Any) -> Scopes:
+    """Scopes for a stage for each number of copies; all blocks from there on are in the last."""
+
+    @contextlib.contextmanager
+    def entered(number: int) -> Any:
+        stage = min(number, len(copies) - 1)
+        with nb.replica(copies[stage]), nb.pipeline(micro_batch, **options), nb.stage(cluster="c0", name=f"s{stage}"):
+            yield
+
+    return entered
+
+
+def uncut(number: int) -> contextlib.AbstractContextManager[Any]:
+    """None of them."""
+    return contextlib.nullcontext()
+
+
+def trained(model: keras.Model) -> dict[str, Any]:
+    """Two epochs of ten, ten, ten and one row, with validation: histories and variables."""
+    fitted = model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0, validation_data=(X[:7], Y[:7]))
+    return {"history": fitted.history, "weights": [weight.tolist() for weight in model.get_weights()]}
+
+
+def looped(scopes: Scopes) -> dict[str, Any]:
+    """The gradients of a step of one's own: pictures, and a layer before it in half precision."""
+    keras.utils.set_random_seed(4)
+    first = keras.layers.Conv2D(3, 3, dtype="mixed_float16")
+    norm = keras.layers.BatchNormalization(axis=-1, synchronized=True, dtype="float32")
+    last = keras.layers.Dense(2)
+
+    def call(x: Any, scopes: Scopes) -> Any:
+        with scopes(0):
+            hidden = tf.nn.relu(norm(tf.cast(first(x), tf.float32), training=True))
+        with scopes(1):
+            return last(tf.reduce_mean(hidden, [1, 2]))
+
+    pictures = data(7, 6 * 6 * 2).reshape(7, 6, 6, 2)
+    call(pictures[:1], uncut)
+
+    @(tf.function if scopes is uncut else nb.function)
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(call(x, scopes) - 1.0))
+        variables = [*first.trainable_variables, *norm.trainable_variables, *last.trainable_variables]
+        return loss, tape.gradient(loss, variables)
+
+    loss, gradients = step(pictures)
+    return {"loss": float(loss), "gradients": [np.asarray(each).tolist() for each in gradients]}
+
+
+CASES: Mapping[str, Callable[[Scopes], dict[str, Any]]] = {
+    "trained": lambda scopes: trained(normalised(scopes)),
+    "looped": looped,
+}
+
+
+def same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Parity: equal up to rounding, key by key."""
+    assert ours.keys() == theirs.keys()
+    for key, found in ours.items():
+        pairs = [(found[n], theirs[key][n]) for n in found] if isinstance(found, dict) else zip(
+            *([found], [theirs[key]]) if isinstance(found, float) else (found, theirs[key]), strict=True
+        )
+        for one, other in pairs:
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5, err_msg=key)

@@ -1,0 +1,108 @@
+"""Clusters that train apart as processes: all end with the same bits, and with those that one process has."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import whale_nebula as nb
+from tests.processes.running import HERE, SEED, Ended, ended, run, started
+from tests.processes.telling import told
+from whale_nebula.launch import spawn
+from whale_nebula.launch.leaving import EXIT_LEFT
+
+DEADLINE = 300.0
+pytestmark = pytest.mark.timeout(DEADLINE)
+THREE = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
+WAYS = ("sync", "async")
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """A cluster of two workers and one of a single one."""
+    folder = tmp_path_factory.mktemp("apart")
+    script = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / "apart.py"), str(folder), *WAYS]
+    with spawn(script, THREE, seed=SEED, cwd=HERE.parents[1]) as job:
+        return ended(job, DEADLINE)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """Two clusters of one worker each."""
+    return run("apart", 2, tmp_path_factory.mktemp("apart"), "sync", "each")
+
+
+@pytest.fixture
+def alone() -> Iterator[Any]:
+    nb.shutdown()
+    yield importlib.import_module("tests.processes.workers.apart")
+    nb.shutdown()
+
+
+@pytest.mark.parametrize("way", WAYS)
+class TestThreeWorkers:
+    def test_all_end_with_the_same_bits(self, three: Ended, way: str) -> None:
+        assert three.same(f"{way} weights")
+
+    def test_each_cluster_tells_its_own_losses_and_all_the_same_validation(self, three: Ended, way: str) -> None:
+        first, mate, other = three.all(f"{way} losses")
+        assert first == mate != other
+        for own, theirs in zip(three.all(f"{way} validation")[0], three.all(f"{way} validation")[2], strict=True):
+            assert own == pytest.approx(theirs, rel=1e-5)
+
+    def test_it_says_whom_it_met(self, three: Ended, way: str) -> None:
+        assert three.all(f"{way} meetings") == [[["c1"], 8], [["c1"], 8], [["c0"], 8]]
+
+    def test_what_was_saved_is_loaded_by_all(self, three: Ended, way: str) -> None:
+        assert three.same(f"{way} loaded") is True
+
+
+def test_a_custom_loop_begins_with_the_first_ones_weights(three: Ended) -> None:
+    missing = 1.0  # of the weight to be 1; a step on n rows of ones takes 0.2 n of it away
+    for _ in range(2):
+        missing *= 2 / 3 * (1 - 0.2 * 4) ** 2 + 1 / 3 * (1 - 0.2 * 2) ** 2  # two workers have two thirds of the rows
+    assert float.fromhex(three.same("loop")) == pytest.approx(1.0 - missing, rel=1e-5)
+
+
+@pytest.mark.parametrize("way", ["sync", "each"])
+def test_two_processes_leave_what_one_leaves(
+    two: Ended, way: str, alone: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with nb.init({"clusters": {"c0": {}, "c1": {}}}):
+        alone.trained(way)
+    here = told(capsys.readouterr().out)
+    assert json.loads(json.dumps(here[f"{way} weights"])) == two.same(f"{way} weights")
+    assert here[f"{way} losses"] == two.all(f"{way} losses")[0]
+
+
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGKILL])
+def test_one_that_ends_ends_all(ends: signal.Signals, tmp_path: Path) -> None:
+    training, heard = threading.Event(), set()
+
+    def echo(worker: str, stream: str, line: str) -> None:
+        if '"steps", 15' in line:
+            heard.add(worker)
+            if len(heard) == 2:
+                training.set()
+
+    with started("apart", 2, tmp_path, "endless", echo=echo) as job:
+        assert training.wait(DEADLINE)
+        job.signal("c1/0", ends)
+        found = ended(job)
+    if ends is signal.SIGTERM:
+        assert found.result.codes == {"c0/0": EXIT_LEFT, "c1/0": EXIT_LEFT}
+        assert found.same("steps") % 10 == 0
+    else:
+        assert found.result.culprit == "c1/0"
+        assert "worker 'c1/0' is gone" in found.result.outcomes["c0/0"].err
+
+
+def test_nobody_is_left(three: Ended, two: Ended) -> None:
+    assert set(three.result.codes.values()) == set(two.result.codes.values()) == {0}

@@ -1,0 +1,43 @@
+"""Synchronized batch normalisation between replicas that are processes of their own: the uncut step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+import whale_nebula as nb
+from tests.processes.running import HERE, SEED, Ended, ended
+from tests.processes.synchronized import CASES, WORKERS, same, uncut
+from whale_nebula.launch import spawn
+
+DEADLINE = 300.0
+pytestmark = pytest.mark.timeout(DEADLINE)
+ASKED = ["trained,2", "trained,3", "trained,2+2", "looped,3"]
+"""A lesson, and the replicas of its stages."""
+LAST = "trained,4"
+"""There are three workers."""
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[tuple[Ended, Mapping[str, Any]]]:
+    """All of them in one run of a cluster of three workers; and uncut in this process meanwhile."""
+    script = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / "synchronized.py"), *ASKED, LAST]
+    with spawn(script, WORKERS, seed=SEED, cwd=HERE.parents[1]) as job:
+        nb.shutdown()
+        expected = {name: lesson(uncut) for name, lesson in CASES.items()}
+        found = ended(job, DEADLINE)
+    yield found, expected
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_every_process_ends_with_the_uncut_model(three: tuple[Ended, Mapping[str, Any]], asked: str) -> None:
+    found, expected = three
+    for part in found.all(asked):
+        same(part, expected[asked.partition(",")[0]])
+
+
+def test_replicas_need_a_worker_each(three: tuple[Ended, Mapping[str, Any]]) -> None:
+    said = three[0].same(LAST)
+    assert "stage 's0' has 4 replicas on 3 workers, and each needs one of its own" in said

@@ -1,0 +1,180 @@
+"""Scopes that do not do what they seem to: said where the step is first made."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.errors import NebulaWarning
+
+Dense = keras.layers.Dense
+X, Y = np.ones((6, 4), "float32"), np.ones((6, 1), "float32")
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+def said(run: Callable[[], Any]) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    return [str(each.message) for each in caught if issubclass(each.category, NebulaWarning)]
+
+
+def staged() -> keras.Model:
+    inputs = keras.Input((4,))
+    with nb.cluster():
+        with nb.stage(cluster="gpu"):
+            hidden = Dense(3)(inputs)
+        with nb.stage(cluster="npu"):
+            outputs = Dense(1)(hidden)
+    return compiled(keras.Model(inputs, outputs, name="staged"))
+
+
+def compiled(model: keras.Model) -> keras.Model:
+    model.compile("sgd", "mse")
+    return model
+
+
+def fit(model: keras.Model) -> None:
+    model.fit(X, Y, verbose=0)
+
+
+class TestNeverEntered:
+    def test_it_is_said_of_a_model_with_stages_too(self) -> None:
+        nb.pipeline(4)
+        model = staged()
+        (message,) = said(lambda: fit(model))
+        assert "nb.pipeline(micro_batch=4" in message and "is never entered" in message
+        assert "step 'staged.train_step' runs without it" in message and "or the call of fit" in message
+        assert said(lambda: fit(model)) == []
+
+    def test_between_two_fits(self) -> None:
+        model = staged()
+        fit(model)
+        nb.replica(2)
+        (message,) = said(lambda: fit(model))
+        assert message.startswith("NB-900 nb.replica(count=2) is never entered")
+
+    def test_one_that_a_step_enters_is_none(self) -> None:
+        front, layer = nb.stage(cluster="gpu"), Dense(1)
+
+        @nb.function
+        def step(x: Any) -> Any:
+            with front:
+                return tf.reduce_sum(layer(x))
+
+        assert said(lambda: step(X)) == []
+
+    def test_nor_is_one_around_the_call(self) -> None:
+        around, model = nb.pipeline(2), staged()
+
+        def run() -> None:
+            with around:
+                fit(model)
+
+        assert said(run) == []
+
+
+class Partly(keras.Model):
+    """A part of its call stands in `nb.replica`, and no stage anywhere."""
+
+    def __init__(self, all_of_it: bool = False) -> None:
+        super().__init__(name="partly")
+        self.front, self.back, self.all_of_it = Dense(3, name="front"), Dense(1, name="back"), all_of_it
+
+    def call(self, x: Any) -> Any:
+        with nb.replica(2):
+            hidden = self.front(x)
+            if self.all_of_it:
+                return self.back(hidden)
+        return self.back(hidden)
+
+
+class TestCopies:
+    def test_a_part_that_is_to_be_copied_copies_all(self) -> None:
+        (message,) = said(lambda: fit(compiled(Partly())))
+        assert "nb.replica holds a part of the step, and all of it is copied: " in message
+        assert "all of it is copied: 'partly/back/bias' stands outside" in message
+
+    def test_so_it_is_of_a_functional_model(self) -> None:
+        inputs = keras.Input((4,))
+        with nb.replica(2):
+            hidden = Dense(3)(inputs)
+        model = compiled(keras.Model(inputs, Dense(1, name="rest")(hidden)))
+        (message,) = said(lambda: fit(model))
+        assert "rest/" in message
+
+    def test_where_all_of_it_is_inside_nothing_is_said(self) -> None:
+        assert said(lambda: fit(compiled(Partly(all_of_it=True)))) == []
+
+    def test_nor_where_it_stands_around_fit(self) -> None:
+        model = compiled(keras.Sequential([keras.Input((4,)), Dense(3), Dense(1)]))
+
+        def run() -> None:
+            with nb.replica(2):
+                fit(model)
+
+        assert said(run) == []
+
+    def test_one_around_the_step_gives_way_to_the_models_own_and_says_so(self) -> None:
+        inputs = keras.Input((4,))
+        with nb.cluster(), nb.replica(2):
+            outputs = Dense(1)(inputs)
+        model = compiled(keras.Model(inputs, outputs))
+
+        def run() -> None:
+            with nb.replica(3):
+                fit(model)
+
+        (message,) = said(run)
+        assert "nb.replica(3) around the step does not count" in message and "stands in nb.replica(2) at" in message
+        assert nb.last_report().micro_batches == 2
+
+    def test_two_that_say_the_same_say_nothing(self) -> None:
+        inputs = keras.Input((4,))
+        with nb.replica(2):
+            outputs = Dense(1)(inputs)
+        model = compiled(keras.Model(inputs, outputs))
+
+        def run() -> None:
+            with nb.replica(2):
+                fit(model)
+
+        assert said(run) == []
+
+
+class TestNames:
+    def test_a_cluster_that_is_not_known_is_warned_of(self) -> None:
+        nb.init({"clusters": {"gpu": {}, "npu": {}}})
+        (message,) = said(lambda: nb.here().runs("npuu"))
+        assert "asks for a cluster that is not known" in message and "did you mean 'npu'?" in message
+        assert said(lambda: nb.here().runs("npu")) == []
+
+    def test_before_any_is_known_all_are_here(self) -> None:
+        found: list[bool] = []
+        assert said(lambda: found.append(nb.here().runs("gpu"))) == [] and found == [True]
+
+    def test_those_that_stages_name_are_known(self) -> None:
+        fit(staged())
+        assert said(lambda: nb.here().runs("gpu")) == []
+        assert "did you mean 'gpu'?" in said(lambda: nb.here().runs("gpuu"))[0]
+
+    def test_what_a_plan_of_a_model_that_is_not_compiled_leaves_out(self) -> None:
+        inputs = keras.Input((4,))
+        with nb.stage(cluster="gpu"):
+            model = keras.Model(inputs, Dense(1)(inputs), name="raw")
+        (message,) = said(lambda: nb.plan(model, X, Y))
+        assert "nb.plan leaves y out: it plans the predict step of model 'raw'" in message
+        assert said(lambda: nb.plan(model, X)) == []

@@ -1,0 +1,161 @@
+"""A tensor of which some rows are not here: nothing outside of steps computes with it, and steps know their rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from whale_nebula.capture.step import signature
+from whale_nebula.errors import AbsentInputError
+from whale_nebula.feed.blanks import blank
+from whale_nebula.feed.compared import same
+from whale_nebula.feed.feed import Feed, Rows, rows_of, tagged
+from whale_nebula.feed.fingerprint import fingerprints
+from whale_nebula.feed.given import given, whole
+from whale_nebula.feed.partial import Partial
+from whale_nebula.feed.rows_read import AllRows, RowsRead, Within
+from whale_nebula.feed.sliced import sliced
+from whale_nebula.ir.program import Leaf
+from whale_nebula.ir.routing import Routing
+from whale_nebula.ir.spec import Spec
+
+LEAF = Leaf(0, "x", Spec("float32", (None, 2)))
+READ = RowsRead(2, Routing((("a/0", "a/1"),)), "a/1", frozenset({0}))
+"""The second half."""
+READS = {
+    "numpy": np.asarray,
+    "tensor": tf.convert_to_tensor,
+    "add": lambda part: part + 1.0,
+    "added": lambda part: 1.0 + part,
+    "less": lambda part: part < 1.0,
+    "equal": lambda part: part == 1.0,
+    "slice": lambda part: part[:2],
+    "rows": list,
+    "cast": lambda part: tf.cast(part, tf.float64),
+    "function": lambda part: tf.function(lambda x: x)(part) + 1.0,
+    "truth": bool,
+    "power": lambda part: part**2,
+    "mean": tf.reduce_mean,
+    "value": lambda part: part.numpy(),
+}
+
+
+def rows(here: list[int], feed: Feed | None = None) -> Rows:
+    return Rows(feed or Feed(), np.array(here, bool), np.arange(len(here)))
+
+
+def part(here: list[int], feed: Feed | None = None) -> Partial:
+    return Partial(tf.reshape(tf.range(2.0 * len(here)), [-1, 2]), rows(here, feed))
+
+
+@pytest.mark.parametrize("read", READS)
+def test_whatever_reads_it_raises(read: str) -> None:
+    with pytest.raises((AbsentInputError, TypeError), match="2 of 4 rows of float32"):
+        READS[read](part([1, 1, 0, 0]))
+
+
+def test_how_many_rows_there_are_can_be_asked() -> None:
+    tensor = part([1, 1, 0, 0])
+    assert (len(tensor), tensor.shape.as_list(), tensor.dtype) == (4, [4, 2], tf.float32)
+    assert tf.shape(tensor).numpy().tolist() == [4, 2]
+    assert tf.shape(tensor, tf.int64).dtype == tf.int64
+
+
+def test_as_an_argument_of_a_step_it_stays_what_it_is() -> None:
+    tensor = part([1, 1, 0, 0])
+    layout, tensors = signature([("x", {"a": tensor})])
+    assert tensors[0] is tensor
+    assert layout.specs == (tf.TensorSpec([None, 2], tf.float32),) and layout.names == ("x/a",)
+
+
+def test_a_step_that_reads_what_is_here_gets_it_and_is_counted_in() -> None:
+    feed = Feed()
+    found = given([LEAF], [part([0, 0, 1, 1], feed)], [READ])
+    assert isinstance(found.tensors[0], tf.Tensor) and found.here(0).tolist() == [False, False, True, True]
+    assert feed.taking == {READ} and feed.own(4).all()
+    feed.settle()
+    assert feed.own(4).tolist() == [False, False, True, True]
+
+
+def test_a_step_that_reads_more_is_refused_and_counted_in_from_then_on() -> None:
+    feed = Feed()
+    with pytest.raises(AbsentInputError, match="reads 1 rows of input 'x' that are not here, row 2 first"):
+        given([LEAF], [part([1, 1, 0, 1], feed)], [READ])
+    with pytest.raises(AbsentInputError, match="reads 2 rows"):
+        whole([LEAF], [part([0, 0, 1, 1], feed)])
+    assert feed.taking == {READ, AllRows()}
+
+
+def test_a_whole_tensor_is_counted_in_as_well() -> None:
+    feed = Feed()
+    tensor = tagged(tf.zeros([4, 2]), rows([1, 1, 1, 1], feed))
+    assert given([LEAF], [tensor], [READ]).tensors[0] is tensor
+    assert feed.taking == {READ}
+
+
+def test_tensors_of_elsewhere_are_left_as_they_are() -> None:
+    tensor = tf.zeros([4, 2])
+    found = given([LEAF], [tensor], [READ])
+    assert found.tensors[0] is tensor and found.rows == {} and found.here(0) is None and found.mark == 0
+
+
+def test_the_mark_is_that_of_the_rows_whether_they_are_here_or_not() -> None:
+    one, other = part([1, 1, 1, 1]), part([0, 0, 1, 1])
+    assert given([LEAF], [one], [READ]).mark == given([LEAF], [other], [READ]).mark != 0
+    moved = Partial(other.tensor, Rows(Feed(), rows_of(other).here, np.array([1, 0, 2, 3])))
+    assert given([LEAF], [moved], [READ]).mark != given([LEAF], [other], [READ]).mark
+
+
+def test_a_fingerprint_is_of_the_micro_batches_that_are_here() -> None:
+    def of(here: list[int], tensor: Any) -> Any:
+        return fingerprints([LEAF], [tensor], rows={0: rows(here)}, counts=[2, 1, 1])["x"]
+
+    tensor = np.arange(8.0, dtype="float32").reshape(4, 2)
+    spoilt = np.where([[False], [False], [True], [True]], np.nan, tensor).astype("float32")
+    whole_of, half = of([1, 1, 1, 1], tensor), of([1, 1, 0, 0], spoilt)
+    assert half == [whole_of[0], None, None] and None not in whole_of
+    assert same(whole_of, half) and same(half, of([0, 0, 1, 1], tensor))
+    assert not same(whole_of, of([1, 1, 1, 1], tensor + 1)) and not same(half, of([1, 1, 1, 1], tensor + 1))
+
+
+def test_an_input_that_is_not_cut_has_one_fingerprint() -> None:
+    uncut = Leaf(0, "table", Spec("float32", (4, 2)), batched=False)
+    tensor = np.ones((4, 2), "float32")
+    found = fingerprints([uncut], [tensor], rows={0: rows([1, 1, 1, 1])}, counts=[1, 1])
+    assert found == fingerprints([uncut], [tensor])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "complex64", "int8", "uint16", "bool", "string"])
+def test_what_is_not_here_shows_where_it_is_computed_with(dtype: str) -> None:
+    value = blank(tf.TensorSpec([2, None], dtype))
+    assert (value.shape.as_list(), value.dtype.name) == ([2, 0], dtype)
+    number = blank(tf.TensorSpec([], dtype)).numpy()
+    expected = {"int8": -128, "uint16": 65535, "bool": False, "string": b""}
+    assert number == expected[dtype] if dtype in expected else np.isnan(number.astype("complex64"))
+
+
+class TestAPartOfABatch:
+    @staticmethod
+    def halves(name: str, count: int) -> tuple[int, int]:
+        return (0, count // 2) if name == "first" else (count // 2, count)
+
+    def test_a_plain_tensor_is_sliced(self) -> None:
+        assert sliced(tf.range(4), self.halves, "second").numpy().tolist() == [2, 3]
+
+    def test_what_is_read_of_it_is_told_in_rows_of_the_batch(self) -> None:
+        feed = Feed()
+        found = sliced(part([0, 0, 0, 1], feed), self.halves, "second")
+        assert isinstance(found, Partial) and rows_of(found).here.tolist() == [False, True]
+        given([LEAF], [found], [READ])
+        assert feed.taking == {Within(READ, self.halves, "second")}
+        feed.settle()
+        assert feed.own(8).astype(int).tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
+
+    def test_one_whose_rows_are_all_here_is_a_tensor(self) -> None:
+        found = sliced(part([0, 0, 1, 1]), self.halves, "second")
+        assert isinstance(found, tf.Tensor) and rows_of(found).whole and found.numpy().tolist() == [[4, 5], [6, 7]]
+        again = sliced(tagged(tf.range(4), rows([1, 1, 1, 1])), self.halves, "first")
+        assert again.numpy().tolist() == [0, 1] and rows_of(again).marks.tolist() == [0, 1]

@@ -1,0 +1,300 @@
+"""`nb.shard`: the same batches, of which only the wanted rows are parsed; what is not understood is read whole."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.errors import AbsentInputError, OptionError, UnsupportedError
+from whale_nebula.feed.feed import rows_of
+from whale_nebula.feed.partial import Partial
+from whale_nebula.feed.rows_read import RowsRead
+from whale_nebula.feed.shard import Sharded, sharded
+from whale_nebula.ir.routing import Routing
+
+ROWS, WIDE = 22, 3
+TWO = Routing((("gpu/0", "gpu/1"),))
+SECOND = RowsRead(4, TWO, "gpu/1", frozenset({0}))
+HERE = {8: [0, 0, 1, 1, 0, 0, 1, 1], 6: [0, 0, 1, 1, 0, 1]}
+"""The rows of its two micro-batches, in a batch of so many."""
+parsed: list[int] = []
+
+Row = Callable[[Any], Any]
+Chain = Callable[[tf.data.Dataset], tf.data.Dataset]
+
+
+def _read(number: Any) -> Any:
+    parsed.append(int(number))
+    return np.full(WIDE, number, np.float32)
+
+
+def parse(number: Any) -> Any:
+    """What is dear to read."""
+    return tf.ensure_shape(tf.numpy_function(_read, [number], tf.float32), [WIDE])
+
+
+def pair(number: Any) -> Any:
+    return {"x": parse(number), "name": tf.strings.as_string(number)}, tf.cast(number, tf.uint8)
+
+
+def ragged(number: Any) -> Any:
+    return tf.range(number % 3 + 1)
+
+
+CHAINS: dict[str, Chain] = {
+    "plain": lambda rows: rows.map(parse).batch(8),
+    "parallel": lambda rows: rows.map(parse, num_parallel_calls=2, deterministic=True, name="p").batch(8),
+    "parallel batches": lambda rows: rows.map(parse).batch(8, num_parallel_calls=2),
+    "nested": lambda rows: rows.map(pair).batch(8),
+    "no remainder": lambda rows: rows.map(parse).batch(8, drop_remainder=True),
+    "two maps": lambda rows: rows.map(parse).map(lambda x: (x * 2.0, x + 1.0)).batch(8),
+    "None": lambda rows: rows.map(lambda number: (parse(number), None)).batch(8),
+    "shuffled before": lambda rows: rows.shuffle(ROWS, seed=1).map(parse).batch(8),
+    "shuffled after": lambda rows: rows.map(parse).shuffle(ROWS, seed=1).batch(8),
+    "batches shuffled": lambda rows: rows.map(parse).batch(8).shuffle(3, seed=1),
+    "repeated": lambda rows: rows.map(parse).repeat(2).batch(8),
+    "batches repeated": lambda rows: rows.map(parse).batch(8).repeat(2),
+    "some": lambda rows: rows.map(parse).skip(2).take(14).batch(8).skip(1),
+    "ahead": lambda rows: rows.map(parse).prefetch(2).batch(8).prefetch(tf.data.AUTOTUNE),
+    "padded": lambda rows: rows.map(ragged).padded_batch(8, [5], padding_values=tf.constant(-1, tf.int64)),
+    "numbered": lambda rows: rows.enumerate().map(lambda place, number: (place, parse(number))).batch(8),
+    "zipped": lambda rows: tf.data.Dataset.zip((rows, rows.skip(1))).map(lambda a, b: parse(a + b)).batch(8),
+    "interleaved": lambda rows: rows.interleave(lambda n: tf.data.Dataset.range(n, n + 2)).map(parse).batch(8),
+    "generated": lambda rows: tf.data.Dataset.from_generator(
+        lambda: iter(range(ROWS)), output_signature=tf.TensorSpec([], tf.int64)
+    ).map(parse).batch(8),
+    "open between": lambda rows: rows.map(ragged).map(lambda x: tf.reduce_sum(x)).batch(8),
+    "random below": lambda rows: rows.map(lambda n: n + tf.random.uniform([], 0, 1, tf.int64)).map(parse).batch(8),
+    "cached below": lambda rows: rows.map(lambda n: n + 1).cache().map(parse).batch(8),
+}  # fmt: skip
+
+WHOLE: dict[str, tuple[Chain, str]] = {
+    "no map": (lambda rows: rows.batch(8), "no .map"),
+    "mapped after": (lambda rows: rows.map(parse).batch(8).map(lambda x: x * 2.0), r"it ends in .map\(...\)"),
+    "cached": (lambda rows: rows.map(parse).batch(8).cache(), "it ends in Cache"),
+    "random": (lambda rows: rows.map(lambda n: tf.random.uniform([2])).batch(8), "draws or writes .RandomUniform"),
+    "open": (lambda rows: rows.map(ragged).take(1).batch(8), "sizes of a row are not known"),
+    "padded open": (lambda rows: rows.map(ragged).padded_batch(8), "sizes of a row are not known"),
+    "ragged": (lambda rows: rows.map(lambda n: tf.ragged.constant([[1], []])).batch(8), "more than dense"),
+    "ragged source": (lambda rows: rows.map(ragged).ragged_batch(2).map(lambda x: 1).batch(8), "more than dense"),
+    "any order": (lambda rows: rows.map(parse, num_parallel_calls=2, deterministic=False).batch(8), "in an order"),
+    "any order at all": (lambda rows: _unordered(rows.map(parse, num_parallel_calls=2).batch(8)), "in an order"),
+}
+
+
+def _unordered(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.deterministic = False
+    return dataset.with_options(options)
+
+
+def made(chain: str) -> tf.data.Dataset:
+    tf.random.set_seed(7)
+    return CHAINS[chain](tf.data.Dataset.range(ROWS))
+
+
+def flat(batch: Any) -> list[Any]:
+    return [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+
+
+@pytest.fixture(autouse=True)
+def nothing_parsed() -> Iterator[None]:
+    parsed.clear()
+    yield
+
+
+@pytest.fixture
+def bound() -> Callable[[tf.data.Dataset], Sharded]:
+    """A dataset by rows of which a step has taken a batch."""
+
+    def bind(dataset: tf.data.Dataset) -> Sharded:
+        found = sharded(dataset)
+        assert isinstance(found, Sharded)
+        found.feed.take(SECOND)
+        return found
+
+    return bind
+
+
+class TestWhatIsUnderstood:
+    @pytest.mark.parametrize("chain", CHAINS)
+    def test_all_rows_are_the_same_as_long_as_nothing_is_known(self, chain: str) -> None:
+        expected = [[flat(batch) for batch in dataset] for dataset in [made(chain)] for _ in range(2)]
+        found = sharded(made(chain))
+        assert isinstance(found, Sharded) and found.element_spec == made(chain).element_spec
+        for epoch in expected:
+            batches = list(found)
+            tf.nest.assert_same_structure(batches[0], found.element_spec)
+            _same([flat(batch) for batch in batches], epoch)
+
+    @pytest.mark.parametrize("chain", CHAINS)
+    def test_the_rows_that_are_here_are_the_same(self, chain: str, bound: Callable[..., Sharded]) -> None:
+        dataset, found = made(chain), bound(made(chain))
+        for _ in range(2):
+            for batch, expected in zip(found, dataset, strict=True):
+                for part, whole in zip(flat(batch), flat(expected), strict=True):
+                    rows = rows_of(part)
+                    assert rows is not None and isinstance(part, Partial)
+                    assert rows.here.astype(int).tolist() == _here(len(whole))
+                    np.testing.assert_array_equal(part.tensor.numpy()[rows.here], whole.numpy()[rows.here])
+
+    @pytest.mark.parametrize("chain", ["plain", "parallel", "shuffled after", "two maps", "numbered"])
+    def test_no_other_row_is_parsed(self, chain: str, bound: Callable[..., Sharded]) -> None:
+        here = [rows_of(flat(batch)[-1]).here for batch in bound(made(chain))]
+        assert len(parsed) == sum(int(each.sum()) for each in here) == 4 + 4 + 3
+
+    def test_marks_tell_rows_apart_whether_they_are_here_or_not(self, bound: Callable[..., Sharded]) -> None:
+        own, all_rows = bound(made("shuffled before")), sharded(made("shuffled before"))
+        marks = [[rows_of(batch).marks.tolist() for batch in dataset] for dataset in (own, all_rows)]
+        assert marks[0] == marks[1]
+        assert len({mark for batch in marks[0] for mark in batch}) == ROWS
+
+    def test_marks_of_large_elements_are_of_some_of_their_numbers(self) -> None:
+        rows = np.random.default_rng(0).normal(size=(6, 40, 40)).astype("float32")
+        found = sharded(tf.data.Dataset.from_tensor_slices(rows).map(tf.reduce_sum).batch(6))
+        assert len(set(rows_of(next(iter(found))).marks.tolist())) == 6
+
+    def test_options_stay(self) -> None:
+        options = tf.data.Options()
+        options.threading.private_threadpool_size = 3
+        found = sharded(made("plain").with_options(options))
+        assert isinstance(found, Sharded)
+        assert found.options().threading.private_threadpool_size == 3
+        assert found._rows.options().threading.private_threadpool_size == 3
+
+    def test_no_random_number_is_drawn_for_it(self) -> None:
+        def drawn(make: Callable[[tf.data.Dataset], tf.data.Dataset]) -> Any:
+            tf.random.set_seed(1)
+            list(make(tf.data.Dataset.range(9).map(parse).shuffle(9).batch(4)))
+            return tf.random.uniform([2]).numpy().tolist()
+
+        assert drawn(sharded) == drawn(lambda dataset: dataset)
+
+
+class TestWhatIsNot:
+    @pytest.mark.parametrize("name", WHOLE)
+    def test_it_is_read_whole_and_the_log_says_why(self, name: str, caplog: pytest.LogCaptureFixture) -> None:
+        chain, why = WHOLE[name]
+        dataset = chain(tf.data.Dataset.range(ROWS))
+        with caplog.at_level(logging.WARNING, "whale_nebula.feed"):
+            assert sharded(dataset) is dataset
+        assert "nb.shard reads whole batches" in caplog.text and "mend: " in caplog.text
+        assert re.search(why, caplog.text)
+
+    @pytest.mark.parametrize("given", [np.zeros(4), (np.zeros(4), np.zeros(4)), {"x": [1]}, iter([1])])
+    def test_anything_else_is_refused_with_what_to_write(self, given: Any) -> None:
+        with pytest.raises(OptionError, match=r"takes a tf.data.Dataset of batches(.|\n)*nb.shard\(tf.data.Dataset"):
+            nb.shard(given)
+
+    def test_a_dataset_of_keras_is_refused(self) -> None:
+        class Rows(keras.utils.PyDataset):
+            def __len__(self) -> int:
+                return 1
+
+        with pytest.raises(OptionError, match="not a Rows"):
+            nb.shard(Rows())
+
+    def test_in_one_process_it_is_the_dataset_itself(self) -> None:
+        dataset = made("plain")
+        assert nb.shard(dataset) is dataset
+
+
+class TestWhatComesAfterIt:
+    @pytest.mark.parametrize(
+        "more",
+        [
+            lambda dataset: dataset.prefetch(1),
+            lambda dataset: dataset.repeat(2),
+            lambda dataset: dataset.take(2),
+            lambda dataset: dataset.skip(1),
+            lambda dataset: dataset.shuffle(3, seed=1),
+            lambda dataset: dataset.with_options(tf.data.Options()),
+        ],
+    )
+    def test_what_does_not_mind_the_rows_goes_on_by_rows(self, more: Chain, bound: Callable[..., Sharded]) -> None:
+        own, whole = bound(made("shuffled after")), made("shuffled after")
+        list(own), list(whole)  # an epoch: the next one is shuffled otherwise
+        found = more(own)
+        assert isinstance(found, Sharded) and found.feed is own.feed
+        for batch, expected in zip(found, more(whole), strict=True):
+            here = rows_of(batch).here
+            np.testing.assert_array_equal(batch.tensor.numpy()[here], expected.numpy()[here])
+
+    def test_what_was_put_on_the_dataset_is_on_it_too(self) -> None:
+        dataset = made("plain")
+        dataset.class_names = ["a", "b"]  # type: ignore[attr-defined]
+        found = sharded(dataset)
+        assert isinstance(found, Sharded) and found.class_names == ["a", "b"]
+        with pytest.raises(AttributeError):
+            _ = found.no_such_thing
+
+    def test_all_else_has_all_rows_and_says_so(
+        self, bound: Callable[..., Sharded], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        found = bound(made("plain"))
+        with caplog.at_level(logging.WARNING, "whale_nebula.feed"):
+            sums = [float(batch) for batch in found.map(tf.reduce_sum)]
+        assert sums == [float(tf.reduce_sum(batch)) for batch in made("plain")]
+        assert ".map(...) comes after it" in caplog.text
+
+    def test_inside_a_function_of_tensorflows_all_rows_are_there(self, bound: Callable[..., Sharded]) -> None:
+        @tf.function
+        def total(rows: Any) -> Any:
+            found = tf.zeros([])
+            for batch in rows:
+                found += tf.reduce_sum(batch)
+            return found
+
+        expected = float(sum(tf.reduce_sum(batch) for batch in made("plain")))
+        assert float(total(bound(made("plain")))) == expected
+        assert float(total(iter(bound(made("plain"))))) == expected
+
+    def test_keras_trains_a_model_without_scopes_on_all_rows(self, bound: Callable[..., Sharded]) -> None:
+        def trained(dataset: tf.data.Dataset) -> list[float]:
+            keras.utils.set_random_seed(1)
+            model = keras.Sequential([keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+            return model.fit(dataset, epochs=2, verbose=0).history["loss"]
+
+        def rows() -> tf.data.Dataset:
+            return tf.data.Dataset.range(ROWS).map(lambda n: (parse(n) / 22.0, tf.ones([1]))).batch(8)
+
+        assert trained(bound(rows())) == trained(rows())
+
+
+class TestAnIterator:
+    def test_it_ends_as_others_do(self) -> None:
+        batches = iter(sharded(made("plain")))
+        assert isinstance(batches, tf.data.Iterator) and iter(batches) is batches
+        assert [batches.get_next().shape[0] for _ in range(3)] == [8, 8, 6]
+        with pytest.raises(tf.errors.OutOfRangeError):
+            batches.get_next()
+        assert not bool(batches.get_next_as_optional().has_value())
+
+    def test_as_optional_it_gives_whole_batches_only(self, bound: Callable[..., Sharded]) -> None:
+        whole = iter(sharded(made("plain"))).get_next_as_optional()
+        assert bool(whole.has_value()) and whole.get_value().shape[0] == 8
+        with pytest.raises(AbsentInputError):
+            iter(bound(made("plain"))).get_next_as_optional()
+
+    def test_it_is_not_saved_in_silence(self, tmp_path: Any) -> None:
+        with pytest.raises(UnsupportedError, match="cannot be saved in a checkpoint"):
+            tf.train.Checkpoint(batches=iter(sharded(made("plain")))).save(str(tmp_path / "checkpoint"))
+
+
+def _here(rows: int) -> list[int]:
+    return HERE[rows] if rows in HERE else SECOND.of(rows).astype(int).tolist()
+
+
+def _same(found: list[list[Any]], expected: list[list[Any]]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(one.numpy(), other.numpy())

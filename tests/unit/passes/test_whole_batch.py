@@ -1,0 +1,120 @@
+"""Where replicas cut the batch, what a message says to write leaves the batch whole, or lets it be cut."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.errors import BatchCoupledError, NebulaWarning, StaticBatchError
+
+X, Y = np.random.default_rng(0).random((8, 4), "float32"), np.ones((8, 1), "float32")
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+def normalised() -> keras.Model:
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.BatchNormalization()(keras.layers.Dense(3)(inputs))))
+    model.compile("sgd", "mse")
+    return model
+
+
+def mends_of(*around: Any, function: Any = None) -> tuple[str, ...]:
+    with pytest.raises(BatchCoupledError) as caught, opened(*around):
+        nb.plan(function, X) if function is not None else nb.plan(normalised(), X, Y)
+    return caught.value.mends
+
+
+@contextlib.contextmanager
+def opened(*scopes: Any) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for scope in scopes:
+            stack.enter_context(scope)
+        yield
+
+
+def test_replicas_are_what_to_leave_out() -> None:
+    alone, allow, *_ = mends_of(nb.replica(2))
+    assert alone == "nb.replica(1), or leave nb.replica out"
+    assert allow.startswith('nb.pipeline(coupled="allow") inside nb.replica')
+
+
+def test_replicas_and_a_pipeline() -> None:
+    alone, *_ = mends_of(nb.replica(2), nb.pipeline(4))
+    assert alone == "nb.replica(1) and nb.pipeline(micro_batch=1)"
+
+
+def test_a_pipeline_alone() -> None:
+    alone, allow, *_ = mends_of(nb.pipeline(4))
+    assert alone == "nb.pipeline(micro_batch=1)" and allow.startswith('nb.pipeline(..., coupled="allow")')
+
+
+def test_a_loss_that_couples_the_rows_says_so_too() -> None:
+    @nb.function
+    def step(x: Any) -> Any:
+        weight = tf.constant(1.0)
+        with nb.replica(3), nb.stage(name="all"), tf.GradientTape() as tape:
+            tape.watch(weight)
+            loss = tf.reduce_max(tf.sort(x, axis=0)[0] * weight)
+        return tape.gradient(loss, weight)
+
+    assert mends_of(function=step)[0] == "nb.replica(1), or leave nb.replica out"
+
+
+@pytest.mark.parametrize(
+    "around", [[lambda: nb.replica(1)], [lambda: nb.replica(2), lambda: nb.pipeline(coupled="allow")]]
+)
+def test_what_it_says_runs(around: Any) -> None:
+    with opened(*(scope() for scope in around)):
+        assert np.isfinite(normalised().fit(X, Y, verbose=0).history["loss"]).all()
+
+
+def test_a_batch_size_that_is_baked_in() -> None:
+    layer = keras.layers.Dense(4)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.replica(2), nb.stage(name="all"):
+            return tf.reduce_mean(layer(x) + tf.zeros([8, 4]))
+
+    with pytest.raises(StaticBatchError, match=re.escape("or nb.replica(1), or leave nb.replica out")):
+        nb.plan(step, X)
+
+
+def warned(*around: Any) -> str:
+    model = normalised()
+    with warnings.catch_warnings(record=True) as caught, opened(*around):
+        warnings.simplefilter("always")
+        model.predict(X[:3], verbose=0)
+    (said,) = [str(each.message) for each in caught if issubclass(each.category, NebulaWarning)]
+    return said
+
+
+def test_replicas_are_who_asks_for_more_micro_batches_than_there_are_rows() -> None:
+    said = warned(nb.replica(5))
+    assert "the 5 replicas of stage 'stage0' ask for 5 micro-batches, and the first batch has 3 rows" in said
+    assert "mend: nb.replica(3), or a larger batch" in said
+
+
+def test_both_may_ask_for_too_many() -> None:
+    said = warned(nb.replica(5), nb.pipeline(6))
+    assert "nb.pipeline asks for 6 micro-batches" in said
+    assert "mend: nb.replica(3) and nb.pipeline(micro_batch=3), or a larger batch" in said
+
+
+def test_a_pipeline_may_ask_for_too_many_and_replicas_not() -> None:
+    assert "mend: nb.pipeline(micro_batch=3), or a larger batch" in warned(nb.replica(2), nb.pipeline(6))

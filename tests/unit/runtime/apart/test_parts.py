@@ -1,0 +1,208 @@
+"""The pieces of training apart: flat variables, differences with what they leave out, rounds over memory links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whale_nebula.codec.way import parse_way
+from whale_nebula.outer import Average, Nesterov, Outer
+from whale_nebula.runtime.apart.differences import Differences
+from whale_nebula.runtime.apart.ends import Ends
+from whale_nebula.runtime.apart.flat import Flat
+from whale_nebula.runtime.apart.rounds import Rounds
+from whale_nebula.schedule.rounds import GRAIN, Timetable
+from whale_nebula.transport import MemoryNetwork
+
+WAYS = ["none", "fp16", "int8", "int4", "int2", "topk(0.1) >> int8", "topk(0.1)", "int4, zstd"]
+CLUSTERS = ("a", "b", "c")
+
+
+def numbers(size: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=size).astype("float32")
+
+
+class TestFlat:
+    @settings(deadline=None, max_examples=40)
+    @given(st.data())
+    def test_a_range_is_read_and_written_as_in_one_array(self, data: st.DataObject) -> None:
+        shapes = [(2, 3), (), (5,), (1, 4)]
+        flat = Flat([tf.Variable(numbers(int(np.prod(shape)), n).reshape(shape)) for n, shape in enumerate(shapes)])
+        oracle = flat.read((0, flat.total))
+        begin = data.draw(st.integers(0, flat.total))
+        end = data.draw(st.integers(begin, flat.total))
+        more = numbers(end - begin, 9)
+        flat.add((begin, end), more)
+        oracle[begin:end] += more
+        np.testing.assert_array_equal(flat.read((0, flat.total)), oracle)
+
+    def test_what_was_read_stays_as_it_was(self) -> None:
+        flat = Flat([tf.Variable([1.0, 2.0])])
+        before = flat.read((0, 2))
+        flat.write((0, 2), np.float32([5.0, 6.0]))
+        assert before.tolist() == [1.0, 2.0]
+
+    def test_other_types_are_numbers_of_32_bits_in_between(self) -> None:
+        half = tf.Variable(tf.cast([1.5, 2.5], tf.float16))
+        flat = Flat([half])
+        flat.add((1, 2), np.float32([1.0]))
+        assert half.dtype == tf.float16
+        assert half.numpy().tolist() == [1.5, 3.5]
+
+
+class TestDifferences:
+    @pytest.mark.parametrize("way", WAYS)
+    @pytest.mark.parametrize("size", [1, 100, GRAIN, 3 * GRAIN + 17])
+    def test_the_others_make_of_the_bytes_what_it_says(self, way: str, size: int) -> None:
+        data, there = Differences(parse_way(way)).encode(0, numbers(size))
+        np.testing.assert_array_equal(Differences(parse_way(way)).decode(data, size), there)
+
+    @pytest.mark.parametrize("way", WAYS[1:])
+    def test_what_is_left_out_goes_with_the_next(self, way: str) -> None:
+        ours, gone = Differences(parse_way(way)), numbers(2 * GRAIN)
+        once = np.linalg.norm(Differences(parse_way(way)).encode(0, gone)[1] - gone)
+        told = sum(ours.encode(0, gone)[1] for _ in range(60))
+        assert np.linalg.norm(told - 60 * gone) < 20 * once  # 60 times as much, if it were lost each time
+
+    def test_each_fragment_has_its_own(self) -> None:
+        ours = Differences(parse_way("int4"))
+        ours.encode(0, numbers(GRAIN))
+        _, alone = Differences(parse_way("int4")).encode(1, numbers(GRAIN, 2))
+        np.testing.assert_array_equal(ours.encode(1, numbers(GRAIN, 2))[1], alone)
+
+    def test_it_is_as_small_as_the_codec_says(self) -> None:
+        data, _ = Differences(parse_way("int4")).encode(0, numbers(16 * GRAIN))
+        assert data.nbytes < 0.15 * 4 * 16 * GRAIN
+
+
+class Together:
+    """Clusters in one process, each with a variable of its own."""
+
+    def __init__(self, table: Timetable, outer: Outer, way: str, size: int = 2 * GRAIN + 100) -> None:
+        network = MemoryNetwork()
+        firsts = {name: f"{name}/0" for name in CLUSTERS}
+        self.start = numbers(size)
+        self.rounds: list[Rounds] = []
+        for name, worker in firsts.items():
+            others = {other: peer for other, peer in firsts.items() if other != name}
+            links = {peer: network.link(worker, peer, name, other) for other, peer in others.items()}
+            shares = {"a": 0.5, "b": 0.25, "c": 0.25}
+            flat, ends = Flat([tf.Variable(self.start)]), Ends(worker, name, firsts, links, 10.0)
+            self.rounds.append(Rounds(flat, ends, table, outer, Differences(parse_way(way)), shares))
+        for each in self.rounds:
+            each.begin()
+
+    def step(self, moves: Sequence[np.ndarray]) -> None:
+        for each, move in zip(self.rounds, moves, strict=True):
+            each.flat.add((0, each.flat.total), move)
+        for each in self.rounds:
+            each.tell()
+        for each in self.rounds:
+            each.take()
+
+    def settle(self) -> None:
+        for each in self.rounds:
+            each.settle_tell()
+        for each in self.rounds:
+            each.settle_take()
+
+    @property
+    def held(self) -> list[np.ndarray]:
+        return [each.flat.read((0, each.flat.total)) for each in self.rounds]
+
+    def close(self) -> None:
+        for each in self.rounds:
+            each.close()
+
+
+@pytest.fixture
+def opened() -> Iterator[list[Together]]:
+    made: list[Together] = []
+    yield made
+    for each in made:
+        each.close()
+
+
+def together(opened: list[Together], table: Timetable, outer: Outer, way: str = "none") -> Together:
+    opened.append(Together(table, outer, way))
+    return opened[-1]
+
+
+def moves(step: int, size: int) -> list[np.ndarray]:
+    return [0.1 * numbers(size, 10 * step + n) for n in range(len(CLUSTERS))]
+
+
+class TestRounds:
+    def test_with_every_step_all_have_the_weighted_mean(self, opened: list[Together]) -> None:
+        clusters = together(opened, Timetable(1, 1, 0), Average())
+        expected = clusters.start.copy()
+        for step in range(3):
+            each = moves(step, expected.size)
+            clusters.step(each)
+            expected += 0.5 * each[0] + 0.25 * each[1] + 0.25 * each[2]
+            for held in clusters.held:
+                np.testing.assert_allclose(held, expected, rtol=1e-5, atol=1e-6)
+
+    def test_between_meetings_each_goes_its_own_way(self, opened: list[Together]) -> None:
+        clusters = together(opened, Timetable(3, 1, 0), Average())
+        clusters.step(moves(0, clusters.start.size))
+        a, b, _ = clusters.held
+        assert not np.allclose(a, b)
+        for step in (1, 2):
+            clusters.step(moves(step, clusters.start.size))
+        a, b, c = clusters.held
+        assert a.tobytes() == b.tobytes() == c.tobytes()
+
+    @pytest.mark.parametrize("way", ["none", "int4", "topk(0.1) >> int8"])
+    @pytest.mark.parametrize("table", [Timetable(4, 1, 0), Timetable(4, 3, 2), Timetable(6, 2, 5)], ids=str)
+    @pytest.mark.parametrize("outer", [Average(), Nesterov()], ids=str)
+    def test_what_is_shared_is_the_same_everywhere_at_every_step(
+        self, opened: list[Together], table: Timetable, outer: Outer, way: str
+    ) -> None:
+        clusters = together(opened, table, outer, way)
+        seen = set()
+        for step in range(14):
+            clusters.step(moves(step, clusters.start.size))
+            digests = {each.digest() for each in clusters.rounds}
+            assert len(digests) == 1
+            seen |= digests
+        assert len(seen) > 2
+        clusters.settle()
+        assert len({held.tobytes() for held in clusters.held}) == 1
+
+    def test_what_was_gone_while_a_fragment_was_on_its_way_is_kept(self, opened: list[Together]) -> None:
+        clusters = together(opened, Timetable(2, 1, 1), Average())
+        all_moves = [moves(step, clusters.start.size) for step in range(3)]
+        for each in all_moves:
+            clusters.step(each)
+        shared = clusters.start + sum(
+            share * (all_moves[0][n] + all_moves[1][n]) for n, share in enumerate((0.5, 0.25, 0.25))
+        )
+        for n, held in enumerate(clusters.held):
+            np.testing.assert_allclose(held, shared + all_moves[2][n], rtol=1e-4, atol=1e-5)
+
+    def test_nobody_is_asked_where_nothing_was_gone(self, opened: list[Together]) -> None:
+        clusters = together(opened, Timetable(4, 1, 1), Average())
+        clusters.settle()
+        clusters.step(moves(0, clusters.start.size))
+        clusters.settle()
+        met = [each.met for each in clusters.rounds]
+        clusters.settle()
+        assert [each.met for each in clusters.rounds] == met
+
+    def test_replaced_weights_are_where_it_goes_on_from(self, opened: list[Together]) -> None:
+        clusters = together(opened, Timetable(1, 1, 0), Nesterov(), "int4")
+        for step in range(2):
+            clusters.step(moves(step, clusters.start.size))
+        fresh = numbers(clusters.start.size, 77)
+        for each in clusters.rounds:
+            each.flat.write((0, each.flat.total), fresh)
+            each.restart()
+        clusters.step([np.zeros_like(fresh)] * 3)
+        for held in clusters.held:
+            np.testing.assert_allclose(held, fresh, atol=1e-6)

@@ -1,0 +1,307 @@
+"""Clusters that train apart in one process, held against the same done by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from whale_nebula.errors import BatchAxisError, NestingError, NotYetError, OptionError
+from whale_nebula.run import current_run
+from whale_nebula.schedule.rounds import GRAIN
+
+RNG = np.random.default_rng(0)
+X = RNG.random((48, 8)).astype("float32")
+Y = np.tanh(X @ RNG.random((8, 2)).astype("float32"))
+
+
+@pytest.fixture(autouse=True)
+def no_run() -> Iterator[None]:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+def model(optimizer: Any = "sgd", *, dropout: float = 0.0, normed: bool = False) -> keras.Model:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8,))
+    hidden = keras.layers.Dense(16, activation="tanh")(inputs)
+    hidden = keras.layers.Dropout(dropout)(hidden)
+    hidden = keras.layers.BatchNormalization()(hidden) if normed else hidden
+    made = keras.Model(inputs, keras.layers.Dense(2)(hidden))
+    made.compile(keras.optimizers.get({"class_name": optimizer, "config": {"learning_rate": 0.05}}), "mse")
+    return made
+
+
+def fit(made: keras.Model, **options: Any) -> keras.callbacks.History:
+    return made.fit(X, Y, **{"batch_size": 12, "epochs": 2, "shuffle": False, "verbose": 0, **options})
+
+
+def close(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
+    for own, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(own, other, rtol=tolerance, atol=tolerance)
+
+
+def digests() -> set[int]:
+    [each] = current_run().rounds._known.values()
+    return {rounds.digest() for rounds in each.values()}
+
+
+def by_hand(every: int, optimizer: str) -> list[np.ndarray]:
+    """Two models on a half of each batch; every so many steps both have their average."""
+    pair = [model(optimizer), model(optimizer)]
+    for step, begin in enumerate([*range(0, 48, 12)] * 2, start=1):
+        for each, (first, last) in zip(pair, ((0, 6), (6, 12)), strict=True):
+            each.train_on_batch(X[begin + first : begin + last], Y[begin + first : begin + last])
+        if step % every == 0:
+            mean = [(a + b) / 2 for a, b in zip(*(each.get_weights() for each in pair), strict=True)]
+            for each in pair:
+                each.set_weights(mean)
+    return pair[0].get_weights()
+
+
+def test_meeting_every_step_by_average_is_the_uncut_run() -> None:
+    expected = model()
+    fit(expected)
+    ours = model()
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=1, outer="average"):
+        fit(ours)
+    close(ours.get_weights(), expected.get_weights())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("every", [2, 4])
+def test_local_steps_and_averages_are_those_by_hand(every: int, optimizer: str) -> None:
+    ours = model(optimizer)
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=every, outer="average", delay=0):
+        fit(ours)
+    close(ours.get_weights(), by_hand(every, optimizer))
+
+
+def test_speeds_of_the_config_share_out_the_rows() -> None:
+    seen: dict[str, int] = {}
+    workers = {"gpu": {"workers": [{"address": "h:1", "speed": 2.0}]}, "npu": {"workers": ["h:2"]}}
+
+    class Counts(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return x
+
+    with nb.init({"clusters": workers}):
+        ours = model()
+
+        @nb.function
+        def step(x: Any, y: Any) -> Any:
+            with nb.replica(sync_every=2, outer="average"):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((ours(x) - y) ** 2)
+                gradients = tape.gradient(loss, ours.trainable_variables)
+                ours.optimizer.apply_gradients(zip(gradients, ours.trainable_variables, strict=True))
+                return {"loss": loss, "rows": tf.shape(x)[0]}
+
+        seen["first"] = int(step(X[:12], Y[:12])["rows"])
+    assert seen == {"first": 8}
+
+
+@pytest.mark.parametrize(
+    ("compress", "options"),
+    [
+        ({"int8": True}, {"mode": "async"}),
+        ({"int4": True}, {"delay": 0}),
+        ({"topk": 0.25, "int8": True}, {}),
+        ({"topk": 0.25, "int8": True}, {"mode": "async", "staleness": 0}),
+        ({"fp16": True}, {"fragments": 2, "delay": 1}),
+    ],
+    ids=str,
+)
+def test_all_share_the_same_bits_however_they_meet(compress: dict[str, Any], options: dict[str, Any]) -> None:
+    ours = model("adam")
+    with nb.cluster(["gpu", "npu", "tpu"]), nb.compress(**compress), nb.replica(sync_every=3, outer="average", **options):
+        losses = fit(ours, epochs=6).history["loss"]
+        ours.get_weights()
+        assert len(digests()) == 1
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_compress_inside_says_the_same_as_around() -> None:
+    found = []
+    for inside in (True, False):
+        nb.shutdown()
+        ours, squeeze = model(), nb.compress(int8=True)
+        outer = nb.compress(fp16=True) if inside else squeeze
+        with nb.cluster(["gpu", "npu"]), outer, nb.replica(sync_every=2):
+            if inside:
+                with squeeze:
+                    fit(ours)
+            else:
+                fit(ours)
+        found.append(b"".join(each.tobytes() for each in ours.get_weights()))
+    assert found[0] == found[1]
+
+
+def test_fragments_of_a_large_model_take_turns() -> None:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8,))
+    hidden = keras.layers.Dense(GRAIN // 4, activation="tanh")(inputs)
+    ours = keras.Model(inputs, keras.layers.Dense(2)(hidden))
+    ours.compile("sgd", "mse")
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=4, fragments=2):
+        fit(ours)
+        sent = nb.last_report().run.links["gpu->npu"]
+        assert nb.last_report().meetings.met == pytest.approx(2, abs=0.5)
+    assert sent.frames == 4
+
+
+def test_averages_of_batch_norm_meet_too() -> None:
+    ours = model(normed=True)
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=1, outer="average"):
+        ours.fit(X[:12], Y[:12], batch_size=12, shuffle=False, verbose=0)
+        found = ours.get_weights()[4]
+    halves = []
+    for begin in (0, 6):
+        one = model(normed=True)
+        one.train_on_batch(X[begin : begin + 6], Y[begin : begin + 6])
+        halves.append(one.get_weights()[4])
+    close([found], [np.mean(halves, axis=0)])
+
+
+def test_clusters_draw_their_own_dropout() -> None:
+    same = model(dropout=0.5)
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=1, outer="average"):
+        same.fit(np.tile(X[:6], (2, 1)), np.tile(Y[:6], (2, 1)), batch_size=12, shuffle=False, verbose=0)
+        ours = same.get_weights()
+    alone = model(dropout=0.5)  # the same rows twice: with the same draws, their mean is what one cluster does
+    alone.fit(X[:6], Y[:6], batch_size=6, shuffle=False, verbose=0)
+    assert not np.allclose(ours[0], alone.get_weights()[0], atol=1e-6)
+
+
+def test_validation_is_of_what_all_share() -> None:
+    ours = model()
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=100):
+        history = fit(ours, epochs=1, validation_data=(X, Y)).history
+        shared = ours.get_weights()
+    plain = model()
+    plain.set_weights(shared)
+    assert history["val_loss"][0] == pytest.approx(plain.evaluate(X, Y, verbose=0), rel=1e-5)
+
+
+def test_a_file_holds_what_all_share_and_can_be_loaded_again(tmp_path: Path) -> None:
+    ours = model()
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=100):
+        fit(ours)
+        ours.save_weights(tmp_path / "m.weights.h5")
+        saved = ours.get_weights()
+        fit(ours)
+        assert not np.allclose(ours.get_weights()[0], saved[0], atol=1e-6)
+        ours.load_weights(tmp_path / "m.weights.h5")
+        close(ours.get_weights(), saved)
+        fit(ours, epochs=1)
+        assert len(digests()) == 1
+
+
+def test_a_custom_loop_of_tf_variables() -> None:
+    weight = tf.Variable(np.zeros((8, 2), "float32"))
+
+    @nb.function
+    def step(x: Any, y: Any) -> Any:
+        with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=2, outer="average"), nb.compress(fp16=True):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((x @ weight - y) ** 2)
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+            return loss
+
+    losses = [float(step(X, Y)) for _ in range(20)]
+    assert losses[-1] < 0.5 * losses[0]
+    with nb.gathered():
+        settled = weight.numpy()
+    assert len(digests()) == 1
+    assert weight.numpy().tobytes() == settled.tobytes()
+
+
+def test_without_other_clusters_it_is_the_plain_run() -> None:
+    expected = model("adam")
+    fit(expected)
+    ours = model("adam")
+    with nb.cluster(), nb.replica(sync_every=3):
+        fit(ours)
+        assert nb.last_report().meetings is None
+    close(ours.get_weights(), expected.get_weights(), 1e-7)
+
+
+def test_copies_within_a_cluster_and_stages() -> None:
+    expected = model("adam")
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=2):
+        fit(expected)
+    weights = expected.get_weights()
+    nb.shutdown()
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8,))
+    with nb.cluster(["gpu", "npu"]), nb.replica(2, sync_every=2), nb.pipeline(2):
+        with nb.stage(name="front"):
+            hidden = keras.layers.Dense(16, activation="tanh")(inputs)
+        with nb.stage(name="back"):
+            outputs = keras.layers.Dense(2)(hidden)
+    ours = keras.Model(inputs, outputs)
+    ours.compile(keras.optimizers.Adam(0.05), "mse")
+    fit(ours)
+    close(ours.get_weights(), weights, 1e-4)
+
+
+def test_the_plan_and_the_report_say_it() -> None:
+    ours = model()
+    with nb.init(links="10mbit,5ms"), nb.cluster(["gpu", "npu"]), nb.compress(int8=True), nb.replica(sync_every=4):
+        assert "each cluster trains a copy, they meet every 4 steps" in nb.plan(ours, X[:12], Y[:12]).to_text()
+        fit(ours)
+        report = nb.last_report()
+    assert report.meetings is not None
+    assert (report.meetings.others, report.meetings.steps) == (("npu",), 8)
+    assert "meetings with npu" in str(report)
+    assert report.run.links["gpu->npu"].ratio < 0.9
+    assert "was waited for npu" in report.bottleneck
+
+
+def test_a_stage_on_a_cluster_is_refused() -> None:
+    inputs = keras.Input((8,))
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=2), nb.stage(cluster="gpu"):
+        outputs = keras.layers.Dense(2)(inputs)
+    ours = keras.Model(inputs, outputs)
+    ours.compile("sgd", "mse")
+    with pytest.raises(OptionError, match=r"nb.stage\(name=\"gpu\"\)"):
+        fit(ours)
+
+
+def test_a_batch_of_too_few_rows_is_refused() -> None:
+    ours = model()
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=2), pytest.raises(BatchAxisError, match="2 clusters"):
+        ours.fit(X[:1], Y[:1], verbose=0)
+
+
+def test_weights_are_trained_by_one_step_only() -> None:
+    ours = model()
+
+    def trains(variables: list[Any]) -> Any:
+        @nb.function
+        def step(x: Any, y: Any) -> Any:
+            with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=2):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((ours(x) - y) ** 2)
+                for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+                    variable.assign_sub(0.1 * gradient)
+                return loss
+
+        return step
+
+    values = [each.value for each in ours.trainable_variables]
+    trains(values)(X, Y)
+    with pytest.raises(NotYetError, match="some of the same weights"):
+        trains(values[:1])(X, Y)
+
+
+def test_replicas_of_replicas_are_still_refused() -> None:
+    with nb.cluster(), nb.replica(sync_every=2), pytest.raises(NestingError):
+        nb.replica(2).__enter__()

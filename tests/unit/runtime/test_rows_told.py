@@ -1,0 +1,57 @@
+"""Processes that read parts of the same batch notice where these are parts of different ones."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from whale_nebula.errors import InputMismatchError
+from whale_nebula.runtime.session import Session
+from whale_nebula.transport import MemoryNetwork
+
+WORKERS = ("a/0", "a/1", "b/0")
+MATES = {"a/0": ["a/1"], "a/1": ["a/0"], "b/0": []}
+
+
+def told(inputs: dict[str, Any], marks: dict[str, int]) -> list[dict[str, Any]]:
+    """All announce a step and check it; what each heard of the others."""
+    network = MemoryNetwork()
+    links = {(one, other): network.link(one, other, one, other) for one, other in permutations(WORKERS, 2)}
+
+    def one(worker: str) -> Any:
+        own = {there: link for (here, there), link in links.items() if here == worker}
+        session = Session(worker, own, patience=10.0)
+        sheet = {"program": 1, "name": "step", "step": 3, "rows": 4, "inputs": {"x": inputs.get(worker, [1, 2])}}
+        session.start_step(sheet, marks[worker], MATES[worker])
+        return session.check_step(sheet, marks[worker])
+
+    with ThreadPoolExecutor(len(WORKERS)) as pool:
+        return [future.result() for future in [pool.submit(one, worker) for worker in WORKERS]]
+
+
+def test_parts_of_the_same_batch_go_together() -> None:
+    parts = {"a/0": [7, None], "a/1": [None, 8], "b/0": [7, 8]}
+    heard = told(parts, {"a/0": 5, "a/1": 5, "b/0": 5})
+    assert heard[0]["a/1"]["mark"] == 5 and heard[0]["a/1"]["inputs"] == {"x": [None, 8]}
+
+
+def test_no_other_cluster_is_told_which_rows_there_are() -> None:
+    heard = told({}, {"a/0": 5, "a/1": 5, "b/0": 9})
+    assert "mark" not in heard[2]["a/0"] and "mark" not in heard[0]["b/0"]
+
+
+def test_mates_that_share_no_row_notice_another_order() -> None:
+    with pytest.raises(InputMismatchError, match=r"the order of rows differs between a/. and a/. at step 3"):
+        told({"a/0": [7, None], "a/1": [None, 8]}, {"a/0": 5, "a/1": 6, "b/0": 5})
+
+
+def test_who_reads_the_same_rows_notices_other_values() -> None:
+    with pytest.raises(InputMismatchError, match=r"input 'x' differs between ./. and ./. at step 3"):
+        told({"a/0": [7, None], "b/0": [9, 8], "a/1": [None, 8]}, {"a/0": 5, "a/1": 5, "b/0": 5})
+
+
+def test_a_process_without_such_a_dataset_says_nothing_of_its_order() -> None:
+    assert len(told({}, {"a/0": 5, "a/1": 0, "b/0": 0})) == 3

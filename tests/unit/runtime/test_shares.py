@@ -1,0 +1,99 @@
+"""Replicas of which the config says how fast they are: in one process too they have shares by that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+from tests.unit.runtime.test_replicas import X, Y, close, model, trained
+
+LINE = "1gbit,0ms"
+
+
+@pytest.fixture(autouse=True)
+def no_run() -> Iterator[None]:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+def config(*speeds: float) -> dict[str, Any]:
+    """A worker in cluster c0, and in c1 those with these speeds."""
+    workers = [{"address": f"127.0.0.1:{7100 + number}", "speed": speed} for number, speed in enumerate(speeds)]
+    return {"clusters": {"c0": {"workers": ["127.0.0.1:7000"]}, "c1": {"workers": workers}}}
+
+
+@pytest.mark.parametrize(
+    ("speeds", "micro_batch", "many", "order"),
+    [
+        ((1, 2), 1, 3, (1, 0, 1)),
+        ((1, 2), 4, 4, (1, 1, 0, 1)),
+        ((1, 2), 2, 2, ()),
+        ((1, 3), 1, 4, (1, 1, 0, 1)),
+        ((2, 2), 1, 2, ()),
+        ((1, 1, 2), 1, 4, (2, 0, 1, 2)),
+    ],
+)
+def test_a_batch_is_cut_as_speeds_need_it_where_nobody_says_how(
+    speeds: tuple[float, ...], micro_batch: int, many: int, order: tuple[int, ...]
+) -> None:
+    with nb.init(config(*speeds)):
+        plan = nb.plan(model((1, len(speeds)), micro_batch), X, Y)
+    assert len(plan.rows) == many
+    assert sorted(plan.stages["c1"].order) == sorted(order)
+
+
+def test_the_step_is_the_uncut_one_whoever_takes_more() -> None:
+    expected = trained(model())
+    with nb.init(config(1, 2), links=LINE):
+        losses, weights = trained(model((1, 2), 6))
+        report = nb.last_report()
+    close(losses, expected[0])
+    close(weights, expected[1])
+    lanes = [span.lane for span in report.timeline() if span.what.startswith("fused")]
+    assert lanes.count("c1.1") > lanes.count("c1.0") > 0
+
+
+def test_numbers_are_drawn_by_micro_batch_whoever_takes_it() -> None:
+    found = []
+    for speeds in ((1, 1), (1, 2), (5, 1)):
+        with nb.init(config(*speeds), links=LINE):
+            found.append(trained(model((1, 2), 6, dropout=0.4))[0])
+    assert all(np.allclose(each, found[0], rtol=1e-6) for each in found)
+
+
+def test_the_plan_says_who_takes_what_and_who_waits() -> None:
+    with nb.init(config(1, 2)):
+        three, two = (nb.plan(model((1, 2), count), X, Y) for count in (1, 2))
+    assert "c1: replicas take 1 : 2 of 3 micro-batches, in the order 1 0 1 (speeds 1 : 2)" in three.to_text()
+    assert "slowest" not in three.to_text()
+    assert "replicas take 1 : 2 of 3 micro-batches" in three.to_html()
+    said = "c1.0 is the slowest of c1: c1.1 waits 50 % of what that takes; micro_batch=3 would let shares follow speed"
+    assert said in " ".join(two.to_text().split())
+
+
+def test_speeds_come_in_the_order_in_which_replicas_are_given_to_workers() -> None:
+    with nb.init(config(*range(1, 12))) as run:
+        assert run.cluster_speeds == {"c1": (1, 2, 11, 3, 4, 5, 6, 7, 8, 9, 10)}  # c1/10 stands before c1/2
+    with nb.init(config(2, 2)) as run:
+        assert run.cluster_speeds == {}
+
+
+def test_an_order_is_a_part_of_the_plan_and_of_its_file(tmp_path: Path) -> None:
+    found = []
+    for speeds in ((1, 2), (1, 1), (2, 1)):
+        with nb.init(config(*speeds)):
+            found.append(nb.plan(model((1, 2), 3), X, Y))
+    assert len({plan.digest for plan in found}) == 3
+    found[0].save(tmp_path / "plan.json")
+    again = nb.Plan.load(tmp_path / "plan.json")
+    assert again.stages["c1"].order == (1, 0, 1) and again.difference(found[0]) is None
+    assert found[1].difference(again) == (
+        "the order of the replicas of stage 'c1' is the plain one here, 1 0 1 there"
+    )
+    assert found[1].to_text().count("replicas take") == 0

@@ -1,0 +1,168 @@
+"""Synchronized batch normalisation under replicas in one process: the uncut step, or a refusal that says what fits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+from tests.processes.synchronized import X, Y, looped, normalised, same, trained, uncut, within
+from whale_nebula.errors import BatchCoupledError
+from whale_nebula.ir.plan import Fragment
+from whale_nebula.passes.replica_sums import SHARED, check_hosts, sums_of
+from whale_nebula.runtime.collectives import Collectives, Group
+from whale_nebula.runtime.engine import Engine
+from whale_nebula.runtime.fragment_function import Workshop
+from whale_nebula.runtime.replica_sums import ReplicaSums
+
+LINE = "1gbit,0ms"
+
+
+@pytest.fixture(autouse=True)
+def no_run() -> Iterator[None]:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    """What training uncut leaves."""
+    return trained(normalised(uncut))
+
+
+@pytest.mark.parametrize(("copies", "links"), [((2,), None), ((3, 3), LINE)], ids=str)
+def test_the_step_is_the_uncut_one(copies: tuple[int, ...], links: str | None, expected: dict[str, Any]) -> None:
+    with nb.init(links=links):
+        same(trained(normalised(within(copies))), expected)
+
+
+def test_gradients_are_the_uncut_ones() -> None:
+    ours = looped(within((3,)))
+    assert any(note.startswith(SHARED) for note in nb.last_report().notes)
+    same(ours, looped(uncut))
+
+
+def test_no_warning_says_that_the_batch_has_too_few_rows(recwarn: pytest.WarningsRecorder) -> None:
+    normalised(within((3,))).train_on_batch(X, Y)
+    assert not [each for each in recwarn if "micro-batches" in str(each.message)]
+
+
+def refused(*around: contextlib.AbstractContextManager[Any]) -> BatchCoupledError:
+    """How a model inside these scopes is refused."""
+    with contextlib.ExitStack() as stack:
+        for scope in around:
+            stack.enter_context(scope)
+        model = normalised(uncut)
+    with pytest.raises(BatchCoupledError) as caught:
+        nb.plan(model, X, Y)
+    return caught.value
+
+
+def test_replicas_with_several_micro_batches_are_refused() -> None:
+    error = refused(nb.replica(2), nb.pipeline(6), nb.stage(name="all"))
+    assert "the synchronized moments of BatchNormalization" in error.what
+    assert "stage 'all' has 6 micro-batches for 2 replicas" in str(error)
+    assert error.mends[0] == "nb.pipeline(micro_batch=2), as many as there are replicas"
+    assert any('coupled="allow"' in mend for mend in error.mends)
+
+
+def test_a_pipeline_without_replicas_is_refused() -> None:
+    error = refused(nb.pipeline(4), nb.stage(name="all"))
+    assert "has 4 micro-batches for 1 replica" in str(error)
+    assert error.mends[:2] == ("nb.replica(4) around stage 'all', which gives each one micro-batch",
+                               "nb.pipeline(micro_batch=1)")
+
+
+def test_a_stage_of_fewer_replicas_than_another_is_refused() -> None:
+    with pytest.raises(BatchCoupledError, match=r"stage 's1' has 3 micro-batches for 2 replicas"):
+        nb.plan(normalised(within((3, 2))), X, Y)
+
+
+def test_what_is_allowed_runs_micro_batch_by_micro_batch(expected: dict[str, Any]) -> None:
+    found = trained(normalised(within((2,), 4, coupled="allow")))
+    assert not any(note.startswith(SHARED) for note in nb.last_report().notes)
+    assert not np.allclose(found["history"]["loss"], expected["history"]["loss"], rtol=1e-4)
+
+
+def test_what_is_allowed_and_can_be_had_is_exact(expected: dict[str, Any]) -> None:
+    same(trained(normalised(within((2,), 2, coupled="allow"))), expected)
+    assert nb.verify(normalised(within((2,), 2, coupled="allow")), X, Y).ok
+
+
+def test_unequal_workers_have_one_micro_batch_each() -> None:
+    workers = [{"address": "127.0.0.1:7001"}, {"address": "127.0.0.1:7002", "speed": 3}]
+    with nb.init({"clusters": {"c0": {"workers": workers}}}):
+        plan = nb.plan(normalised(within((2,))), X, Y)
+    assert plan.rows == (16, 15) and not any("slowest" in note for note in plan.to_text().splitlines())
+
+
+def test_the_mend_of_plain_batch_normalisation_is_to_synchronize_it() -> None:
+    inputs = keras.Input((8,))
+    with nb.replica(2):
+        outputs = keras.layers.BatchNormalization()(keras.layers.Dense(3)(inputs))
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    with pytest.raises(BatchCoupledError) as caught:
+        nb.plan(model, X, Y)
+    assert any("synchronized=True" in mend for mend in caught.value.mends)
+
+
+def test_a_masked_layer_is_refused_as_keras_does_not_synchronize_it() -> None:
+    inputs = keras.Input((5, 3))
+    with nb.replica(2):
+        outputs = keras.layers.BatchNormalization(synchronized=True)(keras.layers.Masking()(inputs))
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    with pytest.raises(BatchCoupledError):
+        nb.plan(model, np.ones((4, 5, 3), "float32"), np.ones((4, 5, 3), "float32"))
+
+
+@pytest.fixture
+def engine() -> Engine:
+    """A captured step whose two replicas add up on the way."""
+    weight = tf.Variable(tf.random.stateless_normal((8, 3), [1, 2]))
+    layer = keras.layers.BatchNormalization(synchronized=True)
+    layer.build((None, 3))
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.replica(2), nb.stage(cluster="c0"), tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(layer(x @ weight, training=True) - 0.5) ** 2)
+        return loss, tape.gradient(loss, weight)
+
+    step(X)
+    found = step._step.last
+    assert found is not None
+    return found
+
+
+def test_collectives_stand_where_sums_are_and_nobody_reads_the_parts(engine: Engine) -> None:
+    group = Group(Collectives(0, ("127.0.0.1:1",), 1.0), (0,), "alone")
+    sums = ReplicaSums(engine.cut, {0: group}, 1)
+    fragment = _fragment(engine)
+    assert len(sums.ops(fragment)) == 2  # one forward, one for its gradient
+    plain, summed = (Workshop(engine.captured.graph, sums=each).make(fragment) for each in (None, sums))
+    assert plain.waits is None and summed.waits is not None
+    marks = [op for op in summed.concrete.graph.get_operations() if "replica_sum" in op.name]
+    assert len(marks) == 2 and not any(op.outputs[0].consumers() for op in marks)
+    sums.idle(fragment)
+
+
+def test_a_worker_without_collectives_is_refused(engine: Engine) -> None:
+    check_hosts(engine.cut, "elsewhere/0", str, collectives=False)
+    assert sums_of(engine.cut.program).keys() == {0}
+    with pytest.raises(BatchCoupledError, match=r"2 replicas on 1 workers"):
+        check_hosts(engine.cut, engine.worker, str, collectives=True)
+
+
+def _fragment(engine: Engine) -> Fragment:
+    found = engine.cut.phases[0].stages[0].backward or engine.cut.phases[0].stages[0].forward
+    assert found is not None
+    return found

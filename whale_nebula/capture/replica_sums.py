@@ -1,0 +1,86 @@
+"""Synchronized moments of a step that is traced are those of all replicas.
+
+`BatchNormalization(synchronized=True)` asks for the mean and the variance of the whole batch, of which each replica has
+some rows. They follow from three sums, and each replica adds its own parts. So the trace gets an op that stands for
+"the sum over all replicas of the stage"::
+
+    sums of x and x², count ──▶ ReplicaSum ──▶ mean, variance ──▶ normalised x ──▶ loss
+         gradient of x    ◀── ReplicaSum ◀── gradient of the sums, made of one's own rows
+
+Its gradient is such a sum again: what one replica adds changes the losses of all. In a graph it is an Identity, which is
+what it comes to where one process has the whole batch; between processes the runtime puts a collective in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula import tf_moments, tf_private
+from whale_nebula.capture.hook import Hook
+from whale_nebula.capture.mirror import SUMMED, mirror
+from whale_nebula.capture.roles import roles
+from whale_nebula.capture.tracing import Tracing, current
+from whale_nebula.ir.program import Program
+from whale_nebula.passes.replica_sums import Where, refusal
+
+_GRADIENT = "NebulaReplicaSum"
+
+
+def over_replicas(trace: Tracing, part: Any) -> Any:
+    """The sum over all replicas of what each of them has."""
+    graph = trace.graph
+    with tf_private.stamped(graph, {SUMMED: 1}), graph.gradient_override_map({"Identity": _GRADIENT}):
+        total = tf.identity(part, "replica_sum")
+    trace.summed.append(total.op)
+    return total
+
+
+@tf.RegisterGradient(_GRADIENT)
+def _gradient(_: Any, gradient: Any) -> Any:
+    trace = _traced()
+    return gradient if trace is None else over_replicas(trace, gradient)
+
+
+def _traced() -> Tracing | None:
+    """The trace, where ops that are made now are a part of its graph itself, and not of a body."""
+    trace = current()
+    if trace is None or trace.plain or trace.vectorizing or tf.executing_eagerly():
+        return None
+    return trace if tf.compat.v1.get_default_graph() is trace.graph else None
+
+
+def _moments(x: Any, axes: Sequence[int], keepdims: bool) -> tuple[Any, Any] | None:
+    """Mean and variance, by Keras's own formula; None where they are those of what is there."""
+    trace = _traced()
+    own = [tf.reduce_sum(each, axes, keepdims=True) for each in (x, tf.square(x), tf.ones_like(x))] if trace else []
+    if trace is None or not all(each.shape.is_fully_defined() for each in own):
+        return None
+    added, squares, count = tf.unstack(over_replicas(trace, tf.stack(own)))
+    mean = tf.math.divide_no_nan(added, count)
+    variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
+    return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
+
+
+_HOOK = Hook(lambda: tf_moments.hook_moments(_moments), lambda: tf_moments.hook_moments(None))
+
+
+def moments_synchronized() -> AbstractContextManager[None]:
+    """Hook Keras's synchronized moments while a step is traced; taken off when the last trace ends."""
+    return _HOOK.held()
+
+
+def settled(trace: Tracing, program: Program, where: Where) -> Program:
+    """The program of a complete trace: its sums over replicas stay, or are those of micro-batches alone, or are refused."""
+    refused = refusal(program, where)
+    if not trace.summed or (refused is None and program.pipeline.micro_batch > 1):
+        return program
+    if refused is not None and program.pipeline.coupled != "allow":
+        raise refused
+    for op in trace.summed:
+        tf_moments.unmark(op, SUMMED)
+    return replace(program, graph=mirror(trace.graph, roles(trace)))

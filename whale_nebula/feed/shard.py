@@ -1,0 +1,195 @@
+"""`nb.shard`: of the user's batches a process reads its own rows."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from whale_nebula import tf_datasets
+from whale_nebula.errors import OptionError, UnsupportedError
+from whale_nebula.feed.feed import Feed, Rows, tagged
+from whale_nebula.feed.partial import Partial
+from whale_nebula.feed.rewritten import Line, Made, NotUnderstood, taken_apart
+from whale_nebula.launch.attach import attach
+from whale_nebula.scopes.site import calling_site
+from whale_nebula.scopes.words import checked
+
+_LOG = logging.getLogger("whale_nebula.feed")
+
+
+@checked
+def shard(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """A dataset of the same batches, of which each process reads the rows that its micro-batches are made of.
+
+    Write it last, around a pipeline that ends in `.map(parse).batch(size)`: `parse` is then called for those rows. The
+    batch stays the user's, and so do results, bit for bit. Which rows these are follows from the plan, by cluster and
+    worker; before the first step all are read. What cannot be read by rows is read whole, and the log says why. In one
+    process it is the dataset itself.
+
+    >>> import whale_nebula as nb
+    >>> rows = tf.data.Dataset.range(6).map(lambda row: 2 * row).batch(4)
+    >>> [batch.numpy().tolist() for batch in nb.shard(rows)]
+    [[0, 2, 4, 6], [8, 10]]
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        raise _no_dataset(dataset)
+    if attach() is None or isinstance(dataset, Sharded) or not tf.executing_eagerly():
+        return dataset
+    return sharded(dataset)
+
+
+def sharded(dataset: tf.data.Dataset, before: Sharded | None = None) -> tf.data.Dataset:
+    """The dataset by rows, or as it is where that is not possible; `before` is what it was before a last step."""
+    line = taken_apart(dataset)
+    if isinstance(line, NotUnderstood):
+        _LOG.warning("nb.shard reads whole batches: %s\n  mend: %s", line.why, line.mend)
+        return dataset
+    return Sharded(dataset, line, before)
+
+
+class Sharded(tf_datasets.Same):
+    """What `nb.shard` gives. For everything but iterating over it in Python it is the user's dataset, with all rows."""
+
+    def __init__(self, dataset: tf.data.Dataset, line: Line, before: Sharded | None = None) -> None:
+        super().__init__(dataset)
+        self.feed: Feed = Feed() if before is None else before.feed
+        self._made: Made = {} if before is None else before._made
+        self._dataset = dataset
+        self._rows = line.again(self.feed.own, self._made)
+
+    def __getattr__(self, name: str) -> Any:
+        """What was put on the dataset, as Keras puts the names of classes."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches, with the rows that are read here."""
+        if not tf.executing_eagerly():
+            return iter(self._dataset)
+        return Batches(self._dataset, self._rows, self.feed)
+
+    def prefetch(self, buffer_size: Any, name: str | None = None) -> tf.data.Dataset:
+        """The same by rows, made ahead of time."""
+        return sharded(self._dataset.prefetch(buffer_size, name=name), self)
+
+    def repeat(self, count: Any = None, name: str | None = None) -> tf.data.Dataset:
+        """The same by rows, several times."""
+        return sharded(self._dataset.repeat(count, name=name), self)
+
+    def take(self, count: Any, name: str | None = None) -> tf.data.Dataset:
+        """The first batches by rows."""
+        return sharded(self._dataset.take(count, name=name), self)
+
+    def skip(self, count: Any, name: str | None = None) -> tf.data.Dataset:
+        """All but the first batches by rows."""
+        return sharded(self._dataset.skip(count, name=name), self)
+
+    def shuffle(self, *args: Any, **kwargs: Any) -> tf.data.Dataset:
+        """The same batches by rows, in another order."""
+        return sharded(self._dataset.shuffle(*args, **kwargs), self)
+
+    def with_options(self, options: tf.data.Options, name: str | None = None) -> tf.data.Dataset:
+        """The same by rows, with these options."""
+        return sharded(self._dataset.with_options(options, name=name), self)
+
+
+def _on_all_rows(name: str) -> Callable[..., Any]:
+    """A method of datasets whose result has all rows again."""
+    plain = getattr(tf.data.Dataset, name)
+
+    @functools.wraps(plain)
+    def method(self: Sharded, *args: Any, **kwargs: Any) -> Any:
+        _LOG.warning("nb.shard reads whole batches: .%s(...) comes after it\n  mend: nb.shard(dataset) last", name)
+        return plain(self._dataset, *args, **kwargs)
+
+    return method
+
+
+for _name in ("batch", "cache", "enumerate", "filter", "flat_map", "interleave", "map", "rebatch", "unbatch"):
+    setattr(Sharded, _name, _on_all_rows(_name))
+
+
+class Batches(tf.data.Iterator):
+    """Goes through the batches by rows. Inside a function of TensorFlow's it goes through all rows."""
+
+    def __init__(self, dataset: tf.data.Dataset, rows: tf.data.Dataset, feed: Feed) -> None:
+        self._dataset, self._feed = dataset, feed
+        self._inner = iter(rows)
+        self._whole: Any = None
+
+    @property
+    def element_spec(self) -> Any:
+        """The form of a batch."""
+        return self._dataset.element_spec
+
+    def __next__(self) -> Any:
+        self._feed.settle()
+        *tensors, marks, here = next(self._inner)
+        rows = Rows(self._feed, here.numpy(), marks.numpy())
+        found = iter(tagged(tensor, rows) if rows.whole else Partial(tensor, rows) for tensor in tensors)
+        specs = tf_datasets.leaves(self.element_spec)
+        return tf_datasets.packed(
+            self.element_spec, [None if tf_datasets.nothing(spec) else next(found) for spec in specs]
+        )
+
+    def get_next(self) -> Any:
+        """The next batch."""
+        try:
+            return next(self)
+        except StopIteration:
+            raise tf.errors.OutOfRangeError(None, None, "End of sequence") from None
+
+    def get_next_as_optional(self) -> tf.experimental.Optional:
+        """The next batch, or nothing where there is none."""
+        optional = tf.experimental.Optional
+        found = next(self, None)
+        for part in tf_datasets.leaves(found):
+            if isinstance(part, Partial):
+                part.refuse()
+        return optional.empty(self.element_spec) if found is None else optional.from_value(found)
+
+    @property
+    def _type_spec(self) -> Any:
+        return tf_datasets.as_argument(self._all_rows())[0]
+
+    @property
+    def _iterator_resource(self) -> Any:
+        return tf_datasets.as_argument(self._all_rows())[1]
+
+    def _all_rows(self) -> Any:
+        if self._whole is None:
+            self._whole = iter(self._dataset)
+        return self._whole
+
+    def _serialize_to_tensors(self) -> NoReturn:
+        raise UnsupportedError(
+            "an iterator of nb.shard cannot be saved in a checkpoint",
+            where=str(calling_site()),
+            why="it reads other rows in each process",
+            mend="save the number of the step, and begin with nb.shard(dataset.skip(step))",
+        )
+
+
+def _no_dataset(given: Any) -> OptionError:
+    """The error for something that has rows, but in no pipeline; says what to write."""
+    from_array = "nb.shard(tf.data.Dataset.from_tensor_slices((x, y)).batch(32))"
+    made = "nb.shard(tf.data.Dataset.range(count).map(read_row).batch(32))"
+    array = hasattr(given, "__array__") or isinstance(given, tuple | list | dict)
+    return OptionError(
+        f"nb.shard takes a tf.data.Dataset of batches, not {_kind(given)}",
+        where=str(calling_site()),
+        why="of arrays nothing is to be saved, each process slices those that it has"
+        if array
+        else "rows that a generator makes come one after the other: none can be left out",
+        mend=f"leave nb.shard out, or {from_array}" if array else made,
+    )
+
+
+def _kind(given: Any) -> str:
+    name = type(given).__name__
+    return f"a {name}" if name[:1].lower() not in "aeiou" else f"an {name}"

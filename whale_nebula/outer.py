@@ -1,0 +1,100 @@
+"""Outer optimizers: what clusters that train apart make of their differences, every `sync_every` steps.
+
+Each cluster goes some steps of its own from weights that all of them know. What it has gone, back to front, is its
+gradient: the known weights minus its own. The mean of these is one step of an outer optimizer, whose state all clusters
+keep alike: nothing of it crosses. An outer optimizer is an init and an update, both pure.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from whale_nebula.errors import OptionError
+
+if TYPE_CHECKING:  # scopes are written before anything heavy is loaded
+    import numpy as np
+    from numpy.typing import NDArray
+
+Numbers: TypeAlias = "NDArray[np.float32]"
+
+
+class Outer(ABC):
+    """What is done with the mean of the clusters' differences."""
+
+    @abstractmethod
+    def init(self, weights: Numbers) -> Any:
+        """What it remembers at the beginning."""
+
+    @abstractmethod
+    def update(self, weights: Numbers, gradient: Numbers, state: Any) -> tuple[Numbers, Any]:
+        """The new weights, and what it remembers of them."""
+
+
+@dataclass(frozen=True)
+class Average(Outer):
+    """The mean of the clusters' weights.
+
+    >>> import numpy as np
+    >>> outer = Average()
+    >>> known, ours, theirs = (np.float32([each]) for each in (1.0, 0.0, 4.0))
+    >>> new, _ = outer.update(known, ((known - ours) + (known - theirs)) / 2, outer.init(known))
+    >>> new.tolist()
+    [2.0]
+    """
+
+    def init(self, weights: Numbers) -> Any:
+        """Nothing."""
+        return None
+
+    def update(self, weights: Numbers, gradient: Numbers, state: Any) -> tuple[Numbers, Any]:
+        """Where the clusters are in the mean."""
+        return weights - gradient, state
+
+
+@dataclass(frozen=True)
+class Nesterov(Outer):
+    """Gradient descent with Nesterov's momentum over the differences.
+
+    >>> import numpy as np
+    >>> outer = Nesterov(rate=1.0, momentum=0.5)
+    >>> weights, state = outer.update(np.float32([1.0]), np.float32([0.5]), outer.init(np.float32([1.0])))
+    >>> weights.tolist(), state.tolist()
+    ([0.25], [0.5])
+    """
+
+    rate: float = 0.7
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.rate <= 2.0:
+            raise OptionError(f"Nesterov(rate={self.rate!r}) is no rate", why="it lies in (0, 2]", mend="rate=0.7")
+        if not 0.0 <= self.momentum < 1.0:
+            why = "it lies in [0, 1)"
+            raise OptionError(f"Nesterov(momentum={self.momentum!r}) is no momentum", why=why, mend="momentum=0.9")
+
+    def init(self, weights: Numbers) -> Any:
+        """It stands still."""
+        still = weights.copy()
+        still.fill(0.0)
+        return still
+
+    def update(self, weights: Numbers, gradient: Numbers, state: Any) -> tuple[Numbers, Any]:
+        """A step that looks ahead along the momentum."""
+        rate, factor = weights.dtype.type(self.rate), weights.dtype.type(self.momentum)
+        state = factor * state + gradient
+        return weights - rate * (gradient + factor * state), state
+
+
+NAMED: dict[str, Outer] = {"nesterov": Nesterov(), "average": Average()}
+"""By the words that `nb.replica(outer=...)` takes."""
+
+
+def text(outer: Outer) -> str:
+    """An outer optimizer in words: its name where it is one of those that have one.
+
+    >>> text(Nesterov()), text(Nesterov(rate=0.5))
+    ('nesterov', 'Nesterov(rate=0.5, momentum=0.9)')
+    """
+    return next((name for name, known in NAMED.items() if known == outer), repr(outer))

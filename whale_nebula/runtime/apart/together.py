@@ -1,0 +1,111 @@
+"""All clusters that train apart in one process: each has variables of its own, and they take turns.
+
+What a user's model holds between steps is what the first cluster has. The others' values wait in copies; a cluster's
+turn begins with its copies put into the model's variables, and ends with them taken out again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.ir.program import Leaf
+from whale_nebula.report.report import LinkReport
+from whale_nebula.runtime.apart.meetings import Meetings
+from whale_nebula.runtime.apart.sites import Sites
+from whale_nebula.runtime.apart.step import Runner, less, own_rows, told
+from whale_nebula.runtime.apart.weights import sow
+from whale_nebula.runtime.outcome import StepOutcome
+
+
+@dataclass
+class Copies:
+    """What the clusters but the first hold of the variables of a run, by the variables' ids."""
+
+    kept: dict[str, dict[int, Any]] = field(default_factory=dict)
+
+    def of(self, cluster: str, variables: Mapping[str, Any], place: int) -> dict[int, Any]:
+        """A cluster's copies of these variables, made from the model's where there are none yet."""
+        own = self.kept.setdefault(cluster, {})
+        fresh = {path: variable for path, variable in variables.items() if id(variable) not in own}
+        made = {path: tf.Variable(variable, trainable=False) for path, variable in fresh.items()}
+        sow(made, place)
+        own.update({id(variable): made[path] for path, variable in fresh.items()})
+        return own
+
+    def alike(self, variables: Mapping[str, Any]) -> None:
+        """The model's variables were replaced: so are all copies."""
+        for own in self.kept.values():
+            for variable in variables.values():
+                if id(variable) in own:
+                    own[id(variable)].assign(variable)
+
+
+@dataclass
+class TakesTurns:
+    """Runs a step as each cluster in turn. Its results are those of the first, on that one's rows."""
+
+    inner: Runner
+    leaves: Sequence[Leaf]
+    sites: Sites
+    variables: Mapping[str, Any]
+    copies: Copies
+    make: Callable[[], Mapping[str, Meetings]]
+    _rounds: Mapping[str, Meetings] | None = None
+    _sent: Mapping[str, LinkReport] = field(default_factory=dict)
+    _seconds: float = 0.0
+
+    def run(self, tensors: Sequence[Any]) -> StepOutcome:
+        """Run one step."""
+        rounds = self.rounds
+        for each in rounds.values():
+            each.begin()
+        began = time.perf_counter()
+        first, *others = self.sites.names
+        for cluster in others:
+            with self._turn(cluster):
+                self.inner.run(own_rows(self.leaves, tensors, self.sites, cluster))
+        outcome = self.inner.run(own_rows(self.leaves, tensors, self.sites, first))
+        for each in rounds.values():
+            each.tell()
+        for each in rounds.values():
+            each.take()
+        before, self._sent = self._sent, sent(rounds)
+        links = {name: less(now, before.get(name)) for name, now in self._sent.items()}
+        seconds = time.perf_counter() - began
+        self._seconds += seconds
+        said = told(rounds[first], self._seconds)
+        return replace(outcome, seconds=seconds, links={**outcome.links, **links}, meetings=said)
+
+    @property
+    def rounds(self) -> Mapping[str, Meetings]:
+        """Those of each cluster, made at the first step."""
+        if self._rounds is None:
+            self._rounds = self.make()
+            self._sent = sent(self._rounds)
+        return self._rounds
+
+    @contextlib.contextmanager
+    def _turn(self, cluster: str) -> Iterator[None]:
+        """Inside, the model's variables have what this cluster has."""
+        own = self.copies.of(cluster, self.variables, self.sites.names.index(cluster))
+        first = {path: tf.identity(variable) for path, variable in self.variables.items()}
+        for variable in self.variables.values():
+            variable.assign(own[id(variable)])
+        try:
+            yield
+            for variable in self.variables.values():
+                own[id(variable)].assign(variable)
+        finally:
+            for path, variable in self.variables.items():
+                variable.assign(first[path])
+
+
+def sent(rounds: Mapping[str, Meetings]) -> Mapping[str, LinkReport]:
+    """What all clusters have sent so far, by the names of links."""
+    return {name: report for each in rounds.values() for name, report in each.ends.sent().items()}

@@ -1,0 +1,82 @@
+"""When clusters that train apart tell one another how far they have come: in fragments, spread over the steps.
+
+Sent all at once every `every` steps, the weights of a model would hold the line for a while and then leave it idle. In
+fragments that take turns the line is used evenly, and each has `delay` steps to arrive in while all go on computing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GRAIN = 4096
+"""Fragments begin at multiples of so many numbers: the rows that weights are encoded in."""
+_WORTH = 1 << 16
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """Which fragments are sent and which are taken in after a step; steps count from 1.
+
+    >>> table = Timetable(every=6, fragments=3, delay=1)
+    >>> [(step, table.sends(step), table.takes(step)) for step in range(1, 8)]
+    [(1, (), ()), (2, (0,), ()), (3, (), (0,)), (4, (1,), ()), (5, (), (1,)), (6, (2,), ()), (7, (), (2,))]
+    """
+
+    every: int
+    fragments: int
+    delay: int
+
+    def sends(self, step: int) -> tuple[int, ...]:
+        """What goes out after this step."""
+        return tuple(f for f in range(self.fragments) if step > 0 and (step - self._turn(f)) % self.every == 0)
+
+    def takes(self, step: int) -> tuple[int, ...]:
+        """What was sent `delay` steps ago, and now counts."""
+        return self.sends(step - self.delay)
+
+    def _turn(self, fragment: int) -> int:
+        return (fragment + 1) * self.every // self.fragments
+
+
+def time_to_arrive(every: int) -> int:
+    """The steps that a fragment has, where nobody says how many: a tenth of those from one meeting to the next.
+
+    >>> time_to_arrive(100), time_to_arrive(4), time_to_arrive(1)
+    (10, 1, 0)
+    """
+    return min(every - 1, max(1, every // 10))
+
+
+def pieces(total: int, every: int) -> int:
+    """How many fragments there are, where nobody says so: up to eight, of a size that is worth a message.
+
+    >>> pieces(20_000_000, 100), pieces(20_000_000, 5), pieces(1000, 100)
+    (8, 5, 1)
+    """
+    return max(1, min(every, 8, total // _WORTH))
+
+
+def ranges(total: int, fragments: int) -> tuple[tuple[int, int], ...]:
+    """From where to where each fragment of so many numbers goes: alike in size, but for the grain.
+
+    >>> ranges(10_000, 2), ranges(100, 2)
+    (((0, 4096), (4096, 10000)), ((0, 0), (0, 100)))
+    """
+    ends = [total * (number + 1) // fragments // GRAIN * GRAIN for number in range(fragments - 1)]
+    return tuple(zip([0, *ends], [*ends, total], strict=True))
+
+
+def shared_out(rows: int, speeds: tuple[float, ...]) -> tuple[tuple[int, int], ...]:
+    """From which row to which each cluster works on a batch: in proportion to their speeds, each on one at least.
+
+    >>> shared_out(9, (1.0, 2.0)), shared_out(4, (1.0, 1.0)), shared_out(3, (1.0, 100.0))
+    (((0, 3), (3, 9)), ((0, 2), (2, 4)), ((0, 1), (1, 3)))
+    """
+    spare, whole = rows - len(speeds), sum(speeds)
+    wanted = [spare * speed / whole for speed in speeds]
+    counts = [int(each) for each in wanted]
+    by_rest = sorted(range(len(speeds)), key=lambda n: (counts[n] - wanted[n], n))
+    for number in by_rest[: spare - sum(counts)]:
+        counts[number] += 1
+    ends = [sum(counts[: n + 1]) + n + 1 for n in range(len(counts))]
+    return tuple(zip([0, *ends[:-1]], ends, strict=True))

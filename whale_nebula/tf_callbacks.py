@@ -1,0 +1,56 @@
+"""Everything private of Keras's callbacks that we touch, beside `tf_private`: which ones a `fit` calls, and what those
+do that write files.
+
+Each function has a contract test in tests/contract.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+Method = Callable[..., Any]
+BACKUP = keras.callbacks.BackupAndRestore
+CHECKPOINT = keras.callbacks.ModelCheckpoint
+
+
+def of_fit() -> list[Any]:
+    """The callbacks of the innermost `fit` of Keras that is running: it has them nowhere else."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        found = frame.f_locals.get("callbacks") if frame.f_code.co_name == "fit" else None
+        if isinstance(found, keras.callbacks.CallbackList):
+            return list(found.callbacks)
+        frame = frame.f_back  # type: ignore[assignment]
+    return []
+
+
+def exchange(callback: Any, name: str, change: Callable[[Method], Method]) -> None:
+    """Let a method of one callback be what `change` makes of it: "begin", "save" or "end"."""
+    method = {"begin": "on_train_begin", "save": "_save_model", "end": "on_train_end"}[name]
+    setattr(callback, method, change(getattr(callback, method)))
+
+
+def backup_path(callback: Any) -> str:
+    """The file of weights that a backup writes and reads."""
+    return str(callback._weights_path)
+
+
+def make_folder(callback: Any, *args: Any, **kwargs: Any) -> None:
+    """Make the folder of what a callback is about to save, with these arguments of its "save"; it may be there."""
+    if isinstance(callback, BACKUP):
+        folder = str(callback.backup_dir)
+    else:
+        folder = os.path.dirname(callback._get_file_path(*args, **kwargs))
+    if folder:
+        tf.io.gfile.makedirs(folder)
+
+
+def initial_epoch(model: Any) -> int:
+    """The epoch that a restored backup lets `fit` begin with; 0 where there was none."""
+    return int(model._initial_epoch or 0)
