@@ -25,7 +25,7 @@ from whale_nebula.scopes import calling_site, deal_to, values
 from whale_nebula.scopes.identity import LOCAL
 from whale_nebula.scopes.site import script_site
 from whale_nebula.scopes.words import checked, scope
-from whale_nebula.suggest import did_you_mean, listed
+from whale_nebula.suggest import closest, did_you_mean, listed
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,11 @@ class Here:
     alone: bool = False
 
     def runs(self, cluster: str) -> bool:
-        """Whether this process runs stages of a cluster; true for every one where there is only one process. Once
-        clusters are known, a name that is none of theirs is warned of.
+        """Whether this process runs stages of a cluster; true for every one where there is only one process. A name
+        that is none of a config's clusters is warned of; without a config, one that is nearly that of a cluster.
         """
-        if cluster not in self.clusters and self.clusters != (LOCAL,):
+        fixed = not self.alone or (_run is not None and bool(_run.config.clusters))
+        if cluster not in self.clusters and (fixed or closest(cluster, self.clusters, near=0.75) is not None):
             _tell_unknown(cluster, self.clusters)
         return self.alone or cluster == self.cluster
 

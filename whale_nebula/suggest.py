@@ -22,14 +22,16 @@ class Named(dict[str, Value]):
         raise KeyError(f"there is no {name!r} here: {did_you_mean(name, self)}")
 
 
-def closest(word: object, known: Iterable[str]) -> str | None:
-    """The known word that `word` was probably meant to be, or None.
+def closest(word: object, known: Iterable[str], near: float = 0.6) -> str | None:
+    """The known word that `word` was probably meant to be, or None. `near`, up to 1, says how like they have to be.
 
     >>> closest("micro_batchs", ["micro_batch", "schedule"]), closest("x", ["schedule"])
     ('micro_batch', None)
+    >>> closest("npu", ["gpu"]), closest("npu", ["gpu"], near=0.75), closest("gpuu", ["gpu"], near=0.75)
+    ('gpu', None, 'gpu')
     """
     spelled = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(str(word).lower(), list(spelled), n=1, cutoff=0.6)
+    found = difflib.get_close_matches(str(word).lower(), list(spelled), n=1, cutoff=near)
     return spelled[found[0]] if found else None
 
 

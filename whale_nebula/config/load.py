@@ -11,8 +11,8 @@ from typing import Any
 
 from whale_nebula.config import quantities
 from whale_nebula.config.addresses import address
-from whale_nebula.config.document import read
 from whale_nebula.config.devices import device
+from whale_nebula.config.document import read
 from whale_nebula.config.links import Line, Links
 from whale_nebula.config.place import Place
 from whale_nebula.config.schema import PATIENCE_SECONDS, SHOWS, Cluster, Config, InputSpec, Security, WorkerSpec

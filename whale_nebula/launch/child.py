@@ -50,7 +50,7 @@ def _prepare(attachment: Attachment) -> None:
 
 
 def _early() -> ModuleType:
-    """What a worker with a device, or with mates in its cluster, does before TensorFlow computes anything; it needs TensorFlow."""
+    """What a worker with a device, or with mates, does before TensorFlow computes anything; it needs TensorFlow."""
     return importlib.import_module("whale_nebula.runtime.early")
 
 

@@ -29,10 +29,10 @@ def sums_of(program: Program) -> Mapping[int, tuple[int, ...]]:
 
 
 def sums_in(graph: Graph, left_out: Collection[int] = ()) -> list[int]:
-    """The sums over replicas of a graph.
+    r"""The sums over replicas of a graph.
 
     >>> from whale_nebula.ir.text import from_text
-    >>> sums_in(from_text("%0 = input x float32[4]\\n%1 = ReplicaSum(%0) float32[4]"))
+    >>> sums_in(from_text("%0 = input x float32[4]\n%1 = ReplicaSum(%0) float32[4]"))
     [1]
     """
     return [op.index for op in graph.ops if op.type == REPLICA_SUM and op.index not in left_out]
@@ -58,7 +58,7 @@ def check_hosts(cut: Cut, worker: str, where: Where, *, collectives: bool) -> No
     for stage, ops in sums_of(cut.program).items() if cut.program.pipeline.micro_batch > 1 else ():
         key, replicas, hosts = cut.program.stages[stage].key, cut.program.stages[stage].replicas, cut.routing.of(stage)
         if len(hosts) < replicas:
-            why = f"stage {key!r} has {replicas} replicas on {len(hosts)} workers, and each needs one of its own"
+            why = f"stage {key!r} has {replicas} replicas, each needs a worker of its own, and there are {len(hosts)}"
             raise _refused(cut.program, stage, ops[0], where, why)
         if worker in hosts and not collectives:
             raise _refused(cut.program, stage, ops[0], where, _STARTED)
@@ -78,8 +78,8 @@ def _outside(cut: Cut) -> Iterator[Fragment]:
 
 _ELSEWHERE = "they are asked for outside of stages, where no replica comes to them"
 _STARTED = (
-    "its replicas add up by TensorFlow's collectives, which cannot be opened once TensorFlow has started: call nb.init() "
-    "before anything that makes a tensor, a variable or a layer"
+    "its replicas add up by TensorFlow's collectives, which cannot be opened once TensorFlow has started: call "
+    "nb.init() before anything that makes a tensor, a variable or a layer"
 )
 
 
@@ -95,8 +95,8 @@ def notes(program: Program) -> list[str]:
 
 def _several(stage: Stage, count: int) -> str:
     return (
-        f"they are added up over replicas that have one micro-batch each; stage {stage.key!r} has {count} micro-batches "
-        f"for {stage.replicas} {'replica' if stage.replicas == 1 else 'replicas'}"
+        f"they are added up over replicas that have one micro-batch each; stage {stage.key!r} has {count} "
+        f"micro-batches for {stage.replicas} replica{'s' * (stage.replicas > 1)}"
     )
 
 
@@ -125,4 +125,5 @@ def _as_many(program: Program, stage: int) -> list[str]:
 
 def _other_ways(program: Program) -> tuple[str, str]:
     copied, count = max(stage.replicas for stage in program.stages), program.pipeline.micro_batch
-    return mends(count if count > copied else 1, copied=copied > 1)
+    lines = mends(count if count > copied else 1, copied=copied > 1)
+    return lines.alone, lines.allow

@@ -42,7 +42,8 @@ class Mates:
         if self.added is not None:
             for run in runs:
                 self.added.add(run, [each for each in told if each.stage == run.stage])
-        shared = [(run, each) for run in runs for each in told if each.stage == run.stage and not self._known(run, each)]
+        pairs = [(run, each) for run in runs for each in told if each.stage == run.stage]
+        shared = [(run, each) for run, each in pairs if not self._known(run, each)]
         heard = [(self._own(run, each), run, each) for run, each in shared]
         for own, run, each in heard:
             self._tell(phase, run, each, own)
@@ -58,7 +59,7 @@ class Mates:
             run.sums.put(gradient, list(zip(*pieces, strict=True)))
 
     def _known(self, run: StageRun, each: Told) -> bool:
-        """Whether all replicas have it: TensorFlow has added it up, or it is made of what it has added up on the way."""
+        """Whether all replicas have it: TensorFlow has added it up, or all of what it is made of on the way."""
         if each.kind == "tensor":
             same = self.compiled.cut.merges[each.values[0]] == "same"
             return same and run.stage in sums_of(self.compiled.cut.program) and all(self._turns(run).values())

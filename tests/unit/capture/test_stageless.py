@@ -160,6 +160,7 @@ class TestNames:
         nb.init({"clusters": {"gpu": {}, "npu": {}}})
         (message,) = said(lambda: nb.here().runs("npuu"))
         assert "asks for a cluster that is not known" in message and "did you mean 'npu'?" in message
+        assert "choose one of 'gpu', 'npu'" in said(lambda: nb.here().runs("anything"))[0]
         assert said(lambda: nb.here().runs("npu")) == []
 
     def test_before_any_is_known_all_are_here(self) -> None:
@@ -170,6 +171,7 @@ class TestNames:
         fit(staged())
         assert said(lambda: nb.here().runs("gpu")) == []
         assert "did you mean 'gpu'?" in said(lambda: nb.here().runs("gpuu"))[0]
+        assert said(lambda: nb.here().runs("tpu")) == []  # it may come to be by being named
 
     def test_what_a_plan_of_a_model_that_is_not_compiled_leaves_out(self) -> None:
         inputs = keras.Input((4,))
