@@ -28,6 +28,7 @@ from whale_nebula.ir.timing import counted
 from whale_nebula.passes.plan import cut_program
 from whale_nebula.passes.readings import check_here
 from whale_nebula.run import Run, current_run
+from whale_nebula.runtime.apart.foretold import foretold
 from whale_nebula.runtime.engine import place_workers
 from whale_nebula.runtime.fragment_function import Workshop
 from whale_nebula.runtime.scalars import returned_names
@@ -65,7 +66,8 @@ def _planned(name: str, captured: Captured, example: Sequence[Any], notes: Seque
         check_here(cut, run.here().worker, absent_in(example), where)
     example = [each.in_rows(sum(rows)) if isinstance(each, Missing) else each for each in example]
     plan = _plan(name, captured, cut, rows, [tuple(tensor.shape) for tensor in example], run)
-    return counted(replace(plan, notes=(*plan.notes, *notes, *_planner(run))))
+    meetings = foretold(captured.program, captured.variables, sum(rows), run)
+    return counted(replace(plan, notes=(*plan.notes, *meetings, *notes, *_planner(run))))
 
 
 def _planner(run: Run) -> list[str]:

@@ -413,6 +413,11 @@ def here() -> Here:
     return current_run().here()
 
 
+def opened_run() -> Run | None:
+    """The open run, if there is one."""
+    return _run
+
+
 def current_run() -> Run:
     """The open run; one without a configuration is opened where there is none."""
     with _LOCK:

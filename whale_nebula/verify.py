@@ -79,6 +79,14 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     layout, tensors = signature(subject.arguments, subject.step.whole, declared())
     with target_wanted("nb.verify", model_or_function, batch):
         engine = subject.step.plan(subject.arguments, subject.unpack)
+    apart = engine.captured.program.apart
+    if apart is not None:
+        raise OptionError(
+            "nb.verify has nothing to compare a step with that each cluster trains a copy of",
+            where=apart.where,
+            why="clusters that meet every so many steps do otherwise than one that has all rows in each",
+            mend='nb.replica(sync_every=1, outer="average") with plain descent is the uncut run; or verify without it',
+        )
     if not engine.captured.program.stages[0].where:
         raise no_scopes(subject.step.name)
     around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None

@@ -7,8 +7,8 @@ some rows. They follow from three sums, and each replica adds its own parts. So 
     sums of x and x², count ──▶ ReplicaSum ──▶ mean, variance ──▶ normalised x ──▶ loss
          gradient of x    ◀── ReplicaSum ◀── gradient of the sums, made of one's own rows
 
-Its gradient is such a sum again: what one replica adds changes the losses of all. In a graph it is an Identity, which is
-what it comes to where one process has the whole batch; between processes the runtime puts a collective in its place.
+Its gradient is such a sum again: what one replica adds changes the losses of all. In a graph it is an Identity, which
+is what it comes to where one process has the whole batch; between processes the runtime puts a collective in its place.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def moments_synchronized() -> AbstractContextManager[None]:
 
 
 def settled(trace: Tracing, program: Program, where: Where) -> Program:
-    """The program of a complete trace: its sums over replicas stay, or are those of micro-batches alone, or are refused."""
+    """The program of a trace: its sums over replicas stay, are those of micro-batches alone, or are refused."""
     refused = refusal(program, where)
     if not trace.summed or (refused is None and program.pipeline.micro_batch > 1):
         return program

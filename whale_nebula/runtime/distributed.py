@@ -183,7 +183,7 @@ class DistributedStep:
 
     @cached_property
     def looks(self) -> bool:
-        """Whether it is looked at how fast replicas are. Those that add up on the way all take as long as the slowest."""
+        """Whether it is looked at how fast replicas are. Where they add up on the way, all are as slow as one."""
         return bool(self.routing.replicated) and not sums_of(self.compiled.cut.program)
 
     def _medians(self) -> Medians:

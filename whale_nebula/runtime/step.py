@@ -85,6 +85,7 @@ class Step:
     def run(self, arguments: Arguments, unpack: Unpack = positional) -> Any:
         """Run one step on the given arguments (name and value each)."""
         check_surroundings()
+        scopes.hold_something()
         with self._lock:
             layout, tensors = signature(arguments, self.whole, declared())
             looked = self._looked_at(layout, tensors, unpack)

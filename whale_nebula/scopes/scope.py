@@ -83,6 +83,8 @@ class Scope(contextlib.AbstractContextManager[Frame]):
             return
         try:
             self._open.pop(frames[-1]).__exit__(kind, error, trace)
+            if error is None and self._options.get("sync_every") is not None and current_stack().recorder is None:
+                unentered.tell_idle(frames[-1], repr(self))
         finally:
             if frames[-1].touched and len(frames) > 1:
                 frames[-2].touched = True

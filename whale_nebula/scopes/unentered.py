@@ -8,10 +8,12 @@ from __future__ import annotations
 import warnings
 
 from whale_nebula.errors import NebulaWarning
+from whale_nebula.scopes.frames import Frame
 from whale_nebula.scopes.site import Site, calling_site
 
 _waiting: dict[Site, str] = {}
 _entered: set[Site] = set()
+_idle: set[Site] = set()
 
 
 def made(written: str) -> Site:
@@ -37,6 +39,7 @@ def forget() -> None:
     """Begin anew."""
     _waiting.clear()
     _entered.clear()
+    _idle.clear()
 
 
 def tell(model: str) -> None:
@@ -47,6 +50,22 @@ def tell(model: str) -> None:
 def tell_beside(step: str) -> None:
     """The same where a `step` is about to run that has others."""
     _tell(f"step {step!r} runs without it")
+
+
+def tell_idle(frame: Frame, written: str) -> None:
+    """Clusters are to train copies, and no step came for that: a loop without @nb.function, say. It is said once for
+    each place.
+    """
+    if frame.touched or frame.building or frame.site in _idle:
+        return
+    _idle.add(frame.site)
+    warning = NebulaWarning(
+        f"{written} holds no step that runs by a plan",
+        where=str(frame.site),
+        why="what ran in it ran in this process alone, as if it were not there",
+        mend="@nb.function over the step of a loop, in the place of @tf.function; or the call of fit inside it",
+    )
+    warnings.warn_explicit(warning, NebulaWarning, frame.site.file, frame.site.line)
 
 
 def _tell(so: str) -> None:

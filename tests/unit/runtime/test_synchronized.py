@@ -87,13 +87,26 @@ def test_a_stage_of_fewer_replicas_than_another_is_refused() -> None:
 
 
 def test_what_is_allowed_runs_micro_batch_by_micro_batch() -> None:
-    found, whole = (normalised(scopes).train_on_batch(X, Y) for scopes in (within((2,), 4, coupled="allow"), uncut))
+    both = (normalised(scopes) for scopes in (within((2,), 4, coupled="allow"), uncut))
+    found, whole = (float(model.train_on_batch(X, Y)[0]) for model in both)
     assert not any(note.startswith(SHARED) for note in nb.last_report().notes)
     assert abs(found - whole) > 1e-4 * whole
 
 
 def test_what_is_allowed_and_can_be_had_is_exact() -> None:
     assert nb.verify(normalised(within((2,), 2, coupled="allow")), X, Y).ok
+
+
+@pytest.mark.parametrize("renorm", [False, True])
+def test_a_layer_that_is_used_twice_writes_its_averages_twice(renorm: bool) -> None:
+    inputs, norm = keras.Input((8,)), keras.layers.BatchNormalization(synchronized=True, renorm=renorm)
+    with nb.replica(2):
+        hidden = norm(keras.layers.Dense(6, use_bias=False)(inputs))
+        hidden = norm(keras.layers.Dense(6, use_bias=False)(keras.layers.Activation("tanh")(hidden)))
+        outputs = keras.layers.Dense(1)(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    assert nb.verify(model, X, Y).ok
 
 
 def test_unequal_workers_have_one_micro_batch_each() -> None:

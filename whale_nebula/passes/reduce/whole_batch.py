@@ -10,8 +10,8 @@ _ALONE, _, _ALLOW = BatchCoupledError.usual_mends
 
 
 class Mends(NamedTuple):
-    """Lines of a script: one that leaves the batch `alone`, and one that `allow`s rows to depend on each other. Where each
-    replica may have one micro-batch, moments can be `shared`.
+    """Lines of a script: one that leaves the batch `alone`, and one that `allow`s rows to depend on each other. Where
+    each replica may have one micro-batch, moments can be `shared`.
     """
 
     alone: str = _ALONE

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from whale_nebula.capture.step import Captured
-from whale_nebula.errors import NotYetError
+from whale_nebula.errors import NebulaWarning, NotYetError
 from whale_nebula.ir.apart import Apart
 from whale_nebula.ir.digest import digest_lines, first_difference
 from whale_nebula.ir.plan import Cut
@@ -20,6 +21,7 @@ from whale_nebula.runtime.apart.step import Runner, TrainsApart
 from whale_nebula.runtime.apart.together import TakesTurns
 from whale_nebula.runtime.apart.weights import weights_of
 from whale_nebula.runtime.session import Session
+from whale_nebula.scopes.site import script_site
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ def of_clusters(apart: Apart, captured: Captured, run: Run, name: str, models: S
         run.rounds = Opened(run)
         run.closers.append(run.rounds.close)
     found = OfClusters(apart, captured, run, sites_of(apart, run), models)
+    if captured.program.requests and len(found.sites.names) == 1:
+        _tell_alone(apart, found.sites.names[0])
     if captured.program.requests and not run.alone:
         lines = _lines(apart, captured, models, found.sites)
         session = run.ledger.session
@@ -107,6 +111,24 @@ def of_clusters(apart: Apart, captured: Captured, run: Run, name: str, models: S
             session.fail(failure)
             raise
     return found
+
+
+_said: set[str] = set()
+
+
+def _tell_alone(apart: Apart, name: str) -> None:
+    """Once for each place: there is nobody to meet."""
+    if apart.where in _said:
+        return
+    _said.add(apart.where)
+    site = script_site()
+    warning = NebulaWarning(
+        f"nb.replica(sync_every={apart.every}) meets nobody: {name!r} is the only cluster",
+        where=apart.where,
+        why="each cluster trains a copy, and there is one; the step runs as it would without it",
+        mend='name them, nb.cluster(["gpu", "npu"]), or give a config that does: nb.init("clusters.yaml")',
+    )
+    warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
 
 
 def _lines(apart: Apart, captured: Captured, models: Sequence[Any], sites: Sites) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ class Differences:
         """So many numbers again."""
         if not self._codec(size) and not self.way.zstd:
             return np.ascontiguousarray(data).view(np.float32)
-        dims = _dims(size)
+        dims = dims_of(size)
         payload = read(data, dims[0], 0, 4 * dims[0] * dims[1] + _MORE)
         found, _ = coding.decode(self._codec(size), payload.data, dims, "float32")
         return np.asarray(found, np.float32).reshape(-1)[:size]
@@ -61,16 +61,16 @@ class Differences:
         self._left.clear()
 
     def _codec(self, size: int) -> Codec | None:
-        return fitting(self.way.codec, "float32", _dims(size))
+        return fitting(self.way.codec, "float32", dims_of(size))
 
 
-def _dims(size: int) -> tuple[int, int]:
+def dims_of(size: int) -> tuple[int, int]:
     """A codec sees rows: of the grain, or one row of as many numbers as there are."""
     return (1, size) if size <= GRAIN else (-(-size // GRAIN), GRAIN)
 
 
 def _rows(numbers: Numbers) -> Numbers:
-    dims = _dims(numbers.size)
+    dims = dims_of(numbers.size)
     padded = np.zeros(dims, np.float32)
     padded.reshape(-1)[: numbers.size] = numbers
     return padded

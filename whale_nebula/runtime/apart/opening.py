@@ -42,7 +42,7 @@ class Opened:
     run: Run
     copies: Copies = field(default_factory=Copies)
     _known: dict[frozenset[int], Mapping[str, Meetings]] = field(default_factory=dict)
-    _variables: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    _variables: dict[int, Any] = field(default_factory=dict)
 
     def here(
         self, apart: Apart, sites: Sites, weights: Mapping[str, Any], variables: Mapping[str, Any]
@@ -55,13 +55,14 @@ class Opened:
         if key not in self._known:
             self._check(key, weights, apart)
             fresh = {path: variable for path, variable in variables.items() if id(variable) not in self._variables}
-            self._variables.update({id(variable): (path, variable) for path, variable in fresh.items()})
+            self._variables.update({id(variable): variable for variable in fresh.values()})
             make = self._all if self.run.alone else self._own
             self._known[key] = make(apart, sites, weights, fresh)
         return self._known[key]
 
     def settle(self) -> None:
         """Everybody has the same weights after this; every process calls it at the same point."""
+        self.copies.follow(self._variables.values())
         for rounds in self._known.values():
             if all(each.settled for each in rounds.values()):
                 continue
@@ -71,6 +72,7 @@ class Opened:
                 each.settle_tell()
             for each in rounds.values():
                 each.settle_take()
+            self.copies.left(self._variables.values())
 
     def _meet(self, rounds: Meetings) -> None:
         """All processes come to the same meeting, and what they shared before it must be the same bits."""
@@ -89,7 +91,8 @@ class Opened:
 
     def restart(self) -> None:
         """The weights were replaced, in every process by the same ones."""
-        self.copies.alike(dict(self._variables.values()))
+        self.copies.alike(self._variables.values())
+        self.copies.left(self._variables.values())
         for rounds in self._known.values():
             for each in rounds.values():
                 each.restart()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from whale_nebula.errors import BatchAxisError, ConfigError
+from whale_nebula.errors import ConfigError
 from whale_nebula.ir.apart import Apart
 from whale_nebula.run import Run
 from whale_nebula.schedule.rounds import shared_out
-from whale_nebula.scopes.site import script_site
+from whale_nebula.scopes.identity import LOCAL
 
 
 class Sites(NamedTuple):
@@ -30,20 +30,15 @@ class Sites(NamedTuple):
         return {name: speed / whole for name, speed in self.speeds.items()}
 
     def rows(self, cluster: str, rows: int) -> tuple[int, int]:
-        """From which row to which a cluster works on a batch."""
+        """From which row to which a cluster works on a batch; all work on all of one that has too few for them."""
         if rows < len(self.speeds):
-            raise BatchAxisError(
-                f"a batch of {rows} row{'s' * (rows != 1)} is shared out to {len(self.speeds)} clusters",
-                where=str(script_site()),
-                why="each cluster trains on rows of its own of every batch",
-                mend=f"batches of {len(self.speeds)} rows or more: dataset.batch(..., drop_remainder=True)",
-            )
+            return 0, rows
         return shared_out(rows, tuple(self.speeds.values()))[self.names.index(cluster)]
 
 
 def sites_of(apart: Apart, run: Run) -> Sites:
     """The clusters of the layout; where it names none, all that the run has."""
-    names = apart.clusters or run.here().clusters
+    names = apart.clusters or tuple(run.config.clusters) or tuple(dict.fromkeys(run.workers.values())) or (LOCAL,)
     if not run.alone and run.here().cluster not in names:
         raise ConfigError(
             f"this process is of cluster {run.here().cluster!r}, which nb.cluster leaves out",

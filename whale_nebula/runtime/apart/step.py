@@ -31,6 +31,25 @@ class Runner(Protocol):
 
 
 @dataclass
+class Since:
+    """Counts from the first meeting on: before it steps are traced, each in its own time."""
+
+    seconds: float = 0.0
+    _waited: float | None = None
+
+    def step(self, rounds: Meetings, seconds: float) -> MeetingsReport:
+        """Where a cluster stands with the others after one more step, which took so long."""
+        if self._waited is None and rounds.met >= rounds.fragments:
+            self._waited = rounds.waited
+        elif self._waited is not None:
+            self.seconds += seconds
+        met, waited = rounds.met / max(1, rounds.fragments), rounds.waited - (self._waited or 0.0)
+        crossed = sum(link.bytes for link in rounds.ends.sent().values())
+        others = tuple(rounds.ends.others)
+        return MeetingsReport(others, rounds.steps, met, self.seconds, waited * bool(self.seconds), crossed)
+
+
+@dataclass
 class TrainsApart:
     """One cluster's part in this process; the others are in processes of their own."""
 
@@ -44,7 +63,7 @@ class TrainsApart:
     settle: Callable[[], None]
     _rounds: Meetings | None = None
     _sent: Mapping[str, LinkReport] = field(default_factory=dict)
-    _seconds: float = 0.0
+    _since: Since = field(default_factory=Since)
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step; what fails here is told to all."""
@@ -71,11 +90,8 @@ class TrainsApart:
         before, self._sent = self._sent, rounds.ends.sent()
         links = {name: less(sent, before.get(name)) for name, sent in self._sent.items()}
         seconds = outcome.seconds + rounds.waited - waited
-        return replace(outcome, seconds=seconds, links={**outcome.links, **links}, meetings=self._told(seconds))
-
-    def _told(self, seconds: float) -> MeetingsReport:
-        self._seconds += seconds
-        return told(self.rounds, self._seconds)
+        meetings = self._since.step(rounds, seconds)
+        return replace(outcome, seconds=seconds, links={**outcome.links, **links}, meetings=meetings)
 
     @property
     def rounds(self) -> Meetings:
@@ -102,9 +118,3 @@ def less(now: LinkReport, before: LinkReport | None) -> LinkReport:
         now.payload_bytes - was.payload_bytes, now.bytes - was.bytes, now.raw_bytes - was.raw_bytes,
         now.frames - was.frames,
     )  # fmt: skip
-
-
-def told(rounds: Meetings, seconds: float) -> MeetingsReport:
-    """Where a cluster stands with the others after so many seconds of steps."""
-    met = rounds.met / max(1, rounds.fragments)
-    return MeetingsReport(tuple(rounds.ends.others), rounds.steps, met, seconds, rounds.waited)

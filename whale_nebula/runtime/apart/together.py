@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from whale_nebula.ir.program import Leaf
 from whale_nebula.report.report import LinkReport
 from whale_nebula.runtime.apart.meetings import Meetings
 from whale_nebula.runtime.apart.sites import Sites
-from whale_nebula.runtime.apart.step import Runner, less, own_rows, told
+from whale_nebula.runtime.apart.step import Runner, Since, less, own_rows
 from whale_nebula.runtime.apart.weights import sow
 from whale_nebula.runtime.outcome import StepOutcome
 
@@ -28,6 +29,7 @@ class Copies:
     """What the clusters but the first hold of the variables of a run, by the variables' ids."""
 
     kept: dict[str, dict[int, Any]] = field(default_factory=dict)
+    last: dict[int, Any] = field(default_factory=dict)
 
     def of(self, cluster: str, variables: Mapping[str, Any], place: int) -> dict[int, Any]:
         """A cluster's copies of these variables, made from the model's where there are none yet."""
@@ -38,10 +40,25 @@ class Copies:
         own.update({id(variable): made[path] for path, variable in fresh.items()})
         return own
 
-    def alike(self, variables: Mapping[str, Any]) -> None:
+    def left(self, variables: Iterable[Any]) -> None:
+        """A step has left the model's variables so."""
+        self.last.update({id(variable): variable.read_value() for variable in variables})
+
+    def follow(self, variables: Iterable[Any]) -> None:
+        """What was written to the model's variables since (a learning rate, a layer's weights) is written in every
+        process of a run: so it is in all copies.
+        """
+        for variable in variables:
+            before = self.last.get(id(variable))
+            if before is not None and not _same(before.numpy(), variable.numpy()):
+                for own in self.kept.values():
+                    if id(variable) in own:
+                        own[id(variable)].assign(variable)
+
+    def alike(self, variables: Collection[Any]) -> None:
         """The model's variables were replaced: so are all copies."""
         for own in self.kept.values():
-            for variable in variables.values():
+            for variable in variables:
                 if id(variable) in own:
                     own[id(variable)].assign(variable)
 
@@ -58,13 +75,14 @@ class TakesTurns:
     make: Callable[[], Mapping[str, Meetings]]
     _rounds: Mapping[str, Meetings] | None = None
     _sent: Mapping[str, LinkReport] = field(default_factory=dict)
-    _seconds: float = 0.0
+    _since: Since = field(default_factory=Since)
 
     def run(self, tensors: Sequence[Any]) -> StepOutcome:
         """Run one step."""
         rounds = self.rounds
         for each in rounds.values():
             each.begin()
+        self.copies.follow(self.variables.values())
         began = time.perf_counter()
         first, *others = self.sites.names
         for cluster in others:
@@ -75,11 +93,11 @@ class TakesTurns:
             each.tell()
         for each in rounds.values():
             each.take()
+        self.copies.left(self.variables.values())
         before, self._sent = self._sent, sent(rounds)
         links = {name: less(now, before.get(name)) for name, now in self._sent.items()}
         seconds = time.perf_counter() - began
-        self._seconds += seconds
-        said = told(rounds[first], self._seconds)
+        said = self._since.step(rounds[first], seconds)
         return replace(outcome, seconds=seconds, links={**outcome.links, **links}, meetings=said)
 
     @property
@@ -104,6 +122,10 @@ class TakesTurns:
         finally:
             for path, variable in self.variables.items():
                 variable.assign(first[path])
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(np.array_equal(one, other, equal_nan=one.dtype.kind == "f"))
 
 
 def sent(rounds: Mapping[str, Meetings]) -> Mapping[str, LinkReport]:

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.errors import BatchAxisError, NestingError, NotYetError, OptionError
+from whale_nebula.errors import NestingError, NotYetError, OptionError
 from whale_nebula.run import current_run
 from whale_nebula.schedule.rounds import GRAIN
 
@@ -223,6 +223,7 @@ def test_a_custom_loop_of_tf_variables() -> None:
     assert weight.numpy().tobytes() == settled.tobytes()
 
 
+@pytest.mark.filterwarnings("ignore:.*meets nobody")
 def test_without_other_clusters_it_is_the_plain_run() -> None:
     expected = model("adam")
     fit(expected)
@@ -255,7 +256,10 @@ def test_copies_within_a_cluster_and_stages() -> None:
 def test_the_plan_and_the_report_say_it() -> None:
     ours = model()
     with nb.init(links="10mbit,5ms"), nb.cluster(["gpu", "npu"]), nb.compress(int8=True), nb.replica(sync_every=4):
-        assert "each cluster trains a copy, they meet every 4 steps" in nb.plan(ours, X[:12], Y[:12]).to_text()
+        text = nb.plan(ours, X[:12], Y[:12]).to_text()
+        assert "each cluster trains a copy, they meet every 4 steps" in text
+        assert "(gpu 6, npu 6)" in text
+        assert "from gpu to npu, " in text
         fit(ours)
         report = nb.last_report()
     assert report.meetings is not None
@@ -275,10 +279,65 @@ def test_a_stage_on_a_cluster_is_refused() -> None:
         fit(ours)
 
 
-def test_a_batch_of_too_few_rows_is_refused() -> None:
-    ours = model()
-    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=2), pytest.raises(BatchAxisError, match="2 clusters"):
+def test_a_batch_of_fewer_rows_than_clusters_is_everybodys() -> None:
+    ours, expected = model(), model()
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=1, outer="average"):
         ours.fit(X[:1], Y[:1], verbose=0)
+    expected.fit(X[:1], Y[:1], verbose=0)
+    close(ours.get_weights(), expected.get_weights())
+
+
+@pytest.mark.parametrize("name", ["evaluate", "predict"])
+def test_reading_outside_the_scopes_meets_first(name: str) -> None:
+    ours = model()
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=1000):
+        fit(ours)
+    found = getattr(ours, name)(X, verbose=0) if name == "predict" else ours.evaluate(X, Y, verbose=0)
+    plain = model()
+    plain.set_weights(ours.get_weights())
+    again = plain.predict(X, verbose=0) if name == "predict" else plain.evaluate(X, Y, verbose=0)
+    np.testing.assert_allclose(found, again, rtol=1e-5)
+
+
+def test_what_is_written_between_steps_is_written_for_all_clusters() -> None:
+    ours = model()
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=1000):
+        fit(ours)
+        before = ours.get_weights()
+        ours.optimizer.learning_rate = 0.0
+        fit(ours)
+        close(ours.get_weights(), before, 1e-7)
+        ours.optimizer.learning_rate = 0.05
+        fit(ours)
+        ours.layers[1].set_weights([np.zeros((8, 16)), np.zeros(16)])
+        assert not ours.get_weights()[0].any()
+
+
+def test_a_fit_outside_trains_what_all_share_and_the_next_one_goes_on_from_it() -> None:
+    ours = model()
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=2, outer="average"):
+        fit(ours)
+    fit(ours)
+    trained = ours.get_weights()
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=2, outer="average"):
+        ours.optimizer.learning_rate = 0.0
+        fit(ours)
+        close(ours.get_weights(), trained)
+
+
+def test_scopes_that_no_step_came_for_and_a_single_cluster_are_told() -> None:
+    ours = model()
+    with pytest.warns(nb.errors.NebulaWarning, match="holds no step"):
+        with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=7):
+            tf.function(lambda x: x * 2.0)(X)
+    with pytest.warns(nb.errors.NebulaWarning, match="meets nobody"):
+        with nb.cluster(), nb.replica(sync_every=7):
+            fit(ours)
+
+
+def test_verify_has_nothing_to_compare() -> None:
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=2), pytest.raises(OptionError, match="nothing to compare"):
+        nb.verify(model(), X, Y)
 
 
 def test_weights_are_trained_by_one_step_only() -> None:
@@ -302,6 +361,7 @@ def test_weights_are_trained_by_one_step_only() -> None:
         trains(values[:1])(X, Y)
 
 
+@pytest.mark.filterwarnings("ignore:.*holds no step")
 def test_replicas_of_replicas_are_still_refused() -> None:
     with nb.cluster(), nb.replica(sync_every=2), pytest.raises(NestingError):
         nb.replica(2).__enter__()
