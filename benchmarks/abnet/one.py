@@ -51,13 +51,14 @@ class Watch(keras.callbacks.Callback):
 
 def train(name: str, seed: int, asked: argparse.Namespace) -> dict[str, Any]:
     """Train, translate, score."""
-    row, setting = ROWS[name], story.SETTING._replace(steps=asked.steps)
+    row, setting = ROWS[name], story.setting(ROWS[name], asked.steps)
+    folder = story.folder_of(asked.kept, setting.pretrained)
     keras.utils.set_random_seed(seed)
-    corpus, words = story.read(asked.text, tuple(asked.languages), asked.test), story.tokenizers(asked.kept)
+    corpus, words = story.read(asked.text, tuple(asked.languages), asked.test), story.tokenizers(folder)
     rows = story.encoded(corpus.train.first(setting.pairs), words)
     few = corpus.validation.first(LOOKED_AT)
     held, tested = story.encoded(few, words), story.encoded(corpus.test, words)
-    model = story.translator(row, asked.kept, setting)
+    model = story.translator(row, folder, setting)
     epochs = 1 + setting.steps * story.BATCH // len(rows)
     order = text.make_order(len(rows), batch=story.BATCH, seed=seed, epochs=epochs, lengths=rows.lengths)
     greedy = story.search(row, model, words, width=1)
@@ -75,6 +76,7 @@ def train(name: str, seed: int, asked: argparse.Namespace) -> dict[str, Any]:
         "curve": [[done * each, *rest] for done, *rest in watch.curve], "bytes": watch.bytes,
         "codecs": {boundary: said.codec for boundary, said in nb.last_report("train_step").boundaries.items()},
         "seconds": round(trained, 1), "trained": sum(int(tf.size(each)) for each in model.trainable_variables),
+        **({"setting": setting._asdict()} if row.own else {}),
     }  # fmt: skip
 
 

@@ -19,11 +19,13 @@ def main() -> int:
     """Pretrain, and keep."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("side", choices=story.SIDES)
+    parser.add_argument("pretrained", choices=story.PRETRAINED)
     asked = options(parser).parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     corpus = story.read(asked.text, tuple(asked.languages), asked.test)
-    story.prepare(asked.side, corpus.alone[asked.side], asked.kept, asked.steps)
+    folder = story.folder_of(asked.kept, asked.pretrained)
+    story.prepare(asked.side, corpus.alone[asked.side], folder, story.PRETRAINED[asked.pretrained])
     return 0
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 PAPER = {"fp16": True, "backward": "int8"}
 INT4 = {"int4": True, "backward": "int4"}
 THREE, ONE = (1, 2, 3), (1,)
+FEWER = {"pairs": 5000}
 
 
 class Row(NamedTuple):
-    """A line of the table. `start` is the share of the run after which the codec is switched on, `rate` the highest
-    learning rate, where it is not the setting's.
+    """A line of the table. `start` is the share of the run after which the codec is switched on, `own` what differs
+    from the setting of all rows (see `story.Setting`), `beside` the row that this one is compared with.
     """
 
     said: str
@@ -20,7 +23,8 @@ class Row(NamedTuple):
     start: float = 0.0
     seeds: tuple[int, ...] = ONE
     paper: str = ""
-    rate: float | None = None
+    own: Mapping[str, Any] = MappingProxyType({})
+    beside: str = "none"
 
 
 def _svd(ratio: float) -> dict[str, Any]:
@@ -86,9 +90,24 @@ ROWS: dict[str, Row] = {
     "svd6-10": Row("FP16(SVD(0.6)), int8 back, from 10 % on", _svd(0.6), start=0.1),
     "svd6-20": Row("FP16(SVD(0.6)), int8 back, from 20 % on", _svd(0.6), start=0.2),
     "svd6-50": Row("FP16(SVD(0.6)), int8 back, from 50 % on", _svd(0.6), start=0.5),
-    "translator": Row("a Transformer from scratch, nothing", {}, "translator", rate=1e-3),
-    "cmlm": Row("CMLM, nothing", {}, "cmlm"),
-    "cmlm-int4": Row("CMLM, int4, without padding", {**INT4, "mask": True}, "cmlm"),
+    "translator": Row("a Transformer from scratch, nothing", {}, "translator", own={"rate": 1e-3}),
+    "abnet-long": Row(
+        "ABNet on 5,000 pairs, longer pretrained, nothing (beside the Transformer below)",
+        {},
+        own={**FEWER, "inner": 512, "rate": 2e-3, "dropout": 0.2, "tied": True, "pretrained": "long"},
+        seeds=THREE,
+        beside="translator-few",
+    ),
+    "translator-few": Row(
+        "a Transformer from scratch on the same 5,000, nothing",
+        {},
+        "translator",
+        own={**FEWER, "rate": 1e-3, "dropout": 0.1},
+        seeds=THREE,
+        beside="translator-few",
+    ),
+    "cmlm": Row("CMLM, nothing", {}, "cmlm", beside="cmlm"),
+    "cmlm-int4": Row("CMLM, int4, without padding", {**INT4, "mask": True}, "cmlm", beside="cmlm"),
 }
 """`rank` is what the width is divided by; see `options`."""
 

@@ -20,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import story
 from apart import finished, one_thread, run_all, script
 from common import machine, write
 from one import options
@@ -29,7 +30,7 @@ from two_sites import FREE, run
 
 HERE = Path(__file__).resolve().parent
 RESULTS, TIMES = HERE / "results.jsonl", HERE / "times.json"
-LIMIT, PRETRAIN = 3600.0, 1500
+LIMIT = 3600.0
 TIMED = ("none", "fp16", "svd9", "svd6", "svd2", "int4z", "int4-2z", "int3-m4z", "topk", "learned2", "shared4")
 TIMED += ("learned4", "learned8")
 LINK_TO_COMPUTE, TIMED_STEPS = 30, 9
@@ -38,12 +39,14 @@ Found = dict[str, Any]
 
 # ---------------------------------------------------------------------- running
 def pretrained(asked: argparse.Namespace) -> None:
-    """Both language models, at once, where they are not there yet."""
-    command = [sys.executable, str(HERE / "pretrain.py"), "--steps", str(asked.pretrain), *told(asked)]
-    sides = [side for side in ("source", "target") if not (asked.kept / side / "config.json").exists()]
-    running = [subprocess.Popen([*command, side], env=one_thread()) for side in sides]
-    if any(process.wait() for process in running):
-        raise SystemExit("a language model could not be pretrained")
+    """The language models that the rows need, both sides at once; one that is there already stays."""
+    for name in sorted({story.setting(ROWS[row], asked.steps).pretrained for row in asked.row}):
+        command = [sys.executable, str(HERE / "pretrain.py"), *told(asked)]
+        folder = story.folder_of(asked.kept, name)
+        sides = [side for side in story.SIDES if not (folder / side / "config.json").exists()]
+        running = [subprocess.Popen([*command, side, name], env=one_thread()) for side in sides]
+        if any(process.wait() for process in running):
+            raise SystemExit("a language model could not be pretrained")
 
 
 def told(asked: argparse.Namespace) -> list[str]:
@@ -115,7 +118,6 @@ def main() -> int:
     options(parser)
     parser.add_argument("--row", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--seed", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--pretrain", type=int, default=PRETRAIN, metavar="STEPS")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--time", action="store_true", help="time the steps over a slow line; wants a quiet machine")
     parser.add_argument("--table", action="store_true", help="run nothing")

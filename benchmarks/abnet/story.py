@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,15 +33,28 @@ SIZES = BertSizes(VOCABULARY, length=LONGEST + 2, width=128, heads=4, layers=2, 
 
 
 class Setting(NamedTuple):
-    """Sizes of a row, the same for all."""
+    """Sizes of a row, the same for all that do not say otherwise. `tied`: words are scored by the table of a language
+    model, by its own head, which learns on; otherwise by an output layer that is learned anew.
+    """
 
     pairs: int = 8000
     steps: int = 1500
     inner: int = 256
     rate: float = 3e-3
+    dropout: float = 0.0
+    tied: bool = False
+    pretrained: str = "short"
+
+
+class Pretraining(NamedTuple):
+    """How long a language model learns, and how much of each sentence is hidden from it."""
+
+    steps: int
+    share: float
 
 
 SETTING = Setting()
+PRETRAINED = {"short": Pretraining(1500, 0.15), "long": Pretraining(12000, 0.3)}
 
 
 class Corpus(NamedTuple):
@@ -59,7 +73,17 @@ def read(folder: Path, languages: tuple[str, str], test: str) -> Corpus:
     return Corpus(*splits, {side: list(splits[0].of(side)) for side in SIDES})
 
 
-def prepare(side: str, lines: list[str], folder: Path, steps: int) -> None:
+def setting(row: Row, steps: int) -> Setting:
+    """A row's own."""
+    return SETTING._replace(**{"steps": steps, **row.own})
+
+
+def folder_of(kept: Path, pretrained: str) -> Path:
+    """Where the language models are that were pretrained so long."""
+    return kept if pretrained == SETTING.pretrained else kept.with_name(f"{kept.name}-{pretrained}")
+
+
+def prepare(side: str, lines: list[str], folder: Path, how: Pretraining) -> None:
     """Pretrain a side's language model on its own text, once, and keep it."""
     if (folder / side / "config.json").exists():
         return
@@ -69,7 +93,8 @@ def prepare(side: str, lines: list[str], folder: Path, steps: int) -> None:
     order = text.make_order(len(lines), batch=BATCH, lengths=encoded.lengths)
     rows = text.batches(encoded, order).map(lambda inputs, labels: inputs["source"])
     model = masked_lm(Bert(SIZES, name=side))
-    found = pretrain(model, rows, Masking.of(words), steps=steps, learning_rate=1e-3, epochs=10, verbose=2)
+    masking = Masking.of(words, share=how.share)
+    found = pretrain(model, rows, masking, steps=how.steps, learning_rate=1e-3, epochs=10, verbose=2)
     print(side, found.history["loss"], flush=True)
     save_bert(model, folder / side, words.vocabulary)
 
@@ -91,8 +116,7 @@ def translator(row: Row, folder: Path, setting: Setting, *, micro_batches: int =
     with nb.cluster(), nb.pipeline(micro_batch=micro_batches), squeeze:
         model = _made(row, folder, setting)
     steps, warm = setting.steps, setting.steps // 10
-    most = row.rate or setting.rate
-    rate = keras.optimizers.schedules.CosineDecay(0.0, steps - warm, warmup_target=most, warmup_steps=warm)
+    rate = keras.optimizers.schedules.CosineDecay(0.0, steps - warm, warmup_target=setting.rate, warmup_steps=warm)
     optimizer = keras.optimizers.Adam(rate, global_clipnorm=1.0)
     if row.codec.get("basis") != "learned":  # whose own variables come with the first step
         optimizer.build(model.trainable_variables)
@@ -102,10 +126,16 @@ def translator(row: Row, folder: Path, setting: Setting, *, micro_batches: int =
 
 def _made(row: Row, folder: Path, setting: Setting) -> keras.Model:
     if row.model == "translator":
-        return Translator(SIZES, SIZES, tied=False, around=_around)
+        sizes = replace(SIZES, dropout=setting.dropout)
+        return Translator(sizes, sizes, tied=setting.tied, around=_around)
     source, target = (load_masked_lm(folder / side, name=side) for side in SIDES)
     kind = MaskedABNet if row.model == "cmlm" else CausalABNet
-    return kind(source.bert, target, inner=setting.inner, tied=row.model == "cmlm", around=_around)
+    tied = setting.tied or row.model == "cmlm"
+    model = kind(source.bert, target, inner=setting.inner, dropout=setting.dropout, tied=tied, around=_around)
+    if setting.tied:  # the head learns on: it was made for states that have looked both ways
+        for layer in (target.guess.dense, target.guess.norm, target.bias):
+            layer.trainable = True
+    return model
 
 
 def _around(side: str) -> Any:

@@ -17,11 +17,6 @@ ENOUGH = 25.0
 """The BLEU of validation that times are told to: most rows come to it, and it is well above what a start gives."""
 
 
-def reference(name: str) -> str:
-    """The row that a row is compared with."""
-    return "cmlm" if ROWS[name].model == "cmlm" else "none"
-
-
 def of(name: str, runs: Sequence[Found]) -> list[Found]:
     """The runs of a row, seed by seed."""
     return sorted((each for each in runs if each["row"] == name), key=lambda each: each["seed"])
@@ -29,7 +24,7 @@ def of(name: str, runs: Sequence[Found]) -> list[Found]:
 
 def lost(name: str, runs: Sequence[Found]) -> list[float]:
     """BLEU beside the same seed without a codec, seed by seed."""
-    other = {each["seed"]: each["bleu"] for each in of(reference(name), runs)}
+    other = {each["seed"]: each["bleu"] for each in of(ROWS[name].beside, runs)}
     return [each["bleu"] - other[each["seed"]] for each in of(name, runs) if each["seed"] in other]
 
 
@@ -44,9 +39,9 @@ def line(name: str, runs: Sequence[Found], times: Found) -> list[object]:
     """A row of the table."""
     own, deltas = of(name, runs), lost(name, runs)
     cells: list[object] = [ROWS[name].said, " ".join(f"{each['bleu']:.2f}" for each in own)]
-    cells += [f"{statistics.mean(deltas):+.2f}" if deltas and name != reference(name) else ""]
+    cells += [f"{statistics.mean(deltas):+.2f}" if deltas and name != ROWS[name].beside else ""]
     there, back = (sent(own, way) for way in WAYS)
-    raw = sum(sent(of(reference(name), runs), way) for way in WAYS)
+    raw = sum(sent(of(ROWS[name].beside, runs), way) for way in WAYS)
     cells += [f"{there:.0f}", f"{back:.0f}", f"{raw / (there + back):.1f}"]
     if name not in times or "none" not in times:
         return [*cells, "", "", "", "", ROWS[name].paper]
@@ -88,7 +83,7 @@ def differences(asked: argparse.Namespace, runs: Sequence[Found]) -> list[str]:
     meant = text.read_folder(asked.text, asked.test, source=source, target=target, sides=["target"])
     said, folder = [], asked.kept / "found"
     for each in runs:
-        other = reference(each["row"])
+        other = ROWS[each["row"]].beside
         files = [folder / f"{name}-{each['seed']}.txt" for name in (other, each["row"])]
         if each["row"] == other or not all(file.exists() for file in files):
             continue
@@ -118,7 +113,7 @@ def by_bytes(axes: Any, runs: Sequence[Found]) -> None:
     raw = sum(sent(of("none", runs), way) for way in WAYS)
     for name in ROWS:
         own = of(name, runs)
-        if not own or ROWS[name].model != "causal":
+        if not own or (ROWS[name].model, ROWS[name].beside) != ("causal", "none"):
             continue
         fewer, scores = raw / sum(sent(own, way) for way in WAYS), [each["bleu"] for each in own]
         color = "tab:gray" if name == "none" else "tab:orange" if "svd" in name or name == "fp16" else "tab:blue"

@@ -1,4 +1,4 @@
-"""Worker: train a model apart, together with the other clusters, in the ways that its arguments name; tell what is left.
+"""Worker: train a model apart from the other clusters, in the ways that its arguments name; tell what is left.
 
 The processes begin with unlike weights, on purpose.
 """

@@ -61,9 +61,13 @@ def test_what_is_refused_names_the_line_to_write(options: dict[str, Any], mend: 
 
 @pytest.mark.parametrize("compress", [{"svd": 0.5}, {"codec": "auto"}, {"rank": 4}, {"int8": True, "delta": "ids"}])
 def test_codecs_of_samples_are_none_for_weights(compress: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="cannot cross"), nb.cluster(), nb.compress(**compress):
-        with nb.replica(sync_every=4):
-            apart_of(scopes.open_frames())
+    with (
+        pytest.raises(OptionError, match="cannot cross"),
+        nb.cluster(),
+        nb.compress(**compress),
+        nb.replica(sync_every=4),
+    ):
+        apart_of(scopes.open_frames())
 
 
 def test_it_is_drawn_with_what_is_unusual() -> None:

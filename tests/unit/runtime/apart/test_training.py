@@ -121,7 +121,7 @@ def test_speeds_of_the_config_share_out_the_rows() -> None:
 )
 def test_all_share_the_same_bits_however_they_meet(compress: dict[str, Any], options: dict[str, Any]) -> None:
     ours = model("adam")
-    with nb.cluster(["gpu", "npu", "tpu"]), nb.compress(**compress), nb.replica(sync_every=3, outer="average", **options):
+    with nb.cluster(["gpu", "npu", "tpu"]), nb.compress(**compress), nb.replica(sync_every=3, **options):
         losses = fit(ours, epochs=6).history["loss"]
         ours.get_weights()
         assert len(digests()) == 1
@@ -326,13 +326,11 @@ def test_a_fit_outside_trains_what_all_share_and_the_next_one_goes_on_from_it() 
 
 
 def test_scopes_that_no_step_came_for_and_a_single_cluster_are_told() -> None:
-    ours = model()
-    with pytest.warns(nb.errors.NebulaWarning, match="holds no step"):
-        with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=7):
-            tf.function(lambda x: x * 2.0)(X)
-    with pytest.warns(nb.errors.NebulaWarning, match="meets nobody"):
-        with nb.cluster(), nb.replica(sync_every=7):
-            fit(ours)
+    ours, told = model(), nb.errors.NebulaWarning
+    with pytest.warns(told, match="holds no step"), nb.cluster(["gpu", "npu"]), nb.replica(sync_every=7):
+        tf.function(lambda x: x * 2.0)(X)
+    with pytest.warns(told, match="meets nobody"), nb.cluster(), nb.replica(sync_every=7):
+        fit(ours)
 
 
 def test_verify_has_nothing_to_compare() -> None:
