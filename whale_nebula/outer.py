@@ -97,4 +97,6 @@ def text(outer: Outer) -> str:
     >>> text(Nesterov()), text(Nesterov(rate=0.5))
     ('nesterov', 'Nesterov(rate=0.5, momentum=0.9)')
     """
-    return next((name for name, known in NAMED.items() if known == outer), repr(outer))
+    plain = type(outer).__repr__ is object.__repr__
+    said = f"{type(outer).__name__}({vars(outer)})" if plain else repr(outer)
+    return next((name for name, known in NAMED.items() if known == outer), said)

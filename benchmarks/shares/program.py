@@ -60,6 +60,20 @@ def alone() -> Any:
     return step
 
 
+def apart() -> Any:
+    """A copy in each cluster, which meet now and then."""
+    weight = tf.Variable(tf.ones((WIDTH, WIDTH)))
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster(), nb.replica(sync_every=CASE["apart"]):
+            loss = tf.reduce_mean((slept(x, CASE["seconds"]) @ weight) ** 2)
+        weight.assign_sub(RATE * tape.gradient(loss, weight))
+        return loss
+
+    return step
+
+
 def fed() -> Any:
     """A generator that learns by itself and feeds the replicas of a discriminator; nothing comes back."""
     makes, judges = tf.Variable(tf.ones((WIDTH, WIDTH))), tf.Variable(tf.ones((WIDTH, WIDTH)))
@@ -82,7 +96,7 @@ def fed() -> Any:
 def main() -> None:
     """Run the steps; the first ones warm up, and show how fast workers are where the config does not say."""
     nb.init()
-    step = fed() if "generator" in CASE else alone()
+    step = fed() if "generator" in CASE else apart() if CASE["apart"] else alone()
     x = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype("float32")
     seconds, busy = [], []
     for _ in range(CASE["warm"] + CASE["steps"]):

@@ -35,7 +35,9 @@ STEP_BAR, BUSY_BAR, DEADLINE = 1.10, 0.90, 600
 
 @dataclass(frozen=True)
 class Case:
-    """Replicas with these speeds that take so many seconds for a row at speed 1; a generator may feed them."""
+    """Replicas with these speeds that take so many seconds for a row at speed 1; a generator may feed them. Where they
+    are `apart`, each is a cluster of its own, and they meet after so many steps.
+    """
 
     name: str
     speeds: tuple[float, ...]
@@ -47,6 +49,7 @@ class Case:
     warm: int = 7
     steps: int = 10
     bars: bool = True
+    apart: int = 0
 
     @property
     def ideal(self) -> float:
@@ -58,6 +61,7 @@ CASES = (
     Case("1 : 2, in turn, 2 micro-batches", (1, 2), 48, 0.1, micro_batch=2, told=False, bars=False),
     Case("1 : 2, the config says so", (1, 2), 48, 0.1),
     Case("1 : 2, seen, 6 micro-batches", (1, 2), 48, 0.1, micro_batch=6, told=False),
+    Case("a cluster of speed 1 and one of 2, which meet every 4 steps", (1, 2), 48, 0.1, apart=4),
     Case("1 generator to 8", (1,) * 8, 200, 0.8, micro_batch=200, generator=0.1, warm=2, steps=4),
     Case("1 generator to 8, half of these at half speed", (1,) * 4 + (0.5,) * 4, 200, 0.6, micro_batch=200,
          generator=0.1, warm=2, steps=4),
@@ -70,6 +74,10 @@ def config(case: Case, path: Path) -> dict[str, float]:
     workers = [{"address": f"127.0.0.1:{next(ports)}"} for _ in case.speeds]
     if case.told:
         workers = [{**each, "speed": speed} for each, speed in zip(workers, case.speeds, strict=True)]
+    if case.apart:
+        named = {f"c{number}": {"workers": [each]} for number, each in enumerate(workers)}
+        path.write_text(yaml.safe_dump({"seed": 1, "clusters": named}, sort_keys=False))
+        return {f"c{number}/0": float(speed) for number, speed in enumerate(case.speeds)}
     clusters: dict[str, Any] = {"npu": {"workers": workers}}
     if case.generator is not None:
         clusters = {"gpu": {"workers": [f"127.0.0.1:{next(ports)}"]}, **clusters}
@@ -90,7 +98,7 @@ def measured(case: Case) -> list[dict[str, Any]]:
     """Run a case; gives what each worker told."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "clusters.yaml"
-        about = {name: getattr(case, name) for name in ("rows", "seconds", "micro_batch", "warm", "steps")}
+        about = {name: getattr(case, name) for name in ("rows", "seconds", "micro_batch", "warm", "steps", "apart")}
         about |= {"replicas": len(case.speeds), "speeds": config(case, path)}
         about |= {} if case.generator is None else {"generator": case.generator}
         command = [sys.executable, "-m", "whale_nebula.cli.main", "run", "--all", "--config", str(path)]

@@ -127,7 +127,7 @@ class Engine:
         try:
             return self.runner.run(tensors)
         except StageFailedError as failure:
-            began = failure.torn and not isinstance(self.runner, Uncut)
+            began = failure.torn and not isinstance(getattr(self.runner, "inner", self.runner), Uncut)
             if self.xla is None or self.without_xla is None or began or not refused_by_xla(failure):
                 raise
             self.xla.give_up(failure)
@@ -206,7 +206,7 @@ def engine(
     if not run.alone:
         _check_here(cut, run, layout, where)
     if copied is not None:
-        copied.check(cut)
+        _checked(copied, cut, run)
     if not run.alone and (copied is None or copied.mates):
         runner = _together(captured, cut, run, name, xla, lazy, copied)
         runner = runner if copied is None else copied.around(runner)
@@ -229,6 +229,16 @@ def _check_here(cut: Cut, run: Run, layout: Signature, where: Callable[[int], st
         check_hosts(cut, run.ledger.session.worker, where, collectives=run.ledger.collectives is not None)
     except BaseException as failure:
         run.ledger.session.fail(failure)
+        raise
+
+
+def _checked(copied: OfClusters, cut: Cut, run: Run) -> None:
+    """What this cluster cannot train apart all get to know."""
+    try:
+        copied.check(cut)
+    except BaseException as failure:
+        if not run.alone:
+            run.ledger.session.fail(failure)
         raise
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -56,6 +56,7 @@ class OfClusters:
         """Every worker of this cluster has a copy of all that is trained: what it tells the others is one thing."""
         own = [worker.name for worker in cut.workers]
         weights = weights_of(self.captured.program, self.captured.variables, self.models)
+        self._check_weights(weights)
         for path in weights if self.captured.program.requests else ():
             lacking = next((worker for worker in own if worker not in cut.held[path]), None)
             if lacking is not None:
@@ -65,6 +66,26 @@ class OfClusters:
                     why=f"worker {lacking} of {', '.join(own)} does not have {path!r}",
                     mend="nb.replica(sync_every=...) around one stage and without a count: as many copies as workers",
                 )
+
+    def _check_weights(self, weights: Mapping[str, Any]) -> None:
+        """What would be another thing after a meeting."""
+        if not self.captured.program.requests or len(self.sites.names) == 1:
+            return
+        wide = next((path for path, variable in weights.items() if variable.dtype.size > _BYTES), None)
+        if wide is not None:
+            raise NotYetError(
+                f"weights of {weights[wide].dtype.name} that are trained apart",
+                where=f"{wide}, {self.apart.where}",
+                why="differences cross as float32",
+                mend='dtype="float32" for that layer, or leave sync_every out',
+            )
+        if any(getattr(getattr(model, "optimizer", None), "use_ema", False) for model in self.models):
+            raise NotYetError(
+                "an optimizer with use_ema=True whose clusters train apart",
+                where=self.apart.where,
+                why="each cluster would write averages of its own over what all share",
+                mend="use_ema=False, or leave sync_every out",
+            )
 
     def alone(self) -> None:
         """A process that is all of its cluster: variables have their values now, and all of them are here."""
@@ -88,7 +109,7 @@ class OfClusters:
         if run.alone:
             return TakesTurns(inner, program.leaves, self.sites, variables, opened.copies, make)
         own, session = run.here().cluster, run.ledger.session
-        leaving = LeavesTogether(session.worker, session.links, self.apart.every, self.apart.staleness)
+        leaving = LeavesTogether(opened.asked, run.programs, self.apart.every, self.apart.staleness)
         return TrainsApart(
             inner, program.leaves, self.sites, own, session, lambda: make()[own], leaving, opened.settle
         )
@@ -113,6 +134,7 @@ def of_clusters(apart: Apart, captured: Captured, run: Run, name: str, models: S
     return found
 
 
+_BYTES = 4
 _said: set[str] = set()
 
 

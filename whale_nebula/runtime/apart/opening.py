@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import google_crc32c
@@ -20,6 +21,7 @@ from whale_nebula.run import Run
 from whale_nebula.runtime.apart.differences import Differences
 from whale_nebula.runtime.apart.ends import Ends
 from whale_nebula.runtime.apart.flat import Flat
+from whale_nebula.runtime.apart.leaving import Asked
 from whale_nebula.runtime.apart.meetings import Meetings
 from whale_nebula.runtime.apart.pushes import Pushes
 from whale_nebula.runtime.apart.rounds import Rounds
@@ -31,6 +33,8 @@ from whale_nebula.schedule.rounds import Timetable, pieces
 from whale_nebula.transport import MemoryNetwork
 
 _LOG = logging.getLogger("whale_nebula.run")
+_MOST = 8
+"""Bytes that a number may cross as: a large share of them, by topk, takes more than all of them as they are."""
 _OWN = 1 << 10
 """Bytes that a codec may put before the numbers."""
 
@@ -42,7 +46,15 @@ class Opened:
     run: Run
     copies: Copies = field(default_factory=Copies)
     _known: dict[frozenset[int], Mapping[str, Meetings]] = field(default_factory=dict)
+    _said: dict[frozenset[int], Apart] = field(default_factory=dict)
     _variables: dict[int, Any] = field(default_factory=dict)
+    _made: int = 0
+
+    @cached_property
+    def asked(self) -> Asked:
+        """Who was asked to leave this run."""
+        session = self.run.ledger.session
+        return Asked(session.worker, session.links)
 
     def here(
         self, apart: Apart, sites: Sites, weights: Mapping[str, Any], variables: Mapping[str, Any]
@@ -51,17 +63,30 @@ class Opened:
 
         `variables` are all that the step touches.
         """
-        key = frozenset(id(variable) for variable in weights.values())
+        key, said = frozenset(id(variable) for variable in weights.values()), replace(apart, where="")
+        if key in self._known and self._said[key] != said:
+            self.settle()
+            self._close(self._known.pop(key))
         if key not in self._known:
+            self._said[key] = said
             self._check(key, weights, apart)
             fresh = {path: variable for path, variable in variables.items() if id(variable) not in self._variables}
             self._variables.update({id(variable): variable for variable in fresh.values()})
+            self._made += 1
             make = self._all if self.run.alone else self._own
             self._known[key] = make(apart, sites, weights, fresh)
         return self._known[key]
 
     def settle(self) -> None:
         """Everybody has the same weights after this; every process calls it at the same point."""
+        try:
+            self._settle()
+        except BaseException as failure:
+            if not self.run.alone:
+                self.run.ledger.session.fail(failure)
+            raise
+
+    def _settle(self) -> None:
         self.copies.follow(self._variables.values())
         for rounds in self._known.values():
             if all(each.settled for each in rounds.values()):
@@ -91,7 +116,9 @@ class Opened:
 
     def restart(self) -> None:
         """The weights were replaced, in every process by the same ones."""
-        self.copies.alike(self._variables.values())
+        for rounds in self._known.values():
+            first = next(iter(rounds.values()))
+            self.copies.alike(first.flat.variables)
         self.copies.left(self._variables.values())
         for rounds in self._known.values():
             for each in rounds.values():
@@ -100,8 +127,11 @@ class Opened:
     def close(self) -> None:
         """Let all threads go."""
         for rounds in self._known.values():
-            for each in rounds.values():
-                each.close()
+            self._close(rounds)
+
+    def _close(self, rounds: Mapping[str, Meetings]) -> None:
+        for each in rounds.values():
+            each.close()
 
     def _check(self, key: frozenset[int], weights: Mapping[str, Any], apart: Apart) -> None:
         """A weight belongs to one set of rounds."""
@@ -126,7 +156,7 @@ class Opened:
         for place, (cluster, first) in enumerate(firsts.items()):
             others = {other: peer for other, peer in firsts.items() if peer != first}
             links = {peer: network.link(first, peer, cluster, other) for other, peer in others.items()}
-            ends = Ends(first, cluster, firsts, links, self.run.config.patience, number=len(self._known))
+            ends = Ends(first, cluster, firsts, links, self.run.config.patience, number=self._made)
             held = weights
             if place:
                 own = self.copies.of(cluster, variables, place)
@@ -141,9 +171,9 @@ class Opened:
         session, here = self.run.ledger.session, self.run.here()
         firsts = {cluster: workers[0] for cluster, workers in sites.workers.items()}
         mates = [worker for worker in sites.workers[here.cluster] if worker != session.worker]
-        ends = Ends(session.worker, here.cluster, firsts, session.links, session.patience, mates, len(self._known))
-        rounds = _meetings(apart, sites, weights, ends)
-        session.expected.add_round(ends.program, 4 * rounds.flat.total + _OWN)
+        ends = Ends(session.worker, here.cluster, firsts, session.links, session.patience, mates, self._made)
+        rounds = _meetings(apart, sites, weights, ends, waits=True)
+        session.expected.add_round(ends.program, _MOST * rounds.flat.total + _OWN)
         self._start_alike(rounds, seeds_of(variables))
         sow(variables, sites.names.index(here.cluster))
         return {here.cluster: rounds}
@@ -172,12 +202,12 @@ class Opened:
             rounds.flat.write(whole, np.asarray(ends.given(first)).view(np.float32))
 
 
-def _meetings(apart: Apart, sites: Sites, weights: Mapping[str, Any], ends: Ends) -> Meetings:
+def _meetings(apart: Apart, sites: Sites, weights: Mapping[str, Any], ends: Ends, waits: bool = False) -> Meetings:
     """What a cluster does between its steps."""
     flat, way = Flat(tuple(weights.values())), parse_way(apart.codec)
     if apart.mode == ASYNC:
         serves = ends.worker == ends.server
-        server = Server(ends, way, sites.shares, apart.staleness) if serves else None
+        server = Server(ends, way, sites.shares, apart.staleness, waits) if serves else None
         return Pushes(flat, ends, apart.every, Differences(way), server)
     table = Timetable(apart.every, apart.fragments or pieces(flat.total, apart.every), apart.delay)
     return Rounds(flat, ends, table, apart.outer, Differences(way), sites.shares)

@@ -143,9 +143,10 @@ class Rounds:
         """The shared weights of a fragment after this round."""
         where = self._ranges[fragment]
         size = where[1] - where[0]
+        own = told.result()
         came = self.ends.hear(when, fragment)
         heard = {cluster: self.differences.decode(data, size) for cluster, data in came.items()}
-        heard[self.ends.cluster] = told.result()
+        heard[self.ends.cluster] = own
         mean = np.zeros(size, np.float32)
         for cluster in self.ends.firsts:  # in the same order everywhere, so to the same bits
             mean += np.float32(self.shares[cluster]) * heard[cluster]

@@ -14,7 +14,7 @@ from math import inf
 import numpy as np
 
 from whale_nebula.codec.way import Way
-from whale_nebula.errors import DeadlineError, NebulaError
+from whale_nebula.errors import DeadlineError, LinkClosedError
 from whale_nebula.outer import Numbers
 from whale_nebula.runtime.apart.differences import Differences
 from whale_nebula.runtime.apart.ends import Ends
@@ -29,6 +29,8 @@ _WHOLE = 0
 class Server:
     """Serves clusters, which count by their shares. None is more than `staleness` rounds ahead of the slowest.
 
+    As a run ends it goes on until the other clusters have ended theirs, where it `waits`.
+
     What a cluster says is last before all meet is answered when all have said so, with the weights themselves.
     """
 
@@ -36,6 +38,7 @@ class Server:
     way: Way
     shares: Mapping[str, float]
     staleness: int
+    waits: bool = False
     shared: Numbers | None = None
     failure: BaseException | None = None
     _known: dict[str, Numbers] = field(default_factory=dict)
@@ -44,6 +47,7 @@ class Server:
     _met: dict[str, int] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _over: bool = False
+    _threads: list[threading.Thread] = field(default_factory=list)
 
     def begin(self, shared: Numbers) -> None:
         """From these weights on."""
@@ -52,7 +56,9 @@ class Server:
         self._back = {cluster: Differences(self.way) for cluster in self.ends.firsts}
         self._rounds = dict.fromkeys(self.ends.firsts, 0)
         for cluster in self.ends.others:
-            threading.Thread(target=self._serve, args=(cluster,), name=f"nebula-serves-{cluster}", daemon=True).start()
+            named = f"nebula-serves-{cluster}"
+            self._threads.append(threading.Thread(target=self._serve, args=(cluster,), name=named, daemon=True))
+            self._threads[-1].start()
 
     def take(self, cluster: str, when: int, data: Bytes, *, last: bool) -> Bytes:
         """Take a cluster's difference; gives the answer, once it may go on."""
@@ -74,7 +80,9 @@ class Server:
             self._known = {cluster: shared.copy() for cluster in self.ends.firsts}
 
     def close(self) -> None:
-        """Let all threads go."""
+        """Let all threads go. A cluster that is slower still wants its answers."""
+        for thread in self._threads if self.waits and self.failure is None else ():
+            thread.join(self.ends.patience)
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -119,10 +127,13 @@ class Server:
                 when += 1
                 answer = self.take(cluster, when, data[1:], last=bool(data[0]))
                 self.ends.answer(when, cluster, answer, 4 * self._size)
-        except NebulaError as failure:
-            self._fail(cluster, failure)
+        except LinkClosedError as closed:
+            self._fail(closed)
+        except BaseException as failure:
+            self._fail(failure)
+            raise
 
-    def _fail(self, cluster: str, failure: NebulaError) -> None:
+    def _fail(self, failure: BaseException) -> None:
         """A cluster that is gone is waited for by nobody; whoever would, gets to know why."""
         with self._changed:
             if not self._over:

@@ -20,7 +20,7 @@ from whale_nebula.report.report import LinkReport
 from whale_nebula.runtime.apart.meetings import Meetings
 from whale_nebula.runtime.apart.sites import Sites
 from whale_nebula.runtime.apart.step import Runner, Since, less, own_rows
-from whale_nebula.runtime.apart.weights import sow
+from whale_nebula.runtime.apart.weights import seeds_of, sow
 from whale_nebula.runtime.outcome import StepOutcome
 
 
@@ -30,6 +30,7 @@ class Copies:
 
     kept: dict[str, dict[int, Any]] = field(default_factory=dict)
     last: dict[int, Any] = field(default_factory=dict)
+    seeds: set[int] = field(default_factory=set)
 
     def of(self, cluster: str, variables: Mapping[str, Any], place: int) -> dict[int, Any]:
         """A cluster's copies of these variables, made from the model's where there are none yet."""
@@ -37,6 +38,7 @@ class Copies:
         fresh = {path: variable for path, variable in variables.items() if id(variable) not in own}
         made = {path: tf.Variable(variable, trainable=False) for path, variable in fresh.items()}
         sow(made, place)
+        self.seeds.update(id(seed) for seed in seeds_of(fresh).values())
         own.update({id(variable): made[path] for path, variable in fresh.items()})
         return own
 
@@ -49,7 +51,7 @@ class Copies:
         process of a run: so it is in all copies.
         """
         for variable in variables:
-            before = self.last.get(id(variable))
+            before = None if id(variable) in self.seeds else self.last.get(id(variable))
             if before is not None and not _same(before.numpy(), variable.numpy()):
                 for own in self.kept.values():
                     if id(variable) in own:

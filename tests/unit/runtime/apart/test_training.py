@@ -360,6 +360,40 @@ def test_weights_are_trained_by_one_step_only() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*holds no step")
+def test_other_options_count_from_the_next_fit_on() -> None:
+    ours = model()
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=4):
+        fit(ours)
+    with nb.cluster(["gpu", "npu"]), nb.compress(int8=True), nb.replica(sync_every=2, outer="nesterov"):
+        fit(ours)
+        [known] = current_run().rounds._known.values()
+        assert [(each.table.every, each.outer, str(each.differences.way)) for each in known.values()] == [
+            (2, nb.outer.Nesterov(), "int8")
+        ] * 2
+        assert len(digests()) == 1
+
+
+def test_averages_of_an_optimizer_and_wide_weights_are_refused() -> None:
+    averaged = model()
+    averaged.compile(keras.optimizers.SGD(0.1, use_ema=True), "mse")
+    wide = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2, dtype="float64")])
+    wide.compile("sgd", "mse")
+    for ours, said in ((averaged, "use_ema"), (wide, "float64")):
+        with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=4), pytest.raises(NotYetError, match=said):
+            fit(ours)
+
+
+def test_clusters_keep_their_own_seeds_whatever_is_written() -> None:
+    ours = model(dropout=0.5)
+    with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=4):
+        fit(ours)
+        ours.set_weights(ours.get_weights())
+        fit(ours)
+    [copies] = current_run().rounds.copies.kept.values()
+    [seed] = [each for each in ours.variables if "seed_generator_state" in each.path]
+    assert int(copies[id(seed.value)].numpy()[0]) != int(seed.numpy()[0])
+
+
 def test_replicas_of_replicas_are_still_refused() -> None:
     with nb.cluster(), nb.replica(sync_every=2), pytest.raises(NestingError):
         nb.replica(2).__enter__()
