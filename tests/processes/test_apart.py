@@ -71,6 +71,7 @@ def test_a_custom_loop_begins_with_the_first_ones_weights(three: Ended) -> None:
     assert float.fromhex(three.same("loop")) == pytest.approx(1.0 - missing, rel=1e-5)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("way", ["sync", "each"])
 def test_two_processes_leave_what_one_leaves(
     two: Ended, way: str, alone: Any, capsys: pytest.CaptureFixture[str]
@@ -82,7 +83,7 @@ def test_two_processes_leave_what_one_leaves(
     assert here[f"{way} losses"] == two.all(f"{way} losses")[0]
 
 
-@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("ends", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.grid)])
 def test_one_that_ends_ends_all(ends: signal.Signals, tmp_path: Path) -> None:
     training, heard = threading.Event(), set()
 
@@ -104,5 +105,5 @@ def test_one_that_ends_ends_all(ends: signal.Signals, tmp_path: Path) -> None:
         assert "worker 'c1/0' is gone" in found.result.outcomes["c0/0"].err
 
 
-def test_nobody_is_left(three: Ended, two: Ended) -> None:
-    assert set(three.result.codes.values()) == set(two.result.codes.values()) == {0}
+def test_nobody_is_left(three: Ended) -> None:
+    assert set(three.result.codes.values()) == {0}

@@ -80,9 +80,12 @@ def replica(
         stage gpu on gpu
       replica count=5
         stage npu on npu
-    >>> with nb.cluster(["gpu", "npu"]), nb.compress(int4=True), nb.replica(sync_every=100) as frame:
-    ...     frame.options["sync_every"]
-    100
+    >>> with parsing() as tree, nb.cluster(["gpu", "npu"]), nb.compress(int4=True), nb.replica(sync_every=100):
+    ...     pass
+    >>> print(tree, end="")
+    cluster layout=gpu,npu
+      compress codec=int4
+        replica sync_every=100
     """
     counted = None if count is None else values.count("count", count)
     slow = training_apart.checked_options(sync_every, outer, mode, fragments, delay, staleness)

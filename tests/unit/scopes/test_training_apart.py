@@ -11,6 +11,8 @@ from whale_nebula import scopes
 from whale_nebula.errors import OptionError
 from whale_nebula.scopes import apart_of, parsing
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*holds no step")
+
 
 def said(**options: Any) -> str:
     with nb.cluster(["gpu", "npu"]), nb.compress(int4=True), nb.replica(**options):

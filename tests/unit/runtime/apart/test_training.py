@@ -359,7 +359,6 @@ def test_weights_are_trained_by_one_step_only() -> None:
         trains(values[:1])(X, Y)
 
 
-@pytest.mark.filterwarnings("ignore:.*holds no step")
 def test_other_options_count_from_the_next_fit_on() -> None:
     ours = model()
     with nb.cluster(["gpu", "npu"]), nb.replica(sync_every=4):
@@ -394,6 +393,7 @@ def test_clusters_keep_their_own_seeds_whatever_is_written() -> None:
     assert int(copies[id(seed.value)].numpy()[0]) != int(seed.numpy()[0])
 
 
+@pytest.mark.filterwarnings("ignore:.*holds no step")
 def test_replicas_of_replicas_are_still_refused() -> None:
     with nb.cluster(), nb.replica(sync_every=2), pytest.raises(NestingError):
         nb.replica(2).__enter__()
