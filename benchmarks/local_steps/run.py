@@ -1,6 +1,6 @@
 """Two clusters that meet every hundred steps: what the line takes of their time, and what that costs the loss.
 
-    python benchmarks/local_steps/run.py            # root (it makes hosts of its own); 20 minutes
+    python benchmarks/local_steps/run.py            # root (it makes hosts of its own); 12 minutes
     python benchmarks/local_steps/run.py --quick    # a few steps over the line, a minute; writes nothing
 """
 
@@ -23,9 +23,8 @@ from common import machine, verdict, write  # noqa: E402
 from two_sites import FREE, run  # noqa: E402
 
 LINE = ("60mbit", "20ms")
-EVERY, STEPS, SEEDS = 100, 400, (1, 2, 3)
-LEARNED = 600
-ALONE = 10**6
+EVERY, STEPS, SEEDS = 100, 300, (1, 2, 3)
+LEARNED = 400
 LOST, NEAR = 0.05, 1.0
 DEADLINE = 3600
 
@@ -39,10 +38,10 @@ def timed(line: tuple[str, str], every: int, folder: Path) -> dict[str, float]:
 
 
 def times(folder: Path) -> dict[str, list[dict[str, float]]]:
-    """Over the line, over a free one, and without meetings, there and back."""
-    kinds = {"line": (LINE, EVERY), "free": (FREE, EVERY), "alone": (FREE, ALONE)}
+    """Over the line and over a free one, there and back."""
+    kinds = {"line": (LINE, EVERY), "free": (FREE, EVERY)}
     found: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
-    for kind in ("line", "free", "alone", "alone", "free", "line"):
+    for kind in ("line", "free", "free", "line"):
         found[kind].append(timed(*kinds[kind], folder))
     return found
 
@@ -69,7 +68,7 @@ def together(seed: int) -> float:
     return loss
 
 
-OUTERS = ("average", "nesterov")
+OUTERS = ("average",)
 
 
 def whole() -> int:
@@ -85,7 +84,7 @@ def whole() -> int:
 
 
 def _rows_of_time(seconds: dict[str, list[dict[str, Any]]]) -> list[tuple[object, ...]]:
-    line, free, alone = (statistics.mean(each["seconds"] for each in seconds[k]) for k in ("line", "free", "alone"))
+    line, free = (statistics.mean(each["seconds"] for each in seconds[kind]) for kind in ("line", "free"))
     waited = statistics.mean(each["waited"] / each["seconds"] for each in seconds["line"])
     lost = 1.0 - free / line
     size = seconds["line"][0]["bytes"] / max(1.0, seconds["line"][0]["met"]) / 1e6
@@ -93,8 +92,6 @@ def _rows_of_time(seconds: dict[str, list[dict[str, Any]]]) -> list[tuple[object
         ("time that the line takes: over it, beside a free one", f"{100 * lost:.1f} %", f"{line:.1f} s, {free:.1f} s",
          f"{100 * LOST:.0f} %", verdict(lost, LOST)),
         ("of it, steps waited for the other cluster", f"{100 * waited:.1f} %", "", "", ""),
-        ("meetings at all: over a free line, beside none", f"{100 * (1 - alone / free):.1f} %",
-         f"{free:.1f} s, {alone:.1f} s", "", ""),
         ("a meeting crosses, each way", f"{size:.1f} MB", "86 MB as float32", "", ""),
     ]  # fmt: skip
 
