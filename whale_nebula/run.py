@@ -318,7 +318,7 @@ def _watched(run: Run, seen: Seen) -> Iterator[None]:
         from whale_nebula.runtime.tensorboard import EventFiles
 
         more.append(EventFiles(seen.tensorboard))
-    watching = audience(seen, more, lambda: run.here().lead)
+    watching = audience(seen, more, lambda: run.here().lead, run.attachment.picture if run.attachment else None)
     if watching is None:
         yield
         return

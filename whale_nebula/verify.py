@@ -2,14 +2,16 @@
 
 Both run one step from the same state, which is then put back. What rounding alone makes of an update is measured: the
 uncut step is run again from weights that are one bit away. `comparing` has the limits.
+
+Of several processes each runs the uncut step for itself, while it holds the whole model, and then its part of the plan.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,18 +20,20 @@ import tensorflow as tf
 
 from whale_nebula import comparing, tf_private
 from whale_nebula.capture.counted_draws import STATE
-from whale_nebula.capture.step import plainly, signature
+from whale_nebula.capture.step import Signature, plainly, signature
 from whale_nebula.capture.targets import target_wanted
 from whale_nebula.codec.precisions import Bits
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.comparing import EXACT, HALF, Runs, State, Values
-from whale_nebula.errors import NotYetError, OptionError
+from whale_nebula.errors import AbsentInputError, OptionError
+from whale_nebula.feed.partial import Partial
 from whale_nebula.function import NebulaFunction
 from whale_nebula.passes.batch import DRAWN_ANEW, lines_of
 from whale_nebula.passes.effects import is_random
 from whale_nebula.passes.replica_sums import SHARED
 from whale_nebula.planning import no_scopes
-from whale_nebula.run import current_run
+from whale_nebula.run import current_run, gathered
+from whale_nebula.runtime.absent import Absent
 from whale_nebula.runtime.channels import States
 from whale_nebula.runtime.engine import Engine, plain_function
 from whale_nebula.runtime.step import Arguments, Step, Unpack, declared
@@ -51,7 +55,8 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
 
     A Keras model is given a batch (x, y[, sample_weight]) for its train step, an `nb.function` its arguments.
     Variables, optimizer, metrics and seeds are afterwards what they were before; what the step does outside
-    TensorFlow's variables (printing, a `py_function`) happens more than once.
+    TensorFlow's variables (printing, a `py_function`) happens more than once. In a run of several processes every
+    process calls it with the same batch, and for a while holds the whole model, which crosses the line twice.
 
     A variable may be as far away as 1e-3 of its update (1e-2 in half precision), and what rounding alone has been seen
     to make of that. A plan with codecs that lose more than half precision does is not comparable.
@@ -73,12 +78,29 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     >>> float(weight)
     3.0
     """
-    if not current_run().alone:
-        raise NotYetError("nb.verify in several processes", mend="verify the script in one process, without a launcher")
+    current_run().settle()
     subject = _subject(model_or_function, batch)
     layout, tensors = signature(subject.arguments, subject.step.whole, declared())
     with target_wanted("nb.verify", model_or_function, batch):
         engine = subject.step.plan(subject.arguments, subject.unpack)
+    with _told():
+        _check(engine, subject, layout, tensors)
+        around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None
+        plain = plain_function(lambda given: _call(subject, given), layout, around=around)
+        reasons = (*_incomparable(engine), *_without_rows(engine, tensors))
+        with _channels_kept():
+            runs = _runs(engine, plain, tensors, measured=not reasons)
+    return _judged(engine, runs, reasons)
+
+
+def _told() -> AbstractContextManager[None]:
+    """Nobody waits for a process that cannot go on."""
+    run = current_run()
+    return nullcontext() if run.alone else run.ledger.told()
+
+
+def _check(engine: Engine, subject: _Subject, layout: Signature, tensors: Sequence[Any]) -> None:
+    """What cannot be compared at all."""
     apart = engine.captured.program.apart
     if apart is not None:
         raise OptionError(
@@ -89,15 +111,14 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
         )
     if not engine.captured.program.stages[0].where:
         raise no_scopes(subject.step.name)
-    around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None
-    plain = plain_function(lambda given: _call(subject, given), layout, around=around)
-    reasons = (*_incomparable(engine), *_without_rows(engine, tensors))
-    with _kept(engine.captured.variables) as again, _channels_kept():
-        before = _values(engine)
-        uncut = _after(engine, again, lambda: tf.nest.flatten(plain(*tensors)))
-        planned = _after(engine, again, lambda: list(engine.runner.run(tensors).tensors))
-        noise = {} if reasons else _noise(engine, again, lambda: plain(*_shuffled(engine, tensors)), before, uncut)
-    return _judged(engine, Runs(before, uncut, planned, noise), reasons)
+    partly = [number for number, tensor in enumerate(tensors) if isinstance(tensor, Partial)]
+    if missing := [*layout.absent, *partly]:
+        raise AbsentInputError(
+            f"nb.verify needs all of {layout.names[missing[0]]!r}, and not all of it is in this process",
+            where=str(calling_site()),
+            why="the uncut step runs in every process, on the whole batch",
+            mend="give it whole batches, without nb.shard\nor verify the script in one process, where all inputs are",
+        )
 
 
 @dataclass(frozen=True)
@@ -161,17 +182,21 @@ def _call(subject: _Subject, given: Sequence[Any]) -> Any:
     return subject.step.fn(*args, **kwargs)
 
 
-@contextmanager
-def _kept(variables: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
-    """Remember the variables; gives what puts them back, and puts them back at the end."""
-    saved = {path: variable.read_value() for path, variable in variables.items()}
-
-    def again() -> None:
-        for path, value in saved.items():
-            variables[path].assign(value)
-
+def _runs(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, measured: bool) -> Runs:
+    """The uncut step and the planned one, each from the variables as they are; these are put back."""
+    with gathered():
+        before = _values(engine)
+        again = partial(_put_back, engine, before)
+        try:
+            uncut = State(_tensors(plain(*tensors)), _values(engine))
+            shuffled = _shuffled(engine, tensors)
+            noise = _noise(engine, again, lambda: plain(*shuffled), before, uncut) if measured else {}
+        finally:
+            again()
     try:
-        yield again
+        returned = engine.runner.run(tensors).tensors
+        with gathered():
+            return Runs(before, uncut, State(list(returned), _values(engine)), noise)
     finally:
         again()
 
@@ -191,11 +216,14 @@ def _values(engine: Engine) -> dict[str, Any]:
     return {path: variable.read_value() for path, variable in engine.captured.variables.items()}
 
 
-def _after(engine: Engine, again: Callable[[], None], run: Callable[[], Sequence[Any]]) -> State:
-    """Run a step from the remembered state."""
-    again()
-    returned = [tensor for tensor in run() if isinstance(tensor, tf.Tensor)]
-    return State(returned, _values(engine))
+def _put_back(engine: Engine, values: Values) -> None:
+    """Give the variables these values; those of other clusters are theirs to put back."""
+    for path, value in values.items():
+        engine.captured.variables[path].assign(value)
+
+
+def _tensors(returned: Any) -> list[Any]:
+    return [tensor for tensor in tf.nest.flatten(returned) if isinstance(tensor, tf.Tensor)]
 
 
 def _noise(
@@ -236,7 +264,8 @@ def _known(leaf: Any) -> bool:
 
 def _judged(engine: Engine, runs: Runs, reasons: Sequence[_Reason]) -> Verification:
     program, halved = engine.captured.program, bool(_halves(engine))
-    rows = list(comparing.compared(_names(engine), runs, HALF if halved else EXACT))
+    names, runs, elsewhere = _here(_names(engine), runs)
+    rows = list(comparing.compared(names, runs, HALF if halved else EXACT))
     if reasons:
         rows = [row._replace(limit=math.inf, noisy=False) for row in rows]
     return Verification(
@@ -244,11 +273,21 @@ def _judged(engine: Engine, runs: Runs, reasons: Sequence[_Reason]) -> Verificat
         tuple(stage.key for stage in program.stages),
         program.pipeline.micro_batch,
         not reasons,
-        (*(reason.why for reason in reasons), *_remarks(engine, rows, runs)),
+        (*(reason.why for reason in reasons), *_remarks(engine, rows, names, runs), *elsewhere),
         tuple(dict.fromkeys(reason.mend for reason in reasons)),
         "within half precision" if halved else "",
         max(1, len(reasons)),
     )
+
+
+def _here(names: Sequence[str], runs: Runs) -> tuple[list[str], Runs, list[str]]:
+    """What the plan returned in this process; of the rest a remark says who has it."""
+    planned = runs.planned.returned
+    kept = [number for number, tensor in enumerate(planned) if not isinstance(tensor, Absent)]
+    uncut, cut = (State([run.returned[n] for n in kept], run.variables) for run in (runs.uncut, runs.planned))
+    gone = [(name, tensor.owner) for name, tensor in zip(names, planned, strict=True) if isinstance(tensor, Absent)]
+    remarks = [f"{name} stays on {owner} (results: owner): it is compared there" for name, owner in gone]
+    return [names[n] for n in kept], replace(runs, uncut=uncut, planned=cut), remarks
 
 
 class _Reason(NamedTuple):
@@ -308,7 +347,7 @@ def _halves(engine: Engine) -> list[str]:
     return [dtype for name, dtype in _HALVES.items() if name in casts or dtype in inside]
 
 
-def _remarks(engine: Engine, rows: Sequence[Row], runs: Runs) -> Iterator[str]:
+def _remarks(engine: Engine, rows: Sequence[Row], names: Sequence[str], runs: Runs) -> Iterator[str]:
     program, halves = engine.captured.program, _halves(engine)
     if len(program.stages) == 1 and program.pipeline.micro_batch == 1:
         yield "one stage and one micro-batch: nothing is cut, the step runs the user's own function"
@@ -316,7 +355,7 @@ def _remarks(engine: Engine, rows: Sequence[Row], runs: Runs) -> Iterator[str]:
         yield f"half precision ({', '.join(halves)}): the tolerance is 1e-2, of a variable 1e-2 of its update"
     if any(row.noisy and row.ok for row in rows):
         yield "~: rounding alone may move it as far as the step does (its gradient is all but zero): nothing is shown"
-    returned = zip(_names(engine), runs.uncut.returned, strict=True)
+    returned = zip(names, runs.uncut.returned, strict=True)
     strange = [name for name, tensor in (*returned, *runs.uncut.variables.items()) if comparing.strange(tensor)]
     if strange:
         yield f"no numbers (NaN or infinite) in the uncut step: {', '.join(strange[:8])}{' ...' * (len(strange) > 8)}"

@@ -51,13 +51,17 @@ class Ended(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    folder = tmp_path_factory.mktemp("seeing")
+    return on_terminal(tmp_path_factory.mktemp("seeing"), "train.py")
+
+
+def on_terminal(folder: Path, *words: str) -> Ended:
+    """Run the script on a terminal of its own, to its end; `words` are what follows `python`."""
     (folder / "train.py").write_text(textwrap.dedent(SCRIPT))
     leader, follower = os.openpty()
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "COLUMNS": "110", "LINES": "40", "TERM": "xterm"}
     with (folder / "stderr").open("wb") as stderr:
         script = subprocess.Popen(
-            [sys.executable, "train.py"], cwd=folder, stdout=follower, stderr=stderr, env=os.environ | quiet
+            [sys.executable, *words], cwd=folder, stdout=follower, stderr=stderr, env=os.environ | quiet
         )
     os.close(follower)
     written = _all(leader)
@@ -125,3 +129,16 @@ def test_the_trace_and_the_event_files_are_there(ended: Ended) -> None:
     names = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
     assert names == {"once a step", "stage gpu", "stage npu", "link gpu->npu", "link npu->gpu"}
     assert len(list((ended.folder / "logs").glob("events.out.tfevents.*"))) == 1
+
+
+def test_a_process_for_each_cluster_draws_one_table_of_all(tmp_path: Path) -> None:
+    command = ["-m", "whale_nebula.cli.main", "run", "--all", "--clusters", "gpu,npu", "train.py"]
+    ended = on_terminal(tmp_path, *command)
+    (title,) = [number for number, line in enumerate(ended.shown) if line.startswith("taught.train_step, step ")]
+    assert ended.shown[title].startswith(f"taught.train_step, step {STEPS * EPOCHS} ─")
+    above, (_, head, stages, *rows) = ended.shown[:title], ended.shown[title:]
+    assert {"[gpu/0] that was it", "[npu/0] that was it"} <= {*above, *rows}
+    assert head.startswith("loss ") and "steps/s" in head and stages.split()[0] == "stage"
+    words = [row.split() for row in rows]
+    assert [first for first, *_ in words[:5]] == ["npu", "gpu", "link", "npu->gpu", "gpu->npu"]
+    assert words[1][-3:] == ["the", "step", "before"]  # the lead is where the loss is; of gpu/0 it knows a step later

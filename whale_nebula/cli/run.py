@@ -19,8 +19,11 @@ from whale_nebula.errors import ConfigError, NebulaError
 from whale_nebula.launch import gateways
 from whale_nebula.launch.hosts import is_local, listening, settled
 from whale_nebula.launch.identity import SecurityFiles
+from whale_nebula.launch.picture import Board
 from whale_nebula.launch.placed import Output, identities, run_name, start_placed
+from whale_nebula.launch.relay import Sink
 from whale_nebula.launch.resolve import PORT, Asked, Placement, Resolved, cluster_of, everything, resolve
+from whale_nebula.report.screen import Screen, terminal
 
 _DESCRIPTION = """\
 Run a script as the workers of this host: one process for each, which join those of the other clusters.
@@ -182,17 +185,34 @@ def _start(
 ) -> int:
     listen = _listen(config, placement)
     workers = identities(placement, config, security, listen=listen, path=given.config, everywhere=given.all)
-    named = frozenset(name for name, stream in (("out", sys.stdout), ("err", sys.stderr)) if stream.isatty())
     sys.stdout.flush()
     argv = ["-m", "whale_nebula.launch.child", *script]
     with contextlib.ExitStack() as others:
+        output = others.enter_context(_output())
         if given.all:
             others.enter_context(gateways.running(config, placement, security))
             _tell_of_gateways(gateways.names(config))
-        job = others.enter_context(start_placed(argv, workers, output=Output(named=named), notice=remark))
+        job = others.enter_context(start_placed(argv, workers, output=output, notice=remark))
         asking.job = job
         result = job.wait(float("inf"), patience=config.patience)
     return ended(result, asking, as_json=given.json)
+
+
+@contextlib.contextmanager
+def _output() -> Iterator[Output]:
+    """Where workers write to. On a terminal their lines bear names, and below them there is room for a table."""
+    named = frozenset(name for name, stream in (("out", sys.stdout), ("err", sys.stderr)) if stream.isatty())
+    stream = terminal()
+    if stream is None:
+        yield Output()
+        return
+    screen = Screen(stream)
+    screen.open()
+    try:
+        sinks = {name: Sink(fd, screen if name in named else None) for name, fd in (("out", 1), ("err", 2))}
+        yield Output(sinks, named, Board(stream.fileno(), screen))
+    finally:
+        screen.close()
 
 
 def _tell_of_gateways(names: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.identity import VARIABLE, Identity, SecurityFiles
+from whale_nebula.launch.picture import Picture
 from whale_nebula.launch.pulse import Heart
 
 EXIT_ORPHANED = 71
@@ -25,7 +26,8 @@ class Attachment:
 
     Workers with addresses listen at `listen` and have `security`, which is None only where the config says
     `insecure: true`. Where `gateway` is not None, other clusters are reached through it and not by their addresses.
-    `heart` beats where the launcher listens. `everywhere` says that it started the workers of all clusters.
+    `heart` beats where the launcher listens. `everywhere` says that it started the workers of all clusters. `picture`
+    is what is drawn on the launcher's terminal, if it has one.
     """
 
     worker: str
@@ -43,6 +45,7 @@ class Attachment:
     everywhere: bool = False
     device: str | None = None
     heart: Heart | None = field(default=None, compare=False, repr=False)
+    picture: Picture | None = field(default=None, compare=False, repr=False)
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -96,7 +99,14 @@ def _attachment(identity: Identity, heart: Heart | None) -> Attachment:
         everywhere=identity.everywhere,
         device=identity.device,
         heart=heart,
+        picture=_picture(identity),
     )
+
+
+def _picture(identity: Identity) -> Picture | None:
+    if identity.picture is None or identity.terminal is None:
+        return None
+    return Picture(identity.picture, identity.terminal)
 
 
 def _adopt(fd: int) -> socket.socket:

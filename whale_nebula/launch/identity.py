@@ -41,7 +41,8 @@ class Identity:
     `leash` is the file descriptor of a pipe that the launcher holds open as long as it lives, `pulse` that of the pipe
     into which the worker's heart beats. Workers with addresses `listen`, and have files of certificates unless the
     config says `insecure`; `config` is the path of that config. `everywhere` says that the launcher started the workers
-    of all clusters (`--all`). `device` is the one of its host that the worker has, where the config says so.
+    of all clusters (`--all`). `device` is the one of its host that the worker has, where the config says so. Where the
+    launcher has a terminal, `terminal` is that, and `picture` the pipe into which a worker draws for it.
 
     >>> identity = Identity("gpu/0", "gpu", {"npu/0": Peer("npu", 5)}, "run-1", 7, leash=6, launcher=100)
     >>> Identity.from_json(identity.to_json()) == identity
@@ -64,6 +65,8 @@ class Identity:
     config: str | None = None
     everywhere: bool = False
     device: str | None = None
+    picture: int | None = None
+    terminal: int | None = None
 
     def to_json(self) -> str:
         """The text that goes into the variable."""
@@ -82,7 +85,7 @@ class Identity:
     @property
     def descriptors(self) -> tuple[int, ...]:
         """The open files that a worker gets from its launcher."""
-        given = (self.leash, self.pulse, *(peer.fd for peer in self.peers.values()))
+        given = (self.leash, self.pulse, self.picture, self.terminal, *(peer.fd for peer in self.peers.values()))
         return tuple(fd for fd in given if fd is not None)
 
 
@@ -113,6 +116,8 @@ def _identity(place: Place) -> Identity:
         config=table.key("config").given(Place.text, None),
         everywhere=table.key("everywhere").given(Place.truth, False),
         device=table.key("device").given(device, None),
+        picture=table.key("picture").given(_whole, None),
+        terminal=table.key("terminal").given(_whole, None),
     )
     _check(place, found)
     return found

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from whale_nebula.config import Config
 from whale_nebula.launch.identity import Identity, Peer, SecurityFiles
-from whale_nebula.launch.job import Job
+from whale_nebula.launch.job import Job, Reader
+from whale_nebula.launch.picture import Board, Shown
 from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS
 from whale_nebula.launch.relay import Relay, Sink
 from whale_nebula.launch.resolve import Placement, cluster_of
@@ -23,14 +24,18 @@ RUN = "run"
 
 @dataclass(frozen=True)
 class Output:
-    """Where the workers' output goes, and whether a line of it begins with its worker's name."""
+    """Where the workers' output goes, whether a line of it begins with its worker's name, and who may draw below it."""
 
     sinks: Mapping[str, Sink] = field(default_factory=lambda: {"out": Sink(1), "err": Sink(2)})
     named: frozenset[str] = frozenset()
+    board: Board | None = None
 
-    def relay(self, worker: str, process: subprocess.Popen[bytes]) -> Relay:
-        """Hand on what a worker writes."""
-        return Relay(worker, process, self.sinks, dict.fromkeys(self.named, f"[{worker}] "))
+    def reader(self, worker: str, process: subprocess.Popen[bytes], picture: int | None) -> Reader:
+        """Hand on what a worker writes and, by the pipe `picture`, draws."""
+        relay = Relay(worker, process, self.sinks, dict.fromkeys(self.named, f"[{worker}] "))
+        if picture is None or self.board is None:
+            return relay
+        return Shown(worker, relay, picture, self.board.screen)
 
 
 def run_name(config: Config) -> str:
@@ -111,16 +116,19 @@ def start_placed(
     output = output or Output()
     processes: dict[str, subprocess.Popen[bytes]] = {}
     pulses: dict[str, int] = {}
+    pictures: dict[str, int] = {}
+    terminal = None if output.board is None else output.board.fd
     leash, hold = os.pipe()
     try:
         for worker, identity in workers.items():
-            with _pulse(worker, pulses) as pulse:
+            with _piped(worker, pulses) as pulse, _drawn(worker, pictures, terminal) as picture:
                 told = replace(identity, leash=leash, launcher=os.getpid(), pulse=pulse)
+                told = replace(told, picture=picture, terminal=terminal)
                 processes[worker] = start(argv, told)
-        readers = {worker: output.relay(worker, process) for worker, process in processes.items()}
+        readers = {each: output.reader(each, process, pictures.pop(each, None)) for each, process in processes.items()}
         return Job(processes, hold, readers, pulses=pulses, silence=silence, ending=ending, notice=notice)
     except BaseException:
-        for fd in (hold, *pulses.values()):
+        for fd in (hold, *pulses.values(), *pictures.values()):
             os.close(fd)
         abandon(processes)
         raise
@@ -129,10 +137,14 @@ def start_placed(
 
 
 @contextlib.contextmanager
-def _pulse(worker: str, pulses: dict[str, int]) -> Iterator[int]:
+def _piped(worker: str, ends: dict[str, int]) -> Iterator[int]:
     """The worker's end of a new pipe, closed here once the worker has it; our end is kept."""
-    pulses[worker], theirs = os.pipe()
+    ends[worker], theirs = os.pipe()
     try:
         yield theirs
     finally:
         os.close(theirs)
+
+
+def _drawn(worker: str, ends: dict[str, int], terminal: int | None) -> contextlib.AbstractContextManager[int | None]:
+    return contextlib.nullcontext() if terminal is None else _piped(worker, ends)

@@ -11,26 +11,31 @@ from collections.abc import Mapping
 from typing import IO
 
 from whale_nebula.launch.sentence import Kept
+from whale_nebula.report.screen import Screen
 from whale_nebula.security.alerts import refused
 
 REST_SECONDS = 2.0
 _TAIL = 4096
 _LONGEST_LINE = 1 << 20
+_BACK = b"\r\b"  # with these a bar goes to where its line begins, and would be written over the worker's name
 
 
 class Sink:
     """Where the lines of all workers go: an open file, written to by one of them at a time.
 
     When its reader has gone away what is written to it is dropped: training goes on, and no worker waits for it.
+    Where it is a terminal on which something is drawn, that makes room.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, screen: Screen | None = None) -> None:
         self._fd = fd
         self._lock = threading.Lock()
+        self._screen = screen
 
     def write(self, data: bytes) -> None:
         """Write all of it."""
-        with self._lock, contextlib.suppress(OSError):
+        room = self._screen.room(ended=data.endswith(b"\n")) if self._screen else contextlib.nullcontext()
+        with self._lock, contextlib.suppress(OSError), room:
             view = memoryview(data)
             while view:
                 view = view[self._some(view) :]
@@ -83,12 +88,13 @@ class Relay:
             while line := stream.readline(_LONGEST_LINE):
                 if name == "err" and self._keeps(line):
                     continue
-                sink.write(line if started else prefix + line)
+                sink.write(line if started else prefix + (line.lstrip(_BACK) if prefix else line))
                 started = not line.endswith(b"\n")
                 if name == "err" and not started:
                     self._explain(line, sink)
             if started and prefix:
                 sink.write(b"\n")  # on a terminal the next line is another worker's
+
     def _keeps(self, line: bytes) -> bool:
         """Remember a line of the errors; whether that is all that is done with it."""
         self._tail = (self._tail + line)[-_TAIL:]

@@ -10,7 +10,7 @@ from whale_nebula.config.schema import SHOWS
 from whale_nebula.errors import OptionError
 from whale_nebula.report.lines import Lines
 from whale_nebula.report.metrics import MetricsFile
-from whale_nebula.report.screen import terminal
+from whale_nebula.report.screen import Canvas, Screen, terminal
 from whale_nebula.report.watching import Watcher, Watching
 from whale_nebula.suggest import did_you_mean
 
@@ -46,25 +46,30 @@ class Seen:
         return self
 
 
-def audience(seen: Seen, more: Sequence[Watcher], lead: Callable[[], bool]) -> Watching | None:
+def audience(
+    seen: Seen, more: Sequence[Watcher], lead: Callable[[], bool], canvas: Canvas | None = None
+) -> Watching | None:
     """Everybody who is told of a run's steps; None where nobody is.
 
     `lead` says whether this process is the one that prints; it is asked at every step, because the first program
-    decides it. Files are written by every process.
+    decides it. Files are written by every process. `canvas` is what takes a table to the terminal of the launcher that
+    started this process, if it has one.
     """
     watchers: list[Watcher] = [*more]
     if seen.metrics is not None:
         watchers.append(MetricsFile(seen.metrics))
     if seen.show != "none":
-        watchers.append(_view(seen.show, lead))
+        watchers.append(_view(seen.show, lead, canvas))
     return Watching(watchers) if watchers else None
 
 
-def _view(show: str, lead: Callable[[], bool]) -> Watcher:
+def _view(show: str, lead: Callable[[], bool], canvas: Canvas | None) -> Watcher:
     """A table where there is a terminal to draw on, else lines."""
-    stream = terminal() if show == "live" else None
-    if stream is None:
+    stream = terminal()
+    if stream is not None:
+        canvas = Screen(stream)
+    if canvas is None or show != "live":
         return Lines(lead)
     from whale_nebula.report.live import Live
 
-    return Live(stream, lead)
+    return Live(canvas, lead)

@@ -6,16 +6,40 @@ what is drawn goes away at his first letter, and comes back after his last.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import threading
-from typing import Any, TextIO
+from collections.abc import Iterator
+from typing import Any, Protocol, TextIO
 
 _UP_AND_CLEAR = "\x1b[1A\x1b[2K"
+_USUAL = os.terminal_size((80, 24))
 
 
 def terminal() -> TextIO | None:
     """The standard stream that is a terminal, if one is."""
     return next((stream for stream in (sys.stdout, sys.stderr) if stream is not None and stream.isatty()), None)
+
+
+class Canvas(Protocol):
+    """Where something can be drawn, again and again: a terminal, or what takes it to one."""
+
+    def open(self) -> None:
+        """Something is about to be drawn."""
+        ...
+
+    def size(self) -> os.terminal_size:
+        """How many columns and lines there are at this moment."""
+        ...
+
+    def draw(self, text: str) -> bool:
+        """Draw some whole lines in place of those before; whether it came to that."""
+        ...
+
+    def close(self) -> None:
+        """Leave what is drawn."""
+        ...
 
 
 class Screen:
@@ -36,6 +60,12 @@ class Screen:
                 self._beside[name] = _Beside(self, stream)
                 setattr(sys, name, self._beside[name])
 
+    def size(self) -> os.terminal_size:
+        """How large the terminal is at this moment; the variables COLUMNS and LINES overrule it."""
+        with contextlib.suppress(OSError, ValueError):
+            return size_of(self._stream.fileno())
+        return size_of(None)
+
     def draw(self, text: str) -> bool:
         """Draw some whole lines in place of those before; not while somebody's line is unfinished."""
         with self._lock:
@@ -49,14 +79,27 @@ class Screen:
 
     def write(self, stream: TextIO, text: str) -> int:
         """Somebody writes: what is drawn makes room."""
-        with self._lock:
-            if text:
-                self._erase()
-                self._ended = text.endswith("\n")
+        if not text:
             return stream.write(text)
+        with self.room(ended=text.endswith("\n")):
+            return stream.write(text)
+
+    @contextlib.contextmanager
+    def room(self, *, ended: bool) -> Iterator[None]:
+        """Room for what somebody writes; `ended` says whether that ends with a line."""
+        with self._lock:
+            self._erase()
+            self._ended = ended
+            yield
+
+    def leave(self) -> None:
+        """Leave what is drawn: what comes next stands below it."""
+        with self._lock:
+            self._height = 0
 
     def close(self) -> None:
         """Leave what is drawn, and give the streams back."""
+        self.leave()
         for name, beside in self._beside.items():
             if getattr(sys, name) is beside:
                 setattr(sys, name, beside.stream)
@@ -67,6 +110,16 @@ class Screen:
             self._stream.write(_UP_AND_CLEAR * self._height)
             self._stream.flush()
             self._height = 0
+
+
+def size_of(fd: int | None) -> os.terminal_size:
+    """How large a terminal is at this moment, if that can be known; COLUMNS and LINES overrule it."""
+    found = _USUAL
+    with contextlib.suppress(OSError):
+        found = _USUAL if fd is None else os.get_terminal_size(fd)
+    said = (os.environ.get("COLUMNS", ""), os.environ.get("LINES", ""))
+    chosen = zip(said, found, _USUAL, strict=True)
+    return os.terminal_size(int(own) if own.isdecimal() else seen or usual for own, seen, usual in chosen)
 
 
 class _Beside:

@@ -91,8 +91,8 @@ def _links(report: Report) -> Table:
 
 def _link(report: Report, name: str, link: LinkReport) -> list[RenderableType]:
     whole = max(report.step_seconds, 1e-9)
-    total = report.run.links.get(name, link)
-    sent = [size(link.bytes), f"{100 * link.ratio:.0f} %", size(total.bytes)]
+    total = report.run.links.get(name)  # who sends over it knows; of others a step alone is told
+    sent = [size(link.bytes), f"{100 * link.ratio:.0f} %", "" if total is None else size(total.bytes)]
     held = [_bar([(link.seconds / whole, "blue")]), duration(link.seconds)] if link.seconds else ["", "free"]
     return [*sent, *held]
 

@@ -45,6 +45,12 @@ def test_on_a_terminal_lines_bear_names_and_a_last_one_is_ended(tmp_path: Path) 
     assert relayed(code, tmp_path, {"out": "[gpu/0] "})[:2] == (b"[gpu/0] a\n[gpu/0] b\n", b"c")
 
 
+def test_a_bar_is_not_written_over_a_name(tmp_path: Path) -> None:
+    code = r"import os; os.write(1, b'\r\x08\x08\r4/4 done\n')"
+    assert relayed(code, tmp_path, {"out": "[gpu/0] "})[0] == b"[gpu/0] 4/4 done\n"
+    assert relayed(code, tmp_path)[0] == b"\r\x08\x08\r4/4 done\n"
+
+
 def test_lines_of_workers_that_write_at_once_are_never_mixed(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as out:
         sink = Sink(out.fileno())

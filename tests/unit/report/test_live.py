@@ -14,6 +14,7 @@ from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.report.live import Live
 from whale_nebula.report.published import begin, forget, watch
 from whale_nebula.report.report import LinkReport, StageReport
+from whale_nebula.report.screen import Screen
 from whale_nebula.report.watching import Watching
 
 
@@ -26,7 +27,7 @@ def fresh():
 
 def test_it_shows_stages_links_and_the_bottleneck(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = stand_in(monkeypatch)
-    live = Live(seen)
+    live = Live(Screen(seen))
     live.step(full())
     title, head, stages, gpu, npu, links, there, back, boundaries, b0, *sentence = seen.shown
     assert title.startswith("fit, step 3 ─")
@@ -44,7 +45,7 @@ def test_it_shows_stages_links_and_the_bottleneck(monkeypatch: pytest.MonkeyPatc
 
 def test_what_another_process_measures_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = stand_in(monkeypatch)
-    live = Live(seen)
+    live = Live(Screen(seen))
     came = BoundaryReport("rank(8) >> int8", 4096, 130, 258, 1)
     live.step(replace(full(), boundaries={"b0 npu->gpu": came}))
     assert next(line.split() for line in seen.shown if line.startswith("b0")) == (
@@ -57,7 +58,7 @@ def test_what_another_process_measures_is_left_out(monkeypatch: pytest.MonkeyPat
 
 def test_the_last_step_stays_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = stand_in(monkeypatch)
-    live = Live(seen)
+    live = Live(Screen(seen))
     for step in range(3, 20):
         live.step(replace(full(), step=step))
     live.close()
@@ -75,7 +76,7 @@ def test_between_steps_it_says_what_the_stages_do(monkeypatch: pytest.MonkeyPatc
 
     watching = Watching([])
     watch([watching])
-    live = Live(seen)
+    live = Live(Screen(seen))
     live.step(full())
     assert not any("backward 2" in line for line in seen.shown)
     begin(Step())
@@ -88,7 +89,7 @@ def test_between_steps_it_says_what_the_stages_do(monkeypatch: pytest.MonkeyPatc
 
 def test_before_a_step_and_where_another_process_leads_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = stand_in(monkeypatch)
-    live = Live(seen, here=lambda: False)
+    live = Live(Screen(seen), here=lambda: False)
     live.tick()
     live.step(full())
     live.close()
@@ -98,7 +99,7 @@ def test_before_a_step_and_where_another_process_leads_nothing_is_drawn(monkeypa
 def test_a_table_higher_than_the_terminal_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = stand_in(monkeypatch)
     monkeypatch.setenv("LINES", "6")
-    live = Live(seen)
+    live = Live(Screen(seen))
     live.step(full())
     assert len(seen.shown) == 5
     live.close()
@@ -107,7 +108,7 @@ def test_a_table_higher_than_the_terminal_is_cut(monkeypatch: pytest.MonkeyPatch
 def test_names_are_no_markup_and_clusters_are_named_where_they_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = stand_in(monkeypatch)
     stages = {"a": StageReport(cluster="gpu"), "b": StageReport(0.1, 0.2, "b", 1)}
-    live = Live(seen)
+    live = Live(Screen(seen))
     live.step(Report("[red]fit[/red]", 1, 0.5, 1, stages, {"gpu->b": LinkReport(10, 10, 10, 1)}))
     assert seen.shown[0].startswith("[red]fit[/red], step 1")
     assert seen.shown[3].split()[:2] == ["a", "(gpu)"] and "not timed apart" in seen.shown[3]

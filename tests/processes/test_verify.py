@@ -1,0 +1,47 @@
+"""`nb.verify` in several processes: each holds the whole model for a while, and says what one process says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import pytest
+
+import whale_nebula as nb
+from tests.processes import running, telling
+from tests.processes.running import Ended
+from tests.processes.workers import verifying
+
+
+@pytest.fixture(scope="module")
+def pair() -> Ended:
+    ended = running.run("verifying", 2)
+    ended.result.check()
+    return ended
+
+
+@pytest.fixture
+def alone(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """What the same program tells in one process."""
+    nb.shutdown()
+    keras.utils.set_random_seed(running.SEED)
+    with nb.init(links="10gbit,0ms"):
+        verifying.told()
+    return telling.told(capsys.readouterr().out)
+
+
+def test_it_says_what_one_process_says(pair: Ended, alone: dict[str, Any]) -> None:
+    assert pair.same("ok") is alone["ok"] is True
+    assert sorted(pair.same("names")) == sorted(alone["names"])
+    assert any("first" in name for name in alone["names"]) and any("second" in name for name in alone["names"])
+    assert pair.same("text").splitlines()[0] == alone["text"].splitlines()[0]
+
+
+def test_it_finds_what_is_wrong_in_another_cluster(pair: Ended, alone: dict[str, Any]) -> None:
+    assert pair.same("wrong") is alone["wrong"] is False
+
+
+def test_afterwards_all_is_as_before(pair: Ended, alone: dict[str, Any]) -> None:
+    assert pair.same("as before") and alone["as before"]
+    assert pair.all("first is empty") == [False, True]  # in c1, again
+    assert pair.same("loss") == pytest.approx(alone["loss"], rel=1e-5)
