@@ -9,7 +9,7 @@ import pytest
 
 import whale_nebula as nb
 from tests.processes.running import HERE, SEED, Ended, ended
-from tests.processes.synchronized import CASES, WORKERS, same, uncut
+from tests.processes.synchronized import CASES, ROUNDING, WORKERS, same, uncut
 from whale_nebula.launch import spawn
 
 DEADLINE = 300.0
@@ -35,7 +35,8 @@ def three() -> Iterator[tuple[Ended, Mapping[str, Any]]]:
 def test_every_process_ends_with_the_uncut_model(three: tuple[Ended, Mapping[str, Any]], asked: str) -> None:
     found, expected = three
     for part in found.all(asked):
-        same(part, expected[asked.partition(",")[0]])
+        name = asked.partition(",")[0]
+        same(part, expected[name], ROUNDING[name])
 
 
 def test_replicas_need_a_worker_each(three: tuple[Ended, Mapping[str, Any]]) -> None:
