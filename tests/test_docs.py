@@ -16,6 +16,7 @@ from whale_nebula.config import Line, quantities, schema
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+BENCHMARKS = sorted(script.parent.name for script in (ROOT / "benchmarks").glob("*/run.py"))
 CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
@@ -133,3 +134,9 @@ def test_the_site_builds(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "NB-101" in (tmp_path / "site" / "failures.html").read_text()
+    measured = (tmp_path / "site" / "measured.html").read_text()
+    assert measured.count("<table>") == len(BENCHMARKS) and "table:" not in measured
+
+
+def test_every_benchmark_stands_on_the_page_of_what_was_measured() -> None:
+    assert sorted(re.findall(r"^<!-- table: (\w+) -->$", (DOCS / "measured.md").read_text(), re.MULTILINE)) == BENCHMARKS

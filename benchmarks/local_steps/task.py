@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -48,19 +50,33 @@ def batches(seed: int, steps: int) -> tf.data.Dataset:
 
 
 class Clock(keras.callbacks.Callback):
-    """When each step ended."""
+    """When each step ended; and the line is slow and free by turns, for so many steps each.
 
-    def __init__(self) -> None:
+    The blocks after the first, which is not counted, go there and back: slow, free, free, slow ...
+    """
+
+    def __init__(self, steps: int, lines: Sequence[str], change: Callable[[str], None]) -> None:
         super().__init__()
+        self._steps, self._lines, self._change = steps, lines, change
         self.ends: list[float] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Take it down."""
         self.ends.append(time.perf_counter())
+        if len(self.ends) % self._steps == 0:
+            self._change(self._lines[_turn(len(self.ends) // self._steps - 1)])
 
-    def seconds(self, begin: int) -> float:
-        """From the end of one step to that of the last."""
-        return self.ends[-1] - self.ends[begin]
+    def blocks(self) -> tuple[list[float], list[float]]:
+        """Seconds of each block over the first line, and over the other one."""
+        marks = self.ends[self._steps - 1 :: self._steps]
+        found: tuple[list[float], list[float]] = [], []
+        for number, (begin, end) in enumerate(itertools.pairwise(marks)):
+            found[_turn(number)].append(end - begin)
+        return found
+
+
+def _turn(block: int) -> int:
+    return (0, 1, 1, 0)[block % 4]
 
 
 def options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

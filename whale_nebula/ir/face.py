@@ -45,7 +45,8 @@ class Plan:
             object.__setattr__(self, name, Named(getattr(self, name)))
 
     def __repr__(self) -> str:
-        parts = f"{len(self.stages)} stages and {len(self.boundaries)} boundaries"
+        stages, boundaries = len(self.stages), len(self.boundaries)
+        parts = f"{stages} stage{'s' * (stages != 1)} and {boundaries} boundar{'y' if boundaries == 1 else 'ies'}"
         return f"<plan {self.digest[:12]} of {self.name}: {parts}; print() tells it>"
 
     @cached_property

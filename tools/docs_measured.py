@@ -1,0 +1,33 @@
+"""For the documentation: a line `<!-- table: replica -->` becomes the table that benchmarks/replica has measured."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+_HERE = re.compile(r"^<!-- table: (\w+) -->$", re.MULTILINE)
+_MEASURED = re.compile(r"<!-- measured.*?-->\n(.*?)<!-- /measured -->", re.DOTALL)
+
+
+def tables(text: str) -> list[str]:
+    """The benchmarks whose tables a page wants.
+
+    >>> tables("before\\n<!-- table: replica -->\\nafter")
+    ['replica']
+    """
+    return _HERE.findall(text)
+
+
+def measured(name: str) -> str:
+    """What a benchmark's README has as measured: the table, and the machine."""
+    found = _MEASURED.search((BENCHMARKS / name / "README.md").read_text())
+    if found is None:
+        raise SystemExit(f"benchmarks/{name}/README.md has no table that was measured")
+    return found[1].strip()
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Called for each page."""
+    return _HERE.sub(lambda match: measured(match[1]), markdown)
