@@ -36,7 +36,9 @@ from whale_nebula.run import current_run, gathered
 from whale_nebula.runtime.absent import Absent
 from whale_nebula.runtime.channels import States
 from whale_nebula.runtime.engine import Engine, plain_function
+from whale_nebula.runtime.guard import uncut_step
 from whale_nebula.runtime.step import Arguments, Step, Unpack, declared
+from whale_nebula.runtime.whereabouts import Whereabouts
 from whale_nebula.scopes import calling_site
 from whale_nebula.scopes.words import checked
 from whale_nebula.verification import Row, Verification
@@ -191,6 +193,9 @@ def _runs(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, 
             uncut = State(_tensors(plain(*tensors)), _values(engine))
             shuffled = _shuffled(engine, tensors)
             noise = _noise(engine, again, lambda: plain(*shuffled), before, uncut) if measured else {}
+        except tf.errors.OpError as failure:
+            place = Whereabouts(engine.captured.graph, engine.captured.program.stages)
+            raise uncut_step(failure, place) from failure
         finally:
             again()
     try:

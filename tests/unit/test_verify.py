@@ -437,3 +437,14 @@ def test_a_batch_without_rows_shows_nothing(micro: int) -> None:
     found = nb.verify(model(micro), *batch(0))
     assert not found.ok
     assert "not comparable: the batch has no rows, so nothing was compared" in str(found)
+
+
+def test_what_fails_uncut_is_said_in_our_words_and_leaves_no_trace() -> None:
+    made = model()
+    made.train_on_batch(*batch())
+    before = everything(made)
+    with pytest.raises(nb.errors.StageFailedError, match="the uncut step failed") as caught:
+        nb.verify(made, normal(8, 4), normal(5, 3))
+    assert "Incompatible shapes" in caught.value.why and "as they were" in caught.value.mend
+    for path, value in everything(made).items():
+        np.testing.assert_array_equal(before[path], value, err_msg=path)

@@ -119,6 +119,16 @@ def whole_step(stage: str, failure: BaseException, whereabouts: Whereabouts) -> 
     )
 
 
+def uncut_step(failure: BaseException, whereabouts: Whereabouts) -> StageFailedError:
+    """The error for a step that fails without any plan; who ran it puts the variables back."""
+    return StageFailedError(
+        "the uncut step failed",
+        where=whereabouts.of(failure),
+        why=_sentence(failure),
+        mend=f"{whereabouts.mend(failure)}; the variables are as they were before",
+    )
+
+
 def unfit(counts: Sequence[int], failure: BaseException, whereabouts: Whereabouts, alone: str) -> CaptureError:
     """The error for a step that TensorFlow cannot put together for micro-batches of these rows; nothing has run.
     `alone` is the line that leaves the batch whole.
