@@ -20,6 +20,7 @@ from whale_nebula.verification import Row
 OF_THE_LARGEST = 1e-3
 _NOISE, _STORED = 4.0, 4.0
 BITS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+BITS |= {"complex128": BITS["float64"], "complex64": BITS["float32"]}
 """The last bit of a number, beside its first, by element type."""
 
 Values = Mapping[str, Any]
@@ -57,10 +58,10 @@ class Runs:
 def compared(names: Sequence[str], runs: Runs, tolerance: Tolerance) -> Iterator[Row]:
     """A row for each tensor that was returned, by its name, and for each variable."""
     found = runs.uncut.returned
-    largest = max((_norm(_numbers(t)) for t in found if t.dtype.is_floating), default=0.0)
+    largest = max((_norm(_numbers(t)) for t in found if inexact(t)), default=0.0)
     for name, a, b in zip(names, found, runs.planned.returned, strict=True):
-        size = _norm(_numbers(a)) if a.dtype.is_floating else 0.0
-        limit = tolerance.value * (size + OF_THE_LARGEST * largest) if a.dtype.is_floating else 0.0
+        size = _norm(_numbers(a)) if inexact(a) else 0.0
+        limit = tolerance.value * (size + OF_THE_LARGEST * largest) if inexact(a) else 0.0
         yield Row(name, distance(a, b), limit)
     for path in runs.uncut.variables:
         yield _variable(path, runs, tolerance)
@@ -68,7 +69,7 @@ def compared(names: Sequence[str], runs: Runs, tolerance: Tolerance) -> Iterator
 
 def _variable(path: str, runs: Runs, tolerance: Tolerance) -> Row:
     a, b = runs.uncut.variables[path], runs.planned.variables[path]
-    if not a.dtype.is_floating:
+    if not inexact(a):
         return Row(path, distance(a, b), 0.0)
     update = _norm(change(runs.before[path], a))
     stored = _STORED * BITS.get(a.dtype.name, 0.0) * _norm(_numbers(a))
@@ -86,7 +87,7 @@ def distance(a: Any, b: Any) -> float:
     """
     if a.shape != b.shape or a.dtype != b.dtype:
         return math.inf
-    if not a.dtype.is_floating:
+    if not inexact(a):
         return float(np.sum(a.numpy() != b.numpy()))
     left, right = _numbers(a), _numbers(b)
     unlike = ~((left == right) | (np.isnan(left) & np.isnan(right)))
@@ -101,7 +102,7 @@ def change(before: Any, after: Any) -> Any:
 
 def noise(before: Values, after: Values, near: Values, near_after: Values) -> dict[str, float]:
     """How far each variable's update from a state that is `near` by is from the update itself."""
-    floating = [path for path, value in after.items() if value.dtype.is_floating]
+    floating = [path for path, value in after.items() if inexact(value)]
     pairs = {path: (change(near[path], near_after[path]), change(before[path], after[path])) for path in floating}
     return {path: _norm(_less(*pair)) if pair[0].shape == pair[1].shape else 0.0 for path, pair in pairs.items()}
 
@@ -109,15 +110,29 @@ def noise(before: Values, after: Values, near: Values, near_after: Values) -> di
 def nudged(value: Any, bit: float, seed: int) -> Any:
     """A tensor with each of its numbers a bit larger or smaller."""
     signs = np.random.default_rng(seed).choice((-1.0, 1.0), tuple(value.shape))
-    return tf.cast(_numbers(value) * (1.0 + bit * signs), value.dtype)
+    wide = tf.complex128 if value.dtype.is_complex else tf.float64
+    return tf.cast(tf.cast(value, wide).numpy() * (1.0 + bit * signs), value.dtype)
 
 
 def strange(tensor: Any) -> bool:
     """Whether something in a tensor is no number."""
-    return bool(tensor.dtype.is_floating) and not np.isfinite(_numbers(tensor)).all()
+    return inexact(tensor) and not np.isfinite(_numbers(tensor)).all()
+
+
+def inexact(tensor: Any) -> bool:
+    """Whether a tensor is of numbers that are rounded.
+
+    >>> inexact(tf.zeros([2], tf.complex64)), inexact(tf.zeros([2], tf.int32))
+    (True, False)
+    """
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
 def _numbers(tensor: Any) -> Any:
+    """A tensor's numbers; a complex one's are the two of each."""
+    if tensor.dtype.is_complex:
+        wide = tf.cast(tensor, tf.complex128).numpy()
+        return np.stack([wide.real, wide.imag], axis=-1)
     return np.asarray(tf.cast(tensor, tf.float64).numpy())
 
 

@@ -251,7 +251,7 @@ def _nudge(engine: Engine, seed: int) -> None:
     bit = max(comparing.BITS[dtype] for dtype in ("float32", *_halves(engine)))
     for variable in engine.captured.program.variables:
         live = engine.captured.variables[variable.path]
-        if variable.trainable and live.dtype.is_floating:
+        if variable.trainable and comparing.inexact(live):
             live.assign(comparing.nudged(live.read_value(), bit, seed))
 
 

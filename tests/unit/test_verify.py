@@ -439,6 +439,25 @@ def test_a_batch_without_rows_shows_nothing(micro: int) -> None:
     assert "not comparable: the batch has no rows, so nothing was compared" in str(found)
 
 
+def test_complex_numbers_are_compared_as_what_is_rounded() -> None:
+    weight = tf.Variable(tf.complex(normal(4, 4), normal(4, 4, seed=1)))
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(2):
+            with nb.stage(cluster="a"):
+                hidden = tf.signal.fft(tf.cast(x, tf.complex64)) @ weight
+            with nb.stage(cluster="b"):
+                found = tf.reduce_mean(hidden * tf.math.conj(hidden))
+                loss = tf.math.real(found)
+        weight.assign_sub(0.01 * tape.gradient(loss, weight))
+        return loss, found, hidden
+
+    verified = nb.verify(step, tf.constant(normal(7, 4)))
+    assert verified.ok, verified
+    assert all(row.limit > 0 for row in verified.rows)
+
+
 def test_what_fails_uncut_is_said_in_our_words_and_leaves_no_trace() -> None:
     made = model()
     made.train_on_batch(*batch())

@@ -115,12 +115,13 @@ for _name in ("batch", "cache", "enumerate", "filter", "flat_map", "interleave",
 
 
 class Batches(tf.data.Iterator):
-    """Goes through the batches by rows. Inside a function of TensorFlow's it goes through all rows."""
+    """Goes through the batches by rows. Inside a function of TensorFlow's it goes through all rows; not both."""
 
     def __init__(self, dataset: tf.data.Dataset, rows: tf.data.Dataset, feed: Feed) -> None:
         self._dataset, self._feed = dataset, feed
         self._inner = iter(rows)
         self._whole: Any = None
+        self._begun = False
 
     @property
     def element_spec(self) -> Any:
@@ -128,6 +129,9 @@ class Batches(tf.data.Iterator):
         return self._dataset.element_spec
 
     def __next__(self) -> Any:
+        if self._whole is not None:
+            raise self._mixed("is read here, and was given to a function of TensorFlow's before")
+        self._begun = True
         self._feed.settle()
         *tensors, marks, here = next(self._inner)
         rows = Rows(self._feed, here.numpy(), marks.numpy())
@@ -162,9 +166,19 @@ class Batches(tf.data.Iterator):
         return tf_datasets.as_argument(self._all_rows())[1]
 
     def _all_rows(self) -> Any:
+        if self._begun:
+            raise self._mixed("has given batches, and is now given to a function of TensorFlow's")
         if self._whole is None:
             self._whole = iter(self._dataset)
         return self._whole
+
+    def _mixed(self, what: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"an iterator of nb.shard {what}",
+            where=str(calling_site()),
+            why="outside of functions it goes through its own rows, inside through all rows: it would begin anew",
+            mend="an iterator of its own for the function: iter(dataset)\nor give the function batches",
+        )
 
     def _serialize_to_tensors(self) -> NoReturn:
         raise UnsupportedError(

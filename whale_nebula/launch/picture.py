@@ -33,6 +33,7 @@ class Picture:
         os.set_blocking(fd, False)
         self._fd, self._terminal = fd, terminal
         self._left = b""
+        self._drew = False
 
     def open(self) -> None:
         """There is nothing to make ready."""
@@ -43,13 +44,14 @@ class Picture:
 
     def draw(self, text: str) -> bool:
         """Draw some whole lines in place of those before; whether they went out, or began to."""
-        fresh = not self._left
+        fresh, self._drew = not self._left, True
         self._send(self._left or text.encode() + _END)
         return fresh
 
     def close(self) -> None:
-        """Leave what is drawn: an empty picture says so."""
-        self._send(self._left + _END)
+        """Leave what this worker has drawn, if it drew at all: an empty picture says so."""
+        if self._drew:
+            self._send(self._left + _END)
 
     def _send(self, data: bytes) -> None:
         with contextlib.suppress(BlockingIOError):

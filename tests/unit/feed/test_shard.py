@@ -257,6 +257,20 @@ class TestWhatComesAfterIt:
         assert float(total(bound(made("plain")))) == expected
         assert float(total(iter(bound(made("plain"))))) == expected
 
+    def test_one_iterator_is_not_read_both_inside_and_outside(self, bound: Callable[..., Sharded]) -> None:
+        @tf.function
+        def first(batches: Any) -> Any:
+            return tf.reduce_sum(next(batches))
+
+        read = iter(bound(made("plain")))
+        next(read)
+        with pytest.raises(nb.errors.UnsupportedError, match="has given batches, and is now given to a function"):
+            first(read)
+        given = iter(bound(made("plain")))
+        first(given)
+        with pytest.raises(nb.errors.UnsupportedError, match="is read here, and was given to a function"):
+            next(given)
+
     def test_keras_trains_a_model_without_scopes_on_all_rows(self, bound: Callable[..., Sharded]) -> None:
         def trained(dataset: tf.data.Dataset) -> list[float]:
             keras.utils.set_random_seed(1)

@@ -63,6 +63,19 @@ def test_each_takes_the_place_of_the_one_before_and_the_last_is_left() -> None:
     assert shown(["one\ntwo\n", "three\n"], leave=True).shown == ["three", "a line"]
 
 
+def test_who_drew_nothing_leaves_the_picture_of_another_where_it_is() -> None:
+    seen = Terminal()
+    screen = Screen(seen)
+    screen.draw("a table\n")
+    ours, theirs = os.pipe()
+    follower = Shown("gpu/1", Silent(), ours, screen)
+    Picture(theirs, NOWHERE).close()
+    os.close(theirs)
+    follower.close()
+    screen.draw("the next\n")
+    assert seen.shown == ["the next"]
+
+
 def test_of_a_worker_that_died_nothing_stays() -> None:
     assert shown(["one\ntwo\n"], leave=False).shown == ["a line"]
 
