@@ -41,6 +41,14 @@ def test_each_process_predicts_all_stages(seen: tuple[Ended, list[Report]]) -> N
     assert first.prediction.links == second.prediction.links
 
 
+def test_codecs_take_their_time_of_the_stages_and_of_what_is_foretold(seen: tuple[Ended, list[Report]]) -> None:
+    for report in seen[1]:
+        [stage] = report.stages.values()
+        own = sum(each.encode_seconds + each.decode_seconds for each in report.boundaries.values())
+        assert stage.codec_seconds >= 0.9 * own > 0
+    assert all(stage.codec_seconds > 0 for stage in seen[1][-1].prediction.stages.values())
+
+
 def test_the_line_is_that_of_the_config(seen: tuple[Ended, list[Report]]) -> None:
     report = seen[1][-1]
     for link in report.prediction.links.values():

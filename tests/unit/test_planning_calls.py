@@ -177,3 +177,31 @@ def test_the_pin_of_a_train_step_of_x_alone_fits_the_fit(tmp_path: Path) -> None
     nb.shutdown()
     with nb.init(plan=str(tmp_path / "pin.json")):
         assert np.isfinite(copier().fit(X, verbose=0).history["loss"])
+
+
+class Two(keras.Model):
+    """Two inputs, and no `build`: Keras asks its call for shapes where it is first used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = keras.layers.Dense(3), keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        left, right = inputs.values() if isinstance(inputs, dict) else inputs
+        with nb.stage(cluster="gpu"):
+            hidden = self.first(left) + self.first(right)
+        with nb.stage(cluster="npu"):
+            return self.second(hidden)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("given", [{"left": X, "right": X}, [X, X]], ids=["dict", "list"])
+def test_a_subclassed_model_of_several_inputs_is_built_by_being_looked_at(given: Any) -> None:
+    made = Two()
+    made.compile("sgd", "mse")
+    assert [*nb.plan(made, given, Y).stages] == ["gpu", "npu"]
+    with nb.pipeline(2):
+        made = Two()
+        made.compile("sgd", "mse")
+        made.fit(given, Y, verbose=0)
+    assert nb.last_report().micro_batches == 2

@@ -195,7 +195,7 @@ class _Stamper:
         trace = current()
         if frame.kind == "stage" and not uncut_on_purpose():
             check_strategy(lambda: str(frame.site))
-        if trace is None or trace.graph is None:
+        if trace is None or trace.graph is None or tf_private.in_symbolic_scope():  # Keras asks for shapes, to build
             frame.touched = frame.touched or (uncut_on_purpose() and not frame.building)
             yield
             return

@@ -128,9 +128,12 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
         checks=checks,
     )
     folding = folded()
+    allowed = program.pipeline.coupled == "allow"
+    if allowed and not all(state.good for state in folding.folds.values()):
+        folding = folded(apart=True)
     loss = next((folding.of(target) for target in targets if not folding.of(target).good), None)
-    if loss is not None and program.pipeline.coupled == "allow":
-        folding = folded(means=_terms(program, folding, targets))
+    if loss is not None and allowed:
+        folding = folded(means=_terms(program, folding, targets), apart=True)
     wholes = frozenset() if program.weights else frozenset(folding.wholes)
     found = BatchFolds(program, folding, frozenset(), checks, wholes, where)
     found._note(None if loss is None else verdict(loss, program.graph, where=where))

@@ -239,7 +239,7 @@ class DistributedStep:
         self.channels.begin(batch.slices, self.carried.outlook(batch.rows, self.pace))
         post = Post(
             self.slots, self.routing, self.links, self.program, self.steps, patience, lambda host: False,
-            self.channels, clusters=self.clusters,
+            self.channels, clocks.stages, self.clusters,
         )  # fmt: skip
         agreed.add_done_callback(lambda done: _abort(post, done, self.session))
         cut, links, here = self.compiled.cut, self.session.links, self.session.worker

@@ -19,7 +19,7 @@ def step(x: Any) -> Any:
     with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(2):
         with nb.stage(cluster="c0"):
             hidden = tf.tanh(x @ kernels[0])
-        with nb.stage(cluster="c1"):
+        with nb.stage(cluster="c1"), nb.compress(int8=True):
             loss = tf.reduce_mean(tf.square(hidden @ kernels[1]))
     for kernel, gradient in zip(kernels, tape.gradient(loss, kernels), strict=True):
         kernel.assign_sub(0.1 * gradient)

@@ -101,3 +101,23 @@ def test_dropout_in_parts_is_reproducible() -> None:
         np.testing.assert_allclose(again["loss"], history["loss"], rtol=1e-6)
         for a, b in zip(weights, others, strict=True):
             np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("parts", [2, 6])
+def test_what_inputs_alone_couple_is_each_micro_batchs_own(parts: int) -> None:
+    weight = tf.Variable(numbers(1)[:6])
+
+    @nb.function
+    def step(x: Any, p: Any) -> Any:
+        with nb.pipeline(parts, coupled="allow"):
+            with nb.stage(cluster="a"):
+                hidden = x @ weight
+            with nb.stage(cluster="b"):
+                return tf.reduce_mean(tf.cumsum(p) * hidden[:, 0])
+
+    x, p = X[:6], numbers(1, seed=2)[:6, 0]
+    by_hand = [
+        float(tf.reduce_mean(tf.cumsum(own) * (rows @ weight)[:, 0]))
+        for rows, own in zip(tf.split(tf.constant(x), parts), tf.split(tf.constant(p), parts), strict=True)
+    ]
+    assert float(step(x, p)) == pytest.approx(np.mean(by_hand), rel=1e-5)

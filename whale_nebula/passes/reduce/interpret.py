@@ -66,13 +66,15 @@ def fold(
     checks: Collection[int] = (),
     means: Collection[Value] = (),
     recounting: bool = False,
+    apart: bool = False,
 ) -> Folding:
     """How the batch axis is folded into each value of a step that is cut into micro-batches.
 
     `batched` says for the ops that hold inputs where the batch lies; the others are the same in every
     micro-batch. `targets` are what is differentiated: there, and only there, a value may be grown. `skip`
     leaves ops out; `checks` assert, and of inputs alone they do so of the whole batch; `means` are means over
-    the micro-batches because it was said so, whatever they are made of; `recounting` asks for `recounts`.
+    the micro-batches because it was said so, whatever they are made of; `recounting` asks for `recounts`. With `apart`
+    what comes from inputs alone is read of the whole batch only where that helps: else a micro-batch has its own.
 
     >>> from whale_nebula.ir.text import from_text
     >>> graph = from_text('''
@@ -87,7 +89,7 @@ def fold(
     kept = closure | _kept(graph, skip)
     fed: frozenset[Value] = frozenset()
     while True:
-        run = _Run(graph, batched, closure, kept, skip, fed, checks, means, recounting)
+        run = _Run(graph, batched, closure, kept, skip, fed, checks, means, recounting, apart)
         run.interpret()
         if run.asked <= fed:
             return Folding(run.folds, tuple(sorted(run.used)), tuple(run.grows), run.all_recounts())
@@ -144,6 +146,7 @@ class _Run:
     checks: Collection[int] = ()
     means: Collection[Value] = ()
     recounting: bool = False
+    apart: bool = False
     folds: dict[Value, Fold] = field(default_factory=dict)
     used: set[Value] = field(default_factory=set)
     asked: set[Value] = field(default_factory=set)
@@ -219,7 +222,7 @@ class _Run:
             if badness(outcome) and any(fold.kind == ROWS for fold in site.folds):
                 _, outcome = feed(site, outcome, self.asked, always=False)
             return outcome
-        site, outcome = feed(site, outcome, self.asked, always=True)
+        site, outcome = feed(site, outcome, self.asked, always=not self.apart)
         return grow(site, outcome, self.grows) if site.op.index in self.closure else outcome
 
 
