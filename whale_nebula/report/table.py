@@ -16,6 +16,7 @@ from whale_nebula.report.report import LinkReport, Report, StageReport
 from whale_nebula.report.text import duration, scalars_text, size
 
 _BAR_COLUMNS = 14
+_HEADERS = 3.0  # where frames are so many times what they carry, their headers are all there is to say of them
 _WIDTHS = (12, 9, 9, 9, _BAR_COLUMNS, 9)
 
 
@@ -92,7 +93,8 @@ def _links(report: Report) -> Table:
 def _link(report: Report, name: str, link: LinkReport) -> list[RenderableType]:
     whole = max(report.step_seconds, 1e-9)
     total = report.run.links.get(name)  # who sends over it knows; of others a step alone is told
-    sent = [size(link.bytes), f"{100 * link.ratio:.0f} %", "" if total is None else size(total.bytes)]
+    share = f"{100 * link.ratio:.0f} %" if link.ratio < _HEADERS else "headers"
+    sent = [size(link.bytes), share, "" if total is None else size(total.bytes)]
     held = [_bar([(link.seconds / whole, "blue")]), duration(link.seconds)] if link.seconds else ["", "free"]
     return [*sent, *held]
 

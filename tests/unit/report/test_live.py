@@ -114,3 +114,13 @@ def test_names_are_no_markup_and_clusters_are_named_where_they_differ(monkeypatc
     assert seen.shown[3].split()[:2] == ["a", "(gpu)"] and "not timed apart" in seen.shown[3]
     assert seen.shown[6].endswith("free")
     live.close()
+
+
+def test_what_is_nothing_but_headers_is_called_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = stand_in(monkeypatch)
+    live = Live(Screen(seen))
+    links = {"npu->gpu": LinkReport(8, 1140, 8, 5), "gpu->npu": LinkReport(4000, 4100, 4000, 2)}
+    live.step(replace(full(), links=links))
+    words = {line.split()[0]: line.split() for line in seen.shown}
+    assert words["npu->gpu"][3] == "headers" and words["gpu->npu"][3:5] == ["102", "%"]
+    live.close()
