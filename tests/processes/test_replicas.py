@@ -17,7 +17,6 @@ DEADLINE = 900.0
 pytestmark = pytest.mark.timeout(DEADLINE)
 THREE = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
 SAMPLE = [
-    ("functional", 2, 1, (2, 1)),
     ("subclassed", 2, 3, (2, 1)),
     ("scaled", 2, 2, (2, 1)),
 ]

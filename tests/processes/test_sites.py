@@ -31,6 +31,7 @@ def alone() -> dict[str, Any]:
     return dict(told(out.getvalue()))
 
 
+@pytest.mark.grid
 def test_a_cut_and_a_renewed_certificate_change_nothing(tmp_path: Path, alone: dict[str, Any]) -> None:
     with sites(tmp_path) as found, line_before(found, "gpu") as (line, configs):
         found.start("course", STEPS, REST, configs=configs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from typing import Any
 
 import keras
@@ -20,14 +22,14 @@ def pair() -> Ended:
     return ended
 
 
-@pytest.fixture
-def alone(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
     """What the same program tells in one process."""
     nb.shutdown()
     keras.utils.set_random_seed(running.SEED)
-    with nb.init(links="10gbit,0ms"):
+    with contextlib.redirect_stdout(io.StringIO()) as out, nb.init(links="10gbit,0ms"):
         verifying.told()
-    return telling.told(capsys.readouterr().out)
+    return dict(telling.told(out.getvalue()))
 
 
 def test_it_says_what_one_process_says(pair: Ended, alone: dict[str, Any]) -> None:

@@ -61,7 +61,11 @@ except ConfigError as error:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["CPU"], "'CPU'"), (["GPU:7"], "GPU:7, and TensorFlow finds"), (["GPU:7", "late"], "GPU:7, and TensorFlow")],
+    [
+        pytest.param(["CPU"], "'CPU'", marks=pytest.mark.grid),
+        (["GPU:7"], "GPU:7, and TensorFlow finds"),
+        pytest.param(["GPU:7", "late"], "GPU:7, and TensorFlow", marks=pytest.mark.grid),
+    ],
 )
 def test_a_worker_takes_it_or_says_why_not(arguments: list[str], said: str) -> None:
     command = [sys.executable, "-c", TAKES, *arguments]

@@ -31,6 +31,7 @@ def three() -> Ended:
     return summing(3, "killed")
 
 
+@pytest.mark.grid
 class TestThreeWorkers:
     def test_every_dtype_is_summed(self, three: Ended) -> None:
         assert three.same("right") == list(collectives.DTYPES)
