@@ -22,7 +22,7 @@ def built(inner: str = "relu") -> keras.Model:
         with nb.stage(cluster="c1"):
             outputs = keras.layers.Dense(2, name="second")(hidden)
     model = keras.Model(inputs, outputs)
-    model.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.5), "mse", metrics=["mae"])
+    model.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.5, name="adam"), "mse", metrics=["mae"])
     return model
 
 
