@@ -68,6 +68,20 @@ ROWS: dict[str, Row] = {
         {"int3": True, "backward": "rows(0.5) >> int2", "mask": True, "zstd": True},
     ),
     "int2z": Row("int2, without padding, zstd", {"int2": True, "backward": "int2", "mask": True, "zstd": True}),
+    "axes16": Row(
+        "axes, 2.3 bits, both ways, without padding",
+        {"codec": "axes >> coded(2.3)", "backward": "axes >> coded(2.3)", "mask": True},
+        seeds=THREE,
+    ),
+    "axes24": Row(
+        "axes, 1.6 bits, both ways, without padding",
+        {"codec": "axes >> coded(1.6)", "backward": "axes >> coded(1.6)", "mask": True},
+        seeds=THREE,
+    ),
+    "axes32": Row(
+        "axes, 1.15 bits, both ways, without padding",
+        {"codec": "axes >> coded(1.15)", "backward": "axes >> coded(1.15)", "mask": True},
+    ),
     "topk": Row("top 10 %, int8, without padding", {"topk": 0.1, "int8": True, "mask": True}),
     "topk5": Row("top 5 %, int8, without padding", {"topk": 0.05, "int8": True, "mask": True}),
     "shared2": Row(

@@ -26,9 +26,9 @@ import numpy as np
 import tensorflow as tf
 from common import machine, verdict, write
 
-from whale_nebula.codec import ranks
+from whale_nebula.codec import Coded, ranks
 from whale_nebula.codec.bytes import positions
-from whale_nebula.codec.graph import basis, casts, lowrank, sparse
+from whale_nebula.codec.graph import axes, basis, casts, lowrank, sparse
 from whale_nebula.codec.graph.blocks import dequantise, quantise
 
 ROWS, COLUMNS = 8192, 768
@@ -119,6 +119,22 @@ def largest(fraction: float) -> Row:
     return Row(f"topk({fraction})", encode, decode)
 
 
+def coded(bits: float, count: int) -> Row:
+    """So many bits a number."""
+    chosen = Coded(bits)
+    return Row(str(chosen), chosen.encode, lambda sent: chosen.decode(sent, (count, COLUMNS), "float32"))
+
+
+def on_axes(bits: float, x: np.ndarray) -> Row:
+    """The same on the tensor's own axes."""
+    q, alone = tf.constant(axes.heard(*axes.told(axes.gram_of(x).numpy()))), coded(bits, len(x))
+    return Row(
+        f"axes, {alone.name}",
+        lambda x: alone.encode(basis.project(x, q)),
+        lambda sent: basis.expand(alone.decode(sent), q),
+    )
+
+
 def rows(x: np.ndarray, optimal: Callable[[int], float]) -> list[Row]:
     """Everything that is measured."""
     return [
@@ -137,6 +153,8 @@ def rows(x: np.ndarray, optimal: Callable[[int], float]) -> list[Row]:
         shared(96, x),
         renewal(96, x),
         largest(0.1),
+        coded(2, len(x)),
+        on_axes(2, x),
     ]
 
 

@@ -26,6 +26,7 @@ CODECS: dict[str, dict[str, Any]] = {
     "rank": {"rank": 8, "int8": True},
     "rank alone": {"rank": 8, "backward": None},
     "topk": {"topk": 0.25, "int4": True},
+    "axes": {"codec": "axes >> coded(4)", "backward": "axes >> coded(4)"},
     "mask": {"mask": "mask", "backward": None},
     "mask and rank": {"mask": "mask", "rank": 8, "int8": True},
     "late": {"int4": True, "start_step": 2},

@@ -16,10 +16,7 @@ from whale_nebula.launch import spawn
 DEADLINE = 900.0
 pytestmark = pytest.mark.timeout(DEADLINE)
 THREE = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1"}
-SAMPLE = [
-    ("subclassed", 2, 3, (2, 1)),
-    ("scaled", 2, 2, (2, 1)),
-]
+SAMPLE = [("subclassed", 2, 3, (2, 1))]
 """A model, its stages, its micro-batches, and the replicas of each stage: what `make test` runs."""
 Case = tuple[str, int, int, tuple[int, ...]]
 

@@ -20,10 +20,21 @@ LAST = "trained,4"
 """There are three workers."""
 
 
+def asked(config: pytest.Config) -> list[str]:
+    """The sample, or the grid."""
+    return ASKED if config.getoption("--grid", default=False) else [ASKED[0], ASKED[-1]]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        metafunc.parametrize("case", asked(metafunc.config))
+
+
 @pytest.fixture(scope="module")
-def three() -> Iterator[tuple[Ended, Mapping[str, Any]]]:
+def three(request: pytest.FixtureRequest) -> Iterator[tuple[Ended, Mapping[str, Any]]]:
     """All of them in one run of a cluster of three workers; and uncut in this process meanwhile."""
-    script = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / "synchronized.py"), *ASKED, LAST]
+    lessons = [*asked(request.config), LAST]
+    script = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / "synchronized.py"), *lessons]
     with spawn(script, WORKERS, seed=SEED, cwd=HERE.parents[1]) as job:
         nb.shutdown()
         expected = {name: lesson(uncut) for name, lesson in CASES.items()}
@@ -31,11 +42,10 @@ def three() -> Iterator[tuple[Ended, Mapping[str, Any]]]:
     yield found, expected
 
 
-@pytest.mark.parametrize("asked", ASKED)
-def test_every_process_ends_with_the_uncut_model(three: tuple[Ended, Mapping[str, Any]], asked: str) -> None:
+def test_every_process_ends_with_the_uncut_model(three: tuple[Ended, Mapping[str, Any]], case: str) -> None:
     found, expected = three
-    for part in found.all(asked):
-        name = asked.partition(",")[0]
+    for part in found.all(case):
+        name = case.partition(",")[0]
         same(part, expected[name], ROUNDING[name])
 
 

@@ -166,7 +166,7 @@ def test_trap_04_metrics_of_scalars_count_once(same_fit: Any, normal: Any, runne
 # 5: Keras's loss tracker asks for the rows of x: the last stage must not be fed x for that.
 
 
-@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
 def test_trap_05_the_last_stage_is_not_fed_x(normal: Any, micro: int) -> None:
     model = dense_model(Cut(True, micro), "sgd")
     step, arguments, unpack = keras_step(model, "train", (tf.constant(normal(8, 4)), tf.constant(normal(8, 3))))
@@ -198,7 +198,7 @@ class Lazy(keras.Model):
                 return outputs
 
 
-@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
 def test_trap_06_the_first_act_of_a_subclass_is_fit(same_fit: Any, normal: Any, micro: int) -> None:
     def build(cut: Cut) -> Any:
         model = Lazy(cut)
@@ -211,7 +211,7 @@ def test_trap_06_the_first_act_of_a_subclass_is_fit(same_fit: Any, normal: Any, 
 # 7: scopes of functional models belong to nodes: a shared layer sits in two stages.
 
 
-@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
 def test_trap_07_a_shared_layer_in_two_stages(same_fit: Any, normal: Any, runner: str, micro: int) -> None:
     def build(cut: Cut) -> Any:
         shared, inputs = layers.Dense(4, activation="tanh"), keras.Input((4,))
@@ -256,7 +256,7 @@ def test_trap_08_a_clone_loses_its_scopes_and_says_so() -> None:
 # 9: variables made in the step make tf.function trace twice: the first trace must be forgotten.
 
 
-@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
 def test_trap_09_an_optimizer_built_in_the_step(same: Any, normal: Any, weights: Any, micro: int) -> None:
     def build(cut: Cut) -> Any:
         variables, optimizer = weights(), keras.optimizers.Adam(0.1, epsilon=1e-3)
@@ -276,7 +276,7 @@ def test_trap_09_an_optimizer_built_in_the_step(same: Any, normal: Any, weights:
     same(build, *[(normal(6, 4, seed=n),) for n in range(3)], micro=micro)
 
 
-@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
 def test_trap_09_a_loss_scale_optimizer(same_fit: Any, normal: Any, micro: int) -> None:
     def build(cut: Cut) -> Any:
         return dense_model(cut, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=1024.0))
@@ -287,7 +287,7 @@ def test_trap_09_a_loss_scale_optimizer(same_fit: Any, normal: Any, micro: int) 
 # 10: `recompute_grad` asks a tape of its own while we differentiate. (Nested tapes: test_gradients.py.)
 
 
-@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
 def test_trap_10_recompute_grad(same: Any, normal: Any, weights: Any, micro: int) -> None:
     def build(cut: Cut) -> Any:
         variables = weights()
@@ -312,7 +312,7 @@ def test_trap_10_recompute_grad(same: Any, normal: Any, weights: Any, micro: int
 # 11: gradients of embeddings are colocated with ops that the fragment does not have.
 
 
-@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.grid), 2])
 def test_trap_11_a_sparse_embedding_in_the_first_stage(same_fit: Any, normal: Any, runner: str, micro: int) -> None:
     """... under global_clipnorm, which squares the un-added rows: a dense gradient gives another norm."""
 

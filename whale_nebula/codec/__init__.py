@@ -4,10 +4,13 @@
 >>> str(nb.codec.SVD(0.6) >> nb.codec.FP16())
 'svd(0.6) >> fp16'
 
-At most one *structure* (SVD, Rank, TopK, Rows: fewer numbers), then one *precision* (FP16, BF16, INT8, INT4, TURNED4,
-INT3, INT2, INT1, Mixed: fewer bits in each). `register` enters a codec of your own.
+At most one *structure* (SVD, Rank, TopK, Rows: fewer numbers; Axes: a form that fewer bits hold), then one *precision*
+(FP16, BF16, INT8, INT4, TURNED4, INT3, INT2, INT1, Mixed, Coded: fewer bits in each). `register` enters a codec of your
+own.
 """
 
+from whale_nebula.codec.axes import Axes
+from whale_nebula.codec.coded import Coded
 from whale_nebula.codec.flags import from_flags
 from whale_nebula.codec.mixed import Mixed
 from whale_nebula.codec.objects import Chain, Codec, Precision, Reduced, Structure
@@ -29,9 +32,11 @@ __all__ = [
     "INT8",
     "SVD",
     "TURNED4",
+    "Axes",
     "Bits",
     "Chain",
     "Codec",
+    "Coded",
     "Mixed",
     "Part",
     "Precision",

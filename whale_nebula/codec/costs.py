@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import NamedTuple
 
+from whale_nebula.codec.axes import Axes
+from whale_nebula.codec.coded import LOOKED_AT as TRIED
+from whale_nebula.codec.coded import Coded
 from whale_nebula.codec.fitting import precision_in, structure_in
 from whale_nebula.codec.mixed import Mixed
 from whale_nebula.codec.objects import Codec, Dims, Precision, Structure
@@ -62,8 +65,12 @@ _NANOSECONDS: Mapping[type[Precision], tuple[Cost, Cost]] = {
     INT2: (Cost(11.0, 8.8), Cost(22.0, 17.0)),
     Mixed: (Cost(14.2, 10.5), Cost(21.0, 17.5)),
     INT1: (Cost(10.7, 8.7), Cost(19.0, 19.0)),
+    Coded: (Cost(20.0, 14.0), Cost(20.0, 14.0)),
 }
 """A number's, rounded to the nearest and (for gradients) to be right on average."""
+
+_SEARCH = 45e-9
+"""Seconds for each number on which `Coded` tries how fine it may be."""
 
 _TOP = Cost(8.8, 7.3)
 """A number's, to find the largest of each row and to put them back."""
@@ -71,8 +78,10 @@ _TOP = Cost(8.8, 7.3)
 _GRAM_PASSES = 4
 """Over the running Gram matrix in a step: to let it fade, add to it and look for NaN."""
 
-_ITERATIONS, _SVD = 2, 20
-"""Steps of subspace iteration in float64; a singular value decomposition, by an eigen-decomposition."""
+_ITERATIONS, _SVD, _UPRIGHT = 2, 20, 12
+"""Steps of subspace iteration in float64; a singular value decomposition, by an eigen-decomposition; products that make
+axes orthonormal again.
+"""
 
 _BITS = Cost(2.6, 7.5)
 """A whole number's."""
@@ -126,10 +135,13 @@ def renewing(codec: Codec | None, dims: Dims) -> float:
     [5.0, 0.0]
     """
     structure = structure_in(codec)
-    if not isinstance(structure, Rank) or len(dims) < 1 or structure.numbers(dims) is None:
+    if not isinstance(structure, Rank | Axes) or len(dims) < 1 or structure.numbers(dims) is None:
         return 0.0
-    (rows, n), r = matrix(dims), structure.r
+    rows, n = matrix(dims)
     seen = 2.0 * min(rows, LOOKED_AT) * n * n / SPEED + _GRAM_PASSES * COPY * n * n
+    if isinstance(structure, Axes):
+        return seen + (_UPRIGHT * 2 * n**3 / (SPEED / 2) + EIGEN * n**3) / RENEWED
+    r = structure.r
     return seen + (_ITERATIONS * (2 * n * n * r + 6 * n * r * r) / (SPEED / 2) + _SVD * EIGEN * r**3) / RENEWED
 
 
@@ -138,7 +150,8 @@ def _precision(precision: Precision | None, count: int, *, back: bool) -> Cost |
         return Cost()
     found = _NANOSECONDS.get(type(precision))
     call = CAST if isinstance(precision, FP16 | BF16) else CALL
-    return None if found is None else _times(found[back], 1e-9 * count) + Cost(call, call)
+    search = _SEARCH * min(count, TRIED) if isinstance(precision, Coded) else 0.0
+    return None if found is None else _times(found[back], 1e-9 * count) + Cost(call + search, call)
 
 
 def _structure(structure: Structure, dims: Dims) -> Cost | None:
@@ -161,6 +174,12 @@ def _rank(rank: Structure, m: int, n: int) -> Cost:
     return Cost(product + COPY * m * r, product + COPY * m * n)
 
 
+def _axes(axes: Structure, m: int, n: int) -> Cost:
+    """A product with them each way; what makes them is `renewing`."""
+    product = 2.0 * m * n * n / SPEED + COPY * m * n
+    return Cost(product, product)
+
+
 def _topk(topk: Structure, m: int, n: int) -> Cost:
     return _times(_TOP, 1e-9 * m * n)
 
@@ -172,7 +191,7 @@ def _rows(rows: Structure, m: int, n: int) -> Cost:
 
 
 _STRUCTURES: Mapping[type[Structure], Callable[[Structure, int, int], Cost]] = {
-    SVD: _svd, Rank: _rank, TopK: _topk, Rows: _rows
+    SVD: _svd, Rank: _rank, TopK: _topk, Rows: _rows, Axes: _axes
 }  # fmt: skip
 
 

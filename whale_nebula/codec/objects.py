@@ -76,7 +76,7 @@ def _bad_chain(members: tuple[Codec, ...]) -> OptionError:
         mend = " >> ".join(repr(part) for found in by_layer.values() for part in found)
     return OptionError(
         f"{' >> '.join(map(str, members))} is no codec",
-        why="a codec is at most one structure (svd, rank, topk, rows), then one precision (fp16, bf16, int8, ... int1)",
+        why="a codec is at most one structure (svd, rank, ... axes), then one precision (fp16, int8, ... coded)",
         mend=mend,
     )
 
@@ -121,10 +121,14 @@ class Structure(Codec, ABC):
     layer = STRUCTURE
     returns: ClassVar[bool] = False
     """Whether the gradient crosses in the same form: in the same subspace, at the same positions."""
+    careful: ClassVar[bool] = False
+    """Whether a NaN or an infinity passes, and never enters what it remembers: then nobody has to look for them."""
 
     @abstractmethod
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
-        """The sizes of what is left; None where that would not be fewer numbers."""
+        """The sizes of what is left; None where that would not be fewer numbers. Those of the tensor itself say that
+        the numbers are in a form that suits the precision that follows.
+        """
 
     def extras(self, dims: Dims) -> tuple[Part, ...]:
         """What crosses besides in every micro-batch."""

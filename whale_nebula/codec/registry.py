@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from whale_nebula.codec.axes import Axes
+from whale_nebula.codec.coded import Coded
 from whale_nebula.codec.mixed import Mixed
 from whale_nebula.codec.objects import Codec, Precision, Structure
 from whale_nebula.codec.precisions import BF16, FP16, INT1, INT2, INT3, INT4, INT8, TURNED4, Bits
@@ -22,7 +24,7 @@ from whale_nebula.codec.strong import Rows
 from whale_nebula.codec.structures import SVD, Rank, TopK
 from whale_nebula.errors import OptionError
 
-_BUILT = (SVD, Rank, TopK, Rows, FP16, BF16, INT8, INT4, TURNED4, INT3, INT2, INT1, Mixed, Bits)
+_BUILT = (SVD, Rank, TopK, Rows, Axes, FP16, BF16, INT8, INT4, TURNED4, INT3, INT2, INT1, Mixed, Coded, Bits)
 CODECS: dict[str, type[Codec]] = {kind.name: kind for kind in _BUILT}
 _Kind = TypeVar("_Kind", bound=type[Codec])
 _METHODS = {Precision: ("parts", "encode", "decode"), Structure: ("numbers", "reduce", "expand")}

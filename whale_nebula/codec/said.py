@@ -73,8 +73,8 @@ def _conditions(way: Way, back: bool, rungs: Sequence[str] = ()) -> Iterator[str
         ladder = ", then ".join(size + name for size, name in zip(sizes, way.ladder, strict=True))
         until = f"each until the next one loses at most {100 * way.bound:g} %"
         yield f"first {ladder}, {until}; then, as counted here, {way.precision}"
-    if not back and way.structure is not None and way.structure.name == "rank":
-        yield f"with the basis itself every {RENEWED} steps"
+    if way.structure is not None and way.structure.name in ("axes", "rank")[: 1 if back else 2]:
+        yield f"with the {'axes themselves' if way.structure.name == 'axes' else 'basis itself'} every {RENEWED} steps"
     if way.delta is not None:
         yield f"as differences to what the samples in {way.delta} were before"
     if way.mask is not None:

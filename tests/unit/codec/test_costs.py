@@ -18,6 +18,7 @@ from whale_nebula.codec import (
     INT8,
     SVD,
     Codec,
+    Coded,
     Precision,
     Rank,
     Structure,
@@ -40,6 +41,7 @@ ROWS: dict[str, tuple[Codec, bool]] = {
     "svd(0.2), rank 140": (SVD(0.2), False),
     "rank(96), shared": (Rank(96), False),
     "topk(0.1)": (TopK(0.1), False),
+    "coded(2)": (Coded(2), False),
 }
 
 
@@ -79,7 +81,10 @@ def test_more_micro_batches_make_an_svd_dearer_and_a_cast_hardly() -> None:
 @pytest.mark.parametrize("dims", [(0, 8), (8, 0), (1, 1), (5,), (2, 3, 4)])
 @pytest.mark.parametrize(
     "text",
-    ["fp16", "int4", "svd(0.5) >> int8", "rank(2) >> bf16", "topk(0.5) >> int4", "int2", "rows(0.5) >> int2", "bits"],
+    [
+        "fp16", "int4", "svd(0.5) >> int8", "rank(2) >> bf16", "topk(0.5) >> int4", "int2", "rows(0.5) >> int2", "bits",
+        "axes >> coded(2)",
+    ],
 )
 def test_any_sizes_will_do(text: str, dims: tuple[int, ...]) -> None:
     guess = cost(parse(text), dims)

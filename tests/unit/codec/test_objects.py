@@ -118,8 +118,8 @@ def test_texts_that_are_no_codec_say_so(text: str, said: str) -> None:
 
 def test_the_registry_knows_every_simple_codec_by_its_name() -> None:
     assert {name: kind.name for name, kind in CODECS.items()} == {name: name for name in CODECS}
-    structures, integers = {"svd", "rank", "topk", "rows"}, {f"int{bits}" for bits in (8, 4, 3, 2, 1)}
-    assert set(CODECS) == structures | integers | {"fp16", "bf16", "bits", "turned4", "mixed"}
+    structures, integers = {"svd", "rank", "topk", "rows", "axes"}, {f"int{bits}" for bits in (8, 4, 3, 2, 1)}
+    assert set(CODECS) == structures | integers | {"fp16", "bf16", "bits", "turned4", "mixed", "coded"}
 
 
 @given(PRECISIONS)
@@ -147,7 +147,7 @@ def test_a_structure_whose_gradient_has_no_form_says_so() -> None:
 def test_words_to_choose_from_are_those_that_may_be_written() -> None:
     with pytest.raises(OptionError) as caught:
         parse("fp8", ("auto",))
-    assert "'mixed', 'auto'" in caught.value.mend
+    assert "'mixed', 'coded', 'auto'" in caught.value.mend
     assert "bits" not in caught.value.mend
     with pytest.raises(OptionError) as caught:
         parse("svd(0.6) >> fp8", ("auto",))

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from whale_nebula.codec.bytes.layout import join, split
 from whale_nebula.codec.fitting import parts_of, precision_in, structure_in
-from whale_nebula.codec.objects import Codec, Dims, Precision
+from whale_nebula.codec.objects import Codec, Dims, Precision, Structure
 from whale_nebula.codec.precisions import FP16, Plain
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.runtime.channels import measuring
@@ -41,11 +41,17 @@ def encode(codec: Codec | None, x: Any, state: Any = None, key: Any = None) -> M
     return made._replace(state=reduced.state, residue=reduced.residue)
 
 
-def encode_back(codec: Codec | None, gradient: Any, residue: Any, key: Any) -> Made:
+def own_structure(codec: Codec | None, *, back: bool) -> Structure | None:
+    """The structure that a direction remembers something for: a gradient none that returns, which is its tensor's."""
+    structure = structure_in(codec)
+    return None if back and structure is not None and structure.returns else structure
+
+
+def encode_back(codec: Codec | None, gradient: Any, state: Any, residue: Any, key: Any) -> Made:
     """The gradient: in the form that the tensor crossed in, where the codec's structure returns."""
     structure = structure_in(codec)
     if structure is None or not structure.returns:
-        return encode(codec, gradient, key=key)
+        return encode(codec, gradient, state, key)
     return _made(codec, structure.reduce_back(residue, gradient), (), key)
 
 
@@ -59,11 +65,11 @@ def decode(codec: Codec | None, data: Bytes, dims: Dims, dtype: str, state: Any 
     return tf.cast(x, dtype), residue
 
 
-def decode_back(codec: Codec | None, data: Bytes, dims: Dims, dtype: str, residue: Any) -> Any:
+def decode_back(codec: Codec | None, data: Bytes, dims: Dims, dtype: str, state: Any, residue: Any) -> Any:
     """The gradient, at the side that made the tensor."""
     structure = structure_in(codec)
     if structure is None or not structure.returns:
-        return decode(codec, data, dims, dtype)[0]
+        return decode(codec, data, dims, dtype, state)[0]
     numbers, _ = _arrays(codec, data, dims, dtype, back=True)
     return tf.cast(structure.expand_back(residue, numbers, dims), dtype)
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.codec.fitting import structure_in
 from whale_nebula.codec.objects import Codec, Dims
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import NonFiniteError
+from whale_nebula.runtime.channels.coding import own_structure
 from whale_nebula.runtime.channels.state import At
 
 SKIP = "skip"
@@ -22,7 +22,7 @@ SKIP = "skip"
 
 def watched(way: Way, codec: Codec | None, dims: Dims, at: At, *, back: bool) -> bool:
     """Whether a tensor is looked at, which takes a pass over it."""
-    return (at.training and way.nonfinite == SKIP) or (not back and _remembers(way, codec, dims))
+    return (at.training and way.nonfinite == SKIP) or _remembers(way, codec, dims, back=back)
 
 
 def is_whole(x: Any) -> bool:
@@ -52,9 +52,10 @@ def left_out(way: Way, boundary: str, stage: str, at: At) -> str:
     return f"{boundary} has a NaN or an infinity in micro-batch {at.micro_batch} of stage {stage!r}"
 
 
-def _remembers(way: Way, codec: Codec | None, dims: Dims) -> bool:
+def _remembers(way: Way, codec: Codec | None, dims: Dims, *, back: bool) -> bool:
     if codec is None:
         return False
-    structure = structure_in(codec)
-    states = structure is not None and (structure.init(dims) is not None or bool(structure.news(dims)))
-    return states or way.delta is not None
+    structure = own_structure(codec, back=back)
+    if structure is not None and not structure.careful and (structure.init(dims) is not None or structure.news(dims)):
+        return True
+    return way.delta is not None and not back

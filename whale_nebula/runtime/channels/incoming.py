@@ -72,12 +72,13 @@ class Incoming:
         if structure is not None and structure.returns and not residue.taken:
             raise RemoteProtocolError(f"a gradient came as {codec}, and the tensor did not", where=self.name)
         dims = _kept_dims(came.dims, residue.rows)
-        x = coding.decode_back(codec, payload.data, dims, came.dtype, residue.structure)
+        state = self._learned(codec, payload, came, dims)
+        x = coding.decode_back(codec, payload.data, dims, came.dtype, state.structure, residue.structure)
         return _whole(x, residue.rows, came.dims)
 
     def _read(self, came: Packed, codec: Codec | None) -> Payload:
         rows = prod(came.dims[:-1])
-        structure = None if self.back else structure_in(codec)
+        structure = coding.own_structure(codec, back=self.back)
         news = 0 if structure is None else nbytes(structure.news(came.dims))
         most = came.raw_bytes
         if self.way.delta is not None:
@@ -97,7 +98,7 @@ class Incoming:
     def _learned(self, codec: Codec | None, payload: Payload, came: Packed, dims: Dims) -> ChannelState:
         """The state after the news, which must be the one that the other side has."""
         state = self.states.of(self.key)
-        structure = structure_in(codec)
+        structure = coding.own_structure(codec, back=self.back)
         if structure is None or not structure.news(dims):
             return state
         if payload.news is not None:

@@ -127,12 +127,12 @@ class Outgoing:
             packed = self._packed(x, codec, state, Payload(bits.pack(x.numpy())))
             return packed if packed.nbytes < _raw(x) else x, residue, state
         kept = _kept(x, residue.rows)
+        state, news = self._refreshed(codec, kept, state, at)
         if self.back:
             key = rounding_key(self.key.partition(AT)[0].partition(LANE)[0], at)
-            made = coding.encode_back(codec, kept, residue.structure, key)
+            made = coding.encode_back(codec, kept, state.structure, residue.structure, key)
             _tell_clamped(tally, self.name, made.clamped)
-            return self._packed(x, codec, state, Payload(made.data)), residue, state
-        state, news = self._refreshed(codec, kept, state, at)
+            return self._packed(x, codec, state, Payload(made.data, news=news)), residue, state
         made = coding.encode(codec, kept, state.structure)
         _tell_clamped(tally, self.name, made.clamped)
         if made.state is not None:
@@ -158,7 +158,7 @@ class Outgoing:
         """What the structure wants the other side to know: with the first micro-batch of a step, and with the first of
         all that it is used for.
         """
-        structure = structure_in(codec)
+        structure = coding.own_structure(codec, back=self.back)
         if structure is None or not structure.news(_dims(x)):
             return state, None
         if state.structure is not None and not (at.first and at.training):

@@ -1,0 +1,100 @@
+"""Principal axes: what they save the precision that follows, how they cross, and that nothing spoils them."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from whale_nebula.codec import INT4, Axes, Coded
+from whale_nebula.codec.graph import axes
+from whale_nebula.codec.structures import RENEWED, Shared
+from whale_nebula.errors import RemoteProtocolError
+
+N = 64
+
+
+def rows(count: int, seed: int = 0) -> np.ndarray:
+    """Rows that lie mostly along some directions, as those of models do."""
+    draw = np.random.default_rng(seed)
+    turn = np.linalg.qr(np.random.default_rng(99).normal(size=(N, N)))[0]
+    return (draw.normal(size=(count, N)) * np.geomspace(4, 0.05, N) @ turn).astype("float32")
+
+
+def off(x: np.ndarray, again: np.ndarray) -> float:
+    return float(np.linalg.norm(again - x) / np.linalg.norm(x))
+
+
+def crossed(codec: Axes, state: Shared, x: np.ndarray, precision: object) -> np.ndarray:
+    reduced = codec.reduce(state, tf.constant(x))
+    parts = precision.encode(reduced.numbers[0])  # type: ignore[attr-defined]
+    numbers = precision.decode(parts, x.shape, "float32")  # type: ignore[attr-defined]
+    return codec.expand(state, (numbers,), (), x.shape)[0].numpy()
+
+
+def test_two_bits_on_its_axes_lose_less_than_three_without() -> None:
+    x = rows(500)
+    state, _ = Axes().refresh(Axes().init(x.shape), tf.constant(rows(500, seed=1)), 0)
+    alone = Coded(3).decode(Coded(3).encode(tf.constant(x)), x.shape, "float32").numpy()
+    assert off(x, crossed(Axes(), state, x, Coded(2))) < off(x, alone)
+    assert off(x, crossed(Axes(), state, x, INT4())) < 0.2
+
+
+def test_both_sides_have_the_same_axes_and_they_are_at_right_angles() -> None:
+    codec = Axes()
+    state, news = codec.refresh(codec.init((500, N)), tf.constant(rows(500)), 0)
+    assert news is not None
+    assert [(each.dtype.name, each.shape) for each in news] == [tuple(part) for part in codec.news((500, N))]
+    there = codec.learn(codec.init((500, N)), news, (500, N))
+    np.testing.assert_array_equal(state.q, there.q)
+    np.testing.assert_allclose(there.q.T @ there.q, np.eye(N), atol=1e-5)
+    assert there.gram is None
+
+
+def test_what_is_not_rounded_comes_back() -> None:
+    x = rows(100)
+    state, _ = Axes().refresh(Shared(), tf.constant(x), 0)
+    numbers = Axes().reduce(state, tf.constant(x)).numbers
+    assert off(x, Axes().expand(state, numbers, (), x.shape)[0].numpy()) < 1e-6
+    spread = np.square(numbers[0].numpy()).sum(axis=0)
+    assert spread[:8].sum() > 20 * spread[-32:].sum()  # the longest axes are first
+
+
+def test_axes_are_sent_at_first_and_now_and_then() -> None:
+    codec, state = Axes(), Shared()
+    sent = []
+    for step in range(2 * RENEWED + 1):
+        state, news = codec.refresh(state, tf.constant(rows(60, seed=step)), step)
+        sent += [step] * (news is not None)
+    assert sent == [0, RENEWED, 2 * RENEWED]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_does_not_enter_them(bad: float) -> None:
+    spoilt = rows(100)
+    spoilt[7, 3] = bad
+    state, news = Axes().refresh(Shared(), tf.constant(spoilt), 0)
+    np.testing.assert_array_equal(state.q, np.eye(N))
+    for step in range(1, RENEWED + 1):
+        x = spoilt if step == RENEWED else rows(100, seed=step)
+        state, news = Axes().refresh(state, tf.constant(x), step)
+    assert news is not None and np.isfinite(state.q).all() and not np.array_equal(state.q, np.eye(N))
+    again = crossed(Axes(), state, spoilt, Coded(3))
+    assert np.isnan(again[7]).all() and np.isfinite(np.delete(again, 7, axis=0)).all()
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30])
+def test_any_magnitude_has_axes(scale: float) -> None:
+    state, _ = Axes().refresh(Shared(), tf.constant(rows(100) * np.float32(scale)), 0)
+    np.testing.assert_allclose(state.q.T @ state.q, np.eye(N), atol=1e-5)
+
+
+def test_a_wide_tensor_keeps_its_axes_at_right_angles() -> None:
+    x = np.random.default_rng(0).normal(size=(900, 384)).astype("float32")
+    state, _ = Axes().refresh(Shared(), tf.constant(x), 0)
+    np.testing.assert_allclose(state.q.T @ state.q, np.eye(384), atol=1e-4)
+
+
+def test_axes_that_are_none_are_refused() -> None:
+    numbers, largest = axes.told(np.eye(8, dtype="float32"))
+    for bad in ((np.ones((8, 8), np.int8), largest), (numbers, np.full(8, np.nan, "float16")), (numbers * 0, largest)):
+        with pytest.raises(RemoteProtocolError, match="right angles"):
+            axes.heard(*bad)

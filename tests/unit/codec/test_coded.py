@@ -1,0 +1,111 @@
+"""So many bits a number: to the byte, with the error that they buy, and none of what is not finite spread."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whale_nebula.codec import INT2, Axes, Coded, parse
+from whale_nebula.codec.bytes.coded import dequantise, quantise
+from whale_nebula.codec.fitting import fitting
+from whale_nebula.errors import OptionError, RemoteProtocolError
+
+KEY = tf.constant([1, 2], tf.uint32)
+
+
+def normal(*dims: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(dims).astype("float32")
+
+
+def crossed(codec: Coded, x: np.ndarray, key: object = None) -> np.ndarray:
+    """What the other side has; the bytes are those that were foretold."""
+    parts = codec.encode(tf.constant(x), key)
+    due = codec.parts(x.shape, "float32")
+    assert [(part.dtype.name, part.shape) for part in parts] == [tuple(part) for part in due]
+    return codec.decode(parts, x.shape, "float32").numpy()
+
+
+def off(x: np.ndarray, again: np.ndarray) -> float:
+    return float(np.linalg.norm(again - x) / np.linalg.norm(x))
+
+
+@pytest.mark.parametrize(("bits", "error"), [(1.0, 0.66), (1.5, 0.48), (2.0, 0.33), (3.0, 0.165), (6.0, 0.022)])
+@pytest.mark.parametrize("rows", [200, 4000])
+def test_a_bit_more_halves_the_error(bits: float, error: float, rows: int) -> None:
+    x = normal(rows, 128)
+    assert 0.9 * error < off(x, crossed(Coded(bits), x)) < error
+
+
+def test_it_is_more_exact_than_integers_of_as_many_bits() -> None:
+    x = normal(500, 128) ** 3  # a heavy tail
+    int2 = INT2().decode(INT2().encode(tf.constant(x)), x.shape, "float32").numpy()
+    assert off(x, crossed(Coded(2.125), x)) < 0.8 * off(x, int2)
+
+
+def test_each_row_loses_the_same_share() -> None:
+    x = normal(300, 128) * np.geomspace(1e-6, 1e3, 300, dtype="float32")[:, None]
+    again = crossed(Coded(2.5), x)
+    shares = np.linalg.norm(again - x, axis=1) / np.linalg.norm(x, axis=1)
+    assert shares.max() < 1.6 * shares.min()
+
+
+@pytest.mark.parametrize("bits", [1.0, 2.3])
+def test_of_a_gradient_its_own_share_is_whole(bits: float) -> None:
+    x = normal(300, 128) * np.exp(normal(300, 1))
+    again = crossed(Coded(bits), x, KEY)
+    assert float((again * x).sum() / (x * x).sum()) == pytest.approx(1.0, rel=1e-3)
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=3), st.sampled_from([0.0, 1e-42, 1e-30, 1e-8, 1.0, 1e30, 3e38]),
+    st.sampled_from([0.3, 2.0, 6.0]), st.booleans(),
+)  # fmt: skip
+@settings(max_examples=80, deadline=None)
+def test_any_sizes_and_magnitudes_cross(dims: list[int], scale: float, bits: float, back: bool) -> None:
+    x = np.clip(normal(*dims), -1, 1) * np.float32(scale)
+    again = crossed(Coded(bits), x, KEY if back else None)
+    assert again.shape == x.shape and np.isfinite(again).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_becomes_nan_and_spoils_no_other(bad: float) -> None:
+    x = normal(40, 64)
+    x[3, 5] = bad
+    again = crossed(Coded(3.0), x)
+    assert np.isnan(again[3]).all() and np.isfinite(np.delete(again, 3, axis=0)).all()
+    assert off(np.delete(x, 3, axis=0), np.delete(again, 3, axis=0)) < 0.25
+
+
+def test_the_same_tensor_gives_the_same_bytes() -> None:
+    x = normal(5000, 64)
+    np.testing.assert_array_equal(quantise(x, 40_000, whole=True), quantise(x.copy(), 40_000, whole=True))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow_types_are_held_within_their_range(dtype: str) -> None:
+    x = tf.cast(tf.fill([64, 64], tf.as_dtype(dtype).max), dtype)
+    again = Coded(2.0).decode(Coded(2.0).encode(x), (64, 64), dtype)
+    assert again.dtype == tf.as_dtype(dtype) and bool(tf.reduce_all(tf.math.is_finite(tf.cast(again, tf.float32))))
+
+
+def test_bytes_that_mean_nothing_are_refused() -> None:
+    good = quantise(normal(20, 32), 400, whole=False)
+    for place, value in ((3, 0xFF), (7, 0xFF), (len(good) - 1, 1), (9, good[9] ^ 0xFF)):
+        bad = good.copy()
+        bad[place] = value
+        with pytest.raises(RemoteProtocolError):
+            dequantise(bad, 20, 32)
+
+
+@pytest.mark.parametrize("bits", [0, -1, 6.5, True, "2"])
+def test_bits_that_cannot_be(bits: object) -> None:
+    with pytest.raises(OptionError, match="above 0 and at most 6"):
+        Coded(bits)  # type: ignore[arg-type]
+
+
+def test_small_tensors_cross_as_they_are() -> None:
+    assert fitting(parse("coded(2)"), "float32", (4, 8)) is None
+    assert fitting(Axes() >> Coded(2), "float32", (8, 256)) == Coded(2)
+    assert fitting(Axes() >> Coded(2), "float32", (128, 256)) == Axes() >> Coded(2)
+    assert fitting(Axes(), "float32", (128, 256)) is None
