@@ -35,6 +35,12 @@ def _papers(ratio: float, bleu: float, seconds: float, seeds: tuple[int, ...] = 
     return Row(f"FP16(SVD({ratio})), int8 back", _svd(ratio), seeds=seeds, paper=f"{bleu}, {seconds} s")
 
 
+def _axes(bits: float, seeds: tuple[int, ...] = ONE) -> Row:
+    codec = f"axes >> coded({bits})"
+    said = f"axes, {bits} bits, both ways, without padding"
+    return Row(said, {"codec": codec, "backward": codec, "mask": True}, seeds=seeds)
+
+
 ROWS: dict[str, Row] = {
     "none": Row("nothing", {}, seeds=THREE, paper="43.19, 4.42 s"),
     "fp16": Row("FP16, int8 back", PAPER, seeds=THREE, paper="38.82, 1.60 s"),
@@ -68,20 +74,10 @@ ROWS: dict[str, Row] = {
         {"int3": True, "backward": "rows(0.5) >> int2", "mask": True, "zstd": True},
     ),
     "int2z": Row("int2, without padding, zstd", {"int2": True, "backward": "int2", "mask": True, "zstd": True}),
-    "axes16": Row(
-        "axes, 2.3 bits, both ways, without padding",
-        {"codec": "axes >> coded(2.3)", "backward": "axes >> coded(2.3)", "mask": True},
-        seeds=THREE,
-    ),
-    "axes24": Row(
-        "axes, 1.6 bits, both ways, without padding",
-        {"codec": "axes >> coded(1.6)", "backward": "axes >> coded(1.6)", "mask": True},
-        seeds=THREE,
-    ),
-    "axes32": Row(
-        "axes, 1.15 bits, both ways, without padding",
-        {"codec": "axes >> coded(1.15)", "backward": "axes >> coded(1.15)", "mask": True},
-    ),
+    "axes-2.3": _axes(2.3, THREE),
+    "axes-2.25": _axes(2.25, THREE),
+    "axes-1.6": _axes(1.6),
+    "axes-1.15": _axes(1.15),
     "topk": Row("top 10 %, int8, without padding", {"topk": 0.1, "int8": True, "mask": True}),
     "topk5": Row("top 5 %, int8, without padding", {"topk": 0.05, "int8": True, "mask": True}),
     "shared2": Row(

@@ -27,6 +27,9 @@ CODECS: dict[str, dict[str, Any] | None] = {
     "shared64-int4-mask": {"rank": 64, "int4": True, "backward": "int4", "mask": "x/marks"},
     "shared16-int4": {"rank": 16, "int4": True, "backward": "int4"},
     "shared32-int4": {"rank": 32, "int4": True, "backward": "int4"},
+    "axes-16": {"codec": "axes >> coded(1.9)", "backward": "axes >> coded(1.9)"},
+    "axes-16-mask": {"codec": "axes >> coded(2.65)", "backward": "axes >> coded(2.65)", "mask": "x/marks"},
+    "axes-32-mask": {"codec": "axes >> coded(1.25)", "backward": "axes >> coded(1.25)", "mask": "x/marks"},
 }  # fmt: skip
 
 SAID = {
@@ -48,4 +51,7 @@ SAID = {
     "shared64-int4-mask": "rank H/2, shared, int4, without padding",
     "shared16-int4": "rank H/8, shared, int4",
     "shared32-int4": "rank H/4, shared, int4",
+    "axes-16": "axes, 1.9 bits",
+    "axes-16-mask": "axes, 2.65 bits, without padding",
+    "axes-32-mask": "axes, 1.25 bits, without padding",
 }

@@ -135,7 +135,8 @@ def picture(runs: Sequence[Run], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 5))
-    colors = dict(zip(CODECS, pyplot.colormaps["tab20"].colors, strict=False))
+    drawn = pyplot.colormaps["turbo"]
+    colors = {codec: drawn(place / len(CODECS)) for place, codec in enumerate(CODECS)}
     for run in runs:
         steps, losses = zip(*((point[0], point[2]) for point in run["curve"]), strict=True)
         label = SAID[run["codec"]] if run["seed"] == SEEDS[0] else None

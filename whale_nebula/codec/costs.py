@@ -65,11 +65,11 @@ _NANOSECONDS: Mapping[type[Precision], tuple[Cost, Cost]] = {
     INT2: (Cost(11.0, 8.8), Cost(22.0, 17.0)),
     Mixed: (Cost(14.2, 10.5), Cost(21.0, 17.5)),
     INT1: (Cost(10.7, 8.7), Cost(19.0, 19.0)),
-    Coded: (Cost(20.0, 14.0), Cost(20.0, 14.0)),
+    Coded: (Cost(20.0, 8.5), Cost(20.0, 8.5)),
 }
 """A number's, rounded to the nearest and (for gradients) to be right on average."""
 
-_SEARCH = 45e-9
+_SEARCH = 90e-9
 """Seconds for each number on which `Coded` tries how fine it may be."""
 
 _TOP = Cost(8.8, 7.3)

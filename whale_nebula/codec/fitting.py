@@ -43,10 +43,9 @@ def fitting(codec: Codec | None, dtype: str, dims: Dims) -> Codec | None:
     small = alone if alone is not None and dims and PREFIX + _size(alone, dtype, dims) < raw else None
     if structure is None or not dims or structure.numbers(dims) is None:
         return small
-    whole, size = structure.numbers(dims) == (dims,), _size(codec, dtype, dims)
-    if whole:  # as many numbers: it is there for the precision that follows
-        return codec if small is not None else None
-    return codec if PREFIX + size < min(_size(alone, dtype, dims), raw) else small
+    if not structure.shrinks:
+        return None if small is None else codec
+    return codec if PREFIX + _size(codec, dtype, dims) < min(_size(alone, dtype, dims), raw) else small
 
 
 def fitting_back(codec: Codec | None, dtype: str, dims: Dims, *, taken: bool) -> Codec | None:

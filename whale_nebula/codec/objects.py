@@ -121,14 +121,16 @@ class Structure(Codec, ABC):
     layer = STRUCTURE
     returns: ClassVar[bool] = False
     """Whether the gradient crosses in the same form: in the same subspace, at the same positions."""
+    shrinks: ClassVar[bool] = True
+    """Whether it leaves fewer numbers; else it is there for the precision that follows, and alone it is nothing."""
+    widens: ClassVar[bool] = False
+    """Whether what it leaves of half precision is float32."""
     careful: ClassVar[bool] = False
     """Whether a NaN or an infinity passes, and never enters what it remembers: then nobody has to look for them."""
 
     @abstractmethod
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
-        """The sizes of what is left; None where that would not be fewer numbers. Those of the tensor itself say that
-        the numbers are in a form that suits the precision that follows.
-        """
+        """The sizes of what is left; None where it is of no use, because that would not be fewer numbers."""
 
     def extras(self, dims: Dims) -> tuple[Part, ...]:
         """What crosses besides in every micro-batch."""
@@ -137,6 +139,10 @@ class Structure(Codec, ABC):
     def init(self, dims: Dims) -> Any:
         """What it remembers at the beginning, on either side; None for nothing."""
         return None
+
+    def fits(self, state: Any, dims: Dims) -> bool:
+        """Whether what is remembered is of a tensor of these sizes; else it begins anew."""
+        return True
 
     def news(self, dims: Dims) -> tuple[Part, ...]:
         """What `refresh` sends, when it sends something."""

@@ -90,6 +90,10 @@ class Rank(Structure):
         """No basis yet."""
         return Shared()
 
+    def fits(self, state: Shared, dims: Dims) -> bool:
+        """Whether the basis is of so many columns, and leaves so many."""
+        return state.q is None or tuple(state.q.shape) == (dims[-1], self.r)
+
     def news(self, dims: Dims) -> tuple[Part, ...]:
         """The basis."""
         return (Part("float16", (dims[-1], self.r)),)

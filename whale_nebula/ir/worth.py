@@ -84,7 +84,7 @@ def warned(ways: Sequence[Direction], step: Step) -> Warned | None:
 
 def _without_structure(ways: Sequence[Direction], step: Step) -> Iterator[Warned]:
     way = parse_way(ways[0].way)
-    if way.structure is None:
+    if way.structure is None or not way.structure.shrinks:
         return
     loss = _loss(ways, [each.crossing_by(_without(each.way)) for each in ways], step)
     if loss is not None:

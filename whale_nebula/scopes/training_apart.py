@@ -125,7 +125,7 @@ def _way(frame: Frame) -> Way:
         raise OptionError(
             f"the differences of weights cannot cross by {odd}",
             where=str(frame.site),
-            why="a difference is a row of numbers without samples: precisions and topk make it small",
+            why="a difference is a row of numbers without samples: fp16, bf16, integers and topk make it small",
             mend="nb.compress(int4=True), or nb.compress(topk=0.05, int8=True)",
         )
     return way

@@ -5,8 +5,9 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.codec import INT4, Axes, Coded
+from whale_nebula.codec.axes import Held
 from whale_nebula.codec.graph import axes
-from whale_nebula.codec.structures import RENEWED, Shared
+from whale_nebula.codec.structures import RENEWED
 from whale_nebula.errors import RemoteProtocolError
 
 N = 64
@@ -23,7 +24,7 @@ def off(x: np.ndarray, again: np.ndarray) -> float:
     return float(np.linalg.norm(again - x) / np.linalg.norm(x))
 
 
-def crossed(codec: Axes, state: Shared, x: np.ndarray, precision: object) -> np.ndarray:
+def crossed(codec: Axes, state: Held, x: np.ndarray, precision: object) -> np.ndarray:
     reduced = codec.reduce(state, tf.constant(x))
     parts = precision.encode(reduced.numbers[0])  # type: ignore[attr-defined]
     numbers = precision.decode(parts, x.shape, "float32")  # type: ignore[attr-defined]
@@ -51,7 +52,7 @@ def test_both_sides_have_the_same_axes_and_they_are_at_right_angles() -> None:
 
 def test_what_is_not_rounded_comes_back() -> None:
     x = rows(100)
-    state, _ = Axes().refresh(Shared(), tf.constant(x), 0)
+    state, _ = Axes().refresh(Held(), tf.constant(x), 0)
     numbers = Axes().reduce(state, tf.constant(x)).numbers
     assert off(x, Axes().expand(state, numbers, (), x.shape)[0].numpy()) < 1e-6
     spread = np.square(numbers[0].numpy()).sum(axis=0)
@@ -59,7 +60,7 @@ def test_what_is_not_rounded_comes_back() -> None:
 
 
 def test_axes_are_sent_at_first_and_now_and_then() -> None:
-    codec, state = Axes(), Shared()
+    codec, state = Axes(), Held()
     sent = []
     for step in range(2 * RENEWED + 1):
         state, news = codec.refresh(state, tf.constant(rows(60, seed=step)), step)
@@ -71,25 +72,25 @@ def test_axes_are_sent_at_first_and_now_and_then() -> None:
 def test_what_is_not_finite_does_not_enter_them(bad: float) -> None:
     spoilt = rows(100)
     spoilt[7, 3] = bad
-    state, news = Axes().refresh(Shared(), tf.constant(spoilt), 0)
+    state, _ = Axes().refresh(Held(), tf.constant(spoilt), 0)
     np.testing.assert_array_equal(state.q, np.eye(N))
     for step in range(1, RENEWED + 1):
         x = spoilt if step == RENEWED else rows(100, seed=step)
-        state, news = Axes().refresh(state, tf.constant(x), step)
-    assert news is not None and np.isfinite(state.q).all() and not np.array_equal(state.q, np.eye(N))
+        state, _ = Axes().refresh(state, tf.constant(x), step)
+    assert state.found and np.isfinite(state.q).all() and not np.array_equal(state.q, np.eye(N))
     again = crossed(Axes(), state, spoilt, Coded(3))
     assert np.isnan(again[7]).all() and np.isfinite(np.delete(again, 7, axis=0)).all()
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30])
 def test_any_magnitude_has_axes(scale: float) -> None:
-    state, _ = Axes().refresh(Shared(), tf.constant(rows(100) * np.float32(scale)), 0)
+    state, _ = Axes().refresh(Held(), tf.constant(rows(100) * np.float32(scale)), 0)
     np.testing.assert_allclose(state.q.T @ state.q, np.eye(N), atol=1e-5)
 
 
 def test_a_wide_tensor_keeps_its_axes_at_right_angles() -> None:
     x = np.random.default_rng(0).normal(size=(900, 384)).astype("float32")
-    state, _ = Axes().refresh(Shared(), tf.constant(x), 0)
+    state, _ = Axes().refresh(Held(), tf.constant(x), 0)
     np.testing.assert_allclose(state.q.T @ state.q, np.eye(384), atol=1e-4)
 
 
@@ -98,3 +99,45 @@ def test_axes_that_are_none_are_refused() -> None:
     for bad in ((np.ones((8, 8), np.int8), largest), (numbers, np.full(8, np.nan, "float16")), (numbers * 0, largest)):
         with pytest.raises(RemoteProtocolError, match="right angles"):
             axes.heard(*bad)
+
+
+def householder(count: int) -> np.ndarray:
+    """Rows whose axes are spiky: one large number each, and many small ones that eight bits round alike."""
+    vectors = np.eye(N) - 2 / N
+    return np.repeat(vectors.T, np.arange(N, 0, -1) * count // N + 1, axis=0).astype("float32")
+
+
+def test_axes_that_eight_bits_hold_badly_are_made_upright_again() -> None:
+    wide = np.eye(500) - 2 / 500
+    x = np.repeat(wide.T, np.arange(500, 0, -1) // 8 + 1, axis=0).astype("float32")
+    for each in (x, householder(20)):
+        state, _ = Axes().refresh(Held(), tf.constant(each), 0)
+        np.testing.assert_allclose(state.q.T @ state.q, np.eye(each.shape[1]), atol=1e-4)
+
+
+@pytest.mark.parametrize("nothing", [0.0, np.nan, np.inf])
+def test_after_a_first_step_that_tells_nothing_axes_are_made_of_the_next(nothing: float) -> None:
+    codec = Axes()
+    state, news = codec.refresh(Held(), tf.fill([100, N], nothing), 0)
+    assert news is not None and not state.found
+    state, news = codec.refresh(state, tf.fill([100, N], nothing), 1)
+    assert news is None
+    state, news = codec.refresh(state, tf.constant(rows(100)), 2)
+    assert news is not None and state.found and not np.array_equal(state.q, np.eye(N))
+    x = rows(100, seed=1)
+    assert off(x, crossed(codec, state, x, Coded(3))) < 0.12
+
+
+def test_a_step_without_them_puts_renewing_off_by_one() -> None:
+    codec, state, sent = Axes(), Held(), []
+    for step in (0, RENEWED - 1, RENEWED + 1, RENEWED + 2, 2 * RENEWED, 2 * RENEWED + 1):
+        state, news = codec.refresh(state, tf.constant(rows(60, seed=step)), step)
+        sent += [step] * (news is not None)
+    assert sent == [0, RENEWED + 1, 2 * RENEWED + 1]
+
+
+def test_rows_of_half_precision_may_be_longer_than_it_can_say() -> None:
+    x = (rows(100) / np.abs(rows(100)).max() * 6e4).astype("float16")
+    state, _ = Axes().refresh(Held(), tf.constant(x), 0)
+    (coordinates,) = Axes().reduce(state, tf.constant(x)).numbers
+    assert coordinates.dtype == tf.float32 and bool(tf.reduce_all(tf.math.is_finite(coordinates)))

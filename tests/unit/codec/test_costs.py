@@ -30,6 +30,7 @@ from whale_nebula.codec.said import details, sent, words
 
 DIMS = (8192, 768)
 MEASURED = Path(__file__).parents[3] / "benchmarks" / "codec" / "result.json"
+LATER, MEASURED_LATER = MEASURED.with_name("epyc.json"), ("coded(2)",)
 ROWS: dict[str, tuple[Codec, bool]] = {
     "fp16": (FP16(), False),
     "bf16": (BF16(), False),
@@ -47,7 +48,7 @@ ROWS: dict[str, tuple[Codec, bool]] = {
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_guess_is_near_the_measurement_that_stands_in_the_clone(name: str) -> None:
-    found = json.loads(MEASURED.read_text())
+    found = json.loads((LATER if name in MEASURED_LATER else MEASURED).read_text())
     shares = next(each["shares"] for each in found["codecs"] if each["codec"] == name)
     svds = found["svd_seconds"]
     codec, back = ROWS[name]

@@ -10,6 +10,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from whale_nebula.codec.numbers import number as number_of
 from whale_nebula.codec.sizes import extra_bytes, payload_bytes
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import RemoteProtocolError
@@ -419,3 +420,40 @@ def test_what_belongs_to_a_model_that_is_gone_is_forgotten() -> None:
     States(held).forget(models.gone())
     assert [States(held, number).of("a->b").steps for number in (0, 1)] == [0, 2]
     assert models.number([Variable()]) == 2
+
+
+# ---------------------------------------------------------------------- axes
+AXES = "axes >> coded(3)"
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_half_precision_near_its_limit_crosses_on_axes(back: bool) -> None:
+    pair, x = Pair(AXES, AXES), (np.clip(normal(60, COLUMNS), -1.5, 1.5) * 4e4).astype("float16")
+    found = pair.cross(x)
+    found = pair.cross_back(x) if back else found
+    assert np.isfinite(found).all() and off(x.astype("float32"), found.astype("float32")) < 0.3
+
+
+def test_a_tensor_of_other_columns_begins_anew() -> None:
+    for way in (AXES, "rank(12)"):
+        pair = Pair(way, AXES)
+        for columns in (COLUMNS, 24, 24, COLUMNS):
+            x = normal(60, columns)
+            assert off(x, pair.cross(x)) < 0.95
+            assert off(x, pair.cross_back(x)) < 0.3
+
+
+def test_axes_for_what_has_none_are_refused_before_they_are_looked_at() -> None:
+    pair = Pair(AXES, AXES)
+    pair.cross(normal(60, COLUMNS))
+    came = pair.payload
+    for dims in ((), (1, 3000), (60, 24), (20, 3 * COLUMNS)):
+        with pytest.raises(RemoteProtocolError):
+            pair.into.take(came._replace(dims=dims), Tally())
+
+
+def test_what_is_packed_where_nothing_is_packed_is_refused() -> None:
+    sent, plain = Pair("int8, zstd", "int8"), Pair("int8", "int8")
+    sent.cross(np.zeros((60, COLUMNS), "float32"))
+    with pytest.raises(RemoteProtocolError, match="never sends"):
+        plain.into.take(sent.payload._replace(codec=number_of(plain.out.way, plain.out.way.codec)), Tally())

@@ -12,15 +12,14 @@ become the same tensor everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import count as counted
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from whale_nebula.codec.bytes import huffman
-from whale_nebula.codec.coded import HEAD, LOOKED_AT
+from whale_nebula.codec.coded import HEAD, LARGEST, LOOKED_AT
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.tensor import Bytes
 
@@ -29,9 +28,10 @@ Numbers = npt.NDArray[np.float32]
 _OCTAVE, _LOWEST, _BROKEN = 8, 240, 255
 _EIGHTHS = np.array([1.0, 0.91700404, 0.84089642, 0.77110541, 0.70710678, 0.64841978, 0.59460356, 0.54525387], "f4")
 """Powers of two from 0 down to -7/8, written out: no two libraries need agree on a logarithm."""
-_SMALLEST, _LARGEST = 2.0**-100, np.float32(3.38e38)  # the second is what bfloat16 can hold, too
-_FULL = 0.985  # of the bytes: what is left is not worth another look
-_LOOKS, _WIDER, _FINEST = 9, 1.01, 2.0**-9
+_SMALLEST, _LARGEST = 2.0**-100, np.float32(LARGEST)
+_FULL, _NEARLY_FULL = 0.985, 0.97  # of the bytes: what is left is not worth another look, at few rows or at all
+_LOOKS, _FEW_LOOKS, _FINEST = 9, 4, 2.0**-9
+_CODES = 400  # bytes that the codes themselves take, about, however many numbers follow
 _MOST_LONGER = 2.0  # how much longer a gradient may be made so that its own share of it is whole
 
 
@@ -42,6 +42,14 @@ class _Rows(NamedTuple):
     scales: Numbers
     codes: npt.NDArray[np.uint8]
     top: float
+
+
+class _Fitting(NamedTuple):
+    """What was tried: a distance, the whole numbers, and their bytes."""
+
+    distance: float
+    integers: huffman.Integers
+    packed: Bytes
 
 
 def quantise(x: Numbers, size: int, *, whole: bool) -> Bytes:
@@ -56,7 +64,7 @@ def quantise(x: Numbers, size: int, *, whole: bool) -> Bytes:
     rows = _rows(x)
     scales = huffman.deflated(rows.codes.tobytes())
     room = size - HEAD - len(scales)
-    distance, packed, integers = _finest(rows.single, room)
+    distance, integers, packed = _finest(rows.single, room)
     scale = np.float32(min(rows.top * distance * _longer(rows, integers, distance, whole), float(_LARGEST)))
     head = scale.tobytes() + len(scales).to_bytes(4, "little")
     made = np.zeros(size, np.uint8)
@@ -112,46 +120,49 @@ def _powers(codes: npt.NDArray[np.uint8]) -> Numbers:
     return np.ldexp(_EIGHTHS[codes % _OCTAVE], -(codes // _OCTAVE).astype(np.int32))
 
 
-def _finest(single: Numbers, room: int) -> tuple[float, Bytes, huffman.Integers]:
-    """The finest distance with which the whole numbers fit, these, and their bytes."""
-    some = single[:: max(1, single.size // LOOKED_AT)] if single.size > LOOKED_AT else single
-    share = len(some) / max(1, len(single))
-    found = _searched(lambda wide: huffman.pack(_whole_numbers(some, wide)).size, share * room, some.size)
-    for distance in _wider(found):
-        integers = _whole_numbers(single, distance)
-        packed = huffman.pack(integers)
-        if packed.size <= room:
-            break
-    return distance, packed, integers
+def _finest(single: Numbers, room: int) -> _Fitting:
+    """The finest distance with which the whole numbers fit: found on some rows, if there are many, and made better on
+    all.
+    """
+    some = single[:: max(1, single.size // LOOKED_AT)]
+    finest = max(_FINEST, float(np.abs(single).max(initial=0)) / huffman.MOST)
+    first = max(finest, 2.0 ** float(np.clip(2.05 - 8 * room / max(1, single.size), np.log2(_FINEST), 5)))
+    if len(some) < len(single):
+        share = len(some) / len(single)
+        found = _searched(some, room * share + _CODES * (1 - share), first, finest=finest, looks=_LOOKS, full=_FULL)
+        tried = _searched(single, room, found.distance, finest=finest, looks=_FEW_LOOKS, full=_NEARLY_FULL)
+    else:
+        tried = _searched(single, room, first, finest=finest, looks=_LOOKS, full=_FULL)
+    while tried.packed.size > room:
+        tried = _fitting(single, 1.5 * tried.distance)
+    return tried
 
 
-def _searched(size_with: Callable[[float], int], room: float, numbers: int) -> float:
-    """A distance with which so many numbers take nearly as many bytes as there is room for, and no more.
+def _searched(single: Numbers, room: float, distance: float, *, finest: float, looks: int, full: float) -> _Fitting:
+    """The finest that was found to fit; where none was, the coarsest that was looked at.
 
     An octave more takes up to a bit a number less; so much is known, and where it fits is enclosed from both sides.
     """
-    distance, fits, fails = 2.0 ** float(np.clip(2.05 - 8 * room / max(1, numbers), np.log2(_FINEST), 5)), None, None
-    for _ in range(_LOOKS):
-        size = size_with(distance)
+    fits: _Fitting | None = None
+    fails: float | None = None
+    for _ in range(looks):
+        tried = _fitting(single, distance)
+        size = tried.packed.size
         if size <= room:
-            fits = distance
-            if size >= _FULL * room:
+            fits = tried
+            if size >= full * room or distance <= finest:
                 break
         else:
             fails = distance
-        step = 8 * (size - room) / max(1, numbers)
-        if size <= room and distance <= _FINEST:
-            break
+        step = 8 * (size - room) / max(1, single.size)
         towards = 2.0 ** float(np.clip(1.2 * step + np.sign(step) / 50, -2, 2))
-        distance = float(np.sqrt(fits * fails)) if fits and fails else distance * towards
-    return fits or distance
+        distance = float(np.sqrt(fits.distance * fails)) if fits and fails else max(finest, distance * towards)
+    return fits or tried
 
 
-def _wider(distance: float) -> Iterator[float]:
-    """A distance, and if that is not enough ever larger ones."""
-    for tried in counted():
-        yield distance
-        distance *= _WIDER if tried < _LOOKS else 2.0
+def _fitting(single: Numbers, distance: float) -> _Fitting:
+    integers = _whole_numbers(single, distance)
+    return _Fitting(distance, integers, huffman.pack(integers))
 
 
 def _whole_numbers(single: Numbers, distance: float) -> huffman.Integers:
@@ -161,7 +172,7 @@ def _whole_numbers(single: Numbers, distance: float) -> huffman.Integers:
 def _longer(rows: _Rows, integers: huffman.Integers, distance: float, whole: bool) -> float:
     """What to multiply with: the least error, or the whole of its own share."""
     weights = np.square(rows.scales.astype(np.float64))
-    products = [np.einsum("ij,ij->i", a, b, dtype=np.float64) @ weights for a, b in _pairs(rows.single, integers)]
+    products = [np.einsum("ij,ij->i", a, b).astype(np.float64) @ weights for a, b in _pairs(rows.single, integers)]
     itself, with_integers, of_integers = products
     if with_integers <= 0:
         return 1.0

@@ -1,8 +1,8 @@
 """Small whole numbers in about as many bits as their frequencies ask for, columns in groups.
 
 Neighbouring columns of a matrix are a group, which has a Huffman code of its own: where columns differ in how large
-their numbers are, few bits are spent on those that are small. Where a group has few values two, four or eight
-neighbours of a row are one symbol, so that a number may take less than a bit; and where nearly all are zeros, runs of
+their numbers are, few bits are spent on those that are small. Where a group has few values two or four neighbours
+of a row are one symbol, so that a number may take less than a bit; and where nearly all are zeros, runs of
 equal symbols take less still. The code is that of raw deflate without other matches, which every Python has: what comes
 from elsewhere is opened by zlib, into no more bytes than are due.
 
@@ -23,7 +23,7 @@ from whale_nebula.wire.tensor import Bytes
 
 Integers = npt.NDArray[np.int16]
 
-GROUPS, TOGETHER = 8, (8, 4, 2, 1)
+GROUPS, WHOLE, TOGETHER = 8, 8, (4, 2, 1)
 HEAD = 6  # bytes before a group
 MOST = 32767
 _SINGLE, _SYMBOLS = 127, 256
@@ -36,7 +36,7 @@ def width_of(columns: int) -> int:
     >>> [width_of(columns) for columns in (1, 64, 128, 768)]
     [8, 8, 16, 96]
     """
-    return TOGETHER[0] * -(-columns // (TOGETHER[0] * GROUPS))
+    return WHOLE * -(-columns // (WHOLE * GROUPS))
 
 
 def pack(numbers: Integers) -> Bytes:

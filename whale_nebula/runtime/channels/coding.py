@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from whale_nebula.codec.bytes.layout import join, split
 from whale_nebula.codec.fitting import parts_of, precision_in, structure_in
+from whale_nebula.codec.graph.casts import restore
 from whale_nebula.codec.objects import Codec, Dims, Precision, Structure
 from whale_nebula.codec.precisions import FP16, Plain
 from whale_nebula.errors import RemoteProtocolError
+from whale_nebula.ir.spec import Spec
 from whale_nebula.runtime.channels import measuring
 from whale_nebula.wire.tensor import Bytes
 
@@ -62,7 +63,7 @@ def decode(codec: Codec | None, data: Bytes, dims: Dims, dtype: str, state: Any 
     if structure is None:
         return numbers[0], None
     x, residue = structure.expand(state, numbers, extras, dims)
-    return tf.cast(x, dtype), residue
+    return restore(x, dtype), residue
 
 
 def decode_back(codec: Codec | None, data: Bytes, dims: Dims, dtype: str, state: Any, residue: Any) -> Any:
@@ -71,7 +72,7 @@ def decode_back(codec: Codec | None, data: Bytes, dims: Dims, dtype: str, state:
     if structure is None or not structure.returns:
         return decode(codec, data, dims, dtype, state)[0]
     numbers, _ = _arrays(codec, data, dims, dtype, back=True)
-    return tf.cast(structure.expand_back(residue, numbers, dims), dtype)
+    return restore(structure.expand_back(residue, numbers, dims), dtype)
 
 
 def _made(codec: Codec | None, numbers: Sequence[Any], extras: Sequence[Any], key: Any) -> Made:
@@ -92,6 +93,8 @@ def _arrays(
     found = split(data, parts_of(codec, dtype, dims, back=back))
     numbers: list[Any] = []
     at = 0
+    if structure is not None and structure.widens and Spec(dtype, ()).nbytes() < 4:
+        dtype = "float32"
     for each in left:
         count = len(precision.parts(each, dtype))
         numbers.append(precision.decode(found[at : at + count], each, dtype))

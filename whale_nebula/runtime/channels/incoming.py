@@ -50,7 +50,7 @@ class Incoming:
         if came.codec not in codecs:
             raise RemoteProtocolError(f"codec {came.codec} came, which is none of '{self.way}'", where=self.name)
         if isinstance(codec, Bits):
-            payload = read(came.data, 0, 0, came.raw_bytes + 16)
+            payload = read(came.data, 0, 0, came.raw_bytes + 16, zstd=self.way.zstd)
             return tf.convert_to_tensor(bits.unpack(payload.data, came.dtype, came.dims)), residue
         payload = self._read(came, codec)
         if payload.changes:
@@ -79,11 +79,12 @@ class Incoming:
     def _read(self, came: Packed, codec: Codec | None) -> Payload:
         rows = prod(came.dims[:-1])
         structure = coding.own_structure(codec, back=self.back)
-        news = 0 if structure is None else nbytes(structure.news(came.dims))
+        used = structure is not None and bool(came.dims) and structure.numbers(came.dims) is not None
+        news = nbytes(structure.news(came.dims)) if structure is not None and used else 0
         most = came.raw_bytes
         if self.way.delta is not None:
             most = max(most, differences.most_bytes(came.dims))
-        return read(came.data, rows, news, most)
+        return read(came.data, rows, news, most, zstd=self.way.zstd)
 
     def _changed(self, codec: Codec | None, payload: Payload, came: Packed, ids: Any) -> Any:
         """The tensor of which changes of samples came, to what both sides must hold alike."""
@@ -99,14 +100,15 @@ class Incoming:
         """The state after the news, which must be the one that the other side has."""
         state = self.states.of(self.key)
         structure = coding.own_structure(codec, back=self.back)
-        if structure is None or not structure.news(dims):
+        if structure is None or not dims or not structure.news(dims):
             return state
         if payload.news is not None:
             held = structure.init(dims) if state.structure is None else state.structure
             arrays = split(payload.news, structure.news(dims))
             state = replace(state, structure=structure.learn(held, arrays, dims), version=came.state)
             self.states.put(self.key, state)
-        if state.version != came.state or state.structure is None:
+        fits = state.structure is not None and structure.fits(state.structure, dims)
+        if state.version != came.state or not fits:
             raise self._unlike(f"of {codec}", came.state, state.version)
         return state
 

@@ -161,9 +161,10 @@ class Outgoing:
         structure = coding.own_structure(codec, back=self.back)
         if structure is None or not structure.news(_dims(x)):
             return state, None
-        if state.structure is not None and not (at.first and at.training):
+        known = state.structure is not None and structure.fits(state.structure, _dims(x))
+        if known and not (at.first and at.training):
             return state, None
-        held = structure.init(_dims(x)) if state.structure is None else state.structure
+        held = state.structure if known else structure.init(_dims(x))
         held, news = structure.refresh(held, x, max(state.steps - 1, 0))
         state = replace(state, structure=held)
         if news is None:

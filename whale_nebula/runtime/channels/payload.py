@@ -53,11 +53,13 @@ def written(payload: Payload, *, zstd: bool) -> Bytes:
     return np.concatenate([np.array([has, 0, 0, 0], np.uint8), whole])
 
 
-def read(data: Bytes, rows: int, news: int, most: int) -> Payload:
+def read(data: Bytes, rows: int, news: int, most: int, *, zstd: bool = True) -> Payload:
     """What crossed, for a tensor of so many rows and so many bytes of news if there are any; `most` bounds the rest."""
     if data.size < PREFIX or int(data[0]) & ~_KNOWN or data[1:PREFIX].any():
         raise RemoteProtocolError("an encoded tensor begins with bytes that mean nothing")
     has, body = Has(int(data[0])), data[PREFIX:]
+    if (Has.ZSTD in has and not zstd) or (Has.NEWS in has and not news):
+        raise RemoteProtocolError("an encoded tensor has what this boundary never sends")
     if Has.ZSTD in has:
         body = _opened(body, most + rows // 8 + 1 + news)
     mask = None

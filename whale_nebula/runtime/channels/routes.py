@@ -117,11 +117,22 @@ class Routes:
         for boundary in self.cut.boundaries:
             readers = ",".join(stages[stage].key for stage in boundary.destinations)
             kind = f"{stages[boundary.source].key}->{readers} {self.cut.program.graph.spec(boundary.value)}"
-            found[boundary.value] = _numbered(kind, used)
+            found[boundary.value] = _numbered(kind + _remembering(boundary.codec), used)
         for gradient, (boundary, back) in self.of.items():
             if back:
-                found[gradient] = _numbered(f"{found[boundary.value]} gradient", used)
+                name = f"{found[boundary.value]} gradient{_remembering(boundary.backward_codec)}"
+                found[gradient] = _numbered(name, used)
         return found
+
+
+def _remembering(way: str) -> str:
+    """What tells the states of a structure from those of another: steps without a gradient may have one of their own.
+
+    >>> _remembering("rank(4) >> int8"), _remembering("int8")
+    (' on rank(4)', '')
+    """
+    structure = parse_way(way).structure
+    return f" on {structure}" if structure is not None else ""
 
 
 def _numbered(kind: str, used: dict[str, int]) -> str:

@@ -115,7 +115,8 @@ def compared(
     if known and told != known:
         tally.changed(name, f"{known} -> {told}")
     if structure_in(codec) is not None and before.version != after.version:
-        tally.changed(name, f"basis {before.version} -> {after.version}")
+        said = "axes" if str(structure_in(codec)) == "axes" else "basis"
+        tally.changed(name, f"{said} {before.version} -> {after.version}")
     return replace(after, codec=told, error=after.error if told == known else None)
 
 
