@@ -34,7 +34,7 @@ FORMS = ("described", "placed", "there_are", "liked", "wanted", "bought")  # of 
 CODECS: dict[str, dict[str, Any]] = {
     "none": {},
     "paper": {"svd": 0.6, "fp16": True, "backward": "int8"},
-    "ours": {"int4": True, "backward": "int4", "mask": True},
+    "ours": {"codec": "axes >> coded(2.25)", "backward": "axes >> coded(2.25)", "mask": True},
 }
 console = Console(highlight=False)
 

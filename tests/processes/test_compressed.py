@@ -16,7 +16,7 @@ from tests.processes.sites import SEED, sites
 from tests.processes.telling import told
 from tests.processes.workers import compressed
 
-SAMPLE = ["int4", "svd", "topk", "mask and rank", "late", "ramp"]
+SAMPLE = ["int4", "svd", "axes", "topk", "mask and rank", "late", "ramp"]
 """What `make test` runs, one after the other in one run; `--grid` runs every codec in every schedule."""
 DEADLINE = 240.0
 
