@@ -58,8 +58,8 @@ def quantise(x: Numbers, size: int, *, whole: bool) -> Bytes:
 
     >>> x = np.random.default_rng(0).normal(size=(64, 64)).astype("float32")
     >>> again = dequantise(quantise(x, 1024, whole=False), 64, 64)
-    >>> round(float(np.linalg.norm(x - again) / np.linalg.norm(x)), 1)
-    0.3
+    >>> bool(np.linalg.norm(x - again) < 0.4 * np.linalg.norm(x))
+    True
     """
     rows = _rows(x)
     scales = huffman.deflated(rows.codes.tobytes())
