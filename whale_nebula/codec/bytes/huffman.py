@@ -27,16 +27,19 @@ GROUPS, WHOLE, TOGETHER = 8, 8, (4, 2, 1)
 HEAD = 6  # bytes before a group
 MOST = 32767
 _SINGLE, _SYMBOLS = 127, 256
+_WORTH = 2048  # numbers, for a code of their own
 _TRIED = 1 << 15  # numbers of a group, up to which every way to make symbols is tried
 
 
-def width_of(columns: int) -> int:
-    """How many neighbouring columns are a group: whole symbols, and at most eight groups.
+def width_of(rows: int, columns: int) -> int:
+    """How many neighbouring columns are a group: whole symbols, and at most eight groups; fewer where a code would take
+    more than it saves.
 
-    >>> [width_of(columns) for columns in (1, 64, 128, 768)]
-    [8, 8, 16, 96]
+    >>> [width_of(400, columns) for columns in (1, 64, 128, 768)], width_of(32, 128)
+    ([8, 8, 16, 96], 64)
     """
-    return WHOLE * -(-columns // (WHOLE * GROUPS))
+    groups = min(GROUPS, max(1, rows * columns // _WORTH))
+    return WHOLE * -(-columns // (WHOLE * groups))
 
 
 def pack(numbers: Integers) -> Bytes:
@@ -64,7 +67,7 @@ def unpack(data: Bytes, rows: int, columns: int) -> tuple[Integers, int]:
     """
     if not rows or not columns:
         return np.empty((rows, columns), np.int16), 0
-    width, place = width_of(columns), 0
+    width, place = width_of(rows, columns), 0
     made = np.empty((rows, -(-columns // width) * width), np.int16)
     for start in range(0, columns, width):
         head = data[place : place + HEAD]
@@ -106,7 +109,7 @@ def opened(data: bytes, size: int) -> bytes:
 
 def _groups(numbers: Integers) -> Iterator[Integers]:
     """Filled up with zeros to whole groups."""
-    width = width_of(numbers.shape[1])
+    width = width_of(*numbers.shape)
     for start in range(0, numbers.shape[1], width):
         group = numbers[:, start : start + width]
         yield group if group.shape[1] == width else np.pad(group, [(0, 0), (0, width - group.shape[1])])
