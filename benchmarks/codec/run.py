@@ -127,7 +127,7 @@ def coded(bits: float, count: int) -> Row:
 
 def on_axes(bits: float, x: np.ndarray) -> Row:
     """The same on the tensor's own axes."""
-    q, alone = tf.constant(axes.heard(*axes.told(axes.gram_of(x).numpy()))), coded(bits, len(x))
+    q, alone = tf.constant(axes.made(axes.gram_of(x).numpy()).axes), coded(bits, len(x))
     return Row(
         f"axes, {alone.name}",
         lambda x: alone.encode(basis.project(x, q)),

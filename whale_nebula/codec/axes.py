@@ -40,6 +40,7 @@ class Axes(Structure):
     """
 
     name = "axes"
+    keeps = "axes"
     shrinks = False
     widens = True
     careful = True
@@ -73,8 +74,8 @@ class Axes(Structure):
         found = state.found or bool(gram.numpy().trace() > 0)
         if state.q is not None and found == state.found and step - state.step < RENEWED:
             return state._replace(gram=gram), None
-        news = axes.told(gram.numpy())
-        return Held(axes.heard(*news), gram, step, found), news
+        made, *news = axes.made(gram.numpy())
+        return Held(made, gram, step, found), tuple(news)
 
     def learn(self, state: Held, news: Sequence[Any], dims: Dims) -> Held:
         """The axes that came."""

@@ -16,7 +16,8 @@ MOST = 6
 LARGEST = 3.38e38  # what bfloat16 can hold, too
 LOOKED_AT = 1 << 15  # numbers, on which is tried how fine it may be
 HEAD = 8  # bytes: the scale, and how many bytes those of the rows take
-_GROUPS, _GROUP = 8, 16  # bytes that groups of columns take at least
+GROUPS = 8  # of neighbouring columns, which have a code of their own
+_GROUP = 16  # bytes that one takes at least
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Coded(Precision):
         rows, columns = rows_and_columns(dims)
         if not rows or not columns:
             return (Part("uint8", (0,)),)
-        return (Part("uint8", (max(ceil(rows * columns * self.bits / 8), HEAD + 2 * rows + _GROUPS * _GROUP),)),)
+        return (Part("uint8", (max(ceil(rows * columns * self.bits / 8), HEAD + 2 * rows + GROUPS * _GROUP),)),)
 
     def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
         """With the least error; with a key so that the tensor's own share of it is whole."""

@@ -121,6 +121,8 @@ class Structure(Codec, ABC):
     layer = STRUCTURE
     returns: ClassVar[bool] = False
     """Whether the gradient crosses in the same form: in the same subspace, at the same positions."""
+    keeps: ClassVar[str] = "basis"
+    """What it remembers and sends now and then, in a word."""
     shrinks: ClassVar[bool] = True
     """Whether it leaves fewer numbers; else it is there for the precision that follows, and alone it is nothing."""
     widens: ClassVar[bool] = False

@@ -9,6 +9,7 @@ from whale_nebula.codec.structures import RENEWED
 from whale_nebula.codec.way import Way, parse_way
 
 _MARKED = "only marked rows"
+_RENEWED = {"rank": "the basis itself", "axes": "the axes themselves"}
 
 
 def sent(amount: str, text: str) -> str:
@@ -73,8 +74,9 @@ def _conditions(way: Way, back: bool, rungs: Sequence[str] = ()) -> Iterator[str
         ladder = ", then ".join(size + name for size, name in zip(sizes, way.ladder, strict=True))
         until = f"each until the next one loses at most {100 * way.bound:g} %"
         yield f"first {ladder}, {until}; then, as counted here, {way.precision}"
-    if way.structure is not None and way.structure.name in ("axes", "rank")[: 1 if back else 2]:
-        yield f"with the {'axes themselves' if way.structure.name == 'axes' else 'basis itself'} every {RENEWED} steps"
+    structure = way.structure
+    if structure is not None and structure.name in _RENEWED and not (back and structure.returns):
+        yield f"with {_RENEWED[structure.name]} every {RENEWED} steps"
     if way.delta is not None:
         yield f"as differences to what the samples in {way.delta} were before"
     if way.mask is not None:

@@ -95,22 +95,20 @@ def test_a_wide_tensor_keeps_its_axes_at_right_angles() -> None:
 
 
 def test_axes_that_are_none_are_refused() -> None:
-    numbers, largest = axes.told(np.eye(8, dtype="float32"))
+    _, numbers, largest = axes.made(np.eye(8, dtype="float32"))
     for bad in ((np.ones((8, 8), np.int8), largest), (numbers, np.full(8, np.nan, "float16")), (numbers * 0, largest)):
         with pytest.raises(RemoteProtocolError, match="right angles"):
             axes.heard(*bad)
 
 
-def householder(count: int) -> np.ndarray:
-    """Rows whose axes are spiky: one large number each, and many small ones that eight bits round alike."""
-    vectors = np.eye(N) - 2 / N
-    return np.repeat(vectors.T, np.arange(N, 0, -1) * count // N + 1, axis=0).astype("float32")
+def spiky(columns: int, times: float) -> np.ndarray:
+    """Rows whose axes have one large number each, and many small ones that eight bits round alike."""
+    vectors, counts = np.eye(columns) - 2 / columns, (np.arange(columns, 0, -1) * times).astype(int) + 1
+    return np.repeat(vectors, counts, axis=0).astype("float32")
 
 
 def test_axes_that_eight_bits_hold_badly_are_made_upright_again() -> None:
-    wide = np.eye(500) - 2 / 500
-    x = np.repeat(wide.T, np.arange(500, 0, -1) // 8 + 1, axis=0).astype("float32")
-    for each in (x, householder(20)):
+    for each in (spiky(500, 1 / 8), spiky(N, 20 / N)):
         state, _ = Axes().refresh(Held(), tf.constant(each), 0)
         np.testing.assert_allclose(state.q.T @ state.q, np.eye(each.shape[1]), atol=1e-4)
 

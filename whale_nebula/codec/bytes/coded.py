@@ -12,7 +12,6 @@ become the same tensor everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -171,15 +170,16 @@ def _whole_numbers(single: Numbers, distance: float) -> huffman.Integers:
 
 def _longer(rows: _Rows, integers: huffman.Integers, distance: float, whole: bool) -> float:
     """What to multiply with: the least error, or the whole of its own share."""
-    weights = np.square(rows.scales.astype(np.float64))
-    products = [np.einsum("ij,ij->i", a, b).astype(np.float64) @ weights for a, b in _pairs(rows.single, integers)]
-    itself, with_integers, of_integers = products
-    if with_integers <= 0:
+    again = integers.astype(np.float32)
+    product = _product(rows, rows.single, again)
+    if product <= 0:
         return 1.0
-    best = itself / with_integers if whole else with_integers / of_integers
+    itself = _product(rows, rows.single, rows.single) if whole else product
+    best = itself / (product if whole else _product(rows, again, again))
     return float(np.clip(best / distance, 1 / _MOST_LONGER, _MOST_LONGER))
 
 
-def _pairs(single: Numbers, integers: huffman.Integers) -> Iterator[tuple[Numbers, Numbers]]:
-    again = integers.astype(np.float32)
-    yield from ((single, single), (single, again), (again, again))
+def _product(rows: _Rows, a: Numbers, b: Numbers) -> float:
+    """Of two matrices of rows of one length, as if each row were as long as it was."""
+    weights = np.square(rows.scales.astype(np.float64))
+    return float(np.einsum("ij,ij->i", a, b).astype(np.float64) @ weights)

@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from whale_nebula.codec.coded import GROUPS
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.tensor import Bytes
 
 Integers = npt.NDArray[np.int16]
 
-GROUPS, WHOLE, TOGETHER = 8, 8, (4, 2, 1)
+WHOLE, TOGETHER = 8, (4, 2, 1)
 HEAD = 6  # bytes before a group
 MOST = 32767
 _SINGLE, _SYMBOLS = 127, 256

@@ -8,12 +8,13 @@ axes then. Two machines may differ in the last digits, which is what a product o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from whale_nebula.codec.graph import basis
 from whale_nebula.codec.graph.spectrum import Matrix, leading
 from whale_nebula.errors import RemoteProtocolError
 
@@ -23,6 +24,14 @@ Axes = npt.NDArray[np.float32]
 
 _LEVELS = 127
 _NEAR, _ROUNDS, _POWERS = 1e-7, 24, 4
+
+
+class Made(NamedTuple):
+    """Axes, and what is told of them: in eight bits a number, and the largest number of each."""
+
+    axes: Axes
+    numbers: Numbers
+    largest: Largest
 
 
 def gram_of(x: Any, *, most: int = 0) -> Any:
@@ -37,34 +46,38 @@ def gram_of(x: Any, *, most: int = 0) -> Any:
     single = tf.cast(x, tf.float32)
     peaked = tf.math.divide_no_nan(single, tf.reduce_max(tf.abs(single), axis=-1, keepdims=True))
     rows = tf.math.divide_no_nan(peaked, tf.norm(peaked, axis=-1, keepdims=True))
-    gram = tf.matmul(rows, rows, transpose_a=True)
-    return tf.where(tf.reduce_all(tf.math.is_finite(gram)), gram, tf.zeros_like(gram))
+    gram = basis.gram_of(rows)
+    return basis.finite_or(gram, tf.zeros_like(gram))
 
 
-def told(gram: Matrix) -> tuple[Numbers, Largest]:
-    """The axes, longest first, in eight bits a number, and the largest number of each. Where there is nothing to go by,
-    or where eight bits would not hold them, they are those of the numbers as they are.
+def made(gram: Matrix) -> Made:
+    """The axes, longest first. Where there is nothing to go by, or where eight bits would not hold them, they are those
+    of the numbers as they are.
 
-    >>> numbers, largest = told(np.diag(np.float32([1, 4])))
+    >>> axes, numbers, largest = made(np.diag(np.float32([1, 4])))
     >>> numbers.tolist(), largest.tolist()
     ([[0, 127], [127, 0]], [1.0, 1.0])
     """
     plain = np.eye(len(gram))
-    made = _rounded(leading(gram.astype(np.float64), len(gram)).vectors if np.trace(gram) > 0 else plain)
-    return made if _upright(*made) is not None else _rounded(plain)
+    told = _rounded(leading(gram.astype(np.float64), len(gram)).vectors if np.trace(gram) > 0 else plain)
+    axes = _upright(*told)
+    if axes is None:
+        told = _rounded(plain)
+        axes = heard(*told)
+    return Made(axes, *told)
 
 
 def heard(numbers: Numbers, largest: Largest) -> Axes:
     """The axes that these are, at right angles and of length one: what either side goes by.
 
-    >>> axes = heard(*told(np.float32([[2, 1], [1, 2]])))
+    >>> axes = heard(*made(np.float32([[2, 1], [1, 2]]))[1:])
     >>> bool(np.allclose(axes.T @ axes, np.eye(2), atol=1e-6)), bool(np.allclose(np.abs(axes), 0.5**0.5, atol=1e-2))
     (True, True)
     """
-    made = _upright(numbers, largest)
-    if made is None:
+    axes = _upright(numbers, largest)
+    if axes is None:
         raise RemoteProtocolError("axes came that are not at right angles")
-    return made
+    return axes
 
 
 def _rounded(vectors: Matrix) -> tuple[Numbers, Largest]:

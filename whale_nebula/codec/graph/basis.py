@@ -64,7 +64,16 @@ def running(gram: Any, new: Any, decay: float = DECAY) -> Any:
     [[2.5]]
     """
     total = decay * gram + new
-    return _finite(total, _finite(gram, tf.zeros_like(gram)))
+    return finite_or(total, finite_or(gram, tf.zeros_like(gram)))
+
+
+def finite_or(gram: Any, other: Any) -> Any:
+    """The matrix, or the other one where anything in it is not finite.
+
+    >>> finite_or(tf.constant([[float("nan")]]), tf.constant([[2.0]])).numpy().tolist()
+    [[2.0]]
+    """
+    return tf.where(tf.reduce_all(tf.math.is_finite(gram)), gram, other)
 
 
 def first(gram: Matrix, r: int) -> Basis:
@@ -97,11 +106,6 @@ def _towards(q: Matrix, old: Matrix) -> Matrix:
     """The basis of the same space that is nearest to the old one."""
     u, _, vt = np.linalg.svd(q.T @ old)
     return q @ (u @ vt)
-
-
-def _finite(gram: Any, other: Any) -> Any:
-    """The matrix, or the other one where anything in it is not finite."""
-    return tf.where(tf.reduce_all(tf.math.is_finite(gram)), gram, other)
 
 
 def _usable(gram: Matrix) -> bool:

@@ -52,7 +52,7 @@ class Differences:
         if not self._codec(size) and not self.way.zstd:
             return np.ascontiguousarray(data).view(np.float32)
         dims = dims_of(size)
-        payload = read(data, dims[0], 0, 4 * dims[0] * dims[1] + _MORE)
+        payload = read(data, dims[0], 0, 4 * dims[0] * dims[1] + _MORE, zstd=self.way.zstd)
         found, _ = coding.decode(self._codec(size), payload.data, dims, "float32")
         return np.asarray(found, np.float32).reshape(-1)[:size]
 

@@ -79,8 +79,9 @@ class Incoming:
     def _read(self, came: Packed, codec: Codec | None) -> Payload:
         rows = prod(came.dims[:-1])
         structure = coding.own_structure(codec, back=self.back)
-        used = structure is not None and bool(came.dims) and structure.numbers(came.dims) is not None
-        news = nbytes(structure.news(came.dims)) if structure is not None and used else 0
+        news = 0
+        if structure is not None and came.dims and structure.numbers(came.dims) is not None:
+            news = nbytes(structure.news(came.dims))
         most = came.raw_bytes
         if self.way.delta is not None:
             most = max(most, differences.most_bytes(came.dims))

@@ -114,9 +114,9 @@ def compared(
     told, known = str(codec or NONE), after.codec or (NONE if way.auto else "")
     if known and told != known:
         tally.changed(name, f"{known} -> {told}")
-    if structure_in(codec) is not None and before.version != after.version:
-        said = "axes" if str(structure_in(codec)) == "axes" else "basis"
-        tally.changed(name, f"{said} {before.version} -> {after.version}")
+    structure = structure_in(codec)
+    if structure is not None and before.version != after.version:
+        tally.changed(name, f"{structure.keeps} {before.version} -> {after.version}")
     return replace(after, codec=told, error=after.error if told == known else None)
 
 
