@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
 import re
@@ -48,7 +49,7 @@ def check(platform: str, cluster: str, config: Config, placements: list[Resolved
 
 
 class TestJobSet:
-    """The fields are those of jobset.x-k8s.io/v1alpha2, batch/v1 and v1, as far as the manifests use them."""
+    """The fields are those of jobset.x-k8s.io/v1alpha2; everything else is checked by Kubernetes' own schemas."""
 
     FIELDS = (
         ("", {"apiVersion", "kind", "metadata", "spec"}),
@@ -58,30 +59,21 @@ class TestJobSet:
         ("spec.successPolicy", {"operator", "targetReplicatedJobs"}),
         ("spec.failurePolicy", {"maxRestarts"}),
         ("spec.replicatedJobs", {"name", "replicas", "template"}),
-        (
-            "spec.replicatedJobs.template.spec",
-            {"parallelism", "completions", "backoffLimit", "completionMode", "template"},
-        ),
-        (
-            "spec.replicatedJobs.template.spec.template.spec",
-            {"restartPolicy", "terminationGracePeriodSeconds", "containers", "volumes"},
-        ),
-        (
-            "spec.replicatedJobs.template.spec.template.spec.containers",
-            {"name", "image", "command", "env", "ports", "resources", "volumeMounts"},
-        ),
     )
 
     @staticmethod
     def documents(cluster: str) -> dict[str, Any]:
         found = list(yaml.safe_load_all((DEPLOY / "jobset" / f"{cluster}.yaml").read_text()))
-        assert [(each["kind"], each["apiVersion"]) for each in found] == [
-            ("ConfigMap", "v1"),
-            ("Service", "v1"),
-            ("PersistentVolumeClaim", "v1"),
-            ("JobSet", "jobset.x-k8s.io/v1alpha2"),
-        ]
-        return {each["kind"]: each for each in found}
+        kinds = ["ConfigMap", "Service", "PersistentVolumeClaim", "Deployment", *2 * ["NetworkPolicy"], "JobSet"]
+        assert [each["kind"] for each in found] == kinds
+        policies = [each for each in found if each["kind"] == "NetworkPolicy"]
+        return {each["kind"]: each for each in found} | {"NetworkPolicy": policies}
+
+    @staticmethod
+    def pods(made: dict[str, Any]) -> dict[str, Any]:
+        """The pod template of each role."""
+        (worker,) = made["JobSet"]["spec"]["replicatedJobs"]
+        return {"worker": worker["template"]["spec"]["template"], "gateway": made["Deployment"]["spec"]["template"]}
 
     @pytest.mark.parametrize("cluster", CLUSTERS)
     def test_it_has_only_fields_that_there_are(self, cluster: str) -> None:
@@ -90,10 +82,22 @@ class TestJobSet:
                 assert set(each) <= known, path
 
     @pytest.mark.parametrize("cluster", CLUSTERS)
+    def test_the_schemas_of_kubernetes_accept_it(self, cluster: str) -> None:
+        kubernetes = pytest.importorskip("kubernetes_validate", reason="`make soak` installs it: 111 MB of schemas")
+        made = self.documents(cluster)
+        (worker,) = made.pop("JobSet")["spec"]["replicatedJobs"]
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "w"}, "spec": worker["template"]["spec"]}
+        for document in (*made.pop("NetworkPolicy"), *made.values(), job):
+            kubernetes.validate(document, "1.34", strict=True)
+        job["spec"]["parallelizm"] = 1
+        with pytest.raises(Exception, match="parallelizm"):
+            kubernetes.validate(job, "1.34", strict=True)
+
+    @pytest.mark.parametrize("cluster", CLUSTERS)
     def test_every_pod_finds_itself_and_the_others(self, cluster: str) -> None:
         made = self.documents(cluster)
         config = load(yaml.safe_load(made["ConfigMap"]["data"]["clusters.yaml"]))
-        job = next(each for each in made["JobSet"]["spec"]["replicatedJobs"] if each["name"] == "worker")
+        (job,) = made["JobSet"]["spec"]["replicatedJobs"]
         pod = job["template"]["spec"]["template"]["spec"]["containers"][0]
         environs = [environment(made["JobSet"], job, pod, index) for index in range(job["replicas"])]
         placements = [found(config, pod["command"], environ) for environ in environs]
@@ -102,34 +106,102 @@ class TestJobSet:
         assert all(f".{subdomain}:" in placements[0].placement.addresses[each.placement.here[0]] for each in placements)
 
     @pytest.mark.parametrize("cluster", CLUSTERS)
-    def test_what_it_mounts_and_waits_for_is_there(self, cluster: str) -> None:
-        made = self.documents(cluster)
-        jobs = made["JobSet"]["spec"]["replicatedJobs"]
-        assert set(made["JobSet"]["spec"]["successPolicy"]["targetReplicatedJobs"]) < {job["name"] for job in jobs}
-        for pod in at(made["JobSet"], ["spec", "replicatedJobs", "template", "spec", "template", "spec"]):
-            volumes = {each["name"]: each for each in pod["volumes"]}
-            assert {mount["name"] for each in pod["containers"] for mount in each["volumeMounts"]} == set(volumes)
-            assert volumes["config"]["configMap"]["name"] == made["ConfigMap"]["metadata"]["name"]
-            assert volumes["certs"]["secret"]["defaultMode"] == 0o400
-            if "audit" in volumes:
-                claimed = volumes["audit"]["persistentVolumeClaim"]["claimName"]
-                assert claimed == made["PersistentVolumeClaim"]["metadata"]["name"]
-        selected = made["Service"]["spec"]["selector"]
-        assert selected["jobset.sigs.k8s.io/jobset-name"] == made["JobSet"]["metadata"]["name"]
-        assert selected["jobset.sigs.k8s.io/replicatedjob-name"] in {job["name"] for job in jobs}
-
+    def test_each_role_can_read_its_own_keys_only(self, cluster: str, tmp_path: Path) -> None:
+        """The secrets are filled by the commands of the page, from a folder in which all certificates were issued."""
+        secrets = fill_secrets(tmp_path)
+        made, own = self.documents(cluster), set()
+        for role, pod in self.pods(made).items():
+            mounted = {each["secret"]["secretName"] for each in pod["spec"]["volumes"] if "secret" in each}
+            assert mounted == {f"nebula-{cluster}-{role}-certs"}
+            readable = {name for secret in mounted for name in secrets[secret]}
+            count = WORKERS["jobset"][cluster] if role == "worker" else 1
+            keys = {name for name in readable if name.endswith(".key")}
+            assert keys == {f"{cluster}-{role}-{index}.key" for index in range(count)}
+            assert {"ca.pem", "revoked.json"} <= readable
+            assert own.isdisjoint(mounted)
+            own |= mounted
 
     @pytest.mark.parametrize("cluster", CLUSTERS)
-    def test_the_gateway_can_write_its_audit_log_and_it_stays(self, cluster: str, tmp_path: Path) -> None:
+    def test_pods_run_without_privileges_and_can_read_their_keys(self, cluster: str) -> None:
+        for pod in self.pods(self.documents(cluster)).values():
+            spec = pod["spec"]
+            assert spec["securityContext"]["runAsNonRoot"] and spec["automountServiceAccountToken"] is False
+            assert spec["securityContext"]["runAsUser"] != 0
+            modes = [each["secret"]["defaultMode"] for each in spec["volumes"] if "secret" in each]
+            assert modes == [0o440] and spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"]
+            for container in spec["containers"]:
+                assert container["securityContext"]["allowPrivilegeEscalation"] is False
+                assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+    @pytest.mark.parametrize("cluster", CLUSTERS)
+    def test_what_it_mounts_is_there(self, cluster: str) -> None:
         made = self.documents(cluster)
-        job = next(each for each in made["JobSet"]["spec"]["replicatedJobs"] if each["name"] == "gateway")
-        pod = job["template"]["spec"]["template"]["spec"]["containers"][0]
+        for pod in self.pods(made).values():
+            volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
+            mounts = [mount["name"] for each in pod["spec"]["containers"] for mount in each["volumeMounts"]]
+            assert set(mounts) == set(volumes)
+            assert volumes["config"]["configMap"]["name"] == made["ConfigMap"]["metadata"]["name"]
+        assert made["JobSet"]["spec"]["successPolicy"]["targetReplicatedJobs"] == ["worker"]
+
+    @pytest.mark.parametrize("cluster", CLUSTERS)
+    def test_a_gateway_that_is_drained_is_replaced_and_goes_on_in_its_log(self, cluster: str, tmp_path: Path) -> None:
+        made = self.documents(cluster)
+        spec = made["Deployment"]["spec"]
+        assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})  # one writer of the log
+        pod = spec["template"]["spec"]["containers"][0]
         (tmp_path / "clusters.yaml").write_text(made["ConfigMap"]["data"]["clusters.yaml"])
         site = gateway(pod["command"], tmp_path)
         mounts = {each["mountPath"]: each for each in pod["volumeMounts"]}
         holding = [path for path in mounts if str(site.audit).startswith(f"{path}/")]
         assert [mounts[path]["name"] for path in holding] == ["audit"]
         assert "readOnly" not in mounts[holding[0]]
+        volumes = {each["name"]: each for each in spec["template"]["spec"]["volumes"]}
+        claimed = volumes["audit"]["persistentVolumeClaim"]["claimName"]
+        assert claimed == made["PersistentVolumeClaim"]["metadata"]["name"]
+        config = load(tmp_path / "clusters.yaml")
+        (worker,) = made["JobSet"]["spec"]["replicatedJobs"]
+        leaving = worker["template"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        assert leaving > config.patience >= config.gateway_grace > 30
+
+    @pytest.mark.parametrize("cluster", CLUSTERS)
+    def test_others_reach_the_gateway_and_no_worker(self, cluster: str, tmp_path: Path) -> None:
+        made = self.documents(cluster)
+        (port,) = made["Service"]["spec"]["ports"]
+        labels = made["Deployment"]["spec"]["template"]["metadata"]["labels"]
+        assert made["Service"]["spec"]["selector"] == made["Deployment"]["spec"]["selector"]["matchLabels"] == labels
+        pod = made["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+        (tmp_path / "clusters.yaml").write_text(made["ConfigMap"]["data"]["clusters.yaml"])
+        assert gateway(pod["command"], tmp_path).listen == f"0.0.0.0:{port['targetPort']}"
+        assert pod["readinessProbe"]["tcpSocket"] == {"port": port["targetPort"]}
+        config = load(tmp_path / "clusters.yaml")
+        assert config.clusters[cluster].gateway == f"{made['Service']['metadata']['name']}:{port['port']}"
+        to_gateway, to_workers = (each["spec"] for each in made["NetworkPolicy"])
+        assert to_gateway["podSelector"]["matchLabels"] == labels
+        assert to_gateway["ingress"] == [{"ports": [{"port": port["targetPort"], "protocol": "TCP"}]}]
+        jobset = {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": made["JobSet"]["metadata"]["name"]}}
+        assert (to_workers["podSelector"], to_workers["ingress"]) == (jobset, [{"from": [{"podSelector": jobset}]}])
+
+
+def fill_secrets(folder: Path) -> dict[str, set[str]]:
+    """The file names in each secret: the page's shell commands, for both clusters, with a `kubectl` that lists."""
+    (folder / "certs").mkdir()
+    files = ["ca.pem", "ca.key", "revoked.json"]
+    for cluster in CLUSTERS:
+        stems = [f"{cluster}-worker-{index}" for index in range(WORKERS["jobset"][cluster])] + [f"{cluster}-gateway-0"]
+        files += [f"{stem}.{ending}" for stem in stems for ending in ("pem", "key")]
+    for name in files:
+        (folder / "certs" / name).touch()
+    lists = '[ "$3" = create ] && echo "$6 $(ls "${7#--from-file=}" | xargs)" >> secrets'
+    (folder / "kubectl").write_text(f"#!/bin/sh\n{lists}\ntrue\n")
+    (folder / "kubectl").chmod(0o755)
+    page = (DEPLOY / "jobset" / "README.md").read_text()
+    commands = re.findall(r"^```\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0]
+    for cluster in CLUSTERS:
+        script = "set -e; rm -rf worker gateway\n" + commands.replace("gpu", cluster)
+        environ = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+        subprocess.run(["bash", "-c", script], cwd=folder, env=environ, check=True, timeout=60)
+    lines = (folder / "secrets").read_text().splitlines()
+    return {name: set(names) for name, *names in map(str.split, lines)}
 
 
 def gateway(command: list[str], folder: Path) -> Site:
@@ -175,6 +247,15 @@ def environment(jobset: Any, job: Any, container: Any, index: int) -> dict[str, 
 
 
 class TestSlurm:
+    def test_the_gateway_is_kept_up_under_a_user_of_its_own(self) -> None:
+        unit = configparser.ConfigParser(interpolation=None)
+        unit.read(DEPLOY / "slurm" / "nebula-gateway.service")
+        service = unit["Service"]
+        given = gateway_parser().read(service["ExecStart"].split()[2:])
+        assert (given.cluster, service["Restart"]) == ("gpu", "always")
+        assert service["User"] == "nebula-gateway"
+        assert Path(given.audit).parent == Path("/var/lib") / service["StateDirectory"]
+
     OPTIONS = frozenset(
         {"job-name", "nodes", "ntasks-per-node", "gpus-per-task", "gres", "time", "signal", "output"}
     )
@@ -205,6 +286,8 @@ class TestSkyPilot:
     def test_every_node_finds_itself_and_the_others(self, cluster: str, tmp_path: Path) -> None:
         task = read(DEPLOY / "skypilot" / f"{cluster}.yaml").value
         assert set(task) == self.FIELDS
+        assert "ports" not in task["resources"]  # workers dial their gateway; nobody dials them
+        assert re.findall(r"pip install (\S+)", task["setup"]) == ["./wheels/whale_nebula-*.whl"]
         config = load(DEPLOY / "skypilot" / task["file_mounts"]["~/nebula/clusters.yaml"])
         assert subprocess.run(["bash", "-n"], input=task["setup"].encode(), check=False).returncode == 0
         placements = []

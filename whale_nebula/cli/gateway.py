@@ -22,6 +22,7 @@ from whale_nebula.errors import ConfigError, IdentityError, NebulaError
 from whale_nebula.gateway.gateway import Gateway
 from whale_nebula.gateway.memory import keep_freed
 from whale_nebula.gateway.site import Site
+from whale_nebula.security.files import find_other_keys
 
 _DESCRIPTION = """\
 Be a cluster's gateway: the one port of it that others can reach. Its workers reach those of other clusters through
@@ -107,6 +108,11 @@ def _introduce(gateway: Gateway, *, as_json: bool) -> None:
     site, trusts = gateway.site, gateway.trusts
     if site.files is None:
         remark("INSECURE: TRUE. Nothing is encrypted here, and everybody is believed to be who he says he is.")
+    elif found := [path.name for path in find_other_keys(site.files)]:
+        remark(
+            f"WARNING: private keys of others lie in {site.files.key.parent} ({', '.join(found)}): whoever takes "
+            "over this gateway can act as their owners; give its host ca.pem, revoked.json and its own two files only"
+        )
     if as_json:
         print(json.dumps({"gateway": site.identity.worker, "listens": gateway.address, "trusts": trusts}), flush=True)
         return

@@ -15,7 +15,16 @@ from whale_nebula.config.devices import device
 from whale_nebula.config.document import read
 from whale_nebula.config.links import Line, Links
 from whale_nebula.config.place import Place
-from whale_nebula.config.schema import PATIENCE_SECONDS, SHOWS, Cluster, Config, InputSpec, Security, WorkerSpec
+from whale_nebula.config.schema import (
+    GATEWAY_GRACE_SECONDS,
+    PATIENCE_SECONDS,
+    SHOWS,
+    Cluster,
+    Config,
+    InputSpec,
+    Security,
+    WorkerSpec,
+)
 from whale_nebula.suggest import did_you_mean
 
 DTYPES = (
@@ -54,6 +63,7 @@ def _config(place: Place) -> Config:
         results=root.key("results").given(lambda place: place.choice(("everywhere", "owner")), "everywhere"),
         weights=root.key("weights").given(lambda place: place.choice(("everywhere", "own")), "everywhere"),
         patience=root.key("patience").given(_patience, PATIENCE_SECONDS),
+        gateway_grace=root.key("gateway_grace").given(quantities.seconds, GATEWAY_GRACE_SECONDS),
         seed=root.key("seed").given(_seed, None),
         plan=root.key("plan").given(_paths, ()),
         show=root.key("show").given(lambda place: place.choice(SHOWS), SHOWS[0]),

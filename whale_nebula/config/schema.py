@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from whale_nebula.config.links import Links
 
 PATIENCE_SECONDS = 120.0
+GATEWAY_GRACE_SECONDS = 30.0
 SHOWS = ("none", "lines", "live")
 """What may be shown of the steps of a run while it trains."""
 
@@ -64,6 +65,7 @@ class Config:
     results: str = "everywhere"
     weights: str = "everywhere"
     patience: float = PATIENCE_SECONDS
+    gateway_grace: float = GATEWAY_GRACE_SECONDS
     seed: int | None = None
     plan: tuple[str, ...] = ()
     show: str = SHOWS[0]

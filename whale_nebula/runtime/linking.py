@@ -48,7 +48,10 @@ def _over_the_network(attachment: Attachment, expected: Expected, config: Config
         credentials=None if security is None else Credentials.load(*_paths(security)),
     )
     joined = GrpcLinks(
-        place, expect=expected, deadlines=Deadlines(patience=config.patience), versions={"whale_nebula": __version__}
+        place,
+        expect=expected,
+        deadlines=Deadlines(patience=config.patience, gateway_grace=config.gateway_grace),
+        versions={"whale_nebula": __version__},
     )
     return Joined(joined.links, joined.close)
 

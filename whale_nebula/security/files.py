@@ -83,14 +83,30 @@ def read(path: str | os.PathLike[str], what: str, *, secret: bool = False) -> by
     """The bytes of a file; a secret that others can read is refused, with the line that mends it."""
     try:
         with open(path, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if secret and stat.S_IMODE(mode) & 0o077:
-                raise _open_to_others(path, what, stat.S_IMODE(mode))
+            found = os.fstat(file.fileno())
+            if secret and not is_private(found):
+                raise _open_to_others(path, what, stat.S_IMODE(found.st_mode))
             return file.read(_MOST)
     except OSError as error:
         raise CredentialsError(
             f"{what} cannot be read", where=str(path), why=error.strerror, mend=_elsewhere(Path(path))
         ) from None
+
+
+def is_private(found: os.stat_result) -> bool:
+    """Whether a key file's owner and mode keep it from other users.
+
+    0600 or less; where root owns the file and this process is not root, its group may read it too (0640 or less), as
+    Kubernetes projects a secret for a pod with `fsGroup`.
+    """
+    given_by_root = found.st_uid == 0 and os.geteuid() != 0
+    return not stat.S_IMODE(found.st_mode) & (0o037 if given_by_root else 0o077)
+
+
+def find_other_keys(paths: Files) -> list[Path]:
+    """Private keys of other identities that lie beside this process's own and that it can read."""
+    beside = sorted({*paths.key.parent.glob("*.key"), *paths.ca.parent.glob("*.key")} - {paths.key})
+    return [path for path in beside if os.access(path, os.R_OK)]
 
 
 def _elsewhere(path: Path) -> str | None:

@@ -124,6 +124,13 @@ class TestAPeerThatRuns:
         assert found["key of npu/0"]["found"] == "0600"
         assert "authority's key" not in found
 
+    def test_keys_of_nobody_here_are_warned_of(self, site: Site, gpu: GrpcLinks) -> None:
+        code, found = site.doctor()
+        assert (code, found["keys beside npu/0"]["state"]) == (0, "warning")
+        assert found["keys beside npu/0"]["why"].startswith("gpu-worker-0.key in ")
+        (site.home.folder / "gpu-worker-0.key").unlink()
+        assert "keys beside npu/0" not in site.doctor()[1]
+
     def test_has_its_own_port(self, site: Site, gpu: GrpcLinks) -> None:
         code, found = site.doctor("gpu")
         assert (code, found["port of gpu/0"]["why"]) == (0, "gpu/0 runs, and listens there")

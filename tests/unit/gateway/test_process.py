@@ -119,6 +119,21 @@ class TestTheCommand:
         log = written(tmp_path / "audit/gpu-gateway.jsonl")
         assert [each["action"] for each in log] == ["genesis", "listen", "end"]
 
+    def test_keys_of_others_beside_its_own_are_warned_of(self, tmp_path: Path) -> None:
+        (tmp_path / "clusters.yaml").write_text(self.CONFIG.replace("true", "false"))
+        folder = ["--folder", str(tmp_path / "certs")]
+        assert main(["certs", "init", "--run", "mt", *folder]) == exits.DONE
+        assert main(["certs", "issue", "--cluster", "gpu", *folder]) == exits.DONE
+        assert main(["certs", "issue", "--cluster", "gpu", "--role", "gateway", *folder]) == exits.DONE
+        words = ["gateway", "--config", str(tmp_path / "clusters.yaml"), "--cluster", "gpu", "--listen", "127.0.0.1:0"]
+        process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        with ended(process):
+            listens(process)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=SOON)
+        first = err.decode().splitlines()[0]
+        assert "WARNING: private keys of others lie in" in first and "(ca.key, gpu-worker-0.key)" in first
+
     @pytest.mark.parametrize(
         ("words", "text", "code", "why"),
         [

@@ -98,3 +98,30 @@ def test_files_are_handed_on_as_text(tmp_path: Path) -> None:
     assert Files.from_dict(found._replace(revoked=None).as_dict()).revoked is None
     with pytest.raises(CredentialsError, match="cert, key"):
         Files.from_dict({"ca": "x"})
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "user", "private"),
+    [
+        (0o600, 1000, 1000, True),
+        (0o400, 1000, 1000, True),
+        (0o640, 1000, 1000, False),  # a group that the user chose
+        (0o440, 0, 1000, True),  # a secret that Kubernetes projects for a pod with fsGroup
+        (0o440, 0, 0, False),
+        (0o444, 0, 1000, False),
+        (0o460, 0, 1000, False),
+    ],
+)
+def test_a_group_may_read_a_key_only_where_root_owns_it(
+    mode: int, owner: int, user: int, private: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    found = os.stat_result((stat.S_IFREG | mode, 0, 0, 1, owner, owner, 0, 0, 0, 0))
+    assert files.is_private(found) is private
+
+
+def test_other_keys_beside_ones_own_are_found(tmp_path: Path) -> None:
+    for name in ("gpu-gateway-0.key", "gpu-worker-0.key", "ca.key", "gpu-worker-0.pem"):
+        (tmp_path / name).touch()
+    paths = Files.under(tmp_path, GPU)
+    assert [path.name for path in files.find_other_keys(paths)] == ["ca.key", "gpu-gateway-0.key"]

@@ -11,6 +11,8 @@ from whale_nebula.cli.checks.check import Check
 from whale_nebula.cli.checks.host import Host
 from whale_nebula.errors import IdentityError
 from whale_nebula.security import Credentials, Files
+from whale_nebula.security.authority import KEY as AUTHORITY_KEY
+from whale_nebula.security.files import find_other_keys
 from whale_nebula.security.making import now
 
 _SOON = timedelta(days=2)
@@ -32,6 +34,7 @@ def certificate_checks(host: Host) -> Iterator[Check]:
             continue
         yield _own(name, credentials, now())
         yield _key(name, files)
+        yield from _other_keys(host, name, files)
         authority = [*_authority(credentials, now()), *_deny_list(credentials)]
     yield from authority
 
@@ -52,6 +55,15 @@ def _key(name: str, files: Files) -> Check:
     return Check(f"key of {name}", "ok", f"{mode:04o}", str(files.key))
 
 
+def _other_keys(host: Host, name: str, files: Files) -> Iterator[Check]:
+    """Private keys that lie beside this one and belong to nobody on this host."""
+    here = {host.identity(each).stem for each in host.here}
+    others = [path.name for path in find_other_keys(files) if path.stem not in here and path.name != AUTHORITY_KEY]
+    if others:
+        why = f"{', '.join(others)} in {files.key.parent}: {name} could act as any of them"
+        yield Check(f"keys beside {name}", "warning", f"{len(others)} of others", why, "rm them on this host")
+
+
 def _authority(credentials: Credentials, at: datetime) -> Iterator[Check]:
     """Its dates, and its key, which belongs where certificates are issued and nowhere else."""
     ca = credentials.files.ca
@@ -61,8 +73,8 @@ def _authority(credentials: Credentials, at: datetime) -> Iterator[Check]:
         yield Check("authority", "warning", found, why, "whale-nebula certs renew --ca, and copy ca.pem to all hosts")
     else:
         yield Check("authority", "ok", found, why)
-    if ca.with_name("ca.key").exists():
-        why = f"{ca.with_name('ca.key')}: who has it can be anybody in this run"
+    if ca.with_name(AUTHORITY_KEY).exists():
+        why = f"{ca.with_name(AUTHORITY_KEY)}: who has it can be anybody in this run"
         mend = "if certificates are issued on another host, take it away from this one"
         yield Check("authority's key", "note", "it is here", why, mend)
 
