@@ -103,8 +103,8 @@ def _asked() -> None:
 
 
 def _gets_others(call: KerasCall) -> bool:
-    """Whether what a call makes stands in scopes of its own."""
-    return call.name != "save_model" and bool(scopes.open_frames())
+    """Whether what a call makes stands in a stage of its own; `nb.cluster` alone gives it none."""
+    return call.name != "save_model" and scopes.stage_of(scopes.open_frames()) is not None
 
 
 def _tell(call: KerasCall) -> None:

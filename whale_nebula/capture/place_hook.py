@@ -22,8 +22,8 @@ _call = tf_private.KerasLayer.__call__
 @functools.wraps(_call)  # AutoGraph goes by its module: it leaves Keras's own functions as they are
 def _called(layer: Any, *args: Any, **kwargs: Any) -> Any:
     trace, places = current(), getattr(_LOCAL, "places", None)
-    if trace is None or trace.graph is None or trace.busy or places is None:
-        return _call(layer, *args, **kwargs)
+    if trace is None or trace.graph is None or trace.busy or places is None or tf_private.in_symbolic_scope():
+        return _call(layer, *args, **kwargs)  # in a symbolic scope Keras builds the model, in a graph of its own
     with places.around(trace, layer):
         return _call(layer, *args, **kwargs)
 

@@ -1,0 +1,152 @@
+"""A model whose first act is a step under scopes or `nb.place` is built as Keras builds it, so what is saved loads."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import whale_nebula as nb
+
+ROWS, WIDTH = 8, 3
+X = np.random.default_rng(1).random((ROWS, WIDTH), np.float32)
+Y = np.random.default_rng(2).random((ROWS, 1), np.float32)
+_scoped = False
+
+
+def stage(cluster: str) -> contextlib.AbstractContextManager[Any]:
+    """A scope where the test asks for scopes in `call`."""
+    return nb.stage(cluster=cluster) if _scoped else contextlib.nullcontext()
+
+
+@keras.saving.register_keras_serializable("built")
+class Flat(keras.Model):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.first, self.second = keras.layers.Dense(4), keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        with stage("gpu"):
+            hidden = self.first(x)
+        with stage("npu"):
+            return self.second(hidden)
+
+
+@keras.saving.register_keras_serializable("built")
+class Block(keras.Model):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.inner = keras.layers.Dense(4)
+
+    def call(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+@keras.saving.register_keras_serializable("built")
+class Nested(keras.Model):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.first, self.second = Block(), keras.layers.Dense(1)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        with stage("gpu"):
+            hidden = self.first(x)
+        with stage("npu"):
+            return self.second(hidden)
+
+
+@keras.saving.register_keras_serializable("built")
+class BuildsItself(keras.Model):
+    def build(self, input_shape: Any) -> None:
+        self.first, self.second = keras.layers.Dense(4), keras.layers.Dense(1)
+        self.first.build(input_shape)
+        self.second.build((*input_shape[:-1], 4))
+
+    def call(self, x: Any) -> Any:
+        with stage("gpu"):
+            hidden = self.first(x)
+        with stage("npu"):
+            return self.second(hidden)
+
+
+@keras.saving.register_keras_serializable("built")
+class TwoInputs(Flat):
+    def call(self, inputs: Any) -> Any:
+        parts = inputs.values() if isinstance(inputs, dict) else inputs
+        return super().call(keras.ops.concatenate(list(parts), -1))
+
+
+MODELS: dict[str, tuple[type[keras.Model], Any]] = {
+    "flat": (Flat, X),
+    "nested": (Nested, X),
+    "builds itself": (BuildsItself, X),
+    "two inputs": (TwoInputs, [X, X]),
+    "inputs by name": (TwoInputs, {"a": X, "b": X}),
+}
+FIRSTS: dict[str, Callable[[Any, Any], Any]] = {
+    "fit": lambda model, x: model.fit(x, Y, verbose=0),
+    "evaluate": lambda model, x: model.evaluate(x, Y, verbose=0),
+    "predict": lambda model, x: model.predict(x, verbose=0),
+    "train_on_batch": lambda model, x: model.train_on_batch(x, Y),
+}
+SAMPLE = {
+    *((kind, "place", "fit") for kind in ("flat", "nested", "two inputs", "inputs by name")),
+    *(("flat", "place", first) for first in ("evaluate", "predict")),
+    ("builds itself", "scopes", "fit"),
+}
+GRID = [
+    pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.grid)
+    for case in itertools.product(MODELS, ["place", "scopes"], FIRSTS)
+    if case[:2] != ("builds itself", "place")  # it has no layers to place yet
+]
+
+
+def place(model: keras.Model) -> None:
+    first, second = model.layers
+    nb.place(model, {f"{first.name}(/.*)?": "gpu", f"{second.name}(/.*)?": "npu"})
+
+
+def trained(kind: str, way: str, first: str) -> keras.Model:
+    global _scoped
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(7)
+    made, x = MODELS[kind]
+    model = made(name="net")
+    model.compile("adam", "mse")
+    _scoped = way == "scopes"
+    try:
+        if way == "place":
+            place(model)
+        FIRSTS[first](model, x)
+    finally:
+        _scoped = False
+    return model
+
+
+def state(model: keras.Model) -> dict[str, Any]:
+    """What Keras keeps of having been built, of every layer, and what the optimizer holds."""
+    found: dict[str, Any] = {
+        f"{type(layer).__name__} {number}": (layer.built, layer.get_build_config(), layer._called, layer.path)
+        for number, layer in enumerate(model._flatten_layers())
+    }
+    found["weights"] = [(each.path, tuple(each.shape), each.trainable) for each in model.weights]
+    found["optimizer"] = [(each.path, tuple(each.shape)) for each in model.optimizer.variables]
+    return found
+
+
+@pytest.mark.parametrize(("kind", "way", "first"), GRID)
+def test_it_is_built_as_keras_builds_it(kind: str, way: str, first: str, tmp_path: Path) -> None:
+    plain = state(trained(kind, "plain", first))
+    model = trained(kind, way, first)
+    assert state(model) == plain
+    x = MODELS[kind][1]
+    expected = model.predict(x, verbose=0)
+    model.save(tmp_path / "net.keras")
+    loaded = keras.models.load_model(tmp_path / "net.keras", compile=first in ("fit", "train_on_batch"))
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, rtol=1e-6, atol=1e-6)
