@@ -220,6 +220,19 @@ def test_copies_made_under_scopes_have_those() -> None:
     assert tuple(nb.last_report().stages) == ("c",)
 
 
+def test_a_clone_made_while_only_the_cluster_is_open_has_lost_its_stages() -> None:
+    def clone() -> None:
+        with nb.cluster():
+            with nb.stage(cluster="a"):
+                hidden = layers.Dense(3)(inputs := keras.Input((4,)))
+            with nb.stage(cluster="b"):
+                model = keras.Model(inputs, layers.Dense(1)(hidden), name="original")
+            keras.models.clone_model(model)
+
+    (message,) = caught(clone)
+    assert "the clone of model 'original' has no scopes" in message
+
+
 def test_models_without_scopes_are_copied_in_silence(tmp_path: Path) -> None:
     def use() -> None:
         keras.models.clone_model(compiled(keras.Sequential([keras.Input((4,)), layers.Dense(3)])))
