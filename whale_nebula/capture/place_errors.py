@@ -13,6 +13,8 @@ from whale_nebula.scopes import Frame, Placement, Rule
 from whale_nebula.suggest import closest, listed
 
 _SHOWN = 8
+_ANY = re.compile(r"(?<!\\)\.([*+])(?!\)\?$)")
+"""Any number of any characters, except at the end of "(/.*)?", which is meant to match all that is inside."""
 _TAILS = ("(/.*)?", "/.*", "/.+", ".*", "/")
 
 
@@ -36,9 +38,12 @@ def _parted(pattern: str) -> tuple[str, str]:
 
 def _nearby(head: str, paths: Sequence[str]) -> str:
     near = difflib.get_close_matches(head, paths, n=_SHOWN, cutoff=0.4)
-    shown = [*near, *(path for path in paths if path not in near)][:_SHOWN]
-    more = len(paths) - len(shown)
-    return f"its layers are {listed(shown)}" + (f" and {more} more" if more else "")
+    return f"its layers are {_list_some([*near, *(path for path in paths if path not in near)])}"
+
+
+def _list_some(paths: Sequence[str]) -> str:
+    more = len(paths) - _SHOWN
+    return listed(paths[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _beginning(head: str, paths: Sequence[str]) -> str | None:
@@ -78,8 +83,14 @@ def two_rules(model: Any, placement: Placement, path: str, rules: Sequence[Rule]
 
 
 def _leaving_out(paths: Sequence[str], rules: Sequence[Rule]) -> str:
-    """The pattern that matches more of the layers, without those that the other matches as well."""
+    """Patterns that no longer overlap: one of them kept within one level of names, or without what both match."""
     matched = [[path for path in paths if rule.pattern.fullmatch(path)] for rule in rules]
+    for rule, others in zip(rules, reversed(matched), strict=True):
+        narrow = _ANY.sub(r"[^/]\1", rule.pattern.pattern)
+        left = [path for path in paths if re.fullmatch(narrow, path)]
+        if left and not set(left) & set(others):
+            instead = f"{narrow!r} instead of {rule.pattern.pattern!r}"
+            return f"'.' matches '/' too; {instead} matches {_list_some(left)} alone"
     few, many = (0, 1) if len(matched[0]) <= len(matched[1]) else (1, 0)
     less, more = rules[few].pattern.pattern, rules[many].pattern.pattern
     both = [path for path in matched[few] if path in matched[many]]

@@ -1,4 +1,7 @@
-"""How scopes nest: cluster > replica > pipeline > stage > split, each at most once; compress anywhere."""
+"""How scopes nest: cluster > replica > pipeline > stage > split, each at most once on a path; compress anywhere.
+
+A replica may also stand inside a pipeline, around the stages whose number of copies it gives.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +52,10 @@ def excludes(outer: str, inner: str) -> bool:
 
     >>> excludes("stage", "pipeline"), excludes("pipeline", "stage"), excludes("stage", "compress")
     (True, False, False)
+    >>> excludes("pipeline", "replica"), excludes("replica", "pipeline")
+    (False, False)
     """
-    if inner == "compress":
+    if inner == "compress" or (outer, inner) == ("pipeline", "replica"):
         return False
     if outer == "compress":
         return inner == "cluster"

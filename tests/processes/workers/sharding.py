@@ -35,10 +35,10 @@ def rows(seed: int | None = 3) -> tf.data.Dataset:
 
 def stages(x: Any, front: Any, back: Any) -> Any:
     """Two replicas in c0, one of another stage in c1."""
-    with nb.cluster():
-        with nb.replica(2), nb.pipeline(MICRO_BATCHES), nb.stage(cluster="c0"):
+    with nb.cluster(), nb.pipeline(MICRO_BATCHES):
+        with nb.replica(2), nb.stage(cluster="c0"):
             hidden = front(x)
-        with nb.replica(1), nb.pipeline(MICRO_BATCHES), nb.stage(cluster="c1"):
+        with nb.replica(1), nb.stage(cluster="c1"):
             return back(hidden)
 
 

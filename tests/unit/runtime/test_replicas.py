@@ -30,12 +30,14 @@ def model(
     copies: tuple[int, ...] = (),
     micro_batch: int = 1,
     *,
+    around: bool = False,
     dropout: float = 0.0,
     coupled: str = "error",
     codec: Mapping[str, Any] | None = None,
 ) -> keras.Model:
-    """One stage or two, in these replicas; no scopes where there are none."""
+    """One stage or two, in these replicas; no scopes where there are none. `around`: one pipeline around them."""
     keras.utils.set_random_seed(0)
+    outer = nb.pipeline(micro_batch, coupled=coupled) if around else contextlib.nullcontext()
     inputs = keras.Input((8,))
 
     def at(number: int) -> contextlib.AbstractContextManager[Any]:
@@ -43,12 +45,12 @@ def model(
         if copies:
             stage = min(number, len(copies) - 1)
             stack.enter_context(nb.replica(copies[stage]))
-            stack.enter_context(nb.pipeline(micro_batch, coupled=coupled))
+            stack.enter_context(contextlib.nullcontext() if around else nb.pipeline(micro_batch, coupled=coupled))
             stack.enter_context(nb.stage(cluster=f"c{stage}"))
             stack.enter_context(nb.compress(**codec) if codec else contextlib.nullcontext())
         return stack
 
-    with nb.cluster() if copies else contextlib.nullcontext():
+    with nb.cluster() if copies else contextlib.nullcontext(), outer:
         with at(0):
             hidden = keras.layers.Dense(16, activation="tanh")(inputs)
             hidden = keras.layers.Dropout(dropout)(hidden)
@@ -224,6 +226,39 @@ def test_a_failure_in_one_replica_ends_the_step() -> None:
         with pytest.raises(nb.errors.StageFailedError, match="stage 'c0'"):
             step(tf.range(6.0)[:, None] * 2.0)
         assert float(tf.reduce_sum(step(tf.ones((6, 1))))) == 18.0
+
+
+def test_one_pipeline_around_stages_with_counts_of_their_own() -> None:
+    """It is the same plan as the same pipeline in each replica, and the step is the uncut one."""
+    keras.backend.clear_session()  # the digest has the variables' names
+    inside = nb.plan(model((3, 2), 6), X, Y)
+    keras.backend.clear_session()
+    made = model((3, 2), 6, around=True)
+    plan = nb.plan(made, X, Y)
+    assert plan.digest == inside.digest
+    assert ([stage.replicas for stage in plan.stages.values()], plan.micro_batch) == ([3, 2], 6)
+    expected = trained(model())
+    losses, weights = trained(made)
+    close(losses, expected[0])
+    close(weights, expected[1])
+
+
+def test_replicas_in_a_call_inside_a_pipeline_around_the_step() -> None:
+    front, back = keras.layers.Dense(4), keras.layers.Dense(1)
+    front.build((None, 8))
+    back.build((None, 4))
+
+    @nb.function
+    def step(x: Any) -> Any:
+        with nb.replica(3), nb.stage(cluster="c0"):
+            hidden = front(x)
+        with nb.replica(2), nb.stage(cluster="c1"):
+            return back(hidden)
+
+    with nb.cluster(), nb.pipeline(micro_batch=6):
+        plan, outputs = nb.plan(step, X), step(X)
+    np.testing.assert_allclose(outputs, back(front(X)), rtol=1e-5, atol=1e-6)
+    assert ([stage.replicas for stage in plan.stages.values()], plan.micro_batch) == ([3, 2], 6)
 
 
 @pytest.mark.parametrize("around", ["model", "pipeline"])

@@ -30,6 +30,8 @@ def allowed(outer: str, inner: str) -> bool:
         return True
     if outer == "compress":
         return inner != "cluster"
+    if {outer, inner} == {"pipeline", "replica"}:
+        return True
     return inner in LEVELS[LEVELS.index(outer) + 1 :]
 
 
@@ -59,6 +61,12 @@ def test_a_violation_is_seen_over_what_lies_between(between: list[str]) -> None:
         assert open_frames()[1:] == tuple(opened)
         with pytest.raises(NestingError, match=r"nb\.replica stands inside nb\.replica"):
             nb.replica().__enter__()
+
+
+@pytest.mark.parametrize("order", [["replica", "pipeline", "replica"], ["pipeline", "replica", "pipeline"]])
+def test_replica_and_pipeline_stand_once_on_a_path_in_either_order(order: list[str]) -> None:
+    with parsing(), MAKE[order[0]](), MAKE[order[1]](), pytest.raises(NestingError, match=f"inside nb.{order[2]}"):
+        MAKE[order[2]]().__enter__()
 
 
 def line() -> int:
