@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -120,8 +121,18 @@ def _request(
         arrivals=tuple(Arrival(value(t), value(feed)) for t, feed in live.arrivals),
         flows=tuple(Flow(stage, value(t), value(g)) for stage, t, g in live.flows),
         effects=tuple((stage, numbers[op.name]) for stage, op in live.made if numbers[op.name] in effects),
-        parts=tuple(GradientPart(stage, n, tuple(value(t) for t in g)) for stage, n, g in live.parts),
+        parts=_parts(live.parts, value),
     )
+
+
+def _parts(live: Sequence[tuple[int, int, Any]], value: Callable[[Any], Value]) -> tuple[GradientPart, ...]:
+    """The parts, and which of the lookups of one stage each of them is."""
+    terms: Counter[tuple[int, int]] = Counter()
+    found = []
+    for stage, source, tensors in live:
+        found.append(GradientPart(stage, source, tuple(map(value, tensors)), terms[stage, source]))
+        terms[stage, source] += 1
+    return tuple(found)
 
 
 def _leaves(trace: Tracing, names: Sequence[str], value: Callable[[Any], Value]) -> tuple[Leaf, ...]:

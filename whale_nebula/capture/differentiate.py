@@ -166,7 +166,7 @@ class _Region:
                 self._flow(stage, tensor, tf.convert_to_tensor(gradient), incoming)
         for (number, _), gradient in zip(wanted, found[len(flowing) :], strict=True):
             if gradient is not None:
-                self.request.parts.append((stage, number, _components(gradient)))
+                self.request.parts += [(stage, number, term) for term in _terms(gradient)]
 
     def _walk(self, stage: int, ends: list[Tensor]) -> tuple[list[Tensor], list[Tensor], set[Any]]:
         """Go back from `ends` within a stage: its boundary inputs, where the tape stopped, and what lies inside."""
@@ -233,7 +233,9 @@ def _hold(trace: Tracing, request: LiveRequest, number: int, source: Any) -> Any
     dtype, shape = tf.as_dtype(source.dtype), tf.TensorShape(source.shape)
     if all(len(values) > 1 for values in parts):
         values = _placeholder(dtype, tf.TensorShape([None]).concatenate(shape[1:]), "nebula_gradient_values")
-        indices = _placeholder(parts[0][1].dtype, [None], "nebula_gradient_indices")
+        kinds = {part[1].dtype for part in parts}
+        kind = kinds.pop() if len(kinds) == 1 else tf.int64
+        indices = _placeholder(kind, [None], "nebula_gradient_indices")
         request.holders.append((number, (values, indices)))
         return tf.IndexedSlices(values, indices, tf.constant(shape.as_list(), tf.int64))
     dense = _placeholder(dtype, shape, "nebula_gradient")
@@ -241,10 +243,24 @@ def _hold(trace: Tracing, request: LiveRequest, number: int, source: Any) -> Any
     return dense
 
 
-def _components(gradient: Any) -> tuple[Any, ...]:
-    if isinstance(gradient, tf.IndexedSlices):
-        return gradient.values, gradient.indices
-    return (gradient,)
+def _terms(gradient: Any) -> list[tuple[Any, ...]]:
+    """A dense gradient, or the values and indices of each lookup.
+
+    TensorFlow concatenates the slices of several lookups of one table. They are kept apart here, as some may be at
+    indices that depend on the batch, and others not.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return [(gradient,)]
+    values, indices = _concatenated(gradient.values), _concatenated(gradient.indices)
+    if len(values) != len(indices) or len(values) == 1:
+        return [(gradient.values, gradient.indices)]
+    pairs = zip(values, indices, strict=True)
+    return [term for pair in pairs for term in _terms(tf.IndexedSlices(*pair, gradient.dense_shape))]
+
+
+def _concatenated(tensor: Tensor) -> Sequence[Tensor]:
+    """What a tensor is the concatenation of."""
+    return list(tensor.op.inputs)[:-1] if tensor.op.type == "ConcatV2" else [tensor]
 
 
 def _placeholder(dtype: Any, shape: Any, name: str) -> Any:

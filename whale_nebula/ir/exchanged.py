@@ -12,7 +12,7 @@ from math import prod
 
 from whale_nebula.ir.integers import Shape
 from whale_nebula.ir.plan import Cut, Exchange
-from whale_nebula.ir.program import GradientPart, Leaf, Variable
+from whale_nebula.ir.program import GradientPart, Leaf, PartKey, Variable
 from whale_nebula.ir.sizes import Sizes
 from whale_nebula.ir.spec import Spec, Value
 
@@ -36,9 +36,9 @@ class Exchanged:
         if each.part is None:
             return _open(each.spec, sum(counts))
         part, variable = self._part(each.part)
-        if len(part.values) == 1:
+        if not part.sparse:
             return _dense(each.spec, variable)
-        rows = self._listed(part.values[1], counts)
+        rows = self._listed(part, counts)
         width = _width(each.spec, variable if each.piece == 0 else None)
         return None if rows is None or width is None else rows * width
 
@@ -48,20 +48,17 @@ class Exchanged:
             return False
         part, _ = self._part(each.part)
         graph = self.cut.program.graph
-        return len(part.values) > 1 and any(
+        return part.sparse and any(
             graph.ops[op].type in _CHOOSES for op in graph.ascend([part.values[1].op])
         )
 
-    def _part(self, key: tuple[int, int, int]) -> tuple[GradientPart, Variable | None]:
-        request, source, stage = key
-        asked = self.cut.program.requests[request]
-        part = next(part for part in asked.parts if (part.source, part.stage) == (source, stage))
-        return part, self.cut.program.variable_ops.get(asked.origins[source])
+    def _part(self, key: PartKey) -> tuple[GradientPart, Variable | None]:
+        program, (request, source, *_) = self.cut.program, key
+        return program.gradient_parts[key], program.variable_ops.get(program.requests[request].origins[source])
 
-    def _listed(self, indices: Value, counts: Sequence[int]) -> int | None:
+    def _listed(self, part: GradientPart, counts: Sequence[int]) -> int | None:
         """Micro-batches list their rows one after the other; at indices that are always the same they are added."""
-        own = counts if indices.op in self.cut.program.of_batch else counts[:1]
-        found = [self._of_one(indices, rows) for rows in own]
+        found = [self._of_one(part.values[1], rows) for rows in (counts if part.concatenated else counts[:1])]
         known = [rows for rows in found if rows is not None]
         return sum(known) if len(known) == len(found) else None
 

@@ -193,8 +193,7 @@ class Overview:
     def _gradient(self, part: GradientPart) -> int:
         """Bytes of what a stage adds up over a step: rows of a table are listed, all else is summed."""
         size = sum(self.work.effort.nbytes(value) for value in part.values)
-        listed = len(part.values) > 1 and part.values[1].op in self.cut.program.of_batch
-        return round(size * self._steps) if listed else size
+        return round(size * self._steps) if part.concatenated else size
 
     def _tied(self, variable: Variable, parts: Sequence[tuple[Request, GradientPart]]) -> PlanTied:
         stages = self.cut.program.stages
@@ -217,7 +216,7 @@ class Overview:
 
     def _unsure(self, parts: Sequence[tuple[Request, GradientPart]]) -> bool:
         """Whether values decide how many rows these gradients list."""
-        keys = {(request.index, part.source, part.stage) for request, part in parts}
+        keys = {request.key_of(part) for request, part in parts}
         return any(each.part in keys and self.exchanged.at_most(each) for each in self.cut.exchange)
 
     # ------------------------------------------------------------------ what crosses, what runs once

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from whale_nebula.ir.program import Program
+from whale_nebula.ir.program import PartKey, Program
 from whale_nebula.ir.routing import Routing
 from whale_nebula.ir.shares import Order
 from whale_nebula.ir.spec import Spec, Value
@@ -106,7 +106,7 @@ class Exchange:
     source: str
     destination: str
     spec: Spec
-    part: tuple[int, int, int] | None = None
+    part: PartKey | None = None
     piece: int = 0
     result: bool = False
     copy: int = 0

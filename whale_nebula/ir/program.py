@@ -79,13 +79,37 @@ class Flow:
     gradient: Value
 
 
+PartKey = tuple[int, int, int, int]
+"""Request, source, stage and term of a gradient part."""
+
+ADDED, ROWS = "sum", "rows"
+"""How the slices of a sparse gradient part are merged over micro-batches."""
+
+
 @dataclass(frozen=True)
 class GradientPart:
-    """The backward of `stage` makes this share of the gradient of the request's source number `source`."""
+    """A share of the gradient of the request's source number `source`, made by the backward of `stage`.
+
+    A stage that looks a table up several times makes one sparse part, values and indices, for each time: `term`
+    numbers them. `merge` says how its slices are merged over micro-batches: "rows" are concatenated, and slices at
+    indices that are the same in each micro-batch are added value by value ("sum").
+    """
 
     stage: int
     source: int
     values: tuple[Value, ...]
+    term: int = 0
+    merge: str = ROWS
+
+    @property
+    def sparse(self) -> bool:
+        """Whether this is values and indices."""
+        return len(self.values) > 1
+
+    @property
+    def concatenated(self) -> bool:
+        """Whether its slices over a step are those of all micro-batches, one after the other."""
+        return self.sparse and self.merge == ROWS
 
 
 @dataclass(frozen=True)
@@ -110,6 +134,15 @@ class Request:
     effects: tuple[tuple[int, int], ...] = ()
     given: tuple[Value, ...] = ()
     merges: tuple[str, ...] = ()
+
+    def key_of(self, part: GradientPart) -> PartKey:
+        """What identifies a part of this request within the program."""
+        return self.index, part.source, part.stage, part.term
+
+    @property
+    def ordered_parts(self) -> list[GradientPart]:
+        """The parts in the order in which they are added or concatenated."""
+        return sorted(self.parts, key=self.key_of)
 
 
 @dataclass(frozen=True)
@@ -156,6 +189,11 @@ class Program:
     def request_of(self, op: int) -> int | None:
         """The request whose backward an op belongs to, or None for an op of the user's own."""
         return self._request_of.get(op)
+
+    @cached_property
+    def gradient_parts(self) -> dict[PartKey, GradientPart]:
+        """All gradient parts by their keys."""
+        return {request.key_of(part): part for request in self.requests for part in request.parts}
 
     @cached_property
     def holders(self) -> dict[int, tuple[int, Holder]]:

@@ -13,12 +13,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from whale_nebula.ir.graph import CAPTURE
-from whale_nebula.ir.program import Program, Request
+from whale_nebula.ir.program import ADDED, GradientPart, Program, Request
 from whale_nebula.ir.spec import Value
 from whale_nebula.passes.batch import BatchFolds
 from whale_nebula.passes.reduce import COUPLED, ROWS, WHOLE, Fold
 
-ADDED, SAME = "sum", "same"
+SAME = "same"
 _RULES = {WHOLE: ADDED, "mean": ADDED, "sum": SAME}
 
 
@@ -31,8 +31,29 @@ def with_merges(program: Program, folds: BatchFolds) -> Program:
 
 def _merged(program: Program, folds: BatchFolds, request: Request) -> Request:
     return replace(
-        request, merges=tuple(_merge(program, folds, request, source) for source in range(len(request.origins)))
+        request,
+        merges=tuple(_merge(program, folds, request, source) for source in range(len(request.origins))),
+        parts=tuple(_merged_slices(part, request, folds) for part in request.parts),
     )
+
+
+def _merged_slices(part: GradientPart, request: Request, folds: BatchFolds) -> GradientPart:
+    """A sparse part with the rule for its slices, which its indices decide.
+
+    The uncut gradient has one slice for each index. An optimizer that squares slices, as Adam does, would tell a sum of
+    slices from the slices of all micro-batches: so these are merged to the slices of the uncut step.
+    """
+    if not part.sparse or folds.folding is None:
+        return part
+    state = folds.folding.of(part.values[1])
+    if state.kind == WHOLE:
+        return replace(part, merge=ADDED)
+    if state.kind != ROWS or state.position:
+        name = request.sources[part.source]
+        if state.good:
+            state = Fold(COUPLED, blame=part.values[1].op, reason=f"rows of {name!r} are looked up at {state.spoken}")
+        folds.refuse(state, f"the gradient of {name!r}")
+    return part
 
 
 def _merge(program: Program, folds: BatchFolds, request: Request, source: int) -> str:
@@ -42,7 +63,7 @@ def _merge(program: Program, folds: BatchFolds, request: Request, source: int) -
     value, *others = program.graph.ops[origin].values
     state = folds.folding.of(value)
     alike = all(folds.folding.of(other).bare == state.bare for other in others)
-    sparse = not alike or any(len(part.values) > 1 for part in parts)
+    sparse = not alike or any(part.sparse for part in parts)
     if state.kind in _RULES and not (sparse and state.kind != WHOLE):
         return _RULES[state.kind]
     if state.kind == ROWS and not (state.axis or state.misplaced or sparse):

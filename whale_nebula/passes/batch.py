@@ -124,7 +124,7 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
         program.graph,
         {leaf.op: 0 for leaf in program.leaves if leaf.batched},
         targets=targets,
-        skip=backward.__contains__,
+        skip=(backward - _looked_up(program)).__contains__,
         checks=checks,
     )
     folding = folded()
@@ -148,6 +148,11 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     found.once -= _beside_coupled(own, found)
     found.once -= _read_again(own, found)
     return found
+
+
+def _looked_up(program: Program) -> set[int]:
+    """The ops that make the indices of sparse gradients: how these are merged hangs on how they were folded."""
+    return program.graph.ascend(part.values[1].op for part in program.gradient_parts.values() if part.sparse)
 
 
 def _assert_once(found: BatchFolds) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from whale_nebula.ir.plan import Crossing, Cut, Exchange, PhasePlan, Worker
-from whale_nebula.ir.program import Program
+from whale_nebula.ir.program import PartKey, Program
 from whale_nebula.ir.spec import Spec
 from whale_nebula.passes.replicate import spread
 
@@ -20,7 +20,7 @@ class Shared(NamedTuple):
     """A tensor of a gradient part that crosses: its number, where it belongs, what it is, who has and who needs it."""
 
     slot: int
-    key: tuple[int, int, int]
+    key: PartKey
     piece: int
     spec: Spec
     source: str
@@ -118,7 +118,7 @@ def shared_parts(cut: Cut, phase: PhasePlan) -> Iterator[Shared]:
     slot = 0
     for number in phase.requests:
         request = program.requests[number]
-        for part in sorted(request.parts, key=lambda part: (part.source, part.stage)):
+        for part in request.ordered_parts:
             variable = program.variable_ops.get(request.origins[part.source])
             holders = cut.held.get(variable.path, ()) if variable is not None else ()
             replicas = cut.routing.of(part.stage)
@@ -126,6 +126,6 @@ def shared_parts(cut: Cut, phase: PhasePlan) -> Iterator[Shared]:
             others = tuple(worker for worker in holders if worker not in replicas)
             for index, value in enumerate(part.values):
                 if others:
-                    key, spec = (number, part.source, part.stage), program.graph.spec(value)
+                    key, spec = request.key_of(part), program.graph.spec(value)
                     yield Shared(slot, key, index, spec, source, others)
                 slot += 1

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from whale_nebula.ir.plan import Cut, PhasePlan
-from whale_nebula.ir.program import GradientPart
+from whale_nebula.ir.program import GradientPart, PartKey
 from whale_nebula.ir.spec import Spec, Value
 
 
@@ -28,7 +28,7 @@ class Told(NamedTuple):
     stage: int
     specs: tuple[Spec, ...]
     values: tuple[Value, ...] = ()
-    key: tuple[int, int, int] = (-1, -1, -1)
+    key: PartKey = (-1, -1, -1, -1)
     piece: int = 0
     path: str = ""
 
@@ -60,9 +60,10 @@ def _of_stage(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[Told]:
         yield Told(0, "drift", stage, (variable.spec,), path=path)
 
 
-def parts_of(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[tuple[tuple[int, int, int], GradientPart]]:
+def parts_of(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[tuple[PartKey, GradientPart]]:
     """The gradients that a stage makes in a phase, in one order everywhere."""
     for number in phase.requests:
-        for part in sorted(cut.program.requests[number].parts, key=lambda part: part.source):
+        request = cut.program.requests[number]
+        for part in request.ordered_parts:
             if part.stage == stage:
-                yield (number, part.source, stage), part
+                yield request.key_of(part), part

@@ -153,12 +153,11 @@ class Added:
 
     def _shape(self, each: Told) -> tuple[int, ...] | None:
         """The form of a dense gradient; None where it is a list of rows, or the form is not known."""
-        program, (request, source, stage) = self.cut.program, each.key
-        asked = program.requests[request]
-        part = next(part for part in asked.parts if (part.source, part.stage) == (source, stage))
-        variable = program.variable_ops.get(asked.origins[source])
+        program, (request, source, *_) = self.cut.program, each.key
+        part = program.gradient_parts[each.key]
+        variable = program.variable_ops.get(program.requests[request].origins[source])
         shape = each.specs[0].shape if variable is None else variable.spec.shape
-        dense = len(part.values) == 1 and variable is not None and each.specs[0].dtype in DTYPES
+        dense = not part.sparse and variable is not None and each.specs[0].dtype in DTYPES
         if not dense or shape is None or None in shape:
             return None
         return tuple(axis for axis in shape if axis is not None)

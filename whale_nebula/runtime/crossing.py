@@ -10,9 +10,9 @@ from typing import Any, cast
 import tensorflow as tf
 
 from whale_nebula.ir.plan import Cut, PhasePlan
+from whale_nebula.ir.program import PartKey
 from whale_nebula.passes.exchange import Bundle, shared_parts
 from whale_nebula.runtime.bundled import bundled, unbundled
-from whale_nebula.runtime.gradients import PartKey
 from whale_nebula.runtime.later import Later
 from whale_nebula.runtime.mates import Mates
 from whale_nebula.runtime.stage_run import StageRun

@@ -10,13 +10,9 @@ import tensorflow as tf
 
 from whale_nebula import tf_private
 from whale_nebula.ir.graph import CAPTURE
-from whale_nebula.ir.program import GradientPart, Program
+from whale_nebula.ir.program import GradientPart, PartKey, Program
 from whale_nebula.ir.spec import Value
 from whale_nebula.runtime.merge import added
-
-PartKey = tuple[int, int, int]
-"""request, source, stage."""
-
 
 _MANY = 8
 
@@ -40,13 +36,13 @@ class Sums:
     def add(self, request: int, part: GradientPart, tensors: Sequence[Any]) -> None:
         """Take in what one micro-batch gave.
 
-        Slices at indices that do not depend on the batch (positions) are added: the uncut step has each once, and
-        an optimizer that squares slices would tell.
+        Slices at indices that are the same in each micro-batch (positions) are added: the uncut step has each once,
+        and an optimizer that squares slices would tell.
         """
-        key = (request, part.source, part.stage)
-        if len(tensors) > 1 and key in self.listed and part.values[1].op not in self.program.of_batch:
+        key = self.program.requests[request].key_of(part)
+        if part.sparse and not part.concatenated and key in self.listed:
             self.listed[key] = [(self.listed[key][0][0] + tensors[0], tensors[1])]
-        elif len(tensors) > 1 or self._by_rows(request, part.source):
+        elif part.sparse or self._by_rows(request, part.source):
             self.listed.setdefault(key, []).append(tuple(tensors))
         elif key in self.dense and self._same(request, part.source):
             return
@@ -84,11 +80,8 @@ class Sums:
 
     def lists(self, key: PartKey) -> bool:
         """Whether a gradient has rows of each micro-batch, one after the other, and is no sum."""
-        request, source, _ = key
-        part = next(each for each in self.program.requests[request].parts if (each.source, each.stage) == key[1:])
-        if len(part.values) > 1:
-            return part.values[1].op in self.program.of_batch
-        return self._by_rows(request, source)
+        part = self.program.gradient_parts[key]
+        return part.concatenated if part.sparse else self._by_rows(*key[:2])
 
     def pieces(self, key: PartKey, piece: int, turns: Sequence[int]) -> dict[int, Any]:
         """A tensor of a gradient: by micro-batch where it `lists`, else the sum of all of them under -1."""
@@ -131,6 +124,8 @@ def _sum(parts: Sequence[tuple[Any, ...]], sparse: bool, shape: Sequence[int] | 
     if len(parts) == 1 and (len(parts[0]) > 1) == sparse:
         return parts[0]
     if sparse:
+        kind = tf.int64 if len({part[1].dtype for part in parts}) > 1 else parts[0][1].dtype
+        parts = [(values, tf.cast(indices, kind)) for values, indices in parts]
         return tuple(tf.concat(columns, 0) for columns in zip(*parts, strict=True))
     dense = [part[0] if len(part) == 1 else _dense(part, shape) for part in parts]
     return (added(dense),)

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from whale_nebula.ir.plan import PhasePlan
+from whale_nebula.ir.program import PartKey
 from whale_nebula.passes.mates import parts_of
-from whale_nebula.runtime.gradients import PartKey, Sums
+from whale_nebula.runtime.gradients import Sums
 from whale_nebula.runtime.stage_run import StageRun
 
 

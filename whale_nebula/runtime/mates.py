@@ -10,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.ir.plan import PhasePlan
+from whale_nebula.ir.program import PartKey
 from whale_nebula.passes.mates import Told
 from whale_nebula.passes.replica_sums import sums_of
 from whale_nebula.runtime.added import Added
 from whale_nebula.runtime.bundled import packed, unpacked
 from whale_nebula.runtime.compiled import Compiled
-from whale_nebula.runtime.gradients import PartKey
 from whale_nebula.runtime.merge import added
 from whale_nebula.runtime.stage_run import StageRun
 from whale_nebula.transport.protocol import Key, Link

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from whale_nebula.ir.plan import Exchange, PhasePlan
+from whale_nebula.ir.program import PartKey
 from whale_nebula.passes.exchange import Bundle
-from whale_nebula.runtime.gradients import PartKey
 from whale_nebula.runtime.stage_run import StageRun
 from whale_nebula.transport.protocol import Key, KeyKind, Link
 

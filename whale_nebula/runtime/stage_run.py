@@ -144,7 +144,7 @@ class StageRun:
         parts = self._parts(phase, piece)
         done = {each.key for each in self.added}
         for request, part in parts:
-            if (request, part.source, part.stage) not in done:
+            if self.compiled.cut.program.requests[request].key_of(part) not in done:
                 self.sums.add(request, part, [results[value] for value in part.values])
         for value in {value for _, part in parts for value in part.values} - self.compiled.flow_targets.keys():
             results.pop(value, None)

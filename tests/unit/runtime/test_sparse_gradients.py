@@ -1,0 +1,148 @@
+"""Gradients of looked-up tables: whatever cuts the batch, an optimizer gets the slices of the uncut step."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import whale_nebula as nb
+
+ROWS, LENGTH, WIDTH, TOKENS = 8, 5, 4, 7
+IDS = np.random.default_rng(0).integers(0, TOKENS, (ROWS, LENGTH)).astype("int32")
+Y = np.random.default_rng(1).random((ROWS, LENGTH, 1)).astype("float32")
+
+
+@pytest.fixture(autouse=True)
+def no_run() -> Iterator[None]:
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+class Lookup(keras.layers.Layer):
+    """A table, looked up by what `at` makes of the ids."""
+
+    def __init__(self, *at: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.at = at
+
+    def build(self, shape: Any) -> None:
+        self.table = self.add_weight(shape=(TOKENS, WIDTH), name="table")
+
+    def call(self, ids: Any) -> Any:
+        return sum((tf.gather(self.table, at(ids)) for at in self.at), 0.1 * tf.cast(ids, tf.float32)[..., None])
+
+
+def positions(ids: Any) -> Any:
+    return tf.range(tf.shape(ids)[1])
+
+
+def fixed(ids: Any) -> Any:
+    return tf.range(LENGTH)
+
+
+def tokens(ids: Any) -> Any:
+    return ids
+
+
+def shifted(ids: Any) -> Any:
+    return tf.cast((ids + 1) % TOKENS, tf.int64)
+
+
+def chosen_by_all(ids: Any) -> Any:
+    return (tf.reduce_sum(ids) % TOKENS)[None]
+
+
+def branches(ids: Any) -> Any:
+    return tf.cond(tf.shape(ids)[1] > 2, lambda: positions(ids) + 1, lambda: positions(ids))
+
+
+LOOKUPS = {
+    "positions": (positions,),
+    "fixed positions": (fixed,),
+    "tokens": (tokens,),
+    "tokens and positions": (tokens, positions),
+    "tokens twice": (tokens, shifted),
+    "a branch": (branches,),
+    "chosen by all": (chosen_by_all,),
+}
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.01),
+    "sgd": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
+    "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.01),
+    "lion": lambda: keras.optimizers.Lion(0.01),
+    "clipped adam": lambda: keras.optimizers.Adam(0.01, clipnorm=0.1),
+}
+CUTS = {"micro-batches": (4, 1), "replicas": (2, 2), "uneven": (3, 1)}
+
+
+def train(lookup: str, optimizer: str, cut: str = "", stages: int = 1) -> tuple[list[Any], list[Any]]:
+    """Losses, and weights and slots, after a few steps."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(3)
+    micro_batch, copies = CUTS.get(cut, (1, 1))
+
+    def scope(kind: Callable[..., Any], *options: Any, **named: Any) -> contextlib.AbstractContextManager[Any]:
+        return kind(*options, **named) if cut else contextlib.nullcontext()
+
+    table, tied, dense = Lookup(*LOOKUPS[lookup]), stages == 3, keras.layers.Dense(1)
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    with scope(nb.cluster), scope(nb.replica, copies), scope(nb.pipeline, micro_batch):
+        with scope(nb.stage, name="front"):
+            hidden = table(inputs)
+        with scope(nb.stage, name="back") if stages > 1 else contextlib.nullcontext():
+            hidden = hidden + table(inputs) if tied else hidden
+            outputs = dense(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile(OPTIMIZERS[optimizer](), "mse")
+    losses = [model.train_on_batch(IDS, Y) for _ in range(3)]
+    return losses, [each.numpy() for each in (*model.weights, *model.optimizer.variables)]
+
+
+ALL = list(itertools.product(LOOKUPS, OPTIMIZERS, CUTS, (1, 2, 3)))
+SAMPLE = {
+    *((lookup, "adam", "micro-batches", 2) for lookup in LOOKUPS),
+    ("positions", "rmsprop", "replicas", 1),
+    ("tokens and positions", "adagrad", "uneven", 3),
+    ("fixed positions", "clipped adam", "replicas", 3),
+}
+
+
+@pytest.mark.parametrize(
+    ("lookup", "optimizer", "cut", "stages"),
+    [pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.grid) for case in ALL],
+)
+def test_weights_and_slots_are_those_of_the_uncut_step(lookup: str, optimizer: str, cut: str, stages: int) -> None:
+    losses, state = train(lookup, optimizer, "", stages)
+    found_losses, found = train(lookup, optimizer, cut, stages)
+    np.testing.assert_allclose(found_losses, losses, rtol=1e-5)
+    for ours, theirs in zip(found, state, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("lookup", ["positions", "tokens and positions", "chosen by all"])
+def test_the_users_code_gets_the_slices_of_the_uncut_gradient(lookup: str) -> None:
+    table = Lookup(*LOOKUPS[lookup])
+    table.build(None)
+
+    def step(ids: Any, scope: Callable[..., Any] = contextlib.nullcontext) -> Any:
+        with tf.GradientTape() as tape, scope():
+            loss = tf.reduce_sum(table(ids) ** 2)
+        gradient = tape.gradient(loss, table.table.value)
+        return gradient.values, gradient.indices
+
+    values, indices = tf.function(step)(tf.constant(IDS))
+    with nb.pipeline(micro_batch=4):
+        found = nb.function(lambda ids: step(ids, lambda: nb.stage(name="front")))(tf.constant(IDS))
+    np.testing.assert_allclose(found[0], values, rtol=1e-5)
+    np.testing.assert_array_equal(found[1], indices)
