@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from whale_nebula.codec.bytes.bits import TYPES
@@ -234,9 +234,24 @@ class _Builder:
                         where=self._where(value, readers),
                     )
                 )  # fmt: skip
+        self.folds.notes.extend(self._repetition_notes(found))
         self.folds.notes.extend(compress_notes(self.program, found))
         self.folds.notes.extend(lane_notes(self.program, found, self.workers))
         return tuple(found)
+
+    def _repetition_notes(self, boundaries: Sequence[Boundary]) -> Iterator[str]:
+        """Boundaries that are the same in each micro-batch: they are computed and sent again for each of them."""
+        count, graph = self.program.pipeline.micro_batch, self.program.graph
+        for boundary in boundaries:
+            if self.folds.folding is None or boundary.layout != "whole" or graph.spec(boundary.value).rank == 0:
+                continue
+            line = self.folds.where(boundary.value.op)
+            made_at = f" ({line})" if line else ""
+            yield (
+                f"b{boundary.slot}{made_at} does not depend on the batch: it is computed and sent for each of {count} "
+                "micro-batches, whole each time. If it has a row for each of the batch's, make as many as the batch "
+                "has: tf.shape(x)[0] instead of a fixed number"
+            )
 
     def _codec(self, value: Value, readers: set[int], direction: int, mask: Value | None) -> str:
         """How the innermost compress scope around the producer, else around the first consumer, has it cross."""

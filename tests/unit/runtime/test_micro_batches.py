@@ -235,3 +235,22 @@ def test_whole_numbers_of_a_row_are_rounded_as_ever() -> None:
         return tf.reduce_mean(tf.cast(r * 10, tf.int32), 1)
 
     np.testing.assert_array_equal(left(per_row, 4), left(per_row, 1))
+
+
+# --------------------------------------------------------------------------- boundaries without rows of the batch
+@pytest.mark.parametrize("rows", ["fixed", "of the batch"])
+def test_a_boundary_that_is_sent_whole_for_each_micro_batch_is_pointed_out(rows: str) -> None:
+    weights = tf.Variable(WEIGHTS)
+
+    @nb.function
+    def step(x: Any) -> Any:
+        noise = tf.random.normal([8 if rows == "fixed" else tf.shape(x)[0], 4])
+        with nb.pipeline(micro_batch=4):
+            with nb.stage(cluster="gpu"):
+                made = noise @ weights
+            with nb.stage(cluster="npu"):
+                return tf.reduce_mean(made) + tf.reduce_mean(x)
+
+    found = [note for note in nb.plan(step, ROWS).notes if "does not depend on the batch" in note]
+    assert len(found) == (rows == "fixed")
+    assert all("computed and sent for each of 4 micro-batches" in note and __file__ in note for note in found)
