@@ -1,9 +1,10 @@
 """Which workers can compute what an update needs, and in how many rounds of exchanged scalars.
 
 A variable lives with the workers whose stages touch it; a variable that no stage touches (an optimizer's counter, a
-metric's sum) lives everywhere, unless what is written into it is at home in fewer places (an optimizer's slot). A
-value lives where all its inputs do; where nothing holds them all (a global norm), scalars cross and it is computed
-everywhere.
+metric's sum) lives everywhere, unless what is written into it is at home in fewer places and either is no single number
+or goes on into a stage's variable (an optimizer's slot). So every worker can read a metric's sum, whoever makes what is
+added to it. A value lives where all its inputs do; where nothing holds them all (a global norm), scalars cross and it
+is computed everywhere.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Homes:
     def __post_init__(self) -> None:
         self.everywhere: Where = frozenset(range(self.workers))
         self.common = self._stage_variables()
+        self.slots = {handle for handle in self.common if self._feeds_stage_variable(handle)}
         while self._spread():
             pass
         self._rounds()
@@ -118,12 +120,28 @@ class Homes:
         changed = False
         for index in self.parts.effects:
             op = self.program.graph.ops[index]
+            if self._is_number_of_all(op):
+                continue
             together = self._meet(op) & self.of_effect(op)
             for handle in self.common.intersection(written(op, self.program.graph)):
                 narrow = self.variables[handle] & together
                 if narrow and narrow != self.variables[handle]:
                     self.variables[handle], changed = narrow, True
         return changed
+
+    def _feeds_stage_variable(self, handle: int) -> bool:
+        """Whether what is read from a common variable goes into one that a stage touches."""
+        graph = self.program.graph
+        reads = [op.index for op in graph.ops if is_read(op) and op.inputs[0].op == handle]
+        below = graph.descend(reads) & set(self.parts.effects) if reads else set()
+        return any(not self.common.issuperset(written(graph.ops[index], graph)) for index in below)
+
+    def _is_number_of_all(self, op: Op) -> bool:
+        """Whether an effect writes single numbers, which can cross, into variables that all workers hold."""
+        specs = [self.program.graph.spec(value) for value in op.inputs]
+        numbers = all(spec.scalar for spec in specs if spec.dtype != "resource")
+        handles = written(op, self.program.graph)
+        return numbers and bool(handles) and self.slots.isdisjoint(handles) and self.common.issuperset(handles)
 
     def _home(self, op: Op) -> Where:
         if op.role == HOLDER:
@@ -136,6 +154,8 @@ class Homes:
             return self._forward(op)
         if is_read(op):
             return self.variables.get(op.inputs[0].op, self.everywhere)
+        if op.index in self.parts.effects and self._is_number_of_all(op):
+            return self.of_effect(op)
         return self._meet(op)
 
     def _holder(self, op: Op) -> Where:

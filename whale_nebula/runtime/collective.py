@@ -11,6 +11,8 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import tensorflow as tf
+
 from whale_nebula.run import Run
 from whale_nebula.runtime.elsewhere import Ledger
 from whale_nebula.runtime.own_parts import Plain, load_own, save_own
@@ -29,6 +31,33 @@ def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str 
         _replace(model, "load_weights", functools.partial(_marked, load_own(cluster)))
     for name in WRITES:
         _replace(model, name, functools.partial(_writing, ledger, writes_here))
+
+
+def remember_results(model: Any) -> Callable[[Any], Any]:
+    """Let a model's `get_metrics_result` give what its last step returned; gives what is to be called with that.
+
+    Keras ends epochs and evaluations with the results of its metrics, read from their variables. A process that does
+    not hold these has nothing to read; what a step returns comes from whoever computes it, the same in every process.
+    """
+    plain = model.get_metrics_result
+    if hasattr(plain, "nebula_remember"):
+        remembered: Callable[[Any], Any] = plain.nebula_remember
+        return remembered
+    last: list[Any] = []
+
+    @functools.wraps(plain)
+    def get_metrics_result() -> Any:
+        if not last or not tf.executing_eagerly():
+            return plain()
+        return last[0] if isinstance(last[0], dict) else {}
+
+    def remember(logs: Any) -> Any:
+        last[:] = [logs]
+        return logs
+
+    get_metrics_result.nebula_remember = remember  # type: ignore[attr-defined]
+    object.__setattr__(model, "get_metrics_result", get_metrics_result)
+    return remember
 
 
 def make_all_collective(models: Iterable[Any], run: Run) -> None:

@@ -12,7 +12,7 @@ from whale_nebula.capture.surroundings import foreign_strategy
 from whale_nebula.errors import UnsupportedError
 from whale_nebula.run import current_run
 from whale_nebula.runtime import executions
-from whale_nebula.runtime.collective import make_collective
+from whale_nebula.runtime.collective import make_collective, remember_results
 from whale_nebula.runtime.step import Arguments, Step, Unpack, positional
 from whale_nebula.scopes.site import script_site
 
@@ -22,13 +22,18 @@ _INPUTS = ("x", "y", "sample_weight")
 def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
     """What Keras calls with its iterator, one step at a time."""
     _check(model)
-    opened = current_run()
-    if not opened.alone:
-        make_collective(model, opened.ledger, opened.writes_files, opened.here().cluster, opened.first_of_cluster)
-    step = _step(model, kind)
+    opened, step = current_run(), _step(model, kind)
 
     def run(data: Any) -> Any:
         return step.run(*_arguments(data, kind))
+
+    if not opened.alone:
+        make_collective(model, opened.ledger, opened.writes_files, opened.here().cluster, opened.first_of_cluster)
+        if kind != "predict":
+            remember, alone = remember_results(model), run
+
+            def run(data: Any) -> Any:
+                return remember(alone(data))
 
     return executions.predicting(run) if kind == "predict" else executions.training(run, model)
 

@@ -6,12 +6,12 @@ import pytest
 
 from whale_nebula.ir.exchanged import Exchanged
 from whale_nebula.ir.plan import Cut, Exchange
-from whale_nebula.ir.program import GradientPart, Holder, Leaf, Program, Request, Variable
+from whale_nebula.ir.program import GradientPart, Holder, Leaf, PartKey, Program, Request, Variable
 from whale_nebula.ir.spec import Spec, Value
 from whale_nebula.ir.text import from_text
 
 TABLE = Spec("float32", (50, 4))
-LISTED, WHOLE = (0, 0, 0), (0, 0, 1)
+LISTED, WHOLE = (0, 0, 0, 0), (0, 0, 1, 0)
 
 
 def cut(ids: str = "int32[?,5]", choose: str = "Reshape(%0, %2)") -> Cut:
@@ -31,7 +31,7 @@ def cut(ids: str = "int32[?,5]", choose: str = "Reshape(%0, %2)") -> Cut:
     return Cut(Program(graph, leaves, variables, requests=(request,)), (), (), (), (), {}, {}, {})
 
 
-def part(key: tuple[int, int, int], piece: int, spec: Spec) -> Exchange:
+def part(key: PartKey, piece: int, spec: Spec) -> Exchange:
     return Exchange("part", 0, -2, 0, "a", "b", spec, key, piece)
 
 
