@@ -6,6 +6,7 @@ Each function has a contract test in tests/contract.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -17,6 +18,8 @@ import tensorflow as tf
 Method = Callable[..., Any]
 BACKUP = keras.callbacks.BackupAndRestore
 CHECKPOINT = keras.callbacks.ModelCheckpoint
+LOGGERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
+_HOOKS = tuple(name for name in dir(keras.callbacks.Callback) if name.startswith("on_"))
 
 
 def of_fit() -> list[Any]:
@@ -34,6 +37,27 @@ def exchange(callback: Any, name: str, change: Callable[[Method], Method]) -> No
     """Let a method of one callback be what `change` makes of it: "begin", "save" or "end"."""
     method = {"begin": "on_train_begin", "save": "_save_model", "end": "on_train_end"}[name]
     setattr(callback, method, change(getattr(callback, method)))
+
+
+def silence(callback: Any, silent: Callable[[], bool]) -> None:
+    """Let a callback do nothing where `silent` says so, and take back what it has written already."""
+    for name in _HOOKS:
+        setattr(callback, name, _silenced(getattr(callback, name), silent))
+    if isinstance(callback, keras.callbacks.TensorBoard) and silent():
+        for writer in callback._writers.values():
+            writer.close()
+        callback._writers = {}
+        for folder in (callback._train_dir, callback._val_dir):
+            for path in tf.io.gfile.glob(os.path.join(folder, f"*.tfevents.*.{os.getpid()}.*")):
+                tf.io.gfile.remove(path)
+
+
+def _silenced(plain: Method, silent: Callable[[], bool]) -> Method:
+    @functools.wraps(plain)
+    def hook(*args: Any, **kwargs: Any) -> Any:
+        return None if silent() else plain(*args, **kwargs)
+
+    return hook
 
 
 def backup_path(callback: Any) -> str:

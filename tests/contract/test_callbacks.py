@@ -82,3 +82,20 @@ def test_make_folder_is_the_one_that_keras_makes(tmp_path: Path) -> None:
         tf_callbacks.make_folder(saved, 4, None, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["5", "backup"]
     tf_callbacks.make_folder(keras.callbacks.ModelCheckpoint("model.keras"), 0, None, {})
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_silence_leaves_no_file_of_a_logger(silent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keras has called `set_model`, which writes the graph, by the time the function is made."""
+    loggers = [keras.callbacks.CSVLogger(tmp_path / "log.csv"), keras.callbacks.TensorBoard(tmp_path / "events")]
+    make = keras.Model.make_train_function
+
+    def making(model: Any, force: bool = False) -> Any:
+        for callback in loggers:
+            tf_callbacks.silence(callback, lambda: silent)
+        return make(model, force)
+
+    monkeypatch.setattr(keras.Model, "make_train_function", making)
+    fitted(*loggers)
+    written = {path.name.split(".")[0] for path in tmp_path.rglob("*") if path.is_file()}
+    assert written == (set() if silent else {"log", "events"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,15 @@ def check(ended: Ended, cases: list[tuple[str, str]]) -> None:
             compare(one["cut"], one["uncut"], f"{extra} {place} in {worker}")
 
 
-def test_results_are_those_of_the_uncut_model_in_every_process() -> None:
-    check(run("results", 3, json.dumps(SAMPLE)), SAMPLE)
+def test_results_are_those_of_the_uncut_model_in_every_process(tmp_path: Path) -> None:
+    """And Keras's loggers write each file once."""
+    check(run("results", 3, json.dumps(SAMPLE), tmp_path), SAMPLE)
+    header, *rows = (tmp_path / "log.csv").read_text().splitlines()
+    assert (header.split(",")[0], [row.split(",")[0] for row in rows]) == ("epoch", ["0", "1"])
+    events = sorted(path.parent.name for path in (tmp_path / "events").rglob("*tfevents*"))
+    assert events == ["train", "validation"]
 
 
 @pytest.mark.grid
-def test_results_of_every_combination() -> None:
-    check(run("results", 3, json.dumps(ALL)), ALL)
+def test_results_of_every_combination(tmp_path: Path) -> None:
+    check(run("results", 3, json.dumps(ALL), tmp_path), ALL)

@@ -1,7 +1,8 @@
 """Callbacks of Keras that write files, in a run of several processes: all of them meet, and one of a host writes.
 
 `BackupAndRestore` removes its folder when training ends, and `ModelCheckpoint` makes one: alike in every process, and
-so in each other's way. They are changed on the instance, when the `fit` that calls them begins.
+so in each other's way. What `CSVLogger` and `TensorBoard` log is the same in every process. They are changed on the
+instance, when the `fit` that calls them begins.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ def share_files() -> None:
     """Let the callbacks of the `fit` that is about to begin write together with those of other processes."""
     kinds = tf_callbacks.CHECKPOINT | tf_callbacks.BACKUP
     for callback in tf_callbacks.of_fit():
+        if isinstance(callback, tf_callbacks.LOGGERS) and not hasattr(callback, "nebula_shared"):
+            callback.nebula_shared = True
+            tf_callbacks.silence(callback, functools.partial(_others_write, callback))
         if isinstance(callback, kinds) and not hasattr(callback, "nebula_shared"):
             callback.nebula_shared = True
             tf_callbacks.exchange(callback, "save", functools.partial(_saving, callback))
@@ -33,6 +37,11 @@ def share_files() -> None:
 def _together(callback: Any) -> bool:
     """Whether all processes train its model: what `make_collective` has changed."""
     return hasattr(callback.model.save_weights, "nebula_collective")
+
+
+def _others_write(callback: Any) -> bool:
+    """Whether another process of this host writes what this callback would write here."""
+    return _together(callback) and not current_run().writes_files
 
 
 def _saving(callback: Any, plain: Method) -> Method:

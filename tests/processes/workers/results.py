@@ -70,14 +70,15 @@ def build(extra: str, place: str, *, cut: bool) -> keras.Model:
     return model
 
 
-def measure(model: keras.Model, two: bool) -> dict[str, Any]:
+def measure(model: keras.Model, two: bool, loggers: list[Any]) -> dict[str, Any]:
     """What Keras says of a model, as numbers."""
     y = {"first": Y, "second": Y} if two else Y
     found: dict[str, Any] = {}
     found["evaluate first"] = model.evaluate(X, y, batch_size=5, verbose=0, return_dict=True)
     validation = (X[:7], {name: part[:7] for name, part in y.items()} if two else Y[:7])
-    history = model.fit(X, y, batch_size=5, epochs=2, validation_data=validation, shuffle=False, verbose=0).history
-    found["history"] = history
+    found["history"] = model.fit(
+        X, y, batch_size=5, epochs=2, validation_data=validation, shuffle=False, verbose=0, callbacks=loggers
+    ).history
     found["evaluate"] = model.evaluate(X, y, batch_size=5, verbose=0, return_dict=True)
     found["metrics"] = {each.name: as_numbers(each.result()) for each in model.metrics}
     found["test_on_batch"] = model.test_on_batch(X, y, return_dict=True)
@@ -93,8 +94,14 @@ def as_numbers(part: Any) -> Any:
 
 
 nb.init()
+folder = sys.argv[2]
+loggers: list[Any] = [
+    keras.callbacks.CSVLogger(f"{folder}/log.csv", append=True),
+    keras.callbacks.TensorBoard(f"{folder}/events"),
+]
 for extra, place in json.loads(sys.argv[1]):
     two = extra == "output" and place != "last"
-    uncut = measure(build(extra, place, cut=False), two)
-    tell(f"{extra} {place}", {"uncut": uncut, "cut": measure(build(extra, place, cut=True), two)})
+    uncut = measure(build(extra, place, cut=False), two, [])
+    tell(f"{extra} {place}", {"uncut": uncut, "cut": measure(build(extra, place, cut=True), two, loggers)})
+    loggers = []
 nb.shutdown()
