@@ -147,7 +147,7 @@ class Hostile:
         return forged(header, chunk.tobytes())
 
     def _good(self) -> tuple[Header, np.ndarray]:
-        messages = ({"kind": "NOTE"}, STEP, {"kind": "SESSION", "about": "MEET"}, {"kind": "BYE"})
+        messages = ({"kind": "PING", "last": False}, STEP, {"kind": "SESSION", "about": "MEET"}, {"kind": "BYE"})
         if self.draw.random() < 0.4:
             return said(1, self.draw.choice(messages))[0]
         size = self.draw.choice((0, 1, 40, 40, 1_000, 1_000, 1_000, CAP, CAP + 1))
@@ -192,7 +192,7 @@ class Hostile:
         return min(self.draw.choice(_VALUES), _TOPS[name])
 
     def _text(self) -> bytes:
-        header, chunk = said(1, {"kind": "NOTE"})[0]
+        header, chunk = said(1, {"kind": "PING", "last": False})[0]
         text = self.draw.choice(_TEXTS) if self.draw.random() < 0.5 else self._garbled(chunk.tobytes())
         header = header._replace(length=len(text), whole=len(text), dims=(len(text),))
         return self._numbered(header, np.frombuffer(text, np.uint8))
@@ -200,7 +200,7 @@ class Hostile:
     def _greeting(self) -> bytes:
         frame = self.draw.choice(self.greeting)
         text = self._garbled(frame[HEADER_BYTES:]) if self.draw.random() < 0.7 else frame[HEADER_BYTES:]
-        header = said(1, {"kind": "NOTE"})[0][0]
+        header = said(1, {"kind": "PING", "last": False})[0][0]
         return forged(header._replace(whole=len(text), dims=(len(text),)), text)
 
     def _garbled(self, text: bytes) -> bytes:

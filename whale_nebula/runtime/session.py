@@ -13,16 +13,23 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from whale_nebula.errors import DeadlineError, InputMismatchError, LinkClosedError, NebulaError, PlanMismatchError
+from whale_nebula.errors import (
+    DeadlineError,
+    InputMismatchError,
+    LinkClosedError,
+    NebulaError,
+    PlanMismatchError,
+    RemoteProtocolError,
+)
 from whale_nebula.feed.compared import same
 from whale_nebula.runtime.alike import check
 from whale_nebula.runtime.expected import Expected
 from whale_nebula.scopes.site import script_site
 from whale_nebula.testing.failpoints import failpoint
 from whale_nebula.transport import Link
+from whale_nebula.wire.message import SESSION, build_message
 
 Sheet = Mapping[str, Any]
-_KIND = "SESSION"
 
 
 @dataclass
@@ -121,7 +128,7 @@ class Session:
         self._say("VOTE", doing, {"why": why})
         told = self._hear("VOTE", doing)
         for peer, theirs in told.items():
-            if theirs["doing"] != doing:
+            if theirs.get("doing") != doing:
                 raise self._astray(doing, peer, _at(theirs))
         votes = {self.worker: why, **{peer: str(theirs.get("why", "")) for peer, theirs in told.items()}}
         return [votes[worker] for worker in sorted(votes) if votes[worker]]
@@ -142,8 +149,10 @@ class Session:
         self._say("MEET", doing, sheet, mates)
         told = self._hear("MEET", doing, mates)
         for peer, theirs in told.items():
-            if theirs["doing"] != doing:
+            if theirs.get("doing") != doing:
                 raise self._astray(doing, peer, _at(theirs))
+            if missing := sheet.keys() - theirs.keys():
+                raise RemoteProtocolError(f"worker '{peer}' does not say its {', '.join(sorted(missing))}")
         return told
 
     def lost(self, mates: Collection[str]) -> NebulaError | None:
@@ -175,7 +184,7 @@ class Session:
         self._line = str(script_site())
         for peer, link in self._links_of(peers):
             with self._left(doing, peer):
-                link.post({**sheet, "kind": _KIND, "about": about, "doing": doing, "line": self._line})
+                link.post(build_message(SESSION, about, **sheet, doing=doing, line=self._line))
 
     def _links_of(self, peers: Collection[str] | None) -> list[tuple[str, Link]]:
         return [(peer, link) for peer, link in self.links.items() if peers is None or peer in peers]
@@ -185,7 +194,7 @@ class Session:
         told = {}
         for peer, link in self._links_of(peers):
             with self._left(doing, peer):
-                told[peer] = link.take(_KIND, self.patience)
+                told[peer] = link.take(SESSION, self.patience)
             if told[peer]["about"] != about:
                 raise self._astray(doing, peer, _at(told[peer]))
         return told
@@ -239,4 +248,4 @@ def _step(sheet: Sheet) -> str:
 
 
 def _at(theirs: Sheet) -> str:
-    return f"{theirs['doing']} ({theirs['line']})"
+    return f"{theirs.get('doing', 'something else')} ({theirs.get('line', 'at no line of a script')})"

@@ -17,6 +17,7 @@ from whale_nebula.errors import (
 from whale_nebula.transport.mailbox import Mailbox
 from whale_nebula.transport.protocol import Key, LinkTotals, Payload, Sent
 from whale_nebula.transport.tally import Tally
+from whale_nebula.wire.message import require_known
 
 BYE = "BYE"
 FAIL = "FAIL"
@@ -59,9 +60,10 @@ class LinkEnd:
 
 
 def refuse_reserved(message: Mapping[str, Any]) -> None:
-    """Keep the messages that links say themselves for the methods that say them."""
+    """Keep the messages that links say themselves for the methods that say them, and refuse what no registry has."""
     if message.get("kind") in (BYE, FAIL):
         raise LocalProtocolError(f"{message['kind']} is not posted", mend="call fail(reason) or close()")
+    require_known(message)
 
 
 def closed_by(there: str) -> NebulaError:

@@ -19,7 +19,7 @@ from whale_nebula.transport.payloads import arrived, described
 from whale_nebula.transport.protocol import Key, Payload
 from whale_nebula.wire.decoder import Bound, MessageArrived, TensorArrived
 from whale_nebula.wire.frame import Header, Kind, chunks, pack
-from whale_nebula.wire.message import encode_message
+from whale_nebula.wire.message import check_message, encode_message
 from whale_nebula.wire.tensor import dtype_code
 
 BUDGET_BYTES = 64 << 20
@@ -95,6 +95,7 @@ class FramedEnd(LinkEnd):
     def _arrived(self, event: TensorArrived | MessageArrived) -> None:
         """Whatever has come whole."""
         if isinstance(event, MessageArrived):
+            check_message(event.message, event.header.whole)
             self._told(event.message)
         else:
             self._inbox.put(self._roster.key(event.header), arrived(event))

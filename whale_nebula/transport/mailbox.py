@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from whale_nebula.errors import DeadlineError, LocalProtocolError, NebulaError, WireError
 from whale_nebula.transport.clock import Clock, MonotonicClock
 from whale_nebula.transport.protocol import Key, Payload
+from whale_nebula.wire.message import MOST_WAITING
 
 T = TypeVar("T")
 
@@ -85,7 +86,13 @@ class Mailbox:
     def put_message(self, message: dict[str, Any], due: float = 0.0) -> None:
         """A control message arrives."""
         with self._changed:
-            self._messages[message["kind"]].append(_Item(due, message))
+            waiting = self._messages[message["kind"]]
+            if len(waiting) >= MOST_WAITING:
+                raise self._fault(
+                    f"{MOST_WAITING} messages {message['kind']} wait to be taken",
+                    why="each is answered, or said once: no worker sends so many without an answer",
+                )
+            waiting.append(_Item(due, message))
             self._changed.notify_all()
 
     def end(self, error: Callable[[], NebulaError], *, due: float = 0.0, at_once: bool = False) -> None:

@@ -109,9 +109,9 @@ class MemoryNetwork:
     >>> network = MemoryNetwork()
     >>> here = network.link("gpu/0", "npu/0", "gpu", "npu")
     >>> there = network.link("npu/0", "gpu/0", "npu", "gpu")
-    >>> here.post({"kind": "HELLO", "run": "r1"})
-    >>> there.take("HELLO", deadline=1.0)
-    {'kind': 'HELLO', 'run': 'r1'}
+    >>> here.post(build_message("PING", last=False))
+    >>> there.take("PING", deadline=1.0)
+    {'kind': 'PING', 'last': False}
     """
 
     def __init__(

@@ -32,12 +32,12 @@ from whale_nebula.wire.frame import (
     unsealed,
 )
 from whale_nebula.wire.greeting import Greeting, Introduction, Prover
-from whale_nebula.wire.message import decode_message, encode_message
+from whale_nebula.wire.message import Word, decode_message, encode_message
 from whale_nebula.wire.replay import Acknowledged, Packet, Replay
 from whale_nebula.wire.seal import Exchange, Sealer
 from whale_nebula.wire.side import Side, speak
 from whale_nebula.wire.splitter import Splitter
-from whale_nebula.wire.states import State, Word
+from whale_nebula.wire.states import State
 from whale_nebula.wire.tensor import Bytes, dtype_code
 
 BUDGET_BYTES = 64 << 20

@@ -1,13 +1,233 @@
-"""Control messages: small JSON objects with a `kind`, such as HELLO, AGREE, FAIL and BYE."""
+"""Control messages: JSON objects with a `kind`, and the registry of all kinds that there are.
+
+What one worker tells another beside tensors is a message of one of these kinds. The sender builds it by its entry here,
+the state table takes its word from it, and the receiver checks it by the same entry: a kind without an entry can be
+neither sent nor received.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
 from whale_nebula.wire.frame import MESSAGE_BYTES
+
+SESSION = "SESSION"
+MOST_BYTES = 256 << 10
+"""How long a message may be, unless its entry says more."""
+MOST_WAITING = 64
+"""How many messages of one kind may wait to be taken. Each is answered, or said once, so there are a few at most."""
+_MOST_NUMBER = (1 << 64) - 1
+
+
+class Word(StrEnum):
+    """What one side says, in kinds that the table of states tells apart."""
+
+    HELLO = "HELLO"
+    AUTH = "AUTH"
+    INIT = "INIT"  # the runtime's own HELLO, said by nb.init
+    AGREE = "AGREE"
+    LINES = "LINES"
+    STEP = "STEP"
+    VOTE = "VOTE"  # whether the step that was announced is left out
+    MEET = "MEET"
+    NOTE = "NOTE"  # any other message
+    TENSOR = "TENSOR"
+    VALUE = "VALUE"
+    ROUND = "ROUND"  # what clusters that train apart tell each other between steps that are their own
+    BYE = "BYE"
+    FAIL = "FAIL"
+
+
+Check = Callable[[Any], bool]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MOST_NUMBER
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_anything(value: Any) -> bool:
+    return True
+
+
+def _or_none(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _list_of(check: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(map(check, value))
+
+
+def _table_of(check: Check) -> Check:
+    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+
+
+def _is_fingerprint(value: Any) -> bool:
+    return _is_count(value) or _list_of(_or_none(_is_count))(value)
+
+
+@dataclass(frozen=True)
+class MessageKind:
+    """A kind of control message: its word in the table of states, the fields that it must and may have, and its
+    longest form in bytes. An `open` kind may have other fields besides.
+    """
+
+    word: Word
+    required: Mapping[str, Check] = field(default_factory=dict)
+    optional: Mapping[str, Check] = field(default_factory=dict)
+    most_bytes: int = MOST_BYTES
+    open: bool = False
+
+    def find_fault(self, fields: Mapping[str, Any]) -> str:
+        """What is wrong with the fields of a message, or ""."""
+        missing = sorted(self.required.keys() - fields.keys())
+        if missing:
+            return f"without {', '.join(missing)}"
+        for name, value in fields.items():
+            check = self.required.get(name) or self.optional.get(name)
+            if check is None and not self.open:
+                return f"with the unknown field {name!r}"
+            if check is not None and not check(value):
+                return f"with a wrong value of {name!r}"
+        return ""
+
+
+def _session(word: Word, required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> MessageKind:
+    """What the runtime says of a step or a meeting: also what the worker does, and at which line of the script."""
+    return MessageKind(word, required, {"doing": _is_text, "line": _is_text, **(optional or {})})
+
+
+KINDS: Mapping[str, MessageKind] = MappingProxyType(
+    {
+        "SESSION HELLO": MessageKind(Word.INIT, {}, {"seed": _or_none(_is_count), "host": _is_text}, open=True),
+        "SESSION AGREE": _session(
+            Word.AGREE, {"program": _is_text, "digest": _is_text}, {"states": _table_of(_is_count)}
+        ),
+        "SESSION LINES": MessageKind(
+            Word.LINES,
+            {"program": _is_text, "lines": _list_of(_is_text)},
+            {"doing": _is_text, "line": _is_text},
+            most_bytes=MESSAGE_BYTES,
+        ),
+        "SESSION STEP": _session(
+            Word.STEP,
+            {"program": _is_count, "step": _is_count, "rows": _is_count, "inputs": _table_of(_is_fingerprint)},
+            {
+                "name": _is_text,
+                "mark": _is_count,
+                "pace": _table_of(_is_number),
+                "speeds": _is_table,
+                "stays": _is_flag,
+                "leaving": _or_none(_is_text),
+                "seen": _or_none(_is_table),
+                "alike": _table_of(_is_count),
+            },
+        ),
+        "SESSION VOTE": _session(Word.VOTE, {"why": _is_text}),
+        "SESSION MEET": _session(
+            Word.MEET,
+            {},
+            {
+                "able": _is_flag,
+                "address": _or_none(_is_text),
+                "shared": _is_anything,
+                "weights": _is_count,
+                "seeds": _list_of(_list_of(_is_number)),
+            },
+        ),
+        "LEAVING": MessageKind(Word.NOTE, {"program": _is_count, "step": _is_count, "why": _is_text}),
+        "BYE": MessageKind(Word.BYE),
+        "FAIL": MessageKind(Word.FAIL, {}, {"reason": _is_anything}),
+        # between the two ends of `whale-nebula bench link`
+        "PING": MessageKind(Word.NOTE, {"last": _is_flag}, {"found": _list_of(_is_number)}),
+        "PONG": MessageKind(Word.NOTE, {"clock": _is_number}),
+        "BURST": MessageKind(
+            Word.STEP,
+            {"program": _is_count, "step": _is_count, "count": _is_count, "size": _is_count, "last": _is_flag},
+        ),
+        "ARRIVED": MessageKind(Word.NOTE, {"rate": _is_number, "seconds": _is_number}),
+        "SPENT": MessageKind(Word.NOTE, {"cpu": _is_number}),
+    }
+)
+"""All kinds of messages after the greeting, by kind, or by kind and what it is about."""
+
+
+def kind_of(message: Mapping[str, Any]) -> MessageKind | None:
+    """The entry of a message; None for what no side ever says.
+
+    >>> kind_of({"kind": "SESSION", "about": "VOTE"}).word, kind_of({"kind": "SESSION"})
+    (<Word.VOTE: 'VOTE'>, None)
+    """
+    kind, about = message.get("kind"), message.get("about")
+    name = f"{SESSION} {about}" if kind == SESSION else kind
+    return KINDS.get(name) if isinstance(name, str) else None
+
+
+def find_fault(message: Mapping[str, Any]) -> str:
+    """What is wrong with a message by the registry, as a part of a sentence, or "".
+
+    >>> find_fault({"kind": "SESSION", "about": "STEP", "program": 0})
+    "'SESSION STEP' without inputs, rows, step"
+    >>> find_fault({"kind": "NEWS"})
+    "'NEWS', which no registry has"
+    """
+    entry, session = kind_of(message), message.get("kind") == SESSION
+    name = f"{SESSION} {message.get('about')}" if session else str(message.get("kind"))
+    if not isinstance(message.get("kind"), str):
+        return "needs a 'kind' that is a string"
+    if entry is None:
+        return f"{name[:80]!r}, which no registry has"
+    fault = entry.find_fault({n: v for n, v in message.items() if n != "kind" and not (session and n == "about")})
+    return f"{name!r} {fault[:200]}" if fault else ""
+
+
+def build_message(kind: str, about: str | None = None, **fields: Any) -> dict[str, Any]:
+    """A message of a kind that the registry has.
+
+    >>> build_message("LEAVING", program=1, step=4, why="SIGTERM")
+    {'kind': 'LEAVING', 'program': 1, 'step': 4, 'why': 'SIGTERM'}
+    """
+    message = {"kind": kind, **({} if about is None else {"about": about}), **fields}
+    require_known(message)
+    return message
+
+
+def require_known(message: Mapping[str, Any]) -> None:
+    """Refuse to send what the other side would refuse."""
+    if fault := find_fault(message):
+        raise LocalProtocolError(f"a control message {fault}", mend="add it to KINDS in wire/message.py")
+
+
+def check_message(message: Mapping[str, Any], nbytes: int = 0) -> None:
+    """Refuse a message of the other side that does not fit its entry."""
+    fault = find_fault(message)
+    entry = kind_of(message)
+    if not fault and entry is not None and nbytes > entry.most_bytes:
+        fault = f"{message['kind']!r} of {nbytes} bytes, where {entry.most_bytes} are the most"
+    if fault:
+        raise RemoteProtocolError(f"a control message {fault}")
 
 
 def encode_message(message: Mapping[str, Any]) -> bytes:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from whale_nebula.wire.frame import Header, Kind
-from whale_nebula.wire.states import GREETING_STATES, TABLE, State, Word, word_of
+from whale_nebula.wire.message import Word
+from whale_nebula.wire.states import GREETING_STATES, TABLE, State, word_of
 
 _MOST_NUMBER = (1 << 64) - 1
 _WORDS: Mapping[int, Word] = {Kind.VALUE: Word.VALUE, Kind.ROUND: Word.ROUND}

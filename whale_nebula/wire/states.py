@@ -11,6 +11,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
+from whale_nebula.wire.message import Word, kind_of
+
 
 class State(StrEnum):
     """Where one side of a conversation is."""
@@ -23,24 +25,6 @@ class State(StrEnum):
     MEETING = "MEETING"
     DRAINED = "DRAINED"
     FAILED = "FAILED"
-
-
-class Word(StrEnum):
-    """What one side says, in kinds that the table tells apart."""
-
-    HELLO = "HELLO"
-    AUTH = "AUTH"
-    INIT = "INIT"  # the runtime's own HELLO, said by nb.init
-    AGREE = "AGREE"
-    LINES = "LINES"
-    STEP = "STEP"
-    MEET = "MEET"
-    NOTE = "NOTE"  # any other message
-    TENSOR = "TENSOR"
-    VALUE = "VALUE"
-    ROUND = "ROUND"  # what clusters that train apart tell each other between steps that are their own
-    BYE = "BYE"
-    FAIL = "FAIL"
 
 
 _OPEN = (State.OPEN, State.AGREEING, State.STEPPING, State.MEETING)
@@ -60,6 +44,7 @@ TABLE: Mapping[tuple[State, Word], State] = MappingProxyType(
         (State.AGREEING, Word.LINES): State.AGREEING,
         (State.AGREEING, Word.VALUE): State.AGREEING,
         (State.STEPPING, Word.TENSOR): State.STEPPING,
+        (State.STEPPING, Word.VOTE): State.STEPPING,
         (State.MEETING, Word.VALUE): State.MEETING,
         (State.DRAINED, Word.FAIL): State.FAILED,
         **{(state, word): state for state in _OPEN for word in (Word.NOTE, Word.ROUND)},
@@ -73,15 +58,6 @@ TABLE: Mapping[tuple[State, Word], State] = MappingProxyType(
 GREETING_STATES = (State.START, State.GREETED)
 OPEN_STATES = _OPEN
 
-_ABOUT = {
-    "HELLO": Word.INIT,
-    "AGREE": Word.AGREE,
-    "LINES": Word.LINES,
-    "STEP": Word.STEP,
-    "MEET": Word.MEET,
-}
-_SESSION = "SESSION"
-
 
 def word_of(message: Mapping[str, Any]) -> Word | None:
     """The word that a numbered message is; None for what no side ever says.
@@ -89,13 +65,8 @@ def word_of(message: Mapping[str, Any]) -> Word | None:
     >>> word_of({"kind": "SESSION", "about": "STEP"}), word_of({"kind": "BYE"}), word_of({"kind": "SESSION"})
     (<Word.STEP: 'STEP'>, <Word.BYE: 'BYE'>, None)
     """
-    kind = message.get("kind")
-    if kind == _SESSION:
-        about = message.get("about")
-        return _ABOUT.get(about) if isinstance(about, str) else None
-    if kind in (Word.BYE, Word.FAIL):
-        return Word(kind)
-    return None if kind in (Word.HELLO, Word.AUTH) else Word.NOTE
+    entry = kind_of(message)
+    return None if entry is None else entry.word
 
 
 def table() -> str:

@@ -27,7 +27,7 @@ GPU, NPU = "gpu/0", "npu/0"
 CLUSTERS = ("gpu", "npu")
 SOON = 20.0
 QUICK = Deadlines(patience=SOON, silence=SOON, grace=2.0, connect=5.0, look=0.05)
-STEP = {"kind": "SESSION", "about": "STEP", "program": 1, "step": 0}
+STEP = {"kind": "SESSION", "about": "STEP", "program": 1, "step": 0, "rows": 1, "inputs": {}}
 
 
 def until(condition: Callable[[], object], seconds: float = SOON) -> None:

@@ -62,9 +62,9 @@ print("done")
 def test_a_peer_that_ends_without_a_word_is_noticed_at_once() -> None:
     code = """
 if me.cluster == "npu":
-    links["gpu/0"].take("GO", 30.0)
+    links["gpu/0"].take("PING", 30.0)
     import os; os._exit(0)
-links["npu/0"].post({"kind": "GO"})
+links["npu/0"].post({"kind": "PING", "last": False})
 start = time.monotonic()
 try:
     links["npu/0"].receive(key("npu/0", "gpu/0"), 30.0)
@@ -103,9 +103,9 @@ def test_one_failure_ends_all_after_the_grace_even_who_ignores_it() -> None:
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if me.cluster == "npu":
-    links["gpu/0"].take("GO", 30.0)
+    links["gpu/0"].take("PING", 30.0)
     sys.exit("something broke")
-links["npu/0"].post({"kind": "GO"})
+links["npu/0"].post({"kind": "PING", "last": False})
 time.sleep(300)
 """
     with spawn(["-c", START + code], TWO) as job:

@@ -1,5 +1,7 @@
 """Micro-batches' values and gradients become one."""
 
+from dataclasses import replace
+
 import pytest
 import tensorflow as tf
 
@@ -78,7 +80,7 @@ def test_rows_at_positions_that_every_micro_batch_has_are_added() -> None:
     positions = program(sparse=True, of_batch=False)
     sums = Sums(positions)
     for _ in range(3):
-        sums.add(0, part(0, 1, 2), [tf.ones((2, 3)), tf.constant([0, 1])])
+        sums.add(0, replace(part(0, 1, 2), merge="sum"), [tf.ones((2, 3)), tf.constant([0, 1])])
     found = total(positions, sums.parts())
     assert found[Value(1, 0)].numpy().tolist() == [[3.0] * 3] * 2
     assert found[Value(2, 0)].numpy().tolist() == [0, 1]

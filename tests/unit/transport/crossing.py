@@ -29,7 +29,7 @@ def key(slot: int = 0, step: int = 0, source: str = GPU, destination: str = NPU)
 
 
 def step(number: int = 0) -> dict[str, object]:
-    return {"kind": "SESSION", "about": "STEP", "program": 1, "step": number}
+    return {"kind": "SESSION", "about": "STEP", "program": 1, "step": number, "rows": 1, "inputs": {}}
 
 
 class Certificates:

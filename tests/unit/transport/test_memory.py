@@ -155,10 +155,10 @@ def test_a_deadline_before_the_arrival_is_an_error(line: tuple, clock: FakeClock
 def test_messages_are_copies_and_take_the_line(line: tuple, clock: FakeClock) -> None:
     here, there = line
     here.send(key(), TENSOR)
-    message = {"kind": "HELLO", "list": [1, 2]}
+    message = {"kind": "PING", "last": True, "found": [1, 2]}
     here.post(message)
-    message["list"].append(3)
-    assert there.take("HELLO", 10.0) == {"kind": "HELLO", "list": [1, 2]}
+    message["found"].append(3)
+    assert there.take("PING", 10.0) == {"kind": "PING", "last": True, "found": [1, 2]}
     assert clock.now() == pytest.approx(1.25, abs=0.001)
     assert clock.now() > 1.25
 
@@ -194,8 +194,8 @@ def test_totals_count_tensors_headers_and_messages() -> None:
     here.send(key(1), np.zeros((0, 5)))
     before = here.totals()
     assert before == LinkTotals(payload_bytes=20, bytes=20 + 2 * HEADER_BYTES, raw_bytes=40, frames=2)
-    here.post({"kind": "A"})
-    assert here.totals() - before == LinkTotals(bytes=len('{"kind":"A"}') + HEADER_BYTES, frames=1)
+    here.post({"kind": "PING", "last": True})
+    assert here.totals() - before == LinkTotals(bytes=len('{"kind":"PING","last":true}') + HEADER_BYTES, frames=1)
     assert there.totals() == LinkTotals()
 
 

@@ -45,7 +45,7 @@ def test_over_memory_messages_hold_the_line_one_after_the_other() -> None:
     link.on_sent = lambda *about: told.append(about)
     for slot in (0, 1):
         link.send(key(slot), np.zeros(SIZE, np.uint8))
-    link.post({"kind": "HELLO"})  # control messages are not told
+    link.post({"kind": "PING", "last": False})  # control messages are not told
     assert told == [(key(0), 1_000_000, 5.0, 6.0), (key(1), 1_000_000, 6.0, 7.0)]
 
 
@@ -56,7 +56,7 @@ def test_over_a_socket_it_is_told_what_was_written_and_when() -> None:
     told: Told = []
     here.on_sent = lambda *about: told.append(about)
     before = time.monotonic()
-    here.post({"kind": "HELLO"})
+    here.post({"kind": "PING", "last": False})
     here.send(key(4), np.zeros(1000, np.uint8))
     closing = threading.Thread(target=here.close)
     closing.start()

@@ -28,7 +28,7 @@ from whale_nebula.wire.tensor import DTYPE_NAMES
 
 WORKERS = ("gpu/0", "npu/0")
 SOON = 20.0
-STEP = {"kind": "SESSION", "about": "STEP", "program": 1, "step": 0}
+STEP = {"kind": "SESSION", "about": "STEP", "program": 1, "step": 0, "rows": 1, "inputs": {}}
 Ends: TypeAlias = tuple[Link, Link]
 
 

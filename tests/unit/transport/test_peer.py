@@ -41,7 +41,7 @@ def back(slot: int = 0, step: int = 0) -> Key:
 
 
 def step(number: int = 0) -> dict[str, object]:
-    return {"kind": "SESSION", "about": "STEP", "program": 1, "step": number}
+    return {"kind": "SESSION", "about": "STEP", "program": 1, "step": number, "rows": 1, "inputs": {}}
 
 
 class Pair:

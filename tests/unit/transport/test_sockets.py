@@ -19,6 +19,7 @@ from whale_nebula.transport.memory import MemoryNetwork
 from whale_nebula.transport.protocol import Key, Link
 from whale_nebula.transport.sockets import SocketLink
 from whale_nebula.wire import CHUNK_BYTES, Bound
+from whale_nebula.wire.message import MOST_WAITING
 from whale_nebula.wire.tensor import DTYPE_NAMES, dtype_code, dtype_of
 
 WORKERS = ("gpu/0", "npu/0", "tpu/0")
@@ -99,10 +100,29 @@ def test_received_arrays_may_be_written_to(links: tuple[SocketLink, SocketLink])
 
 def test_messages_arrive(links: tuple[SocketLink, SocketLink]) -> None:
     here, there = links
-    here.post({"kind": "HELLO", "nonce": 5})
-    there.post({"kind": "AGREE", "digest": "ab"})
-    assert there.take("HELLO", SOON) == {"kind": "HELLO", "nonce": 5}
-    assert here.take("AGREE", SOON) == {"kind": "AGREE", "digest": "ab"}
+    here.post({"kind": "PONG", "clock": 5.0})
+    there.post({"kind": "SPENT", "cpu": 0.5})
+    assert there.take("PONG", SOON) == {"kind": "PONG", "clock": 5.0}
+    assert here.take("SPENT", SOON) == {"kind": "SPENT", "cpu": 0.5}
+
+
+def test_a_message_that_no_registry_has_can_be_neither_posted_nor_heard(links: tuple[SocketLink, SocketLink]) -> None:
+    link, other = links
+    with pytest.raises(LocalProtocolError, match="'NEWS', which no registry has"):
+        link.post({"kind": "NEWS"})
+    with pytest.raises(LocalProtocolError, match="'LEAVING' without program"):
+        link.post({"kind": "LEAVING", "step": 1, "why": "SIGTERM"})
+    other._put(other._parcel({"kind": "PONG", "clock": "noon"}))  # as a peer that checks nothing
+    with pytest.raises(RemoteProtocolError, match="a wrong value of 'clock'"):
+        link.take("PONG", SOON)
+
+
+def test_messages_that_nobody_takes_do_not_pile_up(links: tuple[SocketLink, SocketLink]) -> None:
+    link, other = links
+    for _ in range(MOST_WAITING + 1):
+        other.post({"kind": "PING", "last": False})
+    with pytest.raises(RemoteProtocolError, match="wait to be taken"):
+        link.receive(back(), SOON)
 
 
 def test_a_deadline_passes_with_a_name(links: tuple[SocketLink, SocketLink]) -> None:
@@ -127,8 +147,8 @@ def test_a_close_comes_after_everything_that_was_sent(links: tuple[SocketLink, S
 
 def test_a_failure_overtakes_and_reaches_all_who_wait(links: tuple[SocketLink, SocketLink]) -> None:
     here, there = links
-    there.post({"kind": "HELLO"})
-    here.take("HELLO", SOON)
+    there.post({"kind": "PING", "last": False})
+    here.take("PING", SOON)
     here.send(key(0), np.ones(64 * CHUNK_BYTES, np.uint8))
     here.fail({"what": "division by zero", "why": "stage decoder", "mend": "do not"})
     with pytest.raises(RemoteFailureError, match="'gpu/0' failed: division by zero") as caught:
@@ -253,8 +273,8 @@ def speak(here: Link, there: Link) -> None:
         here.send(key(slot), np.zeros(size, np.float16), raw_bytes=4 * size)
         there.receive(key(slot), SOON)
     here.send(key(9), np.float32(3.0).reshape(()))
-    here.post({"kind": "AGREE", "digest": "é" * 10})
-    there.take("AGREE", SOON)
+    here.post({"kind": "LEAVING", "program": 1, "step": 2, "why": "é" * 10})
+    there.take("LEAVING", SOON)
     here.fail({"what": "nothing"})
     here.close()
 
@@ -280,7 +300,7 @@ def test_the_total_is_what_the_socket_carried(raw: tuple[SocketLink, socket.sock
     thread.start()
     for slot, size in enumerate([0, 1, CHUNK_BYTES + 1]):
         link.send(key(slot), np.zeros(size, np.uint8))
-    link.post({"kind": "AGREE"})
+    link.post({"kind": "PING", "last": True})
     link.close()
     thread.join(SOON)
     assert sum(received) == link.totals().bytes

@@ -19,7 +19,7 @@ from whale_nebula.wire.replay import Acknowledged, Packet
 from whale_nebula.wire.tensor import array_bytes, dtype_code
 
 NAMES = ("gpu/0", "npu/0")
-STEP = {"kind": "SESSION", "about": "STEP", "program": 7, "step": 0}
+STEP = {"kind": "SESSION", "about": "STEP", "program": 7, "step": 0, "rows": 1, "inputs": {}}
 BYE = {"kind": "BYE"}
 FAIL = {"kind": "FAIL", "reason": {"what": "it broke"}}
 

@@ -274,7 +274,7 @@ class TestWhatIsLegal:
                 a.frame(*wrong)
         junk = np.frombuffer(b"no json", np.uint8)
         with pytest.raises(LocalProtocolError, match="not JSON"):
-            a.frame(said(0, {"kind": "A"})[0][0]._replace(length=7, whole=7, dims=(7,)), junk)
+            a.frame(said(0, {"kind": "PING", "last": True})[0][0]._replace(length=7, whole=7, dims=(7,)), junk)
 
     def test_values_follow_an_agreement_and_a_meeting(self) -> None:
         a, b = opened()
@@ -295,7 +295,7 @@ class TestAcknowledgements:
     @SEALED
     def test_what_arrived_is_let_go(self, sealed: bool) -> None:
         a, b = opened(stepping=True, sealed=sealed)
-        a.receive(sent(b, said(1, {"kind": "A"}))[0])
+        a.receive(sent(b, said(1, {"kind": "PING", "last": True}))[0])
         frames = sent(a, tensor(0, LARGE))
         for frame in frames:
             b.receive(frame)

@@ -95,7 +95,7 @@ class Lines(RuleBasedStateMachine):
 
     @rule(side=SIDES)
     def say_message(self, side: int) -> None:
-        message = {"kind": "NUMBER", "number": len(self.nodes[side].sent)}
+        message = {"kind": "PONG", "clock": len(self.nodes[side].sent)}
         self.nodes[side].say(said(side, message), message)
         self.pump(side, 20)
 

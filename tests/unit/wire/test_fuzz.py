@@ -27,7 +27,8 @@ def stepping() -> tuple[Conversation, list[bytes]]:
     here, there = victim(), peer()
     greet(here, there)
     array = np.arange(40, dtype=np.uint8)
-    frames = [*said(1, STEP), *tensor(1, array), *said(1, {"kind": "NOTE"}), *tensor(1, array[:0], slot=1)]
+    ping = {"kind": "PING", "last": False}
+    frames = [*said(1, STEP), *tensor(1, array), *said(1, ping), *tensor(1, array[:0], slot=1)]
     return here, sent(there, frames)
 
 
@@ -75,7 +76,7 @@ def test_a_changed_stream_gives_nothing_but_what_was_said(data: st.DataObject) -
         place = data.draw(st.integers(0, len(stream)))
         stream[place : place + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
     events, _ = fed(talk, iter([bytes(stream)]))
-    truth = [STEP, np.arange(40, dtype=np.uint8).tobytes(), {"kind": "NOTE"}, b""]
+    truth = [STEP, np.arange(40, dtype=np.uint8).tobytes(), {"kind": "PING", "last": False}, b""]
     found = list(contents(events))
     assert found == truth[: len(found)]
 

@@ -12,7 +12,7 @@ from whale_nebula.wire.splitter import Splitter
 
 
 def frames() -> list[bytes]:
-    parts = [*said(0, {"kind": "A"}), *tensor(0, np.zeros(0)), *tensor(0, np.arange(30))]
+    parts = [*said(0, {"kind": "PING", "last": True}), *tensor(0, np.zeros(0)), *tensor(0, np.arange(30))]
     return [pack(header, checksum(chunk)) + chunk.tobytes() for header, chunk in parts]
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from whale_nebula.wire.states import OPEN_STATES, TABLE, State, Word, diagram, table, word_of
+from whale_nebula.wire.message import Word
+from whale_nebula.wire.states import OPEN_STATES, TABLE, State, diagram, table, word_of
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-a-step-crosses.md"
 GOLDEN = """\
@@ -14,13 +15,13 @@ OPEN: INIT -> OPEN, AGREE -> AGREEING, STEP -> STEPPING, MEET -> MEETING, NOTE -
 BYE -> DRAINED, FAIL -> FAILED
 AGREEING: AGREE -> AGREEING, LINES -> AGREEING, STEP -> STEPPING, MEET -> MEETING, NOTE -> AGREEING, \
 VALUE -> AGREEING, ROUND -> AGREEING, BYE -> DRAINED, FAIL -> FAILED
-STEPPING: AGREE -> AGREEING, STEP -> STEPPING, MEET -> MEETING, NOTE -> STEPPING, TENSOR -> STEPPING, \
-ROUND -> STEPPING, BYE -> DRAINED, FAIL -> FAILED
+STEPPING: AGREE -> AGREEING, STEP -> STEPPING, VOTE -> STEPPING, MEET -> MEETING, NOTE -> STEPPING, \
+TENSOR -> STEPPING, ROUND -> STEPPING, BYE -> DRAINED, FAIL -> FAILED
 MEETING: AGREE -> AGREEING, STEP -> STEPPING, MEET -> MEETING, NOTE -> MEETING, VALUE -> MEETING, \
 ROUND -> MEETING, BYE -> DRAINED, FAIL -> FAILED
 DRAINED: FAIL -> FAILED
-FAILED: INIT -> FAILED, AGREE -> FAILED, LINES -> FAILED, STEP -> FAILED, MEET -> FAILED, NOTE -> FAILED, \
-TENSOR -> FAILED, VALUE -> FAILED, ROUND -> FAILED, BYE -> FAILED, FAIL -> FAILED"""
+FAILED: INIT -> FAILED, AGREE -> FAILED, LINES -> FAILED, STEP -> FAILED, VOTE -> FAILED, MEET -> FAILED, \
+NOTE -> FAILED, TENSOR -> FAILED, VALUE -> FAILED, ROUND -> FAILED, BYE -> FAILED, FAIL -> FAILED"""
 
 
 def test_the_table_is_what_was_decided() -> None:
@@ -67,9 +68,10 @@ def test_nothing_leads_out_of_a_failure_and_only_a_failure_out_of_the_end() -> N
         ({"kind": "FAIL"}, Word.FAIL),
         ({"kind": "HELLO"}, None),
         ({"kind": "AUTH"}, None),
-        ({"kind": "STEP"}, Word.NOTE),
-        ({"kind": "TENSOR"}, Word.NOTE),
-        ({"kind": "METRICS", "about": "STEP"}, Word.NOTE),
+        ({"kind": "LEAVING"}, Word.NOTE),
+        ({"kind": "STEP"}, None),
+        ({"kind": "TENSOR"}, None),
+        ({"kind": "METRICS", "about": "STEP"}, None),
     ],
     ids=str,
 )

@@ -15,6 +15,7 @@ from whale_nebula.launch.line.found import Crossing, LineFound
 from whale_nebula.launch.line.pace import first_count, full_count, next_count, rate
 from whale_nebula.transport.protocol import Key, Link
 from whale_nebula.transport.waiting import Wait
+from whale_nebula.wire.message import SESSION, build_message
 
 SIZES = (64 << 10, 1 << 20)
 _BENCH = "bench link"
@@ -64,7 +65,7 @@ class End:
         The other end may measure another line before, which is waited for, and said.
         """
         for_a_script = {"results": _BENCH, "seed": None}  # so that it stops at once, and says why
-        self._link.post({"kind": "SESSION", "about": "HELLO", "bench": _BENCH, **for_a_script, **sheet})
+        self._link.post(build_message(SESSION, "HELLO", bench=_BENCH, **for_a_script, **sheet))
         theirs = self._first_word()
         if theirs.get("bench") != _BENCH:
             raise RunError(
@@ -80,7 +81,7 @@ class End:
         while True:
             asked, seconds = time.monotonic(), min(_AGAIN_SECONDS, limit)
             try:
-                return self._link.take("SESSION", seconds)
+                return self._link.take(SESSION, seconds)
             except DeadlineError:
                 waited = time.monotonic() - started
                 if waited >= limit or time.monotonic() - asked < seconds:  # before its time it is the link's word
@@ -117,20 +118,20 @@ class End:
         seen = [self._ping() for _ in range(_ROUNDS)]
         took = [each[0] for each in seen]
         found = RoundTrips(statistics.median(took), min(took), min(seen)[1])
-        self._link.post({"kind": "PING", "last": True, "found": list(found)})
+        self._link.post(build_message("PING", last=True, found=list(found)))
         return found
 
     def _ping(self) -> tuple[float, float]:
         """How long one takes, and how far the other clock is ahead, if both ways take as long."""
         asked, started = time.time(), time.monotonic()
-        self._link.post({"kind": "PING", "last": False})
+        self._link.post(build_message("PING", last=False))
         told = float(self._link.take("PONG", self._patience)["clock"])
         took = time.monotonic() - started
         return took, told - (asked + took / 2)
 
     def _answer(self) -> RoundTrips:
         while not (asked := self._link.take("PING", self._patience))["last"]:
-            self._link.post({"kind": "PONG", "clock": time.time()})
+            self._link.post(build_message("PONG", clock=time.time()))
         return RoundTrips(*map(float, asked["found"]))
 
     # ------------------------------------------------------------------ tensors of one size
@@ -146,7 +147,7 @@ class End:
         self._show(size, "both ways at once", f"{_shown(both[0].rate)} and {_shown(both[1].rate)}")
         # while both go at once, each end's clock of CPU time sees all that it does: it is counted once
         cpu = there.cpu + back.cpu + max(each.cpu for each in both)
-        self._link.post({"kind": "SPENT", "cpu": cpu})
+        self._link.post(build_message("SPENT", cpu=cpu))
         cpu += float(self._link.take("SPENT", self._patience)["cpu"])
         carried = sum(each.bytes for each in (there, back, *both))
         return Crossing(size, there.rate, back.rate, both[0].rate, both[1].rate, 1e9 * cpu / carried)
@@ -179,8 +180,7 @@ class End:
         step = self._sent
         tensor = np.random.default_rng(step).integers(0, 255, size, np.uint8)
         started = time.process_time()
-        said = {"program": _PROGRAM, "step": step, "count": count, "size": size, "last": last}
-        self._link.post({"kind": "SESSION", "about": "STEP", **said})
+        self._link.post(build_message("BURST", program=_PROGRAM, step=step, count=count, size=size, last=last))
         for slot in range(count):
             self._link.send(self._key(step, slot, self._link.here, self._link.there), tensor)
         seen = self._link.take("ARRIVED", self._patience + 2 * self._seconds)
@@ -188,14 +188,14 @@ class End:
         return Way(float(seen["rate"]), float(seen["seconds"]), count * size, used)
 
     def _hear_one(self) -> tuple[Mapping[str, Any], Way]:
-        announced = self._link.take("SESSION", self._patience + 2 * self._seconds)
+        announced = self._link.take("BURST", self._patience + 2 * self._seconds)
         count, size, step = (int(announced[part]) for part in ("count", "size", "step"))
         started, arrivals = time.process_time(), []
         for slot in range(count):
             self._link.receive(self._key(step, slot, self._link.there, self._link.here), self._patience)
             arrivals.append(time.monotonic())
         found = Way(rate(arrivals, size), arrivals[-1] - arrivals[0], count * size, time.process_time() - started)
-        self._link.post({"kind": "ARRIVED", "rate": found.rate, "seconds": found.seconds})
+        self._link.post(build_message("ARRIVED", rate=found.rate, seconds=found.seconds))
         return announced, found
 
     def _key(self, step: int, slot: int, source: str, destination: str) -> Key:

@@ -9,6 +9,7 @@ from typing import Any
 from whale_nebula.errors import DeadlineError
 from whale_nebula.launch.leaving import departure
 from whale_nebula.transport.protocol import Link
+from whale_nebula.wire.message import build_message
 
 _KIND = "LEAVING"
 
@@ -28,7 +29,7 @@ class Asked:
         if not self._told:
             self._told = True
             for link in self.links.values():
-                link.post({"kind": _KIND, "program": program, "step": at, "why": why})
+                link.post(build_message(_KIND, program=program, step=at, why=why))
             self._take(self.worker, program, at, why)
 
     def hear(self) -> None:
@@ -36,7 +37,7 @@ class Asked:
         for peer, link in self.links.items():
             said = _taken(link)
             if said is not None:
-                self._take(peer, int(said.get("program", 0)), int(said.get("step", 0)), str(said.get("why")))
+                self._take(peer, said["program"], said["step"], said["why"])
 
     def after(self, program: int, steps: int) -> bool:
         """Whether so many steps of this program were the last."""
