@@ -11,9 +11,6 @@ from datetime import datetime
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from whale_nebula.errors import CredentialsError, IdentityError, WrongNameError
 from whale_nebula.security import files, making, reading
@@ -24,7 +21,6 @@ from whale_nebula.security.reading import Peer
 from whale_nebula.security.trust import Trust
 from whale_nebula.testing.failpoints import failpoint
 
-_SIGNS = ec.ECDSA(hashes.SHA256())
 _AGAIN_SECONDS = 10.0
 _LOG = logging.getLogger("whale_nebula.security")
 
@@ -108,7 +104,7 @@ class Credentials:
 
     def sign(self, message: bytes) -> bytes:
         """A signature by the key of this process."""
-        return reading.private_key(self.key_pem, str(self.files.key)).sign(message, _SIGNS)
+        return reading.private_key(self.key_pem, str(self.files.key)).sign(message, reading.SIGNATURE)
 
 
 def _stamps(paths: Files) -> tuple[Stamp, ...]:
@@ -141,22 +137,10 @@ def _authorities(pem: bytes, path: Path) -> list[x509.Certificate]:
         raise CredentialsError(
             "this is no authority's certificate",
             where=str(path),
-            why=f"it is that of {strange[0].subject.rfc4514_string()[:200]!r}",
+            why=f"it is that of {reading.plain(strange[0].subject.rfc4514_string())}",
             mend="security: {ca: certs/ca.pem}",
         )
     return found
-
-
-def verify_signature(shown: x509.Certificate, signature: bytes, message: bytes) -> bool:
-    """Whether the key of a certificate made a signature."""
-    key = shown.public_key()
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        return False
-    try:
-        key.verify(signature, message, _SIGNS)
-    except InvalidSignature:
-        return False
-    return True
 
 
 class CurrentCredentials:
@@ -232,7 +216,7 @@ class Prover:
         ours = self.credentials
         shown = reading.certificate(certificate, f"what {worker} sent")
         ours.trust.check(shown, Identity.of_worker(ours.identity.run, worker), at=making.now())
-        if not verify_signature(shown, signature, _CONVERSATION + transcript):
+        if not reading.verify_signature(shown, signature, _CONVERSATION + transcript):
             raise IdentityError(
                 f"the signature of {worker} is wrong",
                 why="it holds the certificate of a worker and not its key, or somebody between changed what was said",

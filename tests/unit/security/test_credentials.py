@@ -3,10 +3,12 @@
 import logging
 import os
 import shutil
+from base64 import b64encode
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from tests.unit.security.made import DAY, GPU, NPU, Home, self_signed
 from whale_nebula.errors import (
@@ -18,7 +20,7 @@ from whale_nebula.errors import (
     WrongAuthorityError,
     WrongNameError,
 )
-from whale_nebula.security import Credentials, CurrentCredentials, Files, Prover, denied, issue, making
+from whale_nebula.security import Credentials, CurrentCredentials, Files, Prover, denied, issue, making, reading
 
 
 @pytest.fixture
@@ -104,7 +106,6 @@ class TestLoading:
         assert str(path) in told.value.where
 
     def test_a_key_of_another_kind(self, home: Home) -> None:
-        from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
 
         paths = home.files(GPU)
@@ -215,9 +216,21 @@ class TestProof:
         with pytest.raises(RevokedError):
             npu.verify(gpu.certificate, gpu.sign(b"said"), b"said", "gpu/0")
 
-    def test_what_is_no_certificate_proves_nothing(self, both: tuple[Prover, Prover]) -> None:
-        with pytest.raises(CredentialsError):
-            both[0].verify("nonsense", b"", b"", "npu/0")
+    @pytest.mark.parametrize("odd", ["nonsense", "é", "\ud800", "version", "key", "name", "two"])
+    def test_what_is_no_certificate_proves_nothing(self, both: tuple[Prover, Prover], odd: str) -> None:
+        """Whatever its parser raises, and whenever."""
+        pem = both[1].certificate
+        der = reading.certificate(pem, "").public_bytes(serialization.Encoding.DER)
+        changed = {
+            "version": der.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x3c"),
+            "key": der.replace(b"\x03\x42\x00\x04", b"\x03\x42\x00\x07"),  # a point that is none
+            "name": der.replace(b"\x0c\x05npu/0", b"\x0c\x05np\xff/0"),
+        }.get(odd)
+        if changed is not None:
+            assert changed != der
+            odd = f"-----BEGIN CERTIFICATE-----\n{b64encode(changed).decode()}\n-----END CERTIFICATE-----\n"
+        with pytest.raises(IdentityError):
+            both[0].verify(pem[:-60] if odd == "two" else odd, b"", b"", "npu/0")
 
 
 def test_files_may_be_links_as_kubernetes_makes_them(home: Home, tmp_path: Path) -> None:
