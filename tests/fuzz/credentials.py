@@ -1,13 +1,14 @@
-"""Hostile certificates, heads, audit logs: `python -m tests.fuzz.credentials heads --mutations 50000 [--seed 1]`.
+"""Hostile certificates, heads, deny lists and audit logs for as long as you like.
 
-Every mutation must be taken, or refused with a `NebulaError`; a failure prints its seed, its number and the traceback,
-and exits with 1.
+`python -m tests.fuzz.credentials certificates|heads|lists|logs --mutations 50000 [--seed 1]`. Every mutation must be
+taken, or refused with a `NebulaError`; a failure prints its seed and the traceback, and exits with 1.
 """
 
 import argparse
 import base64
 import ipaddress
 import json
+import logging
 import random
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from cryptography.x509.oid import NameOID
 from tests.unit.security.made import GATE, GPU, Home, self_signed
 from whale_nebula.cli import audit as audit_command
 from whale_nebula.errors import NebulaError
-from whale_nebula.security import Prover, Trust, chain, making, reading
+from whale_nebula.security import Prover, Trust, chain, denied, issue, making, reading
 from whale_nebula.security.audit import AuditLog
 from whale_nebula.security.heads import Head, read_heads
 from whale_nebula.security.trust import check_live
@@ -186,6 +187,38 @@ def reading_der(pem: str) -> bytes:
     return base64.b64decode("".join(pem.splitlines()[1:-1]))
 
 
+class DenyLists:
+    """A deny list that somebody changed, and one that the authority signed with odd values in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = Home.at(folder / "certs")
+        self.ours = self.home.credentials(GATE)
+        self.path = self.home.folder / "revoked.json"
+        issue.revoke(self.home.folder, self.home.authority, [self.ours.serial], "sold")
+        self.good = self.path.read_bytes()
+        self.authorities = [self.home.authority.certificate]
+        denied._record(self.path).mkdir()  # no number is remembered
+        self.used = denied.DenyList(self.path, self.authorities)
+
+    def attack(self, draw: Draw) -> None:
+        said = altered(draw, json.loads(self.good)) if draw.random() < 0.8 else json.loads(self.good)
+        if isinstance(said, dict) and draw.random() < 0.5:
+            said.pop("signature", None)
+            message = denied._MEANING + chain.canonical(said)
+            said["signature"] = base64.b64encode(self.home.authority.key.sign(message, reading.SIGNATURE)).decode()
+        data = json.dumps(said).encode()
+        self.path.write_bytes(garbled(draw, data) if draw.random() < 0.5 else data)
+        for look in (denied.is_unsigned, denied.load_unsigned, self._used):
+            try:
+                look(self.path)
+            except NebulaError as error:
+                str(error).encode("utf-8")
+        self.used.find(self.ours.serial, self.authorities)
+
+    def _used(self, path: Path) -> None:
+        denied.DenyList(path, self.authorities)
+
+
 class Logs:
     """An audit log that somebody changed: bytes of it, or records with all digests made right again."""
 
@@ -232,7 +265,12 @@ class Logs:
         return made
 
 
-TARGETS: dict[str, Callable[[Path], Any]] = {"certificates": Certificates, "heads": Heads, "logs": Logs}
+TARGETS: dict[str, Callable[[Path], Any]] = {
+    "certificates": Certificates,
+    "heads": Heads,
+    "lists": DenyLists,
+    "logs": Logs,
+}
 
 
 def run(target: str, seed: int, mutations: int) -> dict[str, Any]:
@@ -258,6 +296,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mutations", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=None)
     given = parser.parse_args(arguments)
+    logging.disable(logging.CRITICAL)
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(2**32)
     report = run(given.target, seed, given.mutations)
     failure = report.pop("failure")

@@ -117,7 +117,7 @@ def create(folder: Path, authority: Authority) -> None:
         # The certificate comes last: a key without one has signed nothing yet, and may be written over.
         files.write(folder / KEY, making.key_bytes(authority.key), files.SECRET)
         save_clusters(folder, authority)
-        denied.save(folder / files.REVOKED, authority.run, {})
+        denied.save(folder / files.REVOKED, authority.run, authority.key, 1, {})
         files.write(folder / CA, making.certificate_bytes(authority.certificate), files.PUBLIC, replace=False)
 
 
@@ -168,6 +168,12 @@ def load(folder: Path) -> Authority:
     if run is None:
         raise CredentialsError("this is no authority of ours", where=str(folder / CA), mend="whale-nebula certs init")
     return Authority(run, certificate, key, _clusters(folder))
+
+
+def authorities(folder: Path) -> list[x509.Certificate]:
+    """All certificates in `ca.pem`: those of several authorities, where clusters have one each."""
+    load_certificate(folder)
+    return reading.certificates(files.read(folder / CA, "the authority's certificate"), str(folder / CA))
 
 
 def load_certificate(folder: Path) -> x509.Certificate:

@@ -52,7 +52,7 @@ class Credentials:
     ) -> Credentials:
         """Read the files, and check that they belong together, that no other user can read the key, and the dates."""
         paths = Files(Path(ca), Path(cert), Path(key), None if revoked is None else Path(revoked))
-        return _load(paths, DenyList(paths.revoked), at)
+        return _load(paths, None, at)
 
     @classmethod
     def of(cls, paths: Files) -> Credentials:
@@ -111,7 +111,7 @@ def _stamps(paths: Files) -> tuple[Stamp, ...]:
     return tuple(stamp(path) for path in paths[:3])
 
 
-def _load(paths: Files, denied: DenyList, at: datetime | None) -> Credentials:
+def _load(paths: Files, denied: DenyList | None, at: datetime | None) -> Credentials:
     stamps = _stamps(paths)  # taken first: what changes while we read is read again
     key_pem = files.read(paths.key, "the key of this process", secret=True)
     cert_pem = files.read(paths.cert, "the certificate of this process")
@@ -124,6 +124,9 @@ def _load(paths: Files, denied: DenyList, at: datetime | None) -> Credentials:
         )
     trust = Trust(_authorities(ca_pem, paths.ca), denied)
     peer = trust.check(shown, whose=f"this process ({paths.cert})", at=at)
+    if denied is None:
+        trust = Trust(trust.authorities, DenyList(paths.revoked, trust.authorities))
+        trust.check_denied(peer)
     return Credentials(paths, ca_pem, cert_pem, key_pem, peer, trust, stamps)
 
 
@@ -157,11 +160,6 @@ class CurrentCredentials:
         self._refused: tuple[Stamp, ...] | None = None
         self._again = 0.0
         self._renewed = renewed
-        if first.trust.denied.missing:
-            _LOG.warning(
-                "there is no deny list at %s: nobody is denied; copy it from where certificates are issued",
-                first.files.revoked,
-            )
 
     def __call__(self) -> Credentials:
         """The credentials as they are now."""

@@ -16,7 +16,7 @@ from whale_nebula.errors import CredentialsError, IdentityError
 from whale_nebula.security import authority as home
 from whale_nebula.security import denied, files, making, reading
 from whale_nebula.security.authority import Authority
-from whale_nebula.security.denied import Revocation
+from whale_nebula.security.denied import Revocation, Revocations, SignedList
 from whale_nebula.security.files import Files
 from whale_nebula.security.identity import WORKER, Identity
 from whale_nebula.security.reading import Peer
@@ -50,7 +50,7 @@ def issue(
     moment = at or making.now()
     home.check_current(authority, moment)
     with files.locked(folder):
-        revoked = denied.load(folder / files.REVOKED)
+        revoked = _deny_list(folder, authority).revoked
         for identity in wanted:
             authority.check(identity)
             _check_free(folder, identity, revoked, moment)
@@ -118,7 +118,7 @@ def renew(
     moment = at or making.now()
     home.check_current(authority, moment)
     with files.locked(folder):
-        revoked = denied.load(folder / files.REVOKED)
+        revoked = _deny_list(folder, authority).revoked
         found = [_renewable(folder, authority, identity, revoked) for identity in wanted]
         return [_renew(folder, authority, each, days, moment) for each in found]
 
@@ -165,14 +165,41 @@ def revoke(
     """Put certificates on the deny list; gives those that were not on it yet."""
     moment = f"{at or making.now():%Y-%m-%dT%H:%M:%SZ}"
     with files.locked(folder):
-        path = folder / files.REVOKED
-        revoked = denied.load(path)
+        present = _deny_list(folder, authority)
+        revoked = present.revoked
         known = {peer.serial: peer for peer in issued(folder)}
         if unknown := [each for each in serials if each not in known]:
             raise CredentialsError(f"no certificate has the serial {unknown[0]!r}", mend="whale-nebula certs show")
         new = [Revocation(each, known[each].identity.uri, moment, why) for each in serials if each not in revoked]
-        denied.save(path, authority.run, {**revoked, **{each.serial: each for each in new}})
+        if new:
+            _sign_list(folder, authority, present.number + 1, {**revoked, **{each.serial: each for each in new}})
     return new
+
+
+def _deny_list(folder: Path, authority: Authority) -> SignedList:
+    """The deny list of an authority; where there is none, an empty one is made, so that every host gets one."""
+    path = folder / files.REVOKED
+    if not path.exists():
+        _sign_list(folder, authority, 1, {})
+    return denied.load(path, [authority.certificate])
+
+
+def _sign_list(folder: Path, authority: Authority, number: int, revoked: Revocations) -> None:
+    """Write a deny list with this number, or a higher one: that after the highest this host has had."""
+    path, signer = folder / files.REVOKED, reading.public_key_digest(authority.certificate)
+    denied.save(path, authority.run, authority.key, max(number, denied.highest_number(path, signer) + 1), revoked)
+
+
+def renew_deny_list(folder: Path, authority: Authority) -> SignedList:
+    """Sign the deny list anew: that of an older version, which has no signature, too."""
+    path = folder / files.REVOKED
+    with files.locked(folder):
+        if denied.is_unsigned(path):
+            _sign_list(folder, authority, 1, denied.load_unsigned(path))
+        else:
+            present = _deny_list(folder, authority)
+            _sign_list(folder, authority, present.number + 1, present.revoked)
+        return denied.load(path, [authority.certificate])
 
 
 def issued(folder: Path) -> list[Peer]:
@@ -204,7 +231,7 @@ def ephemeral(run: str, workers: Iterable[str], folder: str | Path | None = None
     authority = Authority.fresh(run, {}, _EPHEMERAL_DAYS, moment)
     fresh = Path(tempfile.mkdtemp(prefix="whale-nebula-", dir=folder))
     files.write(fresh / home.CA, making.certificate_bytes(authority.certificate), files.PUBLIC)
-    denied.save(fresh / files.REVOKED, run, {})
+    denied.save(fresh / files.REVOKED, run, authority.key, 1, {})
     return {
         worker: _issue(fresh, authority, identity, _EPHEMERAL_DAYS, moment).files for worker, identity in names.items()
     }

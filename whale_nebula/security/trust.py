@@ -59,7 +59,7 @@ class Trust:
 
     def check_denied(self, peer: Peer) -> None:
         """Whether a certificate was taken back: asked again while a channel lives."""
-        revoked = self.denied.find(peer.serial)
+        revoked = self.denied.find(peer.serial, self.authorities)
         if revoked is not None:
             raise RevokedError(
                 f"the certificate of {peer.identity.worker} was revoked",

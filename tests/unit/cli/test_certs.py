@@ -103,6 +103,7 @@ def test_json(shell: Shell) -> None:
     revoked = json.loads(shell.good("revoke --cluster gpu --index 1 --why lost --json"))["revoked"]
     assert [(each["serial"], each["why"]) for each in revoked] == [(issued[1]["serial"], "lost")]
     shown = json.loads(shell.good("show --json"))
+    assert shown["deny_list"] == {"number": 2, "certificates": 1}
     states = {each["serial"]: each["state"] for each in shown["certificates"]}
     assert states == {
         issued[0]["serial"]: "replaced",
@@ -114,12 +115,13 @@ def test_json(shell: Shell) -> None:
 
 def test_show_is_a_table_without_colours_in_a_pipe(shell: Shell) -> None:
     shell.good("init --run mt")
-    assert "no certificate was issued yet" in shell.good("show")
+    out = shell.good("show")
+    assert "no certificate was issued yet" in out and "deny list number 1: no certificates" in out
     shell.good("issue --cluster gpu")
     shell.good("issue --cluster gpu --role operator --index 3 --days 60")
     out = shell.good("show")
     assert "\x1b" not in out
-    rows = [line.split() for line in out.splitlines()[3:]]
+    rows = [line.split() for line in out.splitlines()[4:]]
     assert [(row[0], row[-1]) for row in rows] == [("gpu/operator-3", "good"), ("gpu/0", "good")]
     assert "59 days" in out or "60 days" in out  # in the second in which it was made
 
@@ -172,6 +174,18 @@ def test_by_serial(shell: Shell) -> None:
     assert "revoked gpu/0" in shell.good(f"revoke --serial {serial[:8].upper()}")
 
 
+def test_the_deny_list_is_signed_anew(shell: Shell) -> None:
+    shell.good("init --run mt")
+    Path("certs/revoked.json").write_text('{"format": "whale_nebula revoked 1", "run": "mt", "revoked": {}}')
+    code, _, err = shell("show")
+    assert (code, "whale-nebula certs renew --revoked" in err) == (exits.FAILED, True)
+    assert "copy to every host: certs/revoked.json   now number 1" in shell.good("renew --revoked")
+    assert json.loads(shell.good("renew --revoked --json")) == {"deny_list": {"number": 2, "certificates": 0}}
+    assert "deny list number 2: no certificates" in shell.good("show")
+    Path("certs/revoked.json").unlink()
+    assert "no deny list here" in shell.good("show")
+
+
 def test_a_certificate_that_is_cut_short_by_its_authority_is_told(shell: Shell) -> None:
     shell.good("init --run mt --days 2")
     code, _, err = shell("issue --cluster gpu")
@@ -218,6 +232,7 @@ REFUSED = {
     "renew --cluster npu --index 3": (1, "certs issue --cluster npu --index 3"),
     "renew --cluster npu --role gateway": (1, "certs issue --cluster npu --role gateway"),
     "renew --ca --cluster gpu": (2, "no other"),
+    "renew --revoked --cluster gpu": (2, "no certificate"),
     "renew --ca --days -5": (1, "-5 days"),
     "revoke": (2, "which?"),
     "revoke --cluster gpu --serial 00": (2, "which?"),

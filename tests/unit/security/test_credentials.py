@@ -11,6 +11,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from tests.unit.security.made import DAY, GPU, NPU, Home, self_signed
+from whale_nebula.config.schema import Security
 from whale_nebula.errors import (
     CredentialsError,
     ExpiredError,
@@ -20,7 +21,7 @@ from whale_nebula.errors import (
     WrongAuthorityError,
     WrongNameError,
 )
-from whale_nebula.security import Credentials, CurrentCredentials, Files, Prover, denied, issue, making, reading
+from whale_nebula.security import Credentials, CurrentCredentials, Files, Prover, issue, making, reading
 
 
 @pytest.fixture
@@ -28,18 +29,16 @@ def home(tmp_path: Path) -> Home:
     return Home.at(tmp_path / "certs")
 
 
-def test_who_starts_without_a_deny_list_is_warned(home: Home, caplog: pytest.LogCaptureFixture) -> None:
-    """It was lost, perhaps, and with it what was revoked."""
+def test_nobody_starts_without_a_deny_list(home: Home) -> None:
+    """It was lost, perhaps, and with it what was revoked; where the config says that there is none, there is none."""
     paths = home.files(GPU)
-    revoked = home.folder / "revoked.json"
-    revoked.unlink(missing_ok=True)
-    current = CurrentCredentials(Credentials.of(paths._replace(revoked=revoked)))
-    [said] = caplog.messages
-    assert f"there is no deny list at {revoked}: nobody is denied" in said
-    denied.save(revoked, "mt", {})
-    CurrentCredentials(Credentials.of(paths._replace(revoked=revoked)))
-    CurrentCredentials(Credentials.of(paths._replace(revoked=None)))
-    assert caplog.messages == [said] and current().identity == GPU
+    (home.folder / "revoked.json").unlink()
+    with pytest.raises(CredentialsError, match="there is no deny list"):
+        Credentials.of(paths)
+    none = Files.of(Security(ca=str(paths.ca), cert=str(paths.cert), key=str(paths.key), revoked="none"), GPU)
+    assert Credentials.of(none).identity == GPU
+    home.files(NPU)  # makes an empty one
+    assert Credentials.of(paths).trust.denied.number == 1
 
 
 class TestLoading:
@@ -237,6 +236,6 @@ def test_files_may_be_links_as_kubernetes_makes_them(home: Home, tmp_path: Path)
     paths = home.files(GPU)
     mounted = tmp_path / "mounted"
     mounted.mkdir()
-    for path in (paths.ca, paths.cert, paths.key):
+    for path in filter(None, paths):
         os.symlink(path, mounted / path.name)
     assert Credentials.of(Files.under(mounted, GPU)).identity == GPU

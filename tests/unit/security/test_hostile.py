@@ -1,10 +1,10 @@
-"""Certificates, heads and logs of strangers are taken or refused in words: a sample of `tests.fuzz.credentials`."""
+"""Certificates, heads, lists and logs of strangers are taken or refused in words: some of `tests.fuzz.credentials`."""
 
 import pytest
 
 from tests.fuzz import credentials
 
-SAMPLES = {"certificates": 3000, "heads": 1500, "logs": 250}
+SAMPLES = {"certificates": 3000, "heads": 1500, "lists": 500, "logs": 250}
 
 
 def test_every_target_has_a_sample() -> None:

@@ -1,5 +1,6 @@
 """An authority and what it issues: nothing is lost on bad input, and nobody gets a second key."""
 
+import json
 import os
 import shutil
 import stat
@@ -18,6 +19,10 @@ from whale_nebula.security.authority import Authority
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return Home.at(tmp_path / "certs", at=making.now() - 10 * DAY)
+
+
+def deny_list(home: Home) -> denied.SignedList:
+    return denied.load(home.folder / "revoked.json", [home.authority.certificate])
 
 
 def everything(folder: Path) -> dict[str, bytes]:
@@ -112,11 +117,11 @@ class TestAnAuthority:
 
 
 class TestIssuing:
-    def test_three_files_are_enough_on_another_host(self, home: Home, tmp_path: Path) -> None:
+    def test_four_files_are_enough_on_another_host(self, home: Home, tmp_path: Path) -> None:
         paths = home.files(GPU)
         there = tmp_path / "there"
         there.mkdir()
-        for path in paths[:3]:
+        for path in filter(None, paths):
             shutil.copy2(path, there)
         found = Credentials.of(Files.under(there, GPU))
         assert (found.identity, found.trust.check(home.certificate(NPU)).identity) == (GPU, NPU)
@@ -207,7 +212,8 @@ class TestRevoking:
         serial = home.credentials(GPU).serial
         assert len(issue.revoke(home.folder, home.authority, [serial], "a")) == 1
         assert issue.revoke(home.folder, home.authority, [serial], "b") == []
-        assert denied.load(home.folder / "revoked.json")[serial].why == "a"
+        found = deny_list(home)
+        assert (found.revoked[serial].why, found.number) == ("a", 2)
 
     def test_what_nobody_has_is_refused(self, home: Home) -> None:
         with pytest.raises(CredentialsError, match="no certificate has the serial"):
@@ -224,7 +230,35 @@ class TestRevoking:
             each.start()
         for each in threads:
             each.join(20)
-        assert set(denied.load(home.folder / "revoked.json")) == set(serials)
+        found = deny_list(home)
+        assert (set(found.revoked), found.number) == (set(serials), 7)
+
+    def test_a_list_that_was_lost_does_not_begin_again(self, home: Home) -> None:
+        """Every host has seen a higher number by then, and would refuse it."""
+        issue.revoke(home.folder, home.authority, [home.credentials(GPU).serial], "")
+        home.credentials(NPU)  # a process reads it
+        (home.folder / "revoked.json").unlink()
+        home.files(GATE)
+        assert deny_list(home) == denied.SignedList(3, deny_list(home).signer, {})
+
+    def test_a_list_of_an_older_version_is_signed_anew(self, home: Home) -> None:
+        paths = home.files(GPU)
+        entry = {"who": GPU.uri, "when": "2026-11-21T22:00:00Z", "why": "sold"}
+        old = {"format": "whale_nebula revoked 1", "run": RUN, "revoked": {Credentials.of(paths).serial: entry}}
+        (home.folder / "revoked.json").write_text(json.dumps(old))
+        for act in (lambda: Credentials.of(paths), lambda: home.files(NPU)):
+            with pytest.raises(CredentialsError, match="renew --revoked"):
+                act()
+        assert issue.renew_deny_list(home.folder, home.authority).number == 1
+        with pytest.raises(RevokedError, match="sold"):
+            Credentials.of(paths)
+        assert issue.renew_deny_list(home.folder, home.authority).number == 2
+        assert len(deny_list(home).revoked) == 1
+
+    def test_a_forged_list_is_not_signed_anew(self, home: Home) -> None:
+        denied.save(home.folder / "revoked.json", RUN, making.new_key(), 9, {})
+        with pytest.raises(CredentialsError, match="not signed by the run's authority"):
+            issue.renew_deny_list(home.folder, home.authority)
 
 
 class TestForOneMachine:
