@@ -61,8 +61,8 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     present = deny_list(folder)
     revoked = {} if present is None else present.revoked
     found = issue.issued(folder)
-    current = {_current(folder, identity) for identity in {peer.identity for peer in found}}
     at = making.now()
+    current = {_current(folder, peer, at) for peer in {peer.identity: peer for peer in found}.values()}
     return [_row(peer, at, peer.serial in current, revoked.get(peer.serial)) for peer in found]
 
 
@@ -81,11 +81,12 @@ def _row(peer: Peer, at: datetime, current: bool, revoked: Revocation | None) ->
     }
 
 
-def _current(folder: Path, identity: Identity) -> str | None:
-    """The serial number in the file that a process would use."""
+def _current(folder: Path, newest: Peer, at: datetime) -> str | None:
+    """The serial number in the file that a process would use; where it was moved to its host, the newest while good."""
+    identity = newest.identity
     path = files.Files.under(folder, identity).cert
     if not path.exists():
-        return None
+        return newest.serial if newest.not_after >= at else None
     try:
         return reading.serial(reading.certificate(files.read(path, "a certificate"), str(path)))
     except IdentityError as error:
@@ -93,7 +94,7 @@ def _current(folder: Path, identity: Identity) -> str | None:
             f"the certificate of {identity.worker} does not read",
             where=str(path),
             why=error.why or error.what,
-            mend=f"mv {path} {path}.broken, then whale-nebula certs issue {issue.options(identity)}",
+            mend=f"mv {path} {path}.broken, then whale-nebula certs renew {issue.options(identity)}",
         ) from None
 
 
@@ -102,7 +103,7 @@ def renewable(folder: Path) -> list[Identity]:
     present = deny_list(folder)
     revoked = {} if present is None else present.revoked
     found = {peer.identity: peer for peer in issue.issued(folder)}
-    used = {identity: _current(folder, identity) for identity in found}
+    used = {identity: _current(folder, newest, making.now()) for identity, newest in found.items()}
     return sorted(identity for identity, serial in used.items() if serial is not None and serial not in revoked)
 
 

@@ -114,8 +114,9 @@ def create(folder: Path, authority: Authority) -> None:
     with files.locked(folder):
         if (folder / CA).exists():
             raise _exists(folder)
-        # The certificate comes last: a key without one has signed nothing yet, and may be written over.
-        files.write(folder / KEY, making.key_bytes(authority.key), files.SECRET)
+        if (folder / KEY).exists():
+            raise _certificate_lost(folder)
+        files.write(folder / KEY, making.key_bytes(authority.key), files.SECRET, replace=False)
         save_clusters(folder, authority)
         denied.save(folder / files.REVOKED, authority.run, authority.key, 1, {})
         files.write(folder / CA, making.certificate_bytes(authority.certificate), files.PUBLIC, replace=False)
@@ -142,6 +143,15 @@ def _exists(folder: Path) -> CredentialsError:
         where=str(folder / CA),
         why="with another one, every certificate that was issued would be worthless",
         mend="whale-nebula certs renew --ca gives it new dates; --folder other makes a second one",
+    )
+
+
+def _certificate_lost(folder: Path) -> CredentialsError:
+    return CredentialsError(
+        "there is an authority's key here already, and not its certificate",
+        where=str(folder / KEY),
+        why="with another key, every certificate that was issued would be worthless",
+        mend=f"copy {CA} back from any host; if certs init was cut short and issued nothing: rm {folder / KEY}",
     )
 
 

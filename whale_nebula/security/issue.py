@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -50,34 +51,24 @@ def issue(
     moment = at or making.now()
     home.check_current(authority, moment)
     with files.locked(folder):
-        revoked = _deny_list(folder, authority).revoked
+        revoked, known = _deny_list(folder, authority).revoked, issued(folder)
         for identity in wanted:
             authority.check(identity)
-            _check_free(folder, identity, revoked, moment)
+            _check_free([each for each in known if each.identity == identity and each.serial not in revoked], moment)
         return [_issue(folder, authority, identity, days, moment) for identity in wanted]
 
 
-def _check_free(folder: Path, identity: Identity, revoked: Iterable[str], at: datetime) -> None:
-    """Nobody gets a second key while the certificate of his first is good: a running process may hold it."""
-    path = Files.under(folder, identity).cert
-    if not path.exists():
-        return
-    found = _present(path)
-    if found is not None and found.not_after >= at and found.serial not in revoked:
-        raise CredentialsError(
-            f"{identity.worker} has a certificate already",
-            where=str(path),
-            why=f"it is good until {found.not_after:%Y-%m-%d %H:%M} UTC",
-            mend=f"whale-nebula certs renew {options(identity)}; or revoke it first, for a new key",
-        )
-
-
-def _present(path: Path) -> Peer | None:
-    """Who a certificate file is about; None if it does not read, so that a new one may take its place."""
-    try:
-        return reading.peer(reading.certificate(files.read(path, "a certificate"), str(path)))
-    except (IdentityError, ValueError):
-        return None
+def _check_free(held: Sequence[Peer], at: datetime) -> None:
+    """Nobody gets a second key while the certificate of his first is good: a process may hold it, on whatever host."""
+    for peer in held:
+        if peer.not_after >= at:
+            named = options(peer.identity)
+            raise CredentialsError(
+                f"{peer.identity.worker} has a certificate already",
+                where=f"serial {peer.serial[:16]}",
+                why=f"it is good until {peer.not_after:%Y-%m-%d %H:%M} UTC, wherever it was copied or moved to",
+                mend=f"whale-nebula certs renew {named}; for a new key, whale-nebula certs revoke {named} first",
+            )
 
 
 def _issue(folder: Path, authority: Authority, identity: Identity, days: float, at: datetime) -> Issued:
@@ -126,8 +117,7 @@ def renew(
 def _renewable(folder: Path, authority: Authority, identity: Identity, revoked: Iterable[str]) -> x509.Certificate:
     path = Files.under(folder, identity).cert
     if not path.exists():
-        mend = f"whale-nebula certs issue {options(identity)}"
-        raise CredentialsError(f"{identity.worker} has no certificate here", where=str(path), mend=mend)
+        return _renewable_elsewhere(folder, authority, identity, revoked)
     found = reading.certificate(files.read(path, "a certificate"), str(path))
     peer = reading.peer(found)
     if peer.identity != identity or not reading.signed_by(found, authority.certificate):
@@ -136,6 +126,22 @@ def _renewable(folder: Path, authority: Authority, identity: Identity, revoked: 
         mend = f"whale-nebula certs issue {options(identity)} makes a new key, too"
         raise CredentialsError(f"the certificate of {identity.worker} was revoked", where=str(path), mend=mend)
     return found
+
+
+def _renewable_elsewhere(
+    folder: Path, authority: Authority, identity: Identity, revoked: Iterable[str]
+) -> x509.Certificate:
+    """The newest certificate that was issued to somebody whose files were moved to his host."""
+    held = [
+        found
+        for peer, found in _issued_certificates(folder)
+        if peer.identity == identity and peer.serial not in revoked and reading.signed_by(found, authority.certificate)
+    ]
+    if not held:
+        mend = f"whale-nebula certs issue {options(identity)}"
+        where = str(Files.under(folder, identity).cert)
+        raise CredentialsError(f"{identity.worker} has no certificate here", where=where, mend=mend)
+    return held[-1]
 
 
 def _renew(folder: Path, authority: Authority, old: x509.Certificate, days: float, at: datetime) -> Issued:
@@ -162,7 +168,7 @@ def renew_authority(folder: Path, days: float = home.AUTHORITY_DAYS, at: datetim
 def revoke(
     folder: Path, authority: Authority, serials: Sequence[str], why: str, at: datetime | None = None
 ) -> list[Revocation]:
-    """Put certificates on the deny list; gives those that were not on it yet."""
+    """Put certificates on the deny list, and all others of the same keys; gives those that were not on it yet."""
     moment = f"{at or making.now():%Y-%m-%dT%H:%M:%SZ}"
     with files.locked(folder):
         present = _deny_list(folder, authority)
@@ -170,7 +176,9 @@ def revoke(
         known = {peer.serial: peer for peer in issued(folder)}
         if unknown := [each for each in serials if each not in known]:
             raise CredentialsError(f"no certificate has the serial {unknown[0]!r}", mend="whale-nebula certs show")
-        new = [Revocation(each, known[each].identity.uri, moment, why) for each in serials if each not in revoked]
+        keys = {known[each].key for each in serials}
+        same = [peer for peer in known.values() if peer.key in keys and peer.serial not in revoked]
+        new = [Revocation(peer.serial, peer.identity.uri, moment, why) for peer in same]
         if new:
             _sign_list(folder, authority, present.number + 1, {**revoked, **{each.serial: each for each in new}})
     return new
@@ -204,14 +212,20 @@ def renew_deny_list(folder: Path, authority: Authority) -> SignedList:
 
 def issued(folder: Path) -> list[Peer]:
     """Every certificate that was issued here or copied here, the newest of each identity last."""
+    return [peer for peer, _ in _issued_certificates(folder)]
+
+
+def _issued_certificates(folder: Path) -> list[tuple[Peer, x509.Certificate]]:
+    """The same with the certificates; a file that does not read is in nobody's way."""
     found = {}
     for path in (*folder.glob(f"{home.ISSUED}/*.pem"), *folder.glob("*.pem")):
         if path.name == home.CA or path.name.startswith("."):
             continue
-        peer = _present(path)
-        if peer is not None:
-            found[peer.serial] = peer
-    return sorted(found.values(), key=lambda each: (each.identity, each.not_before, each.not_after))
+        with contextlib.suppress(IdentityError):
+            certificate = reading.certificate(files.read(path, "a certificate"), str(path))
+            peer = reading.peer(certificate)
+            found[peer.serial] = peer, certificate
+    return sorted(found.values(), key=lambda each: (each[0].identity, each[0].not_before, each[0].not_after))
 
 
 def ephemeral(run: str, workers: Iterable[str], folder: str | Path | None = None) -> dict[str, Files]:

@@ -25,13 +25,14 @@ SIGNATURE = ec.ECDSA(hashes.SHA256())
 
 
 class Peer(NamedTuple):
-    """Who a certificate says somebody is; `fingerprint` is the SHA-256 of the whole certificate."""
+    """Who a certificate says somebody is; `fingerprint` is the SHA-256 of the whole certificate, `key` of its key."""
 
     identity: Identity
     serial: str
     not_before: datetime
     not_after: datetime
     fingerprint: str
+    key: str
 
 
 UNREADABLE = (
@@ -117,6 +118,7 @@ def peer(found: x509.Certificate) -> Peer:
         found.not_valid_before_utc,
         found.not_valid_after_utc,
         found.fingerprint(hashes.SHA256()).hex(),
+        public_key_digest(found),
     )
 
 

@@ -156,10 +156,23 @@ def test_a_certificate_that_does_not_read_is_named_with_what_mends_it(shell: She
     Path("certs/gpu-worker-1.pem").write_text("junk")
     code, _, err = shell("show")
     assert (code, "the certificate of gpu/1 does not read" in err) == (exits.FAILED, True)
-    assert "mv certs/gpu-worker-1.pem certs/gpu-worker-1.pem.broken, then whale-nebula certs issue --cluster gpu" in err
+    assert "mv certs/gpu-worker-1.pem certs/gpu-worker-1.pem.broken, then whale-nebula certs renew --cluster gpu" in err
     Path("certs/gpu-worker-1.pem").rename("certs/gpu-worker-1.pem.broken")
-    shell.good("issue --cluster gpu --index 1")
-    assert "gpu/1" in shell.good("show")
+    shell.good("renew --cluster gpu --index 1")
+    assert Credentials.of(Files.under("certs", Identity("mt", "gpu", "worker", 1))).identity.worker == "gpu/1"
+
+
+def test_files_that_were_moved_to_their_host_are_still_somebodys(shell: Shell) -> None:
+    shell.good("init --run mt")
+    shell.good("issue --cluster gpu")
+    for path in Path("certs").glob("gpu-worker-0.*"):
+        path.rename(path.name)
+    assert shell("issue --cluster gpu")[0] == exits.FAILED
+    assert [each["state"] for each in json.loads(shell.good("show --json"))["certificates"]] == ["good"]
+    assert "renewed gpu/0" in shell.good("renew")
+    assert Path("certs/gpu-worker-0.pem").exists() and not Path("certs/gpu-worker-0.key").exists()
+    assert shell.good("revoke --cluster gpu").count("revoked gpu/0") == 2
+    shell.good("issue --cluster gpu")
 
 
 def test_a_fresh_certificate_is_good_for_as_long_as_was_asked_for(shell: Shell) -> None:

@@ -140,6 +140,7 @@ class TestRenewal:
             first.files.cert.unlink()
             assert current() is first
         assert len(caplog.records) == 3
+        issue.revoke(home.folder, home.authority, [first.serial], "")
         issue.issue(home.folder, home.authority, [GPU])  # a new key, too
         assert current().serial != first.serial
         assert current().key_pem != first.key_pem

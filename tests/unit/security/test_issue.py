@@ -44,8 +44,14 @@ class TestAnAuthority:
             Home.at(home.folder)
         assert everything(home.folder) == before
 
-    def test_one_whose_making_was_cut_short_may_be_made_again(self, home: Home) -> None:
+    def test_a_key_whose_certificate_is_missing_is_not_written_over(self, home: Home) -> None:
         (home.folder / "ca.pem").unlink()
+        before = everything(home.folder)
+        with pytest.raises(CredentialsError, match="an authority's key here already") as told:
+            Home.at(home.folder)
+        assert everything(home.folder) == before
+        assert f"rm {home.folder / 'ca.key'}" in told.value.mend
+        (home.folder / "ca.key").unlink()
         assert authority.load(Home.at(home.folder).folder).run == RUN
 
     def test_a_folder_that_others_can_enter_is_refused(self, tmp_path: Path) -> None:
@@ -133,6 +139,15 @@ class TestIssuing:
             issue.issue(home.folder, home.authority, [NPU, GPU])
         assert everything(home.folder) == before  # npu/0 did not get one either
 
+    def test_a_second_key_is_refused_though_the_files_were_moved(self, home: Home, tmp_path: Path) -> None:
+        """As they should be, to their host."""
+        for path in home.files(GPU)[1:3]:
+            shutil.move(path, tmp_path)
+        with pytest.raises(CredentialsError, match="has a certificate already") as told:
+            home.files(GPU)
+        assert "certs renew --cluster gpu" in told.value.mend and "certs revoke --cluster gpu" in told.value.mend
+        assert list(home.folder.glob("gpu-*")) == []
+
     def test_after_its_end_or_a_revocation_a_new_key_is_made(self, home: Home) -> None:
         now = making.now()
         first = home.files(GPU, days=1, at=now - 3 * DAY).key.read_bytes()
@@ -179,6 +194,15 @@ class TestRenewing:
         issue.renew(home.folder, home.authority, [GPU])
         assert Credentials.of(paths).identity == GPU
 
+    def test_one_that_was_moved_to_its_host_can_be_renewed(self, home: Home, tmp_path: Path) -> None:
+        paths = home.files(GPU)
+        for path in paths[1:3]:
+            shutil.move(path, tmp_path)
+        renewed = issue.renew(home.folder, home.authority, [GPU])[0]
+        shutil.copy(paths.cert, tmp_path)
+        there = Credentials.load(paths.ca, tmp_path / paths.cert.name, tmp_path / paths.key.name, paths.revoked)
+        assert there.serial == renewed.peer.serial
+
     def test_one_that_was_revoked_cannot(self, home: Home) -> None:
         paths = home.files(GPU)
         issue.revoke(home.folder, home.authority, [Credentials.of(paths).serial], "")
@@ -214,6 +238,16 @@ class TestRevoking:
         assert issue.revoke(home.folder, home.authority, [serial], "b") == []
         found = deny_list(home)
         assert (found.revoked[serial].why, found.number) == ("a", 2)
+
+    def test_all_certificates_of_a_key_are_revoked_with_one(self, home: Home) -> None:
+        """Who has the key can show any of them."""
+        first, other = home.credentials(GPU), home.credentials(NPU)
+        second = issue.renew(home.folder, home.authority, [GPU])[0].peer
+        new = issue.revoke(home.folder, home.authority, [second.serial], "")
+        assert {each.serial for each in new} == {first.serial, second.serial}
+        with pytest.raises(RevokedError):
+            other.trust.check(first.cert_pem)
+        other.check_now()
 
     def test_what_nobody_has_is_refused(self, home: Home) -> None:
         with pytest.raises(CredentialsError, match="no certificate has the serial"):
