@@ -13,6 +13,7 @@ from whale_nebula.errors import CredentialsError, IdentityError
 from whale_nebula.security import Identity, Peer, authority, denied, files, issue, making, reading
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.denied import Revocation, SignedList
+from whale_nebula.security.identity import command_options
 from whale_nebula.security.issue import Issued
 
 STATES = {
@@ -94,7 +95,7 @@ def _current(folder: Path, newest: Peer, at: datetime) -> str | None:
             f"the certificate of {identity.worker} does not read",
             where=str(path),
             why=error.why or error.what,
-            mend=f"mv {path} {path}.broken, then whale-nebula certs renew {issue.options(identity)}",
+            mend=f"mv {path} {path}.broken, then whale-nebula certs renew {command_options(identity)}",
         ) from None
 
 

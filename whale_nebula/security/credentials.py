@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
@@ -16,12 +16,13 @@ from whale_nebula.errors import CredentialsError, IdentityError, WrongNameError
 from whale_nebula.security import files, making, reading
 from whale_nebula.security.denied import DenyList, Stamp, stamp
 from whale_nebula.security.files import Files
-from whale_nebula.security.identity import Identity
+from whale_nebula.security.identity import Identity, command_options
 from whale_nebula.security.reading import Peer
-from whale_nebula.security.trust import Trust
+from whale_nebula.security.trust import Trust, ends_soon
 from whale_nebula.testing.failpoints import failpoint
 
 _AGAIN_SECONDS = 10.0
+_WARN_SECONDS = 60.0
 _LOG = logging.getLogger("whale_nebula.security")
 
 
@@ -151,7 +152,8 @@ class CurrentCredentials:
 
     Any thread may call it. Files that are half copied or wrong change nothing: the old ones stay, and the log
     says why, once for each change; one that is not valid yet may be so later, so they are looked at again.
-    `renewed` is told of each new certificate.
+    `renewed` is told of each new certificate. Days before the certificate or an authority ends, the log says so once a
+    day, with the command that renews it.
     """
 
     def __init__(self, first: Credentials, renewed: Callable[[Credentials], None] | None = None) -> None:
@@ -160,6 +162,8 @@ class CurrentCredentials:
         self._refused: tuple[Stamp, ...] | None = None
         self._again = 0.0
         self._renewed = renewed
+        self._warned: set[tuple[str, int]] = set()
+        self._warn_again = 0.0
 
     def __call__(self) -> Credentials:
         """The credentials as they are now."""
@@ -169,7 +173,34 @@ class CurrentCredentials:
             self._renewed(found)
         return self._present
 
+    def _warn_of_ends(self) -> None:
+        """Warn once a day of what ends soon. Of an authority with several certificates the last one counts."""
+        if time.monotonic() < self._warn_again:
+            return
+        self._warn_again = time.monotonic() + _WARN_SECONDS
+        peer, last = self._present.peer, {}
+        for each in sorted(self._present.trust.authorities, key=lambda each: each.not_valid_after_utc):
+            last[reading.public_key_digest(each)] = each
+        renew = f"whale-nebula certs renew {command_options(peer.identity)}, and copy its .pem here"
+        self._warn_of_end("certificate", peer.fingerprint, peer.not_before, peer.not_after, renew)
+        for key, each in last.items():
+            renew = "whale-nebula certs renew --ca, and copy ca.pem to every host"
+            self._warn_of_end("authority", key, each.not_valid_before_utc, each.not_valid_after_utc, renew)
+
+    def _warn_of_end(self, what: str, which: str, begin: datetime, end: datetime, renew: str) -> None:
+        at = making.now()
+        said = which, (end - at).days
+        if not ends_soon(begin, end, at) or said in self._warned:
+            return
+        self._warned.add(said)
+        hours = max(0, round((end - at) / timedelta(hours=1)))
+        _LOG.warning(
+            "the %s of %s ends at %s, in %s hours: %s; the run goes on meanwhile",
+            *(what, self._present.identity.worker, f"{end:%Y-%m-%d %H:%M} UTC", hours, renew),
+        )
+
     def _look(self) -> Credentials | None:
+        self._warn_of_ends()
         stamps = _stamps(self._present.files)
         if stamps == self._present.stamps or (stamps == self._refused and time.monotonic() < self._again):
             return None

@@ -19,7 +19,7 @@ from whale_nebula.security import denied, files, making, reading
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.denied import Revocation, Revocations, SignedList
 from whale_nebula.security.files import Files
-from whale_nebula.security.identity import WORKER, Identity
+from whale_nebula.security.identity import Identity, command_options
 from whale_nebula.security.reading import Peer
 
 DAYS = 7.0
@@ -32,16 +32,6 @@ class Issued(NamedTuple):
     peer: Peer
     files: Files
     clipped: bool = False
-
-
-def options(identity: Identity) -> str:
-    """How a command line names somebody.
-
-    >>> options(Identity("mt", "gpu", "worker", 1)), options(Identity("mt", "gpu", "gateway"))
-    ('--cluster gpu --index 1', '--cluster gpu --role gateway')
-    """
-    role = f" --role {identity.role}" * (identity.role != WORKER)
-    return f"--cluster {identity.cluster}{role}" + f" --index {identity.index}" * (identity.index > 0)
 
 
 def issue(
@@ -62,7 +52,7 @@ def _check_free(held: Sequence[Peer], at: datetime) -> None:
     """Nobody gets a second key while the certificate of his first is good: a process may hold it, on whatever host."""
     for peer in held:
         if peer.not_after >= at:
-            named = options(peer.identity)
+            named = command_options(peer.identity)
             raise CredentialsError(
                 f"{peer.identity.worker} has a certificate already",
                 where=f"serial {peer.serial[:16]}",
@@ -123,7 +113,7 @@ def _renewable(folder: Path, authority: Authority, identity: Identity, revoked: 
     if peer.identity != identity or not reading.signed_by(found, authority.certificate):
         raise CredentialsError(f"this is no certificate of {identity.worker}", where=str(path))
     if peer.serial in revoked:
-        mend = f"whale-nebula certs issue {options(identity)} makes a new key, too"
+        mend = f"whale-nebula certs issue {command_options(identity)} makes a new key, too"
         raise CredentialsError(f"the certificate of {identity.worker} was revoked", where=str(path), mend=mend)
     return found
 
@@ -138,7 +128,7 @@ def _renewable_elsewhere(
         if peer.identity == identity and peer.serial not in revoked and reading.signed_by(found, authority.certificate)
     ]
     if not held:
-        mend = f"whale-nebula certs issue {options(identity)}"
+        mend = f"whale-nebula certs issue {command_options(identity)}"
         where = str(Files.under(folder, identity).cert)
         raise CredentialsError(f"{identity.worker} has no certificate here", where=where, mend=mend)
     return held[-1]

@@ -103,6 +103,16 @@ def check_span(begin: datetime, end: datetime, at: datetime, whose: str, *, auth
         raise ExpiredError(f"{whose} has expired", why=why + hint, mend=_RENEW_CA if authority else None)
 
 
+def ends_soon(begin: datetime, end: datetime, at: datetime) -> bool:
+    """Whether what is good between two dates is in the last quarter of its life, or in its last week if that is less.
+
+    >>> start = datetime(2026, 1, 1)
+    >>> [ends_soon(start, start + timedelta(days=life), start + timedelta(days=6)) for life in (7, 90)]
+    [True, False]
+    """
+    return end - at < min((end - begin) / 4, timedelta(days=7))
+
+
 _CLOCK = "set the clock: timedatectl set-ntp true, or chronyc makestep"
 _RENEW_CA = "whale-nebula certs renew --ca, where the authority is; then copy ca.pem to every host"
 

@@ -179,6 +179,52 @@ class TestRenewal:
         assert len(serials) == 20
 
 
+class TestEndsThatAreNear:
+    """Who runs on is told days before, once a day, with the command that renews it."""
+
+    def warnings_on(
+        self,
+        days: float,
+        current: CurrentCredentials,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> list[str]:
+        caplog.clear()
+        monkeypatch.setattr(making, "now", lambda: datetime.now(UTC) + days * DAY)
+        monkeypatch.setattr(current, "_warn_again", 0.0)
+        with caplog.at_level(logging.WARNING, "whale_nebula.security"):
+            current(), current()
+        return caplog.messages
+
+    def test_of_a_certificate(
+        self, home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        current = CurrentCredentials(home.credentials(GPU))
+        found = [self.warnings_on(days, current, monkeypatch, caplog) for days in (0, 5, 5.5, 5.6, 6.1, 6.2, 7.5)]
+        assert [len(each) for each in found] == [0, 0, 1, 0, 1, 0, 1]
+        assert "the certificate of gpu/0 ends at" in found[2][0] and "in 36 hours" in found[2][0]
+        assert "whale-nebula certs renew --cluster gpu, and copy its .pem here; the run goes on" in found[2][0]
+        monkeypatch.undo()
+        issue.renew(home.folder, home.authority, [GPU], 14)
+        assert self.warnings_on(6.3, current, monkeypatch, caplog) == []
+
+    def test_of_the_authority(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        home = Home.at(tmp_path / "certs", days=30)
+        current = CurrentCredentials(Credentials.of(home.files(GPU, days=29)))
+        assert self.warnings_on(20, current, monkeypatch, caplog) == []
+        found = self.warnings_on(24, current, monkeypatch, caplog)
+        assert ["the certificate" in each for each in found] == [True, False]
+        assert "the authority of gpu/0 ends at" in found[1] and "whale-nebula certs renew --ca" in found[1]
+        monkeypatch.undo()
+        renewed = issue.renew_authority(home.folder)
+        with open(home.folder / "ca.pem", "ab") as file:  # both are trusted: the later one counts
+            file.write(making.certificate_bytes(home.authority.certificate))
+        assert current().trust.authorities[0] == renewed.certificate
+        assert all("authority" not in each for each in self.warnings_on(25, current, monkeypatch, caplog))
+
+
 class TestProof:
     @pytest.fixture
     def both(self, home: Home) -> tuple[Prover, Prover]:
