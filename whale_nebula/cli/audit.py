@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from whale_nebula.cli import exits
 from whale_nebula.cli.telling import tell
@@ -66,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     except NebulaError as error:
         tell(error, as_json=given.json)
         return exits.NO_DATA
-    print(json.dumps({"ok": verdict.ok, **asdict(verdict)}, indent=1) if given.json else _text(verdict, given))
+    print(json.dumps(report_document(verdict), indent=1) if given.json else report_text(verdict, given))
     return exits.DONE if verdict.ok else exits.FAILED
 
 
@@ -83,7 +84,13 @@ def _trust(path: str | None) -> Trust | None:
     return None if path is None else Trust(reading.certificates(files.read(path, "the authority's certificate"), path))
 
 
-def _text(verdict: Verdict, given: argparse.Namespace) -> str:
+def report_document(verdict: Verdict) -> dict[str, Any]:
+    """What was found, for other programs."""
+    return {"ok": verdict.ok, **asdict(verdict)}
+
+
+def report_text(verdict: Verdict, given: argparse.Namespace) -> str:
+    """What was found, for people."""
     name = Path(verdict.path).name
     if verdict.apart:
         return f"{name} and what it is held against do not belong together\n  why: {verdict.why}\n  mend: {_PAIRS}"
@@ -94,7 +101,11 @@ def _text(verdict: Verdict, given: argparse.Namespace) -> str:
         f"  log of {verdict.site}, run {verdict.run}",
     ]
     lines += [f"  {len(verdict.files)} files: {', '.join(verdict.files)}"] * (len(verdict.files) > 1)
-    lines += [f"  {verdict.torn} times a crash tore a line; the writer said so when it went on"] * bool(verdict.torn)
+    if verdict.torn:
+        times = "once" if verdict.torn == 1 else f"{verdict.torn} times"
+        lines.append(
+            f"  {times} a crash tore the last line: {verdict.torn_bytes} bytes were set aside, and the log says so"
+        )
     lines.append(_signed(verdict, given))
     if verdict.kept is not None:
         lines.append(f"  the peer's heads agree up to record {verdict.kept}")

@@ -40,6 +40,7 @@ examples:
   whale-nebula certs show
   whale-nebula certs renew --cluster gpu
   whale-nebula certs renew --ca
+  whale-nebula certs renew --revoked
   whale-nebula certs revoke --cluster npu --index 1 --why "the host was sold"
 
 whale-nebula certs COMMAND --help says more of each.
@@ -68,6 +69,7 @@ _OPTIONS: dict[str, tuple[str | None, str]] = {
     "--count": ("N", "workers 0 to N-1"),
     "--all": (None, "every worker of the config, and every gateway that it names"),
     "--ca": (None, "the authority's own certificate: new dates for the same key"),
+    "--revoked": (None, "the deny list: signed anew, with the next number; one of an older version, too"),
     "--serial": ("HEX", "one certificate, by the first digits of its serial number"),
     "--why": ("TEXT", "what to remember about it"),
     "--days": ("DAYS", f"how long it is good: {DAYS:g} if it is not given, {AUTHORITY_DAYS:g} for the authority"),
@@ -79,7 +81,7 @@ _TAKES = {
     "init": ("--run", "--config", "--days", "--folder", "--json"),
     "issue": (*_WHO, "--all", "--config", "--days", "--folder", "--json"),
     "show": ("--config", "--folder", "--json"),
-    "renew": (*_WHO, "--ca", "--config", "--days", "--folder", "--json"),
+    "renew": (*_WHO, "--ca", "--revoked", "--config", "--days", "--folder", "--json"),
     "revoke": (*_WHO, "--serial", "--why", "--config", "--folder", "--json"),
 }
 
@@ -170,6 +172,13 @@ def _renew(given: argparse.Namespace, made: Parser) -> int:
         print(text)
         return exits.DONE
     signs = authority.load(folder)
+    if given.revoked:
+        if wanted:
+            made.refuse("--revoked signs the deny list anew, and renews no certificate")
+        renewed = issue.renew_deny_list(folder, signs)
+        document = {"deny_list": certs_shown.deny_list_document(renewed)}
+        print(json.dumps(document, indent=1) if given.json else certs_shown.signed_list(renewed, folder))
+        return exits.DONE
     who = [Identity(signs.run, *each) for each in wanted] or certs_shown.renewable(folder)
     if not who:
         raise CredentialsError("there is nothing to renew", where=str(folder), mend="whale-nebula certs issue")
@@ -189,7 +198,7 @@ def _revoke(given: argparse.Namespace, made: Parser) -> int:
     if given.json:
         print(json.dumps({"revoked": [each._asdict() for each in new]}, indent=1))
     else:
-        print(certs_shown.revoked(new, folder))
+        print(certs_shown.revoked(new, certs_shown.deny_list(folder), folder))
     return exits.DONE
 
 

@@ -12,7 +12,8 @@ from cryptography import x509
 from whale_nebula.errors import CredentialsError, IdentityError
 from whale_nebula.security import Identity, Peer, authority, denied, files, issue, making, reading
 from whale_nebula.security.authority import Authority
-from whale_nebula.security.denied import Revocation
+from whale_nebula.security.denied import Revocation, SignedList
+from whale_nebula.security.identity import command_options
 from whale_nebula.security.issue import Issued
 
 STATES = {
@@ -58,10 +59,11 @@ def state(begin: datetime, end: datetime, at: datetime) -> str:
 # ---------------------------------------------------------------------- show
 def rows(folder: Path) -> list[dict[str, Any]]:
     """Every certificate of a folder as the fields of its row."""
-    revoked = denied.load(folder / files.REVOKED)
+    present = deny_list(folder)
+    revoked = {} if present is None else present.revoked
     found = issue.issued(folder)
-    current = {_current(folder, identity) for identity in {peer.identity for peer in found}}
     at = making.now()
+    current = {_current(folder, peer, at) for peer in {peer.identity: peer for peer in found}.values()}
     return [_row(peer, at, peer.serial in current, revoked.get(peer.serial)) for peer in found]
 
 
@@ -80,11 +82,12 @@ def _row(peer: Peer, at: datetime, current: bool, revoked: Revocation | None) ->
     }
 
 
-def _current(folder: Path, identity: Identity) -> str | None:
-    """The serial number in the file that a process would use."""
+def _current(folder: Path, newest: Peer, at: datetime) -> str | None:
+    """The serial number in the file that a process would use; where it was moved to its host, the newest while good."""
+    identity = newest.identity
     path = files.Files.under(folder, identity).cert
     if not path.exists():
-        return None
+        return newest.serial if newest.not_after >= at else None
     try:
         return reading.serial(reading.certificate(files.read(path, "a certificate"), str(path)))
     except IdentityError as error:
@@ -92,21 +95,34 @@ def _current(folder: Path, identity: Identity) -> str | None:
             f"the certificate of {identity.worker} does not read",
             where=str(path),
             why=error.why or error.what,
-            mend=f"mv {path} {path}.broken, then whale-nebula certs issue {issue.options(identity)}",
+            mend=f"mv {path} {path}.broken, then whale-nebula certs renew {command_options(identity)}",
         ) from None
 
 
 def renewable(folder: Path) -> list[Identity]:
     """Who has a certificate in use, not revoked."""
-    revoked = denied.load(folder / files.REVOKED)
+    present = deny_list(folder)
+    revoked = {} if present is None else present.revoked
     found = {peer.identity: peer for peer in issue.issued(folder)}
-    used = {identity: _current(folder, identity) for identity in found}
+    used = {identity: _current(folder, newest, making.now()) for identity, newest in found.items()}
     return sorted(identity for identity, serial in used.items() if serial is not None and serial not in revoked)
+
+
+def deny_list(folder: Path) -> SignedList | None:
+    """The deny list of a folder, if it has one."""
+    path = folder / files.REVOKED
+    return denied.load(path, authority.authorities(folder)) if path.exists() else None
+
+
+def deny_list_document(found: SignedList | None) -> dict[str, Any] | None:
+    """The deny list, for other programs."""
+    return None if found is None else {"number": found.number, "certificates": len(found.revoked)}
 
 
 def document(folder: Path) -> dict[str, Any]:
     """The whole of `show`, for other programs."""
-    return {**authority_document(folder), "certificates": rows(folder)}
+    found = deny_list_document(deny_list(folder))
+    return {**authority_document(folder), "deny_list": found, "certificates": rows(folder)}
 
 
 def authority_document(folder: Path) -> dict[str, Any]:
@@ -145,6 +161,7 @@ def show(folder: Path) -> None:
         said = f"{row['state']}: {row['why']}" if row["why"] else row["state"]
         table.add_row(row["who"], row["serial"][:_SERIAL], until, row["left"], Text(said, style=STATES[row["state"]]))
     console.print(Text(_authority_line(certificate, folder)))
+    console.print(Text(_deny_list_line(deny_list(folder))))
     console.print()
     console.print(table if found else Text("no certificate was issued yet: whale-nebula certs issue --cluster gpu"))
 
@@ -156,6 +173,13 @@ def _authority_line(certificate: x509.Certificate, folder: Path) -> str:
     return (
         f"run {reading.authority_run(certificate)}: authority good until {moment(end)} ({left(end, at)}, {said}){where}"
     )
+
+
+def _deny_list_line(found: SignedList | None) -> str:
+    if found is None:
+        return f"no deny list here: copy {files.REVOKED} from where certificates are issued"
+    count = len(found.revoked)
+    return f"deny list number {found.number}: {count or 'no'} certificate{'s' * (count != 1)}"
 
 
 # ---------------------------------------------------------------------- what was done
@@ -202,12 +226,17 @@ def only_pem(made: Sequence[Issued]) -> str:
     return "\n".join(["", "the keys are the same; copy these, if they are for another host:", *lines])
 
 
-def revoked(new: Sequence[Revocation], folder: Path) -> str:
+def revoked(new: Sequence[Revocation], present: SignedList | None, folder: Path) -> str:
     """After a revocation."""
-    if not new:
+    if not new or present is None:
         return "nothing changed: it was revoked already"
     lines = [f"revoked {Identity.parse(each.who).worker}   serial {each.serial[:_SERIAL]}" for each in new]
-    return "\n".join([*lines, "", f"copy to every host: {folder / files.REVOKED}"])
+    return "\n".join([*lines, "", signed_list(present, folder)])
+
+
+def signed_list(found: SignedList, folder: Path) -> str:
+    """After the deny list was written."""
+    return f"copy to every host: {folder / files.REVOKED}   now number {found.number}"
 
 
 def issued_document(each: Issued) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import select
 import signal
@@ -74,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _built(command: str, words: Sequence[str]) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal's encoding lacks is escaped, as on stderr
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = int(importlib.import_module(f"whale_nebula.cli.{command}").main(words))
         sys.stdout.flush()

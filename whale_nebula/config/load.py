@@ -156,7 +156,7 @@ def _both(names: Sequence[str], clusters: Mapping[str, Cluster]) -> tuple[str, s
 
 def _security(place: Place) -> Security:
     table = place.table(field.name for field in fields(Security))
-    files = {name: table.key(name).given(Place.text, None) for name in ("ca", "cert", "key")}
+    files = {name: table.key(name).given(Place.text, None) for name in ("ca", "cert", "key", "revoked")}
     return Security(**files, insecure=table.key("insecure").given(Place.truth, False))
 
 

@@ -33,12 +33,16 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Files of the certificates; `insecure` turns TLS off, and every start says so."""
+    """Files of the certificates; `insecure` turns TLS off, and every start says so.
+
+    `revoked` is the deny list, `revoked.json` beside `ca` unless it is given; "none" says that there is none.
+    """
 
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
     insecure: bool = False
+    revoked: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ has become large is given a new file, and the chain goes on in it.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import re
@@ -35,13 +34,15 @@ _LONGEST = 1000
 _OURS = frozenset({"seq", "prev", "time", "mono_ns", "site", "actor", "action", "object", "decision", "reason"})
 
 Signer = Credentials | CurrentCredentials
+_START_AGAIN = "mend the disk, then start this process again: it goes on after what is on the disk"
 
 
 class AuditLog:
     """A log that is open for writing: by one process at a time, from any of its threads.
 
-    A record with a decision is on disk when `record` returns. `on_head` is given each signed head, to be sent to a
-    peer that keeps it; it is called in their order, outside the lock, by a thread that wrote.
+    A record with a decision is on disk when `record` returns. Once the disk has failed to keep what was written, the
+    log is closed for good: nothing is said to be on disk that may not be. `on_head` is given each signed head, to be
+    sent to a peer that keeps it; it is called in their order, outside the lock, by a thread that wrote.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class AuditLog:
         self._head_every, self._most_bytes = head_every, most_bytes
         self._lock = threading.Lock()
         self._telling = threading.RLock()
-        self._untold: deque[Head] = deque()
+        self._signed: list[Head] = []  # not on disk yet
+        self._untold: deque[Head] = deque()  # on disk, and not given away yet
+        self._closed_why: str | None = None
         self._unsigned = 0
         self._fingerprint = ""
         self._first = 0
@@ -68,7 +71,7 @@ class AuditLog:
         try:
             self._link = self._begin()
         except BaseException:
-            os.close(self._file)
+            self._close_file()
             raise
 
     @property
@@ -124,8 +127,7 @@ class AuditLog:
             self._write(chain.END, {"reason": reason})
             self._head()
             self._sync()
-            os.close(self._file)
-            self._file = -1
+            self._close_file()
         self._tell()
 
     # ------------------------------------------------------------------ inside the lock
@@ -144,13 +146,17 @@ class AuditLog:
         if rest and not aside and _follows(rest, self._link):  # only its newline is missing
             self._put(b"\n")
             self._link, rest = Link(self._link.seq + 1, chain.digest(rest)), b""
-        if aside or rest:
-            torn = b"\n".join([*aside, rest] if rest else aside)
-            self._write(chain.RECOVERED, {"torn": chain.digest(torn), **self._about()}, ahead=b"\n" * bool(rest))
+        if aside and not chain.is_torn_recovery(rest):
+            raise _broken(self.path, f"record {self._link.seq + 1} is none, and a crash tears only what has no newline")
+        if rest and not aside and not chain.is_torn_record(rest):
+            raise _broken(self.path, f"what stands at its end is no beginning of record {self._link.seq + 1}")
+        if rest:
+            torn = b"\n".join([*aside, rest])
+            self._write(chain.RECOVERED, {"torn": chain.digest(torn), **self._about()}, ahead=b"\n")
         else:
             self._write(chain.GENESIS if self._link == START else "start", self._about())
         self._sync()
-        sync_folder(self.path.parent)
+        self._sync_folder()
         return self._link
 
     def _about(self) -> dict[str, Any]:
@@ -167,7 +173,12 @@ class AuditLog:
 
     def _write(self, action: str, said: dict[str, Any], *, ahead: bytes = b"") -> None:
         if self._file < 0:
-            raise AuditError("the audit log is closed", where=str(self.path), mend="open another AuditLog")
+            raise AuditError(
+                "the audit log is closed",
+                where=str(self.path),
+                why=self._closed_why,
+                mend="open another AuditLog" if self._closed_why is None else _START_AGAIN,
+            )
         record = {
             "time": datetime.now(UTC).isoformat(timespec="microseconds"),
             "mono_ns": time.monotonic_ns(),
@@ -186,8 +197,10 @@ class AuditLog:
             if os.write(self._file, data) != len(data):
                 raise OSError(28, "the disk is full")
         except OSError as error:
-            with contextlib.suppress(OSError):
+            try:
                 os.ftruncate(self._file, self._size)
+            except OSError as worse:
+                raise self._fail("half a record cannot be taken back from the audit log", worse) from None
             mend = f"df {self.path.parent}; ls -ld {self.path.parent}"
             raise AuditError(
                 "the audit log cannot be written", where=str(self.path), why=error.strerror, mend=mend
@@ -202,8 +215,8 @@ class AuditLog:
         if present.peer.fingerprint != self._fingerprint:
             self._write("renewed", self._about())
         head = Head.sign(present, *self._link)
-        self._untold.append(head)
         self._write(chain.HEAD, {"head": head.as_dict()})
+        self._signed.append(head)
         self._unsigned = 0
         return head
 
@@ -211,7 +224,27 @@ class AuditLog:
         try:
             os.fsync(self._file)
         except OSError as error:
-            raise AuditError("the audit log is not safe on disk", where=str(self.path), why=error.strerror) from None
+            raise self._fail("the audit log is not safe on disk", error) from None
+        self._untold.extend(self._signed)
+        self._signed.clear()
+
+    def _sync_folder(self) -> None:
+        try:
+            sync_folder(self.path.parent)
+        except OSError as error:
+            raise self._fail("the audit log's folder is not safe on disk", error) from None
+
+    def _fail(self, what: str, error: OSError) -> AuditError:
+        """Close the log for good: after a failed fsync, a later one may succeed without the pages that were lost."""
+        self._closed_why = f"{what}: {error.strerror}"
+        self._signed.clear()
+        self._close_file()
+        return AuditError(what, where=str(self.path), why=error.strerror, mend=_START_AGAIN)
+
+    def _close_file(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
 
     def _rotate(self) -> None:
         """Give the file its own name, and go on in a new one. The lock on the file goes with it."""
@@ -227,7 +260,7 @@ class AuditLog:
         self._first = self._link.seq + 1
         self._write("rotated", {"object": named.name})
         self._sync()
-        sync_folder(self.path.parent)
+        self._sync_folder()
 
     # ------------------------------------------------------------------ outside the lock
     def _tell(self) -> None:

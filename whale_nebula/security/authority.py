@@ -114,10 +114,11 @@ def create(folder: Path, authority: Authority) -> None:
     with files.locked(folder):
         if (folder / CA).exists():
             raise _exists(folder)
-        # The certificate comes last: a key without one has signed nothing yet, and may be written over.
-        files.write(folder / KEY, making.key_bytes(authority.key), files.SECRET)
+        if (folder / KEY).exists():
+            raise _certificate_lost(folder)
+        files.write(folder / KEY, making.key_bytes(authority.key), files.SECRET, replace=False)
         save_clusters(folder, authority)
-        denied.save(folder / files.REVOKED, authority.run, {})
+        denied.save(folder / files.REVOKED, authority.run, authority.key, 1, {})
         files.write(folder / CA, making.certificate_bytes(authority.certificate), files.PUBLIC, replace=False)
 
 
@@ -145,6 +146,15 @@ def _exists(folder: Path) -> CredentialsError:
     )
 
 
+def _certificate_lost(folder: Path) -> CredentialsError:
+    return CredentialsError(
+        "there is an authority's key here already, and not its certificate",
+        where=str(folder / KEY),
+        why="with another key, every certificate that was issued would be worthless",
+        mend=f"copy {CA} back from any host; if certs init was cut short and issued nothing: rm {folder / KEY}",
+    )
+
+
 def save_clusters(folder: Path, authority: Authority) -> None:
     """Keep which clusters there are."""
     said = {"format": FORMAT, "run": authority.run, "clusters": dict(authority.clusters)}
@@ -168,6 +178,12 @@ def load(folder: Path) -> Authority:
     if run is None:
         raise CredentialsError("this is no authority of ours", where=str(folder / CA), mend="whale-nebula certs init")
     return Authority(run, certificate, key, _clusters(folder))
+
+
+def authorities(folder: Path) -> list[x509.Certificate]:
+    """All certificates in `ca.pem`: those of several authorities, where clusters have one each."""
+    load_certificate(folder)
+    return reading.certificates(files.read(folder / CA, "the authority's certificate"), str(folder / CA))
 
 
 def load_certificate(folder: Path) -> x509.Certificate:

@@ -59,7 +59,7 @@ def follow(line: bytes, before: Link) -> tuple[Record, Link]:
     record = parse(line)
     if record is None:
         raise BrokenError("this is no record: not canonical JSON, or torn")
-    if record.get("seq") != before.seq + 1:
+    if type(record.get("seq")) is not int or record["seq"] != before.seq + 1:
         raise BrokenError(f"the next record says it is number {record.get('seq')!r:.20}: one is missing or was moved")
     if record.get("prev") != before.digest:
         raise BrokenError("it does not follow from the record before: one of the two was changed")
@@ -76,16 +76,37 @@ def parse(line: bytes) -> Record | None:
     return record if written == line else None
 
 
+def is_torn_record(line: bytes) -> bool:
+    r"""Whether these bytes are what a crash leaves of one record: its beginning, then NULs that a disk put there.
+
+    >>> [is_torn_record(line) for line in (b'{"act', b'{"act\0\0', b'["action"', b"", b'{"action":"end"}')]
+    [True, True, False, False, False]
+    """
+    text = line.rstrip(b"\0")
+    begins = b'{"'.startswith(text[:2]) and all(32 <= byte < 127 for byte in text)
+    return bool(line) and begins and parse(line) is None
+
+
+def is_torn_recovery(line: bytes) -> bool:
+    """Whether this is a torn `recovered` record: of a writer that crashed when it went on after a crash."""
+    text = line.rstrip(b"\0")
+    return is_torn_record(line) and (text.startswith(_RECOVERY) or _RECOVERY.startswith(text))
+
+
+_RECOVERY = b'{"action":"recovered",'
+
+
 class Follower:
     """Follows a chain line by line, and knows what a crash left.
 
-    A crash tears the last line. The writer that goes on does not remove it: it writes a record `recovered` after it,
-    with the digest of what was torn. So lines that are no records are set aside until that record comes.
+    A crash tears one line: the last. The writer that goes on does not remove it: it writes a record `recovered` after
+    it, with the digest of what was torn. So one line that may be torn is set aside until that record comes; before
+    it may stand torn `recovered` records, and nothing else. `torn` counts the crashes, `torn_bytes` what was set aside.
     """
 
     def __init__(self, start: Link = START) -> None:
         self.link = start
-        self.torn = 0
+        self.torn = self.torn_bytes = 0
         self.aside: list[bytes] = []
         self._why = ""
 
@@ -108,13 +129,15 @@ class Follower:
 
     def _set_aside(self, line: bytes, why: str) -> None:
         self._why = self._why or why
-        if parse(line) is not None:  # a whole record is not what a crash leaves
+        if not (is_torn_recovery(line) if self.aside else is_torn_record(line)):
             raise BrokenError(self._why)
         self.aside.append(line)
 
     def _close(self, record: Record) -> None:
-        if record.get("action") != RECOVERED or record.get("torn") != digest(b"\n".join(self.aside)):
+        torn = b"\n".join(self.aside)
+        if record.get("action") != RECOVERED or record.get("torn") != digest(torn):
             raise BrokenError(self._why)
+        self.torn_bytes += len(torn)
         self.aside, self._why = [], ""
         self.torn += 1
 

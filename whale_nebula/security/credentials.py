@@ -7,25 +7,22 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from whale_nebula.errors import CredentialsError, IdentityError, WrongNameError
 from whale_nebula.security import files, making, reading
 from whale_nebula.security.denied import DenyList, Stamp, stamp
 from whale_nebula.security.files import Files
-from whale_nebula.security.identity import Identity
+from whale_nebula.security.identity import Identity, command_options
 from whale_nebula.security.reading import Peer
-from whale_nebula.security.trust import Trust
+from whale_nebula.security.trust import Trust, ends_soon
 from whale_nebula.testing.failpoints import failpoint
 
-_SIGNS = ec.ECDSA(hashes.SHA256())
 _AGAIN_SECONDS = 10.0
+_WARN_SECONDS = 60.0
 _LOG = logging.getLogger("whale_nebula.security")
 
 
@@ -56,7 +53,7 @@ class Credentials:
     ) -> Credentials:
         """Read the files, and check that they belong together, that no other user can read the key, and the dates."""
         paths = Files(Path(ca), Path(cert), Path(key), None if revoked is None else Path(revoked))
-        return _load(paths, DenyList(paths.revoked), at)
+        return _load(paths, None, at)
 
     @classmethod
     def of(cls, paths: Files) -> Credentials:
@@ -108,14 +105,14 @@ class Credentials:
 
     def sign(self, message: bytes) -> bytes:
         """A signature by the key of this process."""
-        return reading.private_key(self.key_pem, str(self.files.key)).sign(message, _SIGNS)
+        return reading.private_key(self.key_pem, str(self.files.key)).sign(message, reading.SIGNATURE)
 
 
 def _stamps(paths: Files) -> tuple[Stamp, ...]:
     return tuple(stamp(path) for path in paths[:3])
 
 
-def _load(paths: Files, denied: DenyList, at: datetime | None) -> Credentials:
+def _load(paths: Files, denied: DenyList | None, at: datetime | None) -> Credentials:
     stamps = _stamps(paths)  # taken first: what changes while we read is read again
     key_pem = files.read(paths.key, "the key of this process", secret=True)
     cert_pem = files.read(paths.cert, "the certificate of this process")
@@ -128,6 +125,9 @@ def _load(paths: Files, denied: DenyList, at: datetime | None) -> Credentials:
         )
     trust = Trust(_authorities(ca_pem, paths.ca), denied)
     peer = trust.check(shown, whose=f"this process ({paths.cert})", at=at)
+    if denied is None:
+        trust = Trust(trust.authorities, DenyList(paths.revoked, trust.authorities))
+        trust.check_denied(peer)
     return Credentials(paths, ca_pem, cert_pem, key_pem, peer, trust, stamps)
 
 
@@ -141,22 +141,10 @@ def _authorities(pem: bytes, path: Path) -> list[x509.Certificate]:
         raise CredentialsError(
             "this is no authority's certificate",
             where=str(path),
-            why=f"it is that of {strange[0].subject.rfc4514_string()[:200]!r}",
+            why=f"it is that of {reading.plain(strange[0].subject.rfc4514_string())}",
             mend="security: {ca: certs/ca.pem}",
         )
     return found
-
-
-def verify_signature(shown: x509.Certificate, signature: bytes, message: bytes) -> bool:
-    """Whether the key of a certificate made a signature."""
-    key = shown.public_key()
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        return False
-    try:
-        key.verify(signature, message, _SIGNS)
-    except InvalidSignature:
-        return False
-    return True
 
 
 class CurrentCredentials:
@@ -164,7 +152,8 @@ class CurrentCredentials:
 
     Any thread may call it. Files that are half copied or wrong change nothing: the old ones stay, and the log
     says why, once for each change; one that is not valid yet may be so later, so they are looked at again.
-    `renewed` is told of each new certificate.
+    `renewed` is told of each new certificate. Days before the certificate or an authority ends, the log says so once a
+    day, with the command that renews it.
     """
 
     def __init__(self, first: Credentials, renewed: Callable[[Credentials], None] | None = None) -> None:
@@ -173,11 +162,8 @@ class CurrentCredentials:
         self._refused: tuple[Stamp, ...] | None = None
         self._again = 0.0
         self._renewed = renewed
-        if first.trust.denied.missing:
-            _LOG.warning(
-                "there is no deny list at %s: nobody is denied; copy it from where certificates are issued",
-                first.files.revoked,
-            )
+        self._warned: set[tuple[str, int]] = set()
+        self._warn_again = 0.0
 
     def __call__(self) -> Credentials:
         """The credentials as they are now."""
@@ -187,7 +173,34 @@ class CurrentCredentials:
             self._renewed(found)
         return self._present
 
+    def _warn_of_ends(self) -> None:
+        """Warn once a day of what ends soon. Of an authority with several certificates the last one counts."""
+        if time.monotonic() < self._warn_again:
+            return
+        self._warn_again = time.monotonic() + _WARN_SECONDS
+        peer, last = self._present.peer, {}
+        for each in sorted(self._present.trust.authorities, key=lambda each: each.not_valid_after_utc):
+            last[reading.public_key_digest(each)] = each
+        renew = f"whale-nebula certs renew {command_options(peer.identity)}, and copy its .pem here"
+        self._warn_of_end("certificate", peer.fingerprint, peer.not_before, peer.not_after, renew)
+        for key, each in last.items():
+            renew = "whale-nebula certs renew --ca, and copy ca.pem to every host"
+            self._warn_of_end("authority", key, each.not_valid_before_utc, each.not_valid_after_utc, renew)
+
+    def _warn_of_end(self, what: str, which: str, begin: datetime, end: datetime, renew: str) -> None:
+        at = making.now()
+        said = which, (end - at).days
+        if not ends_soon(begin, end, at) or said in self._warned:
+            return
+        self._warned.add(said)
+        hours = max(0, round((end - at) / timedelta(hours=1)))
+        _LOG.warning(
+            "the %s of %s ends at %s, in %s hours: %s; the run goes on meanwhile",
+            *(what, self._present.identity.worker, f"{end:%Y-%m-%d %H:%M} UTC", hours, renew),
+        )
+
     def _look(self) -> Credentials | None:
+        self._warn_of_ends()
         stamps = _stamps(self._present.files)
         if stamps == self._present.stamps or (stamps == self._refused and time.monotonic() < self._again):
             return None
@@ -232,7 +245,7 @@ class Prover:
         ours = self.credentials
         shown = reading.certificate(certificate, f"what {worker} sent")
         ours.trust.check(shown, Identity.of_worker(ours.identity.run, worker), at=making.now())
-        if not verify_signature(shown, signature, _CONVERSATION + transcript):
+        if not reading.verify_signature(shown, signature, _CONVERSATION + transcript):
             raise IdentityError(
                 f"the signature of {worker} is wrong",
                 why="it holds the certificate of a worker and not its key, or somebody between changed what was said",

@@ -18,6 +18,7 @@ from whale_nebula.security.identity import Identity
 SECRET = 0o600
 PUBLIC = 0o644
 REVOKED = "revoked.json"
+NO_LIST = "none"
 _MOST = 4 << 20
 
 
@@ -44,7 +45,8 @@ class Files(NamedTuple):
     def of(cls, security: Security, identity: Identity, base: str | os.PathLike[str] = ".") -> Files:
         """The files that a config names; `{cluster}`, `{role}` and `{index}` stand for the parts of the identity.
 
-        What is not given has the name that `certs issue` gives, in `certs` beside the config (`base`).
+        What is not given has the name that `certs issue` gives, in `certs` beside the config (`base`); the deny list
+        lies beside `ca`, and there is none where the config says `revoked: none`.
 
         >>> named = Security(ca="/etc/nebula/ca.pem", cert="/etc/nebula/{cluster}-{index}.pem")
         >>> found = Files.of(named, Identity("mt", "gpu", "worker", 3), "/srv")
@@ -54,10 +56,11 @@ class Files(NamedTuple):
         usual = cls.under(Path(base) / "certs", identity)
         given = [security.ca, security.cert, security.key]
         ca, cert, key = (
-            other if text is None else Path(base) / os.path.expanduser(_filled(text, identity))
-            for text, other in zip(given, usual[:3], strict=True)
+            other if text is None else _path(text, identity, base) for text, other in zip(given, usual[:3], strict=True)
         )
-        return cls(ca, cert, key, ca.parent / REVOKED)
+        if security.revoked is None:
+            return cls(ca, cert, key, ca.parent / REVOKED)
+        return cls(ca, cert, key, None if security.revoked == NO_LIST else _path(security.revoked, identity, base))
 
     @classmethod
     def from_dict(cls, said: Mapping[str, str | None]) -> Files:
@@ -73,10 +76,10 @@ class Files(NamedTuple):
         return {part: path and os.path.abspath(path) for part, path in self._asdict().items()}
 
 
-def _filled(text: str, identity: Identity) -> str:
+def _path(text: str, identity: Identity, base: str | os.PathLike[str]) -> Path:
     for part in ("cluster", "role", "index"):
         text = text.replace("{" + part + "}", str(getattr(identity, part)))
-    return text
+    return Path(base) / os.path.expanduser(text)
 
 
 def read(path: str | os.PathLike[str], what: str, *, secret: bool = False) -> bytes:

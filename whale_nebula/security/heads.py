@@ -6,7 +6,6 @@ Whoever cuts the end off a log, or writes it anew with his own digests, would ha
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 import threading
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 from whale_nebula.errors import AuditError, IdentityError
 from whale_nebula.security import reading
 from whale_nebula.security.chain import canonical
-from whale_nebula.security.credentials import Credentials, verify_signature
+from whale_nebula.security.credentials import Credentials
 from whale_nebula.security.identity import Identity
 from whale_nebula.security.trust import Trust
 
@@ -47,9 +46,10 @@ class Head(NamedTuple):
                 "digest": str(digest),
                 "signature": str(signature),
                 "certificate": str(certificate),
-            } if seq >= 0 and len(digest) == 64:
+            } if type(seq) is int and seq >= 0 and len(digest) == 64:
                 return cls(seq, digest, signature, certificate)
-        raise AuditError("this is no head of an audit log", why=f"it holds {', '.join(sorted(map(str, said)))[:200]}")
+        keys = reading.plain(", ".join(sorted(map(str, said))))
+        raise AuditError("this is no head of an audit log", why=f"it holds {keys}")
 
     def as_dict(self) -> dict[str, Any]:
         """To be sent, or kept."""
@@ -66,9 +66,9 @@ class Head(NamedTuple):
             raise AuditError(f"head {self.seq} is signed by a certificate of another authority")
         try:
             signature = base64.b64decode(self.signature, validate=True)
-        except binascii.Error:
+        except ValueError:  # no base64, or no ASCII
             signature = b""
-        if not verify_signature(shown, signature, _message(identity, self.seq, self.digest)):
+        if not reading.verify_signature(shown, signature, _message(identity, self.seq, self.digest)):
             raise AuditError(f"the signature of head {self.seq} is wrong", where=identity.worker)
         return identity
 
@@ -155,6 +155,6 @@ def read_heads(path: str | os.PathLike[str]) -> Iterator[Head]:
 def _json(line: bytes) -> dict[str, Any] | None:
     try:
         said = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return said if isinstance(said, dict) else None

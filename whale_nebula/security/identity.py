@@ -115,6 +115,16 @@ def name(text: str, what: str) -> str:
     return text
 
 
+def command_options(identity: Identity) -> str:
+    """How a command line names somebody.
+
+    >>> command_options(Identity("mt", "gpu", "worker", 1)), command_options(Identity("mt", "gpu", "gateway"))
+    ('--cluster gpu --index 1', '--cluster gpu --role gateway')
+    """
+    role = f" --role {identity.role}" * (identity.role != WORKER)
+    return f"--cluster {identity.cluster}{role}" + f" --index {identity.index}" * (identity.index > 0)
+
+
 def run_uri(run: str) -> str:
     """The name of a run's authority.
 

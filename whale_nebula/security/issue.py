@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -16,9 +17,9 @@ from whale_nebula.errors import CredentialsError, IdentityError
 from whale_nebula.security import authority as home
 from whale_nebula.security import denied, files, making, reading
 from whale_nebula.security.authority import Authority
-from whale_nebula.security.denied import Revocation
+from whale_nebula.security.denied import Revocation, Revocations, SignedList
 from whale_nebula.security.files import Files
-from whale_nebula.security.identity import WORKER, Identity
+from whale_nebula.security.identity import Identity, command_options
 from whale_nebula.security.reading import Peer
 
 DAYS = 7.0
@@ -33,16 +34,6 @@ class Issued(NamedTuple):
     clipped: bool = False
 
 
-def options(identity: Identity) -> str:
-    """How a command line names somebody.
-
-    >>> options(Identity("mt", "gpu", "worker", 1)), options(Identity("mt", "gpu", "gateway"))
-    ('--cluster gpu --index 1', '--cluster gpu --role gateway')
-    """
-    role = f" --role {identity.role}" * (identity.role != WORKER)
-    return f"--cluster {identity.cluster}{role}" + f" --index {identity.index}" * (identity.index > 0)
-
-
 def issue(
     folder: Path, authority: Authority, wanted: Sequence[Identity], days: float = DAYS, at: datetime | None = None
 ) -> list[Issued]:
@@ -50,34 +41,24 @@ def issue(
     moment = at or making.now()
     home.check_current(authority, moment)
     with files.locked(folder):
-        revoked = denied.load(folder / files.REVOKED)
+        revoked, known = _deny_list(folder, authority).revoked, issued(folder)
         for identity in wanted:
             authority.check(identity)
-            _check_free(folder, identity, revoked, moment)
+            _check_free([each for each in known if each.identity == identity and each.serial not in revoked], moment)
         return [_issue(folder, authority, identity, days, moment) for identity in wanted]
 
 
-def _check_free(folder: Path, identity: Identity, revoked: Iterable[str], at: datetime) -> None:
-    """Nobody gets a second key while the certificate of his first is good: a running process may hold it."""
-    path = Files.under(folder, identity).cert
-    if not path.exists():
-        return
-    found = _present(path)
-    if found is not None and found.not_after >= at and found.serial not in revoked:
-        raise CredentialsError(
-            f"{identity.worker} has a certificate already",
-            where=str(path),
-            why=f"it is good until {found.not_after:%Y-%m-%d %H:%M} UTC",
-            mend=f"whale-nebula certs renew {options(identity)}; or revoke it first, for a new key",
-        )
-
-
-def _present(path: Path) -> Peer | None:
-    """Who a certificate file is about; None if it does not read, so that a new one may take its place."""
-    try:
-        return reading.peer(reading.certificate(files.read(path, "a certificate"), str(path)))
-    except (IdentityError, ValueError):
-        return None
+def _check_free(held: Sequence[Peer], at: datetime) -> None:
+    """Nobody gets a second key while the certificate of his first is good: a process may hold it, on whatever host."""
+    for peer in held:
+        if peer.not_after >= at:
+            named = command_options(peer.identity)
+            raise CredentialsError(
+                f"{peer.identity.worker} has a certificate already",
+                where=f"serial {peer.serial[:16]}",
+                why=f"it is good until {peer.not_after:%Y-%m-%d %H:%M} UTC, wherever it was copied or moved to",
+                mend=f"whale-nebula certs renew {named}; for a new key, whale-nebula certs revoke {named} first",
+            )
 
 
 def _issue(folder: Path, authority: Authority, identity: Identity, days: float, at: datetime) -> Issued:
@@ -118,7 +99,7 @@ def renew(
     moment = at or making.now()
     home.check_current(authority, moment)
     with files.locked(folder):
-        revoked = denied.load(folder / files.REVOKED)
+        revoked = _deny_list(folder, authority).revoked
         found = [_renewable(folder, authority, identity, revoked) for identity in wanted]
         return [_renew(folder, authority, each, days, moment) for each in found]
 
@@ -126,16 +107,31 @@ def renew(
 def _renewable(folder: Path, authority: Authority, identity: Identity, revoked: Iterable[str]) -> x509.Certificate:
     path = Files.under(folder, identity).cert
     if not path.exists():
-        mend = f"whale-nebula certs issue {options(identity)}"
-        raise CredentialsError(f"{identity.worker} has no certificate here", where=str(path), mend=mend)
+        return _renewable_elsewhere(folder, authority, identity, revoked)
     found = reading.certificate(files.read(path, "a certificate"), str(path))
     peer = reading.peer(found)
     if peer.identity != identity or not reading.signed_by(found, authority.certificate):
         raise CredentialsError(f"this is no certificate of {identity.worker}", where=str(path))
     if peer.serial in revoked:
-        mend = f"whale-nebula certs issue {options(identity)} makes a new key, too"
+        mend = f"whale-nebula certs issue {command_options(identity)} makes a new key, too"
         raise CredentialsError(f"the certificate of {identity.worker} was revoked", where=str(path), mend=mend)
     return found
+
+
+def _renewable_elsewhere(
+    folder: Path, authority: Authority, identity: Identity, revoked: Iterable[str]
+) -> x509.Certificate:
+    """The newest certificate that was issued to somebody whose files were moved to his host."""
+    held = [
+        found
+        for peer, found in _issued_certificates(folder)
+        if peer.identity == identity and peer.serial not in revoked and reading.signed_by(found, authority.certificate)
+    ]
+    if not held:
+        mend = f"whale-nebula certs issue {command_options(identity)}"
+        where = str(Files.under(folder, identity).cert)
+        raise CredentialsError(f"{identity.worker} has no certificate here", where=where, mend=mend)
+    return held[-1]
 
 
 def _renew(folder: Path, authority: Authority, old: x509.Certificate, days: float, at: datetime) -> Issued:
@@ -162,29 +158,64 @@ def renew_authority(folder: Path, days: float = home.AUTHORITY_DAYS, at: datetim
 def revoke(
     folder: Path, authority: Authority, serials: Sequence[str], why: str, at: datetime | None = None
 ) -> list[Revocation]:
-    """Put certificates on the deny list; gives those that were not on it yet."""
+    """Put certificates on the deny list, and all others of the same keys; gives those that were not on it yet."""
     moment = f"{at or making.now():%Y-%m-%dT%H:%M:%SZ}"
     with files.locked(folder):
-        path = folder / files.REVOKED
-        revoked = denied.load(path)
+        present = _deny_list(folder, authority)
+        revoked = present.revoked
         known = {peer.serial: peer for peer in issued(folder)}
         if unknown := [each for each in serials if each not in known]:
             raise CredentialsError(f"no certificate has the serial {unknown[0]!r}", mend="whale-nebula certs show")
-        new = [Revocation(each, known[each].identity.uri, moment, why) for each in serials if each not in revoked]
-        denied.save(path, authority.run, {**revoked, **{each.serial: each for each in new}})
+        keys = {known[each].key for each in serials}
+        same = [peer for peer in known.values() if peer.key in keys and peer.serial not in revoked]
+        new = [Revocation(peer.serial, peer.identity.uri, moment, why) for peer in same]
+        if new:
+            _sign_list(folder, authority, present.number + 1, {**revoked, **{each.serial: each for each in new}})
     return new
+
+
+def _deny_list(folder: Path, authority: Authority) -> SignedList:
+    """The deny list of an authority; where there is none, an empty one is made, so that every host gets one."""
+    path = folder / files.REVOKED
+    if not path.exists():
+        _sign_list(folder, authority, 1, {})
+    return denied.load(path, [authority.certificate])
+
+
+def _sign_list(folder: Path, authority: Authority, number: int, revoked: Revocations) -> None:
+    """Write a deny list with this number, or a higher one: that after the highest this host has had."""
+    path, signer = folder / files.REVOKED, reading.public_key_digest(authority.certificate)
+    denied.save(path, authority.run, authority.key, max(number, denied.highest_number(path, signer) + 1), revoked)
+
+
+def renew_deny_list(folder: Path, authority: Authority) -> SignedList:
+    """Sign the deny list anew: that of an older version, which has no signature, too."""
+    path = folder / files.REVOKED
+    with files.locked(folder):
+        if denied.is_unsigned(path):
+            _sign_list(folder, authority, 1, denied.load_unsigned(path))
+        else:
+            present = _deny_list(folder, authority)
+            _sign_list(folder, authority, present.number + 1, present.revoked)
+        return denied.load(path, [authority.certificate])
 
 
 def issued(folder: Path) -> list[Peer]:
     """Every certificate that was issued here or copied here, the newest of each identity last."""
+    return [peer for peer, _ in _issued_certificates(folder)]
+
+
+def _issued_certificates(folder: Path) -> list[tuple[Peer, x509.Certificate]]:
+    """The same with the certificates; a file that does not read is in nobody's way."""
     found = {}
     for path in (*folder.glob(f"{home.ISSUED}/*.pem"), *folder.glob("*.pem")):
         if path.name == home.CA or path.name.startswith("."):
             continue
-        peer = _present(path)
-        if peer is not None:
-            found[peer.serial] = peer
-    return sorted(found.values(), key=lambda each: (each.identity, each.not_before, each.not_after))
+        with contextlib.suppress(IdentityError):
+            certificate = reading.certificate(files.read(path, "a certificate"), str(path))
+            peer = reading.peer(certificate)
+            found[peer.serial] = peer, certificate
+    return sorted(found.values(), key=lambda each: (each[0].identity, each[0].not_before, each[0].not_after))
 
 
 def ephemeral(run: str, workers: Iterable[str], folder: str | Path | None = None) -> dict[str, Files]:
@@ -204,7 +235,7 @@ def ephemeral(run: str, workers: Iterable[str], folder: str | Path | None = None
     authority = Authority.fresh(run, {}, _EPHEMERAL_DAYS, moment)
     fresh = Path(tempfile.mkdtemp(prefix="whale-nebula-", dir=folder))
     files.write(fresh / home.CA, making.certificate_bytes(authority.certificate), files.PUBLIC)
-    denied.save(fresh / files.REVOKED, run, {})
+    denied.save(fresh / files.REVOKED, run, authority.key, 1, {})
     return {
         worker: _issue(fresh, authority, identity, _EPHEMERAL_DAYS, moment).files for worker, identity in names.items()
     }

@@ -5,8 +5,7 @@
 open pair      yes       -         -
 relay          yes       yes       -
 health         yes       yes       yes
-audit heads    -         yes       yes
-operate        -         -         yes
+audit heads    -         yes       -
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ class Call(StrEnum):
     """Have frames handed on by a gateway: asked by its workers, and by other gateways."""
     HEALTH = "health"
     AUDIT_HEADS = "audit heads"
-    """Leave signed heads of an audit log, or read those that are kept."""
-    OPERATE = "operate"
-    """Drain or stop a gateway."""
+    """Leave signed heads of an audit log."""
 
 
 ALLOWED = frozenset(
@@ -40,13 +37,11 @@ ALLOWED = frozenset(
         (GATEWAY, Call.HEALTH),
         (GATEWAY, Call.AUDIT_HEADS),
         (OPERATOR, Call.HEALTH),
-        (OPERATOR, Call.AUDIT_HEADS),
-        (OPERATOR, Call.OPERATE),
     }
 )
-_OWN_CLUSTER = frozenset({(WORKER, Call.RELAY), (OPERATOR, Call.OPERATE)})
+_OWN_CLUSTER = frozenset({(WORKER, Call.RELAY)})
 """Allowed only where the caller and the called are of one cluster."""
-_SERVES = {Call.OPEN_PAIR: (WORKER,), Call.RELAY: (GATEWAY,), Call.AUDIT_HEADS: (GATEWAY,), Call.OPERATE: (GATEWAY,)}
+_SERVES = {Call.OPEN_PAIR: (WORKER,), Call.RELAY: (GATEWAY,), Call.AUDIT_HEADS: (GATEWAY,)}
 
 
 def allowed(caller: Identity, call: Call, here: Identity) -> bool:

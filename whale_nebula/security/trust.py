@@ -22,7 +22,7 @@ from whale_nebula.errors import ExpiredError, RevokedError, SelfSignedError, Wro
 from whale_nebula.security import making, reading
 from whale_nebula.security.denied import DenyList
 from whale_nebula.security.identity import Identity
-from whale_nebula.security.reading import Peer
+from whale_nebula.security.reading import Peer, plain
 
 _USES = {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
 _SKEWED = timedelta(days=1)
@@ -59,7 +59,7 @@ class Trust:
 
     def check_denied(self, peer: Peer) -> None:
         """Whether a certificate was taken back: asked again while a channel lives."""
-        revoked = self.denied.find(peer.serial)
+        revoked = self.denied.find(peer.serial, self.authorities)
         if revoked is not None:
             raise RevokedError(
                 f"the certificate of {peer.identity.worker} was revoked",
@@ -76,7 +76,7 @@ class Trust:
         ours = ", ".join(each.subject.rfc4514_string() for each in self.authorities)
         raise WrongAuthorityError(
             f"the certificate of {said} is of another authority",
-            why=f"signed by {_plain(found.issuer.rfc4514_string())}, and not by the key of {ours} in ca.pem",
+            why=f"signed by {plain(found.issuer.rfc4514_string())}, and not by the key of {ours} in ca.pem",
         )
 
 
@@ -103,6 +103,16 @@ def check_span(begin: datetime, end: datetime, at: datetime, whose: str, *, auth
         raise ExpiredError(f"{whose} has expired", why=why + hint, mend=_RENEW_CA if authority else None)
 
 
+def ends_soon(begin: datetime, end: datetime, at: datetime) -> bool:
+    """Whether what is good between two dates is in the last quarter of its life, or in its last week if that is less.
+
+    >>> start = datetime(2026, 1, 1)
+    >>> [ends_soon(start, start + timedelta(days=life), start + timedelta(days=6)) for life in (7, 90)]
+    [True, False]
+    """
+    return end - at < min((end - begin) / 4, timedelta(days=7))
+
+
 _CLOCK = "set the clock: timedatectl set-ntp true, or chronyc makestep"
 _RENEW_CA = "whale-nebula certs renew --ca, where the authority is; then copy ca.pem to every host"
 
@@ -110,12 +120,7 @@ _RENEW_CA = "whale-nebula certs renew --ca, where the authority is; then copy ca
 def _subject(found: x509.Certificate, whose: str) -> str:
     """Whose it is, for messages: what a caller knows comes before what a stranger says."""
     names = [uri for uri in reading.alternative_names(found) if uri.startswith("nebula://")]
-    return whose or _plain(names[0] if names else found.subject.rfc4514_string()) or "a nameless side"
-
-
-def _plain(text: str) -> str:
-    """A stranger's text on one line of ASCII."""
-    return ascii(text[:200])[1:-1]
+    return whose or plain(names[0] if names else found.subject.rfc4514_string()) or "a nameless side"
 
 
 def _check_made_for(found: x509.Certificate, authority: x509.Certificate, identity: Identity) -> None:
@@ -124,12 +129,9 @@ def _check_made_for(found: x509.Certificate, authority: x509.Certificate, identi
         raise WrongNameError(
             f"{identity.uri} is of another run than its authority", why=f"the authority is that of {run!r}"
         )
-    try:
-        uses = set(found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
-        basic = found.extensions.get_extension_for_class(x509.BasicConstraints).value
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
-        uses, basic = set(), None
-    if not uses >= _USES or basic is None or basic.ca:
+    uses = reading.extension(found, x509.ExtendedKeyUsage)
+    basic = reading.extension(found, x509.BasicConstraints)
+    if uses is None or not set(uses) >= _USES or basic is None or basic.ca:
         raise WrongNameError(
             f"the certificate of {identity.worker} is made for something else",
             why="one of ours serves both ends of TLS and signs no others",

@@ -16,11 +16,13 @@ from typing import Any
 
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from whale_nebula.errors import AuditError, NebulaError
+from whale_nebula.errors import AuditError, IdentityError, NebulaError
 from whale_nebula.security import chain
 from whale_nebula.security.audit import pieces
 from whale_nebula.security.chain import BrokenError, Follower, Record
 from whale_nebula.security.heads import Head
+from whale_nebula.security.identity import Identity
+from whale_nebula.security.reading import plain
 from whale_nebula.security.trust import Trust
 
 _FIRST = (chain.GENESIS, chain.RECOVERED)
@@ -31,8 +33,9 @@ class Verdict:
     """What was found. `bad` is the number of the first record that is wrong or missing, None: the log is whole.
 
     `signed` is the last record that a head in the log covers, `kept` the last that a peer's head does; `closed`
-    says that the log was ended on purpose. `apart`: all that is known is that the log and what it was held against,
-    heads or an authority, do not belong together, whichever of the two was meant.
+    says that the log was ended on purpose. `torn` counts the crashes that tore a line, and `torn_bytes` what they left
+    of it. `apart`: all that is known is that the log and what it was held against, heads or an authority, do not belong
+    together, whichever of the two was meant.
     """
 
     path: str
@@ -46,6 +49,7 @@ class Verdict:
     signed: int | None = None
     kept: int | None = None
     torn: int = 0
+    torn_bytes: int = 0
     closed: bool = False
     apart: bool = False
 
@@ -99,6 +103,7 @@ def verify(path: str | os.PathLike[str], heads: Iterable[Head] = (), trust: Trus
         signed=state.signed,
         kept=state.matched,
         torn=state.follower.torn,
+        torn_bytes=state.follower.torn_bytes,
         closed=bad is None and state.last_actions in ((chain.END, chain.HEAD), _UNSIGNED_END),
         apart=apart,
     )
@@ -147,7 +152,8 @@ def _take(state: _Reading, line: bytes) -> None:
         _check_first(record)
         state.first = record
     if record.get("site") != state.first.get("site"):
-        raise _MissingError(seq, f"the record is of {record.get('site')!r:.200}, in the log of {state.first['site']}")
+        said = plain(str(record.get("site")))
+        raise _MissingError(seq, f"the record is of {said}, in the log of {state.first['site']}")
     if record.get("action") == chain.HEAD:
         _check_own(state, record, seq)
     _check_kept(state, seq, digest)
@@ -160,8 +166,14 @@ def _previous(state: _Reading, record: Record) -> str:
 
 
 def _check_first(record: Record) -> None:
-    if record.get("action") not in _FIRST or not isinstance(record.get("site"), str):
+    if record.get("action") not in _FIRST:
         raise _MissingError(0, "the log does not begin with its genesis")
+    try:
+        site = Identity.parse(str(record.get("site")))
+    except IdentityError:
+        raise _MissingError(0, "the log does not say in its first record whose it is") from None
+    if record.get("run") != site.run:
+        raise _MissingError(0, f"the log of {site.uri} does not say in its first record that it is of run {site.run}")
 
 
 def _check_own(state: _Reading, record: Record, seq: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from whale_nebula.cli import audit, exits
 from whale_nebula.cli.main import main
-from whale_nebula.security import Credentials, Files, Identity, ephemeral, policy
+from whale_nebula.security import Credentials, Files, Identity, chain, ephemeral, policy
 from whale_nebula.security.audit import AuditLog
 from whale_nebula.security.heads import KeptHeads
 
@@ -91,6 +91,38 @@ def test_heads_of_another_log_accuse_nobody(logs: Path, tmp_path: Path, capsys: 
     assert "these are heads of the log of nebula://mt/npu/gateway/0" in out and "--heads npu-gateway.heads.jsonl" in out
     code, out, _ = run(f"{line} --ca {theirs.files.ca}", capsys)
     assert (code, "written anew" in out, "ca.pem is of another run" in out) == (exits.FAILED, False, True)
+
+
+@pytest.mark.parametrize("options", ["", "--json"])
+def test_a_log_that_somebody_forged_with_odd_parts(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str
+) -> None:
+    """Its record is named: whoever forges a log does not make the command crash."""
+    made, link = [], chain.START
+    for line in (logs / "audit/gpu-gateway.jsonl").read_bytes().splitlines():
+        said = {key: value for key, value in json.loads(line).items() if key not in ("seq", "prev")}
+        if said["action"] == "head":
+            said["head"] |= {"certificate": "\ud800\x1b[2J"}
+        line, link = chain.forge(link, said)
+        made.append(line)
+    (tmp_path / "forged.jsonl").write_bytes(b"\n".join(made) + b"\n")
+    code, out, err = run(f"verify {tmp_path}/forged.jsonl --ca {logs}/ca.pem {options}", capsys)
+    assert (code, err) == (exits.FAILED, "")
+    if options:
+        assert (json.loads(out)["ok"], json.loads(out)["bad"]) == (False, 0)
+    else:
+        assert "record 0 is the first that is wrong" in out and "the head at record 100 is wrong" in out
+
+
+def test_a_torn_line_is_counted_in_bytes(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_bytes(
+        b"".join((logs / "audit/gpu-gateway.jsonl").read_bytes().splitlines(keepends=True)[:9]) + b'{"acti'
+    )
+    AuditLog(path, Identity("mt", "gpu", "gateway"), None).close()
+    out = run(f"verify {path}", capsys)[1]
+    assert "once a crash tore the last line: 6 bytes were set aside, and the log says so" in out
+    assert json.loads(run(f"verify {path} --json", capsys)[1])["torn_bytes"] == 6
 
 
 def test_json(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:

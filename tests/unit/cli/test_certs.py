@@ -103,6 +103,7 @@ def test_json(shell: Shell) -> None:
     revoked = json.loads(shell.good("revoke --cluster gpu --index 1 --why lost --json"))["revoked"]
     assert [(each["serial"], each["why"]) for each in revoked] == [(issued[1]["serial"], "lost")]
     shown = json.loads(shell.good("show --json"))
+    assert shown["deny_list"] == {"number": 2, "certificates": 1}
     states = {each["serial"]: each["state"] for each in shown["certificates"]}
     assert states == {
         issued[0]["serial"]: "replaced",
@@ -114,12 +115,13 @@ def test_json(shell: Shell) -> None:
 
 def test_show_is_a_table_without_colours_in_a_pipe(shell: Shell) -> None:
     shell.good("init --run mt")
-    assert "no certificate was issued yet" in shell.good("show")
+    out = shell.good("show")
+    assert "no certificate was issued yet" in out and "deny list number 1: no certificates" in out
     shell.good("issue --cluster gpu")
     shell.good("issue --cluster gpu --role operator --index 3 --days 60")
     out = shell.good("show")
     assert "\x1b" not in out
-    rows = [line.split() for line in out.splitlines()[3:]]
+    rows = [line.split() for line in out.splitlines()[4:]]
     assert [(row[0], row[-1]) for row in rows] == [("gpu/operator-3", "good"), ("gpu/0", "good")]
     assert "59 days" in out or "60 days" in out  # in the second in which it was made
 
@@ -154,10 +156,23 @@ def test_a_certificate_that_does_not_read_is_named_with_what_mends_it(shell: She
     Path("certs/gpu-worker-1.pem").write_text("junk")
     code, _, err = shell("show")
     assert (code, "the certificate of gpu/1 does not read" in err) == (exits.FAILED, True)
-    assert "mv certs/gpu-worker-1.pem certs/gpu-worker-1.pem.broken, then whale-nebula certs issue --cluster gpu" in err
+    assert "mv certs/gpu-worker-1.pem certs/gpu-worker-1.pem.broken, then whale-nebula certs renew --cluster gpu" in err
     Path("certs/gpu-worker-1.pem").rename("certs/gpu-worker-1.pem.broken")
-    shell.good("issue --cluster gpu --index 1")
-    assert "gpu/1" in shell.good("show")
+    shell.good("renew --cluster gpu --index 1")
+    assert Credentials.of(Files.under("certs", Identity("mt", "gpu", "worker", 1))).identity.worker == "gpu/1"
+
+
+def test_files_that_were_moved_to_their_host_are_still_somebodys(shell: Shell) -> None:
+    shell.good("init --run mt")
+    shell.good("issue --cluster gpu")
+    for path in Path("certs").glob("gpu-worker-0.*"):
+        path.rename(path.name)
+    assert shell("issue --cluster gpu")[0] == exits.FAILED
+    assert [each["state"] for each in json.loads(shell.good("show --json"))["certificates"]] == ["good"]
+    assert "renewed gpu/0" in shell.good("renew")
+    assert Path("certs/gpu-worker-0.pem").exists() and not Path("certs/gpu-worker-0.key").exists()
+    assert shell.good("revoke --cluster gpu").count("revoked gpu/0") == 2
+    shell.good("issue --cluster gpu")
 
 
 def test_a_fresh_certificate_is_good_for_as_long_as_was_asked_for(shell: Shell) -> None:
@@ -170,6 +185,18 @@ def test_by_serial(shell: Shell) -> None:
     shell.good("init --run mt")
     serial = json.loads(shell.good("issue --cluster gpu --json"))["issued"][0]["serial"]
     assert "revoked gpu/0" in shell.good(f"revoke --serial {serial[:8].upper()}")
+
+
+def test_the_deny_list_is_signed_anew(shell: Shell) -> None:
+    shell.good("init --run mt")
+    Path("certs/revoked.json").write_text('{"format": "whale_nebula revoked 1", "run": "mt", "revoked": {}}')
+    code, _, err = shell("show")
+    assert (code, "whale-nebula certs renew --revoked" in err) == (exits.FAILED, True)
+    assert "copy to every host: certs/revoked.json   now number 1" in shell.good("renew --revoked")
+    assert json.loads(shell.good("renew --revoked --json")) == {"deny_list": {"number": 2, "certificates": 0}}
+    assert "deny list number 2: no certificates" in shell.good("show")
+    Path("certs/revoked.json").unlink()
+    assert "no deny list here" in shell.good("show")
 
 
 def test_a_certificate_that_is_cut_short_by_its_authority_is_told(shell: Shell) -> None:
@@ -218,6 +245,7 @@ REFUSED = {
     "renew --cluster npu --index 3": (1, "certs issue --cluster npu --index 3"),
     "renew --cluster npu --role gateway": (1, "certs issue --cluster npu --role gateway"),
     "renew --ca --cluster gpu": (2, "no other"),
+    "renew --revoked --cluster gpu": (2, "no certificate"),
     "renew --ca --days -5": (1, "-5 days"),
     "revoke": (2, "which?"),
     "revoke --cluster gpu --serial 00": (2, "which?"),

@@ -43,7 +43,7 @@ class Site:
         self.home = Home.at(folder / "certs", at=making.now() - timedelta(days=10))
         (folder / "certs" / "ca.key").rename(folder / "ca.key")
         self.addresses = {"gpu": free_address(), "npu": free_address()}
-        self.write(links='links: [{between: [gpu, npu], rate: 60mbit, delay: 20ms}]')
+        self.write(links="links: [{between: [gpu, npu], rate: 60mbit, delay: 20ms}]")
 
     @property
     def config(self) -> Path:
@@ -212,12 +212,18 @@ class TestCertificates:
         assert (code, found["certificate of npu/0"]["state"]) == (1, "bad")
         assert found["certificate of npu/0"]["found"] == "this is npu/0, and its certificate is that of gpu/0"
 
-    def test_without_a_deny_list_nobody_is_denied(self, site: Site) -> None:
+    def test_without_a_deny_list_nobody_starts(self, site: Site) -> None:
         site.issue(NPU)
-        assert "deny list" not in site.doctor()[1]
+        found = site.doctor()[1]["deny list"]
+        assert (found["state"], found["found"]) == ("ok", "number 1")
         (site.folder / "certs" / "revoked.json").unlink()
-        code, found = site.doctor()
-        assert (code, found["deny list"]["state"]) == (0, "warning")
+        code, checks = site.doctor()
+        found = checks["certificate of npu/0"]
+        assert (code, found["state"], found["found"]) == (1, "bad", "there is no deny list")
+        assert "revoked: none" in found["mend"]
+        site.write("security: {revoked: none}")
+        code, checks = site.doctor()
+        assert (code, checks["deny list"]["state"]) == (0, "note")
 
     def test_that_end_soon(self, site: Site) -> None:
         site.issue(NPU, life=1.5)
@@ -391,5 +397,3 @@ def test_the_text_has_a_line_for_each_and_ends_with_a_sum(site: Site, capsys: py
     told = capsys.readouterr().out
     assert "BAD   certificate of npu/0" in told and "mend: whale-nebula certs issue" in told
     assert told.splitlines()[-1].startswith("1 of")
-
-

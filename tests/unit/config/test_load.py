@@ -22,7 +22,7 @@ clusters:
     workers: ["[fd00::7]:7101"]
 links:
   - {between: [gpu, npu], rate: 60mbit, delay: 20ms, loss: 0}
-security: {ca: ca.pem, cert: gpu.pem, key: gpu.key, insecure: false}
+security: {ca: ca.pem, cert: gpu.pem, key: gpu.key, revoked: none, insecure: false}
 inputs:
   x: {shape: [null, 64], dtype: int32}
   y: {shape: [null]}
@@ -55,7 +55,7 @@ def test_a_whole_file(written: Callable[[str], Path]) -> None:
         "npu": Cluster("npu", (WorkerSpec("[fd00::7]:7101"),)),
     }
     assert config.links.pairs == {("gpu", "npu"): Line(60e6, 0.02, 0.0)}
-    assert config.security == Security("ca.pem", "gpu.pem", "gpu.key", False)
+    assert config.security == Security("ca.pem", "gpu.pem", "gpu.key", False, "none")
     assert config.inputs == {"x": InputSpec((None, 64), "int32"), "y": InputSpec((None,), "float32")}
     assert (config.results, config.weights, config.patience, config.seed) == (
         "everywhere",
@@ -144,6 +144,7 @@ BAD: list[tuple[Any, str, str]] = [
     ({"links": [{"between": ["a", "b"], "loss": 1}]}, "links[0].loss", "no share"),
     ({"links": [{"between": ["a", "b"], "latency": "1ms"}]}, "links[0].latency", "choose one of"),
     ({"security": {"insecure": "no"}}, "security.insecure", "neither true nor false"),
+    ({"security": {"revoke": "none"}}, "security.revoke", "did you mean 'revoked'"),
     ({"security": {"certs": "x"}}, "security.certs", "did you mean 'cert'"),
     ({"inputs": {"x": {}}}, "inputs.x", "without a shape"),
     ({"inputs": {"x": {"shape": 64}}}, "inputs.x.shape", "no list"),

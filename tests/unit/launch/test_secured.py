@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from whale_nebula.config import load
-from whale_nebula.errors import IdentityError, NebulaError, WrongNameError
+from whale_nebula.errors import CredentialsError, IdentityError, NebulaError, WrongNameError
 from whale_nebula.launch.secured import check, check_names, configured, for_one_run
 
 WORKERS = ("gpu/0", "npu/0")
@@ -42,6 +43,14 @@ def test_files_that_are_not_there_are_told_before_anything_starts(tmp_path: Path
     with pytest.raises(NebulaError) as refused:
         check(configured(CONFIG, WORKERS, str(tmp_path / "clusters.yaml")), "mt")
     assert refused.value.mend
+
+
+def test_a_deny_list_that_is_missing_is_told_before_anything_starts() -> None:
+    with for_one_run(CONFIG, WORKERS) as files:
+        Path(files["gpu/0"].ca).with_name("revoked.json").unlink()
+        with pytest.raises(CredentialsError, match="there is no deny list"):
+            check(files, "mt")
+        check({name: replace(each, revoked=None) for name, each in files.items()}, "mt")
 
 
 def test_files_of_somebody_else_are_told_before_anything_starts() -> None:

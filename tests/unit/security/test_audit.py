@@ -247,6 +247,113 @@ class TestAfterACrash:
         path.write_bytes(b"\n".join([*lines[:5], *hidden, line]) + b"\n")
         assert verify(path).bad == 5
 
+    @pytest.mark.parametrize("left", [b"\0" * 700, b'{"action":"relay","ac' + b"\0" * 40])
+    def test_what_a_power_loss_leaves(self, tmp_path: Path, gate: Credentials, left: bytes) -> None:
+        path = tmp_path / "audit.jsonl"
+        write(path, gate, 10, close=False)
+        with open(path, "ab") as file:
+            file.write(left)
+        write(path, gate, 5)
+        verdict = verify(path, trust=gate.trust)
+        assert (verdict.ok, verdict.torn, verdict.torn_bytes) == (True, 1, len(left))
+
+    @pytest.mark.parametrize(
+        "garble",
+        [
+            lambda lines: [line.replace(b"{", b"[", 1) for line in lines],
+            lambda lines: [line[:-1] for line in lines],
+            lambda lines: [*lines[:-1], lines[-1][:-1]],
+            lambda lines: [b"\0" * len(line) for line in lines],
+        ],
+    )
+    def test_garbled_lines_are_not_torn_ones(
+        self, tmp_path: Path, gate: Credentials, garble: Callable[[list[bytes]], list[bytes]]
+    ) -> None:
+        """A crash tears one line, and that has no newline: the writer does not go on after anything else."""
+        path = tmp_path / "audit.jsonl"
+        write(path, gate, 120, close=False, head_every=50)
+        lines = path.read_bytes().splitlines()
+        spoilt = b"".join(line + b"\n" for line in [*lines[:10], *garble(lines[10:])])
+        path.write_bytes(spoilt)
+        with pytest.raises(AuditError, match="was changed"):
+            AuditLog(path, GATE, gate)
+        assert path.read_bytes() == spoilt
+        assert not verify(path).ok
+
+    def test_a_last_line_that_is_no_beginning_of_a_record(self, tmp_path: Path, gate: Credentials) -> None:
+        path = tmp_path / "audit.jsonl"
+        write(path, gate, 10, close=False)
+        with open(path, "ab") as file:
+            file.write(b'["action":"relay"')
+        with pytest.raises(AuditError, match="no beginning of record 11"):
+            AuditLog(path, GATE, gate)
+
+    def test_recovered_over_several_garbled_lines_is_found(self, tmp_path: Path, gate: Credentials) -> None:
+        """Who can write the file can write `recovered` himself, with the right digest."""
+        path = tmp_path / "audit.jsonl"
+        write(path, gate, 10, close=False)
+        lines = path.read_bytes().splitlines()
+        before, _ = chain.tail_of(lines[:5], chain.START)
+        hidden = [line[:-1] for line in lines[6:8]]
+        said = {"action": "recovered", "torn": chain.digest(b"\n".join(hidden)), "site": GATE.uri}
+        path.write_bytes(b"\n".join([*lines[:5], *hidden, chain.forge(before, said)[0]]) + b"\n")
+        assert verify(path).bad == 5
+
+
+class TestADiskThatFails:
+    """What it lost once counts as clean: no later fsync says anything of it."""
+
+    def fail_once(self, monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> AuditError:
+        def fail(*_: object) -> None:
+            raise OSError(5, "Input/output error")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, name, fail)
+            with pytest.raises(AuditError) as told:
+                act()
+        return told.value
+
+    def test_a_failed_fsync_closes_the_log_for_good(
+        self, tmp_path: Path, gate: Credentials, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        heads: list[Head] = []
+        log = AuditLog(tmp_path / "audit.jsonl", GATE, gate, on_head=heads.append, head_every=3)
+        told = self.fail_once(monkeypatch, "fsync", lambda: [log.record("x", decision="allow") for _ in range(3)])
+        assert "not safe on disk" in told.what and "start this process again" in told.mend
+        for act in (lambda: log.record("y", decision="allow"), lambda: log.record("y", durable=False), log.head):
+            with pytest.raises(AuditError, match="the audit log is closed") as again:
+                act()
+            assert "Input/output error" in again.value.why
+        log.close()
+        assert heads == []
+        write(tmp_path / "audit.jsonl", gate, 5)  # another process goes on
+        assert verify(tmp_path / "audit.jsonl", trust=gate.trust).ok
+
+    def test_a_head_that_is_not_on_disk_is_not_given_away(
+        self, tmp_path: Path, gate: Credentials, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        heads: list[Head] = []
+        log = AuditLog(tmp_path / "audit.jsonl", GATE, gate, on_head=heads.append)
+        self.fail_once(monkeypatch, "write", log.head)
+        log.record("x", durable=False)
+        assert heads == []
+        log.close()
+        assert len(heads) == 1
+        assert verify(tmp_path / "audit.jsonl", heads, gate.trust).ok
+
+    def test_half_a_record_that_stays_closes_the_log(
+        self, tmp_path: Path, gate: Credentials, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log = AuditLog(tmp_path / "audit.jsonl", GATE, gate)
+        real = os.write
+        monkeypatch.setattr(os, "write", lambda file, data: real(file, data[:20]))
+        self.fail_once(monkeypatch, "ftruncate", lambda: log.record("lost"))
+        monkeypatch.undo()
+        with pytest.raises(AuditError, match="closed"):
+            log.record("x")
+        write(tmp_path / "audit.jsonl", gate, 5)
+        assert verify(tmp_path / "audit.jsonl").torn == 1
+
 
 class TestRotation:
     def test_the_chain_goes_on_across_files(self, tmp_path: Path, gate: Credentials) -> None:
@@ -446,6 +553,42 @@ class TestHeads:
     def test_what_is_no_head_is_refused(self, said: dict) -> None:
         with pytest.raises(AuditError):
             Head.from_dict(said)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"certificate": "\ud800"},
+        {"signature": "é"},
+        {"certificate": "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n"},
+        {"seq": True},
+        {"digest": None},
+    ],
+)
+def test_a_head_that_is_odd_is_named_by_its_record(tmp_path: Path, gate: Credentials, change: dict) -> None:
+    """Whoever forges a log does not make the auditor crash."""
+    path = tmp_path / "audit.jsonl"
+    heads = write(path, gate, 5)
+    made, link = [], chain.START
+    for line in sealed(path):
+        said = {key: value for key, value in json.loads(line).items() if key not in ("seq", "prev")}
+        if said["action"] == "head":
+            said["head"] = {**said["head"], **change}
+        line, link = chain.forge(link, said)
+        made.append(line)
+    path.write_bytes(b"\n".join(made) + b"\n")
+    verdict = verify(path, trust=gate.trust)
+    assert (verdict.ok, f"the head at record {len(made) - 1} is wrong" in verdict.why) == (False, True)
+    with pytest.raises((AuditError, IdentityError)):
+        Head.from_dict({**heads[-1].as_dict(), **change}).check(gate.trust)
+
+
+@pytest.mark.parametrize("said", [{"site": "\ud800"}, {"site": 7}, {"site": "nebula://mt"}, {"run": "é\ud800"}])
+def test_a_log_that_does_not_say_whose_it_is(tmp_path: Path, said: dict) -> None:
+    first = {"action": "genesis", "site": GATE.uri, "run": RUN, **said}
+    (tmp_path / "audit.jsonl").write_bytes(chain.forge(chain.START, first)[0] + b"\n")
+    verdict = verify(tmp_path / "audit.jsonl")
+    assert (verdict.bad, "first record" in verdict.why, verdict.why.isascii()) == (0, True, True)
 
 
 def test_a_verdict_of_nothing_is_not_ok(tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ def test_why_a_line_does_not_follow_is_said() -> None:
         (first, link, "number 0"),
         (second.replace(b'"b"', b'"c"'), Link(0, "0" * 64), "does not follow"),
         (b"torn", link, "no record"),
+        (canonical({"seq": True, "prev": link.digest}), link, "number True"),
     ]:
         with pytest.raises(BrokenError, match=why):
             follow(line, before)

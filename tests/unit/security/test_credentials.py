@@ -3,12 +3,15 @@
 import logging
 import os
 import shutil
+from base64 import b64encode
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from tests.unit.security.made import DAY, GPU, NPU, Home, self_signed
+from whale_nebula.config.schema import Security
 from whale_nebula.errors import (
     CredentialsError,
     ExpiredError,
@@ -18,7 +21,7 @@ from whale_nebula.errors import (
     WrongAuthorityError,
     WrongNameError,
 )
-from whale_nebula.security import Credentials, CurrentCredentials, Files, Prover, denied, issue, making
+from whale_nebula.security import Credentials, CurrentCredentials, Files, Prover, issue, making, reading
 
 
 @pytest.fixture
@@ -26,18 +29,16 @@ def home(tmp_path: Path) -> Home:
     return Home.at(tmp_path / "certs")
 
 
-def test_who_starts_without_a_deny_list_is_warned(home: Home, caplog: pytest.LogCaptureFixture) -> None:
-    """It was lost, perhaps, and with it what was revoked."""
+def test_nobody_starts_without_a_deny_list(home: Home) -> None:
+    """It was lost, perhaps, and with it what was revoked; where the config says that there is none, there is none."""
     paths = home.files(GPU)
-    revoked = home.folder / "revoked.json"
-    revoked.unlink(missing_ok=True)
-    current = CurrentCredentials(Credentials.of(paths._replace(revoked=revoked)))
-    [said] = caplog.messages
-    assert f"there is no deny list at {revoked}: nobody is denied" in said
-    denied.save(revoked, "mt", {})
-    CurrentCredentials(Credentials.of(paths._replace(revoked=revoked)))
-    CurrentCredentials(Credentials.of(paths._replace(revoked=None)))
-    assert caplog.messages == [said] and current().identity == GPU
+    (home.folder / "revoked.json").unlink()
+    with pytest.raises(CredentialsError, match="there is no deny list"):
+        Credentials.of(paths)
+    none = Files.of(Security(ca=str(paths.ca), cert=str(paths.cert), key=str(paths.key), revoked="none"), GPU)
+    assert Credentials.of(none).identity == GPU
+    home.files(NPU)  # makes an empty one
+    assert Credentials.of(paths).trust.denied.number == 1
 
 
 class TestLoading:
@@ -104,7 +105,6 @@ class TestLoading:
         assert str(path) in told.value.where
 
     def test_a_key_of_another_kind(self, home: Home) -> None:
-        from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
 
         paths = home.files(GPU)
@@ -140,6 +140,7 @@ class TestRenewal:
             first.files.cert.unlink()
             assert current() is first
         assert len(caplog.records) == 3
+        issue.revoke(home.folder, home.authority, [first.serial], "")
         issue.issue(home.folder, home.authority, [GPU])  # a new key, too
         assert current().serial != first.serial
         assert current().key_pem != first.key_pem
@@ -176,6 +177,52 @@ class TestRenewal:
             other.verify(prover.certificate, prover.sign(transcript), transcript, "gpu/0")
             serials.add(current().serial)
         assert len(serials) == 20
+
+
+class TestEndsThatAreNear:
+    """Who runs on is told days before, once a day, with the command that renews it."""
+
+    def warnings_on(
+        self,
+        days: float,
+        current: CurrentCredentials,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> list[str]:
+        caplog.clear()
+        monkeypatch.setattr(making, "now", lambda: datetime.now(UTC) + days * DAY)
+        monkeypatch.setattr(current, "_warn_again", 0.0)
+        with caplog.at_level(logging.WARNING, "whale_nebula.security"):
+            current(), current()
+        return caplog.messages
+
+    def test_of_a_certificate(
+        self, home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        current = CurrentCredentials(home.credentials(GPU))
+        found = [self.warnings_on(days, current, monkeypatch, caplog) for days in (0, 5, 5.5, 5.6, 6.1, 6.2, 7.5)]
+        assert [len(each) for each in found] == [0, 0, 1, 0, 1, 0, 1]
+        assert "the certificate of gpu/0 ends at" in found[2][0] and "in 36 hours" in found[2][0]
+        assert "whale-nebula certs renew --cluster gpu, and copy its .pem here; the run goes on" in found[2][0]
+        monkeypatch.undo()
+        issue.renew(home.folder, home.authority, [GPU], 14)
+        assert self.warnings_on(6.3, current, monkeypatch, caplog) == []
+
+    def test_of_the_authority(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        home = Home.at(tmp_path / "certs", days=30)
+        current = CurrentCredentials(Credentials.of(home.files(GPU, days=29)))
+        assert self.warnings_on(20, current, monkeypatch, caplog) == []
+        found = self.warnings_on(24, current, monkeypatch, caplog)
+        assert ["the certificate" in each for each in found] == [True, False]
+        assert "the authority of gpu/0 ends at" in found[1] and "whale-nebula certs renew --ca" in found[1]
+        monkeypatch.undo()
+        renewed = issue.renew_authority(home.folder)
+        with open(home.folder / "ca.pem", "ab") as file:  # both are trusted: the later one counts
+            file.write(making.certificate_bytes(home.authority.certificate))
+        assert current().trust.authorities[0] == renewed.certificate
+        assert all("authority" not in each for each in self.warnings_on(25, current, monkeypatch, caplog))
 
 
 class TestProof:
@@ -215,15 +262,27 @@ class TestProof:
         with pytest.raises(RevokedError):
             npu.verify(gpu.certificate, gpu.sign(b"said"), b"said", "gpu/0")
 
-    def test_what_is_no_certificate_proves_nothing(self, both: tuple[Prover, Prover]) -> None:
-        with pytest.raises(CredentialsError):
-            both[0].verify("nonsense", b"", b"", "npu/0")
+    @pytest.mark.parametrize("odd", ["nonsense", "é", "\ud800", "version", "key", "name", "two"])
+    def test_what_is_no_certificate_proves_nothing(self, both: tuple[Prover, Prover], odd: str) -> None:
+        """Whatever its parser raises, and whenever."""
+        pem = both[1].certificate
+        der = reading.certificate(pem, "").public_bytes(serialization.Encoding.DER)
+        changed = {
+            "version": der.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x3c"),
+            "key": der.replace(b"\x03\x42\x00\x04", b"\x03\x42\x00\x07"),  # a point that is none
+            "name": der.replace(b"\x0c\x05npu/0", b"\x0c\x05np\xff/0"),
+        }.get(odd)
+        if changed is not None:
+            assert changed != der
+            odd = f"-----BEGIN CERTIFICATE-----\n{b64encode(changed).decode()}\n-----END CERTIFICATE-----\n"
+        with pytest.raises(IdentityError):
+            both[0].verify(pem[:-60] if odd == "two" else odd, b"", b"", "npu/0")
 
 
 def test_files_may_be_links_as_kubernetes_makes_them(home: Home, tmp_path: Path) -> None:
     paths = home.files(GPU)
     mounted = tmp_path / "mounted"
     mounted.mkdir()
-    for path in (paths.ca, paths.cert, paths.key):
+    for path in filter(None, paths):
         os.symlink(path, mounted / path.name)
     assert Credentials.of(Files.under(mounted, GPU)).identity == GPU

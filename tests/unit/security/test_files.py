@@ -92,6 +92,12 @@ def test_a_config_may_name_them(tmp_path: Path) -> None:
     )
 
 
+def test_a_config_may_name_the_deny_list_or_say_that_there_is_none(tmp_path: Path) -> None:
+    assert Files.of(Security(revoked="lists/{cluster}.json"), GPU, tmp_path).revoked == tmp_path / "lists/gpu.json"
+    found = Files.of(Security(revoked="none"), GPU, tmp_path)
+    assert (found.revoked, Files.from_dict(found.as_dict()).revoked) == (None, None)
+
+
 def test_files_are_handed_on_as_text(tmp_path: Path) -> None:
     found = Files.under(tmp_path, GPU)
     assert Files.from_dict(found.as_dict()) == found

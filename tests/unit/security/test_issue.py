@@ -1,5 +1,6 @@
 """An authority and what it issues: nothing is lost on bad input, and nobody gets a second key."""
 
+import json
 import os
 import shutil
 import stat
@@ -18,6 +19,10 @@ from whale_nebula.security.authority import Authority
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return Home.at(tmp_path / "certs", at=making.now() - 10 * DAY)
+
+
+def deny_list(home: Home) -> denied.SignedList:
+    return denied.load(home.folder / "revoked.json", [home.authority.certificate])
 
 
 def everything(folder: Path) -> dict[str, bytes]:
@@ -39,8 +44,14 @@ class TestAnAuthority:
             Home.at(home.folder)
         assert everything(home.folder) == before
 
-    def test_one_whose_making_was_cut_short_may_be_made_again(self, home: Home) -> None:
+    def test_a_key_whose_certificate_is_missing_is_not_written_over(self, home: Home) -> None:
         (home.folder / "ca.pem").unlink()
+        before = everything(home.folder)
+        with pytest.raises(CredentialsError, match="an authority's key here already") as told:
+            Home.at(home.folder)
+        assert everything(home.folder) == before
+        assert f"rm {home.folder / 'ca.key'}" in told.value.mend
+        (home.folder / "ca.key").unlink()
         assert authority.load(Home.at(home.folder).folder).run == RUN
 
     def test_a_folder_that_others_can_enter_is_refused(self, tmp_path: Path) -> None:
@@ -112,11 +123,11 @@ class TestAnAuthority:
 
 
 class TestIssuing:
-    def test_three_files_are_enough_on_another_host(self, home: Home, tmp_path: Path) -> None:
+    def test_four_files_are_enough_on_another_host(self, home: Home, tmp_path: Path) -> None:
         paths = home.files(GPU)
         there = tmp_path / "there"
         there.mkdir()
-        for path in paths[:3]:
+        for path in filter(None, paths):
             shutil.copy2(path, there)
         found = Credentials.of(Files.under(there, GPU))
         assert (found.identity, found.trust.check(home.certificate(NPU)).identity) == (GPU, NPU)
@@ -127,6 +138,15 @@ class TestIssuing:
         with pytest.raises(CredentialsError, match="has a certificate already"):
             issue.issue(home.folder, home.authority, [NPU, GPU])
         assert everything(home.folder) == before  # npu/0 did not get one either
+
+    def test_a_second_key_is_refused_though_the_files_were_moved(self, home: Home, tmp_path: Path) -> None:
+        """As they should be, to their host."""
+        for path in home.files(GPU)[1:3]:
+            shutil.move(path, tmp_path)
+        with pytest.raises(CredentialsError, match="has a certificate already") as told:
+            home.files(GPU)
+        assert "certs renew --cluster gpu" in told.value.mend and "certs revoke --cluster gpu" in told.value.mend
+        assert list(home.folder.glob("gpu-*")) == []
 
     def test_after_its_end_or_a_revocation_a_new_key_is_made(self, home: Home) -> None:
         now = making.now()
@@ -174,6 +194,15 @@ class TestRenewing:
         issue.renew(home.folder, home.authority, [GPU])
         assert Credentials.of(paths).identity == GPU
 
+    def test_one_that_was_moved_to_its_host_can_be_renewed(self, home: Home, tmp_path: Path) -> None:
+        paths = home.files(GPU)
+        for path in paths[1:3]:
+            shutil.move(path, tmp_path)
+        renewed = issue.renew(home.folder, home.authority, [GPU])[0]
+        shutil.copy(paths.cert, tmp_path)
+        there = Credentials.load(paths.ca, tmp_path / paths.cert.name, tmp_path / paths.key.name, paths.revoked)
+        assert there.serial == renewed.peer.serial
+
     def test_one_that_was_revoked_cannot(self, home: Home) -> None:
         paths = home.files(GPU)
         issue.revoke(home.folder, home.authority, [Credentials.of(paths).serial], "")
@@ -207,7 +236,18 @@ class TestRevoking:
         serial = home.credentials(GPU).serial
         assert len(issue.revoke(home.folder, home.authority, [serial], "a")) == 1
         assert issue.revoke(home.folder, home.authority, [serial], "b") == []
-        assert denied.load(home.folder / "revoked.json")[serial].why == "a"
+        found = deny_list(home)
+        assert (found.revoked[serial].why, found.number) == ("a", 2)
+
+    def test_all_certificates_of_a_key_are_revoked_with_one(self, home: Home) -> None:
+        """Who has the key can show any of them."""
+        first, other = home.credentials(GPU), home.credentials(NPU)
+        second = issue.renew(home.folder, home.authority, [GPU])[0].peer
+        new = issue.revoke(home.folder, home.authority, [second.serial], "")
+        assert {each.serial for each in new} == {first.serial, second.serial}
+        with pytest.raises(RevokedError):
+            other.trust.check(first.cert_pem)
+        other.check_now()
 
     def test_what_nobody_has_is_refused(self, home: Home) -> None:
         with pytest.raises(CredentialsError, match="no certificate has the serial"):
@@ -224,7 +264,35 @@ class TestRevoking:
             each.start()
         for each in threads:
             each.join(20)
-        assert set(denied.load(home.folder / "revoked.json")) == set(serials)
+        found = deny_list(home)
+        assert (set(found.revoked), found.number) == (set(serials), 7)
+
+    def test_a_list_that_was_lost_does_not_begin_again(self, home: Home) -> None:
+        """Every host has seen a higher number by then, and would refuse it."""
+        issue.revoke(home.folder, home.authority, [home.credentials(GPU).serial], "")
+        home.credentials(NPU)  # a process reads it
+        (home.folder / "revoked.json").unlink()
+        home.files(GATE)
+        assert deny_list(home) == denied.SignedList(3, deny_list(home).signer, {})
+
+    def test_a_list_of_an_older_version_is_signed_anew(self, home: Home) -> None:
+        paths = home.files(GPU)
+        entry = {"who": GPU.uri, "when": "2026-11-21T22:00:00Z", "why": "sold"}
+        old = {"format": "whale_nebula revoked 1", "run": RUN, "revoked": {Credentials.of(paths).serial: entry}}
+        (home.folder / "revoked.json").write_text(json.dumps(old))
+        for act in (lambda: Credentials.of(paths), lambda: home.files(NPU)):
+            with pytest.raises(CredentialsError, match="renew --revoked"):
+                act()
+        assert issue.renew_deny_list(home.folder, home.authority).number == 1
+        with pytest.raises(RevokedError, match="sold"):
+            Credentials.of(paths)
+        assert issue.renew_deny_list(home.folder, home.authority).number == 2
+        assert len(deny_list(home).revoked) == 1
+
+    def test_a_forged_list_is_not_signed_anew(self, home: Home) -> None:
+        denied.save(home.folder / "revoked.json", RUN, making.new_key(), 9, {})
+        with pytest.raises(CredentialsError, match="not signed by the run's authority"):
+            issue.renew_deny_list(home.folder, home.authority)
 
 
 class TestForOneMachine:

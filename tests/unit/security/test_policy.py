@@ -24,8 +24,6 @@ YES = {
     ("operator", Call.HEALTH, "worker"): "any",
     ("operator", Call.HEALTH, "gateway"): "any",
     ("operator", Call.HEALTH, "operator"): "any",
-    ("operator", Call.AUDIT_HEADS, "gateway"): "any",
-    ("operator", Call.OPERATE, "gateway"): "own",
 }
 MATRIX = list(itertools.product(ROLES, Call, ROLES, ("own", "other")))
 

@@ -1,5 +1,6 @@
 """Whom a process trusts: each rule refuses what it is for, with an error of its own."""
 
+import json
 import logging
 import os
 from pathlib import Path
@@ -177,65 +178,166 @@ def test_a_new_authority_is_trusted_beside_the_old_one() -> None:
 
 
 class TestTheDenyList:
-    """A file that every process reads again when it changes."""
+    """A file that the authority signs and numbers, and that every process reads again when it changes."""
 
-    def put(self, path: Path, *shown: x509.Certificate) -> None:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        return tmp_path / "revoked.json"
+
+    def put(self, path: Path, number: int, *shown: x509.Certificate, by: Authority = HOME) -> None:
         entries = [Revocation(reading.serial(each), GPU.uri, "2026-11-21T22:00:00Z", "stolen") for each in shown]
-        denied.save(path, RUN, {each.serial: each for each in entries})
+        denied.save(path, by.run, by.key, number, {each.serial: each for each in entries})
 
-    def test_a_revoked_certificate_is_refused_though_all_else_is_right(self, tmp_path: Path) -> None:
+    def held(self, path: Path) -> DenyList:
+        return DenyList(path, TRUST.authorities)
+
+    def denies(self, found: DenyList, shown: x509.Certificate) -> bool:
+        return found.find(reading.serial(shown), TRUST.authorities) is not None
+
+    def test_a_revoked_certificate_is_refused_though_all_else_is_right(self, path: Path) -> None:
         shown, other = signed(), signed()
-        self.put(tmp_path / "revoked.json", shown)
-        trust = Trust([HOME.certificate], DenyList(tmp_path / "revoked.json"))
+        self.put(path, 1, shown)
+        trust = Trust([HOME.certificate], self.held(path))
         with pytest.raises(RevokedError, match="stolen"):
             trust.check(shown)
         assert trust.check(other).identity == GPU
 
-    def test_it_is_read_again_on_a_live_channel(self, tmp_path: Path) -> None:
-        path, shown = tmp_path / "revoked.json", signed()
-        trust = Trust([HOME.certificate], DenyList(path))
+    def test_it_is_read_again_on_a_live_channel(self, path: Path) -> None:
+        shown = signed()
+        self.put(path, 1)
+        trust = Trust([HOME.certificate], self.held(path))
         peer = trust.check(shown)
         check_live(trust, peer)
-        self.put(path, shown)
+        self.put(path, 2, shown)
         with pytest.raises(RevokedError):
             check_live(trust, peer)
         with pytest.raises(ExpiredError):
             check_live(trust, peer, making.now() + 8 * DAY)
+        assert trust.denied.number == 2
 
-    @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"format": "x", "revoked": {}}', b'{"revoked": 3}'])
-    def test_one_that_does_not_read_is_refused_at_the_start(self, tmp_path: Path, text: bytes) -> None:
-        path = tmp_path / "revoked.json"
+    @pytest.mark.parametrize(
+        "text", [b"", b"{", b"[]", b'{"format": "x", "revoked": {}}', b'{"revoked": 3}', b"[" * 9999]
+    )
+    def test_one_that_does_not_read_is_refused_at_the_start(self, path: Path, text: bytes) -> None:
         path.write_bytes(text)
         with pytest.raises(CredentialsError, match="deny list"):
-            DenyList(path)
+            self.held(path)
 
-    @pytest.mark.parametrize("how", ["spoilt", "deleted"])
-    def test_later_it_takes_nothing_back(self, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
-        path, shown = tmp_path / "revoked.json", signed()
-        self.put(path, shown)
-        found = DenyList(path)
-        path.write_text("{") if how == "spoilt" else path.unlink()
+    def test_one_that_is_missing_is_refused_at_the_start(self, path: Path) -> None:
+        with pytest.raises(CredentialsError, match="there is no deny list") as told:
+            self.held(path)
+        assert "revoked: none" in told.value.mend
+
+    def test_one_of_an_older_version_has_no_signature(self, path: Path) -> None:
+        path.write_text('{"format": "whale_nebula revoked 1", "run": "mt", "revoked": {}}')
+        with pytest.raises(CredentialsError, match="is not signed") as told:
+            self.held(path)
+        assert "whale-nebula certs renew --revoked" in told.value.mend
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"revoked": {}},
+            {"number": 8},
+            {"number": True},
+            {"number": 0},
+            {"run": "other"},
+            {"signature": None},
+            {"signature": "é"},
+            {"signature": "MAA="},
+            {"more": 1},
+            {"revoked": {"../x": {"who": "", "when": "", "why": ""}}},
+        ],
+    )
+    def test_one_that_somebody_changed_is_refused(self, path: Path, change: dict) -> None:
+        self.put(path, 7, signed())
+        self.held(path)
+        path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}))
+        with pytest.raises(CredentialsError, match="deny list"):
+            self.held(path)
+
+    def test_one_that_somebody_else_signed_is_refused(self, path: Path) -> None:
+        for other in (Authority.fresh(RUN, {}), Authority.fresh("other", {})):
+            self.put(path, 9, by=other)
+            with pytest.raises(CredentialsError, match="not signed by the run's authority"):
+                self.held(path)
+
+    @pytest.mark.parametrize("how", ["spoilt", "deleted", "older", "forged", "unsigned"])
+    def test_later_it_takes_nothing_back(self, path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+        shown = signed()
+        self.put(path, 2, shown)
+        found = self.held(path)
+        match how:
+            case "spoilt":
+                path.write_text("{")
+            case "deleted":
+                path.unlink()
+            case "older":
+                self.put(path, 1)
+            case "forged":
+                self.put(path, 3, by=Authority.fresh(RUN, {}))
+            case "unsigned":
+                path.write_text('{"format": "whale_nebula revoked 1", "run": "mt", "revoked": {}}')
         with caplog.at_level(logging.WARNING, "whale_nebula.security"):
-            assert [found.find(reading.serial(shown)) is not None for _ in range(3)] == [True] * 3
+            assert [self.denies(found, shown) for _ in range(3)] == [True] * 3
         assert len(caplog.records) == 1
 
-    def test_what_is_taken_off_is_off(self, tmp_path: Path) -> None:
-        path, shown = tmp_path / "revoked.json", signed()
-        self.put(path, shown)
-        found = DenyList(path)
-        assert found.find(reading.serial(shown)) is not None
-        self.put(path)
-        assert found.find(reading.serial(shown)) is None
+    def test_an_older_copy_is_refused_after_a_restart_too(self, path: Path) -> None:
+        self.put(path, 1)
+        old = path.read_bytes()
+        self.put(path, 2, signed())
+        self.held(path)
+        path.write_bytes(old)
+        with pytest.raises(CredentialsError, match="an older one") as told:
+            self.held(path)
+        assert "number is 1, and this host has had number 2" in told.value.why
 
-    def test_asking_reads_the_file_only_when_it_changed(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        path = tmp_path / "revoked.json"
-        self.put(path)
-        found = DenyList(path)
+    def test_where_nothing_may_be_written_the_process_remembers_alone(self, tmp_path: Path) -> None:
+        """As in a secret that Kubernetes mounts."""
+        path = tmp_path / "mounted" / "revoked.json"
+        path.parent.mkdir()
+        self.put(path, 2, shown := signed())
+        denied._record(path).mkdir()  # root may write everywhere, but not into a folder as if it were a file
+        found = self.held(path)
+        self.put(path, 1)
+        assert self.denies(found, shown)
+        assert self.held(path).number == 1
+
+    def test_what_the_authority_takes_off_is_off(self, path: Path) -> None:
+        shown = signed()
+        self.put(path, 1, shown)
+        found = self.held(path)
+        assert self.denies(found, shown)
+        self.put(path, 2)
+        assert not self.denies(found, shown)
+
+    def test_a_renewed_authority_has_the_same_key_and_its_lists_stay_good(self, path: Path) -> None:
+        moment = making.now()
+        renewed = making.authority_certificate(RUN, HOME.key, moment + 90 * DAY, moment)
+        self.put(path, 1, shown := signed())
+        assert DenyList(path, [renewed]).find(reading.serial(shown), [renewed]) is not None
+
+    def test_a_list_of_a_new_authority_is_taken_once_that_is_trusted(
+        self, path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        new, shown, serial = Authority.fresh(RUN, {}), signed(), ""
+        self.put(path, 5, shown)
+        found, serial = self.held(path), reading.serial(theirs := signed(new))
+        self.put(path, 1, theirs, by=new)
+        assert found.find(serial, TRUST.authorities) is None
+        both = [HOME.certificate, new.certificate]
+        assert found.find(serial, both) is not None
+        assert found.find(reading.serial(shown), both) is not None  # that list is still the newest of its authority
+        assert len(caplog.records) == 1
+
+    def test_asking_reads_the_file_only_when_it_changed(self, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        self.put(path, 1)
+        found = self.held(path)
         before = os.stat(path)
         path.write_text("{" + " " * (before.st_size - 1))
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         with caplog.at_level(logging.WARNING, "whale_nebula.security"):
-            assert found.find("00") is None
+            assert found.find("00", TRUST.authorities) is None
         assert caplog.records == []  # the same size, time and place: had it been read, it would not have read
 
 

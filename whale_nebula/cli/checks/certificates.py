@@ -80,11 +80,12 @@ def _authority(credentials: Credentials, at: datetime) -> Iterator[Check]:
 
 
 def _deny_list(credentials: Credentials) -> Iterator[Check]:
-    """A list that is not there denies nobody, though it be longer elsewhere."""
-    if credentials.trust.denied.missing:
-        why = f"{credentials.files.revoked}: nobody is denied here, not even who was revoked"
-        mend = "copy revoked.json from where certificates are issued"
-        yield Check("deny list", "warning", "it is not here", why, mend)
+    """Its number, which is the same on all hosts that have the newest."""
+    if credentials.files.revoked is None:
+        why = "security: {revoked: none}: nobody is denied here, not even who was revoked"
+        yield Check("deny list", "note", "there is none", why, "leave it out, once each host has revoked.json")
+    else:
+        yield Check("deny list", "ok", f"number {credentials.trust.denied.number}", str(credentials.files.revoked))
 
 
 def days(left: timedelta) -> str:

@@ -1,0 +1,310 @@
+"""Hostile certificates, heads, deny lists and audit logs for as long as you like.
+
+`python -m tests.fuzz.credentials certificates|heads|lists|logs --mutations 50000 [--seed 1]`. Every mutation must be
+taken, or refused with a `NebulaError`; a failure prints its seed and the traceback, and exits with 1.
+"""
+
+import argparse
+import base64
+import ipaddress
+import json
+import logging
+import random
+import sys
+import tempfile
+import time
+import traceback
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.x509.oid import NameOID
+
+from tests.unit.security.made import GATE, GPU, Home, self_signed
+from whale_nebula.cli import audit as audit_command
+from whale_nebula.errors import NebulaError
+from whale_nebula.security import Prover, Trust, chain, denied, issue, making, reading
+from whale_nebula.security.audit import AuditLog
+from whale_nebula.security.heads import Head, read_heads
+from whale_nebula.security.trust import check_live
+from whale_nebula.security.verdict import verify
+
+Draw = random.Random
+ODD: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 2**64, 10**400, 1.5, "", "é", "\ud800", "\n\x1b[2J", "a" * 70, "nebula://mt"),
+    *([], {}, [[]], {"a": 1}, "-----BEGIN CERTIFICATE-----", "0" * 64, "0" * 40),
+)
+
+
+def garbled(draw: Draw, data: bytes) -> bytes:
+    """Bytes with one to four of them flipped, replaced, left out or doubled."""
+    found = bytearray(data)
+    kinds = 2 if draw.random() < 0.7 else 4  # a certificate whose length has changed is soon refused
+    for _ in range(draw.randint(1, 4)):
+        place = draw.randrange(len(found) + 1)
+        match draw.randrange(kinds):
+            case 0 if place < len(found):
+                found[place] ^= 1 << draw.randrange(8)
+            case 1 if place < len(found):
+                found[place] = draw.choice((0, 1, 2, 6, 12, 22, 48, 60, 127, 128, 255))
+            case 2:
+                del found[place : place + draw.randrange(6)]
+            case _:
+                found[place:place] = draw.choice((draw.randbytes(draw.randrange(6)), bytes(found[place : place + 9])))
+    return bytes(found)
+
+
+def altered(draw: Draw, said: Any) -> Any:
+    """A JSON value in which some part is another one, is missing, or is added."""
+    if isinstance(said, dict) and said and draw.random() < 0.9:
+        key = draw.choice(list(said))
+        rest = {each: value for each, value in said.items() if each != key}
+        match draw.randrange(10):
+            case 0:
+                return rest
+            case 1:
+                return {**said, str(draw.choice(ODD))[:20]: draw.choice(ODD)}
+            case _:
+                return {**said, key: altered(draw, said[key])}
+    if isinstance(said, str) and said and draw.random() < 0.5:
+        return garbled(draw, said.encode("utf-8", "surrogatepass")).decode("latin-1")
+    return draw.choice(ODD)
+
+
+# ---------------------------------------------------------------------- certificates
+def pem_of(der: bytes) -> str:
+    text = base64.encodebytes(der).decode()
+    return f"-----BEGIN CERTIFICATE-----\n{text}-----END CERTIFICATE-----\n"
+
+
+def of_other_kinds() -> list[x509.Certificate]:
+    """Certificates as others make them: other keys, other names, other extensions."""
+    name = x509.Name(
+        [
+            x509.NameAttribute(NameOID.COMMON_NAME, "é, or not"),
+            x509.NameAttribute(NameOID.COUNTRY_NAME, "NL"),
+            x509.NameAttribute(NameOID.EMAIL_ADDRESS, "a@b.example"),
+        ]
+    )
+    odd_names = [
+        x509.IPAddress(ipaddress.ip_address("::1")),
+        x509.RegisteredID(NameOID.COMMON_NAME),
+        x509.DirectoryName(name),
+        x509.OtherName(NameOID.COMMON_NAME, b"\x05\x00"),
+        x509.UniformResourceIdentifier(GPU.uri),
+    ]
+    keys = (
+        ed25519.Ed25519PrivateKey.generate(),
+        rsa.generate_private_key(65537, 2048),
+        ec.generate_private_key(ec.SECP384R1()),
+    )
+    now = making.now()
+    return [
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now)
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName(odd_names), critical=True)
+        .add_extension(x509.NameConstraints([x509.DNSName("a.example")], None), critical=True)
+        .sign(key, None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256())
+        for key in keys
+    ]
+
+
+class Certificates:
+    """A certificate that a peer shows, in HELLO or in TLS."""
+
+    def __init__(self, folder: Path) -> None:
+        home = Home.at(folder / "certs")
+        ours = home.credentials(GATE)
+        alone = self_signed(folder / "alone", GPU).cert.read_bytes()
+        found = [home.certificate(), home.authority.certificate, x509.load_pem_x509_certificate(alone)]
+        self.good = [each.public_bytes(serialization.Encoding.DER) for each in (*found, *of_other_kinds())]
+        self.trust, self.prover = ours.trust, Prover(ours)
+
+    def attack(self, draw: Draw) -> None:
+        der = draw.choice(self.good)
+        text = pem_of(garbled(draw, der))
+        if draw.random() < 0.2:
+            text = garbled(draw, pem_of(der).encode()).decode(draw.choice(("latin-1", "utf-8")), "surrogateescape")
+        for look in (self._trusted, self._proved, self._read, self._named):
+            try:
+                look(text)
+            except NebulaError as error:
+                str(error).encode("utf-8")
+
+    def _trusted(self, text: str) -> None:
+        check_live(self.trust, self.trust.check(text))
+
+    def _proved(self, text: str) -> None:
+        self.prover.verify(text, b"0" * 70, b"said", GPU.worker)
+
+    def _read(self, text: str) -> None:
+        found = reading.certificate(text, "a peer")
+        reading.authority_run(found), reading.alternative_names(found, x509.DNSName), reading.public_key_digest(found)
+        reading.signed_by(found, found), self.trust.check(found)
+
+    def _named(self, text: str) -> None:
+        reading.peer(reading.certificate(text, "a peer"))
+
+
+# ---------------------------------------------------------------------- heads and logs
+class Heads:
+    """The head of an audit log, as a peer sends it, and as a file keeps it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.gate = Home.at(folder / "certs").credentials(GATE)
+        self.file = folder / "heads.jsonl"
+        self.head = Head.sign(self.gate, 7, "0" * 64).as_dict()
+
+    def attack(self, draw: Draw) -> None:
+        said = altered(draw, self.head)
+        if draw.random() < 0.3:
+            said = {**self.head, "certificate": pem_of(garbled(draw, reading_der(self.head["certificate"])))}
+        try:
+            head = Head.from_dict(said if isinstance(said, dict) else {})
+            head.check(), head.check(self.gate.trust)
+        except NebulaError as error:
+            str(error).encode("utf-8")
+        line = json.dumps(said).encode()
+        self.file.write_bytes(garbled(draw, line) if draw.random() < 0.5 else line)
+        try:
+            list(read_heads(self.file))
+        except NebulaError as error:
+            str(error).encode("utf-8")
+
+
+def reading_der(pem: str) -> bytes:
+    return base64.b64decode("".join(pem.splitlines()[1:-1]))
+
+
+class DenyLists:
+    """A deny list that somebody changed, and one that the authority signed with odd values in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = Home.at(folder / "certs")
+        self.ours = self.home.credentials(GATE)
+        self.path = self.home.folder / "revoked.json"
+        issue.revoke(self.home.folder, self.home.authority, [self.ours.serial], "sold")
+        self.good = self.path.read_bytes()
+        self.authorities = [self.home.authority.certificate]
+        denied._record(self.path).mkdir()  # no number is remembered
+        self.used = denied.DenyList(self.path, self.authorities)
+
+    def attack(self, draw: Draw) -> None:
+        said = altered(draw, json.loads(self.good)) if draw.random() < 0.8 else json.loads(self.good)
+        if isinstance(said, dict) and draw.random() < 0.5:
+            said.pop("signature", None)
+            message = denied._MEANING + chain.canonical(said)
+            said["signature"] = base64.b64encode(self.home.authority.key.sign(message, reading.SIGNATURE)).decode()
+        data = json.dumps(said).encode()
+        self.path.write_bytes(garbled(draw, data) if draw.random() < 0.5 else data)
+        for look in (denied.is_unsigned, denied.load_unsigned, self._used):
+            try:
+                look(self.path)
+            except NebulaError as error:
+                str(error).encode("utf-8")
+        self.used.find(self.ours.serial, self.authorities)
+
+    def _used(self, path: Path) -> None:
+        denied.DenyList(path, self.authorities)
+
+
+class Logs:
+    """An audit log that somebody changed: bytes of it, or records with all digests made right again."""
+
+    def __init__(self, folder: Path) -> None:
+        gate = Home.at(folder / "certs").credentials(GATE)
+        self.path, self.again = folder / "audit.jsonl", folder / "again.jsonl"
+        self.heads: list[Head] = []
+        log = AuditLog(self.path, GATE, gate, on_head=self.heads.append, head_every=4)
+        for number in range(6):
+            log.record("open", decision="allow", target=f"npu/{number}", durable=False)
+        log.close()
+        self.lines = self.path.read_bytes().splitlines()
+        self.trust: Trust = gate.trust
+
+    def attack(self, draw: Draw) -> None:
+        data = b"\n".join(self._anew(draw) if draw.random() < 0.6 else self.lines) + b"\n"
+        if draw.random() < 0.5:
+            data = garbled(draw, data)
+        self.path.write_bytes(data)
+        heads, trust = draw.choice(([], self.heads)), draw.choice((None, self.trust))
+        try:
+            verdict = verify(self.path, heads, trust)
+            text = audit_command.report_text(verdict, Namespace(heads=heads, ca=trust))
+            text.encode("utf-8"), json.dumps(audit_command.report_document(verdict)).encode()
+        except NebulaError as error:
+            str(error).encode("utf-8")
+        self.again.write_bytes(data)
+        try:
+            AuditLog(self.again, GATE, None).close()
+        except NebulaError as error:
+            str(error).encode("utf-8")
+
+    def _anew(self, draw: Draw) -> list[bytes]:
+        """The lines with one record altered and the chain forged anew."""
+        which, link, made = draw.randrange(len(self.lines)), chain.START, []
+        for number, line in enumerate(self.lines):
+            said = json.loads(line)
+            if number == which:
+                said = altered(draw, said)
+                said = said if isinstance(said, dict) else {"action": said}
+            said = {key: value for key, value in said.items() if key not in ("seq", "prev")}
+            line, link = chain.forge(link, said)
+            made.append(line)
+        return made
+
+
+TARGETS: dict[str, Callable[[Path], Any]] = {
+    "certificates": Certificates,
+    "heads": Heads,
+    "lists": DenyLists,
+    "logs": Logs,
+}
+
+
+def run(target: str, seed: int, mutations: int) -> dict[str, Any]:
+    """So many attacks; the report holds the traceback of the first that failed."""
+    draw, counts, failure = random.Random(seed), Counter[str](), None
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        victim = TARGETS[target](Path(folder))
+        while counts["mutations"] < mutations and failure is None:
+            counts["mutations"] += 1
+            try:
+                victim.attack(draw)
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                failure = traceback.format_exc()
+    return {"target": target, "seed": seed, **counts, "seconds": round(time.monotonic() - began, 1), "failure": failure}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.credentials")
+    parser.add_argument("target", choices=TARGETS)
+    parser.add_argument("--mutations", type=int, default=50_000)
+    parser.add_argument("--seed", type=int, default=None)
+    given = parser.parse_args(arguments)
+    logging.disable(logging.CRITICAL)
+    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(2**32)
+    report = run(given.target, seed, given.mutations)
+    failure = report.pop("failure")
+    print(json.dumps(report))
+    if failure is not None:
+        print(failure, file=sys.stderr)
+    return 0 if failure is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
