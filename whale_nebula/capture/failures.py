@@ -151,8 +151,15 @@ def _refused(raised: Raised, given: Given) -> CaptureError:
         f"the step cannot be traced: {raised.sentence}",
         where=raised.line,
         why=f"it raised a {type(raised.origin).__name__}; the step was given {names or 'no tensors'}",
-        mend=_ARRAYS if several else _CORRECT,
+        mend=_ARRAYS if several else _CORRECT + _not_a_batch(given),
     )
+
+
+def _not_a_batch(given: Given) -> str:
+    """The line for arguments with one axis, which is taken for a batch's: the state of an environment, say."""
+    names = [name for name, spec in given if spec.shape.rank == 1 and spec.shape[0] is None]
+    one_axis = f'whole=({", ".join(repr(name) for name in names)},)'.replace("'", '"')
+    return f"\nor, where an argument with one axis is no batch: @nb.function({one_axis})" if names else ""
 
 
 _PLAIN = frozenset({"ValueError", "TypeError", "AttributeError", "KeyError", "IndexError", "RuntimeError"})

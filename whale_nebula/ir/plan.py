@@ -160,6 +160,7 @@ class Cut:
     whole: Mapping[str, Fragment]
     weight: Mapping[str, Fragment] = field(default_factory=dict)
     forward_written: tuple[str, ...] = ()
+    updates: bool = True
     notes: tuple[str, ...] = ()
     exchange: tuple[Exchange, ...] = ()
     owners: Mapping[Value, tuple[str, ...]] = field(default_factory=dict)

@@ -26,6 +26,7 @@ from whale_nebula.passes.batch import BatchFolds, fold_batch
 from whale_nebula.passes.crossable import check_crossable
 from whale_nebula.passes.cut import Cutter, Draft, Key, finish
 from whale_nebula.passes.draws import check_draws
+from whale_nebula.passes.effects import written
 from whale_nebula.passes.exchange import clusters_apart, exchanges
 from whale_nebula.passes.homes import Homes
 from whale_nebula.passes.lanes import lane_notes
@@ -121,6 +122,7 @@ class _Builder:
             forward_written=tuple(
                 sorted(variables[op].path for op in self.parts.forward_written if op in variables)
             ),
+            updates=any(written(self.program.graph.ops[op], self.program.graph) for op in self.parts.effects),
             notes=(*self.folds.notes, *([str(self.program.apart)] if self.program.apart else ())),
             owners={value: tuple(names[w] for w in sorted(owned)) for value, owned in self.cutter.owned.items()},
             orders=orders(self.program),

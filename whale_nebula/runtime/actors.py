@@ -107,7 +107,8 @@ class ActorStep:
                 if worker.asserts(phase):
                     with guard.once(ASSERTION, phase.index), once.computing("update", phase=phase.index):
                         worker.check(phase, list(runs.values()))
-                guard.begun |= not out
+                if not out:
+                    guard.begin()
                 failpoint("update.begun")
                 with guard.once("update", phase.index), once.computing("update", phase=phase.index):
                     self._whole(guard.without_trace(partial(worker.update, phase, list(runs.values())), out))

@@ -234,7 +234,10 @@ class DistributedStep:
 
     def _results(self, batch: Batch, clocks: Clocks, agreed: Agreed) -> list[Any]:
         whereabouts = self.compiled.whereabouts
-        guard = Guard(self.variables, self.written_here, alone=False, whereabouts=whereabouts, own=self.held_here)
+        guard = Guard(
+            self.variables, self.written_here, alone=False, whereabouts=whereabouts, own=self.held_here,
+            updates=self.compiled.cut.updates,
+        )  # fmt: skip
         patience = self.session.patience
         self.channels.begin(batch.slices, self.carried.outlook(batch.rows, self.pace))
         post = Post(

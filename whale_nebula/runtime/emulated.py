@@ -64,8 +64,9 @@ class EmulatedStep:
         program = self.compiled.cut.program
         counts = micro_batches(program.leaves, tensors, pieces_here(program))
         batch = cut(program.leaves, tensors, counts)
+        plan = self.compiled.cut
         guard = Guard(
-            self.variables, self.compiled.cut.forward_written, whereabouts=self.compiled.whereabouts
+            self.variables, plan.forward_written, whereabouts=self.compiled.whereabouts, updates=plan.updates
         )
         before, medians = self._totals(), self.measured.medians()
         outlook = self.seen.outlook(batch.rows, medians)

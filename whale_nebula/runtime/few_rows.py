@@ -17,16 +17,20 @@ def tell_if_few(program: Program, name: str, made: int, rows: int) -> None:
 
 
 def _warning(program: Program, name: str, rows: int) -> NebulaWarning:
-    given = any(leaf.batched for leaf in program.leaves)
-    rows = rows if given else 0
+    asked = f"{_who(program)} for {program.pipeline.micro_batch} micro-batches"
+    if not any(leaf.batched for leaf in program.leaves):
+        return NebulaWarning(
+            f"{asked}, and the step has no batch: it runs as one, and its results are right",
+            where=name,
+            why="no argument of the step has rows to cut",
+            mend="give the step its batch as arguments, for batch in dataset: step(*batch), not the iterator; where it "
+            "has none, leave nb.pipeline out",
+        )
     return NebulaWarning(
-        f"{_who(program)} for {program.pipeline.micro_batch} micro-batches, and the first batch has {rows} "
-        f"row{'s' * (rows != 1)}",
+        f"{asked}, and the first batch has {rows} row{'s' * (rows != 1)}",
         where=name,
-        why="a micro-batch has at least one row" if given else "no argument of the step has rows to cut",
-        mend=f"{_fewer(program, max(1, rows))}, or a larger batch"
-        if given
-        else "give the step its batch as arguments, for batch in dataset: step(*batch); not the iterator",
+        why="a micro-batch has at least one row",
+        mend=f"{_fewer(program, max(1, rows))}, or a larger batch",
     )
 
 

@@ -17,11 +17,11 @@ from whale_nebula.runtime.whereabouts import Whereabouts
 class Guard:
     """Remembers what the forward of a step may write (it is little: seeds, averages in coupled mode).
 
-    `begun` says that an update has started: from then on nothing can be taken back. `own` names the variables that
-    are here at all; without it they all are.
+    `begun` says that an update has started: from then on nothing can be taken back, unless the program `updates`
+    nothing. `own` names the variables that are here at all; without it they all are.
     """
 
-    begun = False
+    _begun = False
 
     def __init__(
         self,
@@ -30,11 +30,22 @@ class Guard:
         alone: bool = True,
         whereabouts: Whereabouts | None = None,
         own: Collection[str] | None = None,
+        updates: bool = True,
     ) -> None:
+        self._updates = updates
         self._go_on = "go on" if alone else "start all workers again"
         self._whereabouts = whereabouts or Whereabouts()
         self._saved = [(variables[path], variables[path].read_value()) for path in written if path in variables]
         self._own = (variables, own)
+
+    @property
+    def begun(self) -> bool:
+        """Whether an update has started that cannot be taken back."""
+        return self._begun
+
+    def begin(self) -> None:
+        """An update starts."""
+        self._begun = self._updates
 
     def without_trace(self, update: Callable[[], None], out: bool = True) -> Callable[[], None]:
         """An update that is taken back where the step is left `out`, and with it what the forward wrote."""
@@ -76,7 +87,17 @@ class Guard:
         try:
             yield
         except tf.errors.OpError as failure:
-            raise (self.torn(failure) if self.begun else self._failed(what, "", phase, None, failure)) from failure
+            raise self._failed_once(what, phase, failure) from failure
+
+    def failed_update(self, failure: BaseException, phase: int) -> StageFailedError:
+        """The error for a failure after the update has started."""
+        self.begin()
+        return self._failed_once("update" if self.begun else "step", phase, failure)
+
+    def _failed_once(self, what: str, phase: int, failure: BaseException) -> StageFailedError:
+        if self.begun:
+            return self._torn(failure)
+        return self._failed("step" if what == "update" else what, "", phase, None, failure)
 
     def _failed(
         self, what: str, stage: str, phase: int, micro_batch: int | None, failure: BaseException
@@ -96,7 +117,7 @@ class Guard:
             torn=self.begun,
         )
 
-    def torn(self, failure: BaseException) -> StageFailedError:
+    def _torn(self, failure: BaseException) -> StageFailedError:
         """The error for a failure during an update: some variables are new, some old."""
         return StageFailedError(
             "the update failed, and the step is torn: some variables are updated and some are not",

@@ -44,8 +44,9 @@ class LocalStep:
         program = self.compiled.cut.program
         counts = tuple(micro_batches(program.leaves, tensors, pieces_here(program)))
         function = self._function(counts)
+        plan = self.compiled.cut
         guard = Guard(
-            self.variables, self.compiled.cut.forward_written, whereabouts=self.compiled.whereabouts
+            self.variables, plan.forward_written, whereabouts=self.compiled.whereabouts, updates=plan.updates
         )
         start = time.perf_counter()
         try:
@@ -58,7 +59,7 @@ class LocalStep:
             if float(self._begun) == NOT_BEGUN:
                 with guard.undone():
                     self._locate(tensors, counts, guard)
-            raise guard.torn(failure) from failure
+            raise guard.failed_update(failure, 0) from failure
 
     def _function(self, counts: tuple[int, ...]) -> Any:
         """The step for micro-batches of these rows; with one, for any number of them."""

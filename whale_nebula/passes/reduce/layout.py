@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from whale_nebula.passes.reduce.algebra import own_order, packed, structured
 from whale_nebula.passes.reduce.registry import Result, Site, rule
-from whale_nebula.passes.reduce.state import COUNT, ROWS, UNDER, UNKNOWN, WHOLE, Fold
+from whale_nebula.passes.reduce.state import COUNT, ROWS, UNDER, UNKNOWN, WHOLE, Fold, whole
 
 Sizes = tuple[int | None, ...]
 
@@ -67,6 +67,8 @@ def reshape(site: Site) -> Result:
         rank = site.op.outputs[0].rank
         if rank == 1 or (rank == 0 and len(lane) == 1):
             return packed(site, lane) if rank else lane[0]
+    if data.kind == WHOLE and target.kind == WHOLE and data.literal is not None:
+        return whole(*data.literal)  # known numbers stay known, in whatever shape
     if data.kind != ROWS:
         return structured(site, site.folds)
     if site.parts(1) is None and target.kind != WHOLE:

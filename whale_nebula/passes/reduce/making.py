@@ -9,6 +9,7 @@ from whale_nebula.passes.reduce.registry import Result, Site, rule
 from whale_nebula.passes.reduce.state import (
     COUNT,
     COUPLED,
+    FIXED,
     ROWS,
     SHAPE,
     UNKNOWN,
@@ -96,8 +97,7 @@ def broadcast_to(site: Site) -> Result:
     if made.kind == COUPLED or (made.kind == WHOLE and data.kind != ROWS):
         return made if made.kind == COUPLED else structured(site, (data, made))
     if made.kind != ROWS or data.kind not in (ROWS, WHOLE):
-        fixed = "rows are given a fixed shape"
-        return site.coupled(fixed if data.kind == ROWS else f"rows are filled with {data.spoken}")
+        return site.coupled(FIXED if data.kind == ROWS else f"rows are filled with {data.spoken}")
     rank, long = site.rank(0), site.op.outputs[0].rank
     if rank is None or long is None:
         return site.coupled("rows with an unknown number of axes are repeated")

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from whale_nebula.ir.graph import Attribute, Graph, Op
 from whale_nebula.ir.spec import Spec
-from whale_nebula.passes.reduce.state import AFTER, COUPLED, EMPTY, ROWS, WHOLE, Fold, whole
+from whale_nebula.passes.reduce.state import AFTER, COUPLED, EMPTY, NO_RULE, ROWS, WHOLE, Fold, whole
 
 Result = Fold | tuple[Fold, ...]
 
@@ -154,7 +154,7 @@ def _result(site: Site) -> Result:
         return whole()
     if entry is None:
         bad = next((fold for fold in site.folds if fold.kind == COUPLED), None)
-        return bad.bare if bad is not None else site.coupled(f"no rule for op type {site.op.type}")
+        return bad.bare if bad is not None else site.coupled(f"{NO_RULE} {site.op.type}")
     if entry.raw:
         return entry.apply(site)
     for fold in site.folds:

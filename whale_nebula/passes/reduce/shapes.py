@@ -5,6 +5,7 @@ from __future__ import annotations
 from whale_nebula.passes.reduce.algebra import added, matched, mixed, packed
 from whale_nebula.passes.reduce.registry import Result, Site, rule
 from whale_nebula.passes.reduce.state import (
+    BESIDE,
     COUNT,
     COUPLED,
     ROWS,
@@ -86,7 +87,7 @@ def _alike(site: Site, places: range) -> Fold:
     if wrong is not None:
         return wrong
     if any(fold.kind == WHOLE for fold in folds):
-        return site.coupled("rows are put beside a tensor that is no part of the batch")
+        return site.coupled(BESIDE)
     found = folds[0].bare
     for fold in folds[1:]:
         if found.kind != COUPLED:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from whale_nebula.passes.reduce.algebra import packed, structured
 from whale_nebula.passes.reduce.registry import Result, Site, rule
-from whale_nebula.passes.reduce.state import COUNT, ROWS, WHOLE, Fold
+from whale_nebula.passes.reduce.state import COUNT, ROWS, WHOLE, Fold, whole
 
 _GROWS = "rows are cut to a length that grows with the batch"
 _CUT = "the batch axis is sliced: which rows are taken depends on the other rows"
@@ -117,7 +119,7 @@ def plain(site: Site) -> Result:
     if data.kind != ROWS:
         lane, begin, size = site.parts(0), site.known(1), site.known(2)
         if lane is None or begin is None or size is None:
-            return structured(site, site.folds)
+            return _known_part(site) or structured(site, site.folds)
         return packed(site, lane[begin : begin + size if size >= 0 else None])
     if begins is None or sizes is None or any(part.kind not in (WHOLE, COUNT) for part in (*begins, *sizes)):
         return site.coupled("what a slice takes of rows is not known")
@@ -129,6 +131,18 @@ def plain(site: Site) -> Result:
         if all(part.kind == WHOLE for part in others):
             return data.bare
     return site.coupled(_CUT)
+
+
+def _known_part(site: Site) -> Fold | None:
+    """The numbers that a slice takes of a constant with several axes (the paddings of a Pad), where all are known."""
+    shape, begins, sizes = site.spec(0).shape, site.ints(1), site.ints(2)
+    literal = site.folds[0].literal
+    if literal is None or begins is None or sizes is None or shape is None or None in shape:
+        return None
+    numbers = np.reshape(np.asarray(literal), [axis or 0 for axis in shape])
+    ends = [None if size < 0 else begin + size for begin, size in zip(begins, sizes, strict=True)]
+    taken = numbers[tuple(slice(begin, end) for begin, end in zip(begins, ends, strict=True))]
+    return whole(*taken.ravel().tolist())
 
 
 @rule("Split", literal=True)

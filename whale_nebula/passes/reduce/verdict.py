@@ -11,11 +11,14 @@ from whale_nebula.passes.reduce.baked import baked
 from whale_nebula.passes.reduce.making import SAME_SEED
 from whale_nebula.passes.reduce.state import (
     AFTER,
+    BESIDE,
     COUNT,
     COUPLED,
     EMPTY,
+    FIXED,
     INVERSE,
     MEAN,
+    NO_RULE,
     SHAPE,
     SUM,
     WHOLE,
@@ -74,13 +77,27 @@ def verdict(
     layer = origin.said if isinstance(origin, Origin) else ""
     named = "" if op is None else f"{op.name} ({op.type})"
     return BatchCoupledError(
-        f"micro-batches would change {what}: {_said(fold, layer)}",
+        _headline(fold, layer, what),
         op=named,
         line=str(origin),
         where=str(origin) if layer else None,
         why=f"{fold.reason}: op {named}" if layer else fold.reason,
         mends=(*_mends(graph, op, what, origin, fold, lines), *ways),
     )
+
+
+_UNDECIDED = ("not known", "unknown", "by number")
+"""What stands in reasons that say that a rule cannot tell, and not that rows depend on each other."""
+
+
+def _headline(fold: Fold, layer: str, what: str) -> str:
+    """That rows depend on each other, or that the rules do not say whether they do."""
+    inside = f", in {layer}" if layer else ""
+    if fold.reason.startswith(NO_RULE):
+        return f"whether micro-batches would change {what} is not known: there is {fold.reason}{inside}"
+    if any(words in fold.reason for words in _UNDECIDED):
+        return f"whether micro-batches would change {what} is not known: no rule covers this use of an op{inside}"
+    return f"micro-batches would change {what}: {_said(fold, layer)}"
 
 
 def _said(fold: Fold, layer: str) -> str:
@@ -93,7 +110,8 @@ def _mends(graph: Graph, op: Op | None, what: str, origin: str, fold: Fold, line
     """The ways out that fit: a weight says what a loss is a mean over, another layer normalises each row alone."""
     weight = BatchCoupledError.usual_mends[1]
     scalar = op is not None and bool(op.outputs) and all(spec.scalar for spec in op.outputs)
-    found = [lines.alone, *([weight] if scalar and what == LOSS else []), lines.allow]
+    fails = fold.reason in (BESIDE, FIXED)
+    found = [lines.alone, *([weight] if scalar and what == LOSS else []), _AS_MANY if fails else lines.allow]
     if isinstance(origin, Origin) and origin.kind in _BY_ROW:
         found.append(f"{_BY_ROW[origin.kind]} in the place of {origin.said}")
         if lines.shared and op is not None and "/moments/" in op.name:
@@ -105,6 +123,7 @@ def _mends(graph: Graph, op: Op | None, what: str, origin: str, fold: Fold, line
     return tuple(found)
 
 
+_AS_MANY = "as many rows as the batch has, tf.fill([tf.shape(x)[0], 1], value), in the place of a fixed number"
 _MOVING = "a seed that moves on with each draw: keras.random.SeedGenerator(...), or a tf.random.Generator's own draws"
 _MASK = (
     "a mask that is made of the inputs alone, as Embedding(mask_zero=True) and Masking make it: this one hangs on what "
