@@ -1,17 +1,30 @@
-"""Starts worker scripts of this folder as the processes of one run, and gives what they told."""
+"""Starts worker scripts of this folder as the processes of one run, and gives what they told.
+
+They are joined as by `whale-nebula run --all`: over gRPC and mutual TLS, by an authority of their own, directly or
+through a gateway for each cluster.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.processes.telling import told
-from whale_nebula.launch import Result, spawn
-from whale_nebula.launch.local import Echo, Job
+from whale_nebula.config import load
+from whale_nebula.launch.gateways import names as gateway_names
+from whale_nebula.launch.gateways import running as running_gateways
+from whale_nebula.launch.hosts import settled
+from whale_nebula.launch.job import Job, Result
+from whale_nebula.launch.output import Echo, Output
+from whale_nebula.launch.placed import identities, start_placed
+from whale_nebula.launch.resolve import Placement
+from whale_nebula.launch.resolve.placement import ANY
+from whale_nebula.launch.secured import for_one_run
 
 HERE = Path(__file__).parent
 DEADLINE, GRACE, SEED = 90.0, 60.0, 5
@@ -36,12 +49,47 @@ class Ended:
         return first
 
 
+@dataclass(frozen=True)
+class Captured:
+    """Output that is kept for the test, as `start_placed` asks for it."""
+
+    echo: Echo | None = None
+    board: None = None
+
+    def reader(self, worker: str, process: subprocess.Popen[bytes], picture: int | None) -> Output:
+        """What reads a worker's output."""
+        return Output(worker, process, self.echo)
+
+
 @contextlib.contextmanager
-def started(script: str, workers: int, *arguments: object, echo: Echo | None = None) -> Iterator[Job]:
+def launched(
+    argv: Sequence[str], workers: Mapping[str, str], *, gateways: bool = False, echo: Echo | None = None
+) -> Iterator[Job]:
+    """Start these workers, each with the name of its cluster, as one run; `argv` is what follows `python`."""
+    placement = settled(Placement(tuple(workers), dict.fromkeys(workers, ANY)))
+    clusters: dict[str, dict[str, Any]] = {}
+    for worker, cluster in workers.items():
+        clusters.setdefault(cluster, {"workers": []})["workers"].append(placement.addresses[worker])
+    if gateways:
+        ports = settled(Placement((), dict.fromkeys(clusters, ANY))).addresses
+        clusters = {name: {**each, "gateway": ports[name]} for name, each in clusters.items()}
+    config = load({"run": "tests", "clusters": clusters, "seed": SEED})
+    with contextlib.ExitStack() as run:
+        security = run.enter_context(for_one_run(config, [*workers, *gateway_names(config)]))
+        if gateways:
+            run.enter_context(running_gateways(config, placement, security))
+        told = identities(placement, config, security, everywhere=True)
+        yield run.enter_context(start_placed(argv, told, output=Captured(echo), silence=DEADLINE))
+
+
+@contextlib.contextmanager
+def started(
+    script: str, workers: int, *arguments: object, gateways: bool = False, echo: Echo | None = None
+) -> Iterator[Job]:
     """Run a worker script once in each of the clusters c0, c1 ..."""
     names = {f"c{number}/0": f"c{number}" for number in range(workers)}
     child = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / f"{script}.py")]
-    with spawn([*child, *map(str, arguments)], names, seed=SEED, cwd=HERE.parents[1], echo=echo) as job:
+    with launched([*child, *map(str, arguments)], names, gateways=gateways, echo=echo) as job:
         yield job
 
 
@@ -54,16 +102,16 @@ def ended(job: Job, deadline: float = DEADLINE) -> Ended:
     return Ended({name: told(outcome.out) for name, outcome in result.outcomes.items()}, result)
 
 
-def run(script: str, workers: int, *arguments: object) -> Ended:
+def run(script: str, workers: int, *arguments: object, gateways: bool = False) -> Ended:
     """Start and wait."""
-    with started(script, workers, *arguments) as job:
+    with started(script, workers, *arguments, gateways=gateways) as job:
         return ended(job)
 
 
-def several(folder: Path, asked: Mapping[str, Sequence[object]]) -> Mapping[str, Ended]:
+def several(folder: Path, asked: Mapping[str, Sequence[object]], *, gateways: bool = False) -> Mapping[str, Ended]:
     """Run worker scripts one after the other in the same two processes; how each ended, by its name."""
     words = [json.dumps([name, *map(str, arguments)]) for name, arguments in asked.items()]
-    with started("several", 2, folder, *words) as job:
+    with started("several", 2, folder, *words, gateways=gateways) as job:
         found = ended(job, DEADLINE * len(asked))
     parts = {name: _parts(outcome.out) for name, outcome in found.result.outcomes.items()}
     return {

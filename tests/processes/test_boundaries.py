@@ -22,7 +22,7 @@ LINKS = "10gbit,0ms"
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
     """Three programs, one after the other, in the same two processes."""
     folder = tmp_path_factory.mktemp("pair")
-    found = running.several(folder, dict.fromkeys(("projected", "differences", "choosing"), CLUSTERS))
+    found = running.several(folder, dict.fromkeys(("projected", "differences", "choosing"), CLUSTERS), gateways=True)
     found["choosing"].result.check()
     return found
 

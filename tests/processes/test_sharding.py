@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.processes.running import HERE, SEED, Ended, ended
-from whale_nebula.launch import spawn
+from tests.processes.running import HERE, Ended, ended, launched
 
 DEADLINE = 600.0
 pytestmark = pytest.mark.timeout(DEADLINE)
@@ -21,7 +20,7 @@ ROWS, AHEAD = 44, 3 * 8
 @pytest.fixture(scope="module")
 def three() -> Iterator[Ended]:
     script = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / "sharding.py")]
-    with spawn(script, THREE, seed=SEED, cwd=HERE.parents[1]) as job:
+    with launched(script, THREE) as job:
         yield ended(job, DEADLINE)
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
-from tests.processes.running import HERE, SEED, Ended, ended
+from tests.processes.running import HERE, Ended, ended, launched
 from tests.processes.synchronized import CASES, ROUNDING, WORKERS, same, uncut
-from whale_nebula.launch import spawn
 
 DEADLINE = 300.0
 pytestmark = pytest.mark.timeout(DEADLINE)
@@ -35,7 +34,7 @@ def three(request: pytest.FixtureRequest) -> Iterator[tuple[Ended, Mapping[str, 
     """All of them in one run of a cluster of three workers; and uncut in this process meanwhile."""
     lessons = [*asked(request.config), LAST]
     script = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / "synchronized.py"), *lessons]
-    with spawn(script, WORKERS, seed=SEED, cwd=HERE.parents[1]) as job:
+    with launched(script, WORKERS) as job:
         nb.shutdown()
         expected = {name: lesson(uncut) for name, lesson in CASES.items()}
         found = ended(job, DEADLINE)

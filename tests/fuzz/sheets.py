@@ -1,0 +1,113 @@
+"""Hostile control messages for as long as you like: `python -m tests.fuzz.sheets --count 100000 [--seed 1]`.
+
+True sheets of a session are changed at random: fields left out, values of other types, other kinds. What the registry
+lets through goes to the session that waits for it. Whatever happens must be an error of ours, or nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from whale_nebula.errors import NebulaError, RemoteProtocolError
+from whale_nebula.runtime.apart.leaving import Asked
+from whale_nebula.runtime.joining import _agree_on_config, _agree_on_seed
+from whale_nebula.runtime.seen import hear
+from whale_nebula.runtime.session import Session
+from whale_nebula.transport.memory import MemoryNetwork
+from whale_nebula.wire.message import check_message
+
+SHEET = {"program": 1, "step": 3, "name": "fit", "rows": 8, "inputs": {"x": 7, "y": [1, None]}, "pace": {"once": 0.5}}
+STEP = {**SHEET, "stays": False, "leaving": None, "seen": {"stages": {"a": [0.1, 0.2, 1, "gpu"]}, "links": {}}}
+WORDS = {"doing": "step 3 of 'fit'", "line": "train.py:7"}
+TRUE: Mapping[str, dict[str, Any]] = {
+    "HELLO": {"whale_nebula": "1", "tensorflow": "2", "keras": "3", "host": "h", "seed": 1, "results": "x", **WORDS},
+    "AGREE": {"program": "fit", "digest": "ab", "states": {"b0": 1}, **WORDS},
+    "LINES": {"program": "fit", "lines": ["%0 = input"], **WORDS},
+    "STEP": {**STEP, "mark": 0, "alike": {"gpu/0, gpu/1": 5}, **WORDS},
+    "VOTE": {"why": "", "doing": "phase 0 of step 3 of 'fit'", "line": "train.py:7"},
+    "MEET": {"able": True, "address": "127.0.0.1:1", "seeds": [[1, 2]], "weights": 5, **WORDS},
+}
+JUNK = (None, True, -1, 2**70, 1.5, 1e308, "", "\ud800", "x" * 300, [], {}, [None], {"a": []}, [[1]], {"": None})
+
+
+def mutate(draw: random.Random) -> dict[str, Any]:
+    """A true message, changed in a few places."""
+    about = draw.choice(list(TRUE))
+    message: dict[str, Any] = {"kind": "SESSION", "about": about, **copy.deepcopy(TRUE[about])}
+    for _ in range(draw.randint(0, 3)):
+        name = draw.choice([*message, "other"])
+        if draw.random() < 0.3:
+            message.pop(name, None)
+        else:
+            message[name] = draw.choice(JUNK)
+    return message
+
+
+def listeners(session: Session) -> list[Callable[[], object]]:
+    """Everything that takes a sheet of a peer."""
+    return [
+        lambda: _greet(session),
+        lambda: session.agree("fit", "ab", ["%0 = input"], lambda ours, theirs: str(theirs[:1])),
+        lambda: hear(session.check_step(SHEET).values()),
+        lambda: session.vote("fit", 3, 0, ""),
+        lambda: session.meet("a read"),
+        lambda: session.exchange("step 3 of 'fit'", {"able": True, "address": None}, session.links),
+        lambda: Asked(session.worker, session.links).hear(),
+    ]
+
+
+def _greet(session: Session) -> None:
+    own = {"seed": 1, "results": "owner", "weights": "own", "inputs": {}}
+    told = session.hello(own)
+    _agree_on_seed(session.worker, 1, told)
+    _agree_on_config(session.worker, own, told)
+
+
+def attack(message: dict[str, Any], listen: int) -> str:
+    """How a session takes a message: "refused" by the registry, "told" in our words, or "taken"."""
+    network = MemoryNetwork()
+    here, there = network.link("gpu/0", "npu/0", "gpu", "npu"), network.link("npu/0", "gpu/0", "npu", "gpu")
+    try:
+        check_message(message)
+    except RemoteProtocolError:
+        return "refused"
+    there._outbox.put_message(message)
+    try:
+        listeners(Session("gpu/0", {"npu/0": here}, 0.0))[listen]()
+    except NebulaError:
+        return "told"
+    return "taken"
+
+
+def run(seed: int, count: int) -> dict[str, int]:
+    """So many messages; an error that is none of ours comes out with the message that brought it about."""
+    draw, counts = random.Random(seed), Counter[str]()
+    for _ in range(count):
+        message = mutate(draw)
+        for listen in range(7):
+            try:
+                counts[attack(copy.deepcopy(message), listen)] += 1
+            except Exception as error:
+                raise AssertionError(f"seed {seed}: {message!r} to listener {listen}: {error!r}") from error
+    return dict(counts)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.sheets")
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=None)
+    given = parser.parse_args(arguments)
+    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(2**32)
+    print(json.dumps({"seed": seed, **run(seed, given.count)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""What a peer says in a session is taken, or refused in our words, whatever it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz import sheets
+from whale_nebula.errors import LocalProtocolError
+from whale_nebula.wire.message import KINDS, build_message, find_fault
+from whale_nebula.wire.states import TABLE
+
+
+def test_a_sample_of_hostile_sheets() -> None:
+    counts = sheets.run(seed=7, count=60)
+    assert min(counts[how] for how in ("refused", "told", "taken")) > 10, counts
+
+
+@pytest.mark.parametrize("about", sheets.TRUE)
+def test_true_sheets_fit_the_registry(about: str) -> None:
+    message = build_message("SESSION", about, **sheets.TRUE[about])
+    assert find_fault(message) == ""
+
+
+def test_a_message_without_an_entry_cannot_be_built() -> None:
+    with pytest.raises(LocalProtocolError, match="'SESSION VETO', which no registry has"):
+        build_message("SESSION", "VETO", why="")
+
+
+def test_every_kind_has_a_word_that_the_table_of_states_knows() -> None:
+    assert {entry.word for entry in KINDS.values()} <= {word for _, word in TABLE}
