@@ -6,6 +6,10 @@ BIN     := $(VENV)/bin
 READY   := $(VENV)/.installed
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
 
+SHELL   := /bin/bash
+# What TensorFlow writes whenever it starts, whatever its log level is.
+START_UP := ^(WARNING: All log messages before absl|[IWE]0000 .*(oneDNN|cuda drivers|cpu_feature_guard|cuInit)|To enable the following instructions)
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint types unit soak bench docs lock clean
 
@@ -15,7 +19,8 @@ help: ## list what can be made
 install: $(READY) ## make .venv with everything the lock names (demo and test do it by themselves)
 
 demo: $(READY) ## two language models in two clusters learn to translate together; four minutes
-	$(BIN)/python examples/translate.py
+	@set -o pipefail; { TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python examples/translate.py 2>&1 1>&3 \
+		| { grep --line-buffered -vE '$(START_UP)' >&2 || true; }; } 3>&1
 
 test: lint types unit ## everything that has to pass: ruff, mypy, pytest
 

@@ -18,6 +18,7 @@ from whale_nebula.scopes import calling_site, values
 from whale_nebula.scopes.site import script_site
 from whale_nebula.scopes.words import checked
 from whale_nebula.suggest import did_you_mean, listed
+from whale_nebula.tracebacks import short_traceback
 
 
 @tf_private.not_rewritten
@@ -31,6 +32,7 @@ class NebulaFunction:
         name = getattr(fn, "__name__", type(fn).__name__)
         self._step = Step(tf_private.autographed(fn), name=name, whole=frozenset(whole), lazy=True)
 
+    @short_traceback
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step; the first call with each form of arguments captures and plans it.
 

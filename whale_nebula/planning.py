@@ -26,6 +26,7 @@ from whale_nebula.runtime.step import Arguments, Step, Unpack, declared
 from whale_nebula.scopes import calling_site
 from whale_nebula.scopes.site import script_site
 from whale_nebula.scopes.words import checked
+from whale_nebula.tracebacks import short_traceback
 
 __all__ = ["Plan", "plan"]
 
@@ -34,6 +35,7 @@ _ROWS = 32
 
 
 @checked
+@short_traceback
 def plan(model_or_function: Any, *example: Any) -> Plan:
     """What a step is cut into: stages, boundaries, what runs once, and the schedule. Nothing is run.
 

@@ -26,6 +26,7 @@ from whale_nebula.scopes.identity import LOCAL
 from whale_nebula.scopes.site import script_site
 from whale_nebula.scopes.words import checked, scope
 from whale_nebula.suggest import closest, did_you_mean, listed
+from whale_nebula.tracebacks import short_traceback
 
 
 @dataclass(frozen=True)
@@ -238,6 +239,7 @@ _run: Run | None = None
 
 
 @checked
+@short_traceback
 def init(
     config: str | Path | Mapping[str, Any] | None = None,
     *,

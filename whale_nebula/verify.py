@@ -41,6 +41,7 @@ from whale_nebula.runtime.step import Arguments, Step, Unpack, declared
 from whale_nebula.runtime.whereabouts import Whereabouts
 from whale_nebula.scopes import calling_site
 from whale_nebula.scopes.words import checked
+from whale_nebula.tracebacks import short_traceback
 from whale_nebula.verification import Row, Verification
 
 _NUDGES = 3
@@ -52,6 +53,7 @@ _STATEFUL_RANDOM = (
 
 
 @checked
+@short_traceback
 def verify(model_or_function: Any, *batch: Any) -> Verification:
     """Run one step by the plan and the same step uncut, and compare all that they return and write.
 

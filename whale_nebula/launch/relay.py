@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import subprocess
 import threading
@@ -18,6 +19,23 @@ REST_SECONDS = 2.0
 _TAIL = 4096
 _LONGEST_LINE = 1 << 20
 _BACK = b"\r\b"  # with these a bar goes to where its line begins, and would be written over the worker's name
+
+
+_START_UP = re.compile(
+    rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
+    rb"|[IWE]\d{4} .*(oneDNN custom operations are on|Could not find cuda drivers|cpu_feature_guard\.cc"
+    rb"|failed call to cuInit)"
+    rb"|To enable the following instructions: .* rebuild TensorFlow with the appropriate compiler flags"
+)
+
+
+def is_start_up_line(line: bytes) -> bool:
+    """Whether TensorFlow writes this line whenever it starts, whatever its log level is.
+
+    >>> is_start_up_line(b"I0000 00:00:17.5 1 port.cc:153] oneDNN custom operations are on. You may see")
+    True
+    """
+    return _START_UP.match(line) is not None
 
 
 class Sink:
@@ -86,7 +104,7 @@ class Relay:
         prefix, started = self._prefixes.get(name, "").encode(), False
         with stream:
             while line := stream.readline(_LONGEST_LINE):
-                if name == "err" and self._keeps(line):
+                if name == "err" and (self._keeps(line) or is_start_up_line(line)):
                     continue
                 sink.write(line if started else prefix + (line.lstrip(_BACK) if prefix else line))
                 started = not line.endswith(b"\n")

@@ -15,6 +15,7 @@ from whale_nebula.runtime import executions
 from whale_nebula.runtime.collective import make_collective, remember_results
 from whale_nebula.runtime.step import Arguments, Step, Unpack, positional
 from whale_nebula.scopes.site import script_site
+from whale_nebula.tracebacks import short_traceback
 
 _INPUTS = ("x", "y", "sample_weight")
 
@@ -24,6 +25,7 @@ def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
     _check(model)
     opened, step = current_run(), _step(model, kind)
 
+    @short_traceback
     def run(data: Any) -> Any:
         return step.run(*_arguments(data, kind))
 

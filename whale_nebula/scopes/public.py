@@ -12,6 +12,7 @@ from whale_nebula.scopes.frames import Frame, current_stack
 from whale_nebula.scopes.scope import Missing, Scope
 from whale_nebula.scopes.site import calling_site
 from whale_nebula.scopes.words import checked, scope
+from whale_nebula.tracebacks import short_traceback
 
 Opens = AbstractContextManager[Frame]
 Codecs = Any  # "auto", a codec, or its text form
@@ -217,6 +218,7 @@ def auto_parallel(**limits: Any) -> None:
 
 
 @checked
+@short_traceback
 def place(model: Any, mapping: Mapping[str, Any]) -> None:
     """Give a model's layers to clusters by their paths; its code stays as it is.
 

@@ -14,6 +14,7 @@ from whale_nebula.scopes.frames import Block, Frame, Stack, current_stack, open_
 from whale_nebula.scopes.grammar import settle
 from whale_nebula.scopes.site import Site, calling_site
 from whale_nebula.scopes.words import no_decorator
+from whale_nebula.tracebacks import short_traceback
 
 
 class Missing(NamedTuple):
@@ -61,6 +62,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         """It is not to be entered: something else, a map of places, takes what it says."""
         unentered.entered(self._made)
 
+    @short_traceback
     def __enter__(self) -> Frame:
         unentered.entered(self._made)
         site = calling_site()

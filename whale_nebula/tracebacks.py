@@ -1,0 +1,44 @@
+"""Tracebacks of errors of ours: they end at the user's line, without the frames by which it was found to be wrong.
+
+As those of Keras and TensorFlow, they are whole again after `keras.config.disable_traceback_filtering()`.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from whale_nebula.errors import NebulaError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def short_traceback(function: Callable[P, T]) -> Callable[P, T]:
+    """Let errors of ours that a public call raises begin at that call.
+
+    >>> @short_traceback
+    ... def call():
+    ...     raise NebulaError("no")
+    >>> try: call()
+    ... except NebulaError as error: print(error.__traceback__.tb_next.tb_next)
+    None
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except NebulaError as error:
+            if not _is_filtering():
+                raise
+            raise error.with_traceback(None)  # noqa: B904 - it is the same error
+
+    return wrapper
+
+
+def _is_filtering() -> bool:
+    keras = sys.modules.get("keras")
+    return keras is None or bool(keras.config.is_traceback_filtering_enabled())
