@@ -21,7 +21,7 @@ from whale_nebula.gateway.site import Site, cluster_of
 from whale_nebula.gateway.trunk import Trunk
 from whale_nebula.gateway.verdicts import Verdicts
 from whale_nebula.gateway.vigil import State, Vigil
-from whale_nebula.security import Credentials, CurrentCredentials, Identity, Peer, check_live
+from whale_nebula.security import Credentials, CurrentCredentials, Identity, Peer, Prover, check_live
 from whale_nebula.security.audit import AuditLog
 from whale_nebula.security.heads import Head, KeptHeads
 from whale_nebula.security.identity import GATEWAY
@@ -31,6 +31,7 @@ from whale_nebula.transport.grpc.knock import Knock
 from whale_nebula.transport.grpc.lane import Lane
 from whale_nebula.transport.grpc.listener import Hear, Listener, Visitor
 from whale_nebula.transport.grpc.options import lanes
+from whale_nebula.transport.grpc.proof import prove_identity
 from whale_nebula.transport.grpc.tls import server_credentials
 from whale_nebula.transport.waiting import Announce, log_wait
 
@@ -49,11 +50,11 @@ class Gateway:
         self._deadlines = deadlines or Deadlines(patience=site.patience)
         self._current = CurrentCredentials(Credentials.of(site.files)) if site.files is not None else None
         self._used = self._current() if self._current else None
+        self._prover = Prover(self._current) if self._current else None
         if self._used is not None:
             self._used.check_is(site.identity)
         self._lock = threading.Lock()
         self._pairs: dict[tuple[str, str], Pair] = {}
-        self._trunk_guests: list[tuple[Peer, Lane]] = []
         self._stopping = threading.Event()
         self._now = time.monotonic
         self._silence = _BEATS * self._deadlines.beat
@@ -125,6 +126,9 @@ class Gateway:
             raise TransportError(f"gateway '{self.site.identity.worker}' is ending")
         try:
             found = entry(self.site, self._current, knock, visitor)
+            lane.guest = found.guest
+            if self._prover is not None:
+                lane.proof = prove_identity(self._prover, knock, self.site.identity)
             return self._let_in(found, knock, lane)
         except NebulaError as error:
             if isinstance(error, IdentityError):
@@ -160,23 +164,13 @@ class Gateway:
     def _let_in_gateway(self, found: Entry, lane: Lane) -> Hear:
         trunk = self._roads[found.caller.cluster].trunk
         trunk.adopt(lane)
-        if found.guest is not None:
-            with self._lock:
-                self._trunk_guests = [each for each in self._trunk_guests if not each[1].over]
-                self._trunk_guests.append((found.guest, lane))
         self.journal.note("trunk", actor=found.caller.uri, decision="allow")
         return trunk.hear
 
     def _half(self, pair: Pair, side: Side, found: Entry, connection: Connection) -> Half:
         if side is Side.FAR:
-            return self._roads[found.caller.cluster].half(pair, connection, guest=found.guest)
-        return Half(
-            side,
-            found.caller.uri,
-            connection,
-            lambda frame: pair.inspection.check(frame, outward=True),
-            guest=found.guest,
-        )
+            return self._roads[found.caller.cluster].half(pair, connection)
+        return Half(side, found.caller.uri, connection, lambda frame: pair.inspection.check(frame, outward=True))
 
     def _take(self, pair: Pair, half: Half) -> None:
         """Join a half with its pair, once it is written down that it was let in."""
@@ -282,12 +276,13 @@ class Gateway:
                 near.connection.end(road.trouble)
 
     def _look_at_guests(self, credentials: Credentials) -> None:
-        """Certificates end, are renewed and taken back while streams stand."""
+        """End all streams, whoever dialled, of those whose certificate has ended or was revoked since it was shown."""
         halves = [half for pair in self._all() for side in Side if (half := pair.half(side)) is not None]
-        with self._lock:
-            guests = list(self._trunk_guests)
-        breaks: list[tuple[Peer, Callable[[str], None]]] = [(peer, lane.end) for peer, lane in guests if not lane.over]
-        breaks += [(half.guest, half.connection.end) for half in halves if half.guest is not None]
+        lanes = [lane for road in self._roads.values() for lane in road.trunk.lanes]
+        breaks: list[tuple[Peer, Callable[[str], None]]] = [
+            *((lane.guest, lane.end) for lane in lanes if lane.guest is not None),
+            *((guest, half.connection.end) for half in halves for guest in half.guests),
+        ]
         for peer, end in breaks:
             try:
                 check_live(credentials.trust, peer)

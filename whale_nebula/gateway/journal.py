@@ -64,7 +64,7 @@ class Journal:
                 side=half.side.value,
                 dialled=half.dialled,
                 connection=half.connection.name,
-                serial=half.guest.serial if half.guest else "",
+                serial=next((guest.serial for guest in half.guests), ""),
             )
         except AuditError as error:
             _LOG.error("%s", error)

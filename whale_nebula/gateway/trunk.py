@@ -79,6 +79,12 @@ class Trunk:
         with self._changed:
             return bool(self._branches)
 
+    @property
+    def lanes(self) -> list[Lane]:
+        """Its streams."""
+        with self._changed:
+            return [branch.lane for branch in self._branches]
+
     def adopt(self, lane: Lane, over: Callable[[], None] = lambda: None) -> None:
         """Take in a stream, which the other gateway has dialled or this one; `over` is called when it ends."""
         branch = Branch(lane)

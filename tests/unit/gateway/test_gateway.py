@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -274,6 +275,54 @@ class TestWhatIsRefused:
         with pytest.raises(IdentityError, match="was revoked"):
             made.link().receive(key(0, NPU, GPU), SOON)
         assert any("was revoked" in each.get("reason", "") for each in records(made.sites["gpu"]))
+
+
+class TestRevokedOnTheHostsOfOneSide:
+    """The other side's hosts have an older deny list, so nothing that these do can be relied on."""
+
+    def files(self, home: Certificates, *places: str) -> dict[str, Files]:
+        """Files of everybody, where `places` have a copy of the deny list of their own: the one in `npu.json`."""
+        home.issue(GPU, NPU, "gpu/gateway", "npu/gateway")
+        found = {name: Files.under(home.folder, home.identity(name)) for name in ALL}
+        for name, each in found.items():
+            own = home.folder / ("npu.json" if name in places else "gpu.json")
+            if each.revoked is not None and each.revoked.exists():
+                shutil.copy(each.revoked, own)
+            found[name] = each._replace(revoked=own)
+        return found
+
+    def revoke(self, home: Certificates, who: str) -> None:
+        revoke(home.folder, home.authority, [home.of(who).serial], "a test")
+        shutil.copy(home.folder / "revoked.json", home.folder / "npu.json")
+
+    @pytest.mark.parametrize("dials", [("gpu",), ("npu",)])
+    def test_a_gateway_is_left_by_all_streams_whoever_dialled(
+        self, tmp_path: Path, make: Callable[..., Town], dials: tuple[str, ...]
+    ) -> None:
+        home = Certificates(tmp_path / "home")
+        made = make(files=self.files(home, NPU, "npu/gateway"), dials=dials)
+        made.join()
+        made.meet()
+        npu, far = made.gateways["npu"], made.gateways["npu"]._pair(NPU, GPU).half(Side.FAR)
+        until(lambda: npu._roads["gpu"].trunk.lanes)
+        [trunk] = npu._roads["gpu"].trunk.lanes
+        assert far is not None and trunk.guest is not None
+        assert {guest.identity.worker for guest in [*far.guests, trunk.guest]} == {"gpu/gateway"}
+        self.revoke(home, "gpu/gateway")
+        until(lambda: far.connection.over and trunk.over)
+        told = made.link(*((GPU, NPU) if dials == ("gpu",) else (NPU, GPU)))  # who is dialled hopes for a new certificate
+        with pytest.raises(IdentityError, match="certificate of gpu/gateway was revoked"):
+            told.take("SESSION", SOON)
+        assert not npu._roads["gpu"].trunk.up and npu._pair(NPU, GPU).half(Side.FAR) is None
+
+    def test_a_gateway_is_left_by_its_own_workers(self, tmp_path: Path, make: Callable[..., Town]) -> None:
+        home = Certificates(tmp_path / "home")
+        made = make(files=self.files(home, NPU))
+        made.join()
+        made.meet()
+        self.revoke(home, "npu/gateway")
+        with pytest.raises(IdentityError, match="certificate of npu/gateway was revoked"):
+            made.link(NPU, GPU).receive(key(0, GPU, NPU), SOON)
 
 
 class TestAuditHeads:

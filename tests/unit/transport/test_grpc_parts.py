@@ -5,11 +5,14 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.unit.transport.crossing import GPU, NPU, RUN, SOON, free_address
+from tests.unit.transport.crossing import GPU, NPU, RUN, SOON, Certificates, free_address
 from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError, RemoteProtocolError, TransportError
+from whale_nebula.security import Peer, Prover
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.connection import Connection
@@ -18,6 +21,7 @@ from whale_nebula.transport.grpc.knock import Knock
 from whale_nebula.transport.grpc.lane import END, Lane, reason
 from whale_nebula.transport.grpc.listener import Hear, Listener, Visitor
 from whale_nebula.transport.grpc.probing import probe
+from whale_nebula.transport.grpc.proof import CERTIFICATE, SIGNATURE, check_proof, prove_identity
 
 KNOCK = Knock(RUN, NPU, GPU, "00112233aabbccdd", 2)
 BIG = b"x" * (1 << 20)
@@ -49,6 +53,44 @@ class TestKnock:
     def test_a_stream_that_says_nothing_is_refused(self) -> None:
         with pytest.raises(RemoteProtocolError, match="another version"):
             Knock.read([("user-agent", "curl"), ("nebula-run-bin", b"\x00")])
+
+
+class TestProof:
+    """The side that was dialled proves who it is, for this knock alone."""
+
+    @pytest.fixture
+    def home(self, tmp_path: Path) -> Certificates:
+        home = Certificates(tmp_path / "home")
+        home.issue(GPU, NPU)
+        return home
+
+    def check(self, home: Certificates, answer: dict[str, bytes], knock: Knock = KNOCK) -> Peer:
+        return check_proof(Prover(home.of(NPU)), knock, answer, home.identity(GPU))
+
+    def test_a_right_one_gives_the_certificate(self, home: Certificates) -> None:
+        gpu = home.of(GPU)
+        assert self.check(home, dict(prove_identity(Prover(gpu), KNOCK, gpu.identity))) == gpu.peer
+
+    def test_a_wrong_one_is_refused(self, home: Certificates) -> None:
+        gpu, npu = home.of(GPU), home.of(NPU)
+        right = dict(prove_identity(Prover(gpu), KNOCK, gpu.identity))
+        for wrong, words in (
+            ({}, "does not prove who it is"),
+            ({CERTIFICATE: right[CERTIFICATE]}, "does not prove who it is"),
+            ({**right, SIGNATURE: right[SIGNATURE][:-1]}, "signature of gpu/0 is wrong"),
+            ({**right, CERTIFICATE: b"\xff"}, "no certificate"),
+            (dict(prove_identity(Prover(npu), KNOCK, gpu.identity)), "expected gpu/0"),
+            (dict(prove_identity(Prover(npu), KNOCK, gpu.identity)) | {CERTIFICATE: gpu.cert_pem}, "is wrong"),
+        ):
+            with pytest.raises(IdentityError, match=words):
+                self.check(home, wrong)
+
+    @pytest.mark.parametrize("changed", [{"connection": "00112233aabbccde"}, {"lane": 1}, {"destination": "gpu/1"}])
+    def test_it_is_good_for_one_knock(self, home: Certificates, changed: dict[str, Any]) -> None:
+        gpu = home.of(GPU)
+        answer = dict(prove_identity(Prover(gpu), KNOCK, gpu.identity))
+        with pytest.raises(IdentityError, match="signature of gpu/0 is wrong"):
+            self.check(home, answer, KNOCK._replace(**changed))
 
 
 class TestLane:

@@ -128,7 +128,7 @@ class Listener:
         if not context.add_callback(lambda: lane.gone("the connection broke, or the other side left")):
             lane.end("the other side was gone at once")
         trouble = ((TROUBLE, quote(lane.trouble)),) if lane.trouble else ()
-        context.send_initial_metadata(((LANES, str(options.lanes())), *trouble))
+        context.send_initial_metadata(((LANES, str(options.lanes())), *trouble, *lane.proof))
         reader = threading.Thread(target=lane.read, args=(incoming, hear), name="nebula-hear", daemon=True)
         reader.start()
         yield from lane.outgoing()
