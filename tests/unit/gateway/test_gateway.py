@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from whale_nebula.wire.frame import Flag, Header, Kind, pack
 
 OTHER = "npu/1"
 ALL = (GPU, NPU, "gpu/gateway", "npu/gateway")
+IMPATIENT = replace(QUICK, patience=3.0)
 PAIRS = {"gpu": (GPU, NPU), "npu": (NPU, GPU)}
 
 
@@ -300,7 +302,7 @@ class TestRevokedOnTheHostsOfOneSide:
         self, tmp_path: Path, make: Callable[..., Town], dials: tuple[str, ...]
     ) -> None:
         home = Certificates(tmp_path / "home")
-        made = make(files=self.files(home, NPU, "npu/gateway"), dials=dials)
+        made = make(files=self.files(home, NPU, "npu/gateway"), dials=dials, deadlines=IMPATIENT)
         made.join()
         made.meet()
         npu, far = made.gateways["npu"], made.gateways["npu"]._pair(NPU, GPU).half(Side.FAR)
@@ -310,14 +312,14 @@ class TestRevokedOnTheHostsOfOneSide:
         assert {guest.identity.worker for guest in [*far.guests, trunk.guest]} == {"gpu/gateway"}
         self.revoke(home, "gpu/gateway")
         until(lambda: far.connection.over and trunk.over)
-        told = made.link(*((GPU, NPU) if dials == ("gpu",) else (NPU, GPU)))  # who is dialled hopes for a new certificate
+        told = made.link(*((GPU, NPU) if dials == ("gpu",) else (NPU, GPU)))  # who is dialled waits for a better one
         with pytest.raises(IdentityError, match="certificate of gpu/gateway was revoked"):
             told.take("SESSION", SOON)
         assert not npu._roads["gpu"].trunk.up and npu._pair(NPU, GPU).half(Side.FAR) is None
 
     def test_a_gateway_is_left_by_its_own_workers(self, tmp_path: Path, make: Callable[..., Town]) -> None:
         home = Certificates(tmp_path / "home")
-        made = make(files=self.files(home, NPU))
+        made = make(files=self.files(home, NPU), deadlines=IMPATIENT)
         made.join()
         made.meet()
         self.revoke(home, "npu/gateway")
