@@ -61,7 +61,8 @@ class Gateway:
         self._verdicts = Verdicts()
         self._parted: set[str] = set()  # those of our workers whose last stream was ended in order
         self.journal = Journal(AuditLog(site.audit, site.identity, self._current, on_head=self._head))
-        kept = KeptHeads(site.heads, self._used.trust) if self._used else None
+        current = self._current
+        kept = KeptHeads(site.heads, lambda: current().trust) if current else None
         self._roads = {name: self._road(name, kept, announce) for name in site.gateways}
         self._vigil = Vigil(
             {name: where for name, where in site.workers.items() if cluster_of(name) == site.cluster},

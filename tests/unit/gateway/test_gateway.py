@@ -18,11 +18,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.unit.gateway.town import CLUSTERS, GPU, NPU, QUICK, RUN, SOON, Town, certificates, key, records, town, until
 from tests.unit.transport.crossing import Certificates
 from whale_nebula.errors import DeadlineError, IdentityError, LinkClosedError, NebulaError, WrongNameError
+from whale_nebula.gateway import word
 from whale_nebula.gateway.gateway import Gateway
 from whale_nebula.gateway.half import Side
 from whale_nebula.gateway.site import Site
 from whale_nebula.security import Credentials, CurrentCredentials, Files
-from whale_nebula.security.heads import read_heads
+from whale_nebula.security.heads import Head, read_heads
 from whale_nebula.security.issue import revoke
 from whale_nebula.security.verdict import verify
 from whale_nebula.transport.grpc import options
@@ -345,6 +346,20 @@ class TestAuditHeads:
         made.start("gpu")
         until(lambda: "is another than it was" in str(records(made.sites["npu"])))
         until(lambda: [each for each in records(made.sites["gpu"]) if each["action"] == "refused"])
+
+
+    def test_one_signed_under_an_authority_that_came_later_is_kept(self, tmp_path: Path) -> None:
+        old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
+        old.issue("gpu/gateway")
+        new.issue("npu/gateway")
+        files = Files.under(old.folder, old.identity("gpu/gateway"))
+        gateway = Gateway(Site(RUN, "gpu", "127.0.0.1:0", {}, {"npu": None}, files=files, audit=tmp_path / "a.jsonl"))
+        with files.ca.open("ab") as file:  # as ca.pem is copied to the host while the gateway runs
+            file.write((new.folder / "ca.pem").read_bytes())
+        head = Head.sign(new.of("npu/gateway"), 7, "ab" * 32)
+        gateway._roads["npu"].trunk.hear(word.written({"kind": word.HEAD, "head": head.as_dict()}))
+        gateway.stop("a test")
+        assert list(read_heads(gateway.site.heads)) == [head]
 
 
 class TestHealth:
