@@ -15,7 +15,10 @@ SERVICE = "grpc.health.v1.Health"
 
 
 class Health:
-    """Who asks is looked at first (`admit` raises). The service "" is the gateway, "npu" its way to cluster npu."""
+    """Who asks is looked at first (`admit` raises). The service "" is the gateway, "npu" its way to cluster npu.
+
+    It answers `Check` alone: a `Watch` never ends, and whoever opened enough of them would keep everybody else out.
+    """
 
     def __init__(self, admit: Callable[[Visitor], None]) -> None:
         self._admit = admit
@@ -24,15 +27,12 @@ class Health:
     @property
     def handler(self) -> Any:
         """What a listener serves."""
-        coding = {
-            "request_deserializer": health_pb2.HealthCheckRequest.FromString,
-            "response_serializer": health_pb2.HealthCheckResponse.SerializeToString,
-        }
-        methods = {
-            "Check": grpc.unary_unary_rpc_method_handler(self._checked(self._servicer.Check), **coding),
-            "Watch": grpc.unary_stream_rpc_method_handler(self._checked(self._servicer.Watch), **coding),
-        }
-        return grpc.method_handlers_generic_handler(SERVICE, methods)
+        check = grpc.unary_unary_rpc_method_handler(
+            self._checked(self._servicer.Check),
+            request_deserializer=health_pb2.HealthCheckRequest.FromString,
+            response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, {"Check": check})
 
     def say(self, service: str, serving: bool) -> None:
         """How a service stands."""

@@ -377,6 +377,16 @@ class TestHealth:
         assert [self.ask(made, files[who]) for who in (GPU, NPU, "gpu/operator-0")] == [serving] * 3
         until(lambda: self.ask(made, files[GPU], "npu") == serving)
 
+    def test_nobody_watches(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
+        """Such a stream would never end."""
+        made = make()
+        options = [("grpc.ssl_target_name_override", made.gateways["gpu"].site.identity.dns)]
+        credentials = channel_credentials(Credentials.of(files["npu/7"]))
+        with grpc.secure_channel(made.sites["gpu"].listen, credentials, options) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            for _ in range(60):
+                assert stub.Watch(health_pb2.HealthCheckRequest()).code() == grpc.StatusCode.UNIMPLEMENTED
+
     def test_a_way_that_is_not_there_is_not_served(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
         made = make(dials=())
         assert self.ask(made, files[GPU], "npu") == health_pb2.HealthCheckResponse.NOT_SERVING
