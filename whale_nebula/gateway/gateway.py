@@ -36,8 +36,8 @@ from whale_nebula.transport.grpc.tls import server_credentials
 from whale_nebula.transport.waiting import Announce, log_wait
 
 _LOG = logging.getLogger("whale_nebula.gateway")
-_PAIRS_AT_MOST = 4096
-_KEPT_SECONDS = 2.0
+_PAIRS_AT_MOST = 4096  # of one other cluster
+_STEP_SECONDS, _KEPT_SECONDS = 0.2, 2.0
 _BEATS = 2.2  # that may be missed before a worker is looked for
 
 
@@ -110,8 +110,12 @@ class Gateway:
             return
         self._stopping.set()
         self._health.close()
-        for pair in self._all():
-            pair.end("the gateway ends")
+        self.journal.stop_opening()
+        for seconds in (_STEP_SECONDS, _KEPT_SECONDS):  # a half may just be on its way into its pair
+            for pair in self._all():
+                pair.end("the gateway ends")
+            if self.journal.wait_ended(seconds):
+                break
         self.journal.close(why)
         for road in self._roads.values():
             if road.trunk.up and not road.trunk.wait_kept(_KEPT_SECONDS):
@@ -133,7 +137,8 @@ class Gateway:
             return self._let_in(found, knock, lane)
         except NebulaError as error:
             if isinstance(error, IdentityError):
-                self.journal.refused(visitor.names[0] if visitor.names else visitor.address, _about(knock), error)
+                host = visitor.address.rpartition(":")[0]  # its port is another one each time
+                self.journal.refused(visitor.names[0] if visitor.names else host, _about(knock), error)
             raise
 
     def _let_in(self, found: Entry, knock: Knock, lane: Lane) -> Hear:
@@ -164,6 +169,7 @@ class Gateway:
 
     def _let_in_gateway(self, found: Entry, lane: Lane) -> Hear:
         trunk = self._roads[found.caller.cluster].trunk
+        trunk.check_rate()
         trunk.adopt(lane)
         self.journal.note("trunk", actor=found.caller.uri, decision="allow")
         return trunk.hear
@@ -175,6 +181,7 @@ class Gateway:
 
     def _take(self, pair: Pair, half: Half) -> None:
         """Join a half with its pair, once it is written down that it was let in."""
+        pair.check_rate()
         if half.side is Side.FAR:
             pair.give_way()
         self.journal.opened(pair, half)
@@ -188,14 +195,22 @@ class Gateway:
         with self._lock:
             pair = self._pairs.get((here, there))
             if pair is None:
-                if len(self._pairs) >= _PAIRS_AT_MOST:
-                    raise TransportError(f"this gateway has {_PAIRS_AT_MOST} pairs of workers, and takes no more")
+                cluster = cluster_of(there)
+                if sum(cluster_of(each) == cluster for _, each in self._pairs) >= _PAIRS_AT_MOST:
+                    raise TransportError(f"this gateway has {_PAIRS_AT_MOST} pairs with '{cluster}', and takes no more")
                 inspection = Inspection.of(self.site.roster, here, there)
                 yields = self.site.cluster < cluster_of(there)
                 remembers, grace = self.site.patience, self._deadlines.grace
                 pair = Pair(here, there, inspection, self._ended, yields=yields, grace=grace, remembers=remembers)
                 self._pairs[here, there] = pair
             return pair
+
+    def _remove_pairs(self) -> None:
+        """Forget the pairs that are over, and what was to be said to their workers."""
+        with self._lock:
+            self._pairs = {names: pair for names, pair in self._pairs.items() if not pair.retire()}
+            workers = {*self.site.workers, *(name for names in self._pairs for name in names)}
+        self._verdicts.remove_old(workers)
 
     def _all(self) -> list[Pair]:
         with self._lock:
@@ -231,10 +246,12 @@ class Gateway:
             road.trunk.send_gone(worker, said)
 
     def _gone_there(self, worker: str, why: str) -> None:
-        """The gateway of another cluster says that about one of its workers."""
-        self._verdicts.gone(worker)
-        for pair in self._all():
-            if pair.there == worker and pair.known:
+        """The gateway of another cluster says that about one of its workers; of others, nothing is remembered."""
+        pairs = [pair for pair in self._all() if pair.there == worker]
+        if pairs:
+            self._verdicts.gone(worker)
+        for pair in pairs:
+            if pair.known:
                 self._final(pair, _gone(worker, why))
 
     def _final(self, pair: Pair, error: NebulaError) -> None:
@@ -268,6 +285,8 @@ class Gateway:
                     self._vigil.doubt(worker)
             if self._current is not None:
                 self._look_at_guests(self._current())
+            self._remove_pairs()
+            self.journal.look_after(self._now())
 
     def _tell_of(self, road: Road) -> None:
         """The way to a cluster is closed: workers that wait for it ask again, and are told why as they come in."""

@@ -222,7 +222,8 @@ class Road:
         if found is None:
             self._wrong, self._times = None, 0
             return None
-        if self._wrong is None or self._wrong.what != found.what:
-            self._told.noted("refuse", actor=self.who.uri, target="trunk", decision="deny", reason=str(found))
+        if type(self._wrong) is not type(found):  # its text may be the other side's, and another one each time
+            said = {"actor": self.who.uri, "target": "trunk", "decision": "deny", "reason": str(found)}
+            self._told.noted("refuse", durable=False, **said)
         self._wrong, self._times = found, self._times + 1
         return found

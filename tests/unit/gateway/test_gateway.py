@@ -17,7 +17,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.unit.gateway.town import CLUSTERS, GPU, NPU, QUICK, RUN, SOON, Town, certificates, key, records, town, until
 from tests.unit.transport.crossing import Certificates
-from whale_nebula.errors import DeadlineError, IdentityError, LinkClosedError, NebulaError, WrongNameError
+from whale_nebula.errors import (
+    DeadlineError,
+    IdentityError,
+    LinkClosedError,
+    NebulaError,
+    TransportError,
+    WrongNameError,
+)
 from whale_nebula.gateway import word
 from whale_nebula.gateway.gateway import Gateway
 from whale_nebula.gateway.half import Side
@@ -27,6 +34,7 @@ from whale_nebula.security.heads import Head, read_heads
 from whale_nebula.security.issue import revoke
 from whale_nebula.security.verdict import verify
 from whale_nebula.transport.grpc import options
+from whale_nebula.transport.grpc.connection import Connection
 from whale_nebula.transport.grpc.dialling import dial
 from whale_nebula.transport.grpc.knock import Knock
 from whale_nebula.transport.grpc.lane import Lane
@@ -253,6 +261,46 @@ class TestWhatIsRefused:
         assert (refused["decision"], refused["times"]) == ("deny", 1)
         assert why in refused["reason"]
 
+    def test_refusals_in_numbers_are_a_few_records_that_count_all(
+        self, tmp_path: Path, make: Callable[..., Town]
+    ) -> None:
+        home = Certificates(tmp_path / "home")
+        home.issue(GPU, "gpu/7", "gpu/gateway", "npu/gateway")
+        names = (GPU, "gpu/7", *ALL[2:])
+        made = make(files={name: Files.under(home.folder, home.identity(name)) for name in names}, dials=())
+        aim = target(RUN, "gpu/gateway", made.sites["gpu"].listen, CurrentCredentials(home.of("gpu/7")), gateway=True)
+        revoke(home.folder, home.authority, [home.of("gpu/7").serial], "a test")
+        for number in range(30):
+            knock = Knock(RUN, "gpu/7", f"npu/{number}" + "x" * 150, f"{number:016x}")  # another text each time
+            with pytest.raises(IdentityError, match="was revoked"):
+                dial(aim, knock, Lane(), lambda frame: None, deadlines=QUICK)
+        made.gateways["gpu"].stop("a test")
+        refused = [each for each in records(made.sites["gpu"]) if each["action"] == "refuse"]
+        assert len(refused) < 15 and sum(each["times"] for each in refused) == 30
+        assert all(len(each["object"]) <= 200 and len(each["reason"]) <= 200 for each in refused)
+
+    def test_names_that_a_gateway_invents_are_forgotten(
+        self, make: Callable[..., Town], files: dict[str, Files], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A cluster that does not list its workers may have any."""
+        monkeypatch.setattr("whale_nebula.gateway.pair._FORGETS_SECONDS", 0.0)
+        made = make(workers=(GPU,), dials=())
+        gateway = made.gateways["gpu"]
+        gateway._remove_pairs = lambda: None  # type: ignore[method-assign]  # until they are counted
+        current = CurrentCredentials(Credentials.of(files["npu/gateway"]))
+        aim = target(RUN, "gpu/gateway", made.sites["gpu"].listen, current)
+        for number in range(20):
+            lane, knock = Lane(), Knock(RUN, f"npu/{number}", GPU, f"{number:016x}")
+            dial(aim, knock, lane, lambda frame: None, deadlines=QUICK)
+            gateway._gone_there(knock.source, "it says")
+            lane.end("no more")
+        assert len(gateway._pairs) == len(gateway._verdicts.all_gone) == 20
+        gateway._gone_there("npu/99", "it says of one that never came")
+        assert "npu/99" not in gateway._verdicts.all_gone
+        until(lambda: all(pair.half(Side.FAR) is None for pair in gateway._all()))
+        del gateway._remove_pairs
+        until(lambda: not gateway._pairs and not gateway._verdicts.all_gone)
+
     def test_a_frame_that_names_another_pair(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
         made = make(workers=(GPU, NPU, OTHER))
         lane, current = Lane(), CurrentCredentials(Credentials.of(files[GPU]))
@@ -317,6 +365,8 @@ class TestRevokedOnTheHostsOfOneSide:
         with pytest.raises(IdentityError, match="certificate of gpu/gateway was revoked"):
             told.take("SESSION", SOON)
         assert not npu._roads["gpu"].trunk.up and npu._pair(NPU, GPU).half(Side.FAR) is None
+        for worker in (GPU, NPU):  # they would wait for each other
+            made.kill(worker)
 
     def test_a_gateway_is_left_by_its_own_workers(self, tmp_path: Path, make: Callable[..., Town]) -> None:
         home = Certificates(tmp_path / "home")
@@ -326,6 +376,45 @@ class TestRevokedOnTheHostsOfOneSide:
         self.revoke(home, "npu/gateway")
         with pytest.raises(IdentityError, match="certificate of npu/gateway was revoked"):
             made.link(NPU, GPU).receive(key(0, GPU, NPU), SOON)
+
+
+class TestItsEnd:
+    def test_the_end_of_a_stream_that_is_just_opened_is_written_before_the_log_is_closed(
+        self, make: Callable[..., Town], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        made = make(dials=("gpu",))
+        gateway = made.gateways["gpu"]
+        road, pair = gateway._roads["npu"], gateway._pair(GPU, NPU)
+        half = road.half(pair, Connection("00112233aabbccdd"), dialled=True)
+        road._told.opened(pair, half)  # as a thread does that dials, and has not handed it to the pair yet
+
+        def give_up() -> None:
+            gateway._stopping.wait(SOON)
+            until(lambda: gateway.journal._ending)
+            road._told.ended(pair, half, "the gateway ends")
+
+        dials = threading.Thread(target=give_up)
+        dials.start()
+        gateway.stop("a test")
+        dials.join(SOON)
+        with pytest.raises(TransportError, match="is ending"):
+            road._told.opened(pair, half)
+        said = [(each["action"], each.get("connection")) for each in records(made.sites["gpu"])]
+        assert said.index(("end", "00112233aabbccdd")) < said.index(("end", None))
+        assert not [each for each in caplog.messages if "the audit log is closed" in each]
+
+    def test_every_stream_that_was_opened_has_its_end(self, make: Callable[..., Town]) -> None:
+        made = make()
+        made.join()
+        made.meet()
+        for gateway in made.gateways.values():
+            gateway.stop("a test")
+        for site in made.sites.values():
+            found = records(site)
+            opened = [each["connection"] for each in found if each["action"] == "open"]
+            assert opened and sorted(opened) == sorted(each["connection"] for each in found if "frames" in each)
+        for worker in (GPU, NPU):
+            made.kill(worker)
 
 
 class TestAuditHeads:
