@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError, TransportError
 from whale_nebula.gateway.half import Half, Side
@@ -146,7 +147,7 @@ class Road:
             self.who.uri,
             connection,
             lambda frame: pair.inspection.check(frame, outward=False),
-            pace=self.pacer.take,
+            pace=partial(self.pacer.take, flow=(pair.here, pair.there)),
             dialled=dialled,
         )
 

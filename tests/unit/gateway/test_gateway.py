@@ -125,10 +125,15 @@ class TestWhatCrosses:
         made.join()
         made.meet()
         made.cross(range(1))
-        slept: list[float] = []
-        made.gateways["gpu"]._roads["npu"].pacer._sleep = slept.append
-        made.cross(range(1, 4), size=1 << 18)
-        assert sum(slept) > 0.4
+        waited: list[float] = []
+
+        def wait(wakes: threading.Condition, seconds: float | None) -> None:
+            waited.append(seconds or 0.0)
+            wakes.wait(seconds)
+
+        made.gateways["gpu"]._roads["npu"].pacer._wait = wait
+        made.cross(range(1, 4), size=1 << 17)
+        assert sum(waited) > 0.2
 
 
 class TestWhatBreaks:

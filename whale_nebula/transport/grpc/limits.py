@@ -48,15 +48,15 @@ class TokenBucket:
         self._lock = threading.Lock()
         self._left, self._at = burst, now()
 
-    def take(self) -> bool:
-        """Whether there is a token left; it is taken."""
+    def take(self, count: float = 1.0) -> bool:
+        """Whether there are so many tokens left; they are taken."""
         with self._lock:
             now = self._now()
             self._left = min(self._burst, self._left + (now - self._at) * self._rate)
             self._at = now
-            if self._left < 1.0:
+            if self._left < count:
                 return False
-            self._left -= 1.0
+            self._left -= count
             return True
 
     @property
