@@ -137,8 +137,7 @@ class Gateway:
             return self._let_in(found, knock, lane)
         except NebulaError as error:
             if isinstance(error, IdentityError):
-                host = visitor.address.rpartition(":")[0]  # its port is another one each time
-                self.journal.refused(visitor.names[0] if visitor.names else host, _about(knock), error)
+                self.journal.refused(visitor.names[0] if visitor.names else visitor.host, _about(knock), error)
             raise
 
     def _let_in(self, found: Entry, knock: Knock, lane: Lane) -> Hear:

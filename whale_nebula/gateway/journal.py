@@ -15,7 +15,7 @@ from whale_nebula.errors import AuditError, NebulaError, TransportError
 from whale_nebula.gateway.half import Half
 from whale_nebula.gateway.pair import Pair
 from whale_nebula.security.audit import AuditLog
-from whale_nebula.transport.grpc.limits import TokenBucket
+from whale_nebula.transport.grpc.limits import Buckets
 
 _LOG = logging.getLogger("whale_nebula.gateway")
 _BURST, _AGAIN_SECONDS, _MOST = 8, 10.0, 1000
@@ -35,20 +35,15 @@ class Refusals:
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
         self._lock = threading.Lock()
-        self._buckets: dict[str, TokenBucket] = {}
+        self._buckets = Buckets(_BURST, 1.0 / _AGAIN_SECONDS, most=_MOST, now=now)
         self._unwritten: Counter[str] = Counter()
 
     def count(self, who: str) -> int:
         """One more refusal of somebody: how many there were since one was written down, 0 if this is not to be."""
         with self._lock:
-            if who not in self._buckets and len(self._buckets) >= _MOST:
-                self._forget()
-            who = who if who in self._buckets or len(self._buckets) < _MOST else "others"
-            if who not in self._buckets:
-                self._buckets[who] = TokenBucket(_BURST, 1.0 / _AGAIN_SECONDS, now=self._now)
-            if not self._buckets[who].take():
+            who, written = self._buckets.take(who)
+            if not written:
                 self._unwritten[who] += 1
                 return 0
             return 1 + self._unwritten.pop(who, 0)
@@ -58,9 +53,6 @@ class Refusals:
         with self._lock:
             unwritten, self._unwritten = dict(self._unwritten), Counter()
             return unwritten
-
-    def _forget(self) -> None:
-        self._buckets = {who: bucket for who, bucket in self._buckets.items() if not bucket.full}
 
 
 class Journal:

@@ -38,6 +38,7 @@ from whale_nebula.transport.grpc.connection import Connection
 from whale_nebula.transport.grpc.dialling import dial
 from whale_nebula.transport.grpc.knock import Knock
 from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.transport.grpc.limits import Buckets
 from whale_nebula.transport.grpc.links import target
 from whale_nebula.transport.grpc.tls import channel_credentials
 from whale_nebula.transport.protocol import Packed
@@ -470,6 +471,16 @@ class TestHealth:
         serving = health_pb2.HealthCheckResponse.SERVING
         assert [self.ask(made, files[who]) for who in (GPU, NPU, "gpu/operator-0")] == [serving] * 3
         until(lambda: self.ask(made, files[GPU], "npu") == serving)
+
+    def test_one_who_asks_without_end_is_refused_and_others_are_not(
+        self, make: Callable[..., Town], files: dict[str, Files]
+    ) -> None:
+        made = make(dials=())
+        made.gateways["gpu"]._health._asked = Buckets(3, 0.0)
+        assert self.ask(made, files["npu/7"]) == self.ask(made, files["npu/7"])
+        with pytest.raises(grpc.RpcError, match="asked for too often"):
+            [self.ask(made, files["npu/7"]) for _ in range(2)]
+        self.ask(made, files[GPU])
 
     def test_nobody_watches(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
         """Such a stream would never end."""

@@ -50,7 +50,7 @@ def test_refusals_are_not_waited_for(made: Journal, monkeypatch: pytest.MonkeyPa
 def test_identities_in_numbers_share_what_one_has() -> None:
     refusals = Refusals(now=lambda: 0.0)
     counts = [refusals.count(f"npu/{number}") for number in range(journal._MOST + 50)]
-    assert sum(counts) == journal._MOST + 8 and len(refusals._buckets) == journal._MOST + 1
+    assert sum(counts) == journal._MOST + 8 and len(refusals._buckets._buckets) == journal._MOST + 1
     assert refusals.take_unwritten() == {"others": 42}
 
 

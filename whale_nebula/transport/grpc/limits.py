@@ -69,6 +69,32 @@ class TokenBucket:
 LIMITS = Limits()
 
 
+class Buckets:
+    """Token buckets by name, `most` at a time; who comes when there is none left shares one with all such.
+
+    >>> buckets = Buckets(1, 0.0, most=2)
+    >>> [buckets.take(name) for name in ("a", "a", "b", "c", "d")]
+    [('a', True), ('a', False), ('b', True), ('others', True), ('others', False)]
+    """
+
+    def __init__(
+        self, burst: float, rate: float, *, most: int = 1000, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._burst, self._rate, self._most, self._now = burst, rate, most, now
+        self._lock = threading.Lock()
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def take(self, name: str) -> tuple[str, bool]:
+        """The name of the bucket that counts for somebody, and whether it had a token left."""
+        with self._lock:
+            if name not in self._buckets and len(self._buckets) >= self._most:
+                self._buckets = {name: bucket for name, bucket in self._buckets.items() if not bucket.full}
+                name = name if len(self._buckets) < self._most else "others"
+            if name not in self._buckets:
+                self._buckets[name] = TokenBucket(self._burst, self._rate, now=self._now)
+            return name, self._buckets[name].take()
+
+
 class End(NamedTuple):
     """The other end of a connection."""
 

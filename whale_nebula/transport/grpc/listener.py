@@ -22,6 +22,7 @@ from whale_nebula.transport.grpc.limits import LIMITS, ConnectionGuard, Limits, 
 
 _LOG = logging.getLogger("whale_nebula.transport")
 _REFUSALS, _REFUSALS_A_SECOND = 32, 2.0  # that are answered at once, and logged
+_RETRIES, _RETRIES_A_SECOND = 512, 64.0  # that are answered at once
 _LATE_SECONDS = 1.0
 
 P = ParamSpec("P")
@@ -34,6 +35,11 @@ class Visitor(NamedTuple):
     names: tuple[str, ...] = ()
     certificate: bytes = b""
     address: str = ""
+
+    @property
+    def host(self) -> str:
+        """The address without its port, which is another one for each connection."""
+        return self.address.rpartition(":")[0]
 
 
 Hear: TypeAlias = Callable[[bytes], None]
@@ -65,6 +71,7 @@ class Listener:
         self._limits = limits
         self._guard: ConnectionGuard | None = None
         self._refusals = TokenBucket(_REFUSALS, _REFUSALS_A_SECOND)
+        self._retries = TokenBucket(_RETRIES, _RETRIES_A_SECOND)
         self._unlogged = 0
         self._over = threading.Event()
         self._others = others
@@ -159,6 +166,8 @@ class Listener:
         """Log a refusal. One too many is counted, and answered late: of one connection, four streams wait at most."""
         if type(error) is TransportError:  # it is tried again
             _LOG.info("a stream from %s is refused: %s", peer, error.what)
+            if not self._retries.take():
+                self._over.wait(_LATE_SECONDS)
         elif self._refusals.take():
             unlogged, self._unlogged = self._unlogged, 0
             more = f" (and {unlogged} refusals before it)" if unlogged else ""
