@@ -14,8 +14,10 @@ from typing import Any
 import psutil
 from trial import Course, steps
 
+from whale_nebula.transport.grpc.limits import LIMITS
+
 RATE, SECONDS, QUIET = 50, 10.0, 8.0
-SLOWER_BAR, REFUSAL_BAR, HANDSHAKES_BAR = 0.10, 0.002, 16
+SLOWER_BAR, REFUSAL_BAR, HANDSHAKES_BAR = 0.10, 0.002, LIMITS.address
 
 
 def flood(course: Course, seen: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from whale_nebula.gateway.site import Site, cluster_of
 from whale_nebula.gateway.trunk import Trunk
 from whale_nebula.gateway.verdicts import Verdicts
 from whale_nebula.gateway.vigil import State, Vigil
-from whale_nebula.security import Credentials, CurrentCredentials, Identity, Peer, check_live
+from whale_nebula.security import Credentials, CurrentCredentials, Identity, Peer, Prover, check_live
 from whale_nebula.security.audit import AuditLog
 from whale_nebula.security.heads import Head, KeptHeads
 from whale_nebula.security.identity import GATEWAY
@@ -31,12 +31,13 @@ from whale_nebula.transport.grpc.knock import Knock
 from whale_nebula.transport.grpc.lane import Lane
 from whale_nebula.transport.grpc.listener import Hear, Listener, Visitor
 from whale_nebula.transport.grpc.options import lanes
+from whale_nebula.transport.grpc.proof import prove_identity
 from whale_nebula.transport.grpc.tls import server_credentials
 from whale_nebula.transport.waiting import Announce, log_wait
 
 _LOG = logging.getLogger("whale_nebula.gateway")
-_PAIRS_AT_MOST = 4096
-_KEPT_SECONDS = 2.0
+_PAIRS_AT_MOST = 4096  # of one other cluster
+_STEP_SECONDS, _KEPT_SECONDS = 0.2, 2.0
 _BEATS = 2.2  # that may be missed before a worker is looked for
 
 
@@ -49,18 +50,19 @@ class Gateway:
         self._deadlines = deadlines or Deadlines(patience=site.patience)
         self._current = CurrentCredentials(Credentials.of(site.files)) if site.files is not None else None
         self._used = self._current() if self._current else None
+        self._prover = Prover(self._current) if self._current else None
         if self._used is not None:
             self._used.check_is(site.identity)
         self._lock = threading.Lock()
         self._pairs: dict[tuple[str, str], Pair] = {}
-        self._trunk_guests: list[tuple[Peer, Lane]] = []
         self._stopping = threading.Event()
         self._now = time.monotonic
         self._silence = _BEATS * self._deadlines.beat
         self._verdicts = Verdicts()
         self._parted: set[str] = set()  # those of our workers whose last stream was ended in order
         self.journal = Journal(AuditLog(site.audit, site.identity, self._current, on_head=self._head))
-        kept = KeptHeads(site.heads, self._used.trust) if self._used else None
+        current = self._current
+        kept = KeptHeads(site.heads, lambda: current().trust) if current else None
         self._roads = {name: self._road(name, kept, announce) for name in site.gateways}
         self._vigil = Vigil(
             {name: where for name, where in site.workers.items() if cluster_of(name) == site.cluster},
@@ -108,8 +110,12 @@ class Gateway:
             return
         self._stopping.set()
         self._health.close()
-        for pair in self._all():
-            pair.end("the gateway ends")
+        self.journal.stop_opening()
+        for seconds in (_STEP_SECONDS, _KEPT_SECONDS):  # a half may just be on its way into its pair
+            for pair in self._all():
+                pair.end("the gateway ends")
+            if self.journal.wait_ended(seconds):
+                break
         self.journal.close(why)
         for road in self._roads.values():
             if road.trunk.up and not road.trunk.wait_kept(_KEPT_SECONDS):
@@ -125,10 +131,13 @@ class Gateway:
             raise TransportError(f"gateway '{self.site.identity.worker}' is ending")
         try:
             found = entry(self.site, self._current, knock, visitor)
+            lane.guest = found.guest
+            if self._prover is not None:
+                lane.proof = prove_identity(self._prover, knock, self.site.identity)
             return self._let_in(found, knock, lane)
         except NebulaError as error:
             if isinstance(error, IdentityError):
-                self.journal.refused(visitor.names[0] if visitor.names else visitor.address, _about(knock), error)
+                self.journal.refused(visitor.names[0] if visitor.names else visitor.host, _about(knock), error)
             raise
 
     def _let_in(self, found: Entry, knock: Knock, lane: Lane) -> Hear:
@@ -159,27 +168,19 @@ class Gateway:
 
     def _let_in_gateway(self, found: Entry, lane: Lane) -> Hear:
         trunk = self._roads[found.caller.cluster].trunk
+        trunk.check_rate()
         trunk.adopt(lane)
-        if found.guest is not None:
-            with self._lock:
-                self._trunk_guests = [each for each in self._trunk_guests if not each[1].over]
-                self._trunk_guests.append((found.guest, lane))
         self.journal.note("trunk", actor=found.caller.uri, decision="allow")
         return trunk.hear
 
     def _half(self, pair: Pair, side: Side, found: Entry, connection: Connection) -> Half:
         if side is Side.FAR:
-            return self._roads[found.caller.cluster].half(pair, connection, guest=found.guest)
-        return Half(
-            side,
-            found.caller.uri,
-            connection,
-            lambda frame: pair.inspection.check(frame, outward=True),
-            guest=found.guest,
-        )
+            return self._roads[found.caller.cluster].half(pair, connection)
+        return Half(side, found.caller.uri, connection, lambda frame: pair.inspection.check(frame, outward=True))
 
     def _take(self, pair: Pair, half: Half) -> None:
         """Join a half with its pair, once it is written down that it was let in."""
+        pair.check_rate()
         if half.side is Side.FAR:
             pair.give_way()
         self.journal.opened(pair, half)
@@ -193,14 +194,22 @@ class Gateway:
         with self._lock:
             pair = self._pairs.get((here, there))
             if pair is None:
-                if len(self._pairs) >= _PAIRS_AT_MOST:
-                    raise TransportError(f"this gateway has {_PAIRS_AT_MOST} pairs of workers, and takes no more")
+                cluster = cluster_of(there)
+                if sum(cluster_of(each) == cluster for _, each in self._pairs) >= _PAIRS_AT_MOST:
+                    raise TransportError(f"this gateway has {_PAIRS_AT_MOST} pairs with '{cluster}', and takes no more")
                 inspection = Inspection.of(self.site.roster, here, there)
                 yields = self.site.cluster < cluster_of(there)
                 remembers, grace = self.site.patience, self._deadlines.grace
                 pair = Pair(here, there, inspection, self._ended, yields=yields, grace=grace, remembers=remembers)
                 self._pairs[here, there] = pair
             return pair
+
+    def _remove_pairs(self) -> None:
+        """Forget the pairs that are over, and what was to be said to their workers."""
+        with self._lock:
+            self._pairs = {names: pair for names, pair in self._pairs.items() if not pair.retire()}
+            workers = {*self.site.workers, *(name for names in self._pairs for name in names)}
+        self._verdicts.remove_old(workers)
 
     def _all(self) -> list[Pair]:
         with self._lock:
@@ -236,10 +245,12 @@ class Gateway:
             road.trunk.send_gone(worker, said)
 
     def _gone_there(self, worker: str, why: str) -> None:
-        """The gateway of another cluster says that about one of its workers."""
-        self._verdicts.gone(worker)
-        for pair in self._all():
-            if pair.there == worker and pair.known:
+        """The gateway of another cluster says that about one of its workers; of others, nothing is remembered."""
+        pairs = [pair for pair in self._all() if pair.there == worker]
+        if pairs:
+            self._verdicts.gone(worker)
+        for pair in pairs:
+            if pair.known:
                 self._final(pair, _gone(worker, why))
 
     def _final(self, pair: Pair, error: NebulaError) -> None:
@@ -273,6 +284,8 @@ class Gateway:
                     self._vigil.doubt(worker)
             if self._current is not None:
                 self._look_at_guests(self._current())
+            self._remove_pairs()
+            self.journal.look_after(self._now())
 
     def _tell_of(self, road: Road) -> None:
         """The way to a cluster is closed: workers that wait for it ask again, and are told why as they come in."""
@@ -282,12 +295,13 @@ class Gateway:
                 near.connection.end(road.trouble)
 
     def _look_at_guests(self, credentials: Credentials) -> None:
-        """Certificates end, are renewed and taken back while streams stand."""
+        """End all streams, whoever dialled, of those whose certificate has ended or was revoked since it was shown."""
         halves = [half for pair in self._all() for side in Side if (half := pair.half(side)) is not None]
-        with self._lock:
-            guests = list(self._trunk_guests)
-        breaks: list[tuple[Peer, Callable[[str], None]]] = [(peer, lane.end) for peer, lane in guests if not lane.over]
-        breaks += [(half.guest, half.connection.end) for half in halves if half.guest is not None]
+        lanes = [lane for road in self._roads.values() for lane in road.trunk.lanes]
+        breaks: list[tuple[Peer, Callable[[str], None]]] = [
+            *((lane.guest, lane.end) for lane in lanes if lane.guest is not None),
+            *((guest, half.connection.end) for half in halves for guest in half.guests),
+        ]
         for peer, end in breaks:
             try:
                 check_live(credentials.trust, peer)

@@ -32,7 +32,7 @@ class Side(Enum):
 
 
 class Half:
-    """A connection and what came over it. `who` holds it, as his certificate `guest` said, if he was asked for one.
+    """A connection and what came over it. `who` holds it, as the certificates of its lanes say, where there are any.
 
     `check` raises on a frame that must not be handed on; `pace` waits until as much may be sent over this half;
     `dialled` says that this gateway has opened it.
@@ -45,11 +45,10 @@ class Half:
         connection: Connection,
         check: Callable[[bytes], Header],
         *,
-        guest: Peer | None = None,
         pace: Callable[[int], None] | None = None,
         dialled: bool = False,
     ) -> None:
-        self.side, self.who, self.connection, self.guest, self.dialled = side, who, connection, guest, dialled
+        self.side, self.who, self.connection, self.dialled = side, who, connection, dialled
         self.fault = ""
         self.frames = self.bytes = 0  # that came over it and were handed on
         self.partner: Half | None = None
@@ -65,6 +64,11 @@ class Half:
     def fresh(self) -> bool:
         """Whether it can still be joined."""
         return self.partner is None and not self.connection.over
+
+    @property
+    def guests(self) -> list[Peer]:
+        """The certificates that were proven over its lanes."""
+        return [lane.guest for lane in list(self._lanes) if lane.guest is not None and not lane.over]
 
     @property
     def in_order(self) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,49 +15,63 @@ from whale_nebula.errors import AuditError, NebulaError, TransportError
 from whale_nebula.gateway.half import Half
 from whale_nebula.gateway.pair import Pair
 from whale_nebula.security.audit import AuditLog
+from whale_nebula.transport.grpc.limits import Buckets
 
 _LOG = logging.getLogger("whale_nebula.gateway")
-_AGAIN_SECONDS = 10.0
-_MOST = 1000
+_BURST, _AGAIN_SECONDS, _MOST = 8, 10.0, 1000
+_SUMMARY_SECONDS, _SPACE_SECONDS = 60.0, 30.0
+_LOW_BYTES = 1 << 30
+_TEXT = 200  # characters of what somebody who is refused says
 
 
 class Refusals:
-    """The same refusal again and again is one record in ten seconds, with how often it was.
+    """Which refusals are written down: `_BURST` of one identity at once, then one in `_AGAIN_SECONDS`, which says how
+    many there were since the one before. Identities above `_MOST` share what one has.
 
-    >>> clock = iter([0.0, 1.0, 2.0, 12.0])
+    >>> clock = iter([0.0] * 12 + [20.0])
     >>> refusals = Refusals(now=lambda: next(clock))
-    >>> [refusals.times("npu/0", "expired") for _ in range(4)]
-    [1, 0, 0, 3]
+    >>> [refusals.count("npu/0") for _ in range(12)]
+    [1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 4]
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
         self._lock = threading.Lock()
-        self._seen: dict[tuple[str, ...], tuple[float, int]] = {}
+        self._buckets = Buckets(_BURST, 1.0 / _AGAIN_SECONDS, most=_MOST, now=now)
+        self._unwritten: Counter[str] = Counter()
 
-    def times(self, *what: str) -> int:
-        """How often it was since it was last written down; 0: it is not to be written down now."""
-        now = self._now()
+    def count(self, who: str) -> int:
+        """One more refusal of somebody: how many there were since one was written down, 0 if this is not to be."""
         with self._lock:
-            since, times = self._seen.get(what, (float("-inf"), 0))
-            if now - since < _AGAIN_SECONDS:
-                self._seen[what] = since, times + 1
+            who, written = self._buckets.take(who)
+            if not written:
+                self._unwritten[who] += 1
                 return 0
-            if len(self._seen) >= _MOST:
-                self._seen.clear()
-            self._seen[what] = now, 0
-        return times + 1
+            return 1 + self._unwritten.pop(who, 0)
+
+    def take_unwritten(self) -> dict[str, int]:
+        """How many refusals of whom are not written down yet; they count as written from now on."""
+        with self._lock:
+            unwritten, self._unwritten = dict(self._unwritten), Counter()
+            return unwritten
 
 
 class Journal:
-    """The audit log of a gateway, with a word for everything that is written there."""
+    """The audit log of a gateway, with a word for everything that is written there. Any thread may call it."""
 
     def __init__(self, log: AuditLog) -> None:
         self.log = log
         self._refusals = Refusals()
+        self._changed = threading.Condition()
+        self._open: set[Half] = set()
+        self._ending = self._closed = self._low = False
+        self._next_summary = self._next_space = time.monotonic()
 
     def opened(self, pair: Pair, half: Half) -> None:
         """A half has come. A stream that cannot be written down is not taken."""
+        with self._changed:
+            if self._ending:
+                raise TransportError("this gateway is ending")
+            self._open.add(half)
         try:
             self.log.record(
                 "open",
@@ -64,9 +81,10 @@ class Journal:
                 side=half.side.value,
                 dialled=half.dialled,
                 connection=half.connection.name,
-                serial=half.guest.serial if half.guest else "",
+                serial=next((guest.serial for guest in half.guests), ""),
             )
         except AuditError as error:
+            self._forget(half)
             _LOG.error("%s", error)
             raise TransportError("the gateway's audit log cannot be written", why=error.why) from None
 
@@ -83,24 +101,72 @@ class Journal:
             frames=half.frames,
             bytes=half.bytes,
         )
+        self._forget(half)
+
+    def _forget(self, half: Half) -> None:
+        with self._changed:
+            self._open.discard(half)
+            self._changed.notify_all()
 
     def refused(self, actor: str, target: str, error: NebulaError) -> None:
-        """Somebody was not let in."""
-        times = self._refusals.times(actor, target, error.what)
+        """Somebody was not let in. What a stranger does is no reason to wait for the disk."""
+        times = self._refusals.count(actor)
         if times:
             reason = f"{error.code} {error.what}" + (f": {error.why}" if error.why else "")
-            self.note("refuse", actor=actor, target=target, decision="deny", reason=reason, times=times)
+            said = {"actor": actor, "target": target[:_TEXT], "reason": reason[:_TEXT], "times": times}
+            self.note("refuse", decision="deny", durable=False, **said)
+
+    def look_after(self, now: float) -> None:
+        """Write down once a minute how many refusals were left out, and say when the disk is nearly full."""
+        if now >= self._next_summary:
+            self._next_summary = now + _SUMMARY_SECONDS
+            self._note_unwritten()
+        if now >= self._next_space:
+            self._next_space = now + _SPACE_SECONDS
+            with contextlib.suppress(OSError):
+                self._note_space(shutil.disk_usage(self.log.path.parent).free)
+
+    def _note_unwritten(self) -> None:
+        for actor, times in self._refusals.take_unwritten().items():
+            reason = "refusals that were not written down one by one"
+            self.note("refuse", actor=actor, decision="deny", reason=reason, times=times, durable=False)
+
+    def _note_space(self, free: int) -> None:
+        low, self._low = self._low, free < _LOW_BYTES
+        if self._low and not low:
+            self.note("low space", free=free)
+            _LOG.warning(
+                "the disk of the audit log %s has %d MiB left; without room nobody is let in. "
+                "Move its full files, those with a number in their name, to an archive",
+                self.log.path,
+                free >> 20,
+            )
+
+    def stop_opening(self) -> None:
+        """From now on nothing is let in."""
+        with self._changed:
+            self._ending = True
+
+    def wait_ended(self, seconds: float) -> bool:
+        """Wait until the ends of all halves are written down, at most so long; whether they are."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._open, seconds)
 
     def note(self, action: str, **said: Any) -> None:
         """Anything else; where it cannot be written, the log for people says so."""
         _LOG.info("%s %s", action, said)
+        if self._closed:
+            return
         try:
             self.log.record(action, **said)
         except AuditError as error:
-            _LOG.error("%s", error)
+            if not self._closed:
+                _LOG.error("%s", error)
 
     def close(self, why: str) -> None:
-        """The last record, and the last head."""
+        """The last record, and the last head. What happens afterwards stands in the log for people alone."""
+        self._note_unwritten()
+        self._closed = True
         try:
             self.log.close(why)
         except AuditError as error:

@@ -12,9 +12,11 @@ from functools import partial
 from whale_nebula.errors import TransportError
 from whale_nebula.gateway.half import Half, Side
 from whale_nebula.gateway.inspection import Inspection
+from whale_nebula.transport.grpc.limits import TokenBucket
 
 _LOG = logging.getLogger("whale_nebula.gateway")
-_INSISTS_SECONDS = 5.0
+_INSISTS_SECONDS = _FORGETS_SECONDS = 5.0
+_ARRIVALS, _ARRIVALS_A_SECOND = 100, 2.0
 REPLACED = "another connection has taken its place"
 
 
@@ -38,12 +40,15 @@ class Pair:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.here, self.there, self.inspection, self.yields = here, there, inspection, yields
+        self._arrivals = TokenBucket(_ARRIVALS, _ARRIVALS_A_SECOND)
         self._met = float("-inf")  # when the two have parted
         self._ended, self._grace, self._remembers, self._now = ended, grace, remembers, now
         self._lock = threading.Lock()
         self._halves: dict[Side, Half] = {}
         self._attempts = 0
+        self._touched = now()
         self._refused = float("-inf")
+        self._retired = False
 
     def __str__(self) -> str:
         return f"{self.here} - {self.there}"
@@ -72,6 +77,25 @@ class Pair:
             with self._lock:
                 self._attempts -= needed
 
+    def retire(self) -> bool:
+        """Whether nobody is there, or was lately: then the pair takes nobody any more, and can be forgotten."""
+        with self._lock:
+            wanted = self._halves or self._attempts or self._now() - self._met < self._remembers
+            self._retired = self._retired or not (wanted or self._now() - self._touched < _FORGETS_SECONDS)
+            return self._retired
+
+    def _check_alive(self) -> None:
+        if self._retired:
+            raise TransportError(f"{self} was just forgotten here", why="it is made anew at the next attempt")
+
+    def check_rate(self) -> None:
+        """One more half comes: raises if they come too often, as each is written into the audit log."""
+        with self._lock:
+            self._check_alive()
+            self._touched = self._now()
+        if not self._arrivals.take():
+            raise TransportError(f"streams of {self} come too often", why="each is written into the audit log")
+
     def give_way(self) -> None:
         """The other gateway has dialled: raises if that has crossed our own attempt, and ours is used."""
         with self._lock:
@@ -80,6 +104,7 @@ class Pair:
     def arrive(self, half: Half) -> None:
         """A half has come; it takes the place of the one before. Raises if it has crossed ours, and ours is used."""
         with self._lock:
+            self._check_alive()
             if half.side is Side.FAR:
                 self._give_way()
             before = self._take(half)

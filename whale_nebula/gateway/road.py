@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError, TransportError
 from whale_nebula.gateway.half import Half, Side
@@ -16,7 +17,7 @@ from whale_nebula.gateway.pacer import Pacer
 from whale_nebula.gateway.pair import Pair
 from whale_nebula.gateway.site import Site
 from whale_nebula.gateway.trunk import Trunk
-from whale_nebula.security import CurrentCredentials, Identity, Peer
+from whale_nebula.security import CurrentCredentials, Identity
 from whale_nebula.security.identity import GATEWAY
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
@@ -30,7 +31,6 @@ from whale_nebula.transport.waiting import Announce, Waiting, log_wait
 _LOG = logging.getLogger("whale_nebula.gateway")
 _DRAWN = random.SystemRandom()
 _HEAD_START_SECONDS = 0.3
-_LOOK_SECONDS = 30.0
 _SHORT_SECONDS = 1.0  # less is not worth a word
 _STALE_SECONDS = 45.0  # after which a stream that the other gateway has dialled is known to be alive, or is gone
 _SLOWEST = 4  # attempts, from which on pauses grow no longer: 0.8 s on average
@@ -53,7 +53,7 @@ class Told:
 class Road:
     """The way to the gateway of another cluster. Without its address this side waits to be dialled.
 
-    Its trunk is kept up, and certificates are looked at there: what is wrong with them ends the pairs that wait.
+    Its trunk is kept up: what is wrong with a certificate when it is opened ends the pairs that wait.
     """
 
     def __init__(
@@ -140,15 +140,14 @@ class Road:
         except NebulaError as error:
             half.connection.end(f"a further lane did not open: {error.what}")
 
-    def half(self, pair: Pair, connection: Connection, *, dialled: bool = False, guest: Peer | None = None) -> Half:
+    def half(self, pair: Pair, connection: Connection, *, dialled: bool = False) -> Half:
         """The far half of a pair over a connection."""
         return Half(
             Side.FAR,
             self.who.uri,
             connection,
             lambda frame: pair.inspection.check(frame, outward=False),
-            guest=guest,
-            pace=self.pacer.take,
+            pace=partial(self.pacer.take, flow=(pair.here, pair.there)),
             dialled=dialled,
         )
 
@@ -196,33 +195,36 @@ class Road:
 
     def _go(self) -> bool:
         """Open the trunk and stay as long as it lasts; whether that was longer than a moment."""
-        wrong = self._look()
-        if wrong is not None:
-            self._trouble = wrong.what
-            return False
         lane, over = Lane(), threading.Event()
         knock = Knock(self._site.run, self._site.identity.worker, self.who.worker, secrets.token_hex(8))
         try:
             self._call(knock, lane, self.trunk.hear)
         except NebulaError as error:
-            self._trouble = error.why or error.what
+            wrong = self._find_wrong(error)
+            self._trouble = wrong.what if wrong is not None else error.why or error.what
             return False
+        self._wrong, self._times = None, 0
         began, self._stands = time.monotonic(), True
         self.trunk.adopt(lane, over.set)
-        while not over.wait(_LOOK_SECONDS) and not self._closed.is_set():
-            wrong = self._look()
-            if wrong is not None:
-                lane.end(wrong.what)
+        over.wait()  # ended, too, when this gateway closes it or finds the other one's certificate no longer good
         self._stands, self._fell, self._trouble = False, time.monotonic(), lane.why
         return self._fell - began > _SHORT_SECONDS
 
-    def _look(self) -> NebulaError | None:
-        """What is wrong with a certificate, there or here, written down when it is new. gRPC does not show it."""
-        found = self._target.diagnose() if self._target.diagnose is not None else None
+    def _find_wrong(self, error: NebulaError) -> NebulaError | None:
+        """What is wrong with a certificate, there or here, where the trunk does not open; written down when it is new.
+
+        What fails within TLS is looked into by a handshake of our own, as gRPC does not show it.
+        """
+        found: NebulaError | None = None
+        if isinstance(error, IdentityError):
+            found = error
+        elif self._target.diagnose is not None and not self._closed.is_set():
+            found = self._target.diagnose()
         if found is None:
             self._wrong, self._times = None, 0
             return None
-        if self._wrong is None or self._wrong.what != found.what:
-            self._told.noted("refuse", actor=self.who.uri, target="trunk", decision="deny", reason=str(found))
+        if type(self._wrong) is not type(found):  # its text may be the other side's, and another one each time
+            said = {"actor": self.who.uri, "target": "trunk", "decision": "deny", "reason": str(found)}
+            self._told.noted("refuse", durable=False, **said)
         self._wrong, self._times = found, self._times + 1
         return found

@@ -11,13 +11,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from whale_nebula.errors import AuditError, IdentityError, RemoteProtocolError
+from whale_nebula.errors import AuditError, IdentityError, RemoteProtocolError, TransportError
 from whale_nebula.gateway import word
 from whale_nebula.security.heads import Head, KeptHeads
 from whale_nebula.security.identity import Identity
 from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.transport.grpc.limits import TokenBucket
 
 _WAITING = 256  # words; heads are cumulative, so an old one may be lost
+_STREAMS = 4  # of one other gateway; it needs one, or two where both dial
+_ADOPTIONS, _ADOPTIONS_A_SECOND = 32, 0.5  # streams that it opens
+_WORDS, _WORDS_A_SECOND = 1024, 1.0  # that it says
+_PAUSE_SECONDS = 0.25
 _ENDED = "this gateway has ended"
 
 
@@ -72,6 +77,8 @@ class Trunk:
         self._last_head: Head | None = None
         self._confirmed = self._denied = -1  # the last head of ours that was kept over there, and that was not
         self._closed = False
+        self._adoptions = TokenBucket(_ADOPTIONS, _ADOPTIONS_A_SECOND)
+        self._words = TokenBucket(_WORDS, _WORDS_A_SECOND)
 
     @property
     def up(self) -> bool:
@@ -79,8 +86,22 @@ class Trunk:
         with self._changed:
             return bool(self._branches)
 
+    @property
+    def lanes(self) -> list[Lane]:
+        """Its streams."""
+        with self._changed:
+            return [branch.lane for branch in self._branches]
+
+    def check_rate(self) -> None:
+        """The other gateway opens one more stream: raises if it does so too often, as each is written down."""
+        if not self._adoptions.take():
+            raise TransportError(f"streams of {self.there.worker} come too often", why="each is written down")
+
     def adopt(self, lane: Lane, over: Callable[[], None] = lambda: None) -> None:
-        """Take in a stream, which the other gateway has dialled or this one; `over` is called when it ends."""
+        """Take in a stream, which the other gateway has dialled or this one; `over` is called when it ends.
+
+        One too many ends the oldest.
+        """
         branch = Branch(lane)
 
         def drop(why: str) -> None:
@@ -91,12 +112,15 @@ class Trunk:
         with self._changed:
             closed = self._closed
             self._branches += [] if closed else [branch]
+            surplus = self._branches[:-_STREAMS]
             words = [_of_head(self._last_head)] if self._last_head is not None else []
             words += self._of_gone.values()
         if closed:
             lane.end(_ENDED)
-        for each in words:
-            branch.say(each)
+        for each in surplus:
+            each.lane.end("newer streams have taken its place")
+        for frame in words:
+            branch.say(frame)
         if lane.over:
             drop(lane.why)
 
@@ -129,6 +153,7 @@ class Trunk:
         """End the streams."""
         with self._changed:
             self._closed = True
+            self._changed.notify_all()
         self.end(_ENDED)
 
     def end(self, why: str) -> None:
@@ -159,7 +184,10 @@ class Trunk:
             return new
 
     def hear(self, frame: bytes) -> None:
-        """A word of the other gateway."""
+        """A word of the other gateway. It is not read sooner than the rate of words allows: most end up on the disk."""
+        while not (self._words.take() or self._closed):
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed, _PAUSE_SECONDS)
         message = word.read(frame)
         match message:
             case {"kind": word.HEAD, "head": dict(head)}:

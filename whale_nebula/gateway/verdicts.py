@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from whale_nebula.errors import NebulaError
 
@@ -41,6 +41,13 @@ class Verdicts:
                 return False
             self._given[asks, wanted] = error, self._now() + _SECONDS
             return True
+
+    def remove_old(self, workers: Set[str]) -> None:
+        """Forget what nobody has asked for in time, and who is gone and none of these workers."""
+        with self._lock:
+            self._gone &= workers
+            now = self._now()
+            self._given = {pair: given for pair, given in self._given.items() if now < given[1]}
 
     def find(self, asks: str, wanted: str, *, once: bool = False) -> NebulaError | None:
         """What `asks` is to be told, if anything. With `once` he gives up when he hears it."""

@@ -9,7 +9,7 @@ import base64
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,9 +78,13 @@ def _message(identity: Identity, seq: int, digest: str) -> bytes:
 
 
 class KeptHeads:
-    """The heads of others, in a file to which lines are only added. Any thread may call it."""
+    """The heads of others, in a file to which lines are only added. Any thread may call it.
 
-    def __init__(self, path: str | os.PathLike[str], trust: Trust) -> None:
+    `trust` is whose heads count or, for a process that outlives its authority's certificate, a function that gives
+    whose do at present.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], trust: Trust | Callable[[], Trust]) -> None:
         self.path = Path(path)
         self._trust = trust
         self._lock = threading.Lock()
@@ -96,8 +100,9 @@ class KeptHeads:
 
     def keep(self, head: Head, sender: Identity) -> bool:
         """Keep what somebody says of his own log; False if it is known. A log that went back is an `AuditError`."""
-        self._trust.check(head.certificate, sender, whose="the sender of a head")
-        head.check(self._trust)
+        trust = self._trust if isinstance(self._trust, Trust) else self._trust()
+        trust.check(head.certificate, sender, whose="the sender of a head")
+        head.check(trust)
         with self._lock:
             kept = self._kept.setdefault(sender, {})
             if head.seq in kept and kept[head.seq].digest == head.digest:

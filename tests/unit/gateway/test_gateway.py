@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,28 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.unit.gateway.town import CLUSTERS, GPU, NPU, QUICK, RUN, SOON, Town, certificates, key, records, town, until
 from tests.unit.transport.crossing import Certificates
-from whale_nebula.errors import DeadlineError, IdentityError, LinkClosedError, NebulaError, WrongNameError
+from whale_nebula.errors import (
+    DeadlineError,
+    IdentityError,
+    LinkClosedError,
+    NebulaError,
+    TransportError,
+    WrongNameError,
+)
+from whale_nebula.gateway import word
 from whale_nebula.gateway.gateway import Gateway
 from whale_nebula.gateway.half import Side
 from whale_nebula.gateway.site import Site
 from whale_nebula.security import Credentials, CurrentCredentials, Files
-from whale_nebula.security.heads import read_heads
+from whale_nebula.security.heads import Head, read_heads
 from whale_nebula.security.issue import revoke
 from whale_nebula.security.verdict import verify
 from whale_nebula.transport.grpc import options
+from whale_nebula.transport.grpc.connection import Connection
 from whale_nebula.transport.grpc.dialling import dial
 from whale_nebula.transport.grpc.knock import Knock
 from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.transport.grpc.limits import Buckets
 from whale_nebula.transport.grpc.links import target
 from whale_nebula.transport.grpc.tls import channel_credentials
 from whale_nebula.transport.protocol import Packed
@@ -34,6 +46,7 @@ from whale_nebula.wire.frame import Flag, Header, Kind, pack
 
 OTHER = "npu/1"
 ALL = (GPU, NPU, "gpu/gateway", "npu/gateway")
+IMPATIENT = replace(QUICK, patience=3.0)
 PAIRS = {"gpu": (GPU, NPU), "npu": (NPU, GPU)}
 
 
@@ -113,10 +126,15 @@ class TestWhatCrosses:
         made.join()
         made.meet()
         made.cross(range(1))
-        slept: list[float] = []
-        made.gateways["gpu"]._roads["npu"].pacer._sleep = slept.append
-        made.cross(range(1, 4), size=1 << 18)
-        assert sum(slept) > 0.4
+        waited: list[float] = []
+
+        def wait(wakes: threading.Condition, seconds: float | None) -> None:
+            waited.append(seconds or 0.0)
+            wakes.wait(seconds)
+
+        made.gateways["gpu"]._roads["npu"].pacer._wait = wait
+        made.cross(range(1, 4), size=1 << 17)
+        assert sum(waited) > 0.2
 
 
 class TestWhatBreaks:
@@ -249,6 +267,46 @@ class TestWhatIsRefused:
         assert (refused["decision"], refused["times"]) == ("deny", 1)
         assert why in refused["reason"]
 
+    def test_refusals_in_numbers_are_a_few_records_that_count_all(
+        self, tmp_path: Path, make: Callable[..., Town]
+    ) -> None:
+        home = Certificates(tmp_path / "home")
+        home.issue(GPU, "gpu/7", "gpu/gateway", "npu/gateway")
+        names = (GPU, "gpu/7", *ALL[2:])
+        made = make(files={name: Files.under(home.folder, home.identity(name)) for name in names}, dials=())
+        aim = target(RUN, "gpu/gateway", made.sites["gpu"].listen, CurrentCredentials(home.of("gpu/7")), gateway=True)
+        revoke(home.folder, home.authority, [home.of("gpu/7").serial], "a test")
+        for number in range(30):
+            knock = Knock(RUN, "gpu/7", f"npu/{number}" + "x" * 150, f"{number:016x}")  # another text each time
+            with pytest.raises(IdentityError, match="was revoked"):
+                dial(aim, knock, Lane(), lambda frame: None, deadlines=QUICK)
+        made.gateways["gpu"].stop("a test")
+        refused = [each for each in records(made.sites["gpu"]) if each["action"] == "refuse"]
+        assert len(refused) < 15 and sum(each["times"] for each in refused) == 30
+        assert all(len(each["object"]) <= 200 and len(each["reason"]) <= 200 for each in refused)
+
+    def test_names_that_a_gateway_invents_are_forgotten(
+        self, make: Callable[..., Town], files: dict[str, Files], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A cluster that does not list its workers may have any."""
+        monkeypatch.setattr("whale_nebula.gateway.pair._FORGETS_SECONDS", 0.0)
+        made = make(workers=(GPU,), dials=())
+        gateway = made.gateways["gpu"]
+        gateway._remove_pairs = lambda: None  # type: ignore[method-assign]  # until they are counted
+        current = CurrentCredentials(Credentials.of(files["npu/gateway"]))
+        aim = target(RUN, "gpu/gateway", made.sites["gpu"].listen, current)
+        for number in range(20):
+            lane, knock = Lane(), Knock(RUN, f"npu/{number}", GPU, f"{number:016x}")
+            dial(aim, knock, lane, lambda frame: None, deadlines=QUICK)
+            gateway._gone_there(knock.source, "it says")
+            lane.end("no more")
+        assert len(gateway._pairs) == len(gateway._verdicts.all_gone) == 20
+        gateway._gone_there("npu/99", "it says of one that never came")
+        assert "npu/99" not in gateway._verdicts.all_gone
+        until(lambda: all(pair.half(Side.FAR) is None for pair in gateway._all()))
+        del gateway._remove_pairs
+        until(lambda: not gateway._pairs and not gateway._verdicts.all_gone)
+
     def test_a_frame_that_names_another_pair(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
         made = make(workers=(GPU, NPU, OTHER))
         lane, current = Lane(), CurrentCredentials(Credentials.of(files[GPU]))
@@ -276,6 +334,95 @@ class TestWhatIsRefused:
         assert any("was revoked" in each.get("reason", "") for each in records(made.sites["gpu"]))
 
 
+class TestRevokedOnTheHostsOfOneSide:
+    """The other side's hosts have an older deny list, so nothing that these do can be relied on."""
+
+    def files(self, home: Certificates, *places: str) -> dict[str, Files]:
+        """Files of everybody, where `places` have a copy of the deny list of their own: the one in `npu.json`."""
+        home.issue(GPU, NPU, "gpu/gateway", "npu/gateway")
+        found = {name: Files.under(home.folder, home.identity(name)) for name in ALL}
+        for name, each in found.items():
+            own = home.folder / ("npu.json" if name in places else "gpu.json")
+            if each.revoked is not None and each.revoked.exists():
+                shutil.copy(each.revoked, own)
+            found[name] = each._replace(revoked=own)
+        return found
+
+    def revoke(self, home: Certificates, who: str) -> None:
+        revoke(home.folder, home.authority, [home.of(who).serial], "a test")
+        shutil.copy(home.folder / "revoked.json", home.folder / "npu.json")
+
+    @pytest.mark.parametrize("dials", [("gpu",), ("npu",)])
+    def test_a_gateway_is_left_by_all_streams_whoever_dialled(
+        self, tmp_path: Path, make: Callable[..., Town], dials: tuple[str, ...]
+    ) -> None:
+        home = Certificates(tmp_path / "home")
+        made = make(files=self.files(home, NPU, "npu/gateway"), dials=dials, deadlines=IMPATIENT)
+        made.join()
+        made.meet()
+        npu, far = made.gateways["npu"], made.gateways["npu"]._pair(NPU, GPU).half(Side.FAR)
+        until(lambda: npu._roads["gpu"].trunk.lanes)
+        [trunk] = npu._roads["gpu"].trunk.lanes
+        assert far is not None and trunk.guest is not None
+        assert {guest.identity.worker for guest in [*far.guests, trunk.guest]} == {"gpu/gateway"}
+        self.revoke(home, "gpu/gateway")
+        until(lambda: far.connection.over and trunk.over)
+        told = made.link(*((GPU, NPU) if dials == ("gpu",) else (NPU, GPU)))  # who is dialled waits for a better one
+        with pytest.raises(IdentityError, match="certificate of gpu/gateway was revoked"):
+            told.take("SESSION", SOON)
+        assert not npu._roads["gpu"].trunk.up and npu._pair(NPU, GPU).half(Side.FAR) is None
+        for worker in (GPU, NPU):  # they would wait for each other
+            made.kill(worker)
+
+    def test_a_gateway_is_left_by_its_own_workers(self, tmp_path: Path, make: Callable[..., Town]) -> None:
+        home = Certificates(tmp_path / "home")
+        made = make(files=self.files(home, NPU), deadlines=IMPATIENT)
+        made.join()
+        made.meet()
+        self.revoke(home, "npu/gateway")
+        with pytest.raises(IdentityError, match="certificate of npu/gateway was revoked"):
+            made.link(NPU, GPU).receive(key(0, GPU, NPU), SOON)
+
+
+class TestItsEnd:
+    def test_the_end_of_a_stream_that_is_just_opened_is_written_before_the_log_is_closed(
+        self, make: Callable[..., Town], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        made = make(dials=("gpu",))
+        gateway = made.gateways["gpu"]
+        road, pair = gateway._roads["npu"], gateway._pair(GPU, NPU)
+        half = road.half(pair, Connection("00112233aabbccdd"), dialled=True)
+        road._told.opened(pair, half)  # as a thread does that dials, and has not handed it to the pair yet
+
+        def give_up() -> None:
+            gateway._stopping.wait(SOON)
+            until(lambda: gateway.journal._ending)
+            road._told.ended(pair, half, "the gateway ends")
+
+        dials = threading.Thread(target=give_up)
+        dials.start()
+        gateway.stop("a test")
+        dials.join(SOON)
+        with pytest.raises(TransportError, match="is ending"):
+            road._told.opened(pair, half)
+        said = [(each["action"], each.get("connection")) for each in records(made.sites["gpu"])]
+        assert said.index(("end", "00112233aabbccdd")) < said.index(("end", None))
+        assert not [each for each in caplog.messages if "the audit log is closed" in each]
+
+    def test_every_stream_that_was_opened_has_its_end(self, make: Callable[..., Town]) -> None:
+        made = make()
+        made.join()
+        made.meet()
+        for gateway in made.gateways.values():
+            gateway.stop("a test")
+        for site in made.sites.values():
+            found = records(site)
+            opened = [each["connection"] for each in found if each["action"] == "open"]
+            assert opened and sorted(opened) == sorted(each["connection"] for each in found if "frames" in each)
+        for worker in (GPU, NPU):
+            made.kill(worker)
+
+
 class TestAuditHeads:
     def test_the_last_one_is_kept_over_there(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
         made = make()
@@ -296,6 +443,20 @@ class TestAuditHeads:
         until(lambda: [each for each in records(made.sites["gpu"]) if each["action"] == "refused"])
 
 
+    def test_one_signed_under_an_authority_that_came_later_is_kept(self, tmp_path: Path) -> None:
+        old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
+        old.issue("gpu/gateway")
+        new.issue("npu/gateway")
+        files = Files.under(old.folder, old.identity("gpu/gateway"))
+        gateway = Gateway(Site(RUN, "gpu", "127.0.0.1:0", {}, {"npu": None}, files=files, audit=tmp_path / "a.jsonl"))
+        with files.ca.open("ab") as file:  # as ca.pem is copied to the host while the gateway runs
+            file.write((new.folder / "ca.pem").read_bytes())
+        head = Head.sign(new.of("npu/gateway"), 7, "ab" * 32)
+        gateway._roads["npu"].trunk.hear(word.written({"kind": word.HEAD, "head": head.as_dict()}))
+        gateway.stop("a test")
+        assert list(read_heads(gateway.site.heads)) == [head]
+
+
 class TestHealth:
     def ask(self, made: Town, files: Files, service: str = "") -> Any:
         credentials = Credentials.of(files)
@@ -310,6 +471,26 @@ class TestHealth:
         serving = health_pb2.HealthCheckResponse.SERVING
         assert [self.ask(made, files[who]) for who in (GPU, NPU, "gpu/operator-0")] == [serving] * 3
         until(lambda: self.ask(made, files[GPU], "npu") == serving)
+
+    def test_one_who_asks_without_end_is_refused_and_others_are_not(
+        self, make: Callable[..., Town], files: dict[str, Files]
+    ) -> None:
+        made = make(dials=())
+        made.gateways["gpu"]._health._asked = Buckets(3, 0.0)
+        assert self.ask(made, files["npu/7"]) == self.ask(made, files["npu/7"])
+        with pytest.raises(grpc.RpcError, match="asked for too often"):
+            [self.ask(made, files["npu/7"]) for _ in range(2)]
+        self.ask(made, files[GPU])
+
+    def test_nobody_watches(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
+        """Such a stream would never end."""
+        made = make()
+        options = [("grpc.ssl_target_name_override", made.gateways["gpu"].site.identity.dns)]
+        credentials = channel_credentials(Credentials.of(files["npu/7"]))
+        with grpc.secure_channel(made.sites["gpu"].listen, credentials, options) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            for _ in range(60):
+                assert stub.Watch(health_pb2.HealthCheckRequest()).code() == grpc.StatusCode.UNIMPLEMENTED
 
     def test_a_way_that_is_not_there_is_not_served(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
         made = make(dials=())

@@ -1,35 +1,48 @@
-"""Keeping to a rate: long runs, idle lines, small frames, many threads."""
+"""Keeping to a rate: long runs, idle lines, small frames, flows that share a line, many threads."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 
-from whale_nebula.gateway.pacer import SMALL_BYTES, Pacer
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whale_nebula.gateway.pacer import _FREE_BURST, _QUANTUM, FREE_BYTES, Pacer, Turn, Turns
 
 MIB = 1 << 20
 RATE = 7.5e6
+SOON = 20.0
 
 
 class Clock:
-    """Time that passes when somebody sleeps."""
+    """Time that passes when the thread that keeps it waits."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+    def wait(self, wakes: threading.Condition, seconds: float | None) -> None:
+        if seconds is None:
+            assert wakes.wait(SOON)
+        else:
+            self.now += seconds
 
 
 def paced(rate: float | None = RATE) -> tuple[Pacer, Clock]:
     clock = Clock()
-    return Pacer(rate, now=lambda: clock.now, sleep=clock.sleep), clock
+    return Pacer(rate, now=lambda: clock.now, wait=clock.wait), clock
 
 
-def test_a_long_run_keeps_to_the_rate_with_what_the_layers_below_add() -> None:
+@pytest.mark.parametrize("size", [FREE_BYTES // 4, FREE_BYTES + 1, 60 << 10, MIB, 8 * MIB])
+def test_a_long_run_keeps_to_the_rate_with_what_the_layers_below_add(size: int) -> None:
+    """Frames of every size: what is small is not sent past the rate, either."""
     pacer, clock = paced()
-    for _ in range(100):
-        pacer.take(MIB)
-    assert 0.99 < clock.now / (99 * 1.04 * MIB / RATE) < 1.01
+    count = min(50 * MIB // size, 20_000)
+    for _ in range(count):
+        pacer.take(size)
+    carried = 1.04 * (count - 1) * size / RATE
+    assert 0.99 * carried - 1.04 * _FREE_BURST / RATE - 0.02 < clock.now < 1.01 * carried
 
 
 def test_at_least_95_percent_of_the_line_are_used() -> None:
@@ -56,13 +69,24 @@ def test_time_in_which_nothing_was_sent_is_not_saved_up() -> None:
     assert clock.now - 1000.0 > 9.9 * MIB / RATE
 
 
-def test_what_is_small_never_waits_and_is_counted() -> None:
+def test_an_acknowledgement_does_not_wait_on_a_busy_line_and_is_counted() -> None:
     pacer, clock = paced()
-    for _ in range(1000):
-        pacer.take(SMALL_BYTES - 1)
+    pacer.take(8 * MIB)
+    for _ in range(100):
+        pacer.take(128)
     assert clock.now == 0.0
-    pacer.take(SMALL_BYTES)
-    assert clock.now > 999 * SMALL_BYTES / RATE
+    pacer.take(MIB)
+    assert clock.now == pytest.approx(1.04 * (8 * MIB + 100 * 128) / RATE - 0.02)
+
+
+def test_frames_of_a_few_kilobytes_do_not_make_others_wait_for_long() -> None:
+    """However many small frames one flow has sent, the next one of another flow is near."""
+    pacer, clock = paced()
+    for _ in range(5000):
+        pacer.take(60 << 10, "small")
+    before = clock.now
+    pacer.take(MIB, "large")
+    assert clock.now - before < 0.05
 
 
 def test_without_a_rate_there_is_nothing_to_keep_to() -> None:
@@ -71,14 +95,47 @@ def test_without_a_rate_there_is_nothing_to_keep_to() -> None:
     assert clock.now == 0.0
 
 
-def test_threads_share_one_line() -> None:
-    waits: list[float] = []
-    pacer = Pacer(RATE, now=lambda: 0.0, sleep=waits.append)
-    threads = [threading.Thread(target=lambda: [pacer.take(MIB) for _ in range(50)]) for _ in range(4)]
+@given(st.lists(st.lists(st.integers(1, 2 * MIB), min_size=1, max_size=5), min_size=2, max_size=5))
+def test_flows_that_always_wait_have_equal_shares_of_the_bytes(flows: list[list[int]]) -> None:
+    """Each flow repeats its sizes for ever; none is ahead of another by more than a frame and a quantum of its own."""
+    turns, wakes, sent = Turns(), threading.Condition(), [0] * len(flows)
+    sizes = [itertools.cycle(each) for each in flows]
+    whose: dict[int, int] = {}
+
+    def add(flow: int) -> None:
+        turn = Turn(next(sizes[flow]), wakes)
+        whose[id(turn)] = flow
+        kept.append(turn)
+        turns.add(flow, turn)
+
+    kept: list[Turn] = []
+    for flow in range(len(flows)):
+        add(flow)
+        add(flow)
+    for _ in range(200):
+        turn = turns.pop()
+        flow = whose[id(turn)]
+        sent[flow] += turn.size
+        add(flow)
+        largest = max(max(each) for each in flows)
+        assert max(sent) - min(sent) <= 2 * largest + 2 * _QUANTUM
+
+
+def test_threads_of_two_flows_share_one_line() -> None:
+    pacer, clock = paced()
+    done: dict[str, float] = {}
+
+    def send(flow: str, size: int, count: int) -> None:
+        for _ in range(count):
+            pacer.take(size, flow)
+        done[flow] = clock.now
+
+    threads = [threading.Thread(target=send, args=("large", MIB, 25)) for _ in range(2)]
+    threads += [threading.Thread(target=send, args=("small", 50_000, 500)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10.0)
-    turn = 1.04 * MIB / RATE
-    assert len(waits) == 199  # the first did not wait
-    assert all(abs(wait + 0.02 - turn * place) < 1e-6 for place, wait in enumerate(sorted(waits), start=1))
+        thread.join(SOON)
+    assert not any(thread.is_alive() for thread in threads)
+    whole = 1.04 * (50 * MIB + 2000 * 50_000) / RATE
+    assert 0.97 < clock.now / whole < 1.01

@@ -14,6 +14,7 @@ from whale_nebula.gateway.inspection import Inspection
 from whale_nebula.gateway.pair import REPLACED, Pair
 from whale_nebula.transport.grpc.connection import Connection
 from whale_nebula.transport.grpc.lane import END, Lane
+from whale_nebula.transport.grpc.limits import TokenBucket
 from whale_nebula.wire.frame import Flag, Header, Kind, pack
 
 NEAR, FAR = Side.NEAR, Side.FAR
@@ -55,6 +56,44 @@ class Meeting:
         half, lane = self.half(side, dialled=dialled)
         self.pair.arrive(half)
         return half, lane
+
+
+class TestBeingForgotten:
+    def test_once_nobody_is_there_or_was_lately(self) -> None:
+        meeting = Meeting()
+        near, _ = meeting.come(NEAR)
+        far, _ = meeting.come(FAR)
+        meeting.now += 1000.0
+        assert not meeting.pair.retire()  # they are there
+        for half in (near, far):
+            half.connection.end("a test")
+        meeting.now += 29.0
+        assert not meeting.pair.retire()  # they were there
+        meeting.now += 2.0
+        assert meeting.pair.retire()
+
+    def test_not_while_somebody_is_on_the_way(self) -> None:
+        meeting = Meeting()
+        assert not meeting.pair.retire()
+        meeting.now += 6.0
+        meeting.pair.check_rate()
+        assert not meeting.pair.retire()
+
+    def test_it_takes_nobody_afterwards(self) -> None:
+        meeting = Meeting()
+        meeting.now += 6.0
+        assert meeting.pair.retire()
+        for attempt in (meeting.pair.check_rate, lambda: meeting.come(NEAR)):
+            with pytest.raises(TransportError, match="was just forgotten here"):
+                attempt()
+
+    def test_who_comes_too_often_is_told_so(self) -> None:
+        meeting = Meeting()
+        meeting.pair._arrivals = TokenBucket(3, 0.0)
+        for _ in range(3):
+            meeting.pair.check_rate()
+        with pytest.raises(TransportError, match="come too often"):
+            meeting.pair.check_rate()
 
 
 class TestJoining:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import pytest
 
 from tests.unit.gateway.town import certificates, until
-from whale_nebula.errors import RemoteProtocolError
+from whale_nebula.errors import RemoteProtocolError, TransportError
 from whale_nebula.gateway import word
 from whale_nebula.gateway.trunk import Trunk
 from whale_nebula.security import Credentials, Files, Identity
 from whale_nebula.security.heads import Head, KeptHeads
 from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.transport.grpc.limits import TokenBucket
 from whale_nebula.wire.frame import HEADER_BYTES, Flag, Header, Kind, pack
 
 GPU, NPU = (Identity("mt", cluster, "gateway") for cluster in ("gpu", "npu"))
@@ -126,6 +128,39 @@ class TestWhoIsGone:
         said = {"kind": "GONE", "id": "00", "worker": "npu/0", "why": "a lie"}
         with pytest.raises(RemoteProtocolError, match="which is not its own"):
             make(GPU).trunk.hear(word.written(said))
+
+
+class TestHowMuch:
+    def test_words_in_numbers_wait(self, make: Callable[..., Side]) -> None:
+        side = make(NPU)
+        side.trunk._words = TokenBucket(2, 0.0)
+        heard: list[int] = []
+
+        def hear() -> None:
+            for number in range(3):
+                side.trunk.hear(word.written({"kind": "REFUSED", "seq": number, "why": "no"}))
+                heard.append(number)
+
+        thread = threading.Thread(target=hear)
+        thread.start()
+        until(lambda: len(heard) == 2)
+        thread.join(0.05)
+        assert len(side.noted) == 2
+        side.trunk.close()  # nobody waits any longer
+        thread.join(10.0)
+        assert heard == [0, 1, 2]
+
+    def test_streams_in_numbers_end_the_oldest_ones(self, make: Callable[..., Side]) -> None:
+        side = make(NPU)
+        lanes = [side.lane, *(side.joined() for _ in range(5))]
+        assert [lane.over for lane in lanes] == [True, True, False, False, False, False]
+
+    def test_streams_that_come_too_often_are_refused(self, make: Callable[..., Side]) -> None:
+        side = make(NPU)
+        side.trunk._adoptions = TokenBucket(1, 0.0)
+        side.trunk.check_rate()
+        with pytest.raises(TransportError, match="come too often"):
+            side.trunk.check_rate()
 
 
 class TestWhatIsNoWord:

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.unit.transport.crossing import GPU, NPU, RUN, SOON, free_address
+from tests.unit.gateway.town import until
+from tests.unit.transport.crossing import GPU, NPU, RUN, SOON, Certificates, free_address
 from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError, RemoteProtocolError, TransportError
+from whale_nebula.security import Peer, Prover
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.connection import Connection
 from whale_nebula.transport.grpc.dialling import Target, dial
 from whale_nebula.transport.grpc.knock import Knock
 from whale_nebula.transport.grpc.lane import END, Lane, reason
+from whale_nebula.transport.grpc.limits import End, Limits, TokenBucket, find_surplus
 from whale_nebula.transport.grpc.listener import Hear, Listener, Visitor
 from whale_nebula.transport.grpc.probing import probe
+from whale_nebula.transport.grpc.proof import CERTIFICATE, SIGNATURE, check_proof, prove_identity
 
 KNOCK = Knock(RUN, NPU, GPU, "00112233aabbccdd", 2)
 BIG = b"x" * (1 << 20)
@@ -49,6 +61,44 @@ class TestKnock:
     def test_a_stream_that_says_nothing_is_refused(self) -> None:
         with pytest.raises(RemoteProtocolError, match="another version"):
             Knock.read([("user-agent", "curl"), ("nebula-run-bin", b"\x00")])
+
+
+class TestProof:
+    """The side that was dialled proves who it is, for this knock alone."""
+
+    @pytest.fixture
+    def home(self, tmp_path: Path) -> Certificates:
+        home = Certificates(tmp_path / "home")
+        home.issue(GPU, NPU)
+        return home
+
+    def check(self, home: Certificates, answer: dict[str, bytes], knock: Knock = KNOCK) -> Peer:
+        return check_proof(Prover(home.of(NPU)), knock, answer, home.identity(GPU))
+
+    def test_a_right_one_gives_the_certificate(self, home: Certificates) -> None:
+        gpu = home.of(GPU)
+        assert self.check(home, dict(prove_identity(Prover(gpu), KNOCK, gpu.identity))) == gpu.peer
+
+    def test_a_wrong_one_is_refused(self, home: Certificates) -> None:
+        gpu, npu = home.of(GPU), home.of(NPU)
+        right = dict(prove_identity(Prover(gpu), KNOCK, gpu.identity))
+        for wrong, words in (
+            ({}, "does not prove who it is"),
+            ({CERTIFICATE: right[CERTIFICATE]}, "does not prove who it is"),
+            ({**right, SIGNATURE: right[SIGNATURE][:-1]}, "signature of gpu/0 is wrong"),
+            ({**right, CERTIFICATE: b"\xff"}, "no certificate"),
+            (dict(prove_identity(Prover(npu), KNOCK, gpu.identity)), "expected gpu/0"),
+            (dict(prove_identity(Prover(npu), KNOCK, gpu.identity)) | {CERTIFICATE: gpu.cert_pem}, "is wrong"),
+        ):
+            with pytest.raises(IdentityError, match=words):
+                self.check(home, wrong)
+
+    @pytest.mark.parametrize("changed", [{"connection": "00112233aabbccde"}, {"lane": 1}, {"destination": "gpu/1"}])
+    def test_it_is_good_for_one_knock(self, home: Certificates, changed: dict[str, Any]) -> None:
+        gpu = home.of(GPU)
+        answer = dict(prove_identity(Prover(gpu), KNOCK, gpu.identity))
+        with pytest.raises(IdentityError, match="signature of gpu/0 is wrong"):
+            self.check(home, answer, KNOCK._replace(**changed))
 
 
 class TestLane:
@@ -289,22 +339,141 @@ class TestListener:
             dial(Target(free_address()), KNOCK, Lane(), print, deadlines=Deadlines())
         assert type(caught.value) is TransportError
 
-    def test_strangers_that_say_nothing_are_bounded(self, listener: Listener) -> None:
-        """Two connections are expected, and sixteen more may be open; the rest is turned away at once."""
-        host, _, port = listener.address.rpartition(":")
-        strangers = [socket.create_connection((host, int(port)), timeout=SOON) for _ in range(40)]
-        turned_away = 0
-        for each in strangers:
-            each.settimeout(0.3 if turned_away == 0 else 0.02)
-            try:
-                turned_away += each.recv(1) == b""
-            except TimeoutError:
-                pass
-            except ConnectionResetError:
-                turned_away += 1
-        for each in strangers:
+
+class Strangers:
+    """Connections that ask for no stream, as many as there may be: each that is closed is opened again."""
+
+    def __init__(self, address: str, count: int, *, source: str, greeting: bytes = b"") -> None:
+        self.closed = 0
+        self._greeting, self._source = greeting, source
+        host, _, port = address.rpartition(":")
+        self._address = host, int(port)
+        self._over = threading.Event()
+        self._open = [self._dial() for _ in range(count)]
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _dial(self) -> socket.socket:
+        one = socket.create_connection(self._address, SOON, (self._source, 0))
+        one.sendall(self._greeting)
+        return one
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            for each in select.select(self._open, [], [], 0.02)[0]:
+                with contextlib.suppress(OSError):
+                    if each.recv(1 << 12):
+                        continue
+                self.closed += 1
+                each.close()
+                self._open[self._open.index(each)] = self._dial()
+
+    def __enter__(self) -> Strangers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join(SOON)
+        for each in self._open:
             each.close()
-        assert 40 - turned_away <= options.HANDSHAKES + 2
+
+
+def connect(address: str, seconds: float = SOON) -> Lane:
+    """A stream that is let in, of one who dials until it is."""
+    end = time.monotonic() + seconds
+    while True:
+        lane = Lane()
+        try:
+            dial(Target(address), KNOCK._replace(lane=0), lane, print, deadlines=Deadlines())
+            return lane
+        except TransportError:
+            if time.monotonic() > end:
+                raise
+
+
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
+class TestStrangersAtAListener:
+    """They take all connections that gRPC allows; whoever asks for a stream comes in nevertheless, and stays."""
+
+    @pytest.fixture
+    def listener(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
+        monkeypatch.setattr(options, "HANDSHAKES", 48)
+        one = Listener(
+            "127.0.0.1:0",
+            None,
+            lambda knock, visitor, lane: lambda frame: None,
+            connections=2,
+            limits=Limits(total=24, address=16),
+        )
+        one.start()
+        yield one
+        one.stop(0.0)
+
+    @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
+    @pytest.mark.parametrize("greeting", [b"", HTTP2], ids=["silent", "idle"])
+    def test_whoever_asks_for_a_stream_comes_in(self, listener: Listener, source: str, greeting: bytes) -> None:
+        before = connect(listener.address)
+        with Strangers(listener.address, 60, source=source, greeting=greeting) as strangers:
+            lanes = [connect(listener.address) for _ in range(3)]
+            until(lambda: strangers.closed > 100)
+            assert not any(lane.over for lane in (before, *lanes))
+        for lane in (before, *lanes):
+            lane.end("done")
+
+    def test_nobody_holds_a_connection_for_long_without_a_stream(
+        self, listener: Listener, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(options, "_IDLE_SECONDS", 0.3)
+        listener.stop(0.0)
+        listener.start()
+        with Strangers(listener.address, 2, source="127.0.0.2", greeting=HTTP2) as strangers:
+            until(lambda: strangers.closed >= 4)
+
+    def test_refusals_in_numbers_are_answered_late_and_logged_a_few_times(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        refused = IdentityError("nobody knows you")
+
+        def accept(knock: Knock, visitor: Visitor, lane: Lane) -> Hear:
+            raise refused
+
+        one = Listener("127.0.0.1:0", None, accept)
+        one._refusals = TokenBucket(3, 0.0)
+        one._over.set()  # as if it were about to stop: answers do not wait
+        one.start()
+        for _ in range(6):
+            with pytest.raises(IdentityError, match="nobody knows you"):
+                dial(Target(one.address), KNOCK, Lane(), print, deadlines=Deadlines())
+        one.stop(0.0)
+        assert sum("nobody knows you" in each for each in caplog.messages) == 3
+        assert one._unlogged == 3
+
+
+class TestSurplus:
+    """Which connections are closed, where there are too many."""
+
+    HOSTS = st.sampled_from(["10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2", "2001:db8:1::1"])
+
+    @given(st.dictionaries(st.builds(End, HOSTS, st.integers(1, 99)), st.floats(0, 50)))
+    def test_as_many_as_are_too_much_and_the_oldest_of_the_largest_crowd(self, idle: dict[End, float]) -> None:
+        limits = Limits(total=10, address=4, seconds=30.0)
+        surplus = find_surplus(idle, 50.0, limits)
+        kept = idle.keys() - set(surplus)
+        fresh = {end for end in idle if idle[end] >= 20.0}
+
+        def largest(ends: set[End]) -> int:
+            sources = Counter(end.host.replace("8::2", "8::1") for end in ends)  # one host has 64 bits for itself
+            return max(sources.values(), default=0)
+
+        assert len(surplus) == len(set(surplus)) and len(kept) <= 10 and largest(kept) <= 4 and kept <= fresh
+        if len(fresh) <= 10 and largest(fresh) <= 4:
+            assert kept == fresh
+
+    def test_one_alone_at_its_address_keeps_his_in_a_flood_from_another(self) -> None:
+        good, flood = End("10.0.0.1", 1), {End("10.0.0.9", port): float(port) for port in range(1000)}
+        assert good not in find_surplus({good: 0.0, **flood}, 10.0, Limits(total=8, address=8))
 
 
 def test_probing_tells_open_from_refused(listener: Listener) -> None:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import grpc
 
 from whale_nebula.errors import DeadlineError, IdentityError, LinkClosedError, NebulaError, TransportError
-from whale_nebula.security import Credentials, CurrentCredentials
+from whale_nebula.security import Credentials, CurrentCredentials, Peer, check_live
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.carrier import GrpcCarrier
 from whale_nebula.transport.grpc.connection import Connection
-from whale_nebula.transport.grpc.knock import LANES, METHOD, TROUBLE, Knock
+from whale_nebula.transport.grpc.knock import LANES, LANES_AT_MOST, METHOD, TROUBLE, Knock
 from whale_nebula.transport.grpc.lane import Lane, reason
 from whale_nebula.transport.grpc.probing import probe
 from whale_nebula.transport.grpc.tls import channel_credentials
@@ -33,7 +34,8 @@ class Target(NamedTuple):
 
     Without `credentials` nothing is encrypted and nobody is proved to be who he says. `gateway`: it only leads to
     the worker, so its refusals do not mean that the worker is dead. `diagnose` finds out why something that listens
-    there gives no stream; None: it cannot tell, so another try may go better.
+    there gives no stream; None: it cannot tell, so another try may go better. `check` takes the answer to a knock and
+    gives the certificate that the dialled side has proven to hold, or raises an `IdentityError`.
     """
 
     address: str
@@ -41,6 +43,7 @@ class Target(NamedTuple):
     credentials: CurrentCredentials | None = None
     gateway: bool = False
     diagnose: Callable[[], NebulaError | None] | None = None
+    check: Callable[[Knock, Mapping[str, Any]], Peer] | None = None
 
 
 def dial(
@@ -67,12 +70,20 @@ def dial(
     )
     call = channel.stream_stream(METHOD)(lane.outgoing(), metadata=knock.metadata())
     lane.attach(lambda why: call.cancel())
-    told: dict[str, str] = {}
+    answer: dict[str, Any] = {}
     settled = threading.Event()
+    unproven: list[NebulaError] = []
 
     def run() -> None:
-        told.update(call.initial_metadata() or ())
-        settled.set()
+        try:
+            answer.update(call.initial_metadata() or ())
+            if LANES in answer and target.check is not None:
+                lane.guest = target.check(knock, answer)
+        except NebulaError as error:
+            unproven.append(error)
+            lane.end(error.what)
+        finally:
+            settled.set()
         lane.read(call, hear)
         channel.close()
 
@@ -80,11 +91,14 @@ def dial(
     if not settled.wait(deadlines.connect):
         lane.end(f"{target.address} took longer than {deadlines.connect:g} s to answer")
         raise TransportError(lane.why)
-    if LANES not in told:
+    if unproven:
+        raise unproven[0]
+    if LANES not in answer:
         raise _refusal(target, call, lane)
-    trouble = unquote(told.get(TROUBLE, ""))[:_LONGEST]
+    trouble = unquote(str(answer.get(TROUBLE, "")))[:_LONGEST]
     lane.trouble = trouble if trouble.isprintable() else ""
-    return int(told[LANES]) if told[LANES].isdigit() else 1
+    asked = str(answer[LANES])
+    return min(int(asked), LANES_AT_MOST) if re.fullmatch("[0-9]{1,4}", asked) else 1
 
 
 def _refusal(target: Target, call: Any, lane: Lane) -> NebulaError:
@@ -140,6 +154,7 @@ class DiallingCarrier(GrpcCarrier):
                 widened = True
             if self._target.credentials and self._target.credentials() is not credentials:
                 connection.end("this side's certificate was renewed")
+            self._check_gateway(connection, lane)
         return connection.met
 
     def _open(self, connection: Connection, number: int, credentials: Credentials | None) -> tuple[Lane, int]:
@@ -155,6 +170,14 @@ class DiallingCarrier(GrpcCarrier):
         self._opening = None
         connection.add(number, lane)
         return lane, asked
+
+    def _check_gateway(self, connection: Connection, lane: Lane) -> None:
+        """End a connection whose gateway's certificate has ended or was revoked since it was shown."""
+        if self._target.credentials is not None and lane.guest is not None:
+            try:
+                check_live(self._target.credentials().trust, lane.guest)
+            except IdentityError as error:
+                connection.end(error.what)
 
     def _widen(self, connection: Connection, lanes: int, credentials: Credentials | None) -> None:
         try:

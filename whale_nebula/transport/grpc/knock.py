@@ -14,6 +14,8 @@ VERSION = 1
 LANES = "nebula-lanes"
 TROUBLE = "nebula-trouble"
 """What the answer to a knock says, too, if it is known: why nobody beyond can be reached just now."""
+LANES_AT_MOST = 16
+"""Lanes of one connection."""
 _PREFIX = "nebula-"
 _LONGEST = 200
 _CONNECTION = re.compile(r"[0-9a-f]{16}")
@@ -68,6 +70,6 @@ def _connection(text: dict[str, str]) -> str:
 
 def _lane(text: dict[str, str]) -> int:
     lane = text.get("lane", "")
-    if lane not in {str(number) for number in range(16)}:
+    if lane not in {str(number) for number in range(LANES_AT_MOST)}:
         raise RemoteProtocolError("a stream with a lane that cannot be")
     return int(lane)

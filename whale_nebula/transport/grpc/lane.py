@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
+from whale_nebula.security import Peer
+
 END = b""
 """The last message of a stream that ends in order. That a stream merely ends says nothing: gRPC may tell a server of a
 killed client by the end of its messages first, and only then that the call is cancelled.
@@ -44,6 +46,8 @@ class Lane:
         self.join(room or Room())
         self.why = ""
         self.trouble = ""  # what the side that was dialled knows of the way beyond it
+        self.guest: Peer | None = None  # the certificate that the other side has proven to hold
+        self.proof: tuple[tuple[str, bytes], ...] = ()  # that of the side that was dialled, sent with its answer
         self.in_order = False  # the other side has ended it, and all that it sent was heard
         self.finished = False  # this side has ended it, and all that it sent has left
         self.on_end: Callable[[str], None] = _nothing

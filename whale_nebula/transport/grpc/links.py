@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from whale_nebula.errors import ConfigError, IdentityError, NebulaError
@@ -18,6 +19,7 @@ from whale_nebula.transport.grpc.knock import Knock
 from whale_nebula.transport.grpc.lane import Lane
 from whale_nebula.transport.grpc.listener import Hear, Listener, Visitor
 from whale_nebula.transport.grpc.options import lanes
+from whale_nebula.transport.grpc.proof import check_proof
 from whale_nebula.transport.grpc.tls import server_credentials
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.waiting import Announce, log_wait
@@ -179,7 +181,10 @@ def target(
         found = probe(address, current() if current else None, identity)
         return None if found is None or found.kind == "unreachable" else found.error
 
-    return Target(address, identity.dns if identity else None, current, gateway, diagnose)
+    check = None
+    if gateway and current is not None and identity is not None:
+        check = partial(check_proof, Prover(current), there=identity)
+    return Target(address, identity.dns if identity else None, current, gateway, diagnose, check)
 
 
 def _no_way(here: str, there: str) -> NebulaError:

@@ -18,8 +18,12 @@ from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.knock import LANES, METHOD, TROUBLE, Knock
 from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.transport.grpc.limits import LIMITS, ConnectionGuard, Limits, TokenBucket
 
 _LOG = logging.getLogger("whale_nebula.transport")
+_REFUSALS, _REFUSALS_A_SECOND = 32, 2.0  # that are answered at once, and logged
+_RETRIES, _RETRIES_A_SECOND = 512, 64.0  # that are answered at once
+_LATE_SECONDS = 1.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,6 +36,11 @@ class Visitor(NamedTuple):
     certificate: bytes = b""
     address: str = ""
 
+    @property
+    def host(self) -> str:
+        """The address without its port, which is another one for each connection."""
+        return self.address.rpartition(":")[0]
+
 
 Hear: TypeAlias = Callable[[bytes], None]
 Accept: TypeAlias = Callable[[Knock, Visitor, Lane], Callable[[bytes], None]]
@@ -43,7 +52,9 @@ class Listener:
 
     A refusal reaches the dialling side with the error's text and a code: UNAVAILABLE, which it tries again, for a plain
     TransportError; FAILED_PRECONDITION for a LinkClosedError: who is wanted is gone for good; otherwise
-    PERMISSION_DENIED. `connections` is how many are expected at most; `others` serve what else there is on this port.
+    PERMISSION_DENIED. `connections` is how many are expected at most, and `limits` bound those that carry no stream
+    that was let in; `others` serve what else there is on this port. Refusals of identities that come in numbers are
+    answered late, and not all of them are logged.
     """
 
     def __init__(
@@ -54,8 +65,15 @@ class Listener:
         *,
         deadlines: Deadlines | None = None,
         connections: int = 64,
+        limits: Limits = LIMITS,
         others: Sequence[Any] = (),
     ) -> None:
+        self._limits = limits
+        self._guard: ConnectionGuard | None = None
+        self._refusals = TokenBucket(_REFUSALS, _REFUSALS_A_SECOND)
+        self._retries = TokenBucket(_RETRIES, _RETRIES_A_SECOND)
+        self._unlogged = 0
+        self._over = threading.Event()
         self._others = others
         self._asked = address
         self._credentials = credentials
@@ -72,7 +90,6 @@ class Listener:
             _Threads(),
             handlers=[_Door(self._talk), *self._others],
             options=options.server(self._deadlines, self._connections),
-            maximum_concurrent_rpcs=4 * self._connections + options.HANDSHAKES,
         )
         try:
             port = (
@@ -86,6 +103,8 @@ class Listener:
             raise self._taken("this host has no such address, or another process has this port")
         server.start()
         self._server = server
+        self._guard = ConnectionGuard(port, self._limits)
+        self._guard.start()
         self.address = f"{self._asked.rpartition(':')[0]}:{port}"
         return self.address
 
@@ -110,28 +129,52 @@ class Listener:
 
     def stop(self, grace: float = 1.0) -> None:
         """Take nothing more, let streams end for so long, and close the port."""
+        self._over.set()
+        if self._guard is not None:
+            self._guard.stop()
         if self._server is not None:
             self._server.stop(grace).wait(grace + 5.0)
             self._server = None
 
     def _talk(self, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """One stream, in a thread of its own: what it yields goes out."""
-        lane = Lane()
+        lane, peer = Lane(), context.peer()
         try:
             knock = Knock.read(context.invocation_metadata())
             hear = self._accept(knock, visitor(context), lane)
         except NebulaError as error:
-            level = logging.INFO if type(error) is TransportError else logging.WARNING  # the first tries again
-            _LOG.log(level, "a stream from %s is refused: %s", context.peer(), error.what)
+            self._note_refusal(peer, error)
             context.abort(_refusal(error), _line(error))
+        if self._guard is not None:
+            self._guard.add_stream(peer)
         lane.attach(lambda why: context.cancel())
-        if not context.add_callback(lambda: lane.gone("the connection broke, or the other side left")):
-            lane.end("the other side was gone at once")
+        if not context.add_callback(lambda: self._end_stream(peer, lane)):
+            self._end_stream(peer, lane)
         trouble = ((TROUBLE, quote(lane.trouble)),) if lane.trouble else ()
-        context.send_initial_metadata(((LANES, str(options.lanes())), *trouble))
+        context.send_initial_metadata(((LANES, str(options.lanes())), *trouble, *lane.proof))
         reader = threading.Thread(target=lane.read, args=(incoming, hear), name="nebula-hear", daemon=True)
         reader.start()
         yield from lane.outgoing()
+
+
+    def _end_stream(self, peer: str, lane: Lane) -> None:
+        if self._guard is not None:
+            self._guard.remove_stream(peer)
+        lane.gone("the connection broke, or the other side left")
+
+    def _note_refusal(self, peer: str, error: NebulaError) -> None:
+        """Log a refusal. One too many is counted, and answered late: of one connection, four streams wait at most."""
+        if type(error) is TransportError:  # it is tried again
+            _LOG.info("a stream from %s is refused: %s", peer, error.what)
+            if not self._retries.take():
+                self._over.wait(_LATE_SECONDS)
+        elif self._refusals.take():
+            unlogged, self._unlogged = self._unlogged, 0
+            more = f" (and {unlogged} refusals before it)" if unlogged else ""
+            _LOG.warning("a stream from %s is refused: %s%s", peer, error.what, more)
+        else:
+            self._unlogged += 1
+            self._over.wait(_LATE_SECONDS)
 
 
 def visitor(context: Any) -> Visitor:

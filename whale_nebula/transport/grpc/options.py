@@ -5,6 +5,7 @@ No static window is set: that would turn the bandwidth probe off, and a window t
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 from whale_nebula.transport.deadlines import Deadlines
@@ -12,9 +13,11 @@ from whale_nebula.wire.frame import FRAME_CAP
 
 Options = list[tuple[str, int | str]]
 
-HANDSHAKES = 16  # connections that may be open without being anybody's yet
+HANDSHAKES = 512  # connections that may be open at a moment without a stream that was let in; see `limits`
 LANES_WITHOUT_BBR = 4
 _HANDSHAKE_SECONDS = 5.0
+_IDLE_SECONDS = 10.0  # a connection without a stream is nobody's
+_STREAMS = 4  # of one connection: ours have one each
 _LENIENT = 4.0
 _CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
@@ -31,7 +34,9 @@ def client(deadlines: Deadlines, rate: float | None = None, *, name: str | None 
 
 
 def server(deadlines: Deadlines, connections: int) -> Options:
-    """A server for so many connections, and `HANDSHAKES` more that nobody has authenticated yet.
+    """A server for so many connections, and `HANDSHAKES` more, or half of the files that this process may open, that
+    nobody has authenticated yet. There is no limit on the age of a connection: whoever holds a stream is checked again
+    once a second.
 
     It takes its time to give up on one: who dialled finds out first, and a fresh connection replaces the old. So a slow
     line, which the server cannot know to be slow, is not taken for a dead one.
@@ -42,8 +47,15 @@ def server(deadlines: Deadlines, connections: int) -> Options:
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 250),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.server_handshake_timeout_ms", _milliseconds(_HANDSHAKE_SECONDS)),
-        ("grpc.max_allowed_incoming_connections", connections + HANDSHAKES),
+        ("grpc.max_allowed_incoming_connections", connections + _handshakes()),
+        ("grpc.max_connection_idle_ms", _milliseconds(_IDLE_SECONDS)),
+        ("grpc.max_concurrent_streams", _STREAMS),
     ]
+
+
+def _handshakes() -> int:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return HANDSHAKES if files == resource.RLIM_INFINITY else min(HANDSHAKES, files // 2)
 
 
 def lanes(control: str | None = None) -> int:

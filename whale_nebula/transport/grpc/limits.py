@@ -1,0 +1,230 @@
+"""Limits on the connections of a port that carry no stream that was let in: those of strangers, and of nobody.
+
+gRPC bounds connections as a whole, so that whoever opens enough of them keeps everybody else out. Here they are
+counted by source address, and where there are too many the oldest of the address that has most are closed: somebody
+at another address keeps his, and somebody at the same address needs a moment only to finish his handshake.
+
+The accepted sockets are found among the files of this process (`/dev/fd`), as gRPC does not show them, and shut down
+there, which gRPC takes for an end of the connection. No byte of a stream passes through here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+from urllib.parse import unquote
+
+_FILES = "/dev/fd"
+_QUIET_SECONDS, _BUSY_SECONDS = 0.2, 0.05  # between two looks
+
+
+class Limits(NamedTuple):
+    """How many connections without a stream may stand, in all and from one address, and for how long each."""
+
+    total: int = 192
+    address: int = 96
+    seconds: float = 30.0
+
+
+class TokenBucket:
+    """A rate that is kept on average: so many at once, and so many a second for good. Any thread may call it.
+
+    >>> clock = iter([0.0, 0.0, 0.0, 0.0, 2.0])
+    >>> bucket = TokenBucket(2, 0.5, now=lambda: next(clock))
+    >>> [bucket.take() for _ in range(4)]
+    [True, True, False, True]
+    """
+
+    def __init__(self, burst: float, rate: float, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._burst, self._rate, self._now = burst, rate, now
+        self._lock = threading.Lock()
+        self._left, self._at = burst, now()
+
+    def take(self, count: float = 1.0) -> bool:
+        """Whether there are so many tokens left; they are taken."""
+        with self._lock:
+            now = self._now()
+            self._left = min(self._burst, self._left + (now - self._at) * self._rate)
+            self._at = now
+            if self._left < count:
+                return False
+            self._left -= count
+            return True
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing was taken for long enough to forget it."""
+        with self._lock:
+            return self._left + (self._now() - self._at) * self._rate >= self._burst
+
+
+LIMITS = Limits()
+
+
+class Buckets:
+    """Token buckets by name, `most` at a time; who comes when there is none left shares one with all such.
+
+    >>> buckets = Buckets(1, 0.0, most=2)
+    >>> [buckets.take(name) for name in ("a", "a", "b", "c", "d")]
+    [('a', True), ('a', False), ('b', True), ('others', True), ('others', False)]
+    """
+
+    def __init__(
+        self, burst: float, rate: float, *, most: int = 1000, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._burst, self._rate, self._most, self._now = burst, rate, most, now
+        self._lock = threading.Lock()
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def take(self, name: str) -> tuple[str, bool]:
+        """The name of the bucket that counts for somebody, and whether it had a token left."""
+        with self._lock:
+            if name not in self._buckets and len(self._buckets) >= self._most:
+                self._buckets = {name: bucket for name, bucket in self._buckets.items() if not bucket.full}
+                name = name if len(self._buckets) < self._most else "others"
+            if name not in self._buckets:
+                self._buckets[name] = TokenBucket(self._burst, self._rate, now=self._now)
+            return name, self._buckets[name].take()
+
+
+class End(NamedTuple):
+    """The other end of a connection."""
+
+    host: str
+    port: int
+
+
+def parse_end(peer: str) -> End | None:
+    """The other end of a call, from gRPC's text for it.
+
+    >>> parse_end("ipv4:10.77.0.2:51022"), parse_end("ipv6:%5B::1%5D:7101"), parse_end("unix:/run/x")
+    (End(host='10.77.0.2', port=51022), End(host='::1', port=7101), None)
+    """
+    kind, _, address = unquote(peer).partition(":")
+    host, _, port = address.rpartition(":")
+    return End(_plain(host.strip("[]")), int(port)) if kind.startswith("ipv") and port.isdigit() else None
+
+
+def find_surplus(idle: Mapping[End, float], now: float, limits: Limits) -> list[End]:
+    """Which connections are to be closed, of those that have had no stream since a time.
+
+    >>> crowd = {End("10.0.0.9", port): port / 100 for port in range(3)} | {End("10.0.0.1", 7): 0.0}
+    >>> find_surplus(crowd, 1.0, Limits(total=3, address=2))
+    [End(host='10.0.0.9', port=0)]
+    """
+    oldest_first = sorted(idle, key=lambda end: idle[end])
+    surplus = [end for end in oldest_first if now - idle[end] > limits.seconds]
+    left: dict[str, list[End]] = {}
+    for end in oldest_first[len(surplus) :]:
+        left.setdefault(_network(end.host), []).append(end)
+    for ends in left.values():
+        while len(ends) > limits.address:
+            surplus.append(ends.pop(0))
+    while sum(map(len, left.values())) > limits.total:
+        surplus.append(max(left.values(), key=len).pop(0))
+    return surplus
+
+
+class ConnectionGuard:
+    """Keeps the connections of one port within limits, from `start` to `stop`, by a thread of its own."""
+
+    def __init__(self, port: int, limits: Limits) -> None:
+        self._port, self._limits = port, limits
+        self._lock = threading.Lock()
+        self._streams: Counter[End] = Counter()
+        self._since: dict[End, float] = {}  # of those without a stream
+        self._known: dict[tuple[int, int], End | None] = {}  # by file and inode: the socket's other end, if it is ours
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="nebula-guard", daemon=True)
+
+    def start(self) -> None:
+        """Look after the connections from now on; where a process cannot see its own files, gRPC's bound is all."""
+        if os.path.isdir(_FILES):
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._over.set()
+
+    def add_stream(self, peer: str) -> None:
+        """A stream of this peer was let in: its connection stays while the stream stands."""
+        self._count_stream(peer, 1)
+
+    def remove_stream(self, peer: str) -> None:
+        """A stream that was added is over."""
+        self._count_stream(peer, -1)
+
+    def _count_stream(self, peer: str, more: int) -> None:
+        end = parse_end(peer)
+        if end is None:
+            return
+        with self._lock:
+            self._streams[end] += more
+            if not self._streams[end]:
+                del self._streams[end]
+
+    def _run(self) -> None:
+        crowded = False
+        while not self._over.wait(_BUSY_SECONDS if crowded else _QUIET_SECONDS):
+            crowded = self._look(time.monotonic()) > self._limits.address // 2
+
+    def _look(self, now: float) -> int:
+        """Close what is too much; gives how many connections have no stream."""
+        files = dict(self._accepted())
+        with self._lock:
+            idle = {end: self._since.get(end, now) for end in files.values() if not self._streams[end]}
+        surplus = set(find_surplus(idle, now, self._limits))
+        for file, end in files.items():
+            if end in surplus:
+                _shut(file, self._port, end)
+        self._since = {end: since for end, since in idle.items() if end not in surplus}
+        return len(idle)
+
+    def _accepted(self) -> Iterable[tuple[int, End]]:
+        known: dict[tuple[int, int], End | None] = {}
+        for name in os.listdir(_FILES):
+            with contextlib.suppress(OSError):
+                file = int(name)
+                found = os.fstat(file)
+                if stat.S_ISSOCK(found.st_mode):
+                    each = file, found.st_ino
+                    known[each] = self._known[each] if each in self._known else _other_end(file, self._port)
+        self._known = known
+        return [(file, end) for (file, _), end in known.items() if end is not None]
+
+
+def _other_end(file: int, port: int) -> End | None:
+    """Where an accepted connection of a port comes from; None for every other socket."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(file)) as one:
+        if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port:
+            host, number, *_ = one.getpeername()
+            return End(_plain(host), number)
+    return None
+
+
+def _shut(file: int, port: int, end: End) -> None:
+    """End a connection, if the file still is this one: its number may be another's by now."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(file)) as one:
+        host, number, *_ = one.getpeername()
+        if one.getsockname()[1] == port and End(_plain(host), number) == end:
+            one.shutdown(socket.SHUT_RDWR)
+
+
+def _plain(host: str) -> str:
+    """An address as it is written shortest; one of IPv4 within IPv6 as the former."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def _network(host: str) -> str:
+    """What counts as one source: an address of IPv4, or the 64 bits of one of IPv6 that one host has for itself."""
+    address = ipaddress.ip_address(host)
+    return str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else host
