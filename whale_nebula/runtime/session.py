@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from whale_nebula.errors import DeadlineError, InputMismatchError, LinkClosedError, NebulaError, PlanMismatchError
@@ -22,6 +23,8 @@ from whale_nebula.testing.failpoints import failpoint
 from whale_nebula.transport import Link
 
 Sheet = Mapping[str, Any]
+_OF_MATES = {"mark", "alike"}
+"""What only workers of the same cluster learn of a step."""
 _KIND = "SESSION"
 
 
@@ -93,13 +96,25 @@ class Session:
             mend="run the same script with the same arguments and the same kind of batch in every process",
         )
 
-    def start_step(self, sheet: Sheet, mark: int = 0, mates: Collection[str] = ()) -> None:
-        """Announce a step: program, number, rows and fingerprints. The `mates`, workers of the same cluster, are told
-        which rows of a dataset these are, as each of them may have read others of these.
+    def start_step(
+        self,
+        sheet: Sheet,
+        mark: int = 0,
+        mates: Collection[str] = (),
+        readers: Mapping[str, Collection[str]] = MappingProxyType({}),
+    ) -> None:
+        """Announce a step: program, number, rows and fingerprints.
+
+        The fingerprint of an input that has `readers` goes to those of the peers that are among them. Only the
+        `mates`, workers of the same cluster, learn which rows of a dataset these are, as each of them may have read
+        others of these, and the checksums of the variables that they hold together.
         """
         failpoint("step.before")
-        self._say("STEP", _step(sheet), {**sheet, "mark": mark}, mates)
-        self._say("STEP", _step(sheet), sheet, self.links.keys() - set(mates))
+        for peer in self.links:
+            inputs = {name: value for name, value in sheet["inputs"].items() if peer in readers.get(name, (peer,))}
+            said = {**sheet, "inputs": inputs, "mark": mark}
+            known = said if peer in mates else {key: said[key] for key in said.keys() - _OF_MATES}
+            self._say("STEP", _step(sheet), known, (peer,))
         failpoint("step.announced")
 
     def check_step(self, sheet: Sheet, mark: int = 0) -> Mapping[str, Sheet]:
