@@ -121,7 +121,7 @@ class TestKept:
     """Three clusters, one of them of two workers: what is derived of an input goes to those alone that read it."""
 
     @pytest.mark.parametrize("worker", WORKERS)
-    @pytest.mark.parametrize("part", ["arrays", "dataset"])
+    @pytest.mark.parametrize("part", ["arrays", "dataset", "failure"])
     def test_a_checksum_goes_to_readers_alone(self, kept: Mapping[str, Any], worker: str, part: str) -> None:
         told = kept[f"{worker} {part}"]
         assert told["frames"] >= 1
@@ -133,6 +133,17 @@ class TestKept:
         for worker, pair in pairs.items():
             compared = {(name[0], to) for name, to in kept[f"{worker} {part}"]["sums"]}
             assert pair in compared or (part, pair[0]) == ("dataset", "x")  # each of the two has other rows
+
+
+    @pytest.mark.parametrize("worker", WORKERS)
+    @pytest.mark.parametrize("part", ["arrays", "dataset", "failure"])
+    def test_no_host_no_folder_and_no_text_of_an_error(self, kept: Mapping[str, Any], worker: str, part: str) -> None:
+        assert kept[f"{worker} {part}"]["named"] == []
+
+    def test_the_others_hear_who_failed_and_by_what(self, kept: Mapping[str, Any]) -> None:
+        for worker in WORKERS[1:]:
+            heard = kept[f"{worker} heard"]
+            assert "'a/0' failed: ValueError" in heard and "4711" not in heard
 
 
 class TestLook:

@@ -7,7 +7,6 @@ side on purpose: what was looked for all the time is then found, over the same l
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -22,7 +21,6 @@ from whale_nebula.models import Bert, BertSizes, CausalABNet, SmoothedCrossentro
 from whale_nebula.models.decoding import Beam, Found, translation
 from whale_nebula.run import current_run
 
-ROOT = str(Path(__file__).parents[3]).encode()
 PAIRS, BATCH, LONGEST = 32, 8, 16
 FIRST, VOCABULARY = 1000, 1536  # ids of words are larger than any number of a frame's header
 RESERVED = (*text.SPECIAL, *(f"[reserved{number}]" for number in range(FIRST - len(text.SPECIAL))))
@@ -37,15 +35,12 @@ def met() -> None:
 
 
 def looked(part: str, look: Look) -> None:
-    """Tell what was sent since the last look, and what of the text is in it.
-
-    Messages name lines of this script; what the folder is called that it lies in is no matter of the text.
-    """
+    """Tell what was sent since the last look, and what of the text is in it."""
     count = len(taken)  # more may come meanwhile
     frames = [frame for frame in taken[:count] if frame]
     del taken[:count]
     read = [Frame.read(frame) for frame in frames]
-    found = [hit for frame in frames for hit in look.finds(frame.replace(ROOT, b""))]
+    found = [hit for frame in frames for hit in look.finds(frame)]
     steps = [each.message for each in read if each.message.get("about") == "STEP"]
     kinds = Counter(each.said for each in read)
     bundles = [each for each in read if each.said == "SCALAR uint8"]  # several numbers, as bytes

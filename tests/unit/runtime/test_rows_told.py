@@ -28,8 +28,8 @@ def told(
     def one(worker: str) -> Any:
         own = {there: link for (here, there), link in links.items() if here == worker}
         session = Session(worker, own, patience=10.0)
-        sheet: dict[str, Any] = {"program": 1, "name": "step", "step": 3, "rows": 4, "inputs": {"x": inputs.get(worker, [1, 2])}}
-        sheet["alike"] = {"a/0, a/1": 7}
+        own_inputs = {"x": inputs.get(worker, [1, 2])}
+        sheet = {"program": 1, "name": "step", "step": 3, "rows": 4, "inputs": own_inputs, "alike": {"a/0, a/1": 7}}
         session.start_step(sheet, marks[worker], MATES[worker], readers or {})
         return session.check_step(sheet, marks[worker])
 
