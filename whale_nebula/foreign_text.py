@@ -15,7 +15,7 @@ def escape_foreign_text(text: object, limit: int = LIMIT, *, lines: bool = False
     r"""Text of another process as printable characters of one line, at most `limit` of them; the rest is counted.
 
     What is not printable is written as Python's escapes write it: control characters, line ends, and those that turn
-    the direction of writing. `lines` leaves line ends as they are.
+    the direction of writing. `lines` leaves line ends and tabs as they are.
 
     >>> escape_foreign_text("x\x1b[2J\ny"), escape_foreign_text("a" * 9, limit=4), escape_foreign_text("señal")
     ('x\\x1b[2J\\ny', 'aaaa... (5 characters more)', 'señal')
@@ -23,7 +23,7 @@ def escape_foreign_text(text: object, limit: int = LIMIT, *, lines: bool = False
     whole = str(text)
     kept, taken = "", 0
     for character in whole:
-        shown = character if character.isprintable() or (lines and character == "\n") else _escaped(character)
+        shown = character if character.isprintable() or (lines and character in "\n\t") else _escaped(character)
         if len(kept) + len(shown) > limit:
             break
         kept, taken = kept + shown, taken + 1

@@ -24,6 +24,7 @@ from whale_nebula.capture.step import Captured, Signature, filled
 from whale_nebula.errors import StageFailedError
 from whale_nebula.feed.given import whole
 from whale_nebula.feed.ids import compared_by, refuse_unshared
+from whale_nebula.foreign_text import escape_foreign_text
 from whale_nebula.ir.canonical import canonical_lines
 from whale_nebula.ir.digest import digest_lines, first_difference
 from whale_nebula.ir.plan import Cut, Worker
@@ -297,7 +298,7 @@ def _together(
         refuse_unshared(ids, readers, {worker.name: worker.cluster for worker in cut.workers})
         states, ends = _states(run, captured), _ends(cut, session.worker)
         told = session.agree(name, digest_lines(lines), lines, first_difference, states.versions(ends))
-        for channel in states.drop(told, ends):
+        for channel in map(escape_foreign_text, states.drop(told, ends)):
             _LOG.warning("the processes have unlike codec states of %s: all of them begin anew", channel)
         elsewhere = {id(captured.variables[path]) for path, held in cut.held.items() if session.worker not in held}
         captured.begin(lambda variable: id(variable) not in elsewhere)

@@ -18,6 +18,7 @@ from typing import Any
 
 from whale_nebula.errors import DeadlineError, InputMismatchError, LinkClosedError, NebulaError, PlanMismatchError
 from whale_nebula.feed.compared import same
+from whale_nebula.foreign_text import LIMIT, escape_foreign_text
 from whale_nebula.ir.digest import digest_lines, first_unlike
 from whale_nebula.runtime.alike import check
 from whale_nebula.runtime.expected import Expected
@@ -30,6 +31,7 @@ Sheet = Mapping[str, Any]
 _OF_MATES = {"mark", "alike"}
 """What only workers of the same cluster learn of a step."""
 _KIND = "SESSION"
+_LONGEST_DIFFERENCE = 2 * LIMIT  # of two programs: a line of each
 
 
 @dataclass
@@ -62,7 +64,8 @@ class Session:
             for name in ("whale_nebula", "tensorflow", "keras"):
                 if theirs.get(name) != sheet.get(name):
                     raise PlanMismatchError(
-                        f"{self.worker} runs {name} {sheet.get(name)}, and {peer} runs {theirs.get(name)}",
+                        f"{self.worker} runs {name} {sheet.get(name)}, "
+                        f"and {peer} runs {escape_foreign_text(theirs.get(name))}",
                         where=peer,
                         why="unlike versions trace unlike programs",
                         mend=f"install {name}=={sheet.get(name)} on both",
@@ -108,10 +111,11 @@ class Session:
         return error
 
     def _unlike(self, peer: str, program: str, theirs: Sheet, difference: str) -> PlanMismatchError:
+        other = escape_foreign_text(theirs["program"])
         return PlanMismatchError(
-            f"{self.worker} traced {program!r} and {peer} traced {theirs['program']!r}: they are not the same",
+            f"{self.worker} traced {program!r} and {peer} traced {other!r}: they are not the same",
             where=peer,
-            why=difference,
+            why=escape_foreign_text(difference, _LONGEST_DIFFERENCE),
             mend="run the same script with the same arguments and the same kind of batch in every process",
         )
 
@@ -157,8 +161,8 @@ class Session:
         for peer, theirs in told.items():
             if theirs["doing"] != doing:
                 raise self._astray(doing, peer, _at(theirs))
-        votes = {self.worker: why, **{peer: str(theirs.get("why", "")) for peer, theirs in told.items()}}
-        return [votes[worker] for worker in sorted(votes) if votes[worker]]
+        votes = {self.worker: why, **{peer: theirs.get("why", "") for peer, theirs in told.items()}}
+        return [escape_foreign_text(votes[worker]) for worker in sorted(votes) if votes[worker]]
 
     def meet(self, doing: str) -> None:
         """Wait until every process has come to the same."""
@@ -266,4 +270,4 @@ def _step(sheet: Sheet) -> str:
 
 
 def _at(theirs: Sheet) -> str:
-    return f"{theirs['doing']} ({theirs['line']})"
+    return escape_foreign_text(f"{theirs['doing']} ({theirs['line']})")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
+from whale_nebula.foreign_text import escape_foreign_text
+
 END = b""
 """The last message of a stream that ends in order. That a stream merely ends says nothing: gRPC may tell a server of a
 killed client by the end of its messages first, and only then that the call is cancelled.
@@ -165,8 +167,8 @@ class Lane:
 
 
 def reason(error: BaseException) -> str:
-    """Why something went wrong, in one line. gRPC's errors hold it in `details`."""
+    """Why something went wrong, in one line. gRPC's errors hold it in `details`, which the other side may say."""
     details = getattr(error, "details", None)
     text = details() if callable(details) else None
     lines = str(text or error or type(error).__name__).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return escape_foreign_text(lines[0]) if lines else type(error).__name__
