@@ -12,6 +12,8 @@ import pytest
 
 from whale_nebula import errors
 from whale_nebula.config import Line, quantities, schema
+from whale_nebula.wire.frame import Kind
+from whale_nebula.wire.states import Word
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -43,6 +45,13 @@ def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text() + (DOCS / "decisions.md").read_text()
     own = [str(page.relative_to(DOCS)) for page in PAGES if page.name != "0000-template.md"]
     assert [name for name in own if name not in navigation] == []
+
+
+def test_what_a_peer_learns_names_every_kind_of_message_and_frame() -> None:
+    section = (DOCS / "security.md").read_text().partition("## What a peer learns")[2].partition("\n## ")[0]
+    named = set(re.findall(r"[A-Z]+", " ".join(re.findall(r"^\| ([^|]*)", section, re.MULTILINE))))
+    alike = {"INIT": "HELLO", "NOTE": "LEAVING", "TENSOR": "BOUNDARY", "CONTROL": "FAIL"}
+    assert [name for name in (*Word, *(kind.name for kind in Kind)) if alike.get(name, name) not in named] == []
 
 
 def test_every_error_has_its_section() -> None:

@@ -61,7 +61,10 @@ import re
 import textwrap
 from typing import ClassVar
 
+from whale_nebula.foreign_text import escape_foreign_text
+
 _MEND = "\n  mend: "
+_LONGEST = 20_000
 
 
 class _Told(Exception):
@@ -80,11 +83,12 @@ class _Told(Exception):
     def __init__(
         self, what: str, *, where: str | None = None, why: str | None = None, mend: str | None = None
     ) -> None:
+        what = _printable(what)
         super().__init__(what)
         self.what = what
-        self.where = where or ""
-        self.why = why or ""
-        self.mend = what.partition(_MEND)[2] or mend or self.usual_mend
+        self.where = _printable(where or "")
+        self.why = _printable(why or "")
+        self.mend = what.partition(_MEND)[2] or _printable(mend or self.usual_mend)
 
     def __str__(self) -> str:
         if _MEND in self.what:  # Keras made it anew from our text, while it inferred a layer's output
@@ -96,6 +100,11 @@ class _Told(Exception):
 
     def _shows_where(self) -> bool:
         return bool(self.where)
+
+
+def _printable(text: str) -> str:
+    """A part of an error as it may be written to a terminal, whoever's words are in it."""
+    return text if text.isascii() and text.isprintable() else escape_foreign_text(text, _LONGEST, lines=True)
 
 
 def _indented(name: str, text: str) -> str:

@@ -13,6 +13,7 @@ import whale_nebula as nb
 from tests.parity.zoo import Outcome
 
 MARK = "told: "
+_NAME = "[]/ abcdefghijklmnopqrstuvwxyz0123456789"
 
 
 def tell(name: str, value: Any) -> None:
@@ -21,8 +22,9 @@ def tell(name: str, value: Any) -> None:
 
 
 def told(out: str) -> dict[str, Any]:
-    """All that a worker said."""
-    return dict(json.loads(line.removeprefix(MARK)) for line in out.splitlines() if line.startswith(MARK))
+    """All that a worker said, or the workers of a cluster, whose names a launcher writes before their lines."""
+    said = (line.partition(MARK) for line in out.splitlines())
+    return dict(json.loads(value) for before, mark, value in said if mark and not before.strip(_NAME))
 
 
 def bits(tensors: Iterable[Any]) -> list[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pytest
 
-from tests.processes.looking import Frame, Look
-from tests.processes.sites import sites
+from tests.processes.looking import Checksums, Frame, Look
+from tests.processes.sites import free_port, sites
 from whale_nebula.wire.frame import Header, Kind, frames
 from whale_nebula.wire.message import encode_message
 from whale_nebula.wire.tensor import array_bytes, dtype_code
@@ -94,6 +95,57 @@ class TestRun:
         assert [told["farewell"]["found"] for told in ran.values()] == [[], []]
 
 
+CLUSTERS = {"a": 2, "b": 1, "c": 1}
+WORKERS = ("a/0", "a/1", "b/0", "c/0")
+KEPT = {
+    "x/x": {"shape": [None, 3], "dtype": "int32"},
+    "x/z": {"shape": [None, 2]},
+    "y": {"shape": [None, 1]},
+}
+READERS = {"x": {0, 1}, "z": {2, 3}, "y": {3}}
+"""The workers that read each input, by their places among the names."""
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """What the workers of three clusters told of which each keeps its inputs."""
+    clusters = {name: {"workers": [f"127.0.0.1:{free_port()}" for _ in range(n)]} for name, n in CLUSTERS.items()}
+    options = {"clusters": clusters, "inputs": KEPT, "results": "owner"}
+    with sites(tmp_path_factory.mktemp("kept"), tuple(CLUSTERS), **options) as found:
+        found.start("keeping")
+        found.ended()
+        return {name: value for site in found.started.values() for name, value in site.told.items()}
+
+
+class TestKept:
+    """Three clusters, one of them of two workers: what is derived of an input goes to those alone that read it."""
+
+    @pytest.mark.parametrize("worker", WORKERS)
+    @pytest.mark.parametrize("part", ["arrays", "dataset", "failure"])
+    def test_a_checksum_goes_to_readers_alone(self, kept: Mapping[str, Any], worker: str, part: str) -> None:
+        told = kept[f"{worker} {part}"]
+        assert told["frames"] >= 1
+        assert [[name, to] for name, to in told["sums"] if to not in READERS[name[0]]] == []
+
+    @pytest.mark.parametrize("part", ["arrays", "dataset"])
+    def test_those_who_read_the_same_compare_it(self, kept: Mapping[str, Any], part: str) -> None:
+        pairs = {"a/0": ("x", 1), "a/1": ("x", 0), "b/0": ("z", 3), "c/0": ("z", 2)}
+        for worker, pair in pairs.items():
+            compared = {(name[0], to) for name, to in kept[f"{worker} {part}"]["sums"]}
+            assert pair in compared or (part, pair[0]) == ("dataset", "x")  # each of the two has other rows
+
+
+    @pytest.mark.parametrize("worker", WORKERS)
+    @pytest.mark.parametrize("part", ["arrays", "dataset", "failure"])
+    def test_no_host_no_folder_and_no_text_of_an_error(self, kept: Mapping[str, Any], worker: str, part: str) -> None:
+        assert kept[f"{worker} {part}"]["named"] == []
+
+    def test_the_others_hear_who_failed_and_by_what(self, kept: Mapping[str, Any]) -> None:
+        for worker in WORKERS[1:]:
+            heard = kept[f"{worker} heard"]
+            assert "'a/0' failed: ValueError" in heard and "4711" not in heard
+
+
 class TestLook:
     """The look by itself: it finds what is there, and nothing where nothing is."""
 
@@ -142,6 +194,19 @@ class TestLook:
     def test_a_message_of_other_things_is_none(self, what: Any) -> None:
         assert not self.LOOK.finds(self.said(what))
 
+    @pytest.mark.parametrize("form", [int, str, hex, lambda crc: f"{crc:08X}", lambda crc: {"x": [None, crc]}])
+    def test_a_checksum_is_found_in_a_message(self, form: Any) -> None:
+        rows = np.arange(8, dtype="int32").reshape(4, 2)
+        crc = google_crc32c.value(rows[1:3].tobytes())
+        assert Checksums.of({"x": rows}).finds(self.said(form(crc))) == ["x[1:3]"]
+        assert Checksums.of({"x": rows}).finds(self.said(form(crc ^ 1))) == []
+
+    @pytest.mark.parametrize("dtype", ["<u4", ">u4", "<i8"])
+    def test_a_checksum_is_found_in_a_tensor(self, dtype: str) -> None:
+        rows = np.arange(8, dtype="int32").reshape(4, 2)
+        crc = np.asarray([1, google_crc32c.value(rows.tobytes())]).astype(dtype)
+        assert Checksums.of({"x": rows}).finds(self.sent(np.frombuffer(crc.tobytes(), np.uint8))) == ["x[0:4]"]
+
     def test_a_frame_is_read_as_what_it_carries(self) -> None:
-        assert Frame.read(self.sent(np.zeros((2, 3), "float32"))) == (Kind.SCALAR, "float32", (2, 3), False, {})
+        assert Frame.read(self.sent(np.zeros((2, 3), "float32"))) == (Kind.SCALAR, "float32", (2, 3), False, {}, 0)
         assert Frame.read(self.said("no")).message == {"kind": "TELL", "what": "no"}

@@ -14,6 +14,7 @@ from whale_nebula.cli import exits
 from whale_nebula.cli.telling import tell
 from whale_nebula.cli.words import Parser, split
 from whale_nebula.errors import AuditError, NebulaError
+from whale_nebula.foreign_text import escape_foreign_text
 from whale_nebula.security import files, reading
 from whale_nebula.security.heads import Head, read_heads
 from whale_nebula.security.trust import Trust
@@ -91,14 +92,14 @@ def report_document(verdict: Verdict) -> dict[str, Any]:
 
 def report_text(verdict: Verdict, given: argparse.Namespace) -> str:
     """What was found, for people."""
-    name = Path(verdict.path).name
+    name, why = Path(verdict.path).name, escape_foreign_text(verdict.why)
     if verdict.apart:
-        return f"{name} and what it is held against do not belong together\n  why: {verdict.why}\n  mend: {_PAIRS}"
+        return f"{name} and what it is held against do not belong together\n  why: {why}\n  mend: {_PAIRS}"
     if not verdict.ok:
-        return f"{name}: record {verdict.bad} is the first that is wrong\n  why: {verdict.why}"
+        return f"{name}: record {verdict.bad} is the first that is wrong\n  why: {why}"
     lines = [
         f"{name}: {verdict.records} records, each as it was written",
-        f"  log of {verdict.site}, run {verdict.run}",
+        f"  log of {escape_foreign_text(verdict.site)}, run {escape_foreign_text(verdict.run)}",
     ]
     lines += [f"  {len(verdict.files)} files: {', '.join(verdict.files)}"] * (len(verdict.files) > 1)
     if verdict.torn:

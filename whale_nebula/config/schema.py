@@ -75,3 +75,8 @@ class Config:
     show: str = SHOWS[0]
     metrics: str | None = None
     tensorboard: str | None = None
+
+    @property
+    def private(self) -> bool:
+        """Whether inputs, results or weights stay in the cluster that has them."""
+        return bool(self.inputs) or self.results == "owner" or self.weights == "own"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from whale_nebula.errors import OptionError
 from whale_nebula.suggest import did_you_mean, listed
@@ -35,6 +35,22 @@ def names_any(ids: Sequence[str], inputs: Sequence[str], where: str) -> bool:
         why=f"its inputs are {listed(inputs)}; by ids that are none of them no row would be compared",
         mend=_mend(ids[0], inputs),
     )
+
+
+def refuse_unshared(ids: Collection[str], readers: Mapping[str, Collection[str]], clusters: Mapping[str, str]) -> None:
+    """Refuse ids that no two clusters would compare: of an input that has `readers`, only these learn a checksum.
+
+    >>> refuse_unshared(["id"], {"id": ["gpu/0", "npu/0"], "x": ["gpu/0"]}, {"gpu/0": "gpu", "npu/0": "npu"})
+    """
+    for name in sorted(readers.keys() & set(ids)):
+        if len({clusters[worker] for worker in readers[name]}) < 2 <= len(set(clusters.values())):
+            raise OptionError(
+                f"nb.init(ids={name!r}) names an input that 'inputs' of the config keeps to the workers that read it",
+                where=f"inputs.{name}",
+                why="no two clusters read it here, so none would learn a checksum of it, and no row would be compared",
+                mend=f"leave {name!r} out of 'inputs' in every config, and give it in every cluster\n"
+                "or compare by another input, which all clusters have",
+            )
 
 
 def _mend(name: str, inputs: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from whale_nebula.errors import AuditError, IdentityError, RemoteProtocolError, TransportError
+from whale_nebula.foreign_text import escape_foreign_text
 from whale_nebula.gateway import word
 from whale_nebula.security.heads import Head, KeptHeads
 from whale_nebula.security.identity import Identity
@@ -23,6 +24,7 @@ _STREAMS = 4  # of one other gateway; it needs one, or two where both dial
 _ADOPTIONS, _ADOPTIONS_A_SECOND = 32, 0.5  # streams that it opens
 _WORDS, _WORDS_A_SECOND = 1024, 1.0  # that it says
 _PAUSE_SECONDS = 0.25
+_DIGITS = 10  # the number of a worker has fewer
 _ENDED = "this gateway has ended"
 
 
@@ -200,12 +202,12 @@ class Trunk:
                 with self._changed:
                     self._denied = max(self._denied, seq)
                     self._changed.notify_all()
-                self._noted("refused", actor=self.there.uri, log_seq=seq, reason=why[:500])
+                self._noted("refused", actor=self.there.uri, log_seq=seq, reason=escape_foreign_text(why))
             case {"kind": word.GONE, "id": str(number), "worker": str(worker), "why": str(why)}:
-                if not worker.startswith(f"{self.there.cluster}/"):
+                if not _is_worker_of(worker, self.there.cluster):
                     raise RemoteProtocolError(f"{self.there.worker} speaks of {worker[:60]!r}, which is not its own")
                 if self._new(number[:16]):
-                    self._gone(worker, why[:500])
+                    self._gone(worker, escape_foreign_text(why))
             case _:
                 raise RemoteProtocolError(f"a word between gateways that is not known: {message['kind'][:20]!r}")
 
@@ -224,6 +226,12 @@ class Trunk:
         if new:
             self._noted("kept", actor=self.there.uri, log_seq=head.seq, digest=head.digest)
         self._say(word.written({"kind": word.KEPT, "seq": head.seq}))
+
+
+def _is_worker_of(name: str, cluster: str) -> bool:
+    """Whether it is the name of a worker of a cluster."""
+    start, number = name[: len(cluster) + 1], name[len(cluster) + 1 :]
+    return start == f"{cluster}/" and number.isascii() and number.isdecimal() and len(number) < _DIGITS
 
 
 def _of_head(head: Head) -> bytes:

@@ -62,13 +62,23 @@ def first_difference(
     'variable w: float32[2] trainable here, float32[3] trainable there'
     """
     pairs = list(zip_longest(_lines(here), _lines(there)))
-    at = next((n for n, (mine, theirs) in enumerate(pairs) if mine != theirs), None)
-    if at is None:
+    at = first_unlike(_lines(here), _lines(there))
+    if at == len(pairs):
         return ""
     mine, theirs = pairs[at]
     inside = next((line for line, _ in reversed(pairs[:at]) if line and line.startswith("func ")), "")
     indented = (mine or theirs or "").startswith("  ")
     return _told(mine, theirs, words) + (f" (in {_split(inside)[0]})" if indented and inside else "")
+
+
+def first_unlike(here: Sequence[str], there: Sequence[str]) -> int:
+    """The number of the first line, from 0 on, that is not the same; the number of lines where all are.
+
+    >>> first_unlike(["a", "b"], ["a", "c"]), first_unlike(["a"], ["a", "b"]), first_unlike(["a"], ["a"])
+    (1, 1, 1)
+    """
+    pairs = list(zip_longest(here, there))
+    return next((n for n, (mine, theirs) in enumerate(pairs) if mine != theirs), len(pairs))
 
 
 def _lines(program: Program | Sequence[str]) -> Sequence[str]:

@@ -61,15 +61,15 @@ def _samples(cut: Cut, worker: str) -> Iterator[Reading]:
                 yield Reading(program.leaf_ops[boundary.ids.op], op, fragment, False)
 
 
-def read_by_one(cut: Cut, names: Collection[str]) -> frozenset[str]:
-    """Those of the named inputs whose values at most one worker reads: nobody else is to learn anything of them."""
-    readers: dict[int, set[str]] = {}
+def readers_of(cut: Cut, names: Collection[str]) -> Mapping[str, frozenset[str]]:
+    """The workers that read the values of each of the named inputs: nobody else may learn anything of them."""
+    readers: dict[str, set[str]] = {leaf.name: set() for leaf in cut.program.leaves if leaf.name in names}
     for worker in cut.workers:
         for reading in readings(cut, worker.name):
-            if not reading.rows:
-                readers.setdefault(reading.leaf, set()).add(worker.name)
-    leaves = enumerate(cut.program.leaves)
-    return frozenset(leaf.name for n, leaf in leaves if leaf.name in names and len(readers.get(n, ())) < 2)
+            name = cut.program.leaves[reading.leaf].name
+            if not reading.rows and name in readers:
+                readers[name].add(worker.name)
+    return {name: frozenset(workers) for name, workers in readers.items()}
 
 
 def _fragments(cut: Cut, worker: str) -> Iterator[Fragment]:

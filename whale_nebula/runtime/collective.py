@@ -6,9 +6,11 @@ They are put on the instance when the first step is made that reads its variable
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import socket
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -111,6 +113,16 @@ def _writing(ledger: Ledger, writes_here: bool, plain: Callable[..., Any]) -> Ca
     return whole
 
 
-def host_name() -> str:
-    """What tells this host from others: processes that share a file system write a file once."""
-    return f"{socket.gethostname()}:{os.path.realpath('.')}"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def host_digest(run: str) -> str:
+    """What tells this host and folder from others in a run: processes that share a file system write a file once.
+
+    It names neither, and the random number that a kernel draws when it starts keeps anybody from guessing them.
+    """
+    try:
+        boot = _BOOT.read_text()
+    except OSError:
+        boot = ""
+    return hashlib.sha256(f"{run}\n{boot}\n{socket.gethostname()}\n{os.path.realpath('.')}".encode()).hexdigest()[:32]

@@ -55,6 +55,7 @@ Agreed = Future[Mapping[str, Mapping[str, Any]]]
 class DistributedStep:
     """Runs steps of one program together with the other workers.
 
+    `readers` are the workers that read each input that not all processes have: its checksum goes to them alone.
     Where it `stays`, shares are not moved as it runs: what feeds it reads the rows of its own.
     """
 
@@ -66,7 +67,7 @@ class DistributedStep:
     ids: frozenset[str] = frozenset()
     lines: Links = field(default_factory=Links)
     lazy: bool = False
-    secret: frozenset[str] = frozenset()
+    readers: Mapping[str, frozenset[str]] = field(default_factory=dict)
     checked: set[tuple[int, ...]] = field(default_factory=set)
     steps: int = 0
     clocks: Clocks | None = None
@@ -209,12 +210,14 @@ class DistributedStep:
         pace, since a prediction needs that of all stages, what its last step was like, and whether it has to leave.
         """
         leaves = self.compiled.cut.program.leaves
+        peers = self.session.links.keys()
+        secret = {name for name, workers in self.readers.items() if not workers & peers}
         sheet = {
             "program": self.program,
             "name": self.name,
             "step": self.steps,
             "rows": sum(counts),
-            "inputs": fingerprints(leaves, inputs.tensors, self.ids, self.secret, inputs.rows, counts),
+            "inputs": fingerprints(leaves, inputs.tensors, self.ids, secret, inputs.rows, counts),
             "pace": medians,
             "speeds": dict(self.look.told),
             "stays": self.stays,
@@ -223,7 +226,7 @@ class DistributedStep:
         }
         if self.routing.replicated and due(self.steps):
             sheet["alike"] = sums(self.compiled.cut, self.session.worker, self.variables)
-        self.session.start_step(sheet, inputs.mark, self._mates)
+        self.session.start_step(sheet, inputs.mark, self._mates, self.readers)
         return self.watch.submit(self.session.check_step, sheet, inputs.mark)
 
     @property

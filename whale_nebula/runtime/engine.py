@@ -23,13 +23,14 @@ from whale_nebula.capture.places import place_of
 from whale_nebula.capture.step import Captured, Signature, filled
 from whale_nebula.errors import StageFailedError
 from whale_nebula.feed.given import whole
-from whale_nebula.feed.ids import compared_by
+from whale_nebula.feed.ids import compared_by, refuse_unshared
+from whale_nebula.foreign_text import escape_foreign_text
 from whale_nebula.ir.canonical import canonical_lines
 from whale_nebula.ir.digest import digest_lines, first_difference
 from whale_nebula.ir.plan import Cut, Worker
 from whale_nebula.ir.program import Stage
 from whale_nebula.passes.plan import cut_program
-from whale_nebula.passes.readings import check_here, read_by_one
+from whale_nebula.passes.readings import check_here, readers_of
 from whale_nebula.passes.replica_sums import check_hosts, sums_of
 from whale_nebula.passes.replicate import spread
 from whale_nebula.report.published import begin, publish
@@ -292,10 +293,12 @@ def _together(
     session = run.ledger.session if copied is None else copied.near
     lines = canonical_lines(captured.program)
     session.expected.add(run.programs, cut)
+    ids, readers = frozenset(compared_by(run.ids)), readers_of(cut, run.config.inputs)
     try:
+        refuse_unshared(ids, readers, {worker.name: worker.cluster for worker in cut.workers})
         states, ends = _states(run, captured), _ends(cut, session.worker)
         told = session.agree(name, digest_lines(lines), lines, first_difference, states.versions(ends))
-        for channel in states.drop(told, ends):
+        for channel in map(escape_foreign_text, states.drop(told, ends)):
             _LOG.warning("the processes have unlike codec states of %s: all of them begin anew", channel)
         elsewhere = {id(captured.variables[path]) for path, held in cut.held.items() if session.worker not in held}
         captured.begin(lambda variable: id(variable) not in elsewhere)
@@ -303,12 +306,10 @@ def _together(
     except BaseException as failure:
         session.fail(failure)
         raise
-    ids = frozenset(compared_by(run.ids))
     sums = replica_sums(cut, session.worker, run.ledger.collectives, run.programs) if sums_of(cut.program) else None
     compiled = Compiled(cut, session.worker, _workshop(captured, xla, sums))
-    secret = read_by_one(cut, run.config.inputs) - ids
     step = DistributedStep(
-        compiled, captured.variables, session, name, run.programs, ids, run.links, lazy, secret,
+        compiled, captured.variables, session, name, run.programs, ids, run.links, lazy, readers,
         states=states, seed=_seed(run), collectives=run.ledger.collectives, leaves=copied is None,
     )  # fmt: skip
     _close_with(run, step)

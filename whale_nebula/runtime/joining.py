@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import whale_nebula
 from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError
+from whale_nebula.foreign_text import escape_foreign_text
 from whale_nebula.launch.attach import Attachment
-from whale_nebula.runtime.collective import host_name
+from whale_nebula.runtime.collective import host_digest
 from whale_nebula.runtime.collectives import Collectives
 from whale_nebula.runtime.early import tasks_of
 from whale_nebula.runtime.elsewhere import Ledger
@@ -25,10 +24,10 @@ from whale_nebula.runtime.tasks import open_among
 
 
 def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledger, dict[str, str]]:
-    """Open the session of this process; all name the same seed, or none. Gives every worker's host too."""
+    """Open the session of this process; all name the same seed, or none. Gives a digest of every worker's host too."""
     expected = Expected()
     joined = join_links(attachment, expected, config)
-    session = Session(attachment.worker, joined.links, config.patience, expected, joined.close)
+    session = Session(attachment.worker, joined.links, config.patience, expected, joined.close, private=config.private)
     sheet = _sheet(attachment, seed, config)
     told = session.hello(sheet)
     _agree_on_seed(attachment.worker, seed, told)
@@ -51,13 +50,7 @@ def _sheet(attachment: Attachment, seed: int | None, config: Config) -> dict[str
         "whale_nebula": whale_nebula.__version__,
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "threads": [
-            tf.config.threading.get_intra_op_parallelism_threads(),
-            tf.config.threading.get_inter_op_parallelism_threads(),
-        ],
-        "host": host_name(),
+        "host": host_digest(attachment.run_id),
         **_told_of(config),
         "seed": seed,
         "launched": attachment.seed,
@@ -66,10 +59,11 @@ def _sheet(attachment: Attachment, seed: int | None, config: Config) -> dict[str
 
 def _agree_on_seed(worker: str, seed: int | None, told: Mapping[str, Mapping[str, Any]]) -> None:
     """A seed that a script names must be named by all; the launcher's was set before the script began."""
-    named = {worker: seed, **{peer: sheet["seed"] for peer, sheet in told.items()}}
+    named = {worker: str(seed), **{peer: str(sheet["seed"]) for peer, sheet in told.items()}}
     if len(set(named.values())) > 1:
+        said = ", ".join(f"{each}: {escape_foreign_text(named[each])}" for each in sorted(named))
         raise ConfigError(
-            f"the processes name different seeds: {', '.join(f'{w}: {s}' for w, s in sorted(named.items()))}",
+            f"the processes name different seeds: {said}",
             why="they would start from different weights",
             mend="nb.init(seed=1) in every process, or in none",
         )
@@ -95,7 +89,7 @@ def _agree_on_config(worker: str, own: Mapping[str, Any], told: Mapping[str, Map
         if len(set(named.values())) > 1:
             raise ConfigError(
                 f"the configs of the processes do not say the same of {key!r}: "
-                + "; ".join(f"{each}: {said}" for each, said in named.items()),
+                + "; ".join(f"{each}: {escape_foreign_text(said)}" for each, said in named.items()),
                 why=why,
                 mend=f"write the same {key!r} into the config of every cluster",
             )

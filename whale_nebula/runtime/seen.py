@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from whale_nebula.foreign_text import escape_foreign_text
 from whale_nebula.report.report import Elsewhere, LinkReport, StageReport
 
 Told = Mapping[str, Any]
@@ -45,7 +46,8 @@ def hear(sheets: Iterable[Mapping[str, Any]]) -> Elsewhere:
         seen = sheet.get("seen")
         for name, numbers in _table(seen, "stages", 4):
             compute, wait, in_flight, cluster = numbers
-            stages[name] = StageReport(_float(compute), _float(wait), str(cluster), _int(in_flight) or None)
+            cluster = escape_foreign_text(cluster)
+            stages[name] = StageReport(_float(compute), _float(wait), cluster, _int(in_flight) or None)
         for name, numbers in _table(seen, "links", 5):
             payload, total, raw, frames = map(_int, numbers[:4])
             links[name] = LinkReport(payload, total, raw, frames, _float(numbers[4]) or 0.0)
@@ -55,7 +57,7 @@ def hear(sheets: Iterable[Mapping[str, Any]]) -> Elsewhere:
 def _table(seen: Any, part: str, columns: int) -> list[tuple[str, list[Any]]]:
     found = seen.get(part) if isinstance(seen, dict) else None
     rows = list(found.items())[:_MOST] if isinstance(found, dict) else []
-    return [(name, row) for name, row in rows if isinstance(row, list) and len(row) == columns]
+    return [(escape_foreign_text(name), row) for name, row in rows if isinstance(row, list) and len(row) == columns]
 
 
 def _short(seconds: float | None) -> float | None:

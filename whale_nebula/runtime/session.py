@@ -1,9 +1,10 @@
 """The conversation of this process with the other workers: who they are, and that all of them do the same.
 
-HELLO when they meet (versions, threads, seed), AGREE for each program (its digest), STEP at each step (rows and a
-fingerprint of the inputs), MEET around a read of the whole model. All say the same things in the same order: one that
-says something else has gone another way, and nobody waits for it. No graph and no code ever crosses: every process
-traces its own copy of the script.
+HELLO when they meet (versions, seed, what the config says), AGREE for each program (its digest), STEP at each step
+(rows and a fingerprint of the inputs), MEET around a read of the whole model. All say the same things in the same
+order: one that says something else has gone another way, and nobody waits for it. No graph and no code ever crosses:
+every process traces its own copy of the script. Only where digests differ does the text of a program cross, and of a
+private run not even that.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from whale_nebula.errors import (
@@ -22,19 +25,28 @@ from whale_nebula.errors import (
     RemoteProtocolError,
 )
 from whale_nebula.feed.compared import same
+from whale_nebula.foreign_text import LIMIT, escape_foreign_text
+from whale_nebula.ir.digest import digest_lines, first_unlike
 from whale_nebula.runtime.alike import check
 from whale_nebula.runtime.expected import Expected
+from whale_nebula.runtime.failure import failure_fields
 from whale_nebula.scopes.site import script_site
 from whale_nebula.testing.failpoints import failpoint
 from whale_nebula.transport import Link
 from whale_nebula.wire.message import SESSION, build_message
 
 Sheet = Mapping[str, Any]
+_OF_MATES = {"mark", "alike"}
+"""What only workers of the same cluster learn of a step."""
+_LONGEST_DIFFERENCE = 2 * LIMIT  # of two programs: a line of each
 
 
 @dataclass
 class Session:
-    """The links of this process to its peers (worker name to link), how long it waits for them, and what may come."""
+    """The links of this process to its peers (worker name to link), how long it waits for them, and what may come.
+
+    In a `private` run peers get no text that may hold values: of foreign exceptions, or of a program.
+    """
 
     worker: str
     links: Mapping[str, Link]
@@ -42,12 +54,13 @@ class Session:
     expected: Expected = field(default_factory=Expected)
     leave: Callable[[], None] | None = None
     whole: Session | None = None
+    private: bool = False
     _line: str = ""
 
     def among(self, mates: Collection[str]) -> Session:
         """The same conversation with some of the peers only; all hear of a failure. It is not closed by itself."""
         links = {peer: link for peer, link in self.links.items() if peer in mates}
-        return Session(self.worker, links, self.patience, self.expected, whole=self)
+        return Session(self.worker, links, self.patience, self.expected, whole=self, private=self.private)
 
     def hello(self, sheet: Sheet) -> Mapping[str, Sheet]:
         """Tell every peer who this process is; gives what each said. Unlike versions are refused."""
@@ -58,7 +71,8 @@ class Session:
             for name in ("whale_nebula", "tensorflow", "keras"):
                 if theirs.get(name) != sheet.get(name):
                     raise PlanMismatchError(
-                        f"{self.worker} runs {name} {sheet.get(name)}, and {peer} runs {theirs.get(name)}",
+                        f"{self.worker} runs {name} {sheet.get(name)}, "
+                        f"and {peer} runs {escape_foreign_text(theirs.get(name))}",
                         where=peer,
                         why="unlike versions trace unlike programs",
                         mend=f"install {name}=={sheet.get(name)} on both",
@@ -86,27 +100,51 @@ class Session:
         if not unlike and all(theirs["program"] == program for theirs in told.values()):
             failpoint("agree.after")
             return {peer: theirs.get("states", {}) for peer, theirs in told.items()}
-        self._say("LINES", doing, {"program": program, "lines": list(lines)})
+        sent = [digest_lines([line]) for line in lines] if self.private else list(lines)
+        self._say("LINES", doing, {"program": program, "lines": sent})
         for peer, theirs in self._hear("LINES", doing).items():
             if peer in unlike or theirs["program"] != program:
-                raise self._unlike(peer, program, theirs, difference(lines, theirs["lines"]))
+                if not self.private:
+                    raise self._unlike(peer, program, theirs, difference(lines, theirs["lines"]))
+                raise self._unlike_line(peer, program, theirs, first_unlike(sent, theirs["lines"]), lines)
         return {}
 
+    def _unlike_line(
+        self, peer: str, program: str, theirs: Sheet, number: int, lines: Sequence[str]
+    ) -> PlanMismatchError:
+        """The error of a private run, where peers compare digests of lines. This one's text stays in this process."""
+        error = self._unlike(peer, program, theirs, f"they differ from line {number + 1} of their text on")
+        error.add_note(f"line {number + 1} here: {lines[number] if number < len(lines) else '(the end)'}")
+        return error
+
     def _unlike(self, peer: str, program: str, theirs: Sheet, difference: str) -> PlanMismatchError:
+        other = escape_foreign_text(theirs["program"])
         return PlanMismatchError(
-            f"{self.worker} traced {program!r} and {peer} traced {theirs['program']!r}: they are not the same",
+            f"{self.worker} traced {program!r} and {peer} traced {other!r}: they are not the same",
             where=peer,
-            why=difference,
+            why=escape_foreign_text(difference, _LONGEST_DIFFERENCE),
             mend="run the same script with the same arguments and the same kind of batch in every process",
         )
 
-    def start_step(self, sheet: Sheet, mark: int = 0, mates: Collection[str] = ()) -> None:
-        """Announce a step: program, number, rows and fingerprints. The `mates`, workers of the same cluster, are told
-        which rows of a dataset these are, as each of them may have read others of these.
+    def start_step(
+        self,
+        sheet: Sheet,
+        mark: int = 0,
+        mates: Collection[str] = (),
+        readers: Mapping[str, Collection[str]] = MappingProxyType({}),
+    ) -> None:
+        """Announce a step: program, number, rows and fingerprints.
+
+        The fingerprint of an input that has `readers` goes to those of the peers that are among them. Only the
+        `mates`, workers of the same cluster, learn which rows of a dataset these are, as each of them may have read
+        others of these, and the checksums of the variables that they hold together.
         """
         failpoint("step.before")
-        self._say("STEP", _step(sheet), {**sheet, "mark": mark}, mates)
-        self._say("STEP", _step(sheet), sheet, self.links.keys() - set(mates))
+        for peer in self.links:
+            inputs = {name: value for name, value in sheet["inputs"].items() if peer in readers.get(name, (peer,))}
+            said = {**sheet, "inputs": inputs, "mark": mark}
+            known = said if peer in mates else {key: said[key] for key in said.keys() - _OF_MATES}
+            self._say("STEP", _step(sheet), known, (peer,))
         failpoint("step.announced")
 
     def check_step(self, sheet: Sheet, mark: int = 0) -> Mapping[str, Sheet]:
@@ -130,8 +168,8 @@ class Session:
         for peer, theirs in told.items():
             if theirs.get("doing") != doing:
                 raise self._astray(doing, peer, _at(theirs))
-        votes = {self.worker: why, **{peer: str(theirs.get("why", "")) for peer, theirs in told.items()}}
-        return [votes[worker] for worker in sorted(votes) if votes[worker]]
+        votes = {self.worker: why, **{peer: theirs.get("why", "") for peer, theirs in told.items()}}
+        return [escape_foreign_text(votes[worker]) for worker in sorted(votes) if votes[worker]]
 
     def meet(self, doing: str) -> None:
         """Wait until every process has come to the same."""
@@ -181,10 +219,11 @@ class Session:
             )
 
     def _say(self, about: str, doing: str, sheet: Sheet, peers: Collection[str] | None = None) -> None:
-        self._line = str(script_site())
+        site = script_site()
+        self._line, line = str(site), str(site._replace(file=Path(site.file).name))
         for peer, link in self._links_of(peers):
             with self._left(doing, peer):
-                link.post(build_message(SESSION, about, **sheet, doing=doing, line=self._line))
+                link.post(build_message(SESSION, about, **sheet, doing=doing, line=line))
 
     def _links_of(self, peers: Collection[str] | None) -> list[tuple[str, Link]]:
         return [(peer, link) for peer, link in self.links.items() if peers is None or peer in peers]
@@ -222,15 +261,7 @@ class Session:
 
     def fail(self, failure: BaseException) -> None:
         """Tell every peer that this process failed."""
-        parts = {"what": f"{type(failure).__name__}: {failure}"}
-        if isinstance(failure, NebulaError):
-            parts = {
-                "code": failure.code,
-                "what": failure.what,
-                "where": failure.where,
-                "why": failure.why,
-                "mend": failure.mend,
-            }
+        parts = failure_fields(failure, private=self.private)
         for link in (self.whole or self).links.values():
             link.fail(parts)
 
@@ -248,4 +279,5 @@ def _step(sheet: Sheet) -> str:
 
 
 def _at(theirs: Sheet) -> str:
-    return f"{theirs.get('doing', 'something else')} ({theirs.get('line', 'at no line of a script')})"
+    at = f"{theirs.get('doing', 'something else')} ({theirs.get('line', 'at no line of a script')})"
+    return escape_foreign_text(at)

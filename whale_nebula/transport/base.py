@@ -14,6 +14,7 @@ from whale_nebula.errors import (
     PlanMismatchError,
     RemoteFailureError,
 )
+from whale_nebula.foreign_text import escape_foreign_text
 from whale_nebula.transport.mailbox import Mailbox
 from whale_nebula.transport.protocol import Key, LinkTotals, Payload, Sent
 from whale_nebula.transport.tally import Tally
@@ -117,14 +118,17 @@ _COMMON = (InputMismatchError, PlanMismatchError, LinkClosedError, RemoteFailure
 def failed(there: str, reason: object) -> NebulaError:
     """The other worker has said that it failed, and why.
 
-    What concerns several workers (that they differ, that another one is gone) reads the same at each of them.
+    What concerns several workers (that they differ, that another one is gone) reads the same at each of them. All of it
+    is the other worker's text: it is escaped and cut, and lines to follow are marked as his.
     """
-    told = {part: str(text) for part, text in reason.items() if text} if isinstance(reason, Mapping) else {}
+    given = reason if isinstance(reason, Mapping) else {}
+    told = {part: escape_foreign_text(given[part]) for part in ("code", "what", "where") if given.get(part)}
     common = next((kind for kind in _COMMON if kind.code == told.get("code")), None)
     what = told.get("what", "it did not say how")
+    mends = escape_foreign_text(given.get("mend") or "", lines=True).splitlines()
     return (common or RemoteFailureError)(
         what if common else f"worker '{there}' failed: {what}",
         where=told.get("where"),
-        why=told.get("why"),
-        mend=told.get("mend"),
+        why=escape_foreign_text(" ".join(str(given.get("why") or "").split())),
+        mend="\n".join(f"worker '{there}' says: {line}" for line in mends),
     )

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from whale_nebula.errors import DamagedFrameError, LocalProtocolError, NebulaError, RemoteProtocolError
+from whale_nebula.foreign_text import escape_foreign_text
 from whale_nebula.wire import hello
 from whale_nebula.wire.arrivals import Arrivals, Turn, held_bytes
 from whale_nebula.wire.assembly import WHOLE_LIMIT, Assembly, Expect, TensorArrived
@@ -365,7 +366,7 @@ class Conversation:
         word = Word(message["kind"]) if message["kind"] in (Word.HELLO, Word.AUTH) else None
         side = self._theirs.said(word) if word else None
         if side is None:
-            raise RemoteProtocolError(f"{message['kind']} in state {self._theirs.state}")
+            raise RemoteProtocolError(f"{escape_foreign_text(message['kind'])} in state {self._theirs.state}")
         if word is Word.HELLO:
             events.append(Answer([self._greeting_packet(self._introduction.answer(message))]))
             self._ours = _known(self._ours.said(Word.AUTH))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from whale_nebula.errors import LocalProtocolError, PeerRestartedError, RemoteProtocolError
+from whale_nebula.foreign_text import escape_foreign_text
 from whale_nebula.wire.hello import NONCE_BYTES, Hello, parse_hello, transcript
 
 
@@ -130,14 +131,15 @@ class Introduction:
 
 def _check(ours: Hello, theirs: Hello) -> None:
     """Both must be of one run, mean each other, and secure their frames alike."""
+    run, worker, to = map(escape_foreign_text, (theirs.run, theirs.worker, theirs.to))
     if theirs.run != ours.run:
         raise RemoteProtocolError(
-            f"worker '{theirs.worker}' is of run '{theirs.run}', and this is run '{ours.run}'",
+            f"worker '{worker}' is of run '{run}', and this is run '{ours.run}'",
             mend="give all clusters the same 'run', and stop what is left of an earlier one",
         )
     if (theirs.worker, theirs.to) != (ours.to, ours.worker):
         raise RemoteProtocolError(
-            f"'{theirs.worker}' greets '{theirs.to}' where '{ours.worker}' expects '{ours.to}'",
+            f"'{worker}' greets '{to}' where '{ours.worker}' expects '{ours.to}'",
             mend="compare the addresses in the clusters' configs",
         )
     if theirs.nonce == ours.nonce:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from whale_nebula.errors import RemoteProtocolError
+from whale_nebula.foreign_text import escape_foreign_text
 from whale_nebula.wire.message import encode_message
 
 NONCE_BYTES = 16
@@ -56,7 +57,7 @@ def parse_hello(message: Mapping[str, Any]) -> Hello:
     wrong = sorted(fields.keys() ^ _FIELDS.keys()) or [n for n, fits in _FIELDS.items() if not fits(fields[n])]
     if message.get("kind") != "HELLO" or wrong:
         raise RemoteProtocolError(
-            f"the greeting is no HELLO of this protocol: {', '.join(wrong) or 'kind'}",
+            f"the greeting is no HELLO of this protocol: {escape_foreign_text(', '.join(wrong)) or 'kind'}",
             mend="install the same release of whale_nebula in every cluster",
         )
     return Hello(**fields)

@@ -7,8 +7,6 @@ side on purpose: what was looked for all the time is then found, over the same l
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -16,36 +14,19 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.looking import Frame, Look
+from tests.processes.looking import Frame, Look, watched
 from tests.processes.telling import tell
 from whale_nebula.errors import CollectiveReadError
 from whale_nebula.models import Bert, BertSizes, CausalABNet, SmoothedCrossentropy, text
 from whale_nebula.models.decoding import Beam, Found, translation
 from whale_nebula.run import current_run
-from whale_nebula.transport.grpc.lane import Lane
 
-ROOT = str(Path(__file__).parents[3]).encode()
 PAIRS, BATCH, LONGEST = 32, 8, 16
 FIRST, VOCABULARY = 1000, 1536  # ids of words are larger than any number of a frame's header
 RESERVED = (*text.SPECIAL, *(f"[reserved{number}]" for number in range(FIRST - len(text.SPECIAL))))
 SIDES = ("source", "target")
 SIZES = BertSizes(vocabulary=VOCABULARY, length=LONGEST + 1, width=8, heads=2, layers=1, inner=16, dropout=0.0)
 STEPS = PAIRS // BATCH
-
-taken: list[bytes] = []
-
-
-def watched() -> None:
-    """Keep every frame that gRPC takes from this process: nothing but TLS is below."""
-    outgoing = Lane.outgoing
-
-    def watching(lane: Lane) -> Iterator[bytes]:
-        for frame in outgoing(lane):
-            taken.append(frame)
-            yield frame
-
-    Lane.outgoing = watching  # type: ignore[method-assign]
-
 
 def met() -> None:
     """Wait for the other process twice: it comes the second time once it has heard of our first, and has all before."""
@@ -54,15 +35,12 @@ def met() -> None:
 
 
 def looked(part: str, look: Look) -> None:
-    """Tell what was sent since the last look, and what of the text is in it.
-
-    Messages name lines of this script; what the folder is called that it lies in is no matter of the text.
-    """
+    """Tell what was sent since the last look, and what of the text is in it."""
     count = len(taken)  # more may come meanwhile
     frames = [frame for frame in taken[:count] if frame]
     del taken[:count]
     read = [Frame.read(frame) for frame in frames]
-    found = [hit for frame in frames for hit in look.finds(frame.replace(ROOT, b""))]
+    found = [hit for frame in frames for hit in look.finds(frame)]
     steps = [each.message for each in read if each.message.get("about") == "STEP"]
     kinds = Counter(each.said for each in read)
     bundles = [each for each in read if each.said == "SCALAR uint8"]  # several numbers, as bytes
@@ -113,7 +91,7 @@ def written(found: Found) -> list[list[int]]:
 
 
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # dear, and these graphs run a few times
-watched()
+taken = watched()
 nb.init()
 side = nb.here().cluster
 pairs = text.generated("train", PAIRS, sides=[side])

@@ -11,7 +11,7 @@ from whale_nebula.capture.step import capture, signature
 from whale_nebula.errors import AbsentInputError
 from whale_nebula.ir.plan import Cut
 from whale_nebula.passes.plan import cut_program
-from whale_nebula.passes.readings import check_here, read_by_one, readings
+from whale_nebula.passes.readings import check_here, readers_of, readings
 
 SIDES = """
 stages a b
@@ -82,10 +82,11 @@ class TestWhoReads:
         assert ("target", False) not in read(kept, A)
         assert {value.op: owners for value, owners in kept.owners.items()} == {9: (B,)}
 
-    def test_what_one_cluster_alone_reads_is_nobody_elses_business(self) -> None:
-        assert read_by_one(plan(), BOTH) == {"source", "target"}
-        assert read_by_one(plan(), ("target",)) == {"target"}
-        assert read_by_one(plan(SIDES.replace("%5, %1", "%5, %0").replace("[?,4]", "[?,2]")), ("source",)) == set()
+    def test_readers_of_an_input_are_the_workers_whose_stages_read_it(self) -> None:
+        both = SIDES.replace("%5, %1", "%5, %0").replace("[?,4]", "[?,2]")
+        assert readers_of(plan(), BOTH) == {"source": {A}, "target": {B}}
+        assert readers_of(plan(), ("target", "nothing")) == {"target": {B}}
+        assert readers_of(plan(both), ("source",)) == {"source": {A, B}}
 
 
 ROWS = [

@@ -10,7 +10,7 @@ from whale_nebula.errors import AbsentInputError, OptionError
 from whale_nebula.ir.plan import Cut
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.plan import cut_program
-from whale_nebula.passes.readings import check_here, read_by_one, readings
+from whale_nebula.passes.readings import check_here, readers_of, readings
 
 A, B = "a/0", "b/0"
 IDS = "%1 = input y float32[?,2]\n%50 = input ids int64[?]"
@@ -36,7 +36,7 @@ def test_both_sides_of_a_boundary_read_its_ids() -> None:
     (boundary,) = cut.boundaries
     assert boundary.ids is not None and cut.program.leaf_ops[boundary.ids.op] == 2
     assert (read(cut, A), read(cut, B)) == ({"x", "ids"}, {"y", "ids"})
-    assert read_by_one(cut, ("x", "y", "ids")) == {"x", "y"}
+    assert readers_of(cut, ("x", "y", "ids")) == {"x": {A}, "y": {B}, "ids": {A, B}}
 
 
 @pytest.mark.parametrize(("worker", "reader"), [(A, "stage 'a' of cluster 'a'"), (B, "stage 'b' of cluster 'b'")])

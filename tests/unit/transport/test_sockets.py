@@ -153,7 +153,7 @@ def test_a_failure_overtakes_and_reaches_all_who_wait(links: tuple[SocketLink, S
     here.fail({"what": "division by zero", "why": "stage decoder", "mend": "do not"})
     with pytest.raises(RemoteFailureError, match="'gpu/0' failed: division by zero") as caught:
         there.receive(key(1), SOON)
-    assert (caught.value.why, caught.value.mend) == ("stage decoder", "do not")
+    assert (caught.value.why, caught.value.mend) == ("stage decoder", "worker 'gpu/0' says: do not")
     with pytest.raises(RemoteFailureError):
         there.send(back(), np.zeros(3))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from whale_nebula.foreign_text import escape_foreign_text
 from whale_nebula.launch.line.found import Crossing, LineFound
 from whale_nebula.launch.line.sheet import unlike
 from whale_nebula.report.text import size
@@ -38,8 +39,9 @@ def notes(found: LineFound) -> list[str]:
     if found.broken:
         said.append(f"the connection broke {found.broken} times meanwhile")
     sheets = [found.sheets.get(worker, {}) for worker in (found.first, found.second)]
-    for name, (ours, theirs) in unlike(*sheets).items():
-        said.append(f"{name} differs: {ours} at {found.first}, {theirs} at {found.second}; a run would refuse that")
+    for name, versions in unlike(*sheets).items():
+        first, second = map(escape_foreign_text, versions)
+        said.append(f"{name} differs: {first} at {found.first}, {second} at {found.second}; a run would refuse that")
     return said
 
 
@@ -58,5 +60,5 @@ def _ms(seconds: float) -> str:
 
 
 def _control(found: LineFound) -> str:
-    controls = [str(sheet.get("congestion_control") or "?") for sheet in found.sheets.values()]
+    controls = [escape_foreign_text(sheet.get("congestion_control") or "?") for sheet in found.sheets.values()]
     return f"; congestion control {' and '.join(dict.fromkeys(controls))}" if controls else ""

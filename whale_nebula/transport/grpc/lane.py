@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
+from whale_nebula.foreign_text import escape_foreign_text
 from whale_nebula.security import Peer
 
 END = b""
@@ -169,8 +170,8 @@ class Lane:
 
 
 def reason(error: BaseException) -> str:
-    """Why something went wrong, in one line. gRPC's errors hold it in `details`."""
+    """Why something went wrong, in one line. gRPC's errors hold it in `details`, which the other side may say."""
     details = getattr(error, "details", None)
     text = details() if callable(details) else None
     lines = str(text or error or type(error).__name__).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return escape_foreign_text(lines[0]) if lines else type(error).__name__
