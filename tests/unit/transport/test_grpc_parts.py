@@ -9,7 +9,15 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.transport.crossing import GPU, NPU, RUN, SOON, free_address
-from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError, RemoteProtocolError, TransportError
+from whale_nebula.errors import (
+    ExpiredError,
+    IdentityError,
+    LinkClosedError,
+    LocalProtocolError,
+    NebulaError,
+    RemoteProtocolError,
+    TransportError,
+)
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.connection import Connection
@@ -232,6 +240,8 @@ def listener() -> Iterator[Listener]:
         "late/0": TransportError("come again"),
         "dead/0": LinkClosedError("worker 'gpu/1' is gone"),
         "bad/0": IdentityError("nobody knows you", why="your name is bad"),
+        "expired/0": ExpiredError("its certificate has expired"),
+        "confused/0": LocalProtocolError("this side is wrong about itself"),
     }
 
     def accept(knock: Knock, visitor: Visitor, lane: Lane) -> Hear:
@@ -268,6 +278,8 @@ class TestListener:
             ("late/0", TransportError, "come again"),
             ("dead/0", LinkClosedError, "worker 'gpu/1' is gone"),
             ("bad/0", IdentityError, "nobody knows you: your name is bad"),
+            ("expired/0", TransportError, "its certificate has expired"),
+            ("confused/0", TransportError, "this side is wrong about itself"),
         ],
     )
     def test_a_refusal_says_why_and_whether_to_come_again(
