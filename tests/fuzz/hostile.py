@@ -48,16 +48,20 @@ def expect(header: Header) -> Bound | None:
 
 
 def victim(window: int = 0, *, sealed: bool = False) -> Conversation:
-    """Who gets the bytes; always with the same nonce."""
+    """Who gets the bytes; always with the same nonces."""
     prover = SharedSecret(NAMES[0])
-    return conversation(
+    talk = conversation(
         0, greeting=greeting(0, nonce=b"a" * 16), prover=prover, sealed=sealed, expect=expect, limit=CAP, window=window
     )
+    talk._introduction._draw_challenge = lambda: b"c" * 16
+    return talk
 
 
 def peer(*, sealed: bool = False) -> Conversation:
     """Who greets it in good order."""
-    return conversation(1, greeting=greeting(1, nonce=b"b" * 16), prover=SharedSecret(NAMES[1]), sealed=sealed)
+    talk = conversation(1, greeting=greeting(1, nonce=b"b" * 16), prover=SharedSecret(NAMES[1]), sealed=sealed)
+    talk._introduction._draw_challenge = lambda: b"d" * 16
+    return talk
 
 
 def recorded() -> tuple[bytes, bytes]:
@@ -225,9 +229,17 @@ def fed(talk: Conversation, parts: Iterator[bytes], *, stream: bool = True) -> t
         try:
             for part in parts:
                 events += talk.receive_data(part) if stream else talk.receive(part)
-        except RemoteProtocolError:
+        except RemoteProtocolError as error:
+            raise_cause(error)
             return events, True
+        raise_cause(talk.error)
         return events, talk.error is not None
+
+
+def raise_cause(error: Exception | None) -> None:
+    """Of a refusal that stands for an error of another type, raise that one: a decoder has let it out."""
+    if error is not None and error.__cause__ is not None:
+        raise error.__cause__
 
 
 largest = [0]  # of the arrays that victims made

@@ -18,7 +18,7 @@ from whale_nebula.security.denied import DenyList, Stamp, stamp
 from whale_nebula.security.files import Files
 from whale_nebula.security.identity import Identity, command_options
 from whale_nebula.security.reading import Peer
-from whale_nebula.security.trust import Trust, ends_soon
+from whale_nebula.security.trust import Trust, check_live, ends_soon
 from whale_nebula.testing.failpoints import failpoint
 
 _AGAIN_SECONDS = 10.0
@@ -244,13 +244,18 @@ class Prover:
         """Raise an `IdentityError` unless `worker`, with a certificate that is good now, signed this transcript."""
         ours = self.credentials
         shown = reading.certificate(certificate, f"what {worker} sent")
-        ours.trust.check(shown, Identity.of_worker(ours.identity.run, worker), at=making.now())
+        ours.trust.check(shown, Identity.of_worker(ours.identity.run, worker), whose=worker, at=making.now())
         if not reading.verify_signature(shown, signature, _CONVERSATION + transcript):
             raise IdentityError(
                 f"the signature of {worker} is wrong",
                 why="it holds the certificate of a worker and not its key, or somebody between changed what was said",
                 mend="look at who runs the gateways, and revoke the certificate",
             )
+
+    def check_live(self, certificate: str, worker: str) -> None:
+        """Raise an `IdentityError` unless a certificate that `verify` took is still good: its dates, the deny list."""
+        shown = reading.certificate(certificate, f"what {worker} sent")
+        check_live(self.credentials.trust, reading.peer(shown))
 
 
 _CONVERSATION = b"whale_nebula conversation 1\0"

@@ -17,7 +17,8 @@ from whale_nebula.wire.tensor import Bytes
 class CarrierState:
     """How a carrier stands: `since` (time.monotonic) it is as it is, `refusals` in a row, the last trouble.
 
-    `sent` and `received` are bytes of frames over all its connections, `connections` how many there were.
+    `sent` and `received` are bytes of frames over all its connections, `connections` how many there were. `refusal` is
+    why the last attempt was refused, where that may heal: an expired certificate, which may be renewed.
     """
 
     connected: bool = False
@@ -27,6 +28,7 @@ class CarrierState:
     trouble: str = ""
     sent: int = 0
     received: int = 0
+    refusal: NebulaError | None = None
 
 
 class Receiver(Protocol):

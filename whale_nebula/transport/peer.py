@@ -15,6 +15,8 @@ from typing import Any
 
 from whale_nebula.errors import (
     DamagedFrameError,
+    ExpiredError,
+    IdentityError,
     LocalProtocolError,
     NebulaError,
     PeerRestartedError,
@@ -40,7 +42,7 @@ from whale_nebula.wire.replay import Acknowledged
 
 _LOG = logging.getLogger("whale_nebula.transport")
 _SEAL_BYTES = 16
-_CHANCES = 8  # for a frame to come undamaged
+_CHANCES = 8  # for a frame to come undamaged, and for a greeting to be right
 _SHORT_SECONDS = 1.0  # a connection that is made again within this time is not worth a word
 
 
@@ -82,8 +84,10 @@ class PeerLink(FramedEnd):
         self._carrier = carrier
         self._now = now
         self._meter = Meter()
+        self._prover = prover
+        self._expired: ExpiredError | None = None  # what the last greeting was refused for, where that may heal
         self._waiting = Waiting(f"worker '{there}'", carrier.where, announce, now=now)
-        self._heard = self._down = now()
+        self._heard = self._down = now()  # heard: by the worker itself, which has proven that it is
         self._tick = min(self._deadlines.look, self._deadlines.silence / 8)
         self._began: float | None = None  # when the first chunk of the parcel on its way was sent
         self._met = False
@@ -94,6 +98,7 @@ class PeerLink(FramedEnd):
         self._fail_answered = False
         self._deaf = False  # what comes is not to be trusted any more
         self._faults = Faults()
+        self._greeting_faults = Faults(_CHANCES)  # in a row
         self._ended = threading.Event()
         self._writer = threading.Thread(target=self._write, name=f"nebula-write-{there}", daemon=True)
         self._watcher = threading.Thread(target=self._watch, name=f"nebula-watch-{there}", daemon=True)
@@ -272,11 +277,12 @@ class PeerLink(FramedEnd):
     def message(self, data: bytes) -> None:
         """One frame has come."""
         with self._changed:
-            self._heard = self._now()
-            if self._deaf and self._conversation.ready:
-                return
             greeted = self._conversation.ready
+            if self._conversation.error is not None or (self._deaf and greeted):
+                return  # what is wrong was said: this connection is about to end
             opened, told, error = self._take(data)
+            if greeted or opened:  # who only greets is not heard
+                self._heard = self._now()
             if told or error is not None or self._conversation.owes:  # a tensor is nothing to the writer
                 self._changed.notify_all()
         if opened:
@@ -286,13 +292,18 @@ class PeerLink(FramedEnd):
 
     def _wrong(self, error: NebulaError, greeted: bool) -> None:
         """A frame is wrong: damage heals, as the frame comes again on the next connection; intent does not."""
+        if isinstance(error, ExpiredError):  # it may be renewed any moment
+            self._expired = error
+            self._carrier.drop(error.what)
+            return
         heals = isinstance(error, RemoteProtocolError) and not isinstance(error, PeerRestartedError)
-        if not heals or (not greeted and self._faults.hopeless(error, -1)):
+        faults = self._faults if greeted else self._greeting_faults
+        hopeless = not heals or faults.hopeless(error, self._conversation.received)
+        if hopeless:
             self._refuse(error)
+        if hopeless and not (greeted and heals):
             self._end()
             return
-        if self._faults.hopeless(error, self._conversation.received):
-            self._refuse(error)
         self._carrier.drop(error.what)
 
     def lost(self, error: NebulaError) -> None:
@@ -319,7 +330,7 @@ class PeerLink(FramedEnd):
         if isinstance(event, Answer):
             self._sending.answer(event.packets)
         elif isinstance(event, Opened):
-            self._met = True
+            self._met, self._expired, self._greeting_faults = True, None, Faults(_CHANCES)
             failpoint("connection.opened", self._carrier.drop)
             if event.resend:
                 failpoint("frames.again", self._carrier.drop)
@@ -327,7 +338,7 @@ class PeerLink(FramedEnd):
             if event.resumed:
                 _LOG.info("%s and %s go on: %d frames again", self.here, self.there, len(event.resend))
         elif isinstance(event, Acknowledged):
-            self._meter.carried(event.bytes, self._heard, more=self._conversation.unacked > 0)
+            self._meter.carried(event.bytes, self._now(), more=self._conversation.unacked > 0)
         else:
             message = isinstance(event, MessageArrived)
             failpoint("message.received" if message else "tensor.received", self._carrier.drop)
@@ -359,16 +370,36 @@ class PeerLink(FramedEnd):
         with self._changed:
             quiet, ready, bye = self._now() - self._heard, self._conversation.ready, self._bye_heard
             rate, away = self._meter.rate, self._now() - self._down
+            certificate = self._conversation.peer_certificate
+        if certificate is not None and not bye:
+            self._check_peer(certificate, ready)
         if rate is not None:
             self._carrier.pace(rate)
         if bye:
             self._waiting.drop()
+        elif quiet >= self._deadlines.patience:
+            refusal = self._expired or self._carrier.state().refusal
+            self.lost(refusal or self._unheard(self._deadlines.patience, self._trouble(ready)))
         elif quiet < self._deadlines.silence - self._tick if ready else away < _SHORT_SECONDS:
             self._waiting.off()
-        elif quiet >= self._deadlines.patience:
-            self.lost(self._unheard(self._deadlines.patience, self._trouble(ready)))
         else:
             self._waiting.on(self._trouble(ready), limit=self._deadlines.patience, since=self._heard)
+
+    def _check_peer(self, certificate: str, ready: bool) -> None:
+        """End a connection to a worker whose certificate has expired since it greeted, and the link to one whose
+        certificate was taken back: the former may be renewed.
+        """
+        try:
+            if self._prover is not None:
+                self._prover.check_live(certificate, self.there)
+        except IdentityError as error:
+            if ready:
+                _LOG.warning("%s ends its connection to %s: %s", self.here, self.there, error.what)
+                self._carrier.drop(error.what)
+            if isinstance(error, ExpiredError):
+                self._expired = error
+            else:
+                self.lost(error)
 
     def _trouble(self, ready: bool) -> str:
         state = self._carrier.state()
@@ -390,9 +421,13 @@ class PeerLink(FramedEnd):
 
 
 class Faults:
-    """When to give up on what comes wrong: the same place twice is meant so, damage may strike it by chance."""
+    """When to give up on what comes wrong: the same place twice is meant so, damage may strike it by chance.
 
-    def __init__(self) -> None:
+    `chances` is how often what is no damage may come wrong at one place.
+    """
+
+    def __init__(self, chances: int = 1) -> None:
+        self._chances = {"damage": _CHANCES, "intent": chances}
         self._at: int | None = None
         self._times = {"damage": 0, "intent": 0}
 
@@ -407,7 +442,7 @@ class Faults:
             self._at, self._times = received, dict.fromkeys(self._times, 0)
         what = "damage" if isinstance(error, DamagedFrameError) else "intent"
         self._times[what] += 1
-        return self._times[what] > (_CHANCES if what == "damage" else 1)
+        return self._times[what] > self._chances[what]
 
 
 def _same(error: NebulaError) -> NebulaError:

@@ -96,9 +96,7 @@ class Conversation:
         self._here, self._there = here, there
         self._exchange = Exchange() if sealed else None
         self._sealer: Sealer | None = None
-        self._introduction = Introduction(
-            greeting, budget, prover, self._exchange.public if self._exchange else None
-        )
+        self._introduction = Introduction(greeting, budget, prover, self._exchange.public if self._exchange else None)
         self._ours, self._theirs = Side(), Side()
         self._replay = Replay(budget)
         self._arrivals = Arrivals[_Frame](window)
@@ -140,6 +138,13 @@ class Conversation:
     def states(self) -> tuple[State, State]:
         """Where this side and the other one are."""
         return self._ours.state, self._theirs.state
+
+    @property
+    def peer_certificate(self) -> str | None:
+        """The certificate with which the other side has proven who it is, on the present connection or the one before;
+        None before that, and without a prover.
+        """
+        return self._introduction.certificate
 
     @property
     def error(self) -> NebulaError | None:
@@ -263,10 +268,10 @@ class Conversation:
         try:
             for message in messages:
                 self._receive(message, events)
-        except NebulaError as error:
-            self._error = error
+        except Exception as error:  # whatever decoding raises is about what the other side sent
+            self._error = error if isinstance(error, NebulaError) else _unreadable(error)
             if not events:
-                raise
+                raise self._error from self._error.__cause__
         return events
 
     def _receive(self, message: bytes | bytearray | memoryview, events: list[Event]) -> None:
@@ -406,6 +411,13 @@ class Conversation:
 
 def _size(payload: Bytes) -> int:
     return HEADER_BYTES + payload.size
+
+
+def _unreadable(error: Exception) -> RemoteProtocolError:
+    why = f"{type(error).__name__}: {ascii(str(error)[:200])[1:-1]}"
+    unreadable = RemoteProtocolError("a frame came that cannot be read", why=why)
+    unreadable.__cause__ = error
+    return unreadable
 
 
 def _known(side: Side | None) -> Side:

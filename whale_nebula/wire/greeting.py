@@ -17,7 +17,7 @@ from whale_nebula.wire.hello import NONCE_BYTES, Hello, parse_hello, transcript
 
 
 def fresh_nonce() -> bytes:
-    """Bytes that no other process has."""
+    """Random bytes, which nobody has drawn before."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
@@ -49,6 +49,9 @@ class Prover(Protocol):
     def verify(self, certificate: str, signature: bytes, transcript: bytes, worker: str) -> None:
         """Raise unless this certificate is good, belongs to this worker, and its key made this signature."""
 
+    def check_live(self, certificate: str, worker: str) -> None:
+        """Raise unless this certificate, which has passed `verify` before, is still good: its dates, the deny list."""
+
 
 class Introduction:
     """The greetings of one side, on one connection after the other.
@@ -69,9 +72,11 @@ class Introduction:
         self._budget = budget
         self._prover = prover
         self._exchange = exchange
+        self._draw_challenge = fresh_nonce
         self._ours: Hello | None = None
         self._theirs: Hello | None = None
         self.proven: Hello | None = None  # what the other process said first that it proved
+        self.certificate: str | None = None  # with which it proved what it said last
 
     def hello(self, received: int) -> dict[str, Any]:
         """What to say first on a new connection."""
@@ -81,6 +86,7 @@ class Introduction:
             worker=self._greeting.worker,
             to=self._greeting.peer,
             nonce=self._greeting.nonce.hex(),
+            challenge=self._draw_challenge().hex(),
             budget=self._budget,
             received=received,
             certificate=self._prover.certificate if self._prover else None,
@@ -112,6 +118,7 @@ class Introduction:
             )
         if self._theirs.lasting() != self.proven.lasting():
             raise RemoteProtocolError(f"worker '{self._theirs.worker}' greets unlike before, and is the same process")
+        self.certificate = self._theirs.certificate
         return hellos
 
     def _verify(self, message: Mapping[str, Any], hellos: tuple[Hello, Hello]) -> None:

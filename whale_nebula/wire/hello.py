@@ -14,24 +14,26 @@ from whale_nebula.wire.message import encode_message
 
 NONCE_BYTES = 16
 _EXCHANGE_BYTES = 32
+_CHANGING = ("certificate", "challenge", "received")
 _MOST_TEXT = 48 << 10
 _MOST_NUMBER = (1 << 64) - 1
-_LABEL = b"whale_nebula greeting 1\0"
+_LABEL = b"whale_nebula greeting 2\0"
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """One side's HELLO. All but `received` is static: it is signed, and does not change while the process lives
-    (only the certificate may, when it is renewed). Bytes are in hex.
+    """One side's HELLO. Bytes are in hex.
 
-    `received` is the number of the next frame that this side expects, `budget` how many bytes it keeps until they are
-    acknowledged.
+    `nonce` is drawn once by a process, `challenge` anew for each connection: a proof that is signed with it is worth
+    nothing on another one. `received` is the number of the next frame that this side expects, `budget` how many bytes
+    it keeps until they are acknowledged.
     """
 
     run: str
     worker: str
     to: str
     nonce: str
+    challenge: str
     budget: int
     received: int
     certificate: str | None = None
@@ -42,13 +44,9 @@ class Hello:
         """As a control message."""
         return {"kind": "HELLO", **asdict(self)}
 
-    def static(self) -> dict[str, Any]:
-        """What is signed."""
-        return {name: value for name, value in asdict(self).items() if name != "received"}
-
     def lasting(self) -> dict[str, Any]:
-        """What stays the same on every connection of a process."""
-        return {name: value for name, value in self.static().items() if name != "certificate"}
+        """What stays the same on every connection of a process. Its certificate may be renewed."""
+        return {name: value for name, value in asdict(self).items() if name not in _CHANGING}
 
 
 def parse_hello(message: Mapping[str, Any]) -> Hello:
@@ -64,14 +62,14 @@ def parse_hello(message: Mapping[str, Any]) -> Hello:
 
 
 def transcript(hellos: tuple[Hello, Hello], signer: str) -> bytes:
-    """What the worker `signer` signs: the static parts of both greetings, and that it is the one who signs.
+    """What the worker `signer` signs: both greetings, and that it is the one who signs.
 
-    >>> a = Hello("run", "gpu/0", "npu/0", "0a" * 16, 1, 1)
-    >>> b = Hello("run", "npu/0", "gpu/0", "0b" * 16, 1, 1)
+    >>> a = Hello("run", "gpu/0", "npu/0", "0a" * 16, "1a" * 16, 1, 1)
+    >>> b = Hello("run", "npu/0", "gpu/0", "0b" * 16, "1b" * 16, 1, 1)
     >>> transcript((a, b), "gpu/0") == transcript((b, a), "gpu/0") != transcript((a, b), "npu/0")
     True
     """
-    said = [hello.static() for hello in _sorted(hellos)]
+    said = [asdict(hello) for hello in _sorted(hellos)]
     return _LABEL + encode_message({"kind": "TRANSCRIPT", "signer": signer, "hellos": said})
 
 
@@ -106,6 +104,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "worker": _text,
     "to": _text,
     "nonce": lambda value: _hex(value, NONCE_BYTES),
+    "challenge": lambda value: _hex(value, NONCE_BYTES),
     "budget": _number,
     "received": _number,
     "certificate": lambda value: value is None or _text(value),

@@ -333,6 +333,24 @@ class TestWhatIsRefused:
             made.link().receive(key(0, NPU, GPU), SOON)
         assert any("was revoked" in each.get("reason", "") for each in records(made.sites["gpu"]))
 
+    @pytest.mark.parametrize("dials", CLUSTERS)
+    def test_a_worker_ends_its_link_to_one_that_is_revoked_at_its_own_site_alone(
+        self, tmp_path: Path, make: Callable[..., Town], dials: str
+    ) -> None:
+        """The other site's gateway and workers have the old list; nor does it matter which gateway has dialled."""
+        home = Certificates(tmp_path / "home")
+        home.issue(GPU, NPU, "gpu/gateway", "npu/gateway")
+        shutil.copytree(home.folder, tmp_path / "npu")
+        folders = {"gpu": home.folder, "npu": tmp_path / "npu"}
+        made = make(
+            files={name: Files.under(folders[name[:3]], home.identity(name)) for name in ALL}, dials=(dials,)
+        )
+        made.join()
+        made.meet()
+        revoke(folders["npu"], home.authority, [home.of(GPU).serial], "a test")
+        with pytest.raises(IdentityError, match="the certificate of gpu/0 was revoked"):
+            made.link(NPU, GPU).receive(key(0), SOON)
+
 
 class TestRevokedOnTheHostsOfOneSide:
     """The other side's hosts have an older deny list, so nothing that these do can be relied on."""

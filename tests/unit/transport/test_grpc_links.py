@@ -320,24 +320,71 @@ class TestIdentity:
             until(lambda: pair.npu.state().connections == 3)
             exchange(pair, 3)
 
+    @pytest.mark.parametrize("whose", [GPU, NPU], ids=["dialled", "dials"])
     def test_a_certificate_that_ends_ends_its_connection(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
     ) -> None:
-        """TLS itself does not look again at a connection that stands."""
+        """TLS itself does not look again at a connection that stands. It may be renewed as long as patience lasts."""
         certificates, present = Certificates(tmp_path / "home"), making.now
-        certificates.issue(GPU, days=7.0)
-        certificates.issue(NPU, days=1.0)
-        with workers(certificates, deadlines=Deadlines(patience=SOON, grace=0.2, look=0.02)) as pair:
+        certificates.issue(*{GPU, NPU} - {whose}, days=7.0)
+        certificates.issue(whose, days=1.0)
+        with workers(certificates, deadlines=Deadlines(patience=1.0, grace=0.2, look=0.02)) as pair:
             pair.meet()
             monkeypatch.setattr(making, "now", lambda: present() + timedelta(days=2))
-            with pytest.raises(IdentityError, match="expired"):
-                pair.npu.receive(key(), SOON)
+            other = pair.npu if whose == GPU else pair.gpu
+            with pytest.raises(IdentityError, match=f"the certificate of {whose} has expired"):
+                other.take("SESSION", SOON)
 
-    def test_a_revoked_certificate_ends_its_connection(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("whose", [GPU, NPU], ids=["dialled", "dials"])
+    def test_a_certificate_that_is_renewed_late_goes_on(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+    ) -> None:
+        certificates, present, later = Certificates(tmp_path / "home"), making.now, [timedelta(0)]
+        monkeypatch.setattr(making, "now", lambda: present() + later[0])
+        certificates.issue(*{GPU, NPU} - {whose}, days=7.0)
+        certificates.issue(whose, days=1.0)
+        with workers(certificates, line=True) as pair:
+            pair.meet()
+            later[0] = timedelta(days=2)
+            until(lambda: pair.line.dialled >= 6)  # it is tried again and again
+            assert not (pair.gpu._conversation.ready and pair.npu._conversation.ready)
+            later[0] = timedelta(0)  # what is renewed must be good for the clock that TLS reads
+            renew(certificates.folder, certificates.authority, [certificates.identity(whose)], days=7.0)
+            later[0] = timedelta(days=2)
+            exchange(pair, 1)
+
+    @pytest.mark.parametrize("whose", [GPU, NPU], ids=["dialled", "dials"])
+    def test_a_revoked_certificate_ends_its_connection(self, tmp_path: Path, whose: str) -> None:
+        """Whoever dialled."""
         certificates = Certificates(tmp_path / "home")
         certificates.issue(GPU, NPU)
         with workers(certificates, deadlines=Deadlines(patience=SOON, grace=0.2, look=0.02)) as pair:
             pair.meet()
-            revoke(certificates.folder, certificates.authority, [certificates.of(NPU).serial], "a test")
-            with pytest.raises(IdentityError, match="revoked"):
-                pair.npu.receive(key(), SOON)
+            revoke(certificates.folder, certificates.authority, [certificates.of(whose).serial], "a test")
+            other = pair.npu if whose == GPU else pair.gpu
+            with pytest.raises(IdentityError, match=f"the certificate of {whose} was revoked"):
+                other.take("SESSION", SOON)
+            if whose == NPU:
+                with pytest.raises(IdentityError, match="revoked"):
+                    pair.npu.take("SESSION", SOON)
+
+    def test_a_connection_that_comes_while_the_last_one_is_ended_takes_its_place(self, trusted: Certificates) -> None:
+        """The side that is dialled has begun to end the old one, and the link was not told yet."""
+        with workers(trusted, line=True) as pair:
+            pair.meet()
+            carrier, may_end = pair.gpu._carrier, threading.Event()
+            old = carrier._connection
+            lane = old._lanes[0]
+            breaks = lane._breaks
+            lane._breaks = lambda why: (may_end.wait(SOON), breaks(why))
+            ending = threading.Thread(target=old.end, args=("the line broke",))
+            ending.start()
+            until(lambda: old.over)
+            pair.line.cut()
+            try:
+                exchange(pair, 1)
+            finally:
+                may_end.set()
+                ending.join(SOON)
+            exchange(pair, 2)
+            assert (pair.gpu.state().connected, pair.npu.state().connected) == (True, True)

@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 
 from tests.unit.gateway.town import until
 from tests.unit.transport.crossing import GPU, NPU, RUN, SOON, Certificates, free_address
-from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError, RemoteProtocolError, TransportError
+from whale_nebula.errors import (
+    ExpiredError,
+    IdentityError,
+    LinkClosedError,
+    LocalProtocolError,
+    NebulaError,
+    RemoteProtocolError,
+    TransportError,
+)
 from whale_nebula.security import Peer, Prover
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
@@ -282,6 +290,8 @@ def listener() -> Iterator[Listener]:
         "late/0": TransportError("come again"),
         "dead/0": LinkClosedError("worker 'gpu/1' is gone"),
         "bad/0": IdentityError("nobody knows you", why="your name is bad"),
+        "expired/0": ExpiredError("its certificate has expired"),
+        "confused/0": LocalProtocolError("this side is wrong about itself"),
     }
 
     def accept(knock: Knock, visitor: Visitor, lane: Lane) -> Hear:
@@ -318,6 +328,8 @@ class TestListener:
             ("late/0", TransportError, "come again"),
             ("dead/0", LinkClosedError, "worker 'gpu/1' is gone"),
             ("bad/0", IdentityError, "nobody knows you: your name is bad"),
+            ("expired/0", TransportError, "its certificate has expired"),
+            ("confused/0", TransportError, "this side is wrong about itself"),
         ],
     )
     def test_a_refusal_says_why_and_whether_to_come_again(

@@ -24,7 +24,7 @@ from whale_nebula.transport.peer import Faults, PeerLink
 from whale_nebula.transport.protocol import Key, Link
 from whale_nebula.transport.waiting import Wait
 from whale_nebula.wire import CHUNK_BYTES, HEADER_BYTES, Bound, Kind
-from whale_nebula.wire.frame import unpack
+from whale_nebula.wire.frame import checksum, pack, unpack
 from whale_nebula.wire.greeting import Greeting
 
 WORKERS = ("gpu/0", "npu/0")
@@ -364,6 +364,40 @@ class TestAbsence:
         about_npu = [wait for wait in said if wait.who == "worker 'npu/0'"]
         assert about_npu[0].why == "nothing is heard from it"
         assert about_npu[0].limit == 0.6
+
+    def test_who_only_greets_is_not_heard(self, make: Callable[..., Pair]) -> None:
+        """It greets again and again and proves nothing: patience ends as if nothing came."""
+
+        def half(passage: Passage) -> Iterable[bytes]:
+            header = unpack(passage.frame[:HEADER_BYTES])[0]
+            if header.epoch or b'"AUTH"' not in passage.frame:
+                return (passage.frame,)
+            assert made.wait(SOON)
+            pair.cable.cut("it was about to prove who it is")
+            return ()
+
+        made = threading.Event()
+        pair = make(half, deadlines=Deadlines(patience=0.6, silence=0.2, grace=0.2), announce=lambda wait: None)
+        made.set()
+        for link in (pair.here, pair.there):
+            with pytest.raises(DeadlineError, match=r"did not come within 0\.6 s"):
+                link.take("SESSION", SOON)
+        assert pair.cable.ends[0].state().connections > 2
+
+    def test_a_greeting_that_cannot_be_read_ends_the_link(self, make: Callable[..., Pair]) -> None:
+        """After a few times, and not as late as patience does."""
+
+        def odd(passage: Passage) -> Iterable[bytes]:
+            if passage.source == "gpu/0" or b'"HELLO"' not in passage.frame:
+                return (passage.frame,)
+            changed = passage.frame[HEADER_BYTES:].replace(b'"worker":"npu/0"', b'"worker":[[0,0]]')
+            header = unpack(passage.frame[:HEADER_BYTES])[0]
+            return (pack(header, checksum(np.frombuffer(changed, np.uint8))) + changed,)
+
+        pair = make(odd)
+        with pytest.raises(RemoteProtocolError, match="no HELLO of this protocol: worker"):
+            pair.here.take("SESSION", SOON)
+        assert pair.cable.ends[0].state().connections < 12
 
     def test_a_wait_that_ends_before_patience_does_says_what_the_link_knows(self, make: Callable[..., Pair]) -> None:
         """Whichever of the two clocks is over first: who is not heard is not said to be alive."""

@@ -41,6 +41,9 @@ class SharedSecret:
             raise RemoteProtocolError(f"the signature of {worker} is wrong")
         self.verified.append((certificate, worker))
 
+    def check_live(self, certificate: str, worker: str) -> None:
+        """Good for ever."""
+
 
 def greeting(side: int, **fields: Any) -> Greeting:
     return Greeting(**{"run": "run-1", "worker": NAMES[side], "peer": NAMES[1 - side], **fields})

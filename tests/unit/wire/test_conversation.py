@@ -83,6 +83,19 @@ class TestGreeting:
         with pytest.raises(RemoteProtocolError, match="signature"):
             a.receive(b"anything")
 
+    @pytest.mark.parametrize("error", [ValueError("\ud800\n"), TypeError("no text"), KeyError("x")], ids=repr)
+    def test_whatever_reading_it_raises_is_the_other_sides_mistake(self, error: Exception) -> None:
+        class Unreadable(SharedSecret):
+            def verify(self, *given: object) -> None:
+                raise error
+
+        a, b = conversation(0, prover=Unreadable(NAMES[0])), conversation(1, proven=True)
+        with pytest.raises(RemoteProtocolError, match="a frame came that cannot be read") as caught:
+            greet(a, b)
+        assert type(error).__name__ in caught.value.why
+        assert caught.value.why.isprintable()
+        assert not a.ready and a.error is caught.value
+
     def test_nothing_is_sent_before_it_is_over(self) -> None:
         a, _ = pair()
         for _ in range(2):

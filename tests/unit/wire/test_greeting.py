@@ -11,7 +11,8 @@ from whale_nebula.errors import LocalProtocolError, PeerRestartedError, RemotePr
 from whale_nebula.wire.greeting import Introduction
 from whale_nebula.wire.hello import Hello, epoch, parse_hello, salt, transcript
 
-HELLO = Hello("run-1", *NAMES, nonce="0a" * 16, budget=100, received=1, versions={"python": "3.11"})
+STATIC = {"budget": 100, "received": 1, "versions": {"python": "3.11"}}
+HELLO = Hello("run-1", *NAMES, nonce="0a" * 16, challenge="1a" * 16, **STATIC)
 OTHER = dataclasses.replace(HELLO, worker=NAMES[1], to=NAMES[0], nonce="0b" * 16)
 
 
@@ -40,6 +41,8 @@ class TestHello:
             {"nonce": "0a"},
             {"nonce": "0A" * 16},
             {"nonce": "zz" * 16},
+            {"challenge": None},
+            {"challenge": "1a" * 15},
             {"budget": 0},
             {"budget": "1"},
             {"received": True},
@@ -73,11 +76,10 @@ class TestHello:
         assert 0 < epoch((HELLO, OTHER)) < 2**32
 
     @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Hello)])
-    def test_all_that_is_static_is_signed(self, field: str) -> None:
+    def test_every_field_is_signed(self, field: str) -> None:
         value = {"budget": 7, "received": 7, "versions": {}}.get(field, "0c" * 16)
         changed = dataclasses.replace(HELLO, **{field: value})
-        same = transcript((changed, OTHER), "gpu/0") == transcript((HELLO, OTHER), "gpu/0")
-        assert same == (field == "received")
+        assert transcript((changed, OTHER), "gpu/0") != transcript((HELLO, OTHER), "gpu/0")
 
 
 class TestIntroduction:
@@ -176,6 +178,19 @@ class TestLaterConnections:
         meet(a, b)
         prover.certificate = "renewed"
         assert meet(a, b)[1].certificate == "renewed"
+        assert a.certificate == "renewed"
+
+    def test_a_recorded_greeting_is_worth_nothing_on_the_next_connection(self) -> None:
+        """Between the same two processes: what one of them has signed once does not prove that it is still there."""
+        a, b = introduction(0), introduction(1)
+        hellos = a.hello(1), b.hello(1)
+        auth = b.answer(hellos[0])
+        a.answer(hellos[1])
+        a.settle(auth)
+        a.hello(1)  # the next connection, on which somebody plays the record
+        a.answer(hellos[1])
+        with pytest.raises(RemoteProtocolError, match="signature of npu/0 is wrong"):
+            a.settle(auth)
 
     def test_another_process_is_a_restart(self) -> None:
         a = introduction(0)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from whale_nebula.errors import IdentityError, TransportError
-from whale_nebula.security import Credentials, CurrentCredentials, Peer, check_live
+from whale_nebula.errors import TransportError
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.carrier import GrpcCarrier
 from whale_nebula.transport.grpc.connection import Connection
@@ -18,33 +17,21 @@ _PROMPT_SECONDS = 0.3  # within which a worker that lives has dialled again, as 
 class AwaitingCarrier(GrpcCarrier):
     """Waits to be dialled. `where` is the other worker's own address, if any: there it is looked for once it went.
 
-    What is found there counts only if it was ever open to this side: an address behind a wall refuses everybody. While
-    a connection stands, the certificate it was made with is looked at again and again: its dates and the deny list.
+    What is found there counts only if it was ever open to this side: an address behind a wall refuses everybody.
     """
 
-    def __init__(
-        self,
-        here: str,
-        there: str,
-        where: str,
-        *,
-        credentials: CurrentCredentials | None = None,
-        deadlines: Deadlines,
-    ) -> None:
+    def __init__(self, here: str, there: str, where: str, *, deadlines: Deadlines) -> None:
         super().__init__(here, there, where, deadlines)
-        self._credentials = credentials
-        self._guest: Peer | None = None
         self._was_open = False
         self._trouble = "it has not dialled yet"
 
-    def take(self, knock: Knock, guest: Peer | None, lane: Lane) -> Hear:
-        """A stream has come in, and whoever dialled it has been found to be the other worker (`guest`)."""
+    def take(self, knock: Knock, lane: Lane) -> Hear:
+        """A stream has come in, and whoever dialled it has been found to be the other worker."""
         if self._closed or self._receiver is None:
             raise TransportError(f"worker '{self.here}' is {'closing' if self._closed else 'not ready yet'}")
         if knock.lane == 0:
             connection = Connection(knock.connection)
             connection.add(0, lane)
-            self._guest = guest
             # The link greets at once: what it says waits in the lane until gRPC asks for it.
             self._adopt(connection)
         else:
@@ -63,7 +50,6 @@ class AwaitingCarrier(GrpcCarrier):
         while not self._closed:
             if self._connection is not None:
                 attempt = 0
-                self._check_guest()
                 self._was_open = self._was_open or (self.where != "" and self._found())
                 self._rest(self._deadlines.look, unless_connected=False)
             else:
@@ -71,15 +57,6 @@ class AwaitingCarrier(GrpcCarrier):
                 attempt += 1
                 if self._was_open and self._connection is None:
                     self._found()
-
-    def _check_guest(self) -> None:
-        if self._credentials is None or self._guest is None:
-            return
-        credentials: Credentials = self._credentials()
-        try:
-            check_live(credentials.trust, self._guest)
-        except IdentityError as error:
-            self.drop(error.what)
 
     def _found(self) -> bool:
         """Whether the other worker's own port is still there; raises once it has refused twice."""

@@ -18,6 +18,7 @@ from whale_nebula.wire.tensor import Bytes
 
 _LOG = logging.getLogger("whale_nebula.transport")
 _DRAWN = random.SystemRandom()  # `random` itself is the script's: what it draws next is no business of a line
+_REPLACED = "another connection has taken its place"
 _KEEPER_SECONDS = 0.5  # it holds nothing by then: one that still looks at an address that does not answer is let be
 
 
@@ -43,6 +44,7 @@ class GrpcCarrier(ABC):
         self._connections = 0
         self._refusals = 0
         self._trouble = ""
+        self._refusal: NebulaError | None = None
         self._sent = 0
         self._received = 0
         self._keeper = threading.Thread(target=self._run, name=f"nebula-keep-{there}", daemon=True)
@@ -68,7 +70,7 @@ class GrpcCarrier(ABC):
         """The greeting is done: all lanes may be used."""
         with self._gate:
             if self._connection is not None:
-                self._trouble = ""
+                self._trouble, self._refusal = "", None
                 self._connection.met = True
                 self._connection.opened.set()
 
@@ -109,6 +111,7 @@ class GrpcCarrier(ABC):
             trouble=self._trouble,
             sent=self._sent,
             received=self._received,
+            refusal=self._refusal,
         )
 
     @abstractmethod
@@ -126,21 +129,29 @@ class GrpcCarrier(ABC):
 
     def _adopt(self, connection: Connection, trouble: str = "") -> None:
         """A fresh connection takes the place of the one before; `trouble` is what stands between it and the worker."""
-        before = self._connection
-        if before is not None:
-            before.end("another connection has taken its place")
-        with self._gate:
-            if self._closed or self._receiver is None:
-                connection.end("this side has closed")
-                return
-            self._connection, self._since, self._trouble = connection, time.monotonic(), trouble
-            self._connections += 1
-            self._refusals = 0
-            self._receiver.up(self._connections)
+        while not self._take_place(connection, trouble):
+            before = self._connection
+            if before is not None:
+                before.end(_REPLACED)
+                self._forget(before, _REPLACED)  # another thread may be ending it, and not have told the link yet
         connection.adopted.set()
         with self._changed:
             self._changed.notify_all()
         connection.on_end(lambda why: self._forget(connection, why))
+
+    def _take_place(self, connection: Connection, trouble: str) -> bool:
+        """Make this the present connection; False where another one still is. One that comes too late is ended."""
+        with self._gate:
+            if self._closed or self._receiver is None:
+                connection.end("this side has closed")
+                return True
+            if self._connection is not None:
+                return False
+            self._connection, self._since, self._trouble = connection, time.monotonic(), trouble
+            self._connections += 1
+            self._refusals = 0
+            self._receiver.up(self._connections)
+            return True
 
     def _forget(self, connection: Connection, why: str) -> None:
         with self._gate:

@@ -13,7 +13,14 @@ from urllib.parse import unquote
 
 import grpc
 
-from whale_nebula.errors import DeadlineError, IdentityError, LinkClosedError, NebulaError, TransportError
+from whale_nebula.errors import (
+    DeadlineError,
+    ExpiredError,
+    IdentityError,
+    LinkClosedError,
+    NebulaError,
+    TransportError,
+)
 from whale_nebula.security import Credentials, CurrentCredentials, Peer, check_live
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
@@ -190,6 +197,7 @@ class DiallingCarrier(GrpcCarrier):
         """What is in the way: not up yet, dead, or something that no patience mends, which is raised."""
         found = probe(self.where, self._deadlines.connect)
         self._trouble = self._on_the_way(found.why or error.why or error.what)
+        self._refusal = None
         _LOG.debug("%s cannot reach %s: %s", self.here, self.there, self._trouble)
         if found.found == "refused":
             if self._refused() and not self._target.gateway:
@@ -199,7 +207,9 @@ class DiallingCarrier(GrpcCarrier):
             return
         self._refusals = 0
         diagnosed = self._target.diagnose() if found.found == "open" and self._target.diagnose else None
-        if diagnosed is not None and type(diagnosed) is self._diagnosed:  # twice: it was not renewed meanwhile
+        if isinstance(diagnosed, ExpiredError):
+            self._refusal = diagnosed  # it may be renewed: the link waits for that as long as it has patience
+        elif diagnosed is not None and type(diagnosed) is self._diagnosed:  # twice: its files were not half copied
             raise diagnosed
         self._diagnosed = type(diagnosed)
         self._trouble = self._on_the_way(diagnosed.what) if diagnosed else self._trouble

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from whale_nebula.errors import ConfigError, IdentityError, NebulaError
-from whale_nebula.security import Credentials, CurrentCredentials, Identity, Peer, Prover, policy
+from whale_nebula.security import Credentials, CurrentCredentials, Identity, Prover, policy
 from whale_nebula.security.diagnose import probe
 from whale_nebula.transport.carrier import Carrier
 from whale_nebula.transport.deadlines import Deadlines
@@ -122,7 +122,7 @@ class GrpcLinks:
                 place.run, place.here, there, self._target(there), deadlines=self._deadlines
             )
         carrier = AwaitingCarrier(
-            place.here, there, place.peers[there] or "", credentials=self._current, deadlines=self._deadlines
+            place.here, there, place.peers[there] or "", deadlines=self._deadlines
         )
         self._awaited[there] = carrier
         return carrier
@@ -160,15 +160,17 @@ class GrpcLinks:
         carrier = self._awaited.get(knock.source)
         if carrier is None:
             raise IdentityError(f"worker '{self._place.here}' does not wait for '{knock.source}'")
-        return carrier.take(knock, self._guest(knock, visitor), lane)
+        self._check_visitor(knock, visitor)
+        return carrier.take(knock, lane)
 
-    def _guest(self, knock: Knock, visitor: Visitor) -> Peer | None:
+    def _check_visitor(self, knock: Knock, visitor: Visitor) -> None:
+        """Whether it is the worker that it says it is. That it stays so, the link looks at."""
         if self._current is None:
-            return None
+            return
         credentials = self._current()
-        guest = credentials.trust.check(visitor.certificate, Identity.of_worker(knock.run, knock.source))
+        identity = Identity.of_worker(knock.run, knock.source)
+        guest = credentials.trust.check(visitor.certificate, identity, whose=knock.source)
         policy.check(guest.identity, policy.Call.OPEN_PAIR, credentials.identity)
-        return guest
 
 
 def target(

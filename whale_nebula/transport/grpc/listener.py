@@ -13,7 +13,14 @@ from urllib.parse import quote
 
 import grpc
 
-from whale_nebula.errors import LinkClosedError, NebulaError, TransportError
+from whale_nebula.errors import (
+    ExpiredError,
+    IdentityError,
+    LinkClosedError,
+    NebulaError,
+    RemoteProtocolError,
+    TransportError,
+)
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.knock import LANES, METHOD, TROUBLE, Knock
@@ -50,11 +57,12 @@ Accept: TypeAlias = Callable[[Knock, Visitor, Lane], Callable[[bytes], None]]
 class Listener:
     """Serves streams on one address. `accept` is asked about each and raises a NebulaError to refuse it.
 
-    A refusal reaches the dialling side with the error's text and a code: UNAVAILABLE, which it tries again, for a plain
-    TransportError; FAILED_PRECONDITION for a LinkClosedError: who is wanted is gone for good; otherwise
-    PERMISSION_DENIED. `connections` is how many are expected at most, and `limits` bound those that carry no stream
-    that was let in; `others` serve what else there is on this port. Refusals of identities that come in numbers are
-    answered late, and not all of them are logged.
+    A refusal reaches the dialling side with the error's text and a code: FAILED_PRECONDITION for a LinkClosedError (who
+    is wanted is gone for good); PERMISSION_DENIED, which is final, for an IdentityError and for a stream that breaks
+    the protocol; UNAVAILABLE, which is tried again, for everything else: for a certificate that has expired, as it may
+    be renewed, and for mistakes of this side. `connections` is how many are expected at most, and `limits` bound those
+    that carry no stream that was let in; `others` serve what else there is on this port. Refusals of identities that
+    come in numbers are answered late, and not all of them are logged.
     """
 
     def __init__(
@@ -187,7 +195,8 @@ def visitor(context: Any) -> Visitor:
 def _refusal(error: NebulaError) -> Any:
     if isinstance(error, LinkClosedError):
         return grpc.StatusCode.FAILED_PRECONDITION
-    return grpc.StatusCode.UNAVAILABLE if type(error) is TransportError else grpc.StatusCode.PERMISSION_DENIED
+    final = isinstance(error, IdentityError | RemoteProtocolError) and not isinstance(error, ExpiredError)
+    return grpc.StatusCode.PERMISSION_DENIED if final else grpc.StatusCode.UNAVAILABLE
 
 
 def _line(error: NebulaError) -> str:
