@@ -55,7 +55,7 @@ def side(here: str, folder: str, addresses: dict[str, str], count: int, sealed: 
     link.post({"kind": "SESSION", "about": "HELLO"})
     link.take("SESSION", 60.0)
     keys = [Key("forward", 1, 0, 0, -1, slot, SENDER, RECEIVER) for slot in range(count)]
-    link.post({"kind": "SESSION", "about": "STEP", "program": 1, "step": 0})
+    link.post({"kind": "SESSION", "about": "STEP", "program": 1, "step": 0, "rows": 1, "inputs": {}})
     began, used = time.monotonic(), _cpu()
     if here == SENDER:
         tensor = np.random.default_rng(0).integers(0, 255, MIB, np.uint8)
