@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import ConfigError
+from whale_nebula.launch.group import end_descendants
 from whale_nebula.launch.identity import VARIABLE, Identity, SecurityFiles
 from whale_nebula.launch.picture import Picture
 from whale_nebula.launch.pulse import Heart
@@ -118,10 +119,12 @@ def _adopt(fd: int) -> socket.socket:
 def _end_with_launcher(leash: int) -> None:
     """Nothing is ever written to the leash: a read returns when the launcher is gone, by whatever death.
 
-    What this process has started goes with it: the launcher gave it a process group of its own.
+    What this process has started goes with it: the launcher gave it a process group of its own, and what is in
+    another session is found by its parent.
     """
     while os.read(leash, 1):
         pass
+    end_descendants(os.getpid())
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(EXIT_ORPHANED)

@@ -29,9 +29,45 @@ def members(group: int) -> list[int]:
 
 def _within(process: Path, group: int) -> bool:
     with contextlib.suppress(OSError):
-        state, _, found = (process / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[:3]
+        state, _, found = _stat(process)
         return int(found) == group and state not in _DEAD
     return False
+
+
+def _stat(process: Path) -> list[str]:
+    """The state of a process, its parent and its group."""
+    return (process / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[:3]
+
+
+def descendants(process: int) -> list[int]:
+    """The processes that a process has started, and those that they have, in whatever group or session they are.
+
+    >>> descendants(os.getpid())
+    []
+    """
+    children: dict[int, list[int]] = {}
+    for each in Path("/proc").iterdir():
+        if each.name.isdecimal():
+            with contextlib.suppress(OSError):
+                state, parent = _stat(each)[:2]
+                if state not in _DEAD:
+                    children.setdefault(int(parent), []).append(int(each.name))
+    found = list(children.get(process, ()))
+    for one in found:  # grows meanwhile
+        found += children.get(one, ())
+    return found
+
+
+def end_descendants(process: int) -> None:
+    """Kill all that a process has started, also what is in a session of its own. A daemon whose parent has ended is not
+    found.
+    """
+    limit = time.monotonic() + LINGER_SECONDS
+    while (found := descendants(process)) and time.monotonic() < limit:
+        for one in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(one, signal.SIGKILL)
+        time.sleep(0.01)  # they may have started others meanwhile
 
 
 def end(group: int, linger: float = LINGER_SECONDS) -> None:

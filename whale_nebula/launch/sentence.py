@@ -9,8 +9,11 @@ from __future__ import annotations
 import re
 from itertools import takewhile
 
+from whale_nebula.foreign_text import LIMIT, remove_folders
+
 _UNDER = re.compile(r"  (why|mend): |   {5,}")
 _OURS = re.compile(r"whale_nebula\.errors\.\w+: NB-\d{3} ")
+_COMPARED = LIMIT // 2
 _CODE = re.compile(r"NB-\d{3} ")
 
 
@@ -75,19 +78,22 @@ def last_word(errors: str) -> str:
 def same_cause(errors: str, other: str) -> bool:
     r"""Whether the last word of a worker only repeats what another one has said of itself.
 
-    It has heard it from that one, or has found the same: of what differs between two each names itself first.
+    It has heard it from that one, without folders and cut where it is long, or has found the same: of what differs
+    between two each names itself first.
 
     >>> told = "InputMismatchError: NB-304 a and b differ (b)\n  mend: shuffle\n"
     >>> same_cause(told, "NB-302 worker 'gpu/0' failed: a and b differ (b)\n")
     True
     >>> same_cause(told, "NB-304 b and a differ (a)\n"), same_cause(told, "NB-304 c and a differ (a)\n")
     (True, False)
+    >>> same_cause("DataError: NB-220 /srv/es.txt is empty\n", "NB-302 worker 'gpu/0' failed: es.txt is empty\n")
+    True
     """
     what, heard = (_what(last_word(each)) for each in (errors, other))
-    return bool(what) and (what in heard or sorted(what.split()) == sorted(heard.split()))
+    return bool(what) and (what[:_COMPARED] in heard or sorted(what.split()) == sorted(heard.split()))
 
 
 def _what(word: str) -> str:
     """The first part of our error: without its code, and without where; nothing of an error that is not ours."""
     code = _CODE.match(word)
-    return re.sub(r" \([^()]*\)$", "", word[code.end() :]) if code else ""
+    return remove_folders(re.sub(r" \([^()]*\)$", "", word[code.end() :])) if code else ""

@@ -1,8 +1,9 @@
 """Who reaches a server that asks nobody who he is.
 
 TensorFlow's own server listens at every address of a machine and does what anybody tells it. It cannot be told to
-listen at one address only, so the kernel is told to drop what comes to its port from elsewhere. That takes no
-privilege on Linux; where it cannot be done, nothing is refused and the caller is told.
+listen at one address only, so the kernel is told to drop what comes to its port from elsewhere, and who came between
+the server's start and that is cut off. That takes no privilege on Linux; where it cannot be done, nothing is refused
+and the caller is told.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import socket
 import stat
 import struct
+import time
 from collections.abc import Iterator, Sequence
 
 from whale_nebula.errors import ConfigError
@@ -27,11 +29,16 @@ _LOOPBACK_4, _LOOPBACK_6 = "127.0.0.0/8", "::1/128"
 
 _log = logging.getLogger("whale_nebula.runtime.reach")
 
+_ACCEPT_SECONDS = 1.0
+_TCP_INFO_BYTES = 28  # of struct tcp_info, up to and with tcpi_unacked
+
 Rule = tuple[int, int, int, int]
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def admit_only(port: int, hosts: Sequence[str]) -> bool:
-    """Let only this machine and `hosts` (their numeric addresses) reach what this process listens for at a port.
+    """Let only this machine and `hosts` (their numeric addresses) reach what this process listens for at a port. Who
+    connected before from elsewhere is cut off.
 
     Gives whether that is so now.
     """
@@ -44,12 +51,38 @@ def admit_only(port: int, hosts: Sequence[str]) -> bool:
     program = struct.pack("@HP", len(packed) // 8, ctypes.addressof(buffer))
     found = 0
     try:
-        for listener in _listeners(port):
-            listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
-            found += 1
+        for listener in _sockets(port):
+            if _listens(listener):
+                listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+                _wait_accepted(listener)
+                found += 1
     except OSError:  # another system, or a kernel that takes no filter
         return False
+    _cut_off_strangers(port, networks)
     return found > 0
+
+
+def _wait_accepted(listener: socket.socket) -> None:
+    """Wait until the server has accepted those who connected before, which takes a moment; no others come."""
+    limit = time.monotonic() + _ACCEPT_SECONDS
+    while _queued(listener) and time.monotonic() < limit:
+        time.sleep(0.001)
+
+
+def _queued(listener: socket.socket) -> int:
+    """How many connections of a listener are not accepted yet: the kernel says it where others have lost segments."""
+    info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    return int(struct.unpack_from("=I", info, _TCP_INFO_BYTES - 4)[0])
+
+
+def _cut_off_strangers(port: int, networks: Sequence[Network]) -> None:
+    """End the connections with a port of this process that come from no such network."""
+    for each in _sockets(port):
+        with contextlib.suppress(OSError):  # it listens, or has ended meanwhile
+            peer = ipaddress.ip_address(each.getpeername()[0].partition("%")[0])
+            peer = getattr(peer, "ipv4_mapped", None) or peer
+            if not any(peer in network for network in networks):
+                each.shutdown(socket.SHUT_RDWR)
 
 
 def shut(port: int, hosts: Sequence[str]) -> None:
@@ -62,14 +95,14 @@ def shut(port: int, hosts: Sequence[str]) -> None:
         )
 
 
-def rules(networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> list[Rule]:
+def rules(networks: Sequence[Network]) -> list[Rule]:
     """A program for the kernel's packet filter that takes packets from these networks and drops all others."""
     version = [(_LOAD_BYTE, 0, 0, _NETWORK_HEADER), (_AND, 0, 0, 0xF0)]
     parts = [[*version, *_from(network)] for network in networks]
     return [*(rule for part in parts for rule in part), (_RETURN, 0, 0, _DROP)]
 
 
-def _from(network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> list[Rule]:
+def _from(network: Network) -> list[Rule]:
     """Take what comes from one network, if it has its version of IP; else go on behind this."""
     source = 12 if network.version == 4 else 8
     words = zip(_words(network.network_address), _words(network.netmask), strict=True)
@@ -86,19 +119,22 @@ def _words(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[int,
     return struct.unpack(f"!{len(address.packed) // 4}I", address.packed)
 
 
-def _listeners(port: int) -> Iterator[socket.socket]:
-    """The sockets of this process that listen at a port."""
+def _sockets(port: int) -> Iterator[socket.socket]:
+    """The sockets of this process that listen at a port, and those of the connections with it."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the folder's own descriptor is closed by now
             if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
                 with socket.socket(fileno=os.dup(int(name))) as found:
-                    if _listens(found, port):
+                    if _is_tcp(found) and found.getsockname()[1] == port:
                         yield found
 
 
-def _listens(found: socket.socket, port: int) -> bool:
-    inet = found.family in (socket.AF_INET, socket.AF_INET6)
-    return inet and bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) and found.getsockname()[1] == port
+def _is_tcp(found: socket.socket) -> bool:
+    return found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
+
+
+def _listens(found: socket.socket) -> bool:
+    return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def free_port() -> int:

@@ -124,3 +124,9 @@ def test_what_a_float64_holds_and_a_float32_does_not_is_as_large_as_can_be() -> 
     x = np.array([[1e300] * 64, [np.inf] * 64, [1.0] * 64] * 20)
     again = Coded(3.0).decode(Coded(3.0).encode(tf.constant(x)), x.shape, "float64").numpy()
     assert (again[0] > 1e38).all() and np.isnan(again[1]).all() and np.isfinite(again[2]).all()
+
+
+@pytest.mark.parametrize("cut", range(12))
+def test_bytes_that_are_cut_off_are_refused(cut: int) -> None:
+    with pytest.raises(RemoteProtocolError):
+        dequantise(quantise(normal(4, 16), 60, whole=True)[:cut], 4, 16)

@@ -158,6 +158,37 @@ time.sleep(300)
     assert len(pids) == 2
 
 
+def test_what_a_worker_starts_in_a_session_of_its_own_does_not_outlive_the_launcher() -> None:
+    started = "subprocess.Popen(['sleep', '300'], start_new_session=True).pid"
+    child = f"import subprocess, time; print({started}, flush=True); time.sleep(300)"
+    code = f"""
+import subprocess, sys, time
+{START}
+one = {started}
+child = subprocess.Popen([sys.executable, "-c", {child!r}], start_new_session=True, stdout=subprocess.PIPE, text=True)
+print(one, child.pid, int(child.stdout.readline()), flush=True)
+time.sleep(300)
+"""
+    launcher = f"""
+import time
+from whale_nebula.launch import spawn
+job = spawn(["-c", {code!r}], {{"gpu/0": "gpu"}}, echo=lambda *told: print(told[2], flush=True))
+time.sleep(300)
+"""
+    process = subprocess.Popen([sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 3 and all(alive(pid) for pid in pids)
+    process.kill()
+    process.wait(SOON)
+    process.stdout.close()
+    try:
+        wait_for(lambda: not any(alive(pid) for pid in pids))
+    finally:
+        for pid in filter(alive, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_output_is_kept_apart_and_echoed_by_line() -> None:
     code = "print('out', flush=True); print('err', file=sys.stderr); print('no newline', end='')"
     told: list[tuple[str, str, str]] = []

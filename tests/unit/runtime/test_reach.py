@@ -3,6 +3,7 @@
 import ipaddress
 import socket
 import struct
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -62,6 +63,33 @@ def test_who_is_not_is_not_answered() -> None:
             pytest.skip("this kernel takes no filter")
         with pytest.raises(TimeoutError):
             socket.create_connection((own, port), timeout=0.3)
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_who_connected_before_is_cut_off(accepted: bool) -> None:
+    """A stranger who was faster than the filter; where it is not accepted yet, the server does so meanwhile."""
+    own = comes_from("192.0.2.1") if has_route() else None
+    if own is None or own.startswith("127."):
+        pytest.skip("this machine has no address but its own")
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        port, held = listener.getsockname()[1], []
+        with socket.create_connection((own, port)) as stranger, socket.create_connection(("127.0.0.1", port)) as mate:
+            server = threading.Thread(target=lambda: held.extend(listener.accept()[0] for _ in range(2)))
+            if accepted:
+                server.start()
+                server.join(10)
+            else:
+                threading.Timer(0.05, server.start).start()
+            if not admit_only(port, []):
+                pytest.skip("this kernel takes no filter")
+            stranger.settimeout(10)
+            assert stranger.recv(1) == b""
+            mate.sendall(b"x")
+            (kept,) = (each for each in held if each.getpeername()[0] == "127.0.0.1")
+            kept.settimeout(10)
+            assert kept.recv(1) == b"x"
+            for each in held:
+                each.close()
 
 
 def has_route() -> bool:

@@ -78,6 +78,8 @@ def dequantise(data: Bytes, rows: int, columns: int) -> Numbers:
     >>> dequantise(quantise(np.zeros((2, 4), "float32"), 99, whole=True), 2, 4).tolist()
     [[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
     """
+    if data.size < HEAD:
+        raise RemoteProtocolError(f"{data.size} bytes of packed numbers came, which is less than their head")
     scale = np.frombuffer(data[:4].tobytes(), "<f4")[0]
     size = int.from_bytes(data[4:HEAD].tobytes(), "little")
     if data.size < HEAD + size or not 0 <= scale < np.inf:
