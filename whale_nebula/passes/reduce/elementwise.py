@@ -10,6 +10,7 @@ from whale_nebula.passes.reduce.algebra import (
     added,
     broadcast,
     divided,
+    extreme,
     joined,
     multiplied,
     nonlinear,
@@ -42,10 +43,16 @@ def any_function(site: Site) -> Result:
     return broadcast(site, range(len(site.folds)), nonlinear)
 
 
-@rule("Maximum", "Minimum", "FloorMod", literal=True)
-def whole_numbers(site: Site) -> Result:
+@rule("FloorMod", literal=True)
+def remainder(site: Site) -> Result:
     """Not linear, but used to reckon with shapes."""
     return _lifted(site, nonlinear)
+
+
+@rule("Maximum", "Minimum", literal=True)
+def larger_or_smaller(site: Site) -> Result:
+    """Not linear, but of sizes of the batch it is one."""
+    return _lifted(site, extreme)
 
 
 @rule("Add", "AddV2", "AddN", "AccumulateNV2", literal=True, positions=True)
@@ -63,6 +70,8 @@ def subtraction(site: Site) -> Result:
 def _difference(site: Site, folds: Sequence[Fold]) -> Fold:
     left, right = folds
     if left.kind == right.kind == COUNT:
+        if left.per == right.per > 0:
+            return whole(0)
         return count(left.per - right.per) if left.per > right.per > 0 else site.nonlinear(folds)
     return added(site, folds)
 
