@@ -23,8 +23,10 @@ def merge(rule: str, values: Sequence[Any], shares: Sequence[Any]) -> Any:
     if rule == "mean":
         return added([value * tf.cast(share, value.dtype) for value, share in zip(values, shares, strict=True)])
     if rule.startswith("vector:"):
-        entries = zip(rule.partition(":")[2].split(","), *map(tf.unstack, values), strict=True)
-        return tf.stack([merge(each, pieces, shares) for each, *pieces in entries])
+        rules = rule.partition(":")[2].split(",")
+        flat = [tf.unstack(tf.reshape(value, [len(rules)])) for value in values]
+        merged = [merge(each, pieces, shares) for each, *pieces in zip(rules, *flat, strict=True)]
+        return tf.reshape(tf.stack(merged), tf.shape(values[0]))
     return tf.concat(values, int(rule.partition(":")[2] or 0))
 
 

@@ -84,6 +84,18 @@ def divided(site: Site, folds: Sequence[Fold]) -> Fold:
     return site.nonlinear(folds) if kind is None else _product(site, above.bare, Fold(kind, per=UNKNOWN))
 
 
+def extreme(site: Site, folds: Sequence[Fold]) -> Fold:
+    """The larger or the smaller of two: of numbers of rows it is a number of rows, and no batch has less than one."""
+    larger = site.op.type in ("Maximum", "Max")
+    known = [fold.per for fold in folds if fold.kind == COUNT]
+    if len(known) == 2:
+        return count(UNKNOWN if UNKNOWN in known else max(known) if larger else min(known))
+    least = [fold.literal[0] for fold in folds if fold.kind == WHOLE and fold.literal is not None]
+    if larger and known and least and known[0] > 0 and least[0] <= 1:
+        return count(known[0])
+    return site.nonlinear(folds)
+
+
 def packed(site: Site, parts: tuple[Fold, ...]) -> Fold:
     """A vector of numbers."""
     if {part.kind for part in parts} <= {WHOLE, COUNT}:

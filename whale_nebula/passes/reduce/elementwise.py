@@ -10,6 +10,7 @@ from whale_nebula.passes.reduce.algebra import (
     added,
     broadcast,
     divided,
+    extreme,
     joined,
     multiplied,
     nonlinear,
@@ -43,25 +44,15 @@ def any_function(site: Site) -> Result:
 
 
 @rule("FloorMod", literal=True)
-def whole_numbers(site: Site) -> Result:
+def remainder(site: Site) -> Result:
     """Not linear, but used to reckon with shapes."""
     return _lifted(site, nonlinear)
 
 
 @rule("Maximum", "Minimum", literal=True)
-def extremes(site: Site) -> Result:
-    """Not linear, but of two lengths of the batch one is always the longer."""
-    return _lifted(site, _extreme)
-
-
-def _extreme(site: Site, folds: Sequence[Fold]) -> Fold:
-    """A batch has at least one row, so what counts its rows is at least as much as a 1: so sizes are broadcast."""
-    counts = [fold.per for fold in folds if fold.kind == COUNT]
-    others = [fold for fold in folds if fold.kind != COUNT]
-    longest = site.op.type == "Maximum"
-    if counts and min(counts) > 0 and (not others or (longest and all(fold.literal == (1,) for fold in others))):
-        return count(max(counts) if longest else min(counts))
-    return site.nonlinear(folds)
+def larger_or_smaller(site: Site) -> Result:
+    """Not linear, but of sizes of the batch it is one."""
+    return _lifted(site, extreme)
 
 
 @rule("Add", "AddV2", "AddN", "AccumulateNV2", literal=True, positions=True)
@@ -78,9 +69,9 @@ def subtraction(site: Site) -> Result:
 
 def _difference(site: Site, folds: Sequence[Fold]) -> Fold:
     left, right = folds
-    if left.kind == right.kind == COUNT and left.per == right.per > 0:
-        return whole(0)
     if left.kind == right.kind == COUNT:
+        if left.per == right.per > 0:
+            return whole(0)
         return count(left.per - right.per) if left.per > right.per > 0 else site.nonlinear(folds)
     return added(site, folds)
 

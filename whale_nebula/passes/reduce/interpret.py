@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
-from whale_nebula.ir.spec import Value
+from whale_nebula.ir.spec import Spec, Value
 from whale_nebula.passes.reduce.mends import (
     FED,
     Edge,
@@ -19,6 +19,7 @@ from whale_nebula.passes.reduce.mends import (
     recount,
     whole_for_check,
 )
+from whale_nebula.passes.reduce.reductions import reduced_spec
 from whale_nebula.passes.reduce.registry import Site, transfer
 from whale_nebula.passes.reduce.state import (
     COUNT,
@@ -118,13 +119,15 @@ class Bodies:
 
     def _run(self, body: Graph, folds: tuple[Fold, ...], owner: int) -> tuple[Fold, ...]:
         known: dict[Value, Fold] = {}
+        specs: dict[Value, Spec] = {}
         given = dict(zip(body.arguments, folds, strict=False))
         for op in body.ops:
             if op.index in given:
                 known[Value(op.index)] = given[op.index]
                 continue
-            site = Site(body, op, tuple(known[value] for value in op.inputs), self, owner)
+            site = Site(body, op, tuple(known[value] for value in op.inputs), self, owner, specs)
             outcome = (_constant(op),) if op.type == "Const" else transfer(site)
+            specs |= _refined(site)
             known.update(zip(op.values, outcome, strict=True))
         return tuple(known[value] for value in body.returns)
 
@@ -155,6 +158,7 @@ class _Run:
     counted: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
     needed: set[int] = field(default_factory=set)
     bodies: Bodies = field(default_factory=Bodies)
+    specs: dict[Value, Spec] = field(default_factory=dict)
 
     def interpret(self) -> None:
         for op in self.graph.ops:
@@ -200,7 +204,8 @@ class _Run:
         if op.type == "Const":
             return (_constant(op)._replace(inputs=True),)
         folds = tuple(whole() if self.skip(value.op) else self.folds[value] for value in op.inputs)
-        site = Site(self.graph, op, folds, self.bodies, op.index)
+        site = Site(self.graph, op, folds, self.bodies, op.index, self.specs)
+        self.specs |= _refined(site)
         if self.recounting:
             site = recount(site, self.recounts)
             sizes = countable(site)
@@ -224,6 +229,12 @@ class _Run:
             return outcome
         site, outcome = feed(site, outcome, self.asked, always=not self.apart)
         return grow(site, outcome, self.grows) if site.op.index in self.closure else outcome
+
+
+def _refined(site: Site) -> dict[Value, Spec]:
+    """The form of what an op makes, where more is known of it than was when it was traced."""
+    spec = reduced_spec(site)
+    return {} if spec is None else {Value(site.op.index): spec}
 
 
 def _constant(op: Op) -> Fold:

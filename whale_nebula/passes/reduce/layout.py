@@ -6,22 +6,32 @@ from math import prod
 from typing import NamedTuple
 
 from whale_nebula.passes.reduce.algebra import own_order, packed, structured
+from whale_nebula.passes.reduce.entries import moved, reshaped, transposed
 from whale_nebula.passes.reduce.registry import Result, Site, rule
 from whale_nebula.passes.reduce.state import COUNT, ROWS, UNDER, UNKNOWN, WHOLE, Fold, whole
 
 Sizes = tuple[int | None, ...]
 
 
-@rule("Transpose", "ConjugateTranspose", positions=True)
+@rule("Transpose", "ConjugateTranspose", literal=True, positions=True)
 def transpose(site: Site) -> Result:
     """The batch axis moves with the others."""
     data, order = site.folds[0], site.ints(1)
     if data.kind != ROWS:
-        return structured(site, site.folds)
+        return moved(site, [0], transposed) or structured(site, site.folds)
     rank = site.rank(0)
     if order is None or rank is None:
         return site.coupled("the order of a transposition is not known")
     return data._replace(axis=[axis % rank for axis in order].index(data.axis)).bare
+
+
+@rule("InvertPermutation", literal=True)
+def inverse_order(site: Site) -> Result:
+    """The order that undoes a transposition."""
+    order = site.ints(0)
+    if order is None or sorted(order) != list(range(len(order))):
+        return site.nonlinear(site.folds)
+    return whole(*(order.index(axis) for axis in range(len(order))))
 
 
 @rule("ExpandDims", literal=True, positions=True)
@@ -31,7 +41,7 @@ def expand(site: Site) -> Result:
     if rank == 0:
         return packed(site, (data,))
     if data.kind != ROWS:
-        return structured(site, site.folds)
+        return moved(site, [0], reshaped) or structured(site, site.folds)
     if axis is None or rank is None:
         return site.coupled("the place of a new axis is not known")
     new = axis % (rank + 1)
@@ -43,8 +53,7 @@ def squeeze(site: Site) -> Result:
     """Axes of size one go; the batch axis must not."""
     data, sizes = site.folds[0], site.spec(0).shape
     if data.kind != ROWS:
-        lane = site.parts(0)
-        return lane[0] if lane is not None and len(lane) == 1 else structured(site, site.folds)
+        return moved(site, [0], reshaped) or structured(site, site.folds)
     named = site.attribute("squeeze_dims", ())
     if sizes is None or (not named and None in sizes[: data.axis] + sizes[data.axis + 1 :]):
         return site.coupled("which axes are dropped depends on sizes")
@@ -67,10 +76,8 @@ def reshape(site: Site) -> Result:
         rank = site.op.outputs[0].rank
         if rank == 1 or (rank == 0 and len(lane) == 1):
             return packed(site, lane) if rank else lane[0]
-    if data.kind == WHOLE and target.kind == WHOLE and data.literal is not None:
-        return whole(*data.literal)  # known numbers stay known, in whatever shape
     if data.kind != ROWS:
-        return structured(site, site.folds)
+        return moved(site, [0], reshaped) or structured(site, site.folds)
     if site.parts(1) is None and target.kind != WHOLE:
         return site.coupled("the shape that rows are given depends on the batch")
     return _reshaped(site, data)

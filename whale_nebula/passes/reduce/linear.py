@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whale_nebula.passes.reduce.algebra import added, mixed, multiplied
+from whale_nebula.passes.reduce.algebra import added, broadcast, mixed, multiplied
 from whale_nebula.passes.reduce.registry import Result, Site, rule
 from whale_nebula.passes.reduce.state import ROWS, SUM, WHOLE, Fold
 
@@ -93,6 +93,16 @@ def convolution(site: Site) -> Result:
     if data.kind != ROWS or data.axis != 0 or filters.kind != WHOLE:
         return site.coupled(f"{site.op.type} along the batch axis, or with filters made of the batch")
     return data.bare
+
+
+@rule("Cross")
+def cross(site: Site) -> Result:
+    """The vectors along the last axis are multiplied, a pair at each place."""
+    found = broadcast(site, (0, 1), multiplied)
+    rank = site.rank(0)
+    if found.kind == ROWS and (rank is None or found.axis == rank - 1):
+        return site.coupled("the cross product is along the batch axis")
+    return found
 
 
 @rule("BiasAdd", "BiasAddV1")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from whale_nebula.passes.reduce.algebra import flat, joined, matched, structured
-from whale_nebula.passes.reduce.registry import Result, Site, rule
+from whale_nebula.passes.reduce.entries import entries
+from whale_nebula.passes.reduce.registry import FIXED, Result, Site, rule
 from whale_nebula.passes.reduce.state import (
     COUNT,
     COUPLED,
-    FIXED,
     ROWS,
     SHAPE,
     UNKNOWN,
@@ -159,10 +159,10 @@ def numbered(site: Site) -> Result:
     return site.nonlinear(site.folds)
 
 
-@rule("Pad", "PadV2", "MirrorPad")
+@rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def pad(site: Site) -> Result:
-    """Entries put around a tensor, not along the batch."""
-    data, widths = site.folds[0], site.ints(1)
+    """Entries put around a tensor, or folded back into it, not along the batch."""
+    data, widths = site.folds[0], entries(site, 1)
     if data.kind != ROWS:
         filled = site.folds[2] if len(site.folds) > 2 else whole(0)
         clean = site.folds[1].kind == WHOLE and (filled.zero or data.kind != "sum")
@@ -170,7 +170,9 @@ def pad(site: Site) -> Result:
     if widths is None or any(fold.kind != WHOLE for fold in site.folds[1:]):
         return site.coupled("how rows are padded is not known")
     around = widths[2 * data.axis : 2 * data.axis + 2]
-    return data.bare if around == (0, 0) else site.coupled("entries are put before or behind the batch")
+    if all(width.zero for width in around):
+        return data.bare
+    return site.coupled("entries are put before or behind the batch")
 
 
 @rule("ReverseV2", "Roll")

@@ -4,7 +4,7 @@ axes.
 
 from __future__ import annotations
 
-from whale_nebula.passes.reduce.algebra import mixed
+from whale_nebula.passes.reduce.algebra import matched, mixed
 from whale_nebula.passes.reduce.registry import Result, Site, rule
 from whale_nebula.passes.reduce.state import ROWS, WHOLE, Fold, whole
 
@@ -64,6 +64,19 @@ def inner(site: Site) -> Result:
     if others and (not site.op.type.startswith("MatrixSetDiag") or others[0].axis != data.axis):
         return site.coupled(f"{site.op.type} with operands made of the batch")
     return data.bare
+
+
+@rule("LowerBound", "UpperBound")
+def bound(site: Site) -> Result:
+    """Sorted numbers [rows, n] and values to find among them [rows, m]; of one row they may be the same everywhere."""
+    numbers, values = site.folds
+    if ROWS not in (numbers.kind, values.kind):
+        return site.nonlinear(site.folds)
+    if numbers.kind == WHOLE and values.axis == 1:
+        return values.bare
+    if numbers.kind == values.kind == ROWS and numbers.axis == values.axis == 0:
+        return matched(site, numbers, values).bare
+    return mixed(site, site.folds) or site.coupled("values are looked for among the numbers of other rows")
 
 
 @rule("MatrixSolve", "MatrixTriangularSolve", "MatrixSolveLs")

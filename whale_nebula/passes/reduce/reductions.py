@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from math import prod
 
 from whale_nebula.ir.graph import Graph
-from whale_nebula.ir.spec import Value
-from whale_nebula.passes.reduce.algebra import added, multiplied, structured
+from whale_nebula.ir.spec import Spec, Value
+from whale_nebula.passes.reduce.algebra import added, extreme, multiplied, structured
 from whale_nebula.passes.reduce.registry import Result, Site, rule
 from whale_nebula.passes.reduce.state import MEAN, ROWS, SUM, UNKNOWN, WHOLE, Fold, Number, count, whole
 
@@ -18,7 +19,7 @@ _OTHERS = ("Prod", "Max", "Min", "All", "Any", "EuclideanNorm")
 def reduction(site: Site) -> Result:
     """Sums and means over the batch stay linear; every other function over it couples the rows."""
     data, axes = site.folds
-    vector = data.parts is not None or (data.literal is not None and site.rank(0) == 1)
+    vector = (data.parts is not None and site.parts(0) is not None) or (data.literal is not None and site.rank(0) == 1)
     if vector and data.kind != ROWS:
         return _of_vector(site)
     if data.kind != ROWS or axes.kind != WHOLE:
@@ -40,6 +41,16 @@ def _axes(site: Site) -> frozenset[int] | None:
     if rank is None:
         return frozenset(numbers) if all(number >= 0 for number in numbers) else None
     return frozenset(number % rank for number in numbers)
+
+
+def reduced_spec(site: Site) -> Spec | None:
+    """The form of a reduction whose axes are known here, and were not where it was traced; else None."""
+    if site.op.type not in ("Sum", "Mean", *_OTHERS) or site.op.outputs[0].shape is not None:
+        return None
+    shape, folded = site.spec(0).shape, _axes(site)
+    if shape is None or folded is None or site.flag("keep_dims"):
+        return None
+    return Spec(site.op.outputs[0].dtype, tuple(size for axis, size in enumerate(shape) if axis not in folded))
 
 
 def _over_rows(site: Site, data: Fold) -> Fold:
@@ -96,6 +107,8 @@ def _of_vector(site: Site) -> Fold:
         return whole(_folded(site.op.type, [part.literal[0] for part in parts if part.literal is not None]))
     if site.op.type == "Prod":
         return multiplied(site, parts)
+    if site.op.type in ("Max", "Min"):
+        return reduce(lambda left, right: extreme(site, (left, right)), parts)
     return added(site, parts) if site.op.type == "Sum" else site.nonlinear(parts)
 
 
@@ -137,10 +150,15 @@ def running(site: Site) -> Result:
 
 @rule("UnsortedSegmentSum", "SegmentSumV2")
 def segments(site: Site) -> Result:
-    """Rows dealt into a number of heaps that is the same everywhere: the heaps are sums."""
+    """Rows dealt into a number of heaps that is the same everywhere: the heaps are sums. Where other axes than the
+    batch are dealt, each row has heaps of its own.
+    """
     data, names, number = site.folds
     if data.kind == names.kind == ROWS and number.kind == WHOLE and data.axis == names.axis:
         return Fold(SUM) if data.order == names.order else site.coupled("rows and their heaps lie in other orders")
+    ranked = site.rank(1)
+    if data.kind == ROWS and names.kind == number.kind == WHOLE and ranked is not None and data.axis >= ranked:
+        return data._replace(axis=data.axis - ranked + 1).bare
     if any(fold.kind == ROWS for fold in site.folds):
         return site.coupled("the heaps are not one a row")
     return structured(site, site.folds)

@@ -4,15 +4,22 @@ tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
 from whale_nebula.ir.graph import Attribute, Graph, Op
-from whale_nebula.ir.spec import Spec
-from whale_nebula.passes.reduce.state import AFTER, COUPLED, EMPTY, NO_RULE, ROWS, WHOLE, Fold, whole
+from whale_nebula.ir.spec import Spec, Value
+from whale_nebula.passes.reduce.state import AFTER, COUPLED, EMPTY, ROWS, WHOLE, Fold, whole
 
 Result = Fold | tuple[Fold, ...]
+
+NO_RULE = "no rule for op type"
+"""How a reason begins where it is not known what an op does to rows."""
+
+BESIDE = "rows are put beside a tensor that is no part of the batch"
+FIXED = "rows are given a fixed shape"
+"""Reasons for which an op fails with a micro-batch: the other tensor has as many rows as the whole batch."""
 
 
 class Caller(Protocol):
@@ -31,10 +38,12 @@ class Site:
     folds: tuple[Fold, ...]
     caller: Caller
     owner: int
+    specs: Mapping[Value, Spec] = field(default_factory=dict)
 
     def spec(self, place: int) -> Spec:
-        """Element type and shape of an input."""
-        return self.graph.spec(self.op.inputs[place])
+        """Element type and shape of an input; `specs` are those that are known better than where it was traced."""
+        value = self.op.inputs[place]
+        return self.specs.get(value) or self.graph.spec(value)
 
     def rank(self, place: int) -> int | None:
         """Number of axes of an input."""
@@ -70,10 +79,10 @@ class Site:
 
     def parts(self, place: int) -> tuple[Fold, ...] | None:
         """The states of a vector's entries, where they can be told apart; rows are no vector, see `columns`."""
-        fold = self.folds[place]
-        if fold.parts is not None and fold.kind != ROWS:
+        fold, rank = self.folds[place], self.rank(place)
+        if fold.parts is not None and fold.kind != ROWS and rank in (1, None):
             return fold.parts
-        if fold.kind != WHOLE or self.rank(place) != 1:
+        if fold.kind != WHOLE or rank != 1:
             return None
         if fold.literal is not None:
             return tuple(whole(number) for number in fold.literal)

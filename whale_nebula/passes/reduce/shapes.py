@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from whale_nebula.passes.reduce.algebra import added, matched, mixed, packed
-from whale_nebula.passes.reduce.registry import Result, Site, rule
+from whale_nebula.passes.reduce.entries import concatenated, moved, stacked
+from whale_nebula.passes.reduce.registry import BESIDE, Result, Site, rule
 from whale_nebula.passes.reduce.state import (
-    BESIDE,
     COUNT,
     COUPLED,
     ROWS,
@@ -70,14 +70,14 @@ def pack(site: Site) -> Result:
     if ranks == {0}:
         return packed(site, site.folds)
     if not any(fold.kind == ROWS for fold in site.folds):
-        return added(site, site.folds)
+        return moved(site, range(len(site.folds)), stacked) or added(site, site.folds)
     found = _alike(site, range(len(site.folds)))
     own = site.rank(0)
     if found.kind == COUPLED or own is None:
         return found if found.kind == COUPLED else site.coupled("rows with an unknown number of axes are stacked")
     axis = site.number("axis", 0) % (own + 1)
-    moved = found._replace(axis=found.axis + (axis <= found.axis))
-    return moved._replace(parts=tuple(fold.bare for fold in site.folds)) if axis == own else moved
+    put = found._replace(axis=found.axis + (axis <= found.axis))
+    return put._replace(parts=tuple(fold.bare for fold in site.folds)) if axis == own else put
 
 
 def _alike(site: Site, places: range) -> Fold:
@@ -101,12 +101,10 @@ def concat(site: Site) -> Result:
     first = site.op.type == "Concat"
     places = range(1, len(site.folds)) if first else range(len(site.folds) - 1)
     folds = [site.folds[place] for place in places]
-    if not any(fold.kind == ROWS for fold in folds):
-        lanes = [site.parts(place) for place in places]
-        known = [part for lane in lanes if lane is not None for part in lane]
-        return added(site, folds) if None in lanes else packed(site, tuple(known))
-    found = _alike(site, places)
     along, own = site.known(0 if first else len(site.folds) - 1), site.rank(places[0])
+    if not any(fold.kind == ROWS for fold in folds):
+        return moved(site, places, concatenated(along)) or added(site, folds)
+    found = _alike(site, places)
     if found.kind == COUPLED or along is None or own is None:
         return found if found.kind == COUPLED else site.coupled("the axis of a concatenation is not known")
     if along % own == found.axis:
@@ -129,6 +127,28 @@ def _columns(site: Site, places: range) -> tuple[Fold, ...] | None:
             return None
         found.extend(fold.parts or (fold.bare,))
     return tuple(found)
+
+
+@rule("ConcatOffset", literal=True)
+def offsets(site: Site) -> Result:
+    """Where each tensor of a concatenation begins, given its axis and all shapes."""
+    axis, lanes = site.known(0), [site.parts(place) for place in range(1, len(site.folds))]
+    known = [lane for lane in lanes if lane is not None]
+    if axis is None or len(known) < len(lanes):
+        return site.nonlinear(site.folds)
+    found: list[Fold] = []
+    start = whole(0)
+    for lane in known:
+        along = axis % len(lane)
+        found.append(packed(site, tuple(start if at == along else whole(0) for at in range(len(lane)))))
+        start = _summed(site, start, lane[along])
+    return tuple(found)
+
+
+def _summed(site: Site, left: Fold, right: Fold) -> Fold:
+    if left.literal is not None and right.literal is not None:
+        return whole(left.literal[0] + right.literal[0])
+    return added(site, [left, right])
 
 
 @rule("BroadcastArgs", literal=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from whale_nebula.passes.reduce.algebra import packed, structured
+from whale_nebula.passes.reduce.algebra import matched, packed, structured
+from whale_nebula.passes.reduce.entries import moved, sliced
 from whale_nebula.passes.reduce.registry import Result, Site, rule
-from whale_nebula.passes.reduce.state import COUNT, ROWS, WHOLE, Fold, whole
+from whale_nebula.passes.reduce.state import COUNT, COUPLED, ROWS, WHOLE, Fold, rows
 
 _GROWS = "rows are cut to a length that grows with the batch"
 _CUT = "the batch axis is sliced: which rows are taken depends on the other rows"
@@ -34,7 +33,7 @@ def strided(site: Site) -> Result:
         lane = site.parts(0)
         taken = None if lane is None else _taken(site, lane)
         return structured(site, site.folds) if taken is None else taken
-    axes = _axes(site)
+    axes = _axes(site, site.rank(0))
     if axes is None:
         return site.coupled("what a slice takes of rows is not known")
     known = [part for place in (1, 2, 3) for part in site.parts(place) or (site.folds[place],)]
@@ -42,6 +41,26 @@ def strided(site: Site) -> Result:
         return site.coupled("what a slice takes of rows depends on the batch")
     found = _of_rows(site, data, axes)
     return site.coupled(_GROWS) if found.kind == ROWS and _counted_beside(site, data, axes) else found
+
+
+@rule("StridedSliceGrad", literal=True)
+def strided_gradient(site: Site) -> Result:
+    """The gradient of a strided slice, put among zeros: rows, where the slice would have taken all of these."""
+    sizes, gradient = site.parts(0), site.folds[4]
+    counts = [axis for axis, size in enumerate(sizes or ()) if size.kind == COUNT]
+    if sizes is None or not counts or gradient.kind != ROWS:
+        return structured(site, (gradient, *site.folds[:4]))
+    axes, data = _axes(site, len(sizes)), rows(counts[0], sizes[counts[0]].per)
+    bounds = [part for place in (1, 2, 3) for part in site.parts(place) or (site.folds[place],)]
+    if axes is None or len(counts) > 1 or any(part.kind not in (WHOLE, COUNT) for part in bounds):
+        return site.coupled("where the gradient of a slice belongs is not known")
+    taken = site.coupled(_GROWS) if _counted_beside(site, data, axes) else _of_rows(site, data, axes)
+    if taken.kind == COUPLED:
+        return taken
+    alike = (taken.axis, taken.per, taken.order, taken.ragged) == (
+        gradient.axis, gradient.per, gradient.order, gradient.ragged,
+    )  # fmt: skip
+    return data if alike else site.coupled("where the gradient of a slice belongs is not known")
 
 
 def _of_rows(site: Site, data: Fold, axes: Sequence[_Axis]) -> Fold:
@@ -75,11 +94,11 @@ def _everything(site: Site, data: Fold, place: int) -> bool:
     return begin and (bool(site.number("end_mask", 0) >> place & 1) or all_of_them)
 
 
-def _axes(site: Site) -> list[_Axis] | None:
-    """What happens to each axis of the input, new axes between them; the axes after the last are left
+def _axes(site: Site, rank: int | None) -> list[_Axis] | None:
+    """What happens to each axis of what is sliced, new axes between them; the axes after the last are left
     alone.
     """
-    begins, rank = site.parts(1), site.rank(0)
+    begins = site.parts(1)
     if begins is None:
         return None
     masks = {name: site.number(f"{name}_mask", 0) for name in ("ellipsis", "new_axis", "shrink_axis")}
@@ -117,10 +136,7 @@ def plain(site: Site) -> Result:
     """`begin` and `size`, one each an axis."""
     data, begins, sizes = site.folds[0], site.parts(1), site.parts(2)
     if data.kind != ROWS:
-        lane, begin, size = site.parts(0), site.known(1), site.known(2)
-        if lane is None or begin is None or size is None:
-            return _known_part(site) or structured(site, site.folds)
-        return packed(site, lane[begin : begin + size if size >= 0 else None])
+        return moved(site, [0], sliced) or structured(site, site.folds)
     if begins is None or sizes is None or any(part.kind not in (WHOLE, COUNT) for part in (*begins, *sizes)):
         return site.coupled("what a slice takes of rows is not known")
     size_of = sizes[data.axis]
@@ -133,16 +149,17 @@ def plain(site: Site) -> Result:
     return site.coupled(_CUT)
 
 
-def _known_part(site: Site) -> Fold | None:
-    """The numbers that a slice takes of a constant with several axes (the paddings of a Pad), where all are known."""
-    shape, begins, sizes = site.spec(0).shape, site.ints(1), site.ints(2)
-    literal = site.folds[0].literal
-    if literal is None or begins is None or sizes is None or shape is None or None in shape:
-        return None
-    numbers = np.reshape(np.asarray(literal), [axis or 0 for axis in shape])
-    ends = [None if size < 0 else begin + size for begin, size in zip(begins, sizes, strict=True)]
-    taken = numbers[tuple(slice(begin, end) for begin, end in zip(begins, ends, strict=True))]
-    return whole(*taken.ravel().tolist())
+@rule("XlaDynamicUpdateSlice", literal=True)
+def updated(site: Site) -> Result:
+    """A part of each row is replaced (keras.ops.slice_update)."""
+    data, part, starts = site.folds[0], site.folds[1], site.parts(2)
+    if data.kind != ROWS or part.kind != ROWS:
+        if ROWS in (data.kind, part.kind):
+            return site.coupled("rows are put into a tensor that has none, or the other way")
+        return site.nonlinear(site.folds)
+    if starts is None or any(start.kind != WHOLE for start in starts) or not starts[data.axis].zero:
+        return site.coupled("which rows are replaced depends on the others")
+    return matched(site, data, part).bare
 
 
 @rule("Split", literal=True)

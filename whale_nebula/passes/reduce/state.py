@@ -41,13 +41,6 @@ def blocks_of(value: Value) -> int:
     return STRANGE - 1 - value.op * _OUTPUTS - value.out
 
 
-NO_RULE = "no rule for op type"
-"""How a reason begins where it is not known what an op does to rows."""
-
-BESIDE = "rows are put beside a tensor that is no part of the batch"
-FIXED = "rows are given a fixed shape"
-"""Reasons for which an op fails with a micro-batch: the other tensor has as many rows as the whole batch."""
-
 UNDER, OWN = -1, -2
 """First number of an `order`: the batch lies under other axes that were merged with it; an order like no
 other."""

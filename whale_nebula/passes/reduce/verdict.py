@@ -9,16 +9,14 @@ from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.origin import Origin
 from whale_nebula.passes.reduce.baked import baked
 from whale_nebula.passes.reduce.making import SAME_SEED
+from whale_nebula.passes.reduce.registry import BESIDE, FIXED, NO_RULE
 from whale_nebula.passes.reduce.state import (
     AFTER,
-    BESIDE,
     COUNT,
     COUPLED,
     EMPTY,
-    FIXED,
     INVERSE,
     MEAN,
-    NO_RULE,
     SHAPE,
     SUM,
     WHOLE,

@@ -100,7 +100,7 @@ def test_counts_make_means_of_sums_and_sums_of_means() -> None:
         %14 = Mul(%13, %8) float32[]             => mean
         %15 = RealDiv(%6, %6) float32[]          => whole
         %16 = Mul(%6, %6) float32[]              => after
-        %17 = Sub(%5, %5) int32[]                => after
+        %17 = Sub(%5, %5) int32[]                => whole
     """)
 
 

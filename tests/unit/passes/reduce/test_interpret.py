@@ -121,7 +121,7 @@ def test_counts_grow_only_where_nothing_else_helps() -> None:
     %6 = Size(%2) int32[]
     %7 = Cast(%6) float32[]                                         => count
     %8 = RealDiv(%4, %7) float32[]                                  => mean
-    %9 = Const {value=(1.0)} float32[]
+    %9 = Const {value=(8.0)} float32[]
     %10 = Maximum(%7, %9) float32[]                                 => whole
     %11 = RealDiv(%4, %10) float32[]                                => sum
     """

