@@ -61,12 +61,12 @@ def side(here: str, folder: str, addresses: dict[str, str], count: int, sealed: 
         tensor = np.random.default_rng(0).integers(0, 255, MIB, np.uint8)
         for key in keys:
             link.send(key, tensor)
-        link.take("DONE", 600.0)
+        link.take("PING", 600.0)
     else:
         for number, key in enumerate(keys):
             link.receive(key, 600.0)
             began = time.monotonic() if number == 0 else began
-        link.post({"kind": "DONE"})
+        link.post({"kind": "PING", "last": True})
     seen = {"seconds": time.monotonic() - began, "cpu": _cpu() - used, "lanes": link.state().connections}
     links.close()
     print(json.dumps(seen), flush=True)
