@@ -18,39 +18,42 @@ SECONDS = 60.0
 
 
 def reopen(folder: Path, **options: Any) -> nb.Run:
-    """Leave the run that is open, if one is, and open the next one over a new socket."""
+    """Leave the run that is open, if one is, and open the next one, as `reconnect` has prepared it."""
     reconnect(folder)
     return nb.init(**options)
 
 
 def reconnect(folder: Path) -> None:
-    """Leave the run that is open, if one is; the next one will be over a new socket."""
+    """Leave the run that is open, if one is; in the next one both workers listen at other ports.
+
+    Behind gateways they dial these again, and listen nowhere.
+    """
     nb.shutdown()
     launched = attach()
     assert launched is not None
     (peer,) = launched.peers
-    path = str(folder / f"run{next(_number)}.sock")
-    connection = _listen(path) if launched.worker < peer else _dial(path)
-    whale_nebula.run.attach = lambda: dataclasses.replace(launched, sockets={peer: connection})
+    number = next(_number)
+    own = _free_address()
+    _tell(folder / f"run{number}-{launched.cluster}", own)
+    theirs = _hear(folder / f"run{number}-{launched.peers[peer]}")
+    again = launched if launched.gateway else dataclasses.replace(launched, listen=own, addresses={peer: theirs})
+    whale_nebula.run.attach = lambda: again
 
 
-def _listen(path: str) -> socket.socket:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen()
-        listener.settimeout(SECONDS)
-        return listener.accept()[0]
+def _free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def _dial(path: str) -> socket.socket:
+def _tell(path: Path, text: str) -> None:
+    """Write a file that is there only once it is whole."""
+    path.with_suffix(".part").write_text(text)
+    path.with_suffix(".part").rename(path)
+
+
+def _hear(path: Path) -> str:
     limit = time.monotonic() + SECONDS
-    while True:
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.connect(path)
-            return connection
-        except OSError:
-            connection.close()
-            if time.monotonic() > limit:
-                raise
-            time.sleep(0.02)
+    while not path.exists():
+        assert time.monotonic() < limit, f"nobody has written {path}"
+        time.sleep(0.02)
+    return path.read_text()
