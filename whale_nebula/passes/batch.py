@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from whale_nebula.errors import CaptureError
 from whale_nebula.ir.graph import Graph, Op
@@ -119,14 +120,7 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     own = [op for op in program.graph.ops if op.index not in backward]
     checks = frozenset(op.index for op in own if is_check(op, program.graph, program.returns))
     targets = [value for request in program.requests for value in request.targets]
-    folded = functools.partial(
-        fold,
-        program.graph,
-        {leaf.op: 0 for leaf in program.leaves if leaf.batched},
-        targets=targets,
-        skip=(backward - _looked_up(program)).__contains__,
-        checks=checks,
-    )
+    folded = functools.partial(_folded, program, backward, targets, checks=checks)
     folding = folded()
     allowed = program.pipeline.coupled == "allow"
     if allowed and not all(state.good for state in folding.folds.values()):
@@ -148,6 +142,23 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     found.once -= _beside_coupled(own, found)
     found.once -= _read_again(own, found)
     return found
+
+
+def _folded(program: Program, backward: set[int], targets: Sequence[Value], **options: Any) -> Folding:
+    batched = {leaf.op: 0 for leaf in program.leaves if leaf.batched}
+    skip = (backward - _looked_up(program)).__contains__
+    return fold(program.graph, batched, targets=targets, skip=skip, **options)
+
+
+def entries_per_row(program: Program, values: Collection[Value]) -> Mapping[Value, int]:
+    """Of those values whose rows lie along the first axis, and as many for each row of the batch: how many."""
+    if not values:
+        return {}
+    backward = {op for request in program.requests for op in request.backward}
+    folding = _folded(program, backward, [value for request in program.requests for value in request.targets])
+    found = {value: folding.of(value) for value in values}
+    alike = (n for n, each in found.items() if each.kind == ROWS and each.axis == 0 and not each.ragged)
+    return {n: found[n].per for n in alike if found[n].per > 0}  # 0: as many as only a step knows
 
 
 def _looked_up(program: Program) -> set[int]:

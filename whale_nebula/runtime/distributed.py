@@ -242,7 +242,7 @@ class DistributedStep:
             updates=self.compiled.cut.updates,
         )  # fmt: skip
         patience = self.session.patience
-        self.channels.begin(batch.slices, self.carried.outlook(batch.rows, self.pace))
+        self.channels.begin(batch.slices, self.carried.outlook(batch.rows, self.pace), batch.rows)
         post = Post(
             self.slots, self.routing, self.links, self.program, self.steps, patience, lambda host: False,
             self.channels, clocks.stages, self.clusters,

@@ -96,7 +96,7 @@ class EmulatedStep:
     def _results(
         self, batch: Batch, clocks: Clocks, guard: Guard, paces: Sequence[Pace], outlook: Outlook
     ) -> list[Any]:
-        self.channels.begin(batch.slices, outlook)
+        self.channels.begin(batch.slices, outlook, batch.rows)
         post = Post(
             self.slots, self.routing, self.links, self.program, self.steps, PATIENCE,
             channels=self.channels, clocks=clocks.stages,

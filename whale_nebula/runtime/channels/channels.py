@@ -12,9 +12,11 @@ import tensorflow as tf
 
 from whale_nebula.codec.text import parse
 from whale_nebula.codec.way import NONE, Way, parse_way
+from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.ir.plan import Boundary, Cut
 from whale_nebula.ir.routing import Routing
 from whale_nebula.ir.spec import Value
+from whale_nebula.passes.batch import entries_per_row
 from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.runtime import casts
 from whale_nebula.runtime.channels.auto import Auto, Direction, Outlook
@@ -24,6 +26,7 @@ from whale_nebula.runtime.channels.outgoing import Outgoing
 from whale_nebula.runtime.channels.routes import Routes
 from whale_nebula.runtime.channels.state import At, ChannelState, Residue, States
 from whale_nebula.runtime.channels.told import Said, Tally, codec_of, compared, crossed
+from whale_nebula.transport.protocol import Packed
 
 
 def coded(cut: Cut) -> bool:
@@ -48,12 +51,17 @@ class Channels:
     _residues: dict[tuple[int, int, str], Residue] = field(default_factory=dict)
     _before: dict[str, ChannelState] = field(default_factory=dict)
     _slices: Sequence[Sequence[Any]] = ()
+    _rows: Sequence[int] = ()
     _said: set[str] = field(default_factory=set)
     _ends: dict[tuple[Value, str, str, bool], Any] = field(default_factory=dict)
 
-    def begin(self, slices: Sequence[Sequence[Any]] = (), outlook: Outlook | None = None) -> None:
-        """A step begins; `slices` are the inputs of each micro-batch, `outlook` is what is known of it beforehand."""
-        self._slices = slices
+    def begin(
+        self, slices: Sequence[Sequence[Any]] = (), outlook: Outlook | None = None, rows: Sequence[int] = ()
+    ) -> None:
+        """A step begins; `slices` are the inputs of each micro-batch and `rows` their numbers of rows, `outlook` is
+        what is known of it beforehand.
+        """
+        self._slices, self._rows = slices, rows
         last, self._tally = self._tally.reports(), Tally()
         self._residues.clear()
         self._before = self.states.saved()
@@ -61,7 +69,7 @@ class Channels:
 
     def done(self) -> None:
         """It is over: nothing of its batch is kept."""
-        self._slices = ()
+        self._slices = self._rows = ()
         self._residues.clear()
         self._before = {}
 
@@ -85,6 +93,8 @@ class Channels:
         boundary, back = self._routes.of[value]
         end, place = self._end(value, host, micro_batch, out=False), (boundary.slot, micro_batch, host)
         residue, before = self._residues.get(place) if back else None, self.states.of(end.key)
+        if isinstance(came, Packed):
+            self._check_rows(boundary.value, came, micro_batch, end.name)
         tensor, residue = end.take(came, self._tally, residue, self._ids(boundary, micro_batch, back))
         if end.way.cast is not None:
             with self._tally.decoding(end.name):
@@ -93,6 +103,23 @@ class Channels:
         if not back:
             self._residues[place] = residue
         return tensor
+
+    def _check_rows(self, value: Value, came: Packed, micro_batch: int, name: str) -> None:
+        """Refuse what has another number of rows than a micro-batch: a few bytes may unpack to any number of them."""
+        entries = self._entries.get(value)
+        if entries is None or not self._rows:
+            return
+        due = entries * self._rows[micro_batch]
+        if came.dims[0] != due:
+            raise RemoteProtocolError(f"{name} came with {came.dims[0]} rows, where {due} are due", where=name)
+
+    @cached_property
+    def _entries(self) -> Mapping[Value, int]:
+        """Of what may come encoded, with a first axis that only a step knows: how many entries a row has there."""
+        program = self.cut.program
+        ways = {each.value: (each.codec, each.backward_codec) for each in self.cut.boundaries}
+        coded = [value for value, texts in ways.items() if any(parse_way(text).coded for text in texts)]
+        return entries_per_row(program, [n for n in coded if (program.graph.spec(n).shape or (0,))[0] is None])
 
     def _hear(self, end: Incoming, came: Any, tensor: Any, before: ChannelState, first: bool) -> None:
         """Tell of what has come, as its sender tells of what he has sent."""

@@ -1,0 +1,84 @@
+"""What a codec made small unpacks to the rows that a micro-batch has; others are refused before they are allocated."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.unit.passes.examples import DESCENT, TWO_STAGES
+from tests.unit.passes.programs import apart, cut, program_of
+from whale_nebula.codec.bytes import bits
+from whale_nebula.errors import RemoteProtocolError
+from whale_nebula.ir.spec import Value
+from whale_nebula.passes.batch import entries_per_row
+from whale_nebula.runtime.channels import Channels, States
+from whale_nebula.transport.protocol import Packed
+
+ROWS = (4, 3)
+MEBIBYTE = 1 << 20
+
+
+def begun(micro_batches: int) -> tuple[Channels, Value]:
+    """Channels of a step whose one boundary has 8 columns, and as many rows as the batch."""
+    head = f"codecs int8 none\nmicro {micro_batches}\n"
+    plan = cut(head + TWO_STAGES.replace("@a\n%6", "@a compress=0\n%6") + DESCENT, apart)
+    channels = Channels(plan, plan.routing, States())
+    channels.begin(rows=ROWS[:micro_batches])
+    return channels, plan.boundaries[0].value
+
+
+def sent(channels: Channels, value: Value, rows: int, micro_batch: int) -> Any:
+    return channels.encode(value, tf.ones((rows, 8)), "a/0", 0, micro_batch)
+
+
+@pytest.mark.parametrize(("micro_batches", "micro_batch"), [(1, 0), (2, 0), (2, 1)])
+def test_as_many_rows_as_there_are_come_through(micro_batches: int, micro_batch: int) -> None:
+    channels, value = begun(micro_batches)
+    rows = ROWS[micro_batch]
+    came = channels.decode(value, sent(channels, value, rows, micro_batch), "b/0", micro_batch)
+    assert came.shape == (rows, 8)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 1 << 24])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_any_others_are_refused_before_they_are_allocated(micro_batches: int, rows: int) -> None:
+    channels, value = begun(micro_batches)
+    packed = sent(channels, value, ROWS[0], 0)
+    tracemalloc.start()
+    with pytest.raises(RemoteProtocolError, match=f"came with {rows} rows, where 4 are due"):
+        channels.decode(value, packed._replace(dims=(rows, 8)), "b/0", 0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < MEBIBYTE
+
+
+def test_integers_that_are_all_the_same_are_refused_too() -> None:
+    channels, value = begun(1)
+    data = np.concatenate([np.zeros(4, np.uint8), bits.pack(np.zeros(1 << 20, np.int64))])
+    with pytest.raises(RemoteProtocolError, match="where 4 are due"):
+        channels.decode(value, Packed(data, 1, 0, "int64", (1 << 27, 8)), "b/0", 0)
+
+
+SHAPES = """
+stages a b
+%0 = input x int32[?,6]
+%1 = input y int32[?,?]
+%2 = Const {value=(-1,)} int32[1]
+%3 = Neg(%0) int32[?,6] @a
+%4 = Reshape(%0, %2) int32[?] @a
+%5 = Reshape(%1, %2) int32[?] @a
+%6 = Const {value=(0, 1)} int32[2]
+%7 = Sum(%0, %6) int32[] @a
+returns %7
+"""
+
+
+def test_the_entries_of_a_row_are_known_where_a_shape_says_so() -> None:
+    values = [Value(number) for number in (0, 3, 4, 5, 7)]
+    found = {value.op: count for value, count in entries_per_row(program_of(SHAPES), values).items()}
+    assert {number: found.get(number) for number in (0, 3, 4, 7)} == {0: 1, 3: 1, 4: 6, 7: None}
+    assert found.get(5) is None, "sentences have as many words as they have"
