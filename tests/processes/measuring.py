@@ -1,0 +1,95 @@
+"""Small models over three clusters, each with something special in one of them, and what Keras says of them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import keras
+import numpy as np
+
+import whale_nebula as nb
+
+PLACES = ("front", "middle", "last")
+ROWS = 12
+X = np.random.default_rng(0).integers(0, 5, (ROWS, 4)).astype("int32")
+Y = np.random.default_rng(1).random((ROWS, 4, 1)).astype("float32")
+
+
+@keras.saving.register_keras_serializable("results")
+class AddsLoss(keras.layers.Layer):
+    """Adds a loss that its input makes."""
+
+    supports_masking = True
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+def build(extra: str, place: str, *, cut: bool) -> keras.Model:
+    """Three stages; `extra` is done in the one at `place`."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(4)
+    regularizers = {each: "l2" if (extra, each) == ("regularizer", place) else None for each in PLACES}
+
+    def stage(name: str) -> contextlib.AbstractContextManager[Any]:
+        return nb.stage(cluster=f"c{PLACES.index(name)}") if cut else contextlib.nullcontext()
+
+    def added(name: str, x: Any) -> Any:
+        return AddsLoss()(x) if (extra, name) == ("add_loss", place) else x
+
+    outputs: dict[str, Any] = {}
+    inputs = keras.Input((4,), dtype="int32")
+    with nb.cluster() if cut else contextlib.nullcontext(), nb.pipeline(2) if cut else contextlib.nullcontext():
+        with stage("front"):
+            table = keras.layers.Embedding(
+                5, 6, mask_zero=extra == "mask", embeddings_regularizer=regularizers["front"]
+            )
+            x = added("front", table(inputs))
+            if extra == "output" and place == "front":
+                outputs["second"] = keras.layers.Dense(1, name="second")(x)
+        with stage("middle"):
+            x = added("middle", keras.layers.Dense(6, "tanh", kernel_regularizer=regularizers["middle"])(x))
+            if extra == "output" and place == "middle":
+                outputs["second"] = keras.layers.Dense(1, name="second")(x)
+        with stage("last"):
+            x = added("last", keras.layers.Dense(1, kernel_regularizer=regularizers["last"], name="first")(x))
+            outputs["first"] = x
+    model = keras.Model(inputs, outputs if "second" in outputs else x)
+    names = list(outputs) if "second" in outputs else None
+    model.compile(
+        "adam",
+        dict.fromkeys(names, "mse") if names else "mse",
+        metrics={each: ["mae"] for each in names} if names else ["mae"],
+        weighted_metrics=None if names else [keras.metrics.MeanSquaredError(name="square")],
+    )
+    return model
+
+
+def measure(model: keras.Model, two: bool, loggers: list[Any]) -> dict[str, Any]:
+    """What Keras says of a model, as numbers."""
+    y = {"first": Y, "second": Y} if two else Y
+    found: dict[str, Any] = {}
+    found["evaluate first"] = model.evaluate(X, y, batch_size=5, verbose=0, return_dict=True)
+    validation = (X[:7], {name: part[:7] for name, part in y.items()} if two else Y[:7])
+    found["history"] = model.fit(
+        X, y, batch_size=5, epochs=2, validation_data=validation, shuffle=False, verbose=0, callbacks=loggers
+    ).history
+    found["evaluate"] = model.evaluate(X, y, batch_size=5, verbose=0, return_dict=True)
+    found["metrics"] = {each.name: as_numbers(each.result()) for each in model.metrics}
+    found["test_on_batch"] = model.test_on_batch(X, y, return_dict=True)
+    found["train_on_batch"] = model.train_on_batch(X, y, return_dict=True)
+    found["predict"] = model.predict(X, verbose=0)
+    return {name: as_numbers(part) for name, part in found.items()}
+
+
+def as_numbers(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {name: as_numbers(each) for name, each in part.items()}
+    return np.asarray(part, "float64").tolist()
+
+
+def result_of(extra: str, place: str, *, cut: bool, loggers: list[Any]) -> dict[str, Any]:
+    """All that Keras says of one of these models."""
+    return measure(build(extra, place, cut=cut), extra == "output" and place != "last", loggers)
