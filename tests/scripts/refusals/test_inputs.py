@@ -109,7 +109,7 @@ def test_no_rows_at_all(micro: int, recwarn: pytest.WarningsRecorder) -> None:
         assert np.isnan(step(tf.zeros([0, 4])))
     said = [str(each.message) for each in caught if issubclass(each.category, NebulaWarning)]
     assert len(said) == micro - 1
-    assert all("asks for 2 micro-batches, and the step has no batch" in text for text in said)
+    assert all("asks for 2 micro-batches, and the first batch has 0 rows" in text for text in said)
 
 
 def test_keras_takes_a_batch_of_no_rows() -> None:
