@@ -109,7 +109,7 @@ class MemoryNetwork:
     >>> network = MemoryNetwork()
     >>> here = network.link("gpu/0", "npu/0", "gpu", "npu")
     >>> there = network.link("npu/0", "gpu/0", "npu", "gpu")
-    >>> here.post(build_message("PING", last=False))
+    >>> here.post({"kind": "PING", "last": False})
     >>> there.take("PING", deadline=1.0)
     {'kind': 'PING', 'last': False}
     """
