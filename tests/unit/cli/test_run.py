@@ -28,7 +28,26 @@ from whale_nebula.cli.main import main
 SOON = 60.0
 COMMAND = [sys.executable, "-m", "whale_nebula.cli.main", "run"]
 BOTH = ["--all", "--clusters", "gpu,npu"]
-START = "import os, signal, sys, time\nfrom whale_nebula.launch import attach\nme = attach()\n"
+START = """
+import os, signal, sys, time
+from whale_nebula.launch import attach
+me = attach()
+with open(f"{__file__}.{me.cluster}.part", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(file.name, f"{__file__}.{me.cluster}")
+
+def wait_for_end(cluster):
+    "Until the worker of a cluster has ended, whether its launcher has looked at it or not."
+    path = f"{__file__}.{cluster}"
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    try:
+        while open(f"/proc/{open(path).read()}/stat").read().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+    except OSError:
+        pass
+
+"""
 PAIR = """
 run: mt
 clusters:
@@ -234,7 +253,7 @@ else:
         code = """
 import whale_nebula as nb
 if me.cluster == "npu":
-    time.sleep(0.5)
+    wait_for_end("gpu")
     sys.exit("ended with it")
 raise nb.errors.StateError("not now", where="train.py:3", why="too early", mend="do it later")
 """
@@ -301,7 +320,7 @@ raise nb.errors.StateError("not now", mend="do it later")
         code = """
 import whale_nebula as nb
 if me.cluster == "npu":
-    time.sleep(0.5)
+    wait_for_end("gpu")
 raise nb.errors.StateError(f"{me.worker} cannot", mend=f"mend {me.cluster}")
 """
         assert main(["run", *BOTH, script(code)]) == exits.FAILED
