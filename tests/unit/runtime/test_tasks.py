@@ -38,7 +38,7 @@ def exchanged(doing: Mapping[str, str]) -> list[Any]:
     found = sessions()
     with ThreadPoolExecutor(len(doing)) as pool:
         asked = [
-            pool.submit(found[worker].exchange, what, {"port": number}, others(worker))
+            pool.submit(found[worker].exchange, what, {"address": str(number)}, others(worker))
             for number, (worker, what) in enumerate(doing.items())
         ]
         return [each.result() for each in asked]
@@ -46,8 +46,8 @@ def exchanged(doing: Mapping[str, str]) -> list[Any]:
 
 def test_mates_hear_each_other_and_nobody_else() -> None:
     first, second = exchanged({"a/0": "opening", "a/1": "opening"})
-    assert {worker: sheet["port"] for worker, sheet in first.items()} == {"a/1": 1}
-    assert {worker: sheet["port"] for worker, sheet in second.items()} == {"a/0": 0}
+    assert {worker: sheet["address"] for worker, sheet in first.items()} == {"a/1": "1"}
+    assert {worker: sheet["address"] for worker, sheet in second.items()} == {"a/0": "0"}
 
 
 def test_a_mate_that_is_at_something_else_is_refused() -> None:
