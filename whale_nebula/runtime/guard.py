@@ -92,7 +92,7 @@ class Guard:
     def failed_update(self, failure: BaseException, phase: int) -> StageFailedError:
         """The error for a failure after the update has started."""
         self.begin()
-        return self._failed_once("update" if self.begun else "step", phase, failure)
+        return self._failed_once("update", phase, failure)
 
     def _failed_once(self, what: str, phase: int, failure: BaseException) -> StageFailedError:
         if self.begun:

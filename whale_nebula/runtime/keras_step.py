@@ -24,18 +24,14 @@ def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
     """What Keras calls with its iterator, one step at a time."""
     _check(model)
     opened, step = current_run(), _step(model, kind)
+    if not opened.alone:
+        make_collective(model, opened.ledger, opened.writes_files, opened.here().cluster, opened.first_of_cluster)
+    remember = None if opened.alone or kind == "predict" else remember_results(model)
 
     @short_traceback
     def run(data: Any) -> Any:
-        return step.run(*_arguments(data, kind))
-
-    if not opened.alone:
-        make_collective(model, opened.ledger, opened.writes_files, opened.here().cluster, opened.first_of_cluster)
-        if kind != "predict":
-            remember, alone = remember_results(model), run
-
-            def run(data: Any) -> Any:
-                return remember(alone(data))
+        results = step.run(*_arguments(data, kind))
+        return results if remember is None else remember(results)
 
     return executions.predicting(run) if kind == "predict" else executions.training(run, model)
 

@@ -25,17 +25,19 @@ def stage(cluster: str) -> contextlib.AbstractContextManager[Any]:
     return nb.stage(cluster=cluster) if _scoped else contextlib.nullcontext()
 
 
-@keras.saving.register_keras_serializable("built")
-class Flat(keras.Model):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.first, self.second = keras.layers.Dense(4), keras.layers.Dense(1)
-
+class TwoStages(keras.Model):
     def call(self, x: Any) -> Any:
         with stage("gpu"):
             hidden = self.first(x)
         with stage("npu"):
             return self.second(hidden)
+
+
+@keras.saving.register_keras_serializable("built")
+class Flat(TwoStages):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.first, self.second = keras.layers.Dense(4), keras.layers.Dense(1)
 
 
 @keras.saving.register_keras_serializable("built")
@@ -62,17 +64,11 @@ class Nested(keras.Model):
 
 
 @keras.saving.register_keras_serializable("built")
-class BuildsItself(keras.Model):
+class BuildsItself(TwoStages):
     def build(self, input_shape: Any) -> None:
         self.first, self.second = keras.layers.Dense(4), keras.layers.Dense(1)
         self.first.build(input_shape)
         self.second.build((*input_shape[:-1], 4))
-
-    def call(self, x: Any) -> Any:
-        with stage("gpu"):
-            hidden = self.first(x)
-        with stage("npu"):
-            return self.second(hidden)
 
 
 @keras.saving.register_keras_serializable("built")

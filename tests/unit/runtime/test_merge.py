@@ -38,7 +38,7 @@ def test_concatenation_along_another_axis() -> None:
     assert found.shape == (2, 3)
 
 
-def program(sparse: bool = False, of_batch: bool = True) -> Program:
+def program(sparse: bool = False) -> Program:
     """A request of the gradient of one variable (2 x 3) by two stages."""
     spec = Spec("float32", (2, 3))
     ops = (
@@ -47,7 +47,7 @@ def program(sparse: bool = False, of_batch: bool = True) -> Program:
         Op(2, "Placeholder", outputs=(Spec("int32", (None,)),)),
     )
     values = (Value(1, 0), Value(2, 0)) if sparse else (Value(1, 0),)
-    leaves = (Leaf(2, "ids", Spec("int32", (None,))),) if of_batch else ()
+    leaves = (Leaf(2, "ids", Spec("int32", (None,))),)
     request = Request(0, 3, frozenset(), (), ("v",), (0,), (Holder(0, values),))
     return Program(Graph(ops), leaves, variables=(Variable(0, "v", spec),), requests=(request,))
 
@@ -77,7 +77,7 @@ def test_rows_of_a_sparse_gradient_are_put_behind_each_other() -> None:
 
 def test_rows_at_positions_that_every_micro_batch_has_are_added() -> None:
     """A table of positions: the uncut step has each position once."""
-    positions = program(sparse=True, of_batch=False)
+    positions = program(sparse=True)
     sums = Sums(positions)
     for _ in range(3):
         sums.add(0, replace(part(0, 1, 2), merge="sum"), [tf.ones((2, 3)), tf.constant([0, 1])])
