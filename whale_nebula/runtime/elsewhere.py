@@ -7,7 +7,7 @@ every process can ask for all of a model together (`gathered`), none can alone.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,7 @@ class Ledger:
 
     def _share(self, several: Sequence[Kept]) -> None:
         self.exchanges += 1
+        self._expect((slot, kept) for slot, kept in enumerate(several) if self.session.worker in kept.holders[1:])
         for slot, kept in enumerate(several):
             self._send(slot, kept, kept.holders[1:])
         for slot, kept in enumerate(several):
@@ -90,6 +91,13 @@ class Ledger:
             array = kept.variable.numpy()
             for destination in destinations:
                 self.session.links[destination].send(self._key(slot, kept, destination), array)
+
+    def _expect(self, wanted: Iterable[tuple[int, Kept]]) -> None:
+        """Ask for all that will be received, before anything is sent: all send at once, and a link holds back who sends
+        much that nobody has asked for.
+        """
+        for slot, kept in wanted:
+            self.session.links[kept.holders[0]].later(self._key(slot, kept, self.session.worker))
 
     def _receive(self, slot: int, kept: Kept) -> Any:
         link = self.session.links[kept.holders[0]]
@@ -132,6 +140,7 @@ class Ledger:
         self.session.meet(f"a read of {len(chosen)} variables")
         self.exchanges += 1
         everyone = tuple(sorted([self.session.worker, *self.session.links]))
+        self._expect((slot, kept) for slot, kept in enumerate(chosen) if self.session.worker not in kept.holders)
         for slot, kept in enumerate(chosen):
             self._send(slot, kept, [worker for worker in everyone if worker not in kept.holders])
         for slot, kept in enumerate(chosen):

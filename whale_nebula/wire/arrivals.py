@@ -6,17 +6,11 @@ from enum import Enum, auto
 from typing import Generic, TypeVar
 
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.wire.replay import FIRST
+from whale_nebula.wire.replay import FIRST, held_bytes
 
 T = TypeVar("T")
 
 _MOST_HELD = 1 << 14
-_OVERHEAD = 512  # of one held frame, in memory
-
-
-def held_bytes(size: int) -> int:
-    """What a frame of so many bytes takes in memory while it waits."""
-    return size + _OVERHEAD
 
 
 class Turn(Enum):
