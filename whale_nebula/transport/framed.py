@@ -22,7 +22,6 @@ from whale_nebula.wire.frame import Header, Kind, chunks, pack
 from whale_nebula.wire.message import check_message, encode_message
 from whale_nebula.wire.tensor import dtype_code
 
-BUDGET_BYTES = 64 << 20
 _LONGEST_REASON = 4096
 _UINT8 = dtype_code("uint8")
 

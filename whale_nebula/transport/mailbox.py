@@ -21,7 +21,7 @@ _MESSAGE_FACTOR = 32  # how many bytes of objects a byte of JSON may make
 _MOST_OF_MESSAGES = 32 << 20  # in memory, by that factor
 _MOST_ROUNDS = 8
 _MOST_STEPS = 8
-_OVERRUN_BYTES = 16 << 20  # what may come beyond the window once the sender is held
+_OVERRUN_BYTES = 12 << 20  # what may come beyond the window once the sender is held
 
 
 def _nothing() -> None:
@@ -169,7 +169,9 @@ class Mailbox:
             cost = 0 if self.window is None else held_bytes(size * _MESSAGE_FACTOR)
             others = sum(item.cost for queue in self._messages.values() for item in queue)
             if others > _MOST_OF_MESSAGES:
-                raise self._fault(f"messages of {others // _MESSAGE_FACTOR} bytes wait to be taken, and {size} more came")
+                raise self._fault(
+                    f"messages of {others // _MESSAGE_FACTOR} bytes wait to be taken, and {size} more came"
+                )
             self.held += cost
             waiting.append(_Item(due, message, cost))
             self._changed.notify_all()

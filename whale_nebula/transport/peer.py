@@ -27,14 +27,14 @@ from whale_nebula.transport.base import BYE, FAIL, absent, closed_here, silent
 from whale_nebula.transport.base import lost as gone
 from whale_nebula.transport.carrier import Carrier, CarrierState
 from whale_nebula.transport.deadlines import Deadlines
-from whale_nebula.transport.framed import BUDGET_BYTES, ExpectKey, FramedEnd
+from whale_nebula.transport.framed import ExpectKey, FramedEnd
 from whale_nebula.transport.mailbox import Waiters, unsent
 from whale_nebula.transport.meter import Meter
 from whale_nebula.transport.outbox import Outbox
 from whale_nebula.transport.sending import Sending, Shipment, Upkeep
 from whale_nebula.transport.waiting import Announce, Waiting, log_wait
 from whale_nebula.wire.assembly import TensorArrived
-from whale_nebula.wire.conversation import Answer, Conversation, Event, Opened
+from whale_nebula.wire.conversation import BUDGET_BYTES, Answer, Conversation, Event, Opened
 from whale_nebula.wire.decoder import MessageArrived
 from whale_nebula.wire.frame import Kind
 from whale_nebula.wire.greeting import Greeting, Prover
@@ -50,7 +50,7 @@ class PeerLink(FramedEnd):
     """One worker's end of a link to a worker in another process, over a carrier.
 
     `greeting` says who both are, and in which run. `expect` and `budget` are as for a link over a socket; the budget
-    also bounds what is kept until it is acknowledged, and how much may lie here that nobody has asked for before the
+    also bounds what is kept until it is acknowledged; a fifth of it may lie here that nobody has asked for before the
     sender is held. `window` is how many bytes may arrive too early, for carriers of several lanes. With a `prover` both
     sides prove who they are to each other, and with `sealed` nobody between them can read what they send. `announce` is
     told of every wait. `waiters` are shared by all links of a process.
@@ -78,7 +78,7 @@ class PeerLink(FramedEnd):
         self._changed = outbox.changed
         here, there, patience = greeting.worker, greeting.peer, self._deadlines.patience
         super().__init__(
-            here, there, workers, outbox, expect=expect, patience=patience, window=budget, waiters=waiters
+            here, there, workers, outbox, expect=expect, patience=patience, window=budget // 5, waiters=waiters
         )
         self._inbox.late = self._late
         self._inbox.on_flow = self._flow

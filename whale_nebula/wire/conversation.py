@@ -21,6 +21,7 @@ from whale_nebula.wire.assembly import WHOLE_LIMIT, Assembly, Expect, TensorArri
 from whale_nebula.wire.decoder import MessageArrived
 from whale_nebula.wire.frame import (
     BARE,
+    CHUNK_BYTES,
     FRAME_CAP,
     HEADER_BYTES,
     Flag,
@@ -42,10 +43,11 @@ from whale_nebula.wire.splitter import Splitter
 from whale_nebula.wire.states import State
 from whale_nebula.wire.tensor import Bytes, dtype_code
 
-BUDGET_BYTES = 64 << 20
-ACK_BYTES = 16 << 20
+BUDGET_BYTES = 40 << 20
+"""With what lies at a receiver before it holds its sender, and one message, a link takes 64 MiB of memory at most."""
+ACK_BYTES = BUDGET_BYTES // 4
 GREETING_BYTES = 64 << 10
-_OVERRUN_BYTES = 2 * FRAME_CAP  # the last tensor's frame goes beyond the budget, and so do messages
+_OVERRUN_BYTES = FRAME_CAP + 4 * CHUNK_BYTES  # the last frame of a tensor goes beyond the budget, and so do messages
 _UINT8 = dtype_code("uint8")
 _ENDED = (State.DRAINED, State.FAILED)
 
@@ -324,13 +326,13 @@ class Conversation:
         turn = self._arrivals.turn(header.sequence)
         if turn is Turn.EARLY:
             self._arrivals.hold(header.sequence, frame, _size(payload))
+        if self._heard + self._arrivals.bytes > self._replay.budget + _OVERRUN_BYTES:
+            raise RemoteProtocolError(
+                f"frame {header.sequence} came where {self._heard + self._arrivals.bytes} bytes are not acknowledged",
+                why=f"the budget of both sides is {self._replay.budget} bytes",
+            )
         following = frame if turn is Turn.DUE else None
         while following is not None:
-            if self._heard > self._replay.budget + _OVERRUN_BYTES:
-                raise RemoteProtocolError(
-                    f"frame {self._arrivals.expected} came where {self._heard} bytes are not acknowledged",
-                    why=f"the budget of both sides is {self._replay.budget} bytes",
-                )
             events += self._take(*following)
             self._heard += held_bytes(_size(following[1]))
             following = self._arrivals.taken()

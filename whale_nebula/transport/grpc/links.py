@@ -12,7 +12,7 @@ from whale_nebula.security import Credentials, CurrentCredentials, Identity, Pro
 from whale_nebula.security.diagnose import probe
 from whale_nebula.transport.carrier import Carrier
 from whale_nebula.transport.deadlines import Deadlines
-from whale_nebula.transport.framed import BUDGET_BYTES, ExpectKey
+from whale_nebula.transport.framed import ExpectKey
 from whale_nebula.transport.grpc.awaiting import AwaitingCarrier
 from whale_nebula.transport.grpc.dialling import DiallingCarrier, Target
 from whale_nebula.transport.grpc.knock import Knock
@@ -24,6 +24,7 @@ from whale_nebula.transport.grpc.tls import server_credentials
 from whale_nebula.transport.mailbox import Waiters
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.waiting import Announce, log_wait
+from whale_nebula.wire.conversation import BUDGET_BYTES
 from whale_nebula.wire.greeting import Greeting
 
 
