@@ -20,24 +20,25 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from whale_nebula.late import Bootstrap, wrap_keras
+from whale_nebula.runtime.keras_import import Bootstrap, wrap_keras
 
 if TYPE_CHECKING:
     from whale_nebula import codec as codec
     from whale_nebula import errors as errors
-    from whale_nebula import outer as outer
+    from whale_nebula.ir import outer_optimizer as outer
+    from whale_nebula.runtime.planning import plan as plan
     from whale_nebula.scopes import auto_parallel, cluster, compress, pipeline, place, replica, split, stage
 
 __version__ = "0.1.0.dev0"
 
 # public name -> the module that holds it
 _HOMES = {
-    "init": "run",
-    "shutdown": "run",
-    "here": "run",
-    "gathered": "run",
-    "Run": "run",
-    "Here": "run",
+    "init": "runtime.run",
+    "shutdown": "runtime.run",
+    "here": "runtime.run",
+    "gathered": "runtime.run",
+    "Run": "runtime.run",
+    "Here": "runtime.run",
     "cluster": "scopes",
     "replica": "scopes",
     "pipeline": "scopes",
@@ -47,16 +48,16 @@ _HOMES = {
     "auto_parallel": "scopes",
     "place": "scopes",
     "shard": "feed.shard",
-    "function": "function",
+    "function": "runtime.function",
     "loss_weight": "capture",
-    "plan": "planning",
-    "Plan": "planning",
-    "verify": "verify",
-    "Verification": "verify",
+    "plan": "runtime.planning",
+    "Plan": "plan.plan",
+    "verify": "runtime.verify",
+    "Verification": "plan.verification",
     "last_report": "report",
     "Report": "report",
 }
-_MODULES = ("codec", "errors", "outer")
+_MODULES = {"codec": "codec", "errors": "errors", "outer": "ir.outer_optimizer"}
 
 __all__ = [
     "Here",
@@ -91,7 +92,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
+        return importlib.import_module(f"{__name__}.{_MODULES[name]}")
     if name not in _HOMES:
         raise AttributeError(_unknown(name), name=name, obj=sys.modules[__name__])
     home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
@@ -113,16 +114,15 @@ def _unknown(name: str) -> str:
 
 
 class _Face(ModuleType):
-    """The package itself, where `nb.function` and `nb.verify` stay functions.
+    """The package itself, where `nb.plan` stays a function.
 
-    Python binds a submodule to its package when it is imported, by whomever: that would hide a public name
-    that is also a module's name.
+    Python binds a subpackage to its package when it is imported, by whomever: that would hide a public name that is
+    also a package's name.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in _HOMES and isinstance(value, ModuleType):
-            value = getattr(value, name, value)
-        super().__setattr__(name, value)
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
 
 
 sys.modules[__name__].__class__ = _Face

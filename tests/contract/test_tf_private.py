@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.contract.tracing import VECTOR, graph_of
-from whale_nebula import tf_private
+from whale_nebula.tf import private as tf_private
 
 
 def test_everything_private_has_a_contract() -> None:

@@ -225,13 +225,13 @@ def test_private_parts_of_tensorflow_are_touched_in_one_file() -> None:
     # `tf_callbacks` writes files, `tf_collectives` is between processes, `tf_random` draws, `tf_datasets` reads,
     # `tf_moments` normalises, and `tf_private` is long enough
     allowed = {
-        "whale_nebula.tf_private",
-        "whale_nebula.tf_callbacks",
-        "whale_nebula.tf_collectives",
-        "whale_nebula.tf_datasets",
-        "whale_nebula.tf_moments",
-        "whale_nebula.tf_random",
-        "whale_nebula.late",
+        "whale_nebula.tf.private",
+        "whale_nebula.tf.callbacks",
+        "whale_nebula.tf.collectives",
+        "whale_nebula.tf.datasets",
+        "whale_nebula.tf.moments",
+        "whale_nebula.tf.random",
+        "whale_nebula.runtime.keras_import",
     }
     others = [module for name, module in modules().items() if name not in allowed]
     assert [said for module in others for said in private_uses(module)] == []

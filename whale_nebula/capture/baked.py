@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
 from whale_nebula.capture.places import place_of
 from whale_nebula.errors import StaticBatchError
 from whale_nebula.passes.reduce.baked import free
+from whale_nebula.tf import private as tf_private
 
 
 class Baked(NamedTuple):

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from whale_nebula import tf_private
 from whale_nebula.capture.baked import baked_reshape
 from whale_nebula.capture.constants import MEND
 from whale_nebula.capture.raised import Raised, unfiltered
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.errors import CaptureError, DataDependentError, NebulaError, StaticBatchError
+from whale_nebula.tf import private as tf_private
 
 Given = Sequence[tuple[str, Any]]
 """Names and specs of a step's tensors."""

@@ -12,13 +12,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
 from whale_nebula.capture.differentiate import differentiate
 from whale_nebula.capture.hook import Hook
 from whale_nebula.capture.projected import check_nested
 from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.errors import GradientError
-from whale_nebula.scopes.site import script_site
+from whale_nebula.site import script_site
+from whale_nebula.tf import private as tf_private
 
 
 def _asked(targets: Any, sources: Any, seeds: Any, stops: Any, unconnected: Any) -> list[Any] | None:

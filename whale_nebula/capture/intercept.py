@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
 from whale_nebula.capture.differentiate import differentiate
 from whale_nebula.capture.hook import Hook
 from whale_nebula.capture.projected import check_nested
 from whale_nebula.capture.tracing import Tracing, current
+from whale_nebula.tf import private as tf_private
 
 _original = tf.GradientTape.gradient
 _original_enter = tf.GradientTape.__enter__

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from whale_nebula import scopes, tf_private
+from whale_nebula import scopes
 from whale_nebula.capture.keras_frames import built_under_scopes
 from whale_nebula.errors import NebulaWarning
-from whale_nebula.scopes.site import Site, script_site
-from whale_nebula.tf_private import KerasCall
+from whale_nebula.site import Site, script_site
+from whale_nebula.tf import private as tf_private
+from whale_nebula.tf.private import KerasCall
 
 _LIE = "scopes lie on the calls of layers, and the configs that models are copied by hold none"
 _BUILD = "build it by the same code, under the scopes"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from whale_nebula import scopes, tf_private
+from whale_nebula import scopes
 from whale_nebula.scopes import Frame
-from whale_nebula.scopes.site import script_site
+from whale_nebula.site import script_site
+from whale_nebula.tf import private as tf_private
 
 Frames = tuple[Frame, ...]
 

@@ -12,12 +12,13 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from whale_nebula import scopes, tf_private
+from whale_nebula import scopes
 from whale_nebula.capture import keras_copies, keras_uncut
 from whale_nebula.capture.keras_frames import Frames, built_under_scopes, tag
 from whale_nebula.capture.placed import placements_in
 from whale_nebula.capture.tracing import current, uncut_on_purpose
 from whale_nebula.scopes import Frame
+from whale_nebula.tf import private as tf_private
 
 _LOCK = threading.Lock()
 _LOCAL = threading.local()

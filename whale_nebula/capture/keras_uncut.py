@@ -12,13 +12,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import scopes, tf_private
+from whale_nebula import scopes
 from whale_nebula.capture.keras_frames import Frames, frames_of
 from whale_nebula.capture.projection import learned
 from whale_nebula.capture.tracing import current, uncut_on_purpose
 from whale_nebula.scopes import Frame
 from whale_nebula.scopes.eager import running, tell
-from whale_nebula.scopes.site import script_site
+from whale_nebula.site import script_site
+from whale_nebula.tf import private as tf_private
 
 
 def watch_node(node: Any, frames: Frames) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
 from whale_nebula.errors import GradientError
-from whale_nebula.scopes.site import script_site
+from whale_nebula.site import script_site
+from whale_nebula.tf import private as tf_private
 
 _QUESTIONS = ("gradient", "jacobian", "batch_jacobian")
 

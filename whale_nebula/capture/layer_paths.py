@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from whale_nebula import tf_private
+from whale_nebula.tf import private as tf_private
 
 
 class Spot(NamedTuple):

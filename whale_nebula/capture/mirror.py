@@ -9,10 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
 from whale_nebula.capture.places import BUILT
 from whale_nebula.ir.graph import REPLICA_SUM, Attribute, Graph, Op
-from whale_nebula.ir.spec import Spec, Value
+from whale_nebula.spec import Spec, Value
+from whale_nebula.tf import private as tf_private
 
 STAGE, COMPRESS, SUMMED = "_nebula_stage", "_nebula_compress", "_nebula_replica_sum"
 COPIED = "_nebula_copied"

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from whale_nebula import tf_private
 from whale_nebula.capture.place_trace import Places
 from whale_nebula.capture.placed import placed_models
 from whale_nebula.capture.tracing import current
+from whale_nebula.tf import private as tf_private
 
 _LOCK = threading.Lock()
 _LOCAL = threading.local()

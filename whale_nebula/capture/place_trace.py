@@ -9,12 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import scopes, tf_private
+from whale_nebula import scopes
 from whale_nebula.capture import place_errors
 from whale_nebula.capture.placed import Home, homes_of, placed_models
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.ir.graph import LAYER
 from whale_nebula.scopes import Frame, Placement, Rule
+from whale_nebula.tf import private as tf_private
 
 
 @dataclass

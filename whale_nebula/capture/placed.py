@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from whale_nebula import tf_private
 from whale_nebula.capture import place_errors
 from whale_nebula.capture.layer_paths import Spot, spots
 from whale_nebula.errors import OptionError
 from whale_nebula.scopes import Placement, Rule
+from whale_nebula.tf import private as tf_private
 
 _placed: weakref.WeakKeyDictionary[Any, Placement] = weakref.WeakKeyDictionary()
 _changes = 0

@@ -13,7 +13,7 @@ from whale_nebula.capture.tracing import Tracing
 from whale_nebula.errors import GradientError, NotYetError
 from whale_nebula.ir.graph import Op
 from whale_nebula.ir.program import Program
-from whale_nebula.scopes.site import script_site
+from whale_nebula.site import script_site
 
 
 def check_crossed(trace: Tracing, program: Program) -> None:

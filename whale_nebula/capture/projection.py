@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import scopes, tf_private
+from whale_nebula import scopes
 from whale_nebula.capture import bottlenecks
 from whale_nebula.capture.bottlenecks import Home
 from whale_nebula.capture.hook import Hook
@@ -27,6 +27,7 @@ from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.codec import Codec, Rank
 from whale_nebula.errors import NotYetError
 from whale_nebula.scopes import Frame
+from whale_nebula.tf import private as tf_private
 
 _EPSILON = 1e-6
 _BUNDLE = "IdentityN"

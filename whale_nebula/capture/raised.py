@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from whale_nebula.capture.places import foreign
-from whale_nebula.scopes.site import script_site
+from whale_nebula.site import script_site
 
 _REWRITTEN = "__autograph_generated_file"
 """How the files begin that hold AutoGraph's copies of the user's functions."""

@@ -11,12 +11,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
 from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.capture.roles import roles
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.ir.graph import Graph
 from whale_nebula.passes.reduce import SHAPED, fold
+from whale_nebula.tf import private as tf_private
 
 
 def recount(trace: Tracing) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from whale_nebula import scopes, tf_private
+from whale_nebula import scopes
 from whale_nebula.capture import tracing
 from whale_nebula.capture.assemble import assemble
 from whale_nebula.capture.bottlenecks import Bottlenecks
@@ -39,7 +39,8 @@ from whale_nebula.feed.missing import absent_in
 from whale_nebula.feed.partial import Partial
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.unbundle import Aliases, unbundle
-from whale_nebula.scopes.site import script_site
+from whale_nebula.site import script_site
+from whale_nebula.tf import private as tf_private
 
 _VARIABLES = (tf.Variable, keras.Variable)
 """As arguments they are no tensors: the step reads and writes the variable itself."""

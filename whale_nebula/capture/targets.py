@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from whale_nebula.errors import NebulaError, OptionError
-from whale_nebula.scopes.site import script_site
+from whale_nebula.site import script_site
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import scopes, tf_private
+from whale_nebula import scopes
 from whale_nebula.capture.bodies import in_body
 from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.mirror import COMPRESS, COPIED, STAGE
@@ -23,6 +23,7 @@ from whale_nebula.ir.shares import enough
 from whale_nebula.passes.order import in_flow_order
 from whale_nebula.passes.replicate import speeds
 from whale_nebula.scopes import Frame
+from whale_nebula.tf import private as tf_private
 
 
 @dataclass

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.capture.mirror import in_order
-from whale_nebula.ir.spec import Value
 from whale_nebula.passes.unbundle import Aliases
+from whale_nebula.spec import Value
 
 
 class Donor:

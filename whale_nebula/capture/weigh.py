@@ -11,17 +11,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
 from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.recount import recount
 from whale_nebula.capture.roles import roles
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.ir.graph import Graph
-from whale_nebula.ir.spec import Value
 from whale_nebula.passes.reduce import Fold, Folding, fold, verdict
 from whale_nebula.passes.reduce.state import AFTER, SHAPE
 from whale_nebula.passes.reduce.whole_batch import mends
+from whale_nebula.spec import Value
+from whale_nebula.tf import private as tf_private
 
 Tensor = Any
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from whale_nebula.observing import PlanShown
 
 if TYPE_CHECKING:
-    from whale_nebula.ir.face import Plan
-    from whale_nebula.shown import Shown
+    from whale_nebula.plan.plan import Plan
+    from whale_nebula.runtime.show import Shown
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Onlooker:
     @cached_property
     def shown(self) -> Shown:
         """The plans so far. TensorFlow is there by now: the script has made a step of it."""
-        from whale_nebula.shown import Shown
+        from whale_nebula.runtime.show import Shown
 
         return Shown(self.wanted > 1, self._about_to_save)
 

@@ -16,7 +16,7 @@ from whale_nebula.cli.telling import remark, tell
 from whale_nebula.cli.words import Parser, Words, misspelt, split
 from whale_nebula.config import load, parse_links
 from whale_nebula.errors import ConfigError, NebulaError, PlanError, StateError
-from whale_nebula.ir.face import Plan
+from whale_nebula.plan.plan import Plan
 
 PLANS = "whale_nebula shown plans 1"
 

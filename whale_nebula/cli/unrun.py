@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from whale_nebula.report.report import LinkReport, Report, StageReport
 
 if TYPE_CHECKING:
-    from whale_nebula.ir.face import Plan
+    from whale_nebula.plan.plan import Plan
 
 
 class UnrunReport(Report):

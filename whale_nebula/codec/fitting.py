@@ -12,7 +12,7 @@ from math import prod
 from whale_nebula.codec.objects import Codec, Dims, Precision, Structure
 from whale_nebula.codec.parts import Part
 from whale_nebula.codec.precisions import Plain
-from whale_nebula.ir.spec import Spec
+from whale_nebula.spec import Spec
 
 PREFIX = 4
 """Bytes before what was encoded: which parts there are."""

@@ -13,7 +13,7 @@ from whale_nebula.feed.absence import no_rows
 from whale_nebula.feed.missing import Missing
 from whale_nebula.feed.sizes import sizes
 from whale_nebula.ir.program import Leaf
-from whale_nebula.scopes.site import script_site
+from whale_nebula.site import script_site
 
 
 @dataclass(frozen=True)

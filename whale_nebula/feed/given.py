@@ -14,7 +14,7 @@ from whale_nebula.feed.feed import Rows, rows_of
 from whale_nebula.feed.partial import Partial
 from whale_nebula.feed.rows_read import AllRows, Mask, Reads
 from whale_nebula.ir.program import Leaf
-from whale_nebula.scopes.site import script_site
+from whale_nebula.site import script_site
 
 
 @dataclass(frozen=True)

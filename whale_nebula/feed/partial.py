@@ -6,10 +6,10 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
 from whale_nebula.errors import AbsentInputError
 from whale_nebula.feed.feed import Rows
-from whale_nebula.scopes.site import script_site
+from whale_nebula.site import script_site
+from whale_nebula.tf import private as tf_private
 
 
 class _PartialReadError(AbsentInputError, TypeError):

@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from whale_nebula import tf_datasets
 from whale_nebula.feed.blanks import blank, can_be_blank
 from whale_nebula.feed.rows_read import Mask
+from whale_nebula.tf import datasets as tf_datasets
 
 Wanted: TypeAlias = Callable[[int], Mask]
 """From the number of rows in a batch to those that are wanted."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from whale_nebula.outer import NAMED, Outer, text
+from whale_nebula.ir.outer_optimizer import NAMED, Outer, text
 
 SYNC, ASYNC = "sync", "async"
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Attribute, Graph, Op
 from whale_nebula.ir.program import Program, Request
-from whale_nebula.ir.spec import Value
 from whale_nebula.ir.text import to_text
+from whale_nebula.spec import Value
 
 _LOCAL = frozenset(
     {"shared_name", "container", "config_proto", "config", "executor_type", "token", "debug_name"}

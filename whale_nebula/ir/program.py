@@ -7,7 +7,7 @@ from functools import cached_property
 
 from whale_nebula.ir.apart import Apart
 from whale_nebula.ir.graph import Graph
-from whale_nebula.ir.spec import Spec, Value
+from whale_nebula.spec import Spec, Value
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Attribute, Graph, Op
-from whale_nebula.ir.spec import Spec, Value
+from whale_nebula.spec import Spec, Value
 
 _TOKEN = re.compile(
     r"""\s*(?:

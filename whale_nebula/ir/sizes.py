@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.integers import MOST, Numbers, Shape, Site, broadcast, integers
-from whale_nebula.ir.spec import Spec, Value
+from whale_nebula.spec import Spec, Value
 
 _WHOLE = frozenset({"int32", "int64", "bool"})
 

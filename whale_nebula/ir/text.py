@@ -27,7 +27,7 @@ from functools import lru_cache
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Attribute, Graph, Op
 from whale_nebula.ir.scan import scan_graph
-from whale_nebula.ir.spec import Spec
+from whale_nebula.spec import Spec
 
 _ROLES = (INPUT, CAPTURE, HOLDER, FEED)
 _BARE = re.compile(r"[A-Za-z_][\w./:-]*")
@@ -36,7 +36,7 @@ _BARE = re.compile(r"[A-Za-z_][\w./:-]*")
 def to_text(graph: Graph, *, names: bool = True) -> str:
     """The text of a graph; without names it is the same for two traces of the same program.
 
-    >>> from whale_nebula.ir.spec import Spec, Value
+    >>> from whale_nebula.spec import Spec, Value
     >>> x = Op(0, "Placeholder", outputs=(Spec("float32", (None,)),), name="x", role=INPUT)
     >>> y = Op(1, "Neg", inputs=(Value(0),), outputs=(Spec("float32", (None,)),), name="neg", stage="gpu")
     >>> print(to_text(Graph((x, y), returns=(Value(1),)), names=False), end="")

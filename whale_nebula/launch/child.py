@@ -85,7 +85,7 @@ def _tell(failure: BaseException, attachment: Attachment | None) -> None:
         if departure.agreed:
             return
     if not (isinstance(failure, SystemExit) and failure.code in (None, 0)):
-        importlib.import_module("whale_nebula.run").report_failure(failure)
+        importlib.import_module("whale_nebula.runtime.run").report_failure(failure)
 
 
 if __name__ == "__main__":

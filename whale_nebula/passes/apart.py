@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from whale_nebula.ir.graph import Op
 from whale_nebula.ir.program import Program
-from whale_nebula.ir.spec import Spec, Value
 from whale_nebula.passes.parts import FORWARD, SMALL, Parts
 from whale_nebula.passes.readings import asks_rows
+from whale_nebula.spec import Spec, Value
 
 Leaves = frozenset[int]
 _NONE: Leaves = frozenset()

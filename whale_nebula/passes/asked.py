@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from whale_nebula.ir.graph import CAPTURE
 from whale_nebula.ir.program import ADDED, GradientPart, Program, Request
-from whale_nebula.ir.spec import Value
 from whale_nebula.passes.batch import BatchFolds
 from whale_nebula.passes.reduce import COUPLED, ROWS, WHOLE, Fold
+from whale_nebula.spec import Value
 
 SAME = "same"
 _RULES = {WHOLE: ADDED, "mean": ADDED, "sum": SAME}

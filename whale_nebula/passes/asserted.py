@@ -10,8 +10,8 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.ir.spec import Value
 from whale_nebula.passes.reduce import COUPLED, ROWS, WHOLE, Fold, Folding
+from whale_nebula.spec import Value
 
 _ALL = frozenset({"All", "LogicalAnd", "Identity", "StopGradient", "Reshape", "Squeeze", "ExpandDims", "Pack"})
 _BELOW = frozenset({"Less", "LessEqual"})

@@ -11,12 +11,12 @@ from typing import Any
 from whale_nebula.errors import CaptureError
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.program import Program
-from whale_nebula.ir.spec import Value
 from whale_nebula.passes.asserted import asserted
 from whale_nebula.passes.effects import draws, is_check, is_effect, is_random, resources, written
 from whale_nebula.passes.reduce import COUPLED, ROWS, WHOLE, Fold, Folding, fold, merge_rule, verdict
 from whale_nebula.passes.reduce.whole_batch import Mends, mends
 from whale_nebula.passes.rereads import rereads
+from whale_nebula.spec import Value
 
 _ONCE = frozenset({"after", "inverse"})
 _MERGED = frozenset({"sum", "mean", "count", "after", "inverse", "shape", "whole"})

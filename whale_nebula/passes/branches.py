@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.ir.spec import Spec, Value
 from whale_nebula.passes.effects import is_effect, is_read, written_inputs
 from whale_nebula.passes.parts import SMALL
+from whale_nebula.spec import Spec, Value
 
 Owners = frozenset[str]
 """The clusters that something depends on; none for what every cluster has."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from whale_nebula.errors import PlanError
-from whale_nebula.ir.plan import Boundary, Cut
+from whale_nebula.ir.cut import Boundary, Cut
 from whale_nebula.wire.tensor import DTYPE_NAMES
 
 

@@ -10,15 +10,15 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from whale_nebula.errors import NotYetError
+from whale_nebula.ir.cut import Fragment
 from whale_nebula.ir.graph import CAPTURE, HOLDER, INPUT, Op
-from whale_nebula.ir.plan import Fragment
 from whale_nebula.ir.program import Program
-from whale_nebula.ir.spec import Value
 from whale_nebula.passes.apart import Apart
 from whale_nebula.passes.effects import is_read, resources
 from whale_nebula.passes.homes import Homes
 from whale_nebula.passes.masks import mask_of
 from whale_nebula.passes.parts import FORWARD, PROLOGUE, SMALL, UPDATE, Parts
+from whale_nebula.spec import Value
 
 Key = tuple[str, int, int, int]
 """kind, phase, stage (or worker number), round."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from whale_nebula.ir.cut import Worker
 from whale_nebula.ir.graph import Op
-from whale_nebula.ir.plan import Worker
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.batch import BatchFolds
 from whale_nebula.passes.effects import is_random, is_read, resources, seeded_by

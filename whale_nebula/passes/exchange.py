@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from whale_nebula.ir.plan import Crossing, Cut, Exchange, PhasePlan, Worker
+from whale_nebula.ir.cut import Crossing, Cut, Exchange, PhasePlan, Worker
 from whale_nebula.ir.program import PartKey, Program
-from whale_nebula.ir.spec import Spec
 from whale_nebula.passes.replicate import spread
+from whale_nebula.spec import Spec
 
 PARTS = -2
 """The round of gradient parts: they go before the first scalars."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from whale_nebula.errors import NotYetError
 from whale_nebula.ir.graph import CAPTURE, HOLDER, Op
 from whale_nebula.ir.program import Program
-from whale_nebula.ir.spec import Value
 from whale_nebula.passes.effects import is_read, resources, written
 from whale_nebula.passes.parts import FORWARD, PROLOGUE, SMALL, UPDATE, Parts
+from whale_nebula.spec import Value
 
 Where = frozenset[int]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from whale_nebula.ir.graph import CAPTURE, HOLDER, Graph, Op
-from whale_nebula.ir.spec import Value
 from whale_nebula.passes.min_cut import FREELY, far_side
+from whale_nebula.spec import Value
 
 _Edge = tuple[tuple[object, object], int]
 _EARLY, _LATE = "early", "late"

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
-from whale_nebula.ir.spec import Value
 from whale_nebula.passes.effects import is_read
 from whale_nebula.passes.jointly import jointly
 from whale_nebula.passes.together import together
+from whale_nebula.spec import Value
 
 _NOWHERE = frozenset({INPUT, CAPTURE, HOLDER, FEED})
 

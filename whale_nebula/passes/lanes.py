@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from whale_nebula.codec.way import parse_way
-from whale_nebula.ir.plan import Boundary, Worker
+from whale_nebula.ir.cut import Boundary, Worker
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.replicate import running
 

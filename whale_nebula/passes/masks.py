@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import OptionError
 from whale_nebula.ir.program import Program
-from whale_nebula.ir.spec import Value
+from whale_nebula.spec import Value
 from whale_nebula.suggest import did_you_mean
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from whale_nebula.ir.plan import Cut, PhasePlan
+from whale_nebula.ir.cut import Cut, PhasePlan
 from whale_nebula.ir.program import GradientPart, PartKey
-from whale_nebula.ir.spec import Spec, Value
+from whale_nebula.spec import Spec, Value
 
 
 class Told(NamedTuple):

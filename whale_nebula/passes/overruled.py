@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from whale_nebula.ir.plan import Boundary
+from whale_nebula.ir.cut import Boundary
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.masks import scopes_of
 

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Op
 from whale_nebula.ir.program import Program
-from whale_nebula.ir.spec import Spec
 from whale_nebula.passes.effects import draws, is_check, is_effect, is_random, is_read, resources, seeded_by
 from whale_nebula.passes.late import Late, late_sums
+from whale_nebula.spec import Spec
 
 PROLOGUE, FORWARD, UPDATE = 0, 1, 2
 SMALL = 4096

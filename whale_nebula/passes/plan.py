@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from whale_nebula.codec.bytes.bits import TYPES
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import NotYetError
-from whale_nebula.ir.plan import (
+from whale_nebula.ir.cut import (
     Boundary,
     Crossing,
     Cut,
@@ -20,7 +20,6 @@ from whale_nebula.ir.plan import (
     Worker,
 )
 from whale_nebula.ir.program import Program
-from whale_nebula.ir.spec import Value
 from whale_nebula.passes.asked import with_merges
 from whale_nebula.passes.batch import BatchFolds, fold_batch
 from whale_nebula.passes.crossable import check_crossable
@@ -40,6 +39,7 @@ from whale_nebula.passes.replicate import devices, orders, running
 from whale_nebula.passes.samples import ids_of
 from whale_nebula.passes.shared import check_shared
 from whale_nebula.passes.skips import skip
+from whale_nebula.spec import Value
 
 EVERYWHERE = "everywhere"
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from whale_nebula.feed.absence import absent_error
+from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.ir.plan import Cut, Fragment
 
 
 class Reading(NamedTuple):

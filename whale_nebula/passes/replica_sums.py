@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from whale_nebula.errors import BatchCoupledError
+from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.graph import REPLICA_SUM, Graph
 from whale_nebula.ir.origin import Origin
-from whale_nebula.ir.plan import Cut, Fragment
 from whale_nebula.ir.program import Program, Stage
 from whale_nebula.passes.reduce.whole_batch import mends
 

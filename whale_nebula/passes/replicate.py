@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from whale_nebula.ir.plan import VirtualDevice, Worker
+from whale_nebula.ir.cut import VirtualDevice, Worker
 from whale_nebula.ir.program import Program, Stage
 from whale_nebula.ir.shares import Order, by_speed
 

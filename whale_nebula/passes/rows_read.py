@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from whale_nebula.feed.rows_read import RowsRead
-from whale_nebula.ir.plan import Cut, Fragment
+from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.passes.readings import readings
 
 _OF_MICRO_BATCHES = frozenset({"forward", "backward", "fused"})

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import OptionError
 from whale_nebula.ir.program import Leaf, Program
-from whale_nebula.ir.spec import Value
 from whale_nebula.passes.masks import input_named, line_of, scopes_of
+from whale_nebula.spec import Value
 
 
 def ids_of(program: Program, value: Value, layout: str, readers: Collection[int] | None = None) -> Value | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from whale_nebula.ir.plan import Fragment
+from whale_nebula.ir.cut import Fragment
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.effects import is_effect, written
 

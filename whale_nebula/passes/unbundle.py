@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Program
-from whale_nebula.ir.spec import Value
+from whale_nebula.spec import Value
 
 Aliases = Mapping[Value, Value]
 

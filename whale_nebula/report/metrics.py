@@ -8,7 +8,7 @@ from pathlib import Path
 from whale_nebula.errors import ConfigError
 from whale_nebula.report.report import Report
 from whale_nebula.report.saved import line
-from whale_nebula.scopes.site import script_site
+from whale_nebula.site import script_site
 
 
 class MetricsFile:

@@ -7,10 +7,10 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
 from whale_nebula.errors import CollectiveReadError
-from whale_nebula.ir.spec import Spec
-from whale_nebula.scopes.site import script_site
+from whale_nebula.site import script_site
+from whale_nebula.spec import Spec
+from whale_nebula.tf import private as tf_private
 
 
 class _AbsentReadError(CollectiveReadError, TypeError):

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from whale_nebula.faults import failpoint
 from whale_nebula.feed.batch import Batch
-from whale_nebula.ir.plan import PhasePlan
+from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import Stage
 from whale_nebula.ir.routing import Routing, Seat
-from whale_nebula.ir.spec import Value
 from whale_nebula.runtime.added import Added
 from whale_nebula.runtime.clock import Clocks
 from whale_nebula.runtime.compiled import Compiled
@@ -32,7 +32,7 @@ from whale_nebula.runtime.turnstile import Turnstile
 from whale_nebula.schedule.instructions import Backward, Instruction
 from whale_nebula.schedule.limits import Pace
 from whale_nebula.schedule.schedules import limits, schedule
-from whale_nebula.testing.failpoints import failpoint
+from whale_nebula.spec import Value
 
 
 def seated(compiled: Compiled, routing: Routing) -> dict[Seat, Stage]:

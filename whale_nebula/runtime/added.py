@@ -15,13 +15,13 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.feed.batch import Batch
-from whale_nebula.ir.plan import Cut, Fragment
-from whale_nebula.ir.spec import Spec, Value
+from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.passes.mates import Told
 from whale_nebula.runtime.collectives import DTYPES, Collectives, Group
 from whale_nebula.runtime.compiled import Compiled, Piece
 from whale_nebula.runtime.gradients import Sums
 from whale_nebula.runtime.replica_groups import groups
+from whale_nebula.spec import Spec, Value
 
 
 class Run(Protocol):

@@ -13,7 +13,7 @@ import google_crc32c
 import numpy as np
 
 from whale_nebula.errors import PlanMismatchError
-from whale_nebula.ir.plan import Cut
+from whale_nebula.ir.cut import Cut
 
 EVERY = 100
 """Steps from one look to the next. A look reads every variable that several processes hold."""

@@ -12,9 +12,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from whale_nebula import tf_callbacks
-from whale_nebula.run import current_run
 from whale_nebula.runtime.own_parts import SUFFIX, own_path
+from whale_nebula.runtime.run import current_run
+from whale_nebula.tf import callbacks as tf_callbacks
 
 Method = Callable[..., Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.ir.spec import Spec
+from whale_nebula.spec import Spec
 
 
 def packed(tensors: Sequence[Any]) -> np.ndarray:

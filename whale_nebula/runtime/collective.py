@@ -15,9 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.run import Run
 from whale_nebula.runtime.elsewhere import Ledger
 from whale_nebula.runtime.own_parts import Plain, load_own, save_own
+from whale_nebula.runtime.run import Run
 
 WRITES = ("save", "save_weights", "export")
 

@@ -24,12 +24,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_collectives
 from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import DeadlineError, LinkClosedError, NebulaError, OptionError, StateError
 from whale_nebula.runtime.packing import BUCKET_BYTES, apply_packed, buckets, count
 from whale_nebula.runtime.reach import shut
-from whale_nebula.tf_private import runtime_started, traced_often
+from whale_nebula.tf import collectives as tf_collectives
+from whale_nebula.tf.private import runtime_started, traced_often
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 _GLANCE_SECONDS, _GLANCES = 0.25, 4

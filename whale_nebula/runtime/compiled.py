@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from whale_nebula.ir.plan import Boundary, Cut, Fragment, PhasePlan, StagePhase
-from whale_nebula.ir.spec import Value
+from whale_nebula.ir.cut import Boundary, Cut, Fragment, PhasePlan, StagePhase
 from whale_nebula.passes.exchange import Bundle, bundles
 from whale_nebula.passes.mates import Told, told
 from whale_nebula.runtime.fragment_function import Function, Workshop
 from whale_nebula.runtime.whereabouts import Whereabouts
+from whale_nebula.spec import Value
 
 
 class Feed(NamedTuple):

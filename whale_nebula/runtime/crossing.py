@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from whale_nebula.ir.plan import Cut, PhasePlan
+from whale_nebula.ir.cut import Cut, PhasePlan
 from whale_nebula.ir.program import PartKey
 from whale_nebula.passes.exchange import Bundle, shared_parts
 from whale_nebula.runtime.bundled import bundled, unbundled

@@ -13,11 +13,12 @@ from typing import Any
 
 from whale_nebula.config import Links
 from whale_nebula.errors import InputMismatchError, LinkClosedError, PlanMismatchError
+from whale_nebula.faults import failpoint
 from whale_nebula.feed.batch import Batch, cut, micro_batches
 from whale_nebula.feed.fingerprint import fingerprints
 from whale_nebula.feed.given import Given, given
 from whale_nebula.feed.missing import absent_in
-from whale_nebula.ir.plan import Cut
+from whale_nebula.ir.cut import Cut
 from whale_nebula.launch.leaving import departure
 from whale_nebula.passes.readings import check_here
 from whale_nebula.passes.replica_sums import sums_of
@@ -31,21 +32,20 @@ from whale_nebula.runtime.clock import Clocks, LineClock, held
 from whale_nebula.runtime.collectives import Collectives
 from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.crossing import Wires
+from whale_nebula.runtime.estimates import Seen
 from whale_nebula.runtime.guard import Guard
 from whale_nebula.runtime.mates import Mates
 from whale_nebula.runtime.outcome import StepOutcome
-from whale_nebula.runtime.outlook import Seen
 from whale_nebula.runtime.pace import Measured, Medians
 from whale_nebula.runtime.post import Post, Slots
+from whale_nebula.runtime.round_trips import Trips, paces
 from whale_nebula.runtime.seen import Told, hear, tell
 from whale_nebula.runtime.session import Session
 from whale_nebula.runtime.speeds import Heard, Look, changes, looked_at, moved, replicas, slowness
 from whale_nebula.runtime.speeds import hear as hear_speeds
-from whale_nebula.runtime.trips import Trips, paces
-from whale_nebula.testing.failpoints import failpoint
 from whale_nebula.transport.protocol import LinkTotals
 
-_LOG = logging.getLogger("whale_nebula.run")
+_LOG = logging.getLogger("whale_nebula.runtime.run")
 
 Agreed = Future[Mapping[str, Mapping[str, Any]]]
 """What every peer says of a step, once all have said the same."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import functools
 
-from whale_nebula import tf_collectives
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.runtime.devices import take
 from whale_nebula.runtime.reach import free_port, shut
+from whale_nebula.tf import collectives as tf_collectives
 
 _NOWHERE = "127.0.0.1:1"  # where a mate is as long as nobody has said
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
 from whale_nebula.errors import CollectiveReadError, PlanError
 from whale_nebula.runtime.collectives import Collectives
 from whale_nebula.runtime.session import Session
-from whale_nebula.scopes.site import script_site
+from whale_nebula.site import script_site
+from whale_nebula.tf import private as tf_private
 from whale_nebula.transport.protocol import Key
 
 _CONTROL = 0

@@ -16,9 +16,9 @@ from whale_nebula.runtime.channels import Channels, States
 from whale_nebula.runtime.channels.auto import Outlook
 from whale_nebula.runtime.clock import Clocks, LineClock, held
 from whale_nebula.runtime.compiled import Compiled
+from whale_nebula.runtime.estimates import Seen
 from whale_nebula.runtime.guard import Guard
 from whale_nebula.runtime.outcome import StepOutcome
-from whale_nebula.runtime.outlook import Seen
 from whale_nebula.runtime.pace import Measured, paces
 from whale_nebula.runtime.post import Post, Slots
 from whale_nebula.runtime.rehearsal import Rehearsal

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
 from whale_nebula.capture import tracing
 from whale_nebula.capture.mirror import in_order
 from whale_nebula.capture.places import place_of
@@ -26,8 +25,8 @@ from whale_nebula.feed.given import whole
 from whale_nebula.feed.ids import compared_by, refuse_unshared
 from whale_nebula.foreign_text import escape_foreign_text
 from whale_nebula.ir.canonical import canonical_lines
+from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.digest import digest_lines, first_difference
-from whale_nebula.ir.plan import Cut, Worker
 from whale_nebula.ir.program import Stage
 from whale_nebula.passes.plan import cut_program
 from whale_nebula.passes.readings import check_here, readers_of
@@ -35,7 +34,6 @@ from whale_nebula.passes.replica_sums import check_hosts, sums_of
 from whale_nebula.passes.replicate import spread
 from whale_nebula.report.published import begin, publish
 from whale_nebula.report.report import Report, StageReport
-from whale_nebula.run import Run, current_run
 from whale_nebula.runtime.apart.clusters import OfClusters, of_clusters
 from whale_nebula.runtime.apart.step import TrainsApart
 from whale_nebula.runtime.apart.together import TakesTurns
@@ -54,14 +52,16 @@ from whale_nebula.runtime.local_step import LocalStep
 from whale_nebula.runtime.outcome import StepOutcome
 from whale_nebula.runtime.outer_tapes import refusing, untaped
 from whale_nebula.runtime.replica_sums import ReplicaSums, replica_sums
+from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.scalars import ScalarResults, scalar_results
 from whale_nebula.runtime.whereabouts import Whereabouts
 from whale_nebula.runtime.xla import Xla, refused_by_xla
+from whale_nebula.tf import private as tf_private
 
 Around = Callable[[Sequence[Any]], contextlib.AbstractContextManager[None]]
 
 
-_LOG = logging.getLogger("whale_nebula.run")
+_LOG = logging.getLogger("whale_nebula.runtime.run")
 
 
 class Runner(Protocol):

@@ -10,11 +10,11 @@ from whale_nebula.codec.numbers import numbers
 from whale_nebula.codec.sizes import extra_bytes
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.ir.plan import Cut
-from whale_nebula.ir.spec import Spec
+from whale_nebula.ir.cut import Cut
 from whale_nebula.passes.exchange import bundles, shared_parts
 from whale_nebula.passes.mates import told
 from whale_nebula.runtime.post import Slots
+from whale_nebula.spec import Spec
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.decoder import Bound
 

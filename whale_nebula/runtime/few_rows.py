@@ -6,7 +6,7 @@ import warnings
 
 from whale_nebula.errors import NebulaWarning
 from whale_nebula.ir.program import Program
-from whale_nebula.scopes.site import script_site
+from whale_nebula.site import script_site
 
 
 def tell_if_few(program: Program, name: str, made: int, rows: int) -> None:

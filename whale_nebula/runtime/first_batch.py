@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from whale_nebula.ir.spec import Spec
+from whale_nebula.spec import Spec
 
 Shapes = tuple[tuple[int | None, ...] | None, ...]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
 from whale_nebula.capture.transplant import Donor, plant
-from whale_nebula.ir.plan import Fragment
-from whale_nebula.ir.spec import Value
+from whale_nebula.ir.cut import Fragment
 from whale_nebula.passes.unbundle import Aliases
 from whale_nebula.runtime.replica_sums import ReplicaSums
+from whale_nebula.spec import Value
+from whale_nebula.tf import private as tf_private
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
 from whale_nebula.ir.graph import CAPTURE
 from whale_nebula.ir.program import GradientPart, PartKey, Program
-from whale_nebula.ir.spec import Value
 from whale_nebula.runtime.merge import added
+from whale_nebula.spec import Value
+from whale_nebula.tf import private as tf_private
 
 _MANY = 8
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from whale_nebula.ir.plan import PhasePlan
+from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import PartKey
 from whale_nebula.passes.mates import parts_of
 from whale_nebula.runtime.gradients import Sums

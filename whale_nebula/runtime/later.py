@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.ir.spec import Spec
+from whale_nebula.spec import Spec
 
 
 class Later:

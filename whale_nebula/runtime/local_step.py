@@ -10,11 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
 from whale_nebula.feed.batch import cut, micro_batches
 from whale_nebula.ir.integers import Shape
 from whale_nebula.ir.program import Stage
-from whale_nebula.ir.sized import is_sized, sized
+from whale_nebula.ir.unknown_sizes import is_sized, sized
 from whale_nebula.passes.batch import lines_of
 from whale_nebula.passes.replica_sums import pieces_here
 from whale_nebula.report.boundaries import BoundaryReport
@@ -25,6 +24,7 @@ from whale_nebula.runtime.guard import Guard, unfit
 from whale_nebula.runtime.outcome import StepOutcome
 from whale_nebula.runtime.sequence import NOT_BEGUN, one_function, run_in_sequence
 from whale_nebula.runtime.sizes import link_reports
+from whale_nebula.tf import private as tf_private
 
 _Crossed = tuple[Mapping[str, LinkReport], Mapping[str, BoundaryReport]]
 

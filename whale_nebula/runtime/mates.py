@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.ir.plan import PhasePlan
+from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import PartKey
 from whale_nebula.passes.mates import Told
 from whale_nebula.passes.replica_sums import sums_of

@@ -16,7 +16,7 @@ from typing import Any
 
 import keras
 
-from whale_nebula import tf_private
+from whale_nebula.tf import private as tf_private
 
 _LOCK = threading.Lock()
 _LOCAL = threading.local()

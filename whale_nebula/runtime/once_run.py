@@ -9,9 +9,8 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from whale_nebula.feed.batch import Batch
-from whale_nebula.ir.plan import PhasePlan
+from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import PartKey
-from whale_nebula.ir.spec import Value
 from whale_nebula.passes.exchange import Bundle
 from whale_nebula.runtime.absent import Absent
 from whale_nebula.runtime.compiled import Compiled, Feed, Piece
@@ -19,6 +18,7 @@ from whale_nebula.runtime.gradients import total
 from whale_nebula.runtime.joined import joined
 from whale_nebula.runtime.merge import merge
 from whale_nebula.runtime.stage_run import StageRun
+from whale_nebula.spec import Value
 
 ASSERTION = "assertion of what all rows make"
 """How a piece that only asserts is called where it fails."""

@@ -12,10 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
 from whale_nebula.errors import GradientError
 from whale_nebula.runtime.later import Later
-from whale_nebula.scopes.site import script_site
+from whale_nebula.site import script_site
+from whale_nebula.tf import private as tf_private
 
 
 def untaped(taped: bool) -> contextlib.AbstractContextManager[None]:

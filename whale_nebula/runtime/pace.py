@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from whale_nebula.config import Links
+from whale_nebula.ir.cut import Boundary, Cut, Exchange, PhasePlan, StagePhase
 from whale_nebula.ir.exchanged import Exchanged
-from whale_nebula.ir.plan import Boundary, Cut, Exchange, PhasePlan, StagePhase
 from whale_nebula.passes.divides import divides
 from whale_nebula.report.basis import Basis, Carried, Numbers, PhaseBasis
 from whale_nebula.report.report import Span

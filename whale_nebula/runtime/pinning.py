@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from whale_nebula.capture.step import Captured, Signature
-from whale_nebula.run import current_run
+from whale_nebula.runtime.run import current_run
 
 
 def check_pinned(name: str, captured: Captured, layout: Signature) -> None:
@@ -13,7 +13,7 @@ def check_pinned(name: str, captured: Captured, layout: Signature) -> None:
     pins = current_run().pins
     pin = pins.pin_of(name)
     if pin is not None:
-        from whale_nebula.planned import planned  # it plans by the engine, which imports this
+        from whale_nebula.runtime.plan_step import planned  # it plans by the engine, which imports this
 
         pins.check(planned(name, captured, [_example(spec) for spec in layout.specs]), pin)
     elif pins and any(stage.where for stage in captured.program.stages):

@@ -17,12 +17,12 @@ import tensorflow as tf
 
 from whale_nebula.codec.way import NONE
 from whale_nebula.errors import DeadlineError
-from whale_nebula.ir.plan import Cut
+from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.routing import Routing, Seat
-from whale_nebula.ir.spec import Value
 from whale_nebula.runtime.casts import decode, encode
 from whale_nebula.runtime.channels import Channels
 from whale_nebula.runtime.clock import StageClock
+from whale_nebula.spec import Value
 from whale_nebula.transport.protocol import Key, KeyKind, Link, Packed
 
 

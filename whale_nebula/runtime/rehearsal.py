@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from whale_nebula.ir.plan import Exchange, PhasePlan
+from whale_nebula.ir.cut import Exchange, PhasePlan
 from whale_nebula.ir.program import PartKey
 from whale_nebula.passes.exchange import Bundle
 from whale_nebula.runtime.stage_run import StageRun

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whale_nebula.ir.plan import Cut
+from whale_nebula.ir.cut import Cut
 from whale_nebula.runtime.collectives import Collectives, Group
 
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_moments, tf_private
+from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.graph import REPLICA_SUM
-from whale_nebula.ir.plan import Cut, Fragment
-from whale_nebula.ir.spec import Spec, Value
 from whale_nebula.runtime.collectives import Collectives, Group
 from whale_nebula.runtime.replica_groups import groups
+from whale_nebula.spec import Spec, Value
+from whale_nebula.tf import moments as tf_moments
+from whale_nebula.tf import private as tf_private
 
 _KINDS = frozenset({"forward", "backward", "fused"})
 _DOING = "the moments of stage {} over its replicas"

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
 from whale_nebula.report.report import Scalars
+from whale_nebula.tf import private as tf_private
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.feed.batch import Batch, cut
-from whale_nebula.ir.plan import PhasePlan
-from whale_nebula.ir.spec import Value
+from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.runtime.casts import decode, encode
 from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.gradients import Sums
@@ -22,6 +21,7 @@ from whale_nebula.runtime.guard import Guard
 from whale_nebula.runtime.once_run import ASSERTION, OnceRun
 from whale_nebula.runtime.post import Slots
 from whale_nebula.runtime.stage_run import StageRun
+from whale_nebula.spec import Value
 
 NOT_BEGUN = float("inf")
 

@@ -24,14 +24,14 @@ from whale_nebula.errors import (
     PlanMismatchError,
     RemoteProtocolError,
 )
+from whale_nebula.faults import failpoint
 from whale_nebula.feed.compared import same
 from whale_nebula.foreign_text import LIMIT, escape_foreign_text
 from whale_nebula.ir.digest import digest_lines, first_unlike
 from whale_nebula.runtime.alike import check
 from whale_nebula.runtime.expected import Expected
 from whale_nebula.runtime.failure import failure_fields
-from whale_nebula.scopes.site import script_site
-from whale_nebula.testing.failpoints import failpoint
+from whale_nebula.site import script_site
 from whale_nebula.transport import Link
 from whale_nebula.wire.message import SESSION, build_message
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from whale_nebula.codec.said import bounded
 from whale_nebula.codec.sizes import payload_bytes
+from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.exchanged import Exchanged
-from whale_nebula.ir.plan import Cut
 from whale_nebula.ir.program import Flow
-from whale_nebula.ir.spec import Spec, Value
 from whale_nebula.report.report import LinkReport
+from whale_nebula.spec import Spec, Value
 from whale_nebula.wire.frame import frame_count, wire_bytes
 
 

@@ -14,7 +14,7 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
-from whale_nebula.ir.plan import Cut
+from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.shares import Order, order, seconds, shares, taken
 from whale_nebula.passes.lanes import lane_notes
 from whale_nebula.report.report import StageReport, busiest

@@ -14,14 +14,14 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from whale_nebula.feed.batch import Batch
-from whale_nebula.ir.plan import PhasePlan
+from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import GradientPart
-from whale_nebula.ir.spec import Value
 from whale_nebula.passes.mates import Told
 from whale_nebula.runtime.added import Added
 from whale_nebula.runtime.clock import StageClock
 from whale_nebula.runtime.compiled import Compiled, Feed, Piece
 from whale_nebula.runtime.gradients import Sums
+from whale_nebula.spec import Value
 
 
 class Exchange(Protocol):

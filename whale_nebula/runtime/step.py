@@ -17,13 +17,13 @@ from whale_nebula.capture.surroundings import check_surroundings
 from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.feed.batch import micro_batches
 from whale_nebula.observing import observer
-from whale_nebula.run import Run, current_run
 from whale_nebula.runtime.apart.reads import meet_before_reads
 from whale_nebula.runtime.collective import make_all_collective
 from whale_nebula.runtime.engine import Engine, engine
 from whale_nebula.runtime.first_batch import Shapes, changed, shapes_of
 from whale_nebula.runtime.models_met import models_met, models_of
 from whale_nebula.runtime.pinning import check_pinned
+from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.widening import takes, widened
 from whale_nebula.scopes import unentered
 

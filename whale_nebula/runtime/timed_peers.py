@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from whale_nebula.ir.plan import PhasePlan
+from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import PartKey
 from whale_nebula.passes.exchange import Bundle
 from whale_nebula.report.report import EXCHANGE, Span

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from whale_nebula import tf_private
 from whale_nebula.capture.baked import baked_reshape
 from whale_nebula.capture.places import place_of
 from whale_nebula.ir.program import Stage
+from whale_nebula.tf import private as tf_private
 
 _NAMED = re.compile(r"Detected at node (\S+) defined at|\{\{node (\S+?)\}\}|\{\{function_node (\S+?)\}\}")
 _SHAPES = re.compile(r"but the requested shape|[Ii]ncompatible shapes|[Dd]imensions? (?:.* )?must")

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
+from whale_nebula.ir.cut import Fragment
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.ir.plan import Fragment
 from whale_nebula.ir.program import Stage
-from whale_nebula.ir.spec import Value
+from whale_nebula.spec import Value
+from whale_nebula.tf import private as tf_private
 
 _KINDS = frozenset({"forward", "backward", "fused"})
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})

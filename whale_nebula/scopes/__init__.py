@@ -46,8 +46,8 @@ from whale_nebula.scopes.public import (
     stage,
 )
 from whale_nebula.scopes.scope import Scope
-from whale_nebula.scopes.site import Site, calling_site
 from whale_nebula.scopes.training_apart import apart_of
+from whale_nebula.site import Site, calling_site
 
 __all__ = [
     "Block",

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from whale_nebula.errors import NebulaWarning
 from whale_nebula.scopes import identity
 from whale_nebula.scopes.frames import Frame, Stack
-from whale_nebula.scopes.site import Site
+from whale_nebula.site import Site
 
 _MENDS = {
     "plain eager code": "call it from a function under @nb.function, or train the model with fit",

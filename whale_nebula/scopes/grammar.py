@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from whale_nebula.errors import NestingError
 from whale_nebula.scopes.frames import Frame, Stack
-from whale_nebula.scopes.site import Site, runs_now
+from whale_nebula.site import Site, runs_now
 
 LEVELS = ("cluster", "replica", "pipeline", "stage", "split")
 

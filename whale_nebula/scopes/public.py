@@ -10,8 +10,8 @@ from whale_nebula.schedule.schedules import DEFAULT, SCHEDULES
 from whale_nebula.scopes import compressing, placing, training_apart, values
 from whale_nebula.scopes.frames import Frame, current_stack
 from whale_nebula.scopes.scope import Missing, Scope
-from whale_nebula.scopes.site import calling_site
 from whale_nebula.scopes.words import checked, scope
+from whale_nebula.site import calling_site
 from whale_nebula.tracebacks import short_traceback
 
 Opens = AbstractContextManager[Frame]

@@ -9,7 +9,7 @@ from whale_nebula.codec.chosen import ways
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import OptionError
 from whale_nebula.ir.apart import ASYNC, SYNC, Apart
-from whale_nebula.outer import NAMED, Average, Outer
+from whale_nebula.ir.outer_optimizer import NAMED, Average, Outer
 from whale_nebula.schedule.rounds import time_to_arrive
 from whale_nebula.scopes import values
 from whale_nebula.scopes.frames import Frame, cluster_block_of, compress_of, replica_of

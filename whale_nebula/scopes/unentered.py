@@ -9,7 +9,7 @@ import warnings
 
 from whale_nebula.errors import NebulaWarning
 from whale_nebula.scopes.frames import Frame
-from whale_nebula.scopes.site import Site, calling_site
+from whale_nebula.site import Site, calling_site
 
 _waiting: dict[Site, str] = {}
 _entered: set[Site] = set()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, NoReturn, ParamSpec, TypeVar
 
 from whale_nebula.errors import OptionError, ScopeError
-from whale_nebula.scopes.site import calling_site
+from whale_nebula.site import calling_site
 from whale_nebula.suggest import closest, listed
 
 P = ParamSpec("P")

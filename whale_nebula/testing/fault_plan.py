@@ -54,7 +54,7 @@ class Fault:
             raise OptionError(
                 f"there is no failpoint {self.point!r}",
                 where=str(self),
-                why="all there are: whale_nebula.testing.failpoints.names()",
+                why="all there are: whale_nebula.faults.names()",
                 mend=did_you_mean(self.point, POINTS),
             )
         if self.action is Action.DROP and not POINTS[self.point].connection:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from whale_nebula.testing.failpoints import failpoint
+from whale_nebula.faults import failpoint
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.assembly import Bound
 

@@ -22,7 +22,7 @@ from whale_nebula.errors import (
     PeerRestartedError,
     RemoteProtocolError,
 )
-from whale_nebula.testing.failpoints import chunk_failpoint, failpoint
+from whale_nebula.faults import chunk_failpoint, failpoint
 from whale_nebula.transport.base import BYE, FAIL, absent, closed_here, silent
 from whale_nebula.transport.base import lost as gone
 from whale_nebula.transport.carrier import Carrier, CarrierState

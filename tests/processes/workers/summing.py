@@ -13,9 +13,9 @@ import whale_nebula as nb
 from tests.processes.telling import bits, tell
 from whale_nebula.errors import NebulaError
 from whale_nebula.launch.attach import attach
-from whale_nebula.run import current_run
 from whale_nebula.runtime.collectives import DTYPES, Collectives, Group
 from whale_nebula.runtime.early import prepare_task
+from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.tasks import open_among
 
 happens = sys.argv[1]

@@ -19,7 +19,7 @@ from whale_nebula.codec.fitting import (
 )
 from whale_nebula.codec.sizes import encoded_bytes, extra_bytes, payload_bytes, used_codec
 from whale_nebula.codec.way import Way, parse_way
-from whale_nebula.ir.spec import Spec
+from whale_nebula.spec import Spec
 
 PRECISIONS = st.sampled_from([FP16(), BF16(), INT8(), INT4(), INT3(), INT2(), INT2(16), INT1(), Mixed(0.4)])
 STRUCTURES = st.one_of(

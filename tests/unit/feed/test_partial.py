@@ -20,7 +20,7 @@ from whale_nebula.feed.rows_read import AllRows, RowsRead, Within
 from whale_nebula.feed.sliced import sliced
 from whale_nebula.ir.program import Leaf
 from whale_nebula.ir.routing import Routing
-from whale_nebula.ir.spec import Spec
+from whale_nebula.spec import Spec
 
 LEAF = Leaf(0, "x", Spec("float32", (None, 2)))
 READ = RowsRead(2, Routing((("a/0", "a/1"),)), "a/1", frozenset({0}))

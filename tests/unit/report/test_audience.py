@@ -16,7 +16,7 @@ from tests.unit.report.terminal import stand_in
 from whale_nebula.report import publish
 from whale_nebula.report.audience import Seen
 from whale_nebula.report.published import watched
-from whale_nebula.run import _watched
+from whale_nebula.runtime.run import _watched
 
 
 @pytest.fixture(autouse=True)

@@ -131,7 +131,7 @@ def test_without_a_tape_results_are_what_they_are_and_with_one_they_are_equal() 
 def test_a_number_that_is_on_its_way_is_waited_for() -> None:
     from concurrent.futures import Future
 
-    from whale_nebula.ir.spec import Spec
+    from whale_nebula.spec import Spec
 
     promise: Future[Any] = Future()
     promise.set_result([tf.constant(2.0)])

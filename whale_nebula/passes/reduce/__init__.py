@@ -5,7 +5,7 @@ An abstract interpretation of the traced graph: each value gets a state (`state.
 rule that makes the states of its outputs from those of its inputs. What no rule knows couples the rows:
 nothing is guessed.
 
->>> from whale_nebula.ir.spec import Value
+>>> from whale_nebula.spec import Value
 >>> from whale_nebula.ir.text import from_text
 >>> graph = from_text('''
 ... %0 = input x float32[?,4]

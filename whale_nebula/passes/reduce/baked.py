@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from whale_nebula.errors import StaticBatchError
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.ir.spec import Value
 from whale_nebula.passes.reduce.state import COUPLED, Fold
 from whale_nebula.passes.reduce.whole_batch import Mends
+from whale_nebula.spec import Value
 
 _WHY = "a micro-batch has only its share of the rows, and the last batch of an epoch may have fewer too"
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
-from whale_nebula.ir.spec import Spec, Value
 from whale_nebula.passes.reduce.mends import (
     FED,
     Edge,
@@ -32,6 +31,7 @@ from whale_nebula.passes.reduce.state import (
     rows,
     whole,
 )
+from whale_nebula.spec import Spec, Value
 
 GROW, SHARE = "grow", "share"
 """Names of the feeds rows / rows_m and rows_m / rows."""

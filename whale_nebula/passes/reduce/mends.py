@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from whale_nebula.ir.spec import Value
 from whale_nebula.passes.reduce.registry import Site, transfer
 from whale_nebula.passes.reduce.state import AFTER, COUNT, COUPLED, INVERSE, MEAN, ROWS, SUM, WHOLE, Fold, whole
+from whale_nebula.spec import Value
 
 _ONCE = frozenset({SUM, MEAN, INVERSE, AFTER, COUPLED})
 _BADNESS = {AFTER: 1, COUPLED: 2}

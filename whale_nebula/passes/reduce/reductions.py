@@ -7,10 +7,10 @@ from functools import reduce
 from math import prod
 
 from whale_nebula.ir.graph import Graph
-from whale_nebula.ir.spec import Spec, Value
 from whale_nebula.passes.reduce.algebra import added, extreme, multiplied, structured
 from whale_nebula.passes.reduce.registry import Result, Site, rule
 from whale_nebula.passes.reduce.state import MEAN, ROWS, SUM, UNKNOWN, WHOLE, Fold, Number, count, whole
+from whale_nebula.spec import Spec, Value
 
 _OTHERS = ("Prod", "Max", "Min", "All", "Any", "EuclideanNorm")
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
 from whale_nebula.ir.graph import Attribute, Graph, Op
-from whale_nebula.ir.spec import Spec, Value
 from whale_nebula.passes.reduce.state import AFTER, COUPLED, EMPTY, ROWS, WHOLE, Fold, whole
+from whale_nebula.spec import Spec, Value
 
 Result = Fold | tuple[Fold, ...]
 

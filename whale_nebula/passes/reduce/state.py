@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from whale_nebula.ir.spec import Value
+from whale_nebula.spec import Value
 
 WHOLE = "whole"
 """The same in every micro-batch."""

@@ -11,17 +11,17 @@ from typing import Any
 from whale_nebula.capture.step import Captured
 from whale_nebula.errors import NebulaWarning, NotYetError
 from whale_nebula.ir.apart import Apart
+from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.digest import digest_lines, first_difference
-from whale_nebula.ir.plan import Cut
-from whale_nebula.run import Run
 from whale_nebula.runtime.apart.leaving import LeavesTogether
 from whale_nebula.runtime.apart.opening import Opened
 from whale_nebula.runtime.apart.sites import Sites, sites_of
 from whale_nebula.runtime.apart.step import Runner, TrainsApart
 from whale_nebula.runtime.apart.together import TakesTurns
 from whale_nebula.runtime.apart.weights import weights_of
+from whale_nebula.runtime.run import Run
 from whale_nebula.runtime.session import Session
-from whale_nebula.scopes.site import script_site
+from whale_nebula.site import script_site
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from whale_nebula.codec.fitting import fitting
 from whale_nebula.codec.objects import Codec
 from whale_nebula.codec.way import Way
-from whale_nebula.outer import Numbers
+from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.runtime.channels import coding
 from whale_nebula.runtime.channels.payload import Payload, read, written
 from whale_nebula.schedule.rounds import GRAIN

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.outer import Numbers
+from whale_nebula.ir.outer_optimizer import Numbers
 
 Range = tuple[int, int]
 

@@ -17,7 +17,6 @@ import tensorflow as tf
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import NotYetError, PlanMismatchError
 from whale_nebula.ir.apart import ASYNC, Apart
-from whale_nebula.run import Run
 from whale_nebula.runtime.apart.differences import Differences
 from whale_nebula.runtime.apart.ends import Ends
 from whale_nebula.runtime.apart.flat import Flat
@@ -29,10 +28,11 @@ from whale_nebula.runtime.apart.server import Server
 from whale_nebula.runtime.apart.sites import Sites
 from whale_nebula.runtime.apart.together import Copies
 from whale_nebula.runtime.apart.weights import seeds_of, sow
+from whale_nebula.runtime.run import Run
 from whale_nebula.schedule.rounds import Timetable, pieces
 from whale_nebula.transport import MemoryNetwork
 
-_LOG = logging.getLogger("whale_nebula.run")
+_LOG = logging.getLogger("whale_nebula.runtime.run")
 _MOST = 8
 """Bytes that a number may cross as: a large share of them, by topk, takes more than all of them as they are."""
 _OWN = 1 << 10

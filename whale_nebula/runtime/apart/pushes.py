@@ -14,7 +14,7 @@ from typing import NamedTuple
 import google_crc32c
 import numpy as np
 
-from whale_nebula.outer import Numbers
+from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.runtime.apart.differences import Differences
 from whale_nebula.runtime.apart.ends import Ends
 from whale_nebula.runtime.apart.flat import Flat

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from whale_nebula import scopes
-from whale_nebula.run import Run, opened_run
+from whale_nebula.runtime.run import Run, opened_run
 
 READS = (
     "get_weights", "save", "save_weights", "export", "evaluate", "predict", "test_on_batch", "predict_on_batch",

@@ -15,7 +15,7 @@ import numpy as np
 
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import DeadlineError, LinkClosedError
-from whale_nebula.outer import Numbers
+from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.runtime.apart.differences import Differences
 from whale_nebula.runtime.apart.ends import Ends
 from whale_nebula.wire.tensor import Bytes

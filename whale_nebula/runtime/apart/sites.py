@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from whale_nebula.errors import ConfigError
 from whale_nebula.ir.apart import Apart
-from whale_nebula.run import Run
+from whale_nebula.runtime.run import Run
 from whale_nebula.schedule.rounds import shared_out
 from whale_nebula.scopes.identity import LOCAL
 

@@ -14,12 +14,12 @@ from typing import NamedTuple
 from whale_nebula.codec.fitting import PREFIX, fitting, nbytes, parts_of
 from whale_nebula.codec.objects import Codec
 from whale_nebula.codec.way import NONE, Way
-from whale_nebula.ir.spec import Spec
 from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.report.text import duration
 from whale_nebula.runtime.channels.ladder import EVERY
 from whale_nebula.runtime.channels.state import States
 from whale_nebula.runtime.channels.told import Tally
+from whale_nebula.spec import Spec
 from whale_nebula.wire.frame import wire_bytes
 
 ROOM = 0.8

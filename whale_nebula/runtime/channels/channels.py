@@ -13,9 +13,8 @@ import tensorflow as tf
 from whale_nebula.codec.text import parse
 from whale_nebula.codec.way import NONE, Way, parse_way
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.ir.plan import Boundary, Cut
+from whale_nebula.ir.cut import Boundary, Cut
 from whale_nebula.ir.routing import Routing
-from whale_nebula.ir.spec import Value
 from whale_nebula.passes.batch import entries_per_row
 from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.runtime import casts
@@ -26,6 +25,7 @@ from whale_nebula.runtime.channels.outgoing import Outgoing
 from whale_nebula.runtime.channels.routes import Routes
 from whale_nebula.runtime.channels.state import At, ChannelState, Residue, States
 from whale_nebula.runtime.channels.told import Said, Tally, codec_of, compared, crossed
+from whale_nebula.spec import Value
 from whale_nebula.transport.protocol import Packed
 
 

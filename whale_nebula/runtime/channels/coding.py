@@ -13,8 +13,8 @@ from whale_nebula.codec.graph.casts import restore
 from whale_nebula.codec.objects import Codec, Dims, Precision, Structure
 from whale_nebula.codec.precisions import FP16, Plain
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.ir.spec import Spec
 from whale_nebula.runtime.channels import measuring
+from whale_nebula.spec import Spec
 from whale_nebula.wire.tensor import Bytes
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from whale_nebula.codec.way import Way, parse_way
-from whale_nebula.ir.plan import Boundary, Cut
+from whale_nebula.ir.cut import Boundary, Cut
 from whale_nebula.ir.routing import Routing
-from whale_nebula.ir.spec import Value
 from whale_nebula.runtime.channels.state import AT, LANE
+from whale_nebula.spec import Value
 
 
 @dataclass(frozen=True)

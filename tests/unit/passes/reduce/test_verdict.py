@@ -3,7 +3,6 @@ import pytest
 from tests.unit.passes.reduce.states import folding, read
 from whale_nebula.errors import BatchCoupledError, StaticBatchError
 from whale_nebula.ir.origin import Origin
-from whale_nebula.ir.spec import Value
 from whale_nebula.passes.reduce import Fold, merge_rule, state, verdict
 from whale_nebula.passes.reduce.algebra import mixed
 from whale_nebula.passes.reduce.interpret import Bodies
@@ -21,6 +20,7 @@ from whale_nebula.passes.reduce.state import (
     vector,
     whole,
 )
+from whale_nebula.spec import Value
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_nebula.codec.way import parse_way
-from whale_nebula.outer import Average, Nesterov, Outer
+from whale_nebula.ir.outer_optimizer import Average, Nesterov, Outer
 from whale_nebula.runtime.apart.differences import Differences
 from whale_nebula.runtime.apart.ends import Ends
 from whale_nebula.runtime.apart.flat import Flat
