@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from whale_nebula.errors import OptionError
-from whale_nebula.testing.fault_plan import Fault
+from whale_nebula.faults import Fault
 from whale_nebula.testing.lesson import Numbers
 from whale_nebula.testing.line_faults import LineFault
 

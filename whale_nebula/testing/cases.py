@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+from whale_nebula.faults import POINTS, Action, Fault
 from whale_nebula.testing.case import NAMES, PATIENCE, Case
-from whale_nebula.testing.fault_plan import Action, Fault
 from whale_nebula.testing.line_faults import Ill, LineFault
-from whale_nebula.testing.points import POINTS
 
 # A simulated worker has no certificate, and tells of a failure only where there is one.
 REACHED = tuple(name for name in POINTS if not name.startswith("certificate.") and name != "failure.telling")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from whale_nebula.errors import NebulaError, RunError
+from whale_nebula.faults import Action
 from whale_nebula.testing.case import PATIENCE, Case, Found, Outcome
-from whale_nebula.testing.fault_plan import Action
 from whale_nebula.testing.lesson import undisturbed
 from whale_nebula.testing.line_faults import Ill
 

@@ -12,9 +12,7 @@ import pytest
 
 from whale_nebula import faults as failpoints
 from whale_nebula.errors import OptionError, RunError
-from whale_nebula.faults import VARIABLE, chunk_failpoint, failpoint, names, planned
-from whale_nebula.testing.fault_plan import Action, Fault, FaultPlan
-from whale_nebula.testing.points import POINTS
+from whale_nebula.faults import POINTS, VARIABLE, Action, Fault, FaultPlan, chunk_failpoint, failpoint, names, planned
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -11,12 +11,11 @@ import pytest
 
 from tests.soak.simulated import main, repro
 from whale_nebula.errors import OptionError
+from whale_nebula.faults import POINTS, Action
 from whale_nebula.testing import lesson
 from whale_nebula.testing.case import PATIENCE, Case, Found
 from whale_nebula.testing.cases import REACHED, grid, random_case
-from whale_nebula.testing.fault_plan import Action
 from whale_nebula.testing.judge import judge
-from whale_nebula.testing.points import POINTS
 from whale_nebula.testing.simulator import NOTICED, simulate
 from whale_nebula.transport import peer
 from whale_nebula.wire import frame
