@@ -55,16 +55,27 @@ class Ledger:
 
         Those that it is `copied` to hold variables of their own, which are nobody else's business.
         """
-        fresh = [Kept(path, variables[path], tuple(held[path])) for path in sorted(variables)]
-        for kept in fresh:
-            self._check(kept)
-        new = [kept for kept in fresh if id(kept.variable) not in self.kept]
+        new = self._new(variables, held)
         self._share([kept for kept in new if len(kept.holders) > 1])
         for kept in new:
             kept.holders = tuple(dict.fromkeys([*kept.holders, *copied]))
             self.kept[id(kept.variable)] = kept
             if self.session.worker not in kept.holders:
                 empty(kept)
+
+    def expect(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]]) -> None:
+        """Admit the values that `settle` will receive. Call it before the agreement on a program: the others send them
+        right after that.
+        """
+        shared = [kept for kept in self._new(variables, held) if len(kept.holders) > 1]
+        here = self.session.worker
+        self._admit(self.exchanges + 1, [(slot, kept) for slot, kept in enumerate(shared) if here in kept.holders[1:]])
+
+    def _new(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]]) -> list[Kept]:
+        every = [Kept(path, variables[path], tuple(held[path])) for path in sorted(variables)]
+        for kept in every:
+            self._check(kept)
+        return [kept for kept in every if id(kept.variable) not in self.kept]
 
     def _check(self, kept: Kept) -> None:
         before = self.kept.get(id(kept.variable))
@@ -91,12 +102,22 @@ class Ledger:
             for destination in destinations:
                 self.session.links[destination].send(self._key(slot, kept, destination), array)
 
-    def _receive(self, slot: int, kept: Kept) -> Any:
-        link = self.session.links[kept.holders[0]]
-        return link.receive(self._key(slot, kept, self.session.worker), self.session.patience)
+    def _admit(self, exchange: int, wanted: Sequence[tuple[int, Kept]]) -> None:
+        """Let these values come, and no others. All send at once, so what is asked for does not hold the sender."""
+        for slot, kept in wanted:
+            key = self._key(slot, kept, self.session.worker, exchange)
+            self.session.expected.add_value(key, kept.variable.dtype.name, kept.variable.shape)
+            self.session.links[kept.holders[0]].later(key)
 
-    def _key(self, slot: int, kept: Kept, destination: str) -> Key:
-        return Key("control", _CONTROL, self.exchanges, 0, -1, slot, kept.holders[0], destination)
+    def _receive(self, slot: int, kept: Kept) -> Any:
+        key = self._key(slot, kept, self.session.worker)
+        value = self.session.links[kept.holders[0]].receive(key, self.session.patience)
+        self.session.expected.drop_value(key)
+        return value
+
+    def _key(self, slot: int, kept: Kept, destination: str, exchange: int | None = None) -> Key:
+        number = self.exchanges if exchange is None else exchange
+        return Key("control", _CONTROL, number, 0, -1, slot, kept.holders[0], destination)
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
@@ -129,13 +150,15 @@ class Ledger:
 
     def _exchange(self, chosen: Sequence[Kept]) -> None:
         """Send what is ours to all who do not hold it, and take what is theirs."""
-        self.session.meet(f"a read of {len(chosen)} variables")
         self.exchanges += 1
-        everyone = tuple(sorted([self.session.worker, *self.session.links]))
+        here = self.session.worker
+        self._admit(self.exchanges, [(slot, kept) for slot, kept in enumerate(chosen) if here not in kept.holders])
+        self.session.meet(f"a read of {len(chosen)} variables")
+        everyone = tuple(sorted([here, *self.session.links]))
         for slot, kept in enumerate(chosen):
             self._send(slot, kept, [worker for worker in everyone if worker not in kept.holders])
         for slot, kept in enumerate(chosen):
-            if self.session.worker not in kept.holders:
+            if here not in kept.holders:
                 fill(kept, self._receive(slot, kept))
 
 

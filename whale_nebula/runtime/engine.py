@@ -297,6 +297,7 @@ def _together(
     try:
         refuse_unshared(ids, readers, {worker.name: worker.cluster for worker in cut.workers})
         states, ends = _states(run, captured), _ends(cut, session.worker)
+        run.ledger.expect(captured.variables, cut.held)
         told = session.agree(name, digest_lines(lines), lines, first_difference, states.versions(ends))
         for channel in map(escape_foreign_text, states.drop(told, ends)):
             _LOG.warning("the processes have unlike codec states of %s: all of them begin anew", channel)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import permutations
 from typing import NamedTuple
 
@@ -54,10 +54,12 @@ class _Table(NamedTuple):
 class Expected:
     """Gives the bound of a key, for every program of a run; what no program knows is refused.
 
-    Values of variables (kind "control") are no part of a program: they are bounded by the cap of a tensor alone.
+    Values of variables (kind "control") are no part of a program: each is admitted before it is sent, and dropped once
+    it was received.
     """
 
     def __init__(self) -> None:
+        self._values: dict[Key, Bound] = {}
         self._programs: dict[int, _Table] = {}
         self._rounds: dict[int, Bound] = {}
 
@@ -69,10 +71,18 @@ class Expected:
         """Take in what clusters that train apart tell one another: rows of so many bytes at most."""
         self._rounds[number] = Bound("uint8", (most,))
 
+    def add_value(self, key: Key, dtype: str, shape: Iterable[int | None]) -> None:
+        """Admit the value of a variable."""
+        self._values[key] = Bound(dtype, tuple(ANY_SIZE if axis is None else axis for axis in shape))
+
+    def drop_value(self, key: Key) -> None:
+        """It was received."""
+        self._values.pop(key, None)
+
     def __call__(self, key: Key) -> Bound:
         """What the tensor of this key may be."""
-        if key.kind == "control":
-            return ANYTHING
+        if key in self._values:
+            return self._values[key]
         if key.kind == "round" and key.program in self._rounds:
             return self._rounds[key.program]
         table = self._programs.get(key.program)

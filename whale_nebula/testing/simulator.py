@@ -33,6 +33,7 @@ from whale_nebula.transport import clock, mailbox, outbox, peer, tally
 from whale_nebula.transport.base import lost
 from whale_nebula.transport.carrier import Receiver
 from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.mailbox import Waiters
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.wire import frame
 from whale_nebula.wire.greeting import Greeting
@@ -109,7 +110,8 @@ class _World:
 
     def _script(self, worker: str) -> None:
         outcome = self.outcomes[worker]
-        links = {there: self._link(worker, there) for there in self.case.row if there != worker}
+        waiters = Waiters()
+        links = {there: self._link(worker, there, waiters) for there in self.case.row if there != worker}
         session = Session(worker, links, PATIENCE, leave=lambda: _leave(links))
         try:
             outcome.held = self._course(worker, session, links, outcome)
@@ -141,7 +143,7 @@ class _World:
         outcome.leftover = sum(len(link._inbox._tensors) for link in links.values())
         return pupil.held
 
-    def _link(self, here: str, there: str) -> PeerLink:
+    def _link(self, here: str, there: str, waiters: Waiters) -> PeerLink:
         cable = self.cables[frozenset((here, there))]
         end = next(each for each in cable.ends if each.here == here)
         return PeerLink(
@@ -153,6 +155,7 @@ class _World:
             window=2 * _BUDGET,
             deadlines=_DEADLINES,
             announce=lambda wait: None,
+            waiters=waiters,
             now=self.turns.now,
         )
 

@@ -13,7 +13,7 @@ import numpy as np
 from whale_nebula.errors import NebulaError, RemoteProtocolError
 from whale_nebula.transport.address import Roster
 from whale_nebula.transport.base import BYE, FAIL, LinkEnd, closed_by, failed, refuse_reserved
-from whale_nebula.transport.mailbox import Mailbox
+from whale_nebula.transport.mailbox import Mailbox, Waiters
 from whale_nebula.transport.outbox import Outbox, Parcel
 from whale_nebula.transport.payloads import arrived, described
 from whale_nebula.transport.protocol import Key, Payload
@@ -22,14 +22,18 @@ from whale_nebula.wire.frame import Header, Kind, chunks, pack
 from whale_nebula.wire.message import check_message, encode_message
 from whale_nebula.wire.tensor import dtype_code
 
-BUDGET_BYTES = 64 << 20
+_LONGEST_REASON = 4096
 _UINT8 = dtype_code("uint8")
 
 ExpectKey: TypeAlias = Callable[[Key], Bound | None]
 
 
 class FramedEnd(LinkEnd):
-    """The end of a link whose writer takes parcels from an outbox; `patience` is how long a send may wait for room."""
+    """The end of a link whose writer takes parcels from an outbox; `patience` is how long a send may wait for room.
+
+    `window` is how many bytes may lie here that nobody has asked for before the sender should be held; `waiters` are
+    those of all links of this process.
+    """
 
     def __init__(
         self,
@@ -40,8 +44,10 @@ class FramedEnd(LinkEnd):
         *,
         expect: ExpectKey | None,
         patience: float,
+        window: int | None = None,
+        waiters: Waiters | None = None,
     ) -> None:
-        super().__init__(Mailbox(here, there, fault=RemoteProtocolError))
+        super().__init__(Mailbox(here, there, fault=RemoteProtocolError, window=window, waiters=waiters))
         self._roster = Roster(workers)
         self._ends = self._roster.number(there), self._roster.number(here)
         self._expect = expect
@@ -67,7 +73,8 @@ class FramedEnd(LinkEnd):
 
     def fail(self, reason: Mapping[str, Any]) -> None:
         """Tell the other worker that this one failed and why, before everything that is queued."""
-        parcel = self._parcel({"kind": FAIL, "reason": dict(reason)})
+        cut = {name: value[:_LONGEST_REASON] if isinstance(value, str) else value for name, value in reason.items()}
+        parcel = self._parcel({"kind": FAIL, "reason": cut})
         if self._outbox.put_urgent(parcel):
             self._tally.message(parcel.payload.size)
 
@@ -95,19 +102,19 @@ class FramedEnd(LinkEnd):
     def _arrived(self, event: TensorArrived | MessageArrived) -> None:
         """Whatever has come whole."""
         if isinstance(event, MessageArrived):
-            check_message(event.message, event.header.whole)
-            self._told(event.message)
+            check_message(event.message)
+            self._told(event.message, event.header.whole)
         else:
             self._inbox.put(self._roster.key(event.header), arrived(event))
 
-    def _told(self, message: dict[str, Any]) -> None:
+    def _told(self, message: dict[str, Any], size: int) -> None:
         if message["kind"] == BYE:
             self._inbox.end(partial(closed_by, self.there))
             self._say_farewell()
         elif message["kind"] == FAIL:
             self._inbox.end(partial(failed, self.there, message.get("reason")), at_once=True)
         else:
-            self._inbox.put_message(message)
+            self._inbox.put_message(message, size=size)
 
     def _refuse(self, error: NebulaError) -> None:
         """What comes cannot be understood from here on: say so to both sides."""

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections import defaultdict, deque
-from collections.abc import Callable
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from whale_nebula.errors import DeadlineError, LocalProtocolError, NebulaError, WireError
 from whale_nebula.transport.clock import Clock, MonotonicClock
 from whale_nebula.transport.protocol import Key, Payload
 from whale_nebula.wire.message import MOST_WAITING
+from whale_nebula.wire.replay import held_bytes
 
 T = TypeVar("T")
 
+_APART = ("control", "round")  # kinds of tensors that belong to no step
+_MESSAGE_FACTOR = 32  # how many bytes of objects a byte of JSON may make
+_MOST_OF_MESSAGES = 32 << 20  # in memory, by that factor
+_MOST_ROUNDS = 8
+_MOST_STEPS = 8
+_OVERRUN_BYTES = 12 << 20  # what may come beyond the window once the sender is held
+
+
+def _nothing() -> None:
+    """For a mailbox whose sender is never held."""
+
 
 class _Item(NamedTuple, Generic[T]):
-    """Something that is on its way, and from when on it counts as arrived."""
+    """Something that is on its way, from when on it counts as arrived, and how much of the window it takes."""
 
     due: float
     value: T
+    cost: int = 0
 
 
 class _End(NamedTuple):
@@ -40,6 +54,36 @@ def unsent(here: str, there: str, awaited: str, seconds: float) -> NebulaError:
     )
 
 
+class Waiters:
+    """The threads of a process that wait at its links, for what has not come or for room to send.
+
+    A process that waits holds no sender at any of its links, so no two can wait for each other in a circle.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+        self._told: list[Callable[[], None]] = []
+
+    def tell(self, told: Callable[[], None]) -> None:
+        """Call this whenever a thread begins to wait where none has waited."""
+        self._told.append(told)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around a wait; no lock of a link may be held."""
+        with self._lock:
+            self.count += 1
+            first = self.count == 1
+        try:
+            for told in self._told if first else ():
+                told()
+            yield
+        finally:
+            with self._lock:
+                self.count -= 1
+
+
 class Mailbox:
     """Tensors by key and messages by kind, from one worker to another, in whatever order they are asked for.
 
@@ -49,6 +93,10 @@ class Mailbox:
 
     `late` makes the error of a wait that took too long, from what was awaited and for how long; a link that can tell
     more of the worker at its other end sets its own. It is called without the lock.
+
+    With a `window` (bytes) it says when the sender should be held: `flows` is false while more lies here that nobody
+    has asked for, unless one of `waiters` waits. `on_flow` is called, without the lock, when that has changed for the
+    better. What no sender of ours does, however far ahead it is, is refused.
     """
 
     def __init__(
@@ -58,7 +106,16 @@ class Mailbox:
         *,
         fault: type[WireError] = LocalProtocolError,
         clock: Clock | None = None,
+        window: int | None = None,
+        waiters: Waiters | None = None,
     ) -> None:
+        self.window = window
+        self.held = 0  # bytes that nobody has asked for
+        self.on_flow: Callable[[], None] = _nothing
+        self._waiters = waiters or Waiters()
+        self._waiters.tell(lambda: self.on_flow() if self._full else None)
+        self._steps: Counter[tuple[int, int]] = Counter()  # (program, step) -> tensors of it that nobody asked for
+        self._apart = 0  # bytes of tensors of no step that came while too much lay here already
         self.here = here
         self.there = there
         self._fault = fault
@@ -76,23 +133,47 @@ class Mailbox:
         self._closed = False
         self.late: Callable[[str, float], NebulaError] = self._late
 
+    @property
+    def flows(self) -> bool:
+        """Whether there is room for more, or somebody waits. It may be read without the lock."""
+        return not self._full or self._waiters.count > 0 or self._closed or self._end is not None
+
+    @property
+    def _full(self) -> bool:
+        return self.window is not None and self.held > self.window
+
     def put(self, key: Key, value: Payload, due: float = 0.0) -> None:
         """A tensor arrives (at the time `due`, if that is still to come)."""
         with self._changed:
+            if self.window is not None and self._gives_out_no_more(key):
+                return
             self._refuse_unexpected(key)
-            self._tensors[key] = _Item(due, value)
+            cost = 0
+            if self.window is not None and key not in self._awaited:
+                cost = held_bytes(value.nbytes)
+                self._hold(key, cost, self.window)
+            self._tensors[key] = _Item(due, value, cost)
             self._changed.notify_all()
 
-    def put_message(self, message: dict[str, Any], due: float = 0.0) -> None:
-        """A control message arrives."""
+    def put_message(self, message: dict[str, Any], due: float = 0.0, *, size: int = 0) -> None:
+        """A control message, of so many bytes, arrives."""
         with self._changed:
+            if self._closed:
+                return
             waiting = self._messages[message["kind"]]
             if len(waiting) >= MOST_WAITING:
                 raise self._fault(
                     f"{MOST_WAITING} messages {message['kind']} wait to be taken",
                     why="each is answered, or said once: no worker sends so many without an answer",
                 )
-            waiting.append(_Item(due, message))
+            cost = 0 if self.window is None else held_bytes(size * _MESSAGE_FACTOR)
+            others = sum(item.cost for queue in self._messages.values() for item in queue)
+            if others > _MOST_OF_MESSAGES:
+                raise self._fault(
+                    f"messages of {others // _MESSAGE_FACTOR} bytes wait to be taken, and {size} more came"
+                )
+            self.held += cost
+            waiting.append(_Item(due, message, cost))
             self._changed.notify_all()
 
     def end(self, error: Callable[[], NebulaError], *, due: float = 0.0, at_once: bool = False) -> None:
@@ -126,6 +207,7 @@ class Mailbox:
             if key in self._taken[key.program]:
                 raise LocalProtocolError(f"{key} was received already", why="every tensor is received once")
             self._awaited.add(key)
+        with self._asking(lambda: self._tensors.get(key), deadline), self._changed:
             try:
                 came = self._wait(lambda: self._tensors.get(key), deadline, promised=key in self._promised)
             finally:
@@ -133,24 +215,84 @@ class Mailbox:
                 self._promised.discard(key)
             if came:
                 self._remember(key)
-                return self._tensors.pop(key).value
+                item = self._tensors.pop(key)
+                self._let_go(key, item.cost)
+                return item.value
         raise self.late(str(key), deadline)
 
     def take_message(self, kind: str, deadline: float) -> dict[str, Any]:
         """Wait up to `deadline` seconds for the next message of this kind."""
         with self._changed:
             queue = self._messages[kind]
+        with self._asking(lambda: queue[0] if queue else None, deadline), self._changed:
             if self._wait(lambda: queue[0] if queue else None, deadline):
-                return queue.popleft().value
+                item = queue.popleft()
+                self.held -= item.cost
+                return item.value
         raise self.late(f"message {kind} from {self.there}", deadline)
 
     def later(self, key: Key) -> None:
         """Somebody is going to wait for this tensor: it may come though steps after it have begun, and once it has come
-        it is given out, though a failure came after it.
+        it is given out, though a failure came after it. It does not count against the window.
         """
+        full = self._full
         with self._changed:
             self._awaited.add(key)
             self._promised.add(key)
+            item = self._tensors.get(key)
+            if item is not None and item.cost:
+                self._let_go(key, item.cost)
+                self._tensors[key] = item._replace(cost=0)
+        if full and not self._full:
+            self.on_flow()
+
+    def _gives_out_no_more(self, key: Key) -> bool:
+        """Whether what comes with this key from now on would only lie here."""
+        failed = self._end is not None and self._end.at_once
+        return self._closed or (failed and key not in self._promised)
+
+    @contextlib.contextmanager
+    def _asking(self, find: Callable[[], _Item[Any] | None], deadline: float) -> Iterator[None]:
+        """Around a wait: what has not come must be able to come, and what is taken makes room."""
+        with self._changed:
+            waits = deadline > 0 and find() is None
+        full = self._full
+        with self._waiters.waiting() if waits else contextlib.nullcontext():
+            yield
+        if full and not self._full:
+            self.on_flow()
+
+    def _hold(self, key: Key, cost: int, window: int) -> None:
+        """Count a tensor that nobody has asked for, and refuse what only a sender that keeps to no plan sends. Those of
+        steps are bounded by their plan, and nobody is many steps ahead. Those of none are held back in time, and come
+        only while somebody waits for another one that was sent after them.
+        """
+        if key.kind in _APART:
+            most = window + _OVERRUN_BYTES + (_MOST_ROUNDS * cost if key.kind == "round" else 0)
+            if self.held > window and self._apart > most:
+                raise self._fault(f"{key} came, and {self._apart} bytes lie here that nobody has asked for")
+            self._apart += cost if self.held > window else 0
+        else:
+            at = key.program, key.step
+            newest = self._newest.get(key.program, -1)
+            ahead = sum(program == key.program and step > newest for program, step in self._steps)
+            if at not in self._steps and ahead >= _MOST_STEPS:
+                raise self._fault(f"{key} came, and tensors of {ahead} steps before it are not taken")
+            self._steps[at] += 1
+        self.held += cost
+
+    def _let_go(self, key: Key, cost: int) -> None:
+        """A tensor that had been counted was asked for."""
+        if not cost:
+            return
+        self.held -= cost
+        if self.window is not None and self.held <= self.window:
+            self._apart = 0
+        at = key.program, key.step
+        if key.kind not in _APART:
+            self._steps[at] -= 1
+            if not self._steps[at]:
+                del self._steps[at]
 
     def _wait(self, find: Callable[[], _Item[Any] | None], deadline: float, *, promised: bool = False) -> bool:
         """Whether it came in time."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from whale_nebula.errors import DeadlineError
@@ -30,37 +33,49 @@ class Outbox:
 
     `put` blocks while more than `budget` bytes wait (one parcel is always let in); `finish` lets the writer
     drain what is there and then ends it; `stop` ends it at once and frees who is blocked. A writer that waits for
-    more than parcels waits on `changed`, too, and asks with `poll`.
+    more than parcels waits on `changed`, too, and asks with `poll`. `waiting` is around every wait for room.
     """
 
-    def __init__(self, budget: int) -> None:
+    def __init__(
+        self, budget: int, *, waiting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    ) -> None:
         lock = threading.RLock()
         self.changed = threading.Condition(lock)  # for the writer
         self.written = 0
         self._room = threading.Condition(lock)  # for those who send: they are not woken for what is none of theirs
         self._budget = budget
+        self._waiting_for_room = waiting
         self._waiting: deque[Parcel] = deque()
         self._urgent: deque[Parcel] = deque()
         self._bytes = 0
+        self._forgets = False
         self._finishing = False
         self._stopped = False
 
     def put(self, parcel: Parcel, deadline: float, there: str) -> bool:
         """Queue a parcel; False if nothing is written any more."""
-        size = parcel.size
-        limit = time.monotonic() + deadline
         with self.changed:
-            while not self._over and self._bytes and self._bytes + size > self._budget:
+            if not self._lacks_room(parcel.size):
+                return self._queue(parcel)
+        limit = time.monotonic() + deadline
+        with self._waiting_for_room(), self.changed:
+            while self._lacks_room(parcel.size):
                 left = limit - time.monotonic()
                 if left <= 0:
                     raise self._full(deadline, there)
                 self._room.wait(min(left, 3600.0))
-            if self._over:
-                return False
-            self._waiting.append(parcel)
-            self._bytes += size
-            self.changed.notify_all()
-            return True
+            return self._queue(parcel)
+
+    def _lacks_room(self, size: int) -> bool:
+        return not (self._over or self._forgets) and self._bytes > 0 and self._bytes + size > self._budget
+
+    def _queue(self, parcel: Parcel) -> bool:
+        if self._over or self._forgets:
+            return False
+        self._waiting.append(parcel)
+        self._bytes += parcel.size
+        self.changed.notify_all()
+        return True
 
     def put_urgent(self, parcel: Parcel) -> bool:
         """Queue a parcel before all others, whatever the budget; False if nothing is written any more."""
@@ -112,8 +127,9 @@ class Outbox:
             return self._stopped or (self._finishing and not self._waiting and not self._urgent)
 
     def forget(self) -> None:
-        """Drop what waits and is not urgent: nobody wants it any more."""
+        """Drop what waits and is not urgent, now and from now on: nobody wants it any more."""
         with self.changed:
+            self._forgets = True
             self._bytes -= sum(parcel.size for parcel in self._waiting)
             self._waiting.clear()
             self._notify_all()

@@ -27,14 +27,14 @@ from whale_nebula.transport.base import BYE, FAIL, absent, closed_here, silent
 from whale_nebula.transport.base import lost as gone
 from whale_nebula.transport.carrier import Carrier, CarrierState
 from whale_nebula.transport.deadlines import Deadlines
-from whale_nebula.transport.framed import BUDGET_BYTES, ExpectKey, FramedEnd
-from whale_nebula.transport.mailbox import unsent
+from whale_nebula.transport.framed import ExpectKey, FramedEnd
+from whale_nebula.transport.mailbox import Waiters, unsent
 from whale_nebula.transport.meter import Meter
 from whale_nebula.transport.outbox import Outbox
 from whale_nebula.transport.sending import Sending, Shipment, Upkeep
 from whale_nebula.transport.waiting import Announce, Waiting, log_wait
 from whale_nebula.wire.assembly import TensorArrived
-from whale_nebula.wire.conversation import Answer, Conversation, Event, Opened
+from whale_nebula.wire.conversation import BUDGET_BYTES, Answer, Conversation, Event, Opened
 from whale_nebula.wire.decoder import MessageArrived
 from whale_nebula.wire.frame import Kind
 from whale_nebula.wire.greeting import Greeting, Prover
@@ -50,9 +50,10 @@ class PeerLink(FramedEnd):
     """One worker's end of a link to a worker in another process, over a carrier.
 
     `greeting` says who both are, and in which run. `expect` and `budget` are as for a link over a socket; the budget
-    also bounds what is kept until it is acknowledged. `window` is how many bytes may arrive too early, for carriers
-    of several lanes. With a `prover` both sides prove who they are to each other, and with `sealed` nobody between
-    them can read what they send. `announce` is told of every wait.
+    also bounds what is kept until it is acknowledged; a fifth of it may lie here that nobody has asked for before the
+    sender is held. `window` is how many bytes may arrive too early, for carriers of several lanes. With a `prover` both
+    sides prove who they are to each other, and with `sealed` nobody between them can read what they send. `announce` is
+    told of every wait. `waiters` are shared by all links of a process.
     """
 
     def __init__(
@@ -68,17 +69,29 @@ class PeerLink(FramedEnd):
         sealed: bool = False,
         deadlines: Deadlines | None = None,
         announce: Announce = log_wait,
+        waiters: Waiters | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._deadlines = deadlines or Deadlines()
-        outbox = Outbox(budget)
+        waiters = waiters or Waiters()
+        outbox = Outbox(budget, waiting=waiters.waiting)
         self._changed = outbox.changed
         here, there, patience = greeting.worker, greeting.peer, self._deadlines.patience
-        super().__init__(here, there, workers, outbox, expect=expect, patience=patience)
+        super().__init__(
+            here, there, workers, outbox, expect=expect, patience=patience, window=budget // 5, waiters=waiters
+        )
         self._inbox.late = self._late
+        self._inbox.on_flow = self._flow
         numbers = self._roster.number(here), self._roster.number(there)
         self._conversation = Conversation(
-            *numbers, greeting, expect=self._bound, budget=budget, window=window, prover=prover, sealed=sealed
+            *numbers,
+            greeting,
+            expect=self._bound,
+            budget=budget,
+            window=window,
+            flows=lambda: self._inbox.flows,
+            prover=prover,
+            sealed=sealed,
         )
         self._sending = Sending(self._conversation, outbox, beat=self._deadlines.beat, now=now)
         self._carrier = carrier
@@ -191,6 +204,11 @@ class PeerLink(FramedEnd):
 
     def _stall(self) -> float:
         return self._deadlines.stall(self._outbox.waiting, self._meter.rate)
+
+    def _flow(self) -> None:
+        """There is room for more: the writer may have to say so."""
+        with self._changed:
+            self._changed.notify_all()
 
     # The sending thread.
 
@@ -321,7 +339,11 @@ class PeerLink(FramedEnd):
             for event in self._conversation.receive(data):
                 opened |= isinstance(event, Opened)
                 told |= not isinstance(event, TensorArrived)
-                self._handle(event)
+                try:
+                    self._handle(event)
+                except RemoteProtocolError as error:  # the frame was taken: it does not come again, so nothing heals
+                    self._refuse(error)
+                    return opened, True, None
         except NebulaError as error:
             return opened, True, error
         return opened, told, self._conversation.error
@@ -344,10 +366,12 @@ class PeerLink(FramedEnd):
             failpoint("message.received" if message else "tensor.received", self._carrier.drop)
             self._arrived(event)
 
-    def _told(self, message: dict[str, Any]) -> None:
-        super()._told(message)
+    def _told(self, message: dict[str, Any], size: int) -> None:
+        super()._told(message, size)
         self._bye_heard |= message["kind"] == BYE
-        self._fail_heard |= message["kind"] == FAIL
+        if message["kind"] == FAIL:
+            self._fail_heard = True
+            self._sending.forget()  # it is over there: who waits for room hears of it
 
     def _refuse(self, error: NebulaError) -> None:
         """What comes is not to be trusted from here on: say so to both sides, if there still is a way to say it."""

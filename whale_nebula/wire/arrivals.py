@@ -6,17 +6,11 @@ from enum import Enum, auto
 from typing import Generic, TypeVar
 
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.wire.replay import FIRST
+from whale_nebula.wire.replay import FIRST, held_bytes
 
 T = TypeVar("T")
 
 _MOST_HELD = 1 << 14
-_OVERHEAD = 512  # of one held frame, in memory
-
-
-def held_bytes(size: int) -> int:
-    """What a frame of so many bytes takes in memory while it waits."""
-    return size + _OVERHEAD
 
 
 class Turn(Enum):
@@ -44,7 +38,7 @@ class Arrivals(Generic[T]):
         self.twice = 0
         self._window = window
         self._held: dict[int, tuple[T, int]] = {}
-        self._bytes = 0
+        self.bytes = 0
 
     def turn(self, number: int) -> Turn:
         """Whether the frame with this number is the next, came before, or must wait."""
@@ -58,22 +52,22 @@ class Arrivals(Generic[T]):
     def hold(self, number: int, frame: T, size: int) -> None:
         """Keep an early frame until those before it have come."""
         size = held_bytes(size)
-        if self._bytes + size > self._window or number - self.expected > _MOST_HELD:
+        if self.bytes + size > self._window or number - self.expected > _MOST_HELD:
             raise RemoteProtocolError(
                 f"frame {number} came where frame {self.expected} was due",
                 why=f"{len(self._held)} frames wait for it, and no more than {self._window} bytes may",
             )
         self._held[number] = (frame, size)
-        self._bytes += size
+        self.bytes += size
 
     def taken(self) -> T | None:
         """The due frame was taken; gives the one that is due now, if it was held."""
         self.expected += 1
         frame, size = self._held.pop(self.expected, (None, 0))
-        self._bytes -= size
+        self.bytes -= size
         return frame
 
     def forget(self) -> None:
         """Let go what is held: it comes again on the next connection."""
         self._held.clear()
-        self._bytes = 0
+        self.bytes = 0

@@ -8,7 +8,7 @@ calls it from one thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,11 +16,13 @@ import numpy as np
 from whale_nebula.errors import DamagedFrameError, LocalProtocolError, NebulaError, RemoteProtocolError
 from whale_nebula.foreign_text import escape_foreign_text
 from whale_nebula.wire import hello
-from whale_nebula.wire.arrivals import Arrivals, Turn, held_bytes
+from whale_nebula.wire.arrivals import Arrivals, Turn
 from whale_nebula.wire.assembly import WHOLE_LIMIT, Assembly, Expect, TensorArrived
 from whale_nebula.wire.decoder import MessageArrived
 from whale_nebula.wire.frame import (
     BARE,
+    CHUNK_BYTES,
+    FRAME_CAP,
     HEADER_BYTES,
     Flag,
     Header,
@@ -34,16 +36,18 @@ from whale_nebula.wire.frame import (
 )
 from whale_nebula.wire.greeting import Greeting, Introduction, Prover
 from whale_nebula.wire.message import Word, decode_message, encode_message
-from whale_nebula.wire.replay import Acknowledged, Packet, Replay
+from whale_nebula.wire.replay import FIRST, Acknowledged, Packet, Replay, held_bytes
 from whale_nebula.wire.seal import Exchange, Sealer
 from whale_nebula.wire.side import Side, speak
 from whale_nebula.wire.splitter import Splitter
 from whale_nebula.wire.states import State
 from whale_nebula.wire.tensor import Bytes, dtype_code
 
-BUDGET_BYTES = 64 << 20
-ACK_BYTES = 16 << 20
+BUDGET_BYTES = 40 << 20
+"""With what lies at a receiver before it holds its sender, and one message, a link takes 64 MiB of memory at most."""
+ACK_BYTES = BUDGET_BYTES // 4
 GREETING_BYTES = 64 << 10
+_OVERRUN_BYTES = FRAME_CAP + 4 * CHUNK_BYTES  # the last frame of a tensor goes beyond the budget, and so do messages
 _UINT8 = dtype_code("uint8")
 _ENDED = (State.DRAINED, State.FAILED)
 
@@ -73,7 +77,9 @@ class Conversation:
 
     `expect` and `limit` bound what may arrive, as for `Assembly`; `budget` is how many bytes are kept until they are
     acknowledged; `window` how many may arrive too early (more than 0 where several connections carry the frames).
-    With a `prover` both sides prove who they are, and with `sealed` nobody else can read what they send.
+    While `flows` is false nothing more is acknowledged, so the other side stalls once its budget is used up, and more
+    than that is refused. With a `prover` both sides prove who they are, and with `sealed` nobody else can read what
+    they send.
 
     Whatever the other side does wrong raises `RemoteProtocolError`, now and until `disconnected`; what it had sent
     whole before stays, so a new connection goes on after the last good frame.
@@ -89,6 +95,7 @@ class Conversation:
         limit: int = WHOLE_LIMIT,
         budget: int = BUDGET_BYTES,
         window: int = 0,
+        flows: Callable[[], bool] = lambda: True,
         prover: Prover | None = None,
         sealed: bool = False,
     ) -> None:
@@ -107,8 +114,10 @@ class Conversation:
         self._splitter = Splitter(sealed=sealed)
         self._connected = False
         self._error: NebulaError | None = None
-        # Bytes taken since this side last said so. A frame before its time counts when it is taken: to say again what
-        # was said does not help a sender that waits for room.
+        self._flows = flows
+        self._released = FIRST  # all frames before this one are acknowledged
+        # Bytes taken since this side last acknowledged any. A frame before its time counts when it is taken: to say
+        # again what was said does not help a sender that waits for room.
         self._heard = 0
         self._ack_bytes = ACK_BYTES
 
@@ -162,7 +171,8 @@ class Conversation:
         if self._connected:
             raise LocalProtocolError("there is a connection already", mend="call disconnected() first")
         self._connected = True
-        packet = self._greeting_packet(self._introduction.hello(self._arrivals.expected))
+        expected = self._arrivals.expected
+        packet = self._greeting_packet(self._introduction.hello(expected, self._acknowledge()))
         self._ours = _known(self._ours.said(Word.HELLO))
         return [packet]
 
@@ -184,14 +194,13 @@ class Conversation:
         """
         side = self._allowed(header, chunk)
         numbered = header._replace(
-            epoch=self.epoch, sequence=self._replay.next, ack=self._arrivals.expected
+            epoch=self.epoch, sequence=self._replay.next, ack=self._acknowledge()
         )
         if self._sealer is not None:
             numbered, chunk = self._sealer.seal(numbered, chunk)
         packet = pack(numbered, checksum(chunk), sealed=self._sealer is not None), chunk
         self._replay.keep(packet)
         self._ours = side
-        self._heard = 0
         return packet
 
     def due(self) -> Packet | None:
@@ -201,8 +210,8 @@ class Conversation:
     @property
     def owes(self) -> bool:
         """Whether it is time to say what has arrived."""
-        ended = self._theirs.state in _ENDED and self._heard > 0
-        return self.ready and (ended or self._heard > self._ack_bytes)
+        ended = self._theirs.state in _ENDED
+        return self.ready and self._heard > (0 if ended else self._ack_bytes) and (ended or self._flows())
 
     def beat(self) -> Packet:
         """A frame that says that this side lives, and what has arrived."""
@@ -210,13 +219,18 @@ class Conversation:
             raise LocalProtocolError("nothing is sent before the greeting is over")
         return self._bare(Kind.BEAT)
 
+    def _acknowledge(self) -> int:
+        """The number to acknowledge up to, in what is sent now."""
+        if self._theirs.state in _ENDED or self._flows():
+            self._released, self._heard = self._arrivals.expected, 0
+        return self._released
+
     def _bare(self, kind: Kind) -> Packet:
-        self._heard = 0
         header = Header(
             kind,
             flags=Flag.LAST,
             epoch=self.epoch,
-            ack=self._arrivals.expected,
+            ack=self._acknowledge(),
             source=self._here,
             destination=self._there,
         )
@@ -312,10 +326,15 @@ class Conversation:
         turn = self._arrivals.turn(header.sequence)
         if turn is Turn.EARLY:
             self._arrivals.hold(header.sequence, frame, _size(payload))
+        if self._heard + self._arrivals.bytes > self._replay.budget + _OVERRUN_BYTES:
+            raise RemoteProtocolError(
+                f"frame {header.sequence} came where {self._heard + self._arrivals.bytes} bytes are not acknowledged",
+                why=f"the budget of both sides is {self._replay.budget} bytes",
+            )
         following = frame if turn is Turn.DUE else None
         while following is not None:
             events += self._take(*following)
-            self._heard += _size(following[1])
+            self._heard += held_bytes(_size(following[1]))
             following = self._arrivals.taken()
 
     def _take(self, header: Header, payload: Bytes) -> list[Event]:
@@ -394,7 +413,7 @@ class Conversation:
         resumed = self._introduction.proven is not None
         hellos = self._introduction.settle(message)
         theirs = hellos[1]
-        if not self._replay.oldest <= theirs.received <= self._replay.next:
+        if not max(self._replay.oldest, theirs.acknowledged) <= theirs.received <= self._replay.next:
             raise RemoteProtocolError(
                 f"worker '{theirs.worker}' expects frame {theirs.received}, and there are {self._replay.oldest} to "
                 f"{self._replay.next - 1}",
@@ -405,8 +424,9 @@ class Conversation:
         if self._exchange is not None and self._sealer is None:
             material = self._exchange.agree(bytes.fromhex(theirs.exchange or ""), hello.salt(hellos))
             self._sealer = Sealer(material, self._here, self._there)
-        self._ack_bytes = min(ACK_BYTES, theirs.budget // 4)
-        return [*self._acknowledged(theirs.received), Opened(self._replay.since(theirs.received), resumed)]
+        self._replay.budget = min(self._replay.budget, theirs.budget)
+        self._ack_bytes = min(ACK_BYTES, self._replay.budget // 4)
+        return [*self._acknowledged(theirs.acknowledged), Opened(self._replay.since(theirs.received), resumed)]
 
 
 def _size(payload: Bytes) -> int:

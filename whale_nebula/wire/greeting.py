@@ -78,7 +78,7 @@ class Introduction:
         self.proven: Hello | None = None  # what the other process said first that it proved
         self.certificate: str | None = None  # with which it proved what it said last
 
-    def hello(self, received: int) -> dict[str, Any]:
+    def hello(self, received: int, acknowledged: int) -> dict[str, Any]:
         """What to say first on a new connection."""
         self._theirs = None
         self._ours = Hello(
@@ -89,6 +89,7 @@ class Introduction:
             challenge=self._draw_challenge().hex(),
             budget=self._budget,
             received=received,
+            acknowledged=acknowledged,
             certificate=self._prover.certificate if self._prover else None,
             exchange=self._exchange.hex() if self._exchange else None,
             versions=dict(self._greeting.versions),

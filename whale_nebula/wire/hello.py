@@ -14,7 +14,7 @@ from whale_nebula.wire.message import encode_message
 
 NONCE_BYTES = 16
 _EXCHANGE_BYTES = 32
-_CHANGING = ("certificate", "challenge", "received")
+_CHANGING = ("certificate", "challenge", "received", "acknowledged")
 _MOST_TEXT = 48 << 10
 _MOST_NUMBER = (1 << 64) - 1
 _LABEL = b"whale_nebula greeting 2\0"
@@ -25,8 +25,9 @@ class Hello:
     """One side's HELLO. Bytes are in hex.
 
     `nonce` is drawn once by a process, `challenge` anew for each connection: a proof that is signed with it is worth
-    nothing on another one. `received` is the number of the next frame that this side expects, `budget` how many bytes
-    it keeps until they are acknowledged.
+    nothing on another one. `received` is the number of the next frame that this side expects, `acknowledged` that of
+    the first which the other one still counts as on its way, and `budget` how many bytes may be so: the smaller one of
+    both sides holds for both.
     """
 
     run: str
@@ -36,6 +37,7 @@ class Hello:
     challenge: str
     budget: int
     received: int
+    acknowledged: int
     certificate: str | None = None
     exchange: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -64,8 +66,8 @@ def parse_hello(message: Mapping[str, Any]) -> Hello:
 def transcript(hellos: tuple[Hello, Hello], signer: str) -> bytes:
     """What the worker `signer` signs: both greetings, and that it is the one who signs.
 
-    >>> a = Hello("run", "gpu/0", "npu/0", "0a" * 16, "1a" * 16, 1, 1)
-    >>> b = Hello("run", "npu/0", "gpu/0", "0b" * 16, "1b" * 16, 1, 1)
+    >>> a = Hello("run", "gpu/0", "npu/0", "0a" * 16, "1a" * 16, 1, 1, 1)
+    >>> b = Hello("run", "npu/0", "gpu/0", "0b" * 16, "1b" * 16, 1, 1, 1)
     >>> transcript((a, b), "gpu/0") == transcript((b, a), "gpu/0") != transcript((a, b), "npu/0")
     True
     """
@@ -107,6 +109,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "challenge": lambda value: _hex(value, NONCE_BYTES),
     "budget": _number,
     "received": _number,
+    "acknowledged": _number,
     "certificate": lambda value: value is None or _text(value),
     "exchange": lambda value: value is None or _hex(value, _EXCHANGE_BYTES),
     "versions": lambda value: isinstance(value, dict) and all(map(_text, value.values())),

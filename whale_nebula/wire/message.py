@@ -19,8 +19,10 @@ from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
 from whale_nebula.wire.frame import MESSAGE_BYTES
 
 SESSION = "SESSION"
-MOST_BYTES = 256 << 10
-"""How long a message may be, unless its entry says more."""
+_MOST_BYTES = 256 << 10
+_MOST_VALUES = 1 << 15
+_LINES = b'{"about":"LINES",'
+"""How the one message begins that may be larger, up to a frame: the text of a program, where two programs differ."""
 MOST_WAITING = 64
 """How many messages of one kind may wait to be taken. Each is answered, or said once, so there are a few at most."""
 _MOST_NUMBER = (1 << 64) - 1
@@ -90,14 +92,13 @@ def _is_fingerprint(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class MessageKind:
-    """A kind of control message: its word in the table of states, the fields that it must and may have, and its
-    longest form in bytes. An `open` kind may have other fields besides.
+    """A kind of control message: its word in the table of states, and the fields that it must and may have. An `open`
+    kind may have other fields besides.
     """
 
     word: Word
     required: Mapping[str, Check] = field(default_factory=dict)
     optional: Mapping[str, Check] = field(default_factory=dict)
-    most_bytes: int = MOST_BYTES
     open: bool = False
 
     def find_fault(self, fields: Mapping[str, Any]) -> str:
@@ -125,12 +126,7 @@ KINDS: Mapping[str, MessageKind] = MappingProxyType(
         "SESSION AGREE": _session(
             Word.AGREE, {"program": _is_text, "digest": _is_text}, {"states": _table_of(_is_count)}
         ),
-        "SESSION LINES": MessageKind(
-            Word.LINES,
-            {"program": _is_text, "lines": _list_of(_is_text)},
-            {"doing": _is_text, "line": _is_text},
-            most_bytes=MESSAGE_BYTES,
-        ),
+        "SESSION LINES": _session(Word.LINES, {"program": _is_text, "lines": _list_of(_is_text)}),
         "SESSION STEP": _session(
             Word.STEP,
             {"program": _is_count, "step": _is_count, "rows": _is_count, "inputs": _table_of(_is_fingerprint)},
@@ -220,13 +216,9 @@ def require_known(message: Mapping[str, Any]) -> None:
         raise LocalProtocolError(f"a control message {fault}", mend="add it to KINDS in wire/message.py")
 
 
-def check_message(message: Mapping[str, Any], nbytes: int = 0) -> None:
+def check_message(message: Mapping[str, Any]) -> None:
     """Refuse a message of the other side that does not fit its entry."""
-    fault = find_fault(message)
-    entry = kind_of(message)
-    if not fault and entry is not None and nbytes > entry.most_bytes:
-        fault = f"{message['kind']!r} of {nbytes} bytes, where {entry.most_bytes} are the most"
-    if fault:
+    if fault := find_fault(message):
         raise RemoteProtocolError(f"a control message {fault}")
 
 
@@ -242,10 +234,8 @@ def encode_message(message: Mapping[str, Any]) -> bytes:
         data = json.dumps(message, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise LocalProtocolError(f"control message {message['kind']!r} is not plain JSON: {error}") from None
-    if len(data) > MESSAGE_BYTES:
-        raise LocalProtocolError(
-            f"control message {message['kind']!r} has {len(data)} bytes, above a frame's cap"
-        )
+    if fault := _find_excess(data):
+        raise LocalProtocolError(f"control message {message['kind']!r} has {fault}")
     return data
 
 
@@ -255,6 +245,8 @@ def decode_message(data: bytes) -> dict[str, Any]:
     >>> decode_message(b'{"kind":"BYE"}')
     {'kind': 'BYE'}
     """
+    if fault := _find_excess(data):
+        raise RemoteProtocolError(f"a control message has {fault}")
     try:
         message = json.loads(data, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -262,6 +254,16 @@ def decode_message(data: bytes) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
         raise RemoteProtocolError("a control message is no object with a 'kind'")
     return message
+
+
+def _find_excess(data: bytes) -> str | None:
+    """What is too large about a message, found before it is parsed: as objects it takes many times its bytes."""
+    lines = data.startswith(_LINES)
+    cap = MESSAGE_BYTES if lines else _MOST_BYTES
+    if len(data) > cap:
+        return f"{len(data)} bytes, above the cap of {cap}"
+    values = 0 if lines else sum(data.count(mark) for mark in (b"[", b"{", b","))
+    return f"{values} values, above the cap of {_MOST_VALUES}" if values > _MOST_VALUES else None
 
 
 def _refuse_constant(name: str) -> NoReturn:

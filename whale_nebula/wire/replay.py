@@ -12,6 +12,12 @@ Packet: TypeAlias = tuple[bytes, Bytes]
 """One whole frame: the bytes of its header, and its payload as it travels."""
 
 FIRST = 1  # the number of the first frame; 0 stands on what is not numbered
+_OVERHEAD = 512  # of one held frame, in memory
+
+
+def held_bytes(size: int) -> int:
+    """What a frame of so many bytes takes in memory while it waits: both sides count budgets in it."""
+    return size + _OVERHEAD
 
 
 class Acknowledged(NamedTuple):
@@ -28,10 +34,10 @@ class Replay:
     was sent first. It never drops any: who sends looks at `room` first, and waits while there is none.
 
     >>> import numpy as np
-    >>> replay = Replay(budget=300)
+    >>> replay = Replay(budget=1500)
     >>> for _ in range(3): replay.keep((b"h" * 100, np.zeros(20, np.uint8)))
     >>> replay.next, replay.room, replay.acknowledge(3), replay.room
-    (4, -60, Acknowledged(frames=2, bytes=240), 180)
+    (4, -396, Acknowledged(frames=2, bytes=240), 868)
     >>> [len(head) for head, chunk in replay.since(3)]
     [100]
     """
@@ -39,13 +45,13 @@ class Replay:
     def __init__(self, budget: int) -> None:
         self.next = FIRST
         self.bytes = 0
-        self._budget = budget
+        self.budget = budget  # in memory
         self._kept: deque[Packet] = deque()
 
     @property
     def room(self) -> int:
         """How many bytes may still be kept. The frame that makes it negative was still let in."""
-        return self._budget - self.bytes
+        return self.budget - self.bytes - len(self._kept) * held_bytes(0)
 
     def keep(self, packet: Packet) -> None:
         """A frame goes out: the one with the number `next`."""

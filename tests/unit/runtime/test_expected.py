@@ -7,7 +7,7 @@ import pytest
 from tests.unit.passes.examples import DESCENT, EXAMPLES, GLOBAL_NORM, TWO_STAGES
 from tests.unit.passes.programs import apart, cut
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.runtime.expected import ANY_SIZE, ANYTHING, Expected, slots
+from whale_nebula.runtime.expected import ANY_SIZE, Expected, slots
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.decoder import Bound
 
@@ -58,9 +58,17 @@ def test_a_result_is_no_micro_batch() -> None:
         expected()(dataclasses.replace(loss, micro_batch=0))
 
 
-def test_values_of_variables_are_bounded_by_the_cap_alone() -> None:
+def test_values_of_variables_are_admitted_one_by_one() -> None:
+    """Before they are sent, and until they were received."""
     value = Key("control", 0, step=1, phase=0, micro_batch=-1, slot=9, source="b/0", destination="a/0")
-    assert expected()(value) is ANYTHING and ANYTHING.admits("float32", (1, 2, 3))
+    made = expected()
+    made.add_value(value, "float32", (None, 8))
+    assert made(value) == Bound("float32", (ANY_SIZE, 8))
+    with pytest.raises(RemoteProtocolError, match="no plan of this run knows"):
+        made(dataclasses.replace(value, slot=8))
+    made.drop_value(value)
+    with pytest.raises(RemoteProtocolError, match="no plan of this run knows"):
+        made(value)
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, "norm"])

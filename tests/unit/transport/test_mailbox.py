@@ -1,9 +1,13 @@
 """The mailbox: by key in any order, each once, none late, and an end that everybody hears of."""
 
+import dataclasses
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from whale_nebula.errors import (
     DeadlineError,
@@ -14,6 +18,7 @@ from whale_nebula.errors import (
 )
 from whale_nebula.transport.mailbox import Mailbox
 from whale_nebula.transport.protocol import Key
+from whale_nebula.wire.replay import held_bytes
 
 
 class FakeClock:
@@ -248,3 +253,133 @@ def test_what_was_promised_and_has_come_is_given_out_though_a_failure_followed(m
     assert mailbox.take(key(slot=7), 1.0) == "promised"
     with pytest.raises(RemoteFailureError):
         mailbox.take(key(slot=8), 1.0)
+
+
+class TestWindow:
+    """What lies in a mailbox unasked is counted, and says when its sender should be held."""
+
+    SIZE = 4096
+
+    @pytest.fixture
+    def flowed(self) -> list[bool]:
+        return []
+
+    @pytest.fixture
+    def bounded(self, clock: FakeClock, flowed: list[bool]) -> Mailbox:
+        made = Mailbox("gpu/0", "npu/0", fault=RemoteProtocolError, clock=clock, window=2 * held_bytes(self.SIZE))
+        made.on_flow = lambda: flowed.append(made.flows)
+        return made
+
+    def fill(self, mailbox: Mailbox, count: int, step: int = 0, kind: str = "forward") -> list[Key]:
+        keys = [replaced(key(slot, step), kind) for slot in range(count)]
+        for each in keys:
+            mailbox.put(each, np.zeros(self.SIZE, np.uint8))
+        return keys
+
+    def test_it_flows_until_more_lies_there_than_the_window(self, bounded: Mailbox, flowed: list[bool]) -> None:
+        first, *_ = self.fill(bounded, 2)
+        assert bounded.flows
+        self.fill(bounded, 3, step=1)
+        assert not bounded.flows and flowed == []
+        bounded.take(first, 0.0)
+        assert not bounded.flows
+        for slot in range(2):
+            bounded.take(key(slot, 1), 0.0)
+        assert bounded.flows and flowed == [True]
+
+    def test_what_was_asked_for_does_not_count(self, bounded: Mailbox, flowed: list[bool]) -> None:
+        for slot in range(3):
+            bounded.later(key(slot))
+        self.fill(bounded, 3)
+        assert (bounded.held, bounded.flows) == (0, True)
+        self.fill(bounded, 3, step=1)
+        assert not bounded.flows
+        bounded.later(key(0, 1))
+        assert (bounded.held, flowed) == (2 * held_bytes(self.SIZE), [True])
+        for slot in range(3):
+            bounded.take(key(slot, 1), 0.0)
+        assert bounded.held == 0
+
+    def test_while_somebody_waits_for_what_has_not_come_all_flows(self, bounded: Mailbox, flowed: list[bool]) -> None:
+        self.fill(bounded, 3)
+        seen: list[bool] = []
+        bounded._clock.wait = lambda condition, seconds: (seen.append(bounded.flows), bounded.put(key(9), SMALL))
+        bounded.take(key(9), 1.0)
+        assert (seen, flowed, bounded.flows) == ([True], [True], False)
+        with pytest.raises(DeadlineError):
+            bounded.take_message("SESSION", 0.0)  # who only looks does not wait
+        assert flowed == [True]
+
+    def test_messages_count_as_the_objects_that_they_are(self, bounded: Mailbox) -> None:
+        bounded.put_message({"kind": "SESSION"}, size=1000)
+        assert not bounded.flows
+        bounded.take_message("SESSION", 0.0)
+        assert (bounded.held, bounded.flows) == (0, True)
+
+    def test_who_has_left_holds_nobody_and_keeps_nothing(self, bounded: Mailbox) -> None:
+        self.fill(bounded, 3)
+        bounded.close(lambda: LinkClosedError("closed"))
+        held = bounded.held
+        self.fill(bounded, 3, step=1)
+        bounded.put_message({"kind": "SESSION"}, size=1000)
+        assert bounded.flows and bounded.held == held
+
+    @pytest.mark.parametrize("kind", ["control", "round"])
+    def test_values_of_no_step_that_nobody_asks_for_are_bounded(self, bounded: Mailbox, kind: str) -> None:
+        """A sender of ours is held long before; one that goes on while something else is awaited keeps to no plan."""
+        large = np.zeros(1 << 20, np.uint8)
+        with pytest.raises(RemoteProtocolError, match="that nobody has asked for"):
+            for slot in range(64):
+                bounded.put(replaced(key(slot), kind), large)
+        assert bounded.held < 32 << 20
+
+    def test_nobody_is_many_steps_ahead(self, bounded: Mailbox) -> None:
+        with pytest.raises(RemoteProtocolError, match="tensors of 8 steps before it are not taken"):
+            for step in range(20):
+                self.fill(bounded, 1, step)
+
+    def test_what_a_past_step_left_is_no_step_ahead(self, bounded: Mailbox) -> None:
+        for step in range(20):
+            bounded.put(key(0, step), np.zeros(1))
+            bounded.put(key(1, step), np.zeros(1))
+            bounded.take(key(0, step), 0.0)
+
+    def test_messages_are_few(self, bounded: Mailbox) -> None:
+        """A large one is let in beside small ones: two programs that differ are told line by line."""
+        bounded.put_message({"kind": "SESSION"}, size=100)
+        bounded.put_message({"kind": "SESSION"}, size=4 << 20)
+        with pytest.raises(RemoteProtocolError, match=r"messages of 4\d{6} bytes wait to be taken, and 100 more came"):
+            bounded.put_message({"kind": "LEAVING"}, size=100)
+        bounded.take_message("SESSION", 0.0)
+        bounded.take_message("SESSION", 0.0)
+        with pytest.raises(RemoteProtocolError, match="64 messages SESSION wait to be taken"):
+            for _ in range(100):
+                bounded.put_message({"kind": "SESSION"})
+
+    @given(st.lists(st.tuples(st.sampled_from(["put", "take", "later"]), st.integers(0, 5), st.integers(0, 9000))))
+    def test_what_is_held_is_what_lies_there_unasked(self, moves: list[tuple[str, int, int]]) -> None:
+        mailbox = Mailbox("gpu/0", "npu/0", window=10_000, clock=FakeClock())
+        there: dict[Key, int] = {}
+        asked: set[Key] = set()
+        gone: set[Key] = set()
+        for move, slot, size in moves:
+            each = replaced(key(slot), "control" if slot % 2 else "forward")
+            if move == "put" and each not in there.keys() | gone:
+                mailbox.put(each, np.zeros(size, np.uint8))
+                there[each] = size
+            elif move == "take" and each in there:
+                mailbox.take(each, 0.0)
+                gone.add(each)
+                del there[each]
+            elif move == "later" and each not in gone:
+                mailbox.later(each)
+                asked.add(each)
+            assert mailbox.held == sum(held_bytes(size) for each, size in there.items() if each not in asked)
+            assert mailbox.flows == (mailbox.held <= 10_000)
+
+
+SMALL = np.zeros(1, np.uint8)
+
+
+def replaced(one: Key, kind: str) -> Key:
+    return dataclasses.replace(one, kind=kind)

@@ -50,7 +50,7 @@ ILLEGAL = {
     "a shard": (True, tensor(0, SMALL, shard=1), "shard 1, where no plan has any"),
     "a value in a step": (True, tensor(0, SMALL, kind=Kind.VALUE), "VALUE in state STEPPING"),
     "a second init": (True, said(0, {"kind": "SESSION", "about": "HELLO"}), "INIT in state STEPPING"),
-    "lines without an agreement": (True, said(0, {"kind": "SESSION", "about": "LINES"}), "LINES in state"),
+    "lines without an agreement": (True, said(0, {"kind": "SESSION", "about": "LINES", "lines": []}), "LINES in state"),
     "an unknown session message": (True, said(0, {"kind": "SESSION", "about": "X"}), "SESSION in state"),
     "a greeting of the wire": (True, said(0, {"kind": "HELLO"}), "HELLO in state STEPPING"),
     "a step without numbers": (True, said(0, {"kind": "SESSION", "about": "STEP"}), "without the numbers"),
@@ -374,6 +374,59 @@ class TestAcknowledgements:
         assert packet is not None
         a.receive(whole(packet))
         assert a.unacked == 0 and b.due() is None
+
+    def test_who_is_held_stalls_and_goes_on_once_it_is_let(self) -> None:
+        open_now = [False]
+        a, b = conversation(0, budget=8000), conversation(1, flows=lambda: open_now[0])
+        greet(a, b)
+        b.receive(sent(a, said(0, STEP))[0])
+        frames = [tensor(0, np.full(1000, slot, np.uint8), slot=slot)[0] for slot in range(12)]
+        taken: list[bytes] = []
+        while a.room() > 0:
+            taken += contents(b.receive(sent(a, [frames.pop(0)])[0]))
+            assert b.due() is None
+            a.receive(whole(b.beat()))  # it says nothing new
+        assert len(taken) < 8 and a.unacked > 0
+        cut(a, b)
+        assert greet(a, b)[0] == [Opened([], resumed=True)]  # nor does another connection, but nothing comes twice
+        assert a.room() <= 0
+        open_now[0] = True
+        packet = b.due()
+        assert packet is not None
+        a.receive(whole(packet))
+        assert a.unacked == 0
+        for frame in frames:
+            taken += contents(b.receive(sent(a, [frame])[0]))
+            if packet := b.due():
+                a.receive(whole(packet))
+        assert taken == [bytes([slot]) * 1000 for slot in range(12)]
+
+    def test_who_sends_more_than_its_budget_is_refused(self) -> None:
+        """On the next connection too: no cut makes room."""
+        a, b = conversation(0), conversation(1, budget=8000, flows=lambda: False)
+        greet(a, b)
+        a._replay.budget = 1 << 40  # it keeps to none
+        b.receive(sent(a, said(0, STEP))[0])
+        with pytest.raises(RemoteProtocolError, match="bytes are not acknowledged"):
+            for slot in range(100):
+                b.receive(sent(a, tensor(0, np.zeros(CHUNK_BYTES, np.uint8), slot=slot))[0])
+        stopped = b.received
+        assert stopped < 20
+        for _ in range(2):
+            cut(a, b)
+            again = greet(a, b)[0][-1].resend
+            with pytest.raises(RemoteProtocolError, match="bytes are not acknowledged"):
+                b.receive(whole(again[0]))
+            assert b.received == stopped
+
+    def test_an_end_is_acknowledged_to_who_is_held(self) -> None:
+        a, b = opened(stepping=True, flows=lambda: False)
+        b.receive(sent(a, tensor(0, SMALL))[0])
+        b.receive(sent(a, said(0, BYE))[0])
+        packet = b.due()
+        assert packet is not None
+        a.receive(whole(packet))
+        assert a.unacked == 0
 
     def test_without_room_tensors_stall_and_messages_do_not(self) -> None:
         a, b = opened(stepping=True, budget=1000)

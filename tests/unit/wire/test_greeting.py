@@ -11,7 +11,7 @@ from whale_nebula.errors import LocalProtocolError, PeerRestartedError, RemotePr
 from whale_nebula.wire.greeting import Introduction
 from whale_nebula.wire.hello import Hello, epoch, parse_hello, salt, transcript
 
-STATIC = {"budget": 100, "received": 1, "versions": {"python": "3.11"}}
+STATIC = {"budget": 100, "received": 1, "acknowledged": 1, "versions": {"python": "3.11"}}
 HELLO = Hello("run-1", *NAMES, nonce="0a" * 16, challenge="1a" * 16, **STATIC)
 OTHER = dataclasses.replace(HELLO, worker=NAMES[1], to=NAMES[0], nonce="0b" * 16)
 
@@ -23,7 +23,7 @@ def introduction(side: int, *, proven: bool = True, exchange: bytes | None = Non
 
 def meet(a: Introduction, b: Introduction) -> tuple[Hello, Hello]:
     """A connection on which both greet; gives what `a` knows after it."""
-    hellos = a.hello(1), b.hello(1)
+    hellos = a.hello(1, 1), b.hello(1, 1)
     auth = a.answer(hellos[1]), b.answer(hellos[0])
     b.settle(auth[0])
     return a.settle(auth[1])
@@ -77,7 +77,7 @@ class TestHello:
 
     @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Hello)])
     def test_every_field_is_signed(self, field: str) -> None:
-        value = {"budget": 7, "received": 7, "versions": {}}.get(field, "0c" * 16)
+        value = {"budget": 7, "received": 7, "acknowledged": 7, "versions": {}}.get(field, "0c" * 16)
         changed = dataclasses.replace(HELLO, **{field: value})
         assert transcript((changed, OTHER), "gpu/0") != transcript((HELLO, OTHER), "gpu/0")
 
@@ -108,29 +108,29 @@ class TestIntroduction:
     )
     def test_who_does_not_fit_is_refused(self, fields: dict[str, Any], words: str) -> None:
         here = introduction(0)
-        here.hello(1)
+        here.hello(1, 1)
         with pytest.raises(RemoteProtocolError, match=words):
-            here.answer(introduction(1, **fields).hello(1))
+            here.answer(introduction(1, **fields).hello(1, 1))
 
     def test_an_echo_is_no_greeting(self) -> None:
         here = introduction(0)
-        said = here.hello(1)
+        said = here.hello(1, 1)
         with pytest.raises(RemoteProtocolError, match="echo"):
             here.answer({**said, "worker": NAMES[1], "to": NAMES[0]})
 
     def test_a_proof_sent_back_is_no_proof(self) -> None:
         a, b = introduction(0), introduction(1)
-        hellos = a.hello(1), b.hello(1)
+        hellos = a.hello(1, 1), b.hello(1, 1)
         own = a.answer(hellos[1])
         with pytest.raises(RemoteProtocolError, match="signature of npu/0 is wrong"):
             a.settle(own)
 
     def test_a_proof_of_another_greeting_is_no_proof(self) -> None:
         a, b = introduction(0), introduction(1)
-        first = a.hello(1), b.hello(1)
+        first = a.hello(1, 1), b.hello(1, 1)
         old = b.answer(first[0])
-        a, later = introduction(0), b.hello(1)  # another process greets the same peer
-        a.hello(1)
+        a, later = introduction(0), b.hello(1, 1)  # another process greets the same peer
+        a.hello(1, 1)
         a.answer(later)
         with pytest.raises(RemoteProtocolError, match="signature"):
             a.settle(old)
@@ -142,29 +142,29 @@ class TestIntroduction:
     )
     def test_what_is_no_proof_is_refused(self, auth: dict[str, Any]) -> None:
         a, b = introduction(0), introduction(1)
-        a.hello(1)
-        a.answer(b.hello(1))
+        a.hello(1, 1)
+        a.answer(b.hello(1, 1))
         with pytest.raises(RemoteProtocolError):
             a.settle({"kind": "AUTH", **auth})
         assert a.proven is None
 
     def test_a_signature_where_none_is_asked_is_refused(self) -> None:
         a, b = introduction(0, proven=False), introduction(1, proven=False)
-        a.hello(1)
-        a.answer(b.hello(1))
+        a.hello(1, 1)
+        a.answer(b.hello(1, 1))
         with pytest.raises(RemoteProtocolError, match="no AUTH"):
             a.settle({"kind": "AUTH", "signature": "00"})
 
     def test_each_connection_is_greeted_anew(self) -> None:
         a, b = introduction(0), introduction(1)
         meet(a, b)
-        a.hello(1)
+        a.hello(1, 1)
         with pytest.raises(RemoteProtocolError, match="AUTH came before HELLO"):
             a.settle({"kind": "AUTH", "signature": "00"})
 
     def test_without_a_connection_nothing_is_answered(self) -> None:
         with pytest.raises(LocalProtocolError, match="no connection"):
-            introduction(0).answer(introduction(1).hello(1))
+            introduction(0).answer(introduction(1).hello(1, 1))
 
     def test_sealing_needs_a_proof(self) -> None:
         with pytest.raises(LocalProtocolError, match="proves nothing"):
@@ -183,11 +183,11 @@ class TestLaterConnections:
     def test_a_recorded_greeting_is_worth_nothing_on_the_next_connection(self) -> None:
         """Between the same two processes: what one of them has signed once does not prove that it is still there."""
         a, b = introduction(0), introduction(1)
-        hellos = a.hello(1), b.hello(1)
+        hellos = a.hello(1, 1), b.hello(1, 1)
         auth = b.answer(hellos[0])
         a.answer(hellos[1])
         a.settle(auth)
-        a.hello(1)  # the next connection, on which somebody plays the record
+        a.hello(1, 1)  # the next connection, on which somebody plays the record
         a.answer(hellos[1])
         with pytest.raises(RemoteProtocolError, match="signature of npu/0 is wrong"):
             a.settle(auth)
@@ -204,7 +204,7 @@ class TestLaterConnections:
         a = introduction(0)
         meet(a, introduction(1))
         stranger = Introduction(greeting(1), 100, SharedSecret(NAMES[1], secret))
-        hellos = a.hello(1), stranger.hello(1)
+        hellos = a.hello(1, 1), stranger.hello(1, 1)
         a.answer(hellos[1])
         auth = stranger.answer(hellos[0])
         with pytest.raises(PeerRestartedError if secret == b"secret" else RemoteProtocolError) as caught:

@@ -47,7 +47,11 @@ class Ends:
         return PROGRAMS + self.number
 
     def tell(self, when: int, fragment: int, data: Bytes, raw: int) -> None:
-        """Tell the other clusters; it waits for nobody."""
+        """Tell the other clusters; it waits for nobody. What they tell is asked for first: all tell at once, and a link
+        holds back who sends much that nobody has asked for.
+        """
+        for first in self.others.values() if self.leads else ():
+            self.links[first].later(self._key(when, fragment, self._place(self.cluster), first, self.worker))
         for cluster, first in self.others.items() if self.leads else ():
             self._send(self._key(when, fragment, self._place(cluster), self.worker, first), data, raw)
 

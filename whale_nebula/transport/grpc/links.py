@@ -12,7 +12,7 @@ from whale_nebula.security import Credentials, CurrentCredentials, Identity, Pro
 from whale_nebula.security.diagnose import probe
 from whale_nebula.transport.carrier import Carrier
 from whale_nebula.transport.deadlines import Deadlines
-from whale_nebula.transport.framed import BUDGET_BYTES, ExpectKey
+from whale_nebula.transport.framed import ExpectKey
 from whale_nebula.transport.grpc.awaiting import AwaitingCarrier
 from whale_nebula.transport.grpc.dialling import DiallingCarrier, Target
 from whale_nebula.transport.grpc.knock import Knock
@@ -21,8 +21,10 @@ from whale_nebula.transport.grpc.listener import Hear, Listener, Visitor
 from whale_nebula.transport.grpc.options import lanes
 from whale_nebula.transport.grpc.proof import check_proof
 from whale_nebula.transport.grpc.tls import server_credentials
+from whale_nebula.transport.mailbox import Waiters
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.waiting import Announce, log_wait
+from whale_nebula.wire.conversation import BUDGET_BYTES
 from whale_nebula.wire.greeting import Greeting
 
 
@@ -88,7 +90,7 @@ class GrpcLinks:
         self._current = CurrentCredentials(place.credentials) if place.credentials else None
         self._awaited: dict[str, AwaitingCarrier] = {}
         carriers = {there: self._carrier(there) for there in sorted(place.peers)}
-        options = {"expect": expect, "budget": budget, "announce": announce}
+        options = {"expect": expect, "budget": budget, "announce": announce, "waiters": Waiters()}
 
         self._listener = self._listen()  # first: when somebody is met, both ports are open
         self.address = self._listener.address if self._listener else None

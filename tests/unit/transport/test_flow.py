@@ -1,0 +1,210 @@
+"""A sender that is faster than its receiver: it is held, nothing is lost, and no two processes wait for each other.
+
+What has to do with the order of threads runs in one thread's time, as simulated runs do: a seed decides who goes next.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whale_nebula.errors import RemoteFailureError, RemoteProtocolError
+from whale_nebula.testing import carrier
+from whale_nebula.testing.carrier import Cable
+from whale_nebula.testing.stepping import Turns
+from whale_nebula.transport import clock, mailbox, outbox, peer, tally
+from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.mailbox import Waiters
+from whale_nebula.transport.peer import PeerLink
+from whale_nebula.transport.protocol import Key
+from whale_nebula.wire import frame
+from whale_nebula.wire.greeting import Greeting
+from whale_nebula.wire.message import build_message
+
+ROW = ("gpu/0", "npu/0", "tpu/0")
+BUDGET, CHUNK = 4096, 512
+SWAPPED: tuple[ModuleType, ...] = (peer, outbox, mailbox, clock, tally, carrier)
+STEP = build_message("SESSION", "STEP", program=1, step=0, rows=1, inputs={})
+SOON = 20.0
+
+
+class Sent:
+    """A tensor of a course: from whom to whom, of which size, and after how many later ones it is taken."""
+
+    def __init__(self, number: int, ends: tuple[str, str], size: int, late: int) -> None:
+        self.key = Key("forward", 1, 0, 0, -1, number, *ends)
+        self.array = np.full(size, number, np.uint8)
+        self.taken_at = number + late
+
+    def __repr__(self) -> str:
+        return f"{self.key} of {self.array.size} bytes, taken at {self.taken_at}"
+
+
+@st.composite
+def courses(draw: st.DrawFn) -> list[Sent]:
+    """Tensors in the order in which all send them; each is taken then or later, in any order."""
+    row = ROW[: draw(st.integers(2, 3))]
+    pairs = st.sampled_from([(one, other) for one in row for other in row if one != other])
+    one = st.tuples(pairs, st.integers(0, 2 * BUDGET), st.integers(0, 30))
+    return [Sent(number, *each) for number, each in enumerate(draw(st.lists(one, max_size=30)))]
+
+
+def programs(course: list[Sent]) -> dict[str, list[tuple[bool, Sent]]]:
+    """What each worker does: (whether it sends, the tensor). Sends are in the order of the course, and nobody takes
+    before it has sent what comes earlier: with room without end this cannot stand still.
+    """
+    moves = [((each.key.slot, 0), each.key.source, True, each) for each in course]
+    moves += [((each.taken_at, 1), each.key.destination, False, each) for each in course]
+    done: dict[str, list[tuple[bool, Sent]]] = {worker: [] for worker in ROW}
+    for _, worker, sends, each in sorted(moves, key=lambda move: move[0]):
+        done[worker].append((sends, each))
+    return done
+
+
+class World:
+    """Workers with links to each other, in turns."""
+
+    def __init__(self, seed: int) -> None:
+        self.turns = Turns(random.Random(seed), limit=100.0)
+        self.cables: dict[frozenset[str], Cable] = {}
+        self.got: dict[Key, bytes] = {}
+
+    def run(self, course: list[Sent]) -> None:
+        chunk, frame.CHUNK_BYTES = frame.CHUNK_BYTES, CHUNK
+        try:
+            with self.turns.instead_of_threads(SWAPPED):
+                for number, one in enumerate(ROW):
+                    for other in ROW[number + 1 :]:
+                        self.cables[frozenset((one, other))] = Cable(one, other)
+                for worker, moves in programs(course).items():
+                    self.turns.spawn(partial(self._script, worker, moves), worker, worker, awaited=True)
+                self.turns.run()
+        finally:
+            frame.CHUNK_BYTES = chunk
+
+    def _script(self, worker: str, moves: list[tuple[bool, Sent]]) -> None:
+        waiters = Waiters()
+        links = {there: self._link(worker, there, waiters) for there in ROW if there != worker}
+        for link in links.values():
+            link.post(STEP)
+        for link in links.values():
+            link.take("SESSION", SOON)
+        for sends, each in moves:
+            if sends:
+                links[each.key.destination].send(each.key, each.array)
+            else:
+                self.got[each.key] = links[each.key.source].receive(each.key, SOON).tobytes()
+        for link in links.values():
+            link.part()
+        for link in links.values():
+            link.close()
+
+    def _link(self, here: str, there: str, waiters: Waiters) -> PeerLink:
+        end = next(each for each in self.cables[frozenset((here, there))].ends if each.here == here)
+        return PeerLink(
+            end,
+            Greeting("flow", here, there),
+            ROW,
+            budget=BUDGET,
+            deadlines=Deadlines(patience=SOON, grace=2.0),
+            waiters=waiters,
+            now=self.turns.now,
+        )
+
+
+@settings(deadline=None, max_examples=60)
+@given(courses(), st.integers(0, 1 << 30))
+def test_nobody_waits_for_ever_and_all_arrives_as_it_was_sent(course: list[Sent], seed: int) -> None:
+    """However much is taken late, and though all send more than anybody has room for: no deadline is near."""
+    world = World(seed)
+    world.run(course)
+    assert (world.turns.broken, world.turns.hangs) == ([], False)
+    assert world.got == {each.key: each.array.tobytes() for each in course}
+    assert world.turns.time < SOON
+
+
+class Pair:
+    """Two links on one cable, with threads."""
+
+    def __init__(self, budget: int) -> None:
+        self.cable = Cable(*ROW[:2])
+        self.here, self.there = (
+            PeerLink(
+                end,
+                Greeting("flow", end.here, end.there),
+                ROW[:2],
+                budget=budget,
+                deadlines=Deadlines(patience=SOON, grace=2.0),
+            )
+            for end in self.cable.ends
+        )
+        for link in (self.here, self.there):
+            link.post(STEP)
+        for link in (self.here, self.there):
+            link.take("SESSION", SOON)
+
+    def close(self) -> None:
+        for link in (self.here, self.there):
+            link.part()
+        for link in (self.here, self.there):
+            link.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair(budget=1 << 20)
+    yield made
+    made.close()
+
+
+def test_a_slow_consumer_stalls_the_sender_and_loses_nothing(pair: Pair) -> None:
+    """It takes nothing for a while: the sender comes to rest with little more than two budgets at the other side."""
+    count, size = 40, 1 << 18
+    keys = [Key("forward", 1, 0, 0, -1, slot, *ROW[:2]) for slot in range(count)]
+    sent = np.random.default_rng(0).integers(0, 255, (count, size), np.uint8)
+    sending = threading.Thread(target=lambda: [pair.here.send(*each) for each in zip(keys, sent, strict=True)])
+    sending.start()
+    rested, before = 0, -1
+    while rested < 40:  # 40 looks without anything more
+        threading.Event().wait(0.01)
+        rested, before = (
+            (rested + 1 if pair.there._conversation.received == before else 0),
+            (pair.there._conversation.received),
+        )
+    budget = 1 << 20
+    assert pair.there._inbox.held <= 3 * budget
+    assert pair.here._conversation.room() <= 0
+    for number, each in enumerate(keys):
+        assert pair.there.receive(each, SOON).tobytes() == sent[number].tobytes()
+    sending.join(SOON)
+    assert pair.there._inbox.held == 0
+
+
+@pytest.mark.parametrize("awaited", [False, True], ids=["nothing awaited", "something else awaited"])
+def test_values_that_nobody_asks_for_are_bounded(pair: Pair, awaited: bool) -> None:
+    """One that sends them and keeps to no budget is refused, whether it is held or not, and hears of it."""
+    pair.here.post(build_message("SESSION", "MEET"))
+    assert pair.there.take("SESSION", SOON)["about"] == "MEET"
+    pair.here._conversation._replay.budget = 1 << 40
+    value = np.zeros(1 << 20, np.uint8)
+
+    def send() -> None:
+        for slot in range(200):
+            pair.here.send(Key("control", 1, 0, 0, -1, slot, *ROW[:2]), value)
+
+    with ThreadPoolExecutor(1) as beside:
+        waits = beside.submit(pair.there.take, "SESSION", SOON) if awaited else None
+        with pytest.raises(RemoteFailureError, match="could not understand"):
+            send()
+        with pytest.raises(RemoteProtocolError, match=r"bytes are not acknowledged|that nobody has asked for"):
+            waits.result(SOON) if waits else pair.there.take("SESSION", SOON)
+    assert pair.there._inbox.held <= 3 * len(value) + (16 << 20)
