@@ -25,9 +25,10 @@ from whale_nebula.runtime.keras_import import Bootstrap, wrap_keras
 if TYPE_CHECKING:
     from whale_nebula import codec as codec
     from whale_nebula import errors as errors
+    from whale_nebula.capture.place import place as place
     from whale_nebula.ir import outer_optimizer as outer
     from whale_nebula.runtime.planning import plan as plan
-    from whale_nebula.scopes import auto_parallel, cluster, compress, pipeline, place, replica, split, stage
+    from whale_nebula.scopes import auto_parallel, cluster, compress, pipeline, replica, split, stage
 
 __version__ = "0.1.0.dev0"
 
@@ -46,7 +47,7 @@ _HOMES = {
     "split": "scopes",
     "compress": "scopes",
     "auto_parallel": "scopes",
-    "place": "scopes",
+    "place": "capture.place",
     "shard": "feed.shard",
     "function": "runtime.function",
     "loss_weight": "capture",
@@ -96,8 +97,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(_unknown(name), name=name, obj=sys.modules[__name__])
     home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
-    if _HOMES[name] == "scopes" and not any(isinstance(watcher, Bootstrap) for watcher in home.watchers):
-        home.add_watcher(Bootstrap())
+    if _HOMES[name] in ("scopes", "capture.place"):
+        _watch_scopes()
     value = getattr(home, name)
     globals()[name] = value
     return value
@@ -107,8 +108,14 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
+def _watch_scopes() -> None:
+    scopes = importlib.import_module(f"{__name__}.scopes")
+    if not any(isinstance(watcher, Bootstrap) for watcher in scopes.watchers):
+        scopes.add_watcher(Bootstrap())
+
+
 def _unknown(name: str) -> str:
-    from whale_nebula.suggest import did_you_mean
+    from whale_nebula.errors.suggestions import did_you_mean
 
     return f"module 'whale_nebula' has no attribute {name!r}: {did_you_mean(name, __all__)}"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-_OURS = str(Path(__file__).resolve().parents[1]) + "/"
+_OURS = str(Path(__file__).resolve().parent) + "/"
 _PYTHONS_OWN = str(Path(os.__file__).parent) + "/"
 _PASSED_THROUGH = ("contextlib.py", "functools.py")
 _AUTOGRAPH = "/tensorflow/python/autograph/"

@@ -20,7 +20,7 @@ from whale_nebula.errors import (
     RemoteFailureError,
     RemoteProtocolError,
 )
-from whale_nebula.foreign_text import LIMIT, escape_foreign_text
+from whale_nebula.errors.foreign_text import LIMIT, escape_foreign_text
 from whale_nebula.gateway import word
 from whale_nebula.gateway.trunk import Trunk
 from whale_nebula.ir.digest import first_difference

@@ -9,8 +9,8 @@ from typing import Any
 
 from whale_nebula.capture.layer_paths import Spot, spots
 from whale_nebula.errors import BoundaryInBodyError, PlacementError
+from whale_nebula.errors.suggestions import closest, listed
 from whale_nebula.scopes import Frame, Placement, Rule
-from whale_nebula.suggest import closest, listed
 
 _SHOWN = 8
 _ANY = re.compile(r"(?<!\\)\.([*+])(?!\)\?$)")

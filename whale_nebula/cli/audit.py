@@ -14,7 +14,7 @@ from whale_nebula.cli import exits
 from whale_nebula.cli.telling import tell
 from whale_nebula.cli.words import Parser, split
 from whale_nebula.errors import AuditError, NebulaError
-from whale_nebula.foreign_text import escape_foreign_text
+from whale_nebula.errors.foreign_text import escape_foreign_text
 from whale_nebula.security import files, reading
 from whale_nebula.security.heads import Head, read_heads
 from whale_nebula.security.trust import Trust

@@ -14,7 +14,7 @@ from whale_nebula.cli.telling import remark, tell
 from whale_nebula.cli.words import Parser
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, CredentialsError, NebulaError, TransportError
-from whale_nebula.suggest import did_you_mean
+from whale_nebula.errors.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from whale_nebula.launch.line import LineFound

@@ -18,6 +18,7 @@ from whale_nebula.cli import exits
 from whale_nebula.cli.telling import remark, tell
 from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError, DeadlineError, NebulaError
+from whale_nebula.errors.suggestions import did_you_mean
 from whale_nebula.launch import gateways, secured
 from whale_nebula.launch.hosts import is_local, listening, settled
 from whale_nebula.launch.identity import SecurityFiles
@@ -26,7 +27,6 @@ from whale_nebula.launch.line.seat import others
 from whale_nebula.launch.placed import run_name
 from whale_nebula.launch.resolve import Asked, Placement, everything, resolve
 from whale_nebula.security import Credentials, Files, Identity
-from whale_nebula.suggest import did_you_mean
 
 _HERE_PATIENCE = 60.0
 _COMMAND = ["-m", "whale_nebula.cli.main", "bench", "link", "--told"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from whale_nebula.observing import PlanShown
+from whale_nebula.scopes.observer import PlanShown
 
 if TYPE_CHECKING:
     from whale_nebula.plan.plan import Plan

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from whale_nebula.errors import PlanError
 from whale_nebula.launch.own_lines import own_lines
-from whale_nebula.observing import Observer, PlanShown, observed_by
+from whale_nebula.scopes.observer import Observer, PlanShown, observed_by
 
 _SCRIPTS = (".py", ".pyc", ".pyz")
 _INSTEAD = {

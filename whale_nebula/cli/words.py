@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-from whale_nebula.suggest import did_you_mean
+from whale_nebula.errors.suggestions import did_you_mean
 
 
 class Words(NamedTuple):

@@ -10,7 +10,7 @@ from whale_nebula.codec.objects import Codec
 from whale_nebula.codec.precisions import BF16, FP16, INT1, INT2, INT3, INT4, INT8
 from whale_nebula.codec.structures import BASES, SVD, Rank, TopK
 from whale_nebula.errors import OptionError
-from whale_nebula.suggest import did_you_mean
+from whale_nebula.errors.suggestions import did_you_mean
 
 
 def from_flags(

@@ -11,7 +11,7 @@ from whale_nebula.codec.objects import Dims, Reduced, Structure
 from whale_nebula.codec.parts import Part
 from whale_nebula.codec.ranks import kept, rank_of
 from whale_nebula.errors import OptionError
-from whale_nebula.suggest import did_you_mean
+from whale_nebula.errors.suggestions import did_you_mean
 
 BASES = ("shared", "learned")
 RENEWED = 50  # steps, after which a shared basis is made anew

@@ -9,7 +9,7 @@ from whale_nebula.codec.objects import Chain, Codec
 from whale_nebula.codec.precisions import Bits
 from whale_nebula.codec.registry import CODECS
 from whale_nebula.errors import OptionError
-from whale_nebula.suggest import did_you_mean
+from whale_nebula.errors.suggestions import did_you_mean
 
 _PART = re.compile(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*")
 

@@ -25,7 +25,7 @@ from whale_nebula.config.schema import (
     Security,
     WorkerSpec,
 )
-from whale_nebula.suggest import did_you_mean
+from whale_nebula.errors.suggestions import did_you_mean
 
 DTYPES = (
     "bfloat16", "bool", "complex64", "complex128", "float16", "float32", "float64", "int8", "int16", "int32",

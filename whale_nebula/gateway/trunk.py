@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from whale_nebula.errors import AuditError, IdentityError, RemoteProtocolError, TransportError
-from whale_nebula.foreign_text import escape_foreign_text
+from whale_nebula.errors.foreign_text import escape_foreign_text
 from whale_nebula.gateway import word
 from whale_nebula.security.heads import Head, KeptHeads
 from whale_nebula.security.identity import Identity

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from itertools import takewhile
 
-from whale_nebula.foreign_text import LIMIT, remove_folders
+from whale_nebula.errors.foreign_text import LIMIT, remove_folders
 
 _UNDER = re.compile(r"  (why|mend): |   {5,}")
 _OURS = re.compile(r"whale_nebula\.errors\.\w+: NB-\d{3} ")

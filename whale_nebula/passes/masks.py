@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator
 
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import OptionError
+from whale_nebula.errors.suggestions import did_you_mean
 from whale_nebula.ir.program import Program
 from whale_nebula.spec import Value
-from whale_nebula.suggest import did_you_mean
 
 
 def scopes_of(program: Program, value: Value, readers: Collection[int] | None = None) -> Iterator[int]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whale_nebula.errors import NebulaWarning, OptionError, PlanError, PlanMismatchError
+from whale_nebula.errors.suggestions import listed
 from whale_nebula.plan.differences import plan_difference
 from whale_nebula.plan.plan import Plan
 from whale_nebula.site import Site, script_site
-from whale_nebula.suggest import listed
 
 Pinned = str | os.PathLike[str] | Plan
 """A plan to hold a step against, or the file that it was saved in."""

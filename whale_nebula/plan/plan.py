@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from whale_nebula.errors import OptionError, StateError
+from whale_nebula.errors.suggestions import Named, did_you_mean
 from whale_nebula.ir.digest import digest_lines
 from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
-from whale_nebula.suggest import Named, did_you_mean
 
 
 @dataclass(frozen=True)

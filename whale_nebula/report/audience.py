@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from whale_nebula.config.schema import SHOWS
 from whale_nebula.errors import OptionError
+from whale_nebula.errors.suggestions import did_you_mean
 from whale_nebula.report.lines import Lines
 from whale_nebula.report.metrics import MetricsFile
 from whale_nebula.report.screen import Canvas, Screen, terminal
 from whale_nebula.report.watching import Watcher, Watching
-from whale_nebula.suggest import did_you_mean
 
 _EXAMPLES = {"metrics": "run.jsonl", "tensorboard": "logs"}
 

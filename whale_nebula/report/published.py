@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from whale_nebula.errors import StateError
-from whale_nebula.observing import forget_plain, last_plain, observer
+from whale_nebula.errors.suggestions import did_you_mean
 from whale_nebula.report.report import Report, RunTotals
+from whale_nebula.scopes.observer import forget_plain, last_plain, observer
 from whale_nebula.site import calling_site
-from whale_nebula.suggest import did_you_mean
 
 
 class UnderWay(Protocol):

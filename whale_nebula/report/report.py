@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from whale_nebula.errors.suggestions import Named
 from whale_nebula.report.basis import Basis
 from whale_nebula.report.boundaries import BoundaryReport
 from whale_nebula.report.meetings import MeetingsReport
 from whale_nebula.report.prediction import Prediction, predict
-from whale_nebula.suggest import Named
 
 ALONE = "local/0"
 """The worker of a run in one process: where there are more, what is printed names the one that it is of."""

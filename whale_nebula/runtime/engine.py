@@ -21,9 +21,9 @@ from whale_nebula.capture.mirror import in_order
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.step import Captured, Signature, filled
 from whale_nebula.errors import StageFailedError
+from whale_nebula.errors.foreign_text import escape_foreign_text
 from whale_nebula.feed.given import whole
 from whale_nebula.feed.ids import compared_by, refuse_unshared
-from whale_nebula.foreign_text import escape_foreign_text
 from whale_nebula.ir.canonical import canonical_lines
 from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.digest import digest_lines, first_difference

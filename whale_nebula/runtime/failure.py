@@ -21,7 +21,7 @@ from whale_nebula.errors import (
     StateError,
     TransportError,
 )
-from whale_nebula.foreign_text import remove_folders
+from whale_nebula.errors.foreign_text import remove_folders
 
 _WITHOUT_VALUES = (
     AbsentInputError,

@@ -11,14 +11,14 @@ from typing import Any
 from whale_nebula.capture.step import bind
 from whale_nebula.capture.tracing import current, uncut_on_purpose
 from whale_nebula.errors import NebulaWarning, OptionError
-from whale_nebula.observing import observer
+from whale_nebula.errors.suggestions import did_you_mean, listed
+from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.runtime.step import Arguments, Step, Unpack
 from whale_nebula.scopes import calling_site, values
+from whale_nebula.scopes.observer import observer
 from whale_nebula.scopes.words import checked
 from whale_nebula.site import script_site
-from whale_nebula.suggest import did_you_mean, listed
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tracebacks import short_traceback
 
 
 @tf_private.not_rewritten

@@ -11,7 +11,7 @@ import tensorflow as tf
 import whale_nebula
 from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError
-from whale_nebula.foreign_text import escape_foreign_text
+from whale_nebula.errors.foreign_text import escape_foreign_text
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.runtime.collective import host_digest
 from whale_nebula.runtime.collectives import Collectives

@@ -19,9 +19,9 @@ from whale_nebula.capture import keras_copies, keras_tags, tracing
 from whale_nebula.capture.declared import Declared
 from whale_nebula.capture.keras_tags import bears_scopes
 from whale_nebula.capture.placed import changes, placements_in
-from whale_nebula.observing import met_plain, observer
 from whale_nebula.runtime.run import current_run
 from whale_nebula.scopes import Placement
+from whale_nebula.scopes.observer import met_plain, observer
 from whale_nebula.tf import private as tf_private
 
 Original = Callable[..., Any]

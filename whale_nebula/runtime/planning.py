@@ -18,6 +18,7 @@ import tensorflow as tf
 from whale_nebula.capture.step import Signature, capture, signature
 from whale_nebula.capture.targets import target_wanted
 from whale_nebula.errors import NebulaWarning, OptionError, PlanError
+from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.plan.plan import Plan
 from whale_nebula.runtime.function import NebulaFunction
 from whale_nebula.runtime.keras_step import as_fit_packs, keras_step
@@ -26,7 +27,6 @@ from whale_nebula.runtime.step import Arguments, Step, Unpack, declared
 from whale_nebula.scopes import calling_site
 from whale_nebula.scopes.words import checked
 from whale_nebula.site import script_site
-from whale_nebula.tracebacks import short_traceback
 
 __all__ = ["Plan", "plan"]
 

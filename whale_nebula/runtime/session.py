@@ -24,9 +24,9 @@ from whale_nebula.errors import (
     PlanMismatchError,
     RemoteProtocolError,
 )
+from whale_nebula.errors.foreign_text import LIMIT, escape_foreign_text
 from whale_nebula.faults import failpoint
 from whale_nebula.feed.compared import same
-from whale_nebula.foreign_text import LIMIT, escape_foreign_text
 from whale_nebula.ir.digest import digest_lines, first_unlike
 from whale_nebula.runtime.alike import check
 from whale_nebula.runtime.expected import Expected

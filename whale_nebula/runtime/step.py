@@ -16,7 +16,6 @@ from whale_nebula.capture.step import Signature, capture, signature
 from whale_nebula.capture.surroundings import check_surroundings
 from whale_nebula.errors import CaptureError, StageFailedError
 from whale_nebula.feed.batch import micro_batches
-from whale_nebula.observing import observer
 from whale_nebula.runtime.apart.reads import meet_before_reads
 from whale_nebula.runtime.collective import make_all_collective
 from whale_nebula.runtime.engine import Engine, engine
@@ -26,6 +25,7 @@ from whale_nebula.runtime.pinning import check_pinned
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.widening import takes, widened
 from whale_nebula.scopes import unentered
+from whale_nebula.scopes.observer import observer
 
 Arguments = Sequence[tuple[str, Any]]
 Unpack = Callable[[list[Any]], tuple[Sequence[Any], Mapping[str, Any]]]

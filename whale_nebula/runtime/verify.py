@@ -24,6 +24,7 @@ from whale_nebula.capture.targets import target_wanted
 from whale_nebula.codec.precisions import Bits
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.errors import AbsentInputError, OptionError
+from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.feed.partial import Partial
 from whale_nebula.passes.batch import DRAWN_ANEW, lines_of
 from whale_nebula.passes.effects import is_random
@@ -43,7 +44,6 @@ from whale_nebula.runtime.whereabouts import Whereabouts
 from whale_nebula.scopes import calling_site
 from whale_nebula.scopes.words import checked
 from whale_nebula.tf import private as tf_private
-from whale_nebula.tracebacks import short_traceback
 
 _NUDGES = 3
 _HALVES = {"fp16": "float16", "bf16": "bfloat16"}

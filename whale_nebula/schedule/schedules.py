@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from whale_nebula.errors import OptionError
+from whale_nebula.errors.suggestions import did_you_mean
 from whale_nebula.ir.shares import Order, spacing
 from whale_nebula.schedule.generators import eager_one_f_one_b, gpipe, one_f_one_b
 from whale_nebula.schedule.instructions import Instruction
@@ -18,7 +19,6 @@ from whale_nebula.schedule.limits import (
     gpipe_limit,
     one_f_one_b_limit,
 )
-from whale_nebula.suggest import did_you_mean
 
 
 class Generator(Protocol):

@@ -10,11 +10,11 @@ from whale_nebula.codec import Codec
 from whale_nebula.codec.chosen import ways
 from whale_nebula.codec.way import NONFINITE
 from whale_nebula.errors import NebulaError, OptionError
+from whale_nebula.errors.suggestions import did_you_mean
 from whale_nebula.scopes import values
 from whale_nebula.scopes.scope import Missing
 from whale_nebula.scopes.words import NOT_YET
 from whale_nebula.site import calling_site
-from whale_nebula.suggest import did_you_mean
 
 _OTHERS = {"codec": ("auto",), "backward": ("default", "none"), "forward": ("none",)}
 """What an option may say instead of a codec's name."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from whale_nebula.errors import StageIdentityError
+from whale_nebula.errors.suggestions import did_you_mean
 from whale_nebula.scopes.frames import Block, Frame, Known, Stack, cluster_block_of
 from whale_nebula.site import Site
-from whale_nebula.suggest import did_you_mean
 
 LOCAL = "local"
 _dealt: tuple[str, ...] = ()

@@ -9,12 +9,12 @@ from types import MappingProxyType, TracebackType
 from typing import NamedTuple, NoReturn
 
 from whale_nebula.errors import NestingError, NotYetError
+from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.scopes import eager, identity, unentered
 from whale_nebula.scopes.frames import Block, Frame, Stack, current_stack, open_frames, standing, unmoved
 from whale_nebula.scopes.grammar import settle
 from whale_nebula.scopes.words import no_decorator
 from whale_nebula.site import Site, calling_site
-from whale_nebula.tracebacks import short_traceback
 
 
 class Missing(NamedTuple):

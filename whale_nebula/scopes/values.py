@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 
 from whale_nebula.errors import OptionError
+from whale_nebula.errors.suggestions import closest, did_you_mean
 from whale_nebula.site import calling_site
-from whale_nebula.suggest import closest, did_you_mean
 
 _NAME = re.compile(r"\w(?:[\w./-]*\w)?")
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, NoReturn, ParamSpec, TypeVar
 
 from whale_nebula.errors import OptionError, ScopeError
+from whale_nebula.errors.suggestions import closest, listed
 from whale_nebula.site import calling_site
-from whale_nebula.suggest import closest, listed
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from whale_nebula.errors import OptionError, RemoteProtocolError
-from whale_nebula.suggest import did_you_mean
+from whale_nebula.errors.suggestions import did_you_mean
 from whale_nebula.testing.carrier import Cable, Passage
 from whale_nebula.wire.frame import HEADER_BYTES, unpack
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from whale_nebula.errors import DamagedFrameError, LocalProtocolError, NebulaError, RemoteProtocolError
-from whale_nebula.foreign_text import escape_foreign_text
+from whale_nebula.errors.foreign_text import escape_foreign_text
 from whale_nebula.wire import hello
 from whale_nebula.wire.arrivals import Arrivals, Turn
 from whale_nebula.wire.assembly import WHOLE_LIMIT, Assembly, Expect, TensorArrived

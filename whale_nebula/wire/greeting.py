@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from whale_nebula.errors import LocalProtocolError, PeerRestartedError, RemoteProtocolError
-from whale_nebula.foreign_text import escape_foreign_text
+from whale_nebula.errors.foreign_text import escape_foreign_text
 from whale_nebula.wire.hello import NONCE_BYTES, Hello, parse_hello, transcript
 
 

@@ -19,7 +19,7 @@ from tests.unit.ir.traced import inference
 from whale_nebula.cli import exits
 from whale_nebula.cli.script import check
 from whale_nebula.cli.show import main
-from whale_nebula.observing import observer
+from whale_nebula.scopes.observer import observer
 
 Script = Callable[[str], str]
 

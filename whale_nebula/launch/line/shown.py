@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whale_nebula.foreign_text import escape_foreign_text
+from whale_nebula.errors.foreign_text import escape_foreign_text
 from whale_nebula.launch.line.found import Crossing, LineFound
 from whale_nebula.launch.line.sheet import unlike
 from whale_nebula.report.text import size

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from whale_nebula.foreign_text import escape_foreign_text
+from whale_nebula.errors.foreign_text import escape_foreign_text
 from whale_nebula.security import Peer
 
 END = b""
