@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary
+
+if TYPE_CHECKING:
+    from whale_nebula.plan.plan import Plan
 
 
 class Coding(NamedTuple):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 
 from whale_nebula.ir.digest import HERE, THERE, Words
 from whale_nebula.plan.op_differences import op_difference
-from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanStage
 from whale_nebula.spec import Spec
+
+if TYPE_CHECKING:
+    from whale_nebula.plan.plan import Plan
 
 _ALONE = "local/0"
 """The worker of all stages where every cluster lives in one process: it says nothing of where they would run."""

@@ -7,12 +7,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whale_nebula.errors import PlanError
-from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanLayer, PlanLink, PlanOnce, PlanStage, PlanTied
 from whale_nebula.plan.timing import times
+
+if TYPE_CHECKING:
+    from whale_nebula.plan.plan import Plan
 
 FORMAT = "whale_nebula plan 1"
 SHOWN = "whale_nebula shown plan 1"
@@ -39,10 +41,10 @@ def to_json(plan: Plan) -> str:
     return json.dumps({"format": SHOWN, **_digests(plan), **kept, "predicted": predicted}, indent=1)
 
 
-def load(path: str | os.PathLike[str]) -> Plan:
+def load(kind: type[Plan], path: str | os.PathLike[str]) -> Plan:
     """Read a plan, and see that it is what was written."""
     try:
-        plan, digest = _read(Path(path).read_text(encoding="utf-8"))
+        plan, digest = _read(kind, Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise PlanError("this file holds no plan", where=str(path), why=_why(error), mend=_MEND) from None
     if plan.digest != digest:
@@ -68,7 +70,7 @@ def _why(error: Exception) -> str:
 _MEND = "nb.plan(model, *example).save(path) writes one, and so does: whale-nebula show train.py --save plan.json"
 
 
-def _read(text: str) -> tuple[Plan, str]:
+def _read(kind: type[Plan], text: str) -> tuple[Plan, str]:
     document = json.loads(text)
     found = document.pop("format")
     if found == SHOWN:
@@ -83,7 +85,7 @@ def _read(text: str) -> tuple[Plan, str]:
         "once": tuple(_made(PlanOnce, each) for each in document["once"]),
         "tied": tuple(_made(PlanTied, each) for each in document["tied"]),
     }
-    return _made(Plan, document), digest
+    return _made(kind, document), digest
 
 
 def _stage(values: Mapping[str, Any]) -> PlanStage:
@@ -102,7 +104,7 @@ def _digests(plan: Plan) -> dict[str, Any]:
 
 
 def _kept(plan: Plan) -> dict[str, Any]:
-    return {name: _plain(getattr(plan, name)) for name in _names(Plan) if name != "definition"}
+    return {name: _plain(getattr(plan, name)) for name in _names(type(plan)) if name != "definition"}
 
 
 def _names(kind: Any) -> list[str]:

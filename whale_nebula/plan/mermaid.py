@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import re
 from collections.abc import Iterator
 
 from whale_nebula.codec.said import words
-from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanStage
 from whale_nebula.spec import Spec
+
+if TYPE_CHECKING:
+    from whale_nebula.plan.plan import Plan
 
 
 def plan_mermaid(plan: Plan) -> str:

@@ -11,6 +11,12 @@ from typing import Any
 from whale_nebula.errors import OptionError, StateError
 from whale_nebula.errors.suggestions import Named, did_you_mean
 from whale_nebula.ir.digest import digest_lines
+from whale_nebula.plan import file
+from whale_nebula.plan.differences import plan_difference
+from whale_nebula.plan.html import plan_html
+from whale_nebula.plan.html.picture import plan_svg
+from whale_nebula.plan.mermaid import plan_mermaid
+from whale_nebula.plan.text import plan_text
 from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
 
 
@@ -88,20 +94,14 @@ class Plan:
         >>> planned(4).difference(planned(4)) is None
         True
         """
-        from whale_nebula.plan.differences import plan_difference
-
         return plan_difference(self, other)
 
     def to_text(self) -> str:
         """The plan as text, about 100 columns wide."""
-        from whale_nebula.plan.text import plan_text
-
         return plan_text(self)
 
     def to_mermaid(self) -> str:
         """The plan as a Mermaid flowchart: clusters, stages, and what crosses."""
-        from whale_nebula.plan.mermaid import plan_mermaid
-
         return plan_mermaid(self)
 
     def to_html(self) -> str:
@@ -116,8 +116,6 @@ class Plan:
         >>> nb.plan(double, tf.TensorSpec([None, 4])).to_html().splitlines()[0]
         '<!doctype html>'
         """
-        from whale_nebula.plan.html import plan_html
-
         return plan_html(self)
 
     def to_svg(self) -> str:
@@ -132,8 +130,6 @@ class Plan:
         >>> nb.plan(double, tf.TensorSpec([None, 4])).to_svg()[:40]
         '<svg xmlns="http://www.w3.org/2000/svg" '
         """
-        from whale_nebula.plan.html.picture import plan_svg
-
         return plan_svg(self)
 
     _repr_svg_ = to_svg
@@ -151,22 +147,16 @@ class Plan:
         >>> json.loads(nb.plan(double, tf.TensorSpec([None, 4])).to_json())["stages"]["gpu"]["cluster"]
         'gpu'
         """
-        from whale_nebula.plan.file import to_json
-
-        return to_json(self)
+        return file.to_json(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON, to be loaded and compared later."""
-        from whale_nebula.plan.file import save
-
-        save(self, path)
+        file.save(self, path)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
         """Read what `save` wrote. It has everything but the graphs."""
-        from whale_nebula.plan.file import load
-
-        return load(path)
+        return file.load(Plan, path)
 
     def graph_def(self, stage: str) -> Any:
         """The TensorFlow GraphDef of a stage's forward, with its backward where the two are one function."""

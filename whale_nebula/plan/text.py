@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from collections.abc import Callable, Iterator, Sequence
 from textwrap import wrap
 
 from whale_nebula.codec.said import bounded, details, sent
 from whale_nebula.ir.routing import row_name
 from whale_nebula.ir.shares import seconds, taken
-from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
 from whale_nebula.plan.timing import PhaseTimes, Times, duration, step_text, times
 from whale_nebula.report.straggler import WORTH, mend, said, waits
 from whale_nebula.report.text import size
 from whale_nebula.schedule import draw
 from whale_nebula.spec import Spec
+
+if TYPE_CHECKING:
+    from whale_nebula.plan.plan import Plan
 
 WIDTH = 100
 _LISTED = 5

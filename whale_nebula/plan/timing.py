@@ -8,16 +8,20 @@ A page can show other speeds, and stages that compute as long as a message takes
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from whale_nebula.ir.shares import taken
 from whale_nebula.plan.codec_times import coding
-from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanStage
 from whale_nebula.schedule import Hop, Line, Timeline, Work, limits, pace, simulate
 from whale_nebula.wire.frame import wire_bytes
+
+if TYPE_CHECKING:
+    from whale_nebula.plan.plan import Plan
 
 SPEED = 1e12
 """Floating-point operations a second: what an accelerator does with small batches."""

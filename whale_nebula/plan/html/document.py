@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from collections.abc import Iterator
 from importlib.resources import files
 
@@ -10,10 +12,12 @@ from whale_nebula.plan.html.graph import graph
 from whale_nebula.plan.html.layout import layout
 from whale_nebula.plan.html.markup import Child, Markup, element, joined
 from whale_nebula.plan.html.timeline import Scene, scenes
-from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.text import amount, micro_batches
 from whale_nebula.plan.timing import duration
 from whale_nebula.report.text import size
+
+if TYPE_CHECKING:
+    from whale_nebula.plan.plan import Plan
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,11 +11,13 @@ from functools import cached_property
 from whale_nebula.codec.said import bounded
 from whale_nebula.plan.html.layout import HEIGHT, WIDTH, Arrow, Box, Drawing, Node, Tie, layout
 from whale_nebula.plan.html.markup import Attribute, Markup, element, joined
-from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanStage
 from whale_nebula.plan.text import amount
 from whale_nebula.plan.timing import duration
 from whale_nebula.report.text import size
+
+if TYPE_CHECKING:
+    from whale_nebula.plan.plan import Plan
 
 COLORS = 8
 _MARGIN = 24

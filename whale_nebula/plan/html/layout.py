@@ -13,14 +13,18 @@ stand side by side; where they take turns each is a lane from left to right::
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
-from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary
+
+if TYPE_CHECKING:
+    from whale_nebula.plan.plan import Plan
 
 WIDTH, HEIGHT = 236, 128
 """Of a stage."""

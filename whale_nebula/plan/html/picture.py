@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from importlib.resources import files
 
 from whale_nebula.plan.html.graph import graph
-from whale_nebula.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from whale_nebula.plan.plan import Plan
 
 _GRAPH, _AFTER = "/* the graph */", "/* what opens beside it */"
 _FONT = '& { font-family: Inter, "Segoe UI", system-ui, sans-serif; background: var(--sheet); display: block }'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from collections.abc import Iterator, Sequence
 
 from whale_nebula.codec.said import sent
@@ -9,7 +11,6 @@ from whale_nebula.plan.html.graph import color
 from whale_nebula.plan.html.layout import Arrow
 from whale_nebula.plan.html.markup import Child, Markup, element, joined
 from whale_nebula.plan.html.tree import tree
-from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanStage
 from whale_nebula.plan.text import (
     amount,
@@ -25,6 +26,9 @@ from whale_nebula.plan.text import (
 from whale_nebula.plan.timing import duration
 from whale_nebula.report.text import size
 from whale_nebula.spec import Spec
+
+if TYPE_CHECKING:
+    from whale_nebula.plan.plan import Plan
 
 _MEMORY = (
     ("activations", "kept activations"),

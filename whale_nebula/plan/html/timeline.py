@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +11,6 @@ from dataclasses import dataclass
 from whale_nebula.ir.routing import row_name
 from whale_nebula.plan.html.graph import color
 from whale_nebula.plan.html.markup import Markup, element
-from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.timing import (
     SPEED,
     Assumed,
@@ -23,6 +24,9 @@ from whale_nebula.plan.timing import (
     times,
 )
 from whale_nebula.schedule import Span
+
+if TYPE_CHECKING:
+    from whale_nebula.plan.plan import Plan
 
 _ROW, _LINE, _GAP, _HEAD = 30, 18, 7, 26
 _WIDTH, _MARGIN = 1180, 128
