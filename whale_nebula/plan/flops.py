@@ -8,10 +8,13 @@ what only moves data counts nothing. Functions such as tanh count one, too: what
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from whale_nebula.ir.graph import Op
-from whale_nebula.ir.integers import Shape
+from whale_nebula.ir.graph import Graph, Op
+from whale_nebula.ir.integers import Numbers, Shape, Site, integers
+from whale_nebula.ir.sizes import Sizes
+from whale_nebula.spec import Spec, Value
 
 Rule = Callable[[Op, Sequence[Shape], Sequence[Shape]], float]
 
@@ -159,3 +162,148 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("Rsqrt", "RsqrtGrad", "SqrtGrad", "TanhGrad", "SigmoidGrad"), _each_output(2)),
     "SquaredDifference": _each_output(2),
 }
+
+
+LOOPS = frozenset({"While", "StatelessWhile"})
+MOST = 10_000
+_LIMIT, _BODY = 1, 1  # inputs of a loop: its counter, its limit, what it carries; functions: its condition, its body
+
+
+def turns(op: Op, graph: Graph, numbers: Mapping[Value, Numbers]) -> int | None:
+    """How often a loop turns, given the integers that are known outside it."""
+    limit = numbers.get(op.inputs[_LIMIT]) if len(op.inputs) > _LIMIT else None
+    if limit is not None and len(limit) == 1 and limit[0] > 0:
+        return limit[0]
+    return _counted(op, graph, [numbers.get(value) for value in op.inputs])
+
+
+def _counted(op: Op, graph: Graph, state: list[Numbers | None]) -> int | None:
+    """Turn the loop with nothing but the integers that its condition asks for."""
+    condition, body = graph.functions[op.functions[0]], graph.functions[op.functions[_BODY]]
+    asked = _carried(condition, body)
+    for turn in range(MOST):
+        (goes_on,) = _evaluated(condition, condition.returns[:1], state)
+        if goes_on is None:
+            return None
+        if not goes_on[0]:
+            return turn
+        after = dict(zip(asked, _evaluated(body, [body.returns[place] for place in asked], state), strict=True))
+        state = [after.get(place, before) for place, before in enumerate(state)]
+    return None
+
+
+def _carried(condition: Graph, body: Graph) -> list[int]:
+    """The places of what the condition reads, and of what the body makes these from."""
+    found = _read(condition, condition.returns[:1])
+    while True:
+        more = found | _read(body, [body.returns[place] for place in found])
+        if more == found:
+            return sorted(found)
+        found = more
+
+
+def _read(graph: Graph, values: Sequence[Value]) -> set[int]:
+    above = graph.ascend(value.op for value in values)
+    return {place for place, argument in enumerate(graph.arguments) if argument in above}
+
+
+def _evaluated(graph: Graph, values: Sequence[Value], state: Sequence[Numbers | None]) -> list[Numbers | None]:
+    known: dict[Value, Numbers] = {}
+    given = zip(graph.arguments, state, strict=False)
+    known.update({Value(argument): numbers for argument, numbers in given if numbers is not None})
+    for index in sorted(graph.ascend(value.op for value in values)):
+        op = graph.ops[index]
+        shapes = tuple(None if v not in known else (len(known[v]),) for v in op.inputs)
+        found = integers(Site(op, shapes, tuple(known.get(value) for value in op.inputs)))
+        known.update((value, each) for value, each in zip(op.values, found, strict=False) if each is not None)
+    return [known.get(value) for value in values]
+
+
+_BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
+_LISTS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
+"""Ops that put a tensor into a list, and which of their inputs it is."""
+
+
+@dataclass
+class Effort:
+    """Counts for the ops of a graph whose sizes were followed. `open_loops` are loops counted as one turn."""
+
+    sizes: Sizes
+    turned: dict[int, int] = field(default_factory=dict)
+    open_loops: set[str] = field(default_factory=set)
+    counted: dict[int, int] = field(default_factory=dict)
+
+    def flops(self, ops: Iterable[int]) -> int:
+        """Floating-point operations of these ops."""
+        return sum(self.of(self.sizes.graph.ops[index]) for index in ops)
+
+    def of(self, op: Op) -> int:
+        """Floating-point operations of one op."""
+        if op.index not in self.counted:
+            self.counted[op.index] = self._called(op) if op.functions else self._plain(op)
+        return self.counted[op.index]
+
+    def _plain(self, op: Op) -> int:
+        if not op.outputs or op.type in ("Const", "Placeholder"):
+            return 0
+        shapes = [self.sizes.shape(value) for value in op.inputs]
+        return flops(op, shapes, [self.sizes.shape(value) for value in op.values])
+
+    def nbytes(self, value: Value) -> int:
+        """Bytes of a value; a list that a loop fills has what it puts in at each turn."""
+        op = self.sizes.graph.ops[value.op]
+        if self.sizes.graph.spec(value).dtype == "variant" and op.type in LOOPS:
+            return self.turns(op) * self._pushed(op, value.out)
+        return self.sizes.nbytes(value)
+
+    def turns(self, op: Op) -> int:
+        """How often a loop turns; 1 where nothing tells, which is noted."""
+        if op.index not in self.turned:
+            found = turns(op, self.sizes.graph, self.sizes.numbers)
+            if found is None:
+                self.open_loops.add(op.name)
+            else:  # a loop's first output is its counter, by which its gradient counts
+                self.sizes.numbers[Value(op.index)] = (found,)
+            self.turned[op.index] = 1 if found is None else found
+        return self.turned[op.index]
+
+    def _called(self, op: Op) -> int:
+        shapes = [self.sizes.shape(value) for value in op.inputs]
+        numbers = [self.sizes.numbers.get(value) for value in op.inputs]
+        if op.type in LOOPS:
+            return self.turns(op) * self._inside(op.functions[1], shapes, [None] * len(shapes))
+        if op.type in _BRANCHES:
+            return max(self._inside(name, shapes[1:], numbers[1:]) for name in op.functions)
+        return sum(self._inside(name, shapes, numbers) for name in op.functions)
+
+    def _inside(self, name: str, shapes: Sequence[Shape], numbers: Sequence[Numbers | None]) -> int:
+        inner = self._body(name, shapes, numbers)
+        count = inner.flops(range(len(inner.sizes.graph)))
+        self.open_loops |= inner.open_loops
+        return count
+
+    def _body(self, name: str, shapes: Sequence[Shape], numbers: Sequence[Numbers | None]) -> Effort:
+        """A function's body, followed with the sizes of what it is given."""
+        body: Graph = self.sizes.graph.functions[name]
+        given = [Value(argument) for argument in body.arguments]
+        known = {v: n for v, n in zip(given, numbers, strict=False) if n is not None}
+        sizes = Sizes(body, self.sizes.rows, dict(zip(given, shapes, strict=False)), numbers=known)
+        return Effort(sizes.follow(range(len(body))))
+
+    def _pushed(self, op: Op, place: int) -> int:
+        """The bytes that a loop's body puts into one of its lists."""
+        shapes = [self.sizes.shape(value) for value in op.inputs]
+        inner = self._body(op.functions[1], shapes, [None] * len(shapes))
+        maker = _behind(inner.sizes.graph, inner.sizes.graph.returns[place])
+        item = _LISTS.get(maker.type)
+        if item is None:
+            return 0
+        value = maker.inputs[item]
+        return Spec(inner.sizes.graph.spec(value).dtype, inner.sizes.shape(value)).nbytes()
+
+
+def _behind(graph: Graph, value: Value) -> Op:
+    """The op that makes a value, whatever only hands it on."""
+    while graph.ops[value.op].type == "Identity":
+        value = graph.ops[value.op].inputs[0]
+    return graph.ops[value.op]

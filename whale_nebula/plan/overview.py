@@ -10,13 +10,11 @@ from whale_nebula.config import Links
 from whale_nebula.ir.cut import Boundary, Cut, Fragment, StagePhase
 from whale_nebula.ir.exchanged import Exchanged
 from whale_nebula.ir.program import GradientPart, Request, Variable
-from whale_nebula.plan.codec_advice import Warned, said, warned
-from whale_nebula.plan.directions import Direction, holds, slowest
-from whale_nebula.plan.holdings import Holdings, made_in, writes
+from whale_nebula.plan.codec_advice import Direction, Warned, holds, said, slowest, warned
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanOnce, PlanStage, PlanTied
 from whale_nebula.plan.timing import assumed, times
-from whale_nebula.plan.work import Work, parameters
+from whale_nebula.plan.work import Holdings, Work, made_in, parameters, writes
 from whale_nebula.wire.frame import wire_bytes
 
 

@@ -14,10 +14,9 @@ from whale_nebula.ir.digest import digest_lines
 from whale_nebula.plan import file
 from whale_nebula.plan.differences import plan_difference
 from whale_nebula.plan.html import plan_html
-from whale_nebula.plan.html.picture import plan_svg
-from whale_nebula.plan.mermaid import plan_mermaid
-from whale_nebula.plan.text import plan_text
+from whale_nebula.plan.html.document import plan_svg
 from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
+from whale_nebula.plan.text import plan_mermaid, plan_text
 
 
 @dataclass(frozen=True)

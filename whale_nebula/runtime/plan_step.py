@@ -22,7 +22,7 @@ from whale_nebula.ir.canonical import canonical_lines
 from whale_nebula.ir.cut import Cut
 from whale_nebula.passes.plan import cut_program
 from whale_nebula.passes.readings import check_here
-from whale_nebula.plan.fallbacks import fallbacks
+from whale_nebula.plan.codec_advice import fallbacks
 from whale_nebula.plan.overview import Overview
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanLink

@@ -29,9 +29,8 @@ from whale_nebula.feed.partial import Partial
 from whale_nebula.passes.batch import DRAWN_ANEW, lines_of
 from whale_nebula.passes.effects import is_random
 from whale_nebula.passes.replica_sums import SHARED
-from whale_nebula.plan import comparison as comparing
-from whale_nebula.plan.comparison import EXACT, HALF, Runs, State, Values
-from whale_nebula.plan.verification import Row, Verification
+from whale_nebula.plan import verification as comparing
+from whale_nebula.plan.verification import EXACT, HALF, Row, Runs, State, Values, Verification
 from whale_nebula.runtime.absent import Absent
 from whale_nebula.runtime.channels import States
 from whale_nebula.runtime.engine import Engine, plain_function

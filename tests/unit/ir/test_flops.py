@@ -9,8 +9,7 @@ import tensorflow as tf
 from whale_nebula.capture.mirror import mirror
 from whale_nebula.ir.graph import Op
 from whale_nebula.ir.sizes import Sizes
-from whale_nebula.plan.effort import Effort
-from whale_nebula.plan.flops import flops
+from whale_nebula.plan.flops import Effort, flops
 from whale_nebula.spec import Spec
 
 

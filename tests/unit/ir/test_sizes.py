@@ -12,7 +12,7 @@ from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.integers import Site, broadcast, integers
 from whale_nebula.ir.sizes import Sizes, filled
-from whale_nebula.plan.effort import Effort
+from whale_nebula.plan.flops import Effort
 from whale_nebula.spec import Spec, Value
 
 ROWS = 5

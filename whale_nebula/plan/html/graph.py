@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from whale_nebula.codec.said import bounded
 from whale_nebula.plan.html.layout import HEIGHT, WIDTH, Arrow, Box, Drawing, Node, Tie, layout

@@ -13,13 +13,12 @@ stand side by side; where they take turns each is a lane from left to right::
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from whale_nebula.plan.records import PlanBoundary
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
 from whale_nebula.codec.said import sent
 from whale_nebula.plan.html.graph import color
 from whale_nebula.plan.html.layout import Arrow
 from whale_nebula.plan.html.markup import Child, Markup, element, joined
-from whale_nebula.plan.html.tree import tree
-from whale_nebula.plan.records import PlanBoundary, PlanStage
+from whale_nebula.plan.records import PlanBoundary, PlanLayer, PlanStage
 from whale_nebula.plan.text import (
     amount,
     carried,
@@ -29,6 +28,79 @@ from whale_nebula.spec import Spec
 
 if TYPE_CHECKING:
     from whale_nebula.plan.plan import Plan
+
+
+OUTSIDE = "outside layers"
+_COUNTS = [each.name for each in fields(PlanLayer) if each.name != "name"]
+
+
+@dataclass
+class Branch:
+    """A layer with what lies in it; its counts are those of the whole branch."""
+
+    name: str
+    own: PlanLayer | None = None
+    inside: dict[str, Branch] = field(default_factory=dict)
+
+    @property
+    def total(self) -> PlanLayer:
+        """The counts of the layer and of all layers in it."""
+        parts = [each for each in (self.own, *(branch.total for branch in self.inside.values())) if each is not None]
+        return PlanLayer(self.name, **{count: sum(getattr(part, count) for part in parts) for count in _COUNTS})
+
+
+def branches(layers: Sequence[PlanLayer]) -> Branch:
+    """Layers by their paths, as a tree.
+
+    >>> tree = branches([PlanLayer("block/dense", parameters=6), PlanLayer("block/norm", parameters=2)])
+    >>> tree.inside["block"].total.parameters, list(tree.inside["block"].inside)
+    (8, ['dense', 'norm'])
+    """
+    root = Branch("")
+    for layer in layers:
+        branch = root
+        for part in (layer.name or OUTSIDE).split("/"):
+            branch = branch.inside.setdefault(part, Branch(part))
+        branch.own = layer
+    return root
+
+
+def tree(stage: PlanStage) -> Markup:
+    """The tree of a stage."""
+    root = branches(stage.layers)
+    most = max((branch.total.flops for branch in root.inside.values()), default=0)
+    head = element(
+        "div",
+        [element("span", text) for text in ("layer", "ops", "parameters", "FLOPs a step", "keeps")],
+        class_="leaf head",
+    )
+    return element("div", head, [_branch(branch, most) for branch in root.inside.values()], class_="tree")
+
+
+def _branch(branch: Branch, most: int) -> Markup:
+    if not branch.inside:
+        return element("div", _cells(branch.total, most), class_="leaf")
+    inside = [_branch(each, most) for each in branch.inside.values()]
+    own = branch.own
+    if own is not None and (own.flops or own.parameters or own.activation_bytes):
+        inside.append(element("div", _cells(_renamed(own), most), class_="leaf own"))
+    return element("details", element("summary", _cells(branch.total, most), class_="leaf"), element("div", inside))
+
+
+def _renamed(own: PlanLayer) -> PlanLayer:
+    return PlanLayer("the rest", **{count: getattr(own, count) for count in _COUNTS})
+
+
+def _cells(layer: PlanLayer, most: int) -> Markup:
+    share = 100 * layer.flops / most if most else 0.0
+    return joined(
+        element("span", layer.name),
+        element("span", f"{layer.forward_ops + layer.backward_ops:,}"),
+        element("span", f"{layer.parameters:,}" if layer.parameters else "–"),
+        element("span", amount(layer.flops).strip() if layer.flops else "–", style=f"--share:{share:.0f}%"),
+        element("span", size(layer.activation_bytes) if layer.activation_bytes else "–"),
+    )
+
 
 _MEMORY = (
     ("activations", "kept activations"),
