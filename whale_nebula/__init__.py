@@ -20,7 +20,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from whale_nebula.runtime.keras_import import Bootstrap, wrap_keras
+from whale_nebula.tf.keras_import import Bootstrap, wrap_keras
 
 if TYPE_CHECKING:
     from whale_nebula import codec as codec
@@ -111,7 +111,11 @@ def __dir__() -> list[str]:
 def _watch_scopes() -> None:
     scopes = importlib.import_module(f"{__name__}.scopes")
     if not any(isinstance(watcher, Bootstrap) for watcher in scopes.watchers):
-        scopes.add_watcher(Bootstrap())
+        scopes.add_watcher(Bootstrap(_keras_hook))
+
+
+def _keras_hook() -> Any:
+    return importlib.import_module(f"{__name__}.runtime.keras_hook")
 
 
 def _unknown(name: str) -> str:
@@ -134,4 +138,4 @@ class _Face(ModuleType):
 
 sys.modules[__name__].__class__ = _Face
 
-wrap_keras()
+wrap_keras(_keras_hook)

@@ -231,7 +231,7 @@ def test_private_parts_of_tensorflow_are_touched_in_one_file() -> None:
         "whale_nebula.tf.datasets",
         "whale_nebula.tf.moments",
         "whale_nebula.tf.random",
-        "whale_nebula.runtime.keras_import",
+        "whale_nebula.tf.keras_import",
     }
     others = [module for name, module in modules().items() if name not in allowed]
     assert [said for module in others for said in private_uses(module)] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from whale_nebula.report.loaded import read
+from whale_nebula.report.report import read
 from whale_nebula.report.saved import finite
 from whale_nebula.report.summary import summary_document, summary_text
 

@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from whale_nebula.report.report import LinkReport, Report, StageReport
+from whale_nebula.report.records import LinkReport, StageReport
+from whale_nebula.report.report import Report
 
 if TYPE_CHECKING:
     from whale_nebula.plan.plan import Plan

@@ -7,15 +7,13 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whale_nebula.errors import NebulaWarning, OptionError, PlanError, PlanMismatchError
 from whale_nebula.errors.suggestions import listed
 from whale_nebula.plan.differences import plan_difference
+from whale_nebula.plan.plan import Plan
 from whale_nebula.site import Site, script_site
-
-if TYPE_CHECKING:
-    from whale_nebula.plan.plan import Plan
 
 Pinned = str | os.PathLike[str] | Plan
 """A plan to hold a step against, or the file that it was saved in."""

@@ -13,7 +13,7 @@ from whale_nebula.ir.shares import seconds, taken
 from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
 from whale_nebula.plan.timing import PhaseTimes, Times, duration, step_text, times
 from whale_nebula.report.straggler import WORTH, mend, said, waits
-from whale_nebula.report.text import size
+from whale_nebula.report.units import size
 from whale_nebula.schedule import draw
 from whale_nebula.spec import Spec
 

@@ -2,7 +2,8 @@
 
 from whale_nebula.report.prediction import LinkPrediction, Prediction, StagePrediction
 from whale_nebula.report.published import last_report, publish
-from whale_nebula.report.report import LinkReport, Report, RunTotals, Span, StageReport
+from whale_nebula.report.records import LinkReport, RunTotals, Span, StageReport
+from whale_nebula.report.report import Report
 
 __all__ = [
     "LinkPrediction",

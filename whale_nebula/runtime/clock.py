@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from whale_nebula.ir.program import Stage
 from whale_nebula.ir.routing import Seat, row_name
-from whale_nebula.report.report import ONCE, LinkReport, Span, StageReport, busiest
+from whale_nebula.report.records import ONCE, LinkReport, Span, StageReport, busiest
 from whale_nebula.transport.protocol import Key, Link
 
 annotation = tf.profiler.experimental.Trace

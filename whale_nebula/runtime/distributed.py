@@ -23,7 +23,7 @@ from whale_nebula.launch.leaving import departure
 from whale_nebula.passes.readings import check_here
 from whale_nebula.passes.replica_sums import sums_of
 from whale_nebula.passes.rows_read import rows_read
-from whale_nebula.report.report import Elsewhere, LinkReport, StageReport
+from whale_nebula.report.records import Elsewhere, LinkReport, StageReport
 from whale_nebula.runtime.actors import ActorStep, seated
 from whale_nebula.runtime.added import added
 from whale_nebula.runtime.alike import due, sums

@@ -10,7 +10,7 @@ from typing import Any
 from whale_nebula.config import Links
 from whale_nebula.feed.batch import Batch, cut, micro_batches
 from whale_nebula.passes.replica_sums import pieces_here
-from whale_nebula.report.report import LinkReport
+from whale_nebula.report.records import LinkReport
 from whale_nebula.runtime.actors import ActorStep, seated
 from whale_nebula.runtime.channels import Channels, States
 from whale_nebula.runtime.channels.auto import Outlook

@@ -33,7 +33,8 @@ from whale_nebula.passes.readings import check_here, readers_of
 from whale_nebula.passes.replica_sums import check_hosts, sums_of
 from whale_nebula.passes.replicate import spread
 from whale_nebula.report.published import begin, publish
-from whale_nebula.report.report import Report, StageReport
+from whale_nebula.report.records import StageReport
+from whale_nebula.report.report import Report
 from whale_nebula.runtime.apart.clusters import OfClusters, of_clusters
 from whale_nebula.runtime.apart.step import TrainsApart
 from whale_nebula.runtime.apart.together import TakesTurns

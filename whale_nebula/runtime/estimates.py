@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from whale_nebula.config import Links
-from whale_nebula.report.report import Span
+from whale_nebula.report.records import Span
 from whale_nebula.runtime.channels.auto import Outlook
 from whale_nebula.runtime.pace import Medians
 

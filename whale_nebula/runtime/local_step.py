@@ -16,8 +16,7 @@ from whale_nebula.ir.program import Stage
 from whale_nebula.ir.unknown_sizes import is_sized, sized
 from whale_nebula.passes.batch import lines_of
 from whale_nebula.passes.replica_sums import pieces_here
-from whale_nebula.report.boundaries import BoundaryReport
-from whale_nebula.report.report import LinkReport, StageReport
+from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport
 from whale_nebula.runtime.channels.counted import counted
 from whale_nebula.runtime.compiled import Compiled
 from whale_nebula.runtime.guard import Guard, unfit

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from whale_nebula.report.basis import Basis
-from whale_nebula.report.boundaries import BoundaryReport
-from whale_nebula.report.meetings import MeetingsReport
-from whale_nebula.report.report import Elsewhere, LinkReport, Span, StageReport
+from whale_nebula.report.prediction import Basis
+from whale_nebula.report.records import BoundaryReport, Elsewhere, LinkReport, MeetingsReport, Span, StageReport
 from whale_nebula.runtime.channels.told import Said
 
 

@@ -11,8 +11,8 @@ from whale_nebula.config import Links
 from whale_nebula.ir.cut import Boundary, Cut, Exchange, PhasePlan, StagePhase
 from whale_nebula.ir.exchanged import Exchanged
 from whale_nebula.passes.divides import divides
-from whale_nebula.report.basis import Basis, Carried, Numbers, PhaseBasis
-from whale_nebula.report.report import Span
+from whale_nebula.report.prediction import Basis, Carried, Numbers, PhaseBasis
+from whale_nebula.report.records import Span
 from whale_nebula.runtime.clock import CODING, Clocks
 from whale_nebula.runtime.sizes import Message, all_sized, bounded_links, link_reports, messages
 from whale_nebula.schedule.limits import Pace

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from whale_nebula.ir.cut import Cut, PhasePlan
-from whale_nebula.report.report import Span
+from whale_nebula.report.records import Span
 from whale_nebula.runtime.clock import CODING, Clocks
 from whale_nebula.schedule.limits import Pace
 

@@ -20,8 +20,8 @@ from whale_nebula.feed.ids import compared_by, names_any
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.seeding import seed_all, unmoved
 from whale_nebula.plan.pins import Pinned, Pins, pins
-from whale_nebula.report.audience import Seen, audience
 from whale_nebula.report.published import forget, watch
+from whale_nebula.report.watchers import Seen, audience
 from whale_nebula.scopes import calling_site, deal_to, values
 from whale_nebula.scopes.identity import LOCAL
 from whale_nebula.scopes.observer import observer

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.report.report import Scalars
+from whale_nebula.report.records import Scalars
 from whale_nebula.tf import private as tf_private
 
 

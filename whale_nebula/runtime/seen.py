@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from whale_nebula.errors.foreign_text import escape_foreign_text
-from whale_nebula.report.report import Elsewhere, LinkReport, StageReport
+from whale_nebula.report.records import Elsewhere, LinkReport, StageReport
 
 Told = Mapping[str, Any]
 _MOST = 1000  # a peer may tell of no more stages or links than this

@@ -10,7 +10,7 @@ from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.exchanged import Exchanged
 from whale_nebula.ir.program import Flow
-from whale_nebula.report.report import LinkReport
+from whale_nebula.report.records import LinkReport
 from whale_nebula.spec import Spec, Value
 from whale_nebula.wire.frame import frame_count, wire_bytes
 

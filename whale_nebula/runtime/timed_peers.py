@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import PartKey
 from whale_nebula.passes.exchange import Bundle
-from whale_nebula.report.report import EXCHANGE, Span
+from whale_nebula.report.records import EXCHANGE, Span
 from whale_nebula.runtime.clock import StageClock
 from whale_nebula.runtime.once_run import Peers
 from whale_nebula.runtime.stage_run import StageRun

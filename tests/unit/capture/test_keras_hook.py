@@ -8,8 +8,8 @@ import pytest
 
 import whale_nebula as nb
 from whale_nebula.runtime.keras_hook import _form
-from whale_nebula.runtime.keras_import import unwrap_keras, wrap_keras
 from whale_nebula.tf import private as tf_private
+from whale_nebula.tf.keras_import import unwrap_keras, wrap_keras
 
 layers = keras.layers
 X, Y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")

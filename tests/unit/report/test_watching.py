@@ -11,7 +11,7 @@ import pytest
 from tests.unit.report.making import full
 from whale_nebula.report import Report, last_report, publish
 from whale_nebula.report.published import begin, forget, under_way, watch, watched
-from whale_nebula.report.watching import Watching
+from whale_nebula.report.watchers import Watching
 
 
 class Notes:

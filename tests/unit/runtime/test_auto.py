@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from whale_nebula.codec.way import Way, parse_way
-from whale_nebula.report.boundaries import BoundaryReport
+from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.channels.auto import Auto, Direction, Outlook, mildest
 from whale_nebula.runtime.channels.state import ChannelState, States
 from whale_nebula.runtime.channels.told import Tally

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.codec.way import parse_way
-from whale_nebula.report.boundaries import BoundaryReport
+from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime import casts
 from whale_nebula.runtime.channels import States, measuring
 from whale_nebula.runtime.channels.incoming import Incoming

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from whale_nebula.ir.routing import Seat
-from whale_nebula.report.report import Span
+from whale_nebula.report.records import Span
 from whale_nebula.runtime.clock import Clocks, LineClock, StageClock
 from whale_nebula.runtime.round_trips import Trips, paces
 from whale_nebula.schedule.limits import Pace

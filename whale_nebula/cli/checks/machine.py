@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from whale_nebula.cli.checks.check import Check
-from whale_nebula.report.text import size
+from whale_nebula.report.units import size
 
 _LITTLE = 2 * 2**30
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from whale_nebula.errors.foreign_text import escape_foreign_text
 from whale_nebula.launch.line.found import Crossing, LineFound
 from whale_nebula.launch.line.sheet import unlike
-from whale_nebula.report.text import size
+from whale_nebula.report.units import size
 
 _CLOCK_SECONDS = 1.0
 

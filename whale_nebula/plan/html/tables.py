@@ -23,7 +23,7 @@ from whale_nebula.plan.text import (
     worker_of,
 )
 from whale_nebula.plan.timing import duration
-from whale_nebula.report.text import size
+from whale_nebula.report.units import size
 from whale_nebula.spec import Spec
 
 if TYPE_CHECKING:

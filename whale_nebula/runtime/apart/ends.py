@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from whale_nebula.report.report import LinkReport
+from whale_nebula.report.records import LinkReport
 from whale_nebula.transport.protocol import Key, Link
 from whale_nebula.wire.tensor import Bytes
 

@@ -9,7 +9,7 @@ from typing import Any
 from whale_nebula.codec.fitting import fitting, nbytes, parts_of
 from whale_nebula.codec.way import parse_way
 from whale_nebula.ir.program import Program
-from whale_nebula.report.text import duration, size
+from whale_nebula.report.units import duration, size
 from whale_nebula.runtime.apart.differences import dims_of
 from whale_nebula.runtime.apart.sites import sites_of
 from whale_nebula.runtime.apart.weights import weights_of

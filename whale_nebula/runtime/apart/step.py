@@ -12,8 +12,7 @@ from whale_nebula.feed.missing import Missing
 from whale_nebula.feed.sliced import sliced
 from whale_nebula.ir.program import Leaf
 from whale_nebula.launch.leaving import Leaving
-from whale_nebula.report.meetings import MeetingsReport
-from whale_nebula.report.report import LinkReport
+from whale_nebula.report.records import LinkReport, MeetingsReport
 from whale_nebula.runtime.apart.leaving import LeavesTogether
 from whale_nebula.runtime.apart.meetings import Meetings
 from whale_nebula.runtime.apart.sites import Sites

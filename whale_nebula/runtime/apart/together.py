@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.ir.program import Leaf
-from whale_nebula.report.report import LinkReport
+from whale_nebula.report.records import LinkReport
 from whale_nebula.runtime.apart.meetings import Meetings
 from whale_nebula.runtime.apart.sites import Sites
 from whale_nebula.runtime.apart.step import Runner, Since, less, own_rows

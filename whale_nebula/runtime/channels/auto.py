@@ -14,8 +14,8 @@ from typing import NamedTuple
 from whale_nebula.codec.fitting import PREFIX, fitting, nbytes, parts_of
 from whale_nebula.codec.objects import Codec
 from whale_nebula.codec.way import NONE, Way
-from whale_nebula.report.boundaries import BoundaryReport
-from whale_nebula.report.text import duration
+from whale_nebula.report.records import BoundaryReport
+from whale_nebula.report.units import duration
 from whale_nebula.runtime.channels.ladder import EVERY
 from whale_nebula.runtime.channels.state import States
 from whale_nebula.runtime.channels.told import Tally

@@ -16,7 +16,7 @@ from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.ir.cut import Boundary, Cut
 from whale_nebula.ir.routing import Routing
 from whale_nebula.passes.batch import entries_per_row
-from whale_nebula.report.boundaries import BoundaryReport
+from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime import casts
 from whale_nebula.runtime.channels.auto import Auto, Direction, Outlook
 from whale_nebula.runtime.channels.finite import SKIP

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.routing import Routing
-from whale_nebula.report.boundaries import BoundaryReport
+from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.channels.routes import Routes
 from whale_nebula.wire.frame import frame_count, wire_bytes
 

@@ -17,7 +17,7 @@ from whale_nebula.codec.numbers import number
 from whale_nebula.codec.objects import Codec, Dims
 from whale_nebula.codec.precisions import FP16, Bits
 from whale_nebula.codec.way import NONE, Way
-from whale_nebula.report.boundaries import BoundaryReport
+from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime import casts
 from whale_nebula.runtime.channels import coding, differences, finite, ladder, measuring
 from whale_nebula.runtime.channels.incoming import Incoming

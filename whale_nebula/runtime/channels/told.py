@@ -17,7 +17,7 @@ from whale_nebula.codec.numbers import by_number
 from whale_nebula.codec.objects import Codec
 from whale_nebula.codec.precisions import Bits
 from whale_nebula.codec.way import NONE, Way
-from whale_nebula.report.boundaries import BoundaryReport
+from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.channels.state import ChannelState
 from whale_nebula.transport.protocol import Packed
 from whale_nebula.wire.frame import frame_count, wire_bytes

@@ -14,19 +14,23 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 _KINDS = ("train", "test", "predict")
 
+Hook: TypeAlias = Callable[[], Any]
 
-def wrap_keras() -> None:
-    """Put the wrapper on now, or as soon as Keras's trainer is loaded; again does nothing."""
+
+def wrap_keras(hook: Hook) -> None:
+    """Put the wrapper on now, or as soon as Keras's trainer is loaded; again does nothing. `hook` loads what makes
+    the functions of models, once one is to be made.
+    """
     loaded = sys.modules.get(_TRAINER)
     if loaded is not None and hasattr(loaded, "TensorFlowTrainer"):
-        _wrap(loaded.TensorFlowTrainer)
+        _wrap(loaded.TensorFlowTrainer, hook)
     elif not any(isinstance(finder, _Waiting) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Waiting())
+        sys.meta_path.insert(0, _Waiting(hook))
 
 
 def unwrap_keras() -> None:
@@ -38,22 +42,20 @@ def unwrap_keras() -> None:
             setattr(trainer, f"make_{kind}_function", wrapper.nebula_original)
 
 
-def _wrap(trainer: type) -> None:
+def _wrap(trainer: type, hook: Hook) -> None:
     for kind in _KINDS:
         original = vars(trainer)[f"make_{kind}_function"]
         if not hasattr(original, "nebula_original"):
-            setattr(trainer, f"make_{kind}_function", _wrapper(kind, original))
+            setattr(trainer, f"make_{kind}_function", _wrapper(kind, original, hook))
 
 
-def _wrapper(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrapper(kind: str, original: Callable[..., Any], hook: Hook) -> Callable[..., Any]:
     def make(model: Any, force: bool = False) -> Any:
         from whale_nebula.tf.versions import unsupported
 
         if unsupported() is not None:  # a scope says so where it is entered, and this model has entered none
             return original(model, force)
-        from whale_nebula.runtime.keras_hook import make_function
-
-        return make_function(kind, original, model, force)
+        return hook().make_function(kind, original, model, force)
 
     make.nebula_original = original  # type: ignore[attr-defined]
     make.__doc__ = original.__doc__
@@ -63,6 +65,9 @@ def _wrapper(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
 class _Waiting(MetaPathFinder):
     """Waits for Keras's trainer to be loaded, wraps it, and is gone."""
 
+    def __init__(self, hook: Hook) -> None:
+        self._hook = hook
+
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -71,15 +76,15 @@ class _Waiting(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Wrapping(spec.loader)
+            spec.loader = _Wrapping(spec.loader, self._hook)
         return spec
 
 
 class _Wrapping(Loader):
     """Loads as the loader behind it does, and then wraps."""
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
+    def __init__(self, loader: Any, hook: Hook) -> None:
+        self._loader, self._hook = loader, hook
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         made: ModuleType | None = self._loader.create_module(spec)
@@ -87,11 +92,14 @@ class _Wrapping(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        _wrap(module.TensorFlowTrainer)
+        _wrap(module.TensorFlowTrainer, self._hook)
 
 
 class Bootstrap:
     """A watcher of scopes that brings in capture with the first scope that is entered beside TensorFlow."""
+
+    def __init__(self, hook: Hook) -> None:
+        self._hook = hook
 
     @contextlib.contextmanager
     def enter(self, frame: Any) -> Iterator[None]:
@@ -101,8 +109,6 @@ class Bootstrap:
                 from whale_nebula.tf.versions import require_supported
 
                 require_supported()
-                from whale_nebula.runtime.keras_hook import install
-
-                for watcher in install():
+                for watcher in self._hook().install():
                     opened.enter_context(watcher.enter(frame))
             yield
