@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import tensorflow as tf
 
+from whale_nebula.codec import packing as bits
 from whale_nebula.codec import parse
-from whale_nebula.codec.bytes import bits
 from whale_nebula.runtime.channels import coding
 
 DIMS, TIMES = (32, 64), 200

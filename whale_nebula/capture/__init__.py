@@ -5,8 +5,8 @@ from __future__ import annotations
 from textwrap import shorten
 from typing import Any
 
-from whale_nebula.scopes import values
-from whale_nebula.scopes.words import checked
+from whale_nebula.scopes import options as values
+from whale_nebula.scopes.options import checked
 
 
 @checked

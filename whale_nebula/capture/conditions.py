@@ -14,9 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.mirror import in_order, mirror
+from whale_nebula.capture.mirror import Donor, in_order, mirror, plant
 from whale_nebula.capture.tracing import Tracing, current
-from whale_nebula.capture.transplant import Donor, plant
 from whale_nebula.passes.branches import NOBODY, Branch, Owners, split_branches
 from whale_nebula.passes.parts import SMALL
 from whale_nebula.passes.unbundle import bundled, rewired

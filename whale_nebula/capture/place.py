@@ -7,8 +7,8 @@ from typing import Any
 
 from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.scopes.frames import current_stack
+from whale_nebula.scopes.options import checked
 from whale_nebula.scopes.placing import placement
-from whale_nebula.scopes.words import checked
 
 
 @checked

@@ -20,9 +20,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.hook import Hook
+from whale_nebula.capture.loss_weights import roles
 from whale_nebula.capture.mirror import SUMMED, mirror
-from whale_nebula.capture.roles import roles
+from whale_nebula.capture.patches import Hook
 from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.replica_sums import Where, refusal

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from whale_nebula.cli import certs_shown, exits
-from whale_nebula.cli.telling import remark, tell
-from whale_nebula.cli.words import Parser
+from whale_nebula.cli import arguments as exits
+from whale_nebula.cli import certs_shown
+from whale_nebula.cli.arguments import Parser, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, CredentialsError, NebulaError
 from whale_nebula.errors.suggestions import did_you_mean

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import google_crc32c
 import numpy as np
 
-from whale_nebula.feed.compared import Fingerprint
-from whale_nebula.feed.feed import Rows
-from whale_nebula.feed.missing import Missing
-from whale_nebula.feed.rows_read import Mask
+from whale_nebula.errors import OptionError
+from whale_nebula.errors.suggestions import did_you_mean, listed
+from whale_nebula.feed.absent import Missing
+from whale_nebula.feed.rows import Mask, Rows
 from whale_nebula.ir.program import Leaf
+
+Fingerprint: TypeAlias = int | list[int | None]
+"""A checksum of an input, or one of each micro-batch of it: None of those of which rows are not here."""
+
+
+def same(own: Fingerprint, theirs: Fingerprint) -> bool:
+    """Whether what both have is the same.
+
+    >>> same(7, 7), same(7, 8), same([1, None, 3], [1, 2, None]), same([1, None], [2, None]), same([1], [1, 2])
+    (True, False, True, False, False)
+    """
+    if isinstance(own, int) or isinstance(theirs, int):
+        return own == theirs or isinstance(own, int) != isinstance(theirs, int)
+    known = (a == b for a, b in zip(own, theirs, strict=False) if a is not None and b is not None)
+    return len(own) == len(theirs) and all(known)
 
 
 def fingerprints(
@@ -55,3 +70,53 @@ def _checksum(array: np.ndarray) -> int:
     if array.dtype == object:
         return google_crc32c.value(repr(array.tolist()).encode())
     return google_crc32c.value(np.ascontiguousarray(array).view(np.uint8).reshape(-1))
+
+
+def compared_by(ids: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The names that `ids` lists.
+
+    >>> compared_by("x/id"), compared_by(["x/id", "y"]), compared_by(None)
+    (('x/id',), ('x/id', 'y'), ())
+    """
+    return (ids,) if isinstance(ids, str) else tuple(ids or ())
+
+
+def names_any(ids: Sequence[str], inputs: Sequence[str], where: str) -> bool:
+    """Whether a step has an input that `ids` names. Refused where it has others only: by a name that means nothing no
+    row would be compared.
+
+    >>> names_any(["x/id"], ["x/id", "y"], "train.py:3"), names_any(["x/id"], [], "train.py:3")
+    (True, False)
+    """
+    if not ids or set(ids) & set(inputs):
+        return True
+    if not inputs:
+        return False
+    given = repr(ids[0]) if len(ids) == 1 else repr(list(ids))
+    raise OptionError(
+        f"nb.init(ids={given}) names no input of this step",
+        where=where,
+        why=f"its inputs are {listed(inputs)}; by ids that are none of them no row would be compared",
+        mend=_mend(ids[0], inputs),
+    )
+
+
+def refuse_unshared(ids: Collection[str], readers: Mapping[str, Collection[str]], clusters: Mapping[str, str]) -> None:
+    """Refuse ids that no two clusters would compare: of an input that has `readers`, only these learn a checksum.
+
+    >>> refuse_unshared(["id"], {"id": ["gpu/0", "npu/0"], "x": ["gpu/0"]}, {"gpu/0": "gpu", "npu/0": "npu"})
+    """
+    for name in sorted(readers.keys() & set(ids)):
+        if len({clusters[worker] for worker in readers[name]}) < 2 <= len(set(clusters.values())):
+            raise OptionError(
+                f"nb.init(ids={name!r}) names an input that 'inputs' of the config keeps to the workers that read it",
+                where=f"inputs.{name}",
+                why="no two clusters read it here, so none would learn a checksum of it, and no row would be compared",
+                mend=f"leave {name!r} out of 'inputs' in every config, and give it in every cluster\n"
+                "or compare by another input, which all clusters have",
+            )
+
+
+def _mend(name: str, inputs: Sequence[str]) -> str:
+    inner = [each for each in inputs if each.endswith(f"/{name}")]
+    return f'nb.init(ids="{inner[0]}")' if inner else did_you_mean(name, inputs)

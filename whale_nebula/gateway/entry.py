@@ -10,8 +10,8 @@ from whale_nebula.gateway.site import Site, cluster_of
 from whale_nebula.security import CurrentCredentials, Identity, Peer, policy
 from whale_nebula.security.identity import GATEWAY, WORKER
 from whale_nebula.security.policy import Call
-from whale_nebula.transport.grpc.knock import Knock
 from whale_nebula.transport.grpc.listener import Visitor
+from whale_nebula.transport.grpc.metadata import Knock
 
 
 class Purpose(Enum):

@@ -25,15 +25,11 @@ from whale_nebula.security import Credentials, CurrentCredentials, Identity, Pee
 from whale_nebula.security.audit import AuditLog
 from whale_nebula.security.heads import Head, KeptHeads
 from whale_nebula.security.identity import GATEWAY
-from whale_nebula.transport.deadlines import Deadlines
-from whale_nebula.transport.grpc.connection import Connection
-from whale_nebula.transport.grpc.knock import Knock
-from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
+from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.listener import Hear, Listener, Visitor
-from whale_nebula.transport.grpc.options import lanes
-from whale_nebula.transport.grpc.proof import prove_identity
-from whale_nebula.transport.grpc.tls import server_credentials
-from whale_nebula.transport.waiting import Announce, log_wait
+from whale_nebula.transport.grpc.metadata import Knock, prove_identity
+from whale_nebula.transport.grpc.options import lanes, server_credentials
 
 _LOG = logging.getLogger("whale_nebula.gateway")
 _PAIRS_AT_MOST = 4096  # of one other cluster

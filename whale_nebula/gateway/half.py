@@ -12,8 +12,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from whale_nebula.security import Peer
-from whale_nebula.transport.grpc.connection import Connection
-from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.wire.frame import Header
 
 _GREETING = 2  # frames: HELLO and AUTH

@@ -19,14 +19,12 @@ from whale_nebula.gateway.site import Site
 from whale_nebula.gateway.trunk import Trunk
 from whale_nebula.security import CurrentCredentials, Identity
 from whale_nebula.security.identity import GATEWAY
-from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.deadlines import Announce, Deadlines, Waiting, log_wait
 from whale_nebula.transport.grpc import options
-from whale_nebula.transport.grpc.connection import Connection
+from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.dialling import dial
-from whale_nebula.transport.grpc.knock import Knock
-from whale_nebula.transport.grpc.lane import Lane
 from whale_nebula.transport.grpc.links import target
-from whale_nebula.transport.waiting import Announce, Waiting, log_wait
+from whale_nebula.transport.grpc.metadata import Knock
 
 _LOG = logging.getLogger("whale_nebula.gateway")
 _DRAWN = random.SystemRandom()

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from whale_nebula.config import Config
-from whale_nebula.config.addresses import address
-from whale_nebula.config.place import Place
+from whale_nebula.config.place import Place, address
 from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import ConfigError
 from whale_nebula.errors.suggestions import did_you_mean

@@ -16,7 +16,7 @@ from whale_nebula.errors.foreign_text import escape_foreign_text
 from whale_nebula.gateway import word
 from whale_nebula.security.heads import Head, KeptHeads
 from whale_nebula.security.identity import Identity
-from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
 
 _WAITING = 256  # words; heads are cumulative, so an old one may be lost

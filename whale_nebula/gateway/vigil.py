@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from whale_nebula.transport.grpc.probing import Probe, probe
+from whale_nebula.transport.grpc.options import Probe, probe
 
 State: TypeAlias = Literal["dead", "frozen"]
 _PROMPT_SECONDS = 0.1  # in which a worker that lives has dialled again, as a rule

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from whale_nebula.ir.program import PartKey, Program
-from whale_nebula.ir.routing import Routing
-from whale_nebula.ir.shares import Order
+from whale_nebula.ir.routing import Order, Routing
 from whale_nebula.spec import Spec, Value
 
 

@@ -15,10 +15,9 @@ from functools import partial
 from types import ModuleType
 
 from whale_nebula.launch.attach import Attachment, attach
+from whale_nebula.launch.last_error import ends_by, own_lines
 from whale_nebula.launch.leaving import Leaving, departure, leave_on_signals
-from whale_nebula.launch.own_lines import own_lines
 from whale_nebula.launch.seeding import seed_all, when_loaded
-from whale_nebula.launch.sentence import ends_by
 
 
 def main(argv: list[str]) -> None:

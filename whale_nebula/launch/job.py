@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Protocol
 
 from whale_nebula.errors import DeadlineError, RemoteFailureError
-from whale_nebula.launch import group
+from whale_nebula.launch import attach as group
 from whale_nebula.launch.leaving import EXIT_LEFT
 from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS, Ward
 

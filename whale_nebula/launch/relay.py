@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from typing import IO
 
-from whale_nebula.launch.sentence import Kept
+from whale_nebula.launch.last_error import Kept
 from whale_nebula.report.screen import Screen
 from whale_nebula.security.alerts import refused
 

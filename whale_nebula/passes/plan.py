@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from whale_nebula.codec.bytes.bits import TYPES
+from whale_nebula.codec.packing import TYPES
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import NotYetError
 from whale_nebula.ir.cut import (

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from whale_nebula.ir.cut import VirtualDevice, Worker
 from whale_nebula.ir.program import Program, Stage
-from whale_nebula.ir.shares import Order, by_speed
+from whale_nebula.ir.routing import Order, by_speed
 
 
 def spread(stages: Sequence[Stage], clusters: Mapping[str, Sequence[str]]) -> list[Worker]:

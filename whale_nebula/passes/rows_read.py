@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whale_nebula.feed.rows_read import RowsRead
+from whale_nebula.feed.rows import RowsRead
 from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.passes.readings import readings
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from whale_nebula.codec.costs import Cost, cost, renewing
 from whale_nebula.codec.objects import Dims
 from whale_nebula.codec.precisions import BF16, FP16, Bits
-from whale_nebula.codec.said import bounded
 from whale_nebula.codec.sizes import payload_bytes, used_codec
 from whale_nebula.codec.way import NONE, Way, parse_way
+from whale_nebula.codec.wording import bounded
 from whale_nebula.config import Links
 from whale_nebula.ir.cut import Boundary, Cut
 from whale_nebula.plan.timing import duration

@@ -6,9 +6,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from whale_nebula.ir.digest import HERE, THERE, Words, first_difference
+from whale_nebula.ir.canonical import HERE, THERE, Words, first_difference
 from whale_nebula.ir.graph import CAPTURE, Graph, Op
-from whale_nebula.ir.scan import TextError, scan_graph
+from whale_nebula.ir.text import TextError, scan_graph
 from whale_nebula.plan.records import PlanBoundary, PlanStage
 from whale_nebula.spec import Spec, Value
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from whale_nebula.errors import OptionError, StateError
 from whale_nebula.errors.suggestions import Named, did_you_mean
-from whale_nebula.ir.digest import digest_lines
+from whale_nebula.ir.canonical import digest_lines
 from whale_nebula.plan import file
 from whale_nebula.plan.differences import plan_difference
 from whale_nebula.plan.html import plan_html

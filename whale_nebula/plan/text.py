@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from whale_nebula.codec.said import bounded, details, sent, words
-from whale_nebula.ir.routing import row_name
-from whale_nebula.ir.shares import seconds, taken
+from whale_nebula.codec.wording import bounded, details, sent, words
+from whale_nebula.ir.routing import row_name, seconds, taken
 from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
 from whale_nebula.plan.timing import PhaseTimes, Times, duration, step_text, times
 from whale_nebula.report.straggler import WORTH, mend, said, waits

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from whale_nebula.ir.shares import taken
+from whale_nebula.ir.routing import taken
 from whale_nebula.plan.records import PlanBoundary, PlanStage
 from whale_nebula.schedule import Hop, Line, Timeline, Work, limits, pace, simulate
 from whale_nebula.wire.frame import wire_bytes

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from whale_nebula.ir.shares import taken
+from whale_nebula.ir.routing import taken
 from whale_nebula.schedule.lines import Hop, Hops, Line, Work, pace
 from whale_nebula.schedule.schedules import limits, schedule
-from whale_nebula.schedule.simulate import run_lists
-from whale_nebula.schedule.timeline import Timeline
+from whale_nebula.schedule.simulate import Timeline, run_lists
 
 Pair = tuple[int, int]
 Taken = Callable[[float], tuple[float, float]]

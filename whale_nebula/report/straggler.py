@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from whale_nebula.ir.routing import row_name
-from whale_nebula.ir.shares import NEAR, enough, excess, seconds, shares, taken
+from whale_nebula.ir.routing import NEAR, enough, excess, row_name, seconds, shares, taken
 from whale_nebula.report.records import ALONE, StageReport
 from whale_nebula.report.units import duration
 

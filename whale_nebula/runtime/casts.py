@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whale_nebula.codec.graph.casts import restore, to_bf16, to_fp16
+from whale_nebula.codec.rounding import restore, to_bf16, to_fp16
 from whale_nebula.codec.way import parse_way
 
 _CASTS = {"fp16": to_fp16, "bf16": to_bf16}

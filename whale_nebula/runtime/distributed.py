@@ -14,10 +14,10 @@ from typing import Any
 from whale_nebula.config import Links
 from whale_nebula.errors import InputMismatchError, LinkClosedError, PlanMismatchError
 from whale_nebula.faults import failpoint
+from whale_nebula.feed.absent import absent_in
 from whale_nebula.feed.batch import Batch, cut, micro_batches
 from whale_nebula.feed.fingerprint import fingerprints
-from whale_nebula.feed.given import Given, given
-from whale_nebula.feed.missing import absent_in
+from whale_nebula.feed.inputs import Given, given
 from whale_nebula.ir.cut import Cut
 from whale_nebula.launch.leaving import departure
 from whale_nebula.passes.readings import check_here

@@ -22,11 +22,10 @@ from whale_nebula.capture.places import place_of
 from whale_nebula.capture.step import Captured, Signature, filled
 from whale_nebula.errors import StageFailedError
 from whale_nebula.errors.foreign_text import escape_foreign_text
-from whale_nebula.feed.given import whole
-from whale_nebula.feed.ids import compared_by, refuse_unshared
-from whale_nebula.ir.canonical import canonical_lines
+from whale_nebula.feed.fingerprint import compared_by, refuse_unshared
+from whale_nebula.feed.inputs import whole
+from whale_nebula.ir.canonical import canonical_lines, digest_lines, first_difference
 from whale_nebula.ir.cut import Cut, Worker
-from whale_nebula.ir.digest import digest_lines, first_difference
 from whale_nebula.ir.program import Stage
 from whale_nebula.passes.plan import cut_program
 from whale_nebula.passes.readings import check_here, readers_of

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import permutations
 from typing import NamedTuple
 
-from whale_nebula.codec.numbers import numbers
-from whale_nebula.codec.sizes import extra_bytes
+from whale_nebula.codec.sizes import extra_bytes, numbers
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.ir.cut import Cut
@@ -16,7 +15,7 @@ from whale_nebula.passes.mates import told
 from whale_nebula.runtime.post import Slots
 from whale_nebula.spec import Spec
 from whale_nebula.transport.protocol import Key
-from whale_nebula.wire.decoder import Bound
+from whale_nebula.wire.assembly import Bound
 
 ANY_SIZE = 2**32 - 1
 """The bound of an axis that only a step knows; the cap of a whole tensor still holds."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.transplant import Donor, plant
+from whale_nebula.capture.mirror import Donor, plant
 from whale_nebula.ir.cut import Fragment
 from whale_nebula.passes.unbundle import Aliases
 from whale_nebula.runtime.replica_sums import ReplicaSums

@@ -14,9 +14,10 @@ from whale_nebula.errors import NebulaWarning, OptionError
 from whale_nebula.errors.suggestions import did_you_mean, listed
 from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.runtime.step import Arguments, Step, Unpack
-from whale_nebula.scopes import calling_site, values
+from whale_nebula.scopes import calling_site
+from whale_nebula.scopes import options as values
 from whale_nebula.scopes.observer import observer
-from whale_nebula.scopes.words import checked
+from whale_nebula.scopes.options import checked
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from whale_nebula import scopes
 from whale_nebula.capture import keras_copies, keras_tags, tracing
-from whale_nebula.capture.declared import Declared
+from whale_nebula.capture.arguments import Declared
 from whale_nebula.capture.keras_tags import bears_scopes
 from whale_nebula.capture.placed import changes, placements_in
 from whale_nebula.runtime.run import current_run

@@ -13,7 +13,7 @@ import tensorflow as tf
 from whale_nebula.feed.batch import cut, micro_batches
 from whale_nebula.ir.integers import Shape
 from whale_nebula.ir.program import Stage
-from whale_nebula.ir.unknown_sizes import is_sized, sized
+from whale_nebula.ir.sizes import is_sized, sized
 from whale_nebula.passes.batch import lines_of
 from whale_nebula.passes.replica_sums import pieces_here
 from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport

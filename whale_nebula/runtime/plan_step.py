@@ -16,8 +16,8 @@ import whale_nebula
 from whale_nebula.capture.mirror import in_order
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.step import Captured
+from whale_nebula.feed.absent import Missing, absent_in
 from whale_nebula.feed.batch import micro_batches
-from whale_nebula.feed.missing import Missing, absent_in
 from whale_nebula.ir.canonical import canonical_lines
 from whale_nebula.ir.cut import Cut
 from whale_nebula.passes.plan import cut_program

@@ -15,8 +15,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from whale_nebula.capture.arguments import target_wanted
 from whale_nebula.capture.step import Signature, capture, signature
-from whale_nebula.capture.targets import target_wanted
 from whale_nebula.errors import NebulaWarning, OptionError, PlanError
 from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.plan.plan import Plan
@@ -25,7 +25,7 @@ from whale_nebula.runtime.keras_step import as_fit_packs, keras_step
 from whale_nebula.runtime.plan_step import planned
 from whale_nebula.runtime.step import Arguments, Step, Unpack, declared
 from whale_nebula.scopes import calling_site
-from whale_nebula.scopes.words import checked
+from whale_nebula.scopes.options import checked
 from whale_nebula.site import script_site
 
 __all__ = ["Plan", "plan"]

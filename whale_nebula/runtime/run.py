@@ -16,16 +16,17 @@ from whale_nebula.config import Config, Links, load, parse_links, quantities
 from whale_nebula.errors import ConfigError, NebulaWarning, OptionError, StateError
 from whale_nebula.errors.suggestions import closest, did_you_mean, listed
 from whale_nebula.errors.tracebacks import short_traceback
-from whale_nebula.feed.ids import compared_by, names_any
+from whale_nebula.feed.fingerprint import compared_by, names_any
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.seeding import seed_all, unmoved
 from whale_nebula.plan.pins import Pinned, Pins, pins
 from whale_nebula.report.published import forget, watch
 from whale_nebula.report.watchers import Seen, audience
-from whale_nebula.scopes import calling_site, deal_to, values
+from whale_nebula.scopes import calling_site, deal_to
+from whale_nebula.scopes import options as values
 from whale_nebula.scopes.identity import LOCAL
 from whale_nebula.scopes.observer import observer
-from whale_nebula.scopes.words import checked, scope
+from whale_nebula.scopes.options import checked, scope
 from whale_nebula.site import script_site
 
 

@@ -26,8 +26,8 @@ from whale_nebula.errors import (
 )
 from whale_nebula.errors.foreign_text import LIMIT, escape_foreign_text
 from whale_nebula.faults import failpoint
-from whale_nebula.feed.compared import same
-from whale_nebula.ir.digest import digest_lines, first_unlike
+from whale_nebula.feed.fingerprint import same
+from whale_nebula.ir.canonical import digest_lines, first_unlike
 from whale_nebula.runtime.alike import check
 from whale_nebula.runtime.expected import Expected
 from whale_nebula.runtime.failure import failure_fields

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from whale_nebula.codec.said import bounded
 from whale_nebula.codec.sizes import payload_bytes
+from whale_nebula.codec.wording import bounded
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.exchanged import Exchanged
 from whale_nebula.ir.program import Flow

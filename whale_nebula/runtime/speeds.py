@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from whale_nebula.ir.cut import Cut
-from whale_nebula.ir.shares import Order, order, seconds, shares, taken
+from whale_nebula.ir.routing import Order, order, seconds, shares, taken
 from whale_nebula.passes.lanes import lane_notes
 from whale_nebula.report.records import StageReport, busiest
 from whale_nebula.runtime.clock import CODING, Clocks

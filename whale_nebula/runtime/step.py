@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from whale_nebula import scopes
-from whale_nebula.capture.declared import Declared
-from whale_nebula.capture.keys import alive
+from whale_nebula.capture.arguments import Declared, alive
 from whale_nebula.capture.placed import changes
 from whale_nebula.capture.step import Signature, capture, signature
 from whale_nebula.capture.surroundings import check_surroundings
@@ -24,7 +23,7 @@ from whale_nebula.runtime.models_met import models_met, models_of
 from whale_nebula.runtime.pinning import check_pinned
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.widening import takes, widened
-from whale_nebula.scopes import unentered
+from whale_nebula.scopes import hints as unentered
 from whale_nebula.scopes.observer import observer
 
 Arguments = Sequence[tuple[str, Any]]

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from whale_nebula.capture.arguments import target_wanted
 from whale_nebula.capture.counted_draws import STATE
 from whale_nebula.capture.step import Signature, plainly, signature
-from whale_nebula.capture.targets import target_wanted
 from whale_nebula.codec.precisions import Bits
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.errors import AbsentInputError, OptionError
 from whale_nebula.errors.tracebacks import short_traceback
-from whale_nebula.feed.partial import Partial
+from whale_nebula.feed.inputs import Partial
 from whale_nebula.passes.batch import DRAWN_ANEW, lines_of
 from whale_nebula.passes.effects import is_random
 from whale_nebula.passes.replica_sums import SHARED
@@ -41,7 +41,7 @@ from whale_nebula.runtime.run import current_run, gathered
 from whale_nebula.runtime.step import Arguments, Step, Unpack, declared
 from whale_nebula.runtime.whereabouts import Whereabouts
 from whale_nebula.scopes import calling_site
-from whale_nebula.scopes.words import checked
+from whale_nebula.scopes.options import checked
 from whale_nebula.tf import private as tf_private
 
 _NUDGES = 3

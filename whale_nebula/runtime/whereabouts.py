@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from whale_nebula.capture.baked import baked_reshape
+from whale_nebula.capture.errors import baked_reshape
 from whale_nebula.capture.places import place_of
 from whale_nebula.ir.program import Stage
 from whale_nebula.tf import private as tf_private

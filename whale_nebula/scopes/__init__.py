@@ -3,6 +3,7 @@
 `public` holds what a user writes. The rest is for capture: `open_frames`, `add_watcher`, `reenter` and so on.
 """
 
+from whale_nebula.scopes.compressing import apart_of
 from whale_nebula.scopes.frames import (
     Block,
     Frame,
@@ -23,6 +24,7 @@ from whale_nebula.scopes.frames import (
     watchers,
 )
 from whale_nebula.scopes.identity import (
+    Numbers,
     check_layout,
     deal_to,
     home_of,
@@ -32,7 +34,6 @@ from whale_nebula.scopes.identity import (
     worker_speeds,
     workers_in,
 )
-from whale_nebula.scopes.numbers import Numbers
 from whale_nebula.scopes.parsing import Tree, parsing
 from whale_nebula.scopes.placing import Placement, Rule
 from whale_nebula.scopes.public import (
@@ -45,7 +46,6 @@ from whale_nebula.scopes.public import (
     stage,
 )
 from whale_nebula.scopes.scope import Scope
-from whale_nebula.scopes.training_apart import apart_of
 from whale_nebula.site import Site, calling_site
 
 __all__ = [

@@ -7,10 +7,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from whale_nebula.schedule.schedules import DEFAULT, SCHEDULES
-from whale_nebula.scopes import compressing, training_apart, values
+from whale_nebula.scopes import compressing
+from whale_nebula.scopes import options as values
 from whale_nebula.scopes.frames import Frame, current_stack
+from whale_nebula.scopes.options import checked, scope
 from whale_nebula.scopes.scope import Missing, Scope
-from whale_nebula.scopes.words import checked, scope
 from whale_nebula.site import calling_site
 
 Opens = AbstractContextManager[Frame]
@@ -88,7 +89,7 @@ def replica(
         replica sync_every=100
     """
     counted = None if count is None else values.count("count", count)
-    slow = training_apart.checked_options(sync_every, outer, mode, fragments, delay, staleness)
+    slow = compressing.check_apart_options(sync_every, outer, mode, fragments, delay, staleness)
     return Scope("replica", {"count": counted, **slow})
 
 
@@ -204,7 +205,7 @@ def compress(
     flags |= {"fp16": fp16, "bf16": bf16, "int8": int8, "int4": int4, "int3": int3, "int2": int2, "int1": int1}
     others = {"start_step": start_step, "ramp": ramp, "delta": delta, "mask": mask, "forward": forward}
     others |= {"zstd": zstd, "nonfinite": nonfinite}
-    options = compressing.checked_options(flags, codec, backward, **others)
+    options = compressing.check_compress_options(flags, codec, backward, **others)
     return Scope("compress", options, compressing.missing_of(options))
 
 

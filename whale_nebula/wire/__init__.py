@@ -3,8 +3,7 @@
 Exported here is what every link needs; one that outlives its connections takes `wire.conversation` too.
 """
 
-from whale_nebula.wire.assembly import Bound, Expect, TensorArrived
-from whale_nebula.wire.decoder import FrameDecoder, MessageArrived
+from whale_nebula.wire.assembly import Bound, Expect, FrameDecoder, MessageArrived, TensorArrived
 from whale_nebula.wire.frame import (
     CHUNK_BYTES,
     FRAME_CAP,

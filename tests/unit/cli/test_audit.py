@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from whale_nebula.cli import audit, exits
+from whale_nebula.cli import arguments as exits
+from whale_nebula.cli import audit
 from whale_nebula.cli.main import main
 from whale_nebula.security import Credentials, Files, Identity, chain, ephemeral, policy
 from whale_nebula.security.audit import AuditLog

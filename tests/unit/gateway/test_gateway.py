@@ -34,13 +34,12 @@ from whale_nebula.security.heads import Head, read_heads
 from whale_nebula.security.issue import revoke
 from whale_nebula.security.verdict import verify
 from whale_nebula.transport.grpc import options
-from whale_nebula.transport.grpc.connection import Connection
+from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.dialling import dial
-from whale_nebula.transport.grpc.knock import Knock
-from whale_nebula.transport.grpc.lane import Lane
 from whale_nebula.transport.grpc.limits import Buckets
 from whale_nebula.transport.grpc.links import target
-from whale_nebula.transport.grpc.tls import channel_credentials
+from whale_nebula.transport.grpc.metadata import Knock
+from whale_nebula.transport.grpc.options import channel_credentials
 from whale_nebula.transport.protocol import Packed
 from whale_nebula.wire.frame import Flag, Header, Kind, pack
 

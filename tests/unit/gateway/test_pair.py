@@ -12,8 +12,7 @@ from whale_nebula.errors import TransportError
 from whale_nebula.gateway.half import Half, Side
 from whale_nebula.gateway.inspection import Inspection
 from whale_nebula.gateway.pair import REPLACED, Pair
-from whale_nebula.transport.grpc.connection import Connection
-from whale_nebula.transport.grpc.lane import END, Lane
+from whale_nebula.transport.grpc.connection import END, Connection, Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
 from whale_nebula.wire.frame import Flag, Header, Kind, pack
 

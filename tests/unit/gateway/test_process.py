@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.unit.gateway.town import CLUSTERS, GPU, NPU, SOON, Town, certificates, key, town, written
-from whale_nebula.cli import exits
+from whale_nebula.cli import arguments as exits
 from whale_nebula.cli.main import main
 from whale_nebula.config import load
 from whale_nebula.gateway.site import Site

@@ -15,7 +15,7 @@ from whale_nebula.gateway import word
 from whale_nebula.gateway.trunk import Trunk
 from whale_nebula.security import Credentials, Files, Identity
 from whale_nebula.security.heads import Head, KeptHeads
-from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
 from whale_nebula.wire.frame import HEADER_BYTES, Flag, Header, Kind, pack
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from whale_nebula.launch import group
+from whale_nebula.launch import attach as group
 
 STUBBORN = """
 import signal, time

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.unit.passes.examples import DESCENT, TWO_STAGES
 from tests.unit.passes.programs import alone, program_of
-from whale_nebula.feed.rows_read import RowsRead
+from whale_nebula.feed.rows import RowsRead
 from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.program import Pipeline, Program
 from whale_nebula.passes.plan import cut_program

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_nebula.codec import INT1, INT2, INT3, INT4, INT8
-from whale_nebula.codec.bytes.deltas import Cache
+from whale_nebula.codec.deltas import Cache
 from whale_nebula.codec.precisions import Turned
 from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.codec.way import Way

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from whale_nebula.ir.cut import Boundary, Cut, VirtualDevice, Worker
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Pipeline, Program, Stage
-from whale_nebula.ir.routing import Seat
-from whale_nebula.ir.shares import order, shares, taken
+from whale_nebula.ir.routing import Seat, order, shares, taken
 from whale_nebula.ir.text import from_text
 from whale_nebula.report.records import Span
 from whale_nebula.runtime.clock import Clocks, LineClock, StageClock

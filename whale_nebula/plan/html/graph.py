@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from whale_nebula.codec.said import bounded
+from whale_nebula.codec.wording import bounded
 from whale_nebula.plan.html.layout import HEIGHT, WIDTH, Arrow, Box, Drawing, Node, Tie, layout
 from whale_nebula.plan.html.markup import Attribute, Markup, element, joined
 from whale_nebula.plan.records import PlanStage

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from whale_nebula.codec.said import sent
+from whale_nebula.codec.wording import sent
 from whale_nebula.plan.html.graph import color
 from whale_nebula.plan.html.layout import Arrow
 from whale_nebula.plan.html.markup import Child, Markup, element, joined

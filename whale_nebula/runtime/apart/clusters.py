@@ -10,9 +10,9 @@ from typing import Any
 
 from whale_nebula.capture.step import Captured
 from whale_nebula.errors import NebulaWarning, NotYetError
-from whale_nebula.ir.apart import Apart
+from whale_nebula.ir.canonical import digest_lines, first_difference
 from whale_nebula.ir.cut import Cut
-from whale_nebula.ir.digest import digest_lines, first_difference
+from whale_nebula.ir.program import Apart
 from whale_nebula.runtime.apart.leaving import LeavesTogether
 from whale_nebula.runtime.apart.opening import Opened
 from whale_nebula.runtime.apart.sites import Sites, sites_of

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.codec.fitting import fitting
 from whale_nebula.codec.objects import Codec
+from whale_nebula.codec.sizes import fitting
 from whale_nebula.codec.way import Way
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.runtime.channels import coding

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from whale_nebula.codec.fitting import fitting, nbytes, parts_of
+from whale_nebula.codec.sizes import fitting, nbytes, parts_of
 from whale_nebula.codec.way import parse_way
 from whale_nebula.ir.program import Program
 from whale_nebula.report.units import duration, size

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import NotYetError, PlanMismatchError
-from whale_nebula.ir.apart import ASYNC, Apart
+from whale_nebula.ir.program import ASYNC, Apart
 from whale_nebula.runtime.apart.differences import Differences
 from whale_nebula.runtime.apart.ends import Ends
 from whale_nebula.runtime.apart.flat import Flat

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from whale_nebula.errors import ConfigError
-from whale_nebula.ir.apart import Apart
+from whale_nebula.ir.program import Apart
 from whale_nebula.runtime.run import Run
 from whale_nebula.schedule.rounds import shared_out
 from whale_nebula.scopes.identity import LOCAL

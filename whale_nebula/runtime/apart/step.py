@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from whale_nebula.feed.absent import Missing
 from whale_nebula.feed.batch import rows_of
-from whale_nebula.feed.given import whole
-from whale_nebula.feed.missing import Missing
-from whale_nebula.feed.sliced import sliced
+from whale_nebula.feed.inputs import sliced, whole
 from whale_nebula.ir.program import Leaf
 from whale_nebula.launch.leaving import Leaving
 from whale_nebula.report.records import LinkReport, MeetingsReport

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from whale_nebula.codec.fitting import PREFIX, fitting, nbytes, parts_of
 from whale_nebula.codec.objects import Codec
+from whale_nebula.codec.sizes import PREFIX, fitting, nbytes, parts_of
 from whale_nebula.codec.way import NONE, Way
 from whale_nebula.report.records import BoundaryReport
 from whale_nebula.report.units import duration

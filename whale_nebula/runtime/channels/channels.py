@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.codec.text import parse
+from whale_nebula.codec.registry import parse
 from whale_nebula.codec.way import NONE, Way, parse_way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.ir.cut import Boundary, Cut

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from whale_nebula.codec.bytes.layout import join, split
-from whale_nebula.codec.fitting import parts_of, precision_in, structure_in
-from whale_nebula.codec.graph.casts import restore
 from whale_nebula.codec.objects import Codec, Dims, Precision, Structure
+from whale_nebula.codec.packing import join, split
 from whale_nebula.codec.precisions import FP16, Plain
+from whale_nebula.codec.rounding import restore
+from whale_nebula.codec.sizes import parts_of, precision_in, structure_in
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.runtime.channels import measuring
 from whale_nebula.spec import Spec

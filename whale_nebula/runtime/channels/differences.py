@@ -19,14 +19,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.codec.bytes import turned
-from whale_nebula.codec.bytes.deltas import Cache, Ids, Rows, changed
-from whale_nebula.codec.bytes.halves import apart
-from whale_nebula.codec.bytes.layout import join, split
-from whale_nebula.codec.bytes.rows import Mask, keep, pack_mask, put_back, unpack_mask
-from whale_nebula.codec.objects import Codec, Dims
-from whale_nebula.codec.parts import Part
+from whale_nebula.codec import turned
+from whale_nebula.codec.deltas import Cache, Ids, Rows, changed
+from whale_nebula.codec.objects import Codec, Dims, Part
+from whale_nebula.codec.packing import Mask, join, keep, pack_mask, put_back, split, unpack_mask
 from whale_nebula.codec.precisions import Integers, Turned
+from whale_nebula.codec.rounding import apart
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.tensor import Bytes

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.codec.bytes import bits
-from whale_nebula.codec.bytes.deltas import Cache
-from whale_nebula.codec.bytes.layout import split
-from whale_nebula.codec.fitting import nbytes, structure_in
-from whale_nebula.codec.numbers import by_number
+from whale_nebula.codec import packing as bits
+from whale_nebula.codec.deltas import Cache
 from whale_nebula.codec.objects import Codec, Dims
+from whale_nebula.codec.packing import split
 from whale_nebula.codec.precisions import Bits
+from whale_nebula.codec.sizes import by_number, nbytes, structure_in
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.runtime.channels import coding, differences

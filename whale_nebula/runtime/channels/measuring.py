@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.codec.graph import casts
+from whale_nebula.codec import rounding as casts
 
 EVERY = 50
 _BEYOND = 65520.0  # what half precision rounds to infinity, and all above

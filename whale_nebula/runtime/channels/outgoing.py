@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.codec.bytes import bits
-from whale_nebula.codec.bytes.deltas import Cache
-from whale_nebula.codec.bytes.layout import join
-from whale_nebula.codec.fitting import elides, fitting, fitting_back, structure_in
-from whale_nebula.codec.numbers import number
+from whale_nebula.codec import packing as bits
+from whale_nebula.codec.deltas import Cache
 from whale_nebula.codec.objects import Codec, Dims
+from whale_nebula.codec.packing import join
 from whale_nebula.codec.precisions import FP16, Bits
+from whale_nebula.codec.sizes import elides, fitting, fitting_back, number, structure_in
 from whale_nebula.codec.way import NONE, Way
 from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime import casts

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whale_nebula.codec.bytes.rows import Mask, pack_mask, unpack_mask
-from whale_nebula.codec.bytes.shrink import Zstd, shrink, unshrink
-from whale_nebula.codec.fitting import PREFIX
+from whale_nebula.codec.packing import Mask, Zstd, pack_mask, shrink, unpack_mask, unshrink
+from whale_nebula.codec.sizes import PREFIX
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.tensor import Bytes
 

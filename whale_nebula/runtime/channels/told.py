@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from whale_nebula.codec.fitting import structure_in
-from whale_nebula.codec.numbers import by_number
 from whale_nebula.codec.objects import Codec
 from whale_nebula.codec.precisions import Bits
+from whale_nebula.codec.sizes import by_number, structure_in
 from whale_nebula.codec.way import NONE, Way
 from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.channels.state import ChannelState
