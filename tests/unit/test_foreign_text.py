@@ -27,8 +27,9 @@ from whale_nebula.ir.canonical import first_difference
 from whale_nebula.launch.leaving import Departure, Leaving
 from whale_nebula.launch.line.advice import LineFound
 from whale_nebula.launch.line.seat import table
-from whale_nebula.runtime import joining, seen
-from whale_nebula.runtime.session import Session
+from whale_nebula.runtime.session import rendezvous as joining
+from whale_nebula.runtime.session.session import Session
+from whale_nebula.runtime.step import distributed as seen
 from whale_nebula.security import Identity
 from whale_nebula.security.verdict import Verdict
 from whale_nebula.transport import MemoryNetwork

@@ -50,7 +50,7 @@ def _prepare(attachment: Attachment) -> None:
 
 def _early() -> ModuleType:
     """What a worker with a device, or with mates, does before TensorFlow computes anything; it needs TensorFlow."""
-    return importlib.import_module("whale_nebula.runtime.early")
+    return importlib.import_module("whale_nebula.runtime.session.rendezvous")
 
 
 def _say(worker: str, path: str, kind: type[BaseException], failure: BaseException, trace: object) -> None:

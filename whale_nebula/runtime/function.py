@@ -13,7 +13,7 @@ from whale_nebula.capture.tracing import current, uncut_on_purpose
 from whale_nebula.errors import NebulaWarning, OptionError
 from whale_nebula.errors.suggestions import did_you_mean, listed
 from whale_nebula.errors.tracebacks import short_traceback
-from whale_nebula.runtime.step import Arguments, Step, Unpack
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack
 from whale_nebula.scopes import calling_site
 from whale_nebula.scopes import options as values
 from whale_nebula.scopes.observer import observer

@@ -75,7 +75,7 @@ def _make(kind: str, original: Original, model: Any, force: bool, inside: bool) 
 def _share_files(kind: str) -> None:
     """In several processes, callbacks that write files do it together."""
     if kind == "train" and not current_run().alone:
-        from whale_nebula.runtime.backups import share_files
+        from whale_nebula.runtime.variables.reads import share_files
 
         share_files()
 
@@ -115,7 +115,7 @@ def _overrides(model: Any, name: str) -> bool:
 
 
 def _stepper(model: Any, kind: str) -> Callable[[Any], Any]:
-    from whale_nebula.runtime.keras_step import stepper
+    from whale_nebula.runtime.keras import stepper
 
     return stepper(model, kind)
 

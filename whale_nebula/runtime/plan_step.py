@@ -15,7 +15,7 @@ import tensorflow as tf
 import whale_nebula
 from whale_nebula.capture.mirror import in_order
 from whale_nebula.capture.places import place_of
-from whale_nebula.capture.step import Captured
+from whale_nebula.capture.step import Captured, Signature
 from whale_nebula.feed.absent import Missing, absent_in
 from whale_nebula.feed.batch import micro_batches
 from whale_nebula.ir.canonical import canonical_lines
@@ -27,12 +27,12 @@ from whale_nebula.plan.overview import Overview
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanLink
 from whale_nebula.plan.timing import counted
-from whale_nebula.runtime.apart.foretold import foretold
-from whale_nebula.runtime.engine import place_workers
-from whale_nebula.runtime.fragment_function import Workshop
+from whale_nebula.runtime.local_sgd.plan_preview import foretold
 from whale_nebula.runtime.run import Run, current_run
-from whale_nebula.runtime.scalars import returned_names
-from whale_nebula.runtime.sizes import bounded_links, link_reports
+from whale_nebula.runtime.step.compiled import Workshop
+from whale_nebula.runtime.step.engine import place_workers
+from whale_nebula.runtime.step.scalars import returned_names
+from whale_nebula.runtime.step.sizes import bounded_links, link_reports
 
 
 def planned(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str] = ()) -> Plan:
@@ -131,3 +131,17 @@ def _graph_def(cut: Cut, workshop: Callable[[], Workshop], stage: str) -> Any:
             if cut.program.stages[found.stage].key == stage and found.forward is not None:
                 return workshop().make(found.forward).concrete.graph.as_graph_def()
     return tf.compat.v1.GraphDef()
+
+
+def check_pinned(name: str, captured: Captured, layout: Signature) -> None:
+    """Refuse a step that is not planned as it was pinned; without pins do nothing."""
+    pins = current_run().pins
+    pin = pins.pin_of(name)
+    if pin is not None:
+        pins.check(planned(name, captured, [_example(spec) for spec in layout.specs]), pin)
+    elif pins and any(stage.where for stage in captured.program.stages):
+        pins.miss(name)
+
+
+def _example(spec: tf.TensorSpec) -> tf.Tensor:
+    return tf.zeros([1 if axis is None else axis for axis in spec.shape], spec.dtype)

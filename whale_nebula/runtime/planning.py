@@ -21,9 +21,9 @@ from whale_nebula.errors import NebulaWarning, OptionError, PlanError
 from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.plan.plan import Plan
 from whale_nebula.runtime.function import NebulaFunction
-from whale_nebula.runtime.keras_step import as_fit_packs, keras_step
+from whale_nebula.runtime.keras import as_fit_packs, keras_step
 from whale_nebula.runtime.plan_step import planned
-from whale_nebula.runtime.step import Arguments, Step, Unpack, declared
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared
 from whale_nebula.scopes import calling_site
 from whale_nebula.scopes.options import checked
 from whale_nebula.site import script_site

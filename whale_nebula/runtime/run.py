@@ -367,7 +367,7 @@ def _ids(ids: Any) -> Any:
 
 def _join(run: Run, attachment: Attachment) -> None:
     """Meet the other processes. The line between them is a real one: here is where TensorFlow is needed."""
-    from whale_nebula.runtime.joining import join
+    from whale_nebula.runtime.session.rendezvous import join
 
     run.ledger, run.hosts = join(attachment, run.seed if run.seed is not None else run.config.seed, run.config)
     run.closers.append(run.ledger.session.close)

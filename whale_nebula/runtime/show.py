@@ -13,7 +13,7 @@ import tensorflow as tf
 from whale_nebula.capture.step import Captured, Signature, capture
 from whale_nebula.plan.plan import Plan
 from whale_nebula.runtime.plan_step import planned
-from whale_nebula.runtime.step import Step, Unpack
+from whale_nebula.runtime.step.step import Step, Unpack
 
 _SAVING = (
     *((keras.Model, name) for name in ("save", "save_weights", "export")),

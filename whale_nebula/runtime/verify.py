@@ -31,15 +31,15 @@ from whale_nebula.passes.effects import is_random
 from whale_nebula.passes.replica_sums import SHARED
 from whale_nebula.plan import verification as comparing
 from whale_nebula.plan.verification import EXACT, HALF, Row, Runs, State, Values, Verification
-from whale_nebula.runtime.absent import Absent
-from whale_nebula.runtime.channels import States
-from whale_nebula.runtime.engine import Engine, plain_function
+from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.function import NebulaFunction
-from whale_nebula.runtime.guard import uncut_step
 from whale_nebula.runtime.planning import no_scopes
 from whale_nebula.runtime.run import current_run, gathered
-from whale_nebula.runtime.step import Arguments, Step, Unpack, declared
-from whale_nebula.runtime.whereabouts import Whereabouts
+from whale_nebula.runtime.step.engine import Engine, plain_function
+from whale_nebula.runtime.step.once import Absent
+from whale_nebula.runtime.step.op_locations import Whereabouts
+from whale_nebula.runtime.step.rollback import uncut_step
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared
 from whale_nebula.scopes import calling_site
 from whale_nebula.scopes.options import checked
 from whale_nebula.tf import private as tf_private
@@ -150,7 +150,7 @@ def _subject(subject: Any, batch: Sequence[Any]) -> _Subject:
 
 
 def _of_keras(model: Any, batch: Sequence[Any]) -> _Subject:
-    from whale_nebula.runtime.keras_step import as_fit_packs, keras_step
+    from whale_nebula.runtime.keras import as_fit_packs, keras_step
 
     if not model.compiled:
         raise OptionError(

@@ -21,7 +21,7 @@ from typing import Any
 from whale_nebula import faults as failpoints
 from whale_nebula.errors import NebulaError, RunError
 from whale_nebula.faults import Action, Drop, Fault, FaultPlan, fail, failpoint
-from whale_nebula.runtime.session import Session
+from whale_nebula.runtime.session.session import Session
 from whale_nebula.testing import carrier
 from whale_nebula.testing.carrier import Cable
 from whale_nebula.testing.case import PATIENCE, Case, Found, Outcome

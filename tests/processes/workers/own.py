@@ -13,7 +13,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.processes.telling import bits, tell
 from whale_nebula.errors import CollectiveReadError
-from whale_nebula.runtime.elsewhere import Ledger
+from whale_nebula.runtime.variables.remote import Ledger
 
 WIDTH = 1600  # 2 kernels of 10 MB, and two slots of Adam for each
 

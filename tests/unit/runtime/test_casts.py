@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from whale_nebula.runtime.casts import decode, encode
+from whale_nebula.runtime.exchange.post import decode, encode
 
 
 @pytest.mark.parametrize(("codec", "relative"), [("fp16", 2**-11), ("bf16", 2**-8)])

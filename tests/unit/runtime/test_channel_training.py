@@ -14,7 +14,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.errors import NonFiniteError
 from whale_nebula.report import Report
-from whale_nebula.runtime import estimates as outlook
+from whale_nebula.runtime.step import estimates as outlook
 
 WIDTH, ROWS = 64, 16
 THERE, BACK = "b0 a->b", "b0 b->a"

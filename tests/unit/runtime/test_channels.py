@@ -14,11 +14,11 @@ from whale_nebula.codec.sizes import extra_bytes, payload_bytes
 from whale_nebula.codec.sizes import number as number_of
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.runtime.channels.incoming import Incoming
-from whale_nebula.runtime.channels.models import Models
-from whale_nebula.runtime.channels.outgoing import Outgoing
-from whale_nebula.runtime.channels.state import AT, At, ChannelState, Residue, States
-from whale_nebula.runtime.channels.told import Tally
+from whale_nebula.runtime.exchange.channels import Models
+from whale_nebula.runtime.exchange.incoming import Incoming
+from whale_nebula.runtime.exchange.outgoing import Outgoing
+from whale_nebula.runtime.exchange.state import AT, At, ChannelState, Residue, States
+from whale_nebula.runtime.exchange.statistics import Tally
 from whale_nebula.transport.framed import checked
 from whale_nebula.transport.protocol import Packed
 

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.passes.examples import DESCENT, EXAMPLES, GLOBAL_NORM, TWO_STAGES
 from tests.unit.passes.programs import apart, cut
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.runtime.expected import ANY_SIZE, Expected, slots
+from whale_nebula.runtime.exchange.expected import ANY_SIZE, Expected, slots
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.assembly import Bound
 

@@ -7,9 +7,8 @@ import tensorflow as tf
 
 from whale_nebula.ir.graph import CAPTURE, Graph, Op
 from whale_nebula.ir.program import GradientPart, Holder, Leaf, Program, Request, Variable
-from whale_nebula.runtime.casts import decode, encode
-from whale_nebula.runtime.gradients import Sums, total
-from whale_nebula.runtime.merge import merge
+from whale_nebula.runtime.exchange.post import decode, encode
+from whale_nebula.runtime.step.gradients import Sums, merge, total
 from whale_nebula.spec import Spec, Value
 
 SHARES = [tf.constant(0.75), tf.constant(0.25)]

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import GradientError
-from whale_nebula.runtime.later import Later
-from whale_nebula.runtime.outer_tapes import refusing
+from whale_nebula.runtime.step.engine import refusing
+from whale_nebula.runtime.step.scalars import Later
 
 X = tf.constant(np.linspace(-1.0, 1.0, 32, dtype="float32").reshape(8, 4))
 

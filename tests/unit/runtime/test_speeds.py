@@ -15,8 +15,18 @@ from whale_nebula.ir.program import Pipeline, Program, Stage
 from whale_nebula.ir.routing import Seat, order, shares, taken
 from whale_nebula.ir.text import from_text
 from whale_nebula.report.records import Span
-from whale_nebula.runtime.clock import Clocks, LineClock, StageClock
-from whale_nebula.runtime.speeds import EVERY, WORTH, Look, changes, hear, looked_at, moved, replicas, slowness
+from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock
+from whale_nebula.runtime.step.measurements import (
+    EVERY,
+    WORTH,
+    Look,
+    changes,
+    hear,
+    looked_at,
+    moved,
+    replicas,
+    slowness,
+)
 from whale_nebula.spec import Value
 
 
