@@ -89,3 +89,28 @@ def _written(site: Site, frame: FrameType) -> Site:
             return Site(origin.loc.filename, origin.loc.lineno)
         caller = caller.f_back
     return site
+
+
+class Origin(str):
+    """The user's line, and the layer that made the op there: its path in the model and its class.
+
+    >>> origin = Origin("train.py:12", layer="encoder/norm", kind="BatchNormalization")
+    >>> print(origin, "|", origin.said)
+    train.py:12 | BatchNormalization 'encoder/norm'
+    """
+
+    __slots__ = ("kind", "layer")
+
+    layer: str
+    kind: str
+
+    def __new__(cls, line: str, layer: str = "", kind: str = "") -> Origin:
+        """The line, and what is known besides."""
+        made = super().__new__(cls, line)
+        made.layer, made.kind = layer, kind
+        return made
+
+    @property
+    def said(self) -> str:
+        """The layer in words; nothing where there is none."""
+        return f"{self.kind or 'layer'} {self.layer!r}" if self.layer else ""

@@ -21,8 +21,8 @@ from whale_nebula.errors import (
     RemoteProtocolError,
 )
 from whale_nebula.errors.foreign_text import LIMIT, escape_foreign_text
-from whale_nebula.gateway import word
-from whale_nebula.gateway.trunk import Trunk
+from whale_nebula.gateway import control as word
+from whale_nebula.gateway.control import Trunk
 from whale_nebula.ir.canonical import first_difference
 from whale_nebula.launch.leaving import Departure, Leaving
 from whale_nebula.launch.line.advice import LineFound

@@ -16,9 +16,8 @@ import tensorflow as tf
 
 from whale_nebula.capture.mirror import Donor, in_order, mirror, plant
 from whale_nebula.capture.tracing import Tracing, current
-from whale_nebula.passes.branches import NOBODY, Branch, Owners, split_branches
-from whale_nebula.passes.parts import SMALL
-from whale_nebula.passes.unbundle import bundled, rewired
+from whale_nebula.passes.branches import NOBODY, Branch, Owners, bundled, rewired, split_branches
+from whale_nebula.passes.phases import SMALL
 from whale_nebula.tf import private as tf_private
 
 _LOCK = threading.Lock()

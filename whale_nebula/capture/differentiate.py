@@ -27,8 +27,8 @@ from whale_nebula.capture.loss_weights import roles, weigh
 from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.tracing import LiveRequest, Tracing
+from whale_nebula.passes.checks import backwards, check_order
 from whale_nebula.passes.label import label
-from whale_nebula.passes.order import backwards, check_order
 from whale_nebula.tf import private as tf_private
 
 Tensor = Any

@@ -23,7 +23,7 @@ import tensorflow as tf
 from whale_nebula.capture.places import foreign, place_of
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.errors import CaptureError, DataDependentError, NebulaError, StaticBatchError
-from whale_nebula.passes.reduce.baked import free
+from whale_nebula.passes.rules.verdict import free
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
 

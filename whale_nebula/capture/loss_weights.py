@@ -15,9 +15,9 @@ from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph
-from whale_nebula.passes.reduce import SHAPED, Fold, Folding, fold, verdict
-from whale_nebula.passes.reduce.state import AFTER, SHAPE
-from whale_nebula.passes.reduce.whole_batch import mends
+from whale_nebula.passes.rules import SHAPED, Fold, Folding, fold, verdict
+from whale_nebula.passes.rules.registry import AFTER, SHAPE
+from whale_nebula.passes.rules.verdict import mends
 from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.places import BUILT
 from whale_nebula.ir.graph import REPLICA_SUM, Attribute, Graph, Op
-from whale_nebula.passes.unbundle import Aliases
+from whale_nebula.passes.branches import Aliases
 from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import private as tf_private
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from whale_nebula.ir.origin import Origin
+from whale_nebula.site import Origin
 from whale_nebula.tf import private as tf_private
 
 BUILT = "_nebula_built"

@@ -25,7 +25,7 @@ from whale_nebula.capture.mirror import SUMMED, mirror
 from whale_nebula.capture.patches import Hook
 from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.replica_sums import Where, refusal
+from whale_nebula.passes.replicas import Where, refusal
 from whale_nebula.tf import moments as tf_moments
 from whale_nebula.tf import private as tf_private
 

@@ -34,7 +34,7 @@ from whale_nebula.errors import UnsupportedError
 from whale_nebula.feed.absent import absent_in
 from whale_nebula.feed.inputs import Partial
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.unbundle import Aliases, unbundle
+from whale_nebula.passes.branches import Aliases, unbundle
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
 

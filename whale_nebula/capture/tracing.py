@@ -20,8 +20,8 @@ from whale_nebula.errors import BoundaryInBodyError, NebulaWarning, OptionError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Pipeline, Stage
 from whale_nebula.ir.routing import enough
-from whale_nebula.passes.order import in_flow_order
-from whale_nebula.passes.replicate import speeds
+from whale_nebula.passes.checks import in_flow_order
+from whale_nebula.passes.replicas import speeds
 from whale_nebula.scopes import Frame, Site
 from whale_nebula.tf import private as tf_private
 

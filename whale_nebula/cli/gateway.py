@@ -18,8 +18,8 @@ from whale_nebula.cli import arguments as exits
 from whale_nebula.cli.arguments import Parser, remark, tell
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, IdentityError, NebulaError
+from whale_nebula.gateway.entry import keep_freed
 from whale_nebula.gateway.gateway import Gateway
-from whale_nebula.gateway.memory import keep_freed
 from whale_nebula.gateway.site import Site
 from whale_nebula.security.files import find_other_keys
 

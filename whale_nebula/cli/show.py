@@ -190,7 +190,7 @@ _DESCRIPTION = """\
 Show the plan of a script: its stages (ops, parameters, FLOPs, activations, memory), the boundaries between them and
 what crosses the line, tied variables and their price, and the schedule, drawn.
 
-The script runs as "python py" would, up to its first step with scopes: model.fit, evaluate, predict,
+The script runs as "python script.py" would, up to its first step with scopes: model.fit, evaluate, predict,
 train_on_batch, or a call of an nb.function. That step is captured and planned, the plan is printed, and the script
 ends there: nothing is trained, and callbacks of fit are not called. What the script prints goes to stderr."""
 

@@ -159,8 +159,8 @@ def make_axes(gram: Matrix) -> Made:
 def heard(numbers: Numbers, largest: Largest) -> AxisColumns:
     """The axes that these are, at right angles and of length one: what either side goes by.
 
-    >>> axes = heard(*made(np.float32([[2, 1], [1, 2]]))[1:])
-    >>> bool(np.allclose(T @ axes, np.eye(2), atol=1e-6)), bool(np.allclose(np.abs(axes), 0.5**0.5, atol=1e-2))
+    >>> axes = heard(*make_axes(np.float32([[2, 1], [1, 2]]))[1:])
+    >>> bool(np.allclose(axes.T @ axes, np.eye(2), atol=1e-6)), bool(np.allclose(np.abs(axes), 0.5**0.5, atol=1e-2))
     (True, True)
     """
     axes = _upright(numbers, largest)

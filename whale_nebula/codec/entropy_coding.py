@@ -323,7 +323,7 @@ def _finest(single: Numbers, room: int) -> _Fitting:
     all.
     """
     some = single[:: max(1, single.size // LOOKED_AT)]
-    finest = max(_FINEST, float(np.abs(single).max(initial=0)) / MOST)
+    finest = max(_FINEST, float(np.abs(single).max(initial=0)) / MOST_SYMBOL)
     first = max(finest, 2.0 ** float(np.clip(2.05 - 8 * room / max(1, single.size), np.log2(_FINEST), 5)))
     if len(some) < len(single):
         share = len(some) / len(single)
@@ -364,7 +364,7 @@ def _fitting(single: Numbers, distance: float) -> _Fitting:
 
 
 def _whole_numbers(single: Numbers, distance: float) -> Integers:
-    return np.clip(np.rint(single / np.float32(distance)), -MOST, MOST).astype(np.int16)
+    return np.clip(np.rint(single / np.float32(distance)), -MOST_SYMBOL, MOST_SYMBOL).astype(np.int16)
 
 
 def _longer(rows: _Rows, integers: Integers, distance: float, whole: bool) -> float:

@@ -32,6 +32,7 @@ class Rate:
     def add(self, report: Report) -> float | None:
         """Take in a step; gives the rate, or None where no two steps of its program came one after the other yet.
 
+        >>> from whale_nebula.report.report import Report
         >>> rate, steps = Rate(), [("fit", 5.0), ("fit", 5.5), ("test", 9.0), ("fit", 20.0), ("fit", 20.5)]
         >>> [rate.add(Report(name, 1, 0.1, 1, {}, {}, time=time)) for name, time in steps]
         [None, 2.0, None, 2.0, 2.0]
@@ -113,6 +114,7 @@ def step_line(report: Report, rate: float | None) -> str:
     """A step on one line, with what other processes told of theirs; `rate` is None where no two steps of the program
     came one after the other yet.
 
+    >>> from whale_nebula.report.report import Report
     >>> from whale_nebula.report.records import LinkReport, StageReport
     >>> links = {"gpu->npu": LinkReport(2048, 2176, 2048, 1)}
     >>> step_line(Report("fit", 9, 0.5, 4, {"a": StageReport(0.2, 0.3, in_flight=3)}, links), 1.9)

@@ -58,6 +58,7 @@ def mend(speeds: Sequence[float], micro_batches: int, rows: int | None = None) -
 def sentence(report: Report) -> str:
     """Of the stage whose replicas wait most: who is slowest, and how long the others wait; empty where that is little.
 
+    >>> from whale_nebula.report.report import Report
     >>> from whale_nebula.report.records import StageReport, busiest
     >>> npu = busiest([StageReport(0.04), StageReport(0.028)])
     >>> sentence(Report("fit", 9, 0.05, 2, {"npu": npu}, {}))

@@ -135,6 +135,7 @@ def runs(reports: Sequence[Report]) -> int:
 def summary_text(reports: Sequence[Report], broken: int = 0) -> str:
     """Averages and totals of each program, and the last step.
 
+    >>> from whale_nebula.report.report import Report
     >>> print(summary_text([Report("fit", 1, 0.5, 2, {}, {})]).splitlines()[0])
     step 1 of fit: 0.500 s, 2 micro-batches
     """

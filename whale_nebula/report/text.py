@@ -67,6 +67,7 @@ def _row(name: str, each: BoundaryReport) -> tuple[str, ...]:
 def of_stage(report: Report, stage: str) -> str:
     """In words, beside what a stage is going to compute; nothing where that is what was measured.
 
+    >>> from whale_nebula.report.report import Report
     >>> of_stage(Report("fit", 9, 0.5, 2, {}, {}), "npu")
     ''
     """
@@ -95,6 +96,7 @@ _UPDATES = "updates, metrics, results"
 def report_text(report: Report, *, bottleneck: bool = True) -> str:
     """The report, a line for each stage and link, and the bottleneck in a sentence.
 
+    >>> from whale_nebula.report.report import Report
     >>> links = {"gpu->npu": LinkReport(payload_bytes=2048, bytes=2150, raw_bytes=4096, frames=1)}
     >>> print(report_text(Report("fit", 2, 0.5, 2, {"gpu": StageReport(0.2, 0.3)}, links)))
     step 2 of fit: 0.500 s, 2 micro-batches

@@ -28,7 +28,7 @@ from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.feed.inputs import Partial
 from whale_nebula.passes.batch import DRAWN_ANEW, lines_of
 from whale_nebula.passes.effects import is_random
-from whale_nebula.passes.replica_sums import SHARED
+from whale_nebula.passes.replicas import SHARED
 from whale_nebula.plan import verification as comparing
 from whale_nebula.plan.verification import EXACT, HALF, Row, Runs, State, Values, Verification
 from whale_nebula.runtime.exchange.state import States

@@ -5,10 +5,9 @@
 """
 
 from whale_nebula.security.credentials import Credentials, CurrentCredentials, Prover
-from whale_nebula.security.files import Files
+from whale_nebula.security.files import Files, Peer
 from whale_nebula.security.identity import GATEWAY, OPERATOR, WORKER, Identity
 from whale_nebula.security.issue import ephemeral
-from whale_nebula.security.reading import Peer
 from whale_nebula.security.trust import Trust, check_live
 
 __all__ = [

@@ -28,7 +28,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from whale_nebula.config.schema import Config
 from whale_nebula.errors import CredentialsError
 from whale_nebula.errors.suggestions import did_you_mean
-from whale_nebula.security import denied, files, making, reading
+from whale_nebula.security import files, making
+from whale_nebula.security import files as reading
+from whale_nebula.security import trust as denied
 from whale_nebula.security.identity import GATEWAY, WORKER, Identity, name
 from whale_nebula.security.trust import check_dates
 

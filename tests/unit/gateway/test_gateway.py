@@ -25,12 +25,12 @@ from whale_nebula.errors import (
     TransportError,
     WrongNameError,
 )
-from whale_nebula.gateway import word
+from whale_nebula.gateway import control as word
 from whale_nebula.gateway.gateway import Gateway
-from whale_nebula.gateway.half import Side
+from whale_nebula.gateway.relay import Side
 from whale_nebula.gateway.site import Site
 from whale_nebula.security import Credentials, CurrentCredentials, Files
-from whale_nebula.security.heads import Head, read_heads
+from whale_nebula.security.audit import Head, read_heads
 from whale_nebula.security.issue import revoke
 from whale_nebula.security.verdict import verify
 from whale_nebula.transport.grpc import options
@@ -288,7 +288,7 @@ class TestWhatIsRefused:
         self, make: Callable[..., Town], files: dict[str, Files], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A cluster that does not list its workers may have any."""
-        monkeypatch.setattr("whale_nebula.gateway.pair._FORGETS_SECONDS", 0.0)
+        monkeypatch.setattr("whale_nebula.gateway.relay._FORGETS_SECONDS", 0.0)
         made = make(workers=(GPU,), dials=())
         gateway = made.gateways["gpu"]
         gateway._remove_pairs = lambda: None  # type: ignore[method-assign]  # until they are counted
@@ -469,7 +469,7 @@ class TestAuditHeads:
         with files.ca.open("ab") as file:  # as ca.pem is copied to the host while the gateway runs
             file.write((new.folder / "ca.pem").read_bytes())
         head = Head.sign(new.of("npu/gateway"), 7, "ab" * 32)
-        gateway._roads["npu"].trunk.hear(word.written({"kind": word.HEAD, "head": head.as_dict()}))
+        gateway._roads["npu"].trunk.hear(word.written({"kind": "HEAD", "head": head.as_dict()}))
         gateway.stop("a test")
         assert list(read_heads(gateway.site.heads)) == [head]
 

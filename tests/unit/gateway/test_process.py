@@ -22,7 +22,7 @@ from whale_nebula.launch.gateways import at_hand, sites, start
 from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.launch.resolve import Placement
 from whale_nebula.security import Files
-from whale_nebula.security.heads import read_heads
+from whale_nebula.security.audit import read_heads
 from whale_nebula.security.verdict import verify
 
 Process = subprocess.Popen[bytes]

@@ -16,7 +16,7 @@ from tests.processes.synchronized import X, Y, looped, normalised, same, trained
 from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.cut import Cut, Fragment, Worker
 from whale_nebula.passes.plan import cut_program
-from whale_nebula.passes.replica_sums import SHARED, check_hosts, sums_of
+from whale_nebula.passes.replicas import SHARED, check_hosts, sums_of
 from whale_nebula.runtime.replicas.batch_sums import ReplicaSums
 from whale_nebula.runtime.replicas.collectives import Collectives, Group
 from whale_nebula.runtime.step.compiled import Workshop

@@ -48,7 +48,7 @@ def count_clamped(x: Any) -> int:
     Nearly always none: so its largest and its least are looked at, and counted is where they do not fit.
 
     >>> [count_clamped(tf.constant(x)) for x in ([1e9, -1e9, 1.0, float("inf")], [65504.0], [])]
-    (2, 0, 0)
+    [2, 0, 0]
     """
     if x.dtype.size < 4 or not x.shape.num_elements():
         return 0 if x.dtype != tf.bfloat16 else int(casts.clamped(x))

@@ -10,8 +10,7 @@ from whale_nebula.codec.sizes import extra_bytes, numbers
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.ir.cut import Cut
-from whale_nebula.passes.exchange import bundles, shared_parts
-from whale_nebula.passes.mates import told
+from whale_nebula.passes.exchange import bundles, shared_parts, told
 from whale_nebula.runtime.exchange.post import Slots
 from whale_nebula.spec import Spec
 from whale_nebula.transport.protocol import Key

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from whale_nebula.feed.batch import Batch
 from whale_nebula.ir.cut import Cut, Fragment
-from whale_nebula.passes.mates import Told
+from whale_nebula.passes.exchange import Told
 from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives, Group, groups
 from whale_nebula.runtime.step.compiled import Compiled, Piece
 from whale_nebula.runtime.step.gradients import Sums

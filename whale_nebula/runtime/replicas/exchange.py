@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import PartKey
-from whale_nebula.passes.mates import Told
-from whale_nebula.passes.replica_sums import sums_of
+from whale_nebula.passes.exchange import Told
+from whale_nebula.passes.replicas import sums_of
 from whale_nebula.runtime.replicas.bucketed_allreduce import Added
 from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.gradients import added

@@ -15,9 +15,8 @@ from whale_nebula.capture.mirror import Donor, plant
 from whale_nebula.ir.cut import Boundary, Cut, Fragment, PhasePlan, StagePhase
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.program import Stage
-from whale_nebula.passes.exchange import Bundle, bundles
-from whale_nebula.passes.mates import Told, told
-from whale_nebula.passes.unbundle import Aliases
+from whale_nebula.passes.branches import Aliases
+from whale_nebula.passes.exchange import Bundle, Told, bundles, told
 from whale_nebula.runtime.replicas.batch_sums import ReplicaSums
 from whale_nebula.runtime.step.op_locations import Whereabouts
 from whale_nebula.spec import Value

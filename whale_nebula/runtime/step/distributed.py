@@ -21,9 +21,8 @@ from whale_nebula.feed.fingerprint import fingerprints
 from whale_nebula.feed.inputs import Given, given
 from whale_nebula.ir.cut import Cut
 from whale_nebula.launch.leaving import departure
-from whale_nebula.passes.readings import check_here
-from whale_nebula.passes.replica_sums import sums_of
-from whale_nebula.passes.rows_read import rows_read
+from whale_nebula.passes.readings import check_here, rows_read
+from whale_nebula.passes.replicas import sums_of
 from whale_nebula.report.records import Elsewhere, LinkReport, StageReport
 from whale_nebula.runtime.exchange.channels import Channels
 from whale_nebula.runtime.exchange.post import Post, Slots

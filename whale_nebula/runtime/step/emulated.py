@@ -12,7 +12,7 @@ from whale_nebula.feed.batch import Batch, cut, micro_batches
 from whale_nebula.ir.cut import Exchange, PhasePlan
 from whale_nebula.ir.program import PartKey
 from whale_nebula.passes.exchange import Bundle
-from whale_nebula.passes.replica_sums import pieces_here
+from whale_nebula.passes.replicas import pieces_here
 from whale_nebula.report.records import LinkReport
 from whale_nebula.runtime.exchange.auto import Outlook
 from whale_nebula.runtime.exchange.channels import Channels

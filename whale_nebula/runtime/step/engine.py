@@ -30,8 +30,7 @@ from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.program import Program, Stage
 from whale_nebula.passes.plan import cut_program
 from whale_nebula.passes.readings import check_here, readers_of
-from whale_nebula.passes.replica_sums import check_hosts, sums_of
-from whale_nebula.passes.replicate import spread
+from whale_nebula.passes.replicas import check_hosts, spread, sums_of
 from whale_nebula.report.published import begin, publish
 from whale_nebula.report.records import StageReport
 from whale_nebula.report.report import Report

@@ -10,7 +10,7 @@ from functools import cached_property
 from whale_nebula.config import Links
 from whale_nebula.ir.cut import Boundary, Cut, Exchange, PhasePlan, StagePhase
 from whale_nebula.ir.exchanged import Exchanged
-from whale_nebula.passes.divides import divides
+from whale_nebula.passes.batch import divides
 from whale_nebula.report.prediction import Basis, Carried, Numbers, PhaseBasis
 from whale_nebula.report.records import Span
 from whale_nebula.runtime.exchange.auto import Outlook

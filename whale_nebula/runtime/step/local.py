@@ -19,7 +19,7 @@ from whale_nebula.ir.program import Stage
 from whale_nebula.ir.routing import Routing
 from whale_nebula.ir.sizes import is_sized, sized
 from whale_nebula.passes.batch import lines_of
-from whale_nebula.passes.replica_sums import pieces_here
+from whale_nebula.passes.replicas import pieces_here
 from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport
 from whale_nebula.runtime.exchange.channels import Routes
 from whale_nebula.runtime.exchange.coding import decode_cast, encode_cast

@@ -18,7 +18,7 @@ from typing import Any
 
 from whale_nebula.ir.cut import Cut, PhasePlan
 from whale_nebula.ir.routing import Order, order, seconds, shares, taken
-from whale_nebula.passes.lanes import lane_notes
+from whale_nebula.passes.codec_options import lane_notes
 from whale_nebula.report.records import Span, StageReport, busiest
 from whale_nebula.runtime.step.clock import CODING, Clocks
 from whale_nebula.schedule.limits import Pace

@@ -12,8 +12,7 @@ from whale_nebula.errors import CollectiveReadError
 from whale_nebula.feed.batch import Batch
 from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import PartKey
-from whale_nebula.passes.exchange import Bundle
-from whale_nebula.passes.mates import parts_of
+from whale_nebula.passes.exchange import Bundle, parts_of
 from whale_nebula.runtime.step.compiled import Compiled, Feed, Piece
 from whale_nebula.runtime.step.gradients import Sums, merge, total
 from whale_nebula.runtime.step.stage_run import StageRun

@@ -16,7 +16,7 @@ import tensorflow as tf
 from whale_nebula.feed.batch import Batch
 from whale_nebula.ir.cut import PhasePlan
 from whale_nebula.ir.program import GradientPart
-from whale_nebula.passes.mates import Told
+from whale_nebula.passes.exchange import Told
 from whale_nebula.runtime.replicas.bucketed_allreduce import Added
 from whale_nebula.runtime.step.clock import StageClock
 from whale_nebula.runtime.step.compiled import Compiled, Feed, Piece

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from whale_nebula.errors import ConfigError, IdentityError, NebulaError
-from whale_nebula.security import Credentials, CurrentCredentials, Identity, Prover, policy
+from whale_nebula.security import Credentials, CurrentCredentials, Identity, Prover
+from whale_nebula.security import identity as policy
 from whale_nebula.security.diagnose import probe
 from whale_nebula.transport.carrier import Carrier
 from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from whale_nebula.errors import IdentityError, RemoteProtocolError
-from whale_nebula.security import Identity, Peer, Prover, reading
+from whale_nebula.security import Identity, Peer, Prover
+from whale_nebula.security import files as reading
 from whale_nebula.security.chain import canonical
 
 METHOD = "/nebula.Wire/Talk"

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.ir.graph import CAPTURE, FEED, INPUT, Graph
-from whale_nebula.passes.reduce import Fold, Folding, fold
+from whale_nebula.passes.rules import Fold, Folding, fold
 from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
 

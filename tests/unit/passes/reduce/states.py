@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from whale_nebula.ir.graph import INPUT, Graph
 from whale_nebula.ir.text import from_text
-from whale_nebula.passes.reduce import Folding, fold
+from whale_nebula.passes.rules import Folding, fold
 from whale_nebula.spec import Value
 
 

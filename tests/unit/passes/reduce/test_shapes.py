@@ -1,5 +1,5 @@
 from tests.unit.passes.reduce.states import check, reason
-from whale_nebula.passes.reduce.state import UNKNOWN
+from whale_nebula.passes.rules.registry import UNKNOWN
 from whale_nebula.spec import Value
 
 

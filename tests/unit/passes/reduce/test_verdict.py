@@ -2,12 +2,11 @@ import pytest
 
 from tests.unit.passes.reduce.states import folding, read
 from whale_nebula.errors import BatchCoupledError, StaticBatchError
-from whale_nebula.ir.origin import Origin
-from whale_nebula.passes.reduce import Fold, merge_rule, state, verdict
-from whale_nebula.passes.reduce.algebra import mixed
-from whale_nebula.passes.reduce.interpret import Bodies
-from whale_nebula.passes.reduce.registry import Site
-from whale_nebula.passes.reduce.state import (
+from whale_nebula.passes.rules import Fold, merge_rule, verdict
+from whale_nebula.passes.rules import registry as state
+from whale_nebula.passes.rules.algebra import mixed
+from whale_nebula.passes.rules.interpret import Bodies
+from whale_nebula.passes.rules.registry import (
     AFTER,
     COUNT,
     COUPLED,
@@ -15,11 +14,13 @@ from whale_nebula.passes.reduce.state import (
     ROWS,
     SUM,
     WHOLE,
+    Site,
     count,
     rows,
     vector,
     whole,
 )
+from whale_nebula.site import Origin
 from whale_nebula.spec import Value
 
 
