@@ -1,4 +1,4 @@
-"""Where the user wrote a scope."""
+"""Lines of the user's script: where a call was written, and where an op comes from."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ imports for real. `TestTheTestItself` plants breaches: a rule that cannot fail i
 
 import ast
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,15 +25,9 @@ FOLDERS = {
     "whale_nebula.strategies": ROOT / "strategies",
 }
 LINES_AT_MOST = 600
-
-# From bottom to top: a package imports those before it, and never one after it.
-LAYERS = (
-    "errors", "site", "spec", "faults",
-    "config", "wire", "tf", "codec", "ir", "schedule", "scopes",
-    "security", "transport", "report", "gateway", "launch",
-    "feed", "passes", "capture", "plan", "runtime",
-    "cli", "__main__", "testing",
-)  # fmt: skip
+ARCHITECTURE = runpy.run_path(str(ROOT / "tools" / "architecture.py"))
+LAYERS: tuple[str, ...] = ARCHITECTURE["LAYERS"]
+PAGE: Path = ARCHITECTURE["PAGE"]
 
 WITHOUT_TF = ("wire", "schedule", "report", "launch", "gateway", "security")
 START_OF_CLI = ("cli", "cli.main")
@@ -281,6 +276,22 @@ def test_every_package_has_its_layer() -> None:
     folder = FOLDERS["whale_nebula"]
     there = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert there - {"__init__", "py"} == set(LAYERS)
+
+
+def test_the_page_about_the_architecture_is_up_to_date() -> None:
+    """`python tools/architecture.py` writes it."""
+    text = PAGE.read_text("utf-8")
+    assert ARCHITECTURE["page"](text) == text
+
+
+def test_the_page_about_the_architecture_names_files_that_are_there() -> None:
+    text = PAGE.read_text("utf-8")
+    names = set(re.findall(r"`([\w/]+\.py)`", text)) - {"tests/unit/test_layers.py"}
+    folder = FOLDERS["whale_nebula"]
+    assert [name for name in sorted(names) if "/" in name and not (folder / name).exists()] == []
+    dotted = {name for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", text) if name.split(".")[0] in LAYERS}
+    known = {name.removeprefix("whale_nebula.") for name in modules()}
+    assert [name for name in sorted(dotted) if name not in known and name.rpartition(".")[0] not in known] == []
 
 
 def test_no_package_imports_one_above_it() -> None:

@@ -1,4 +1,4 @@
-"""A user's step becomes a Program."""
+"""Capture a user's training step: trace it once, and make a Program of it."""
 
 from __future__ import annotations
 

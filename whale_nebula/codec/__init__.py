@@ -1,4 +1,4 @@
-"""How a boundary's tensor is made small: codecs as plain data, combined by `>>`.
+"""Codecs, which make the tensors of boundaries smaller: plain data, combined by `>>`.
 
 >>> import whale_nebula as nb
 >>> str(nb.codec.SVD(0.6) >> nb.codec.FP16())

@@ -1,4 +1,4 @@
-"""All that can go wrong, as one tree: a class for each thing, named after its cause.
+"""All errors and warnings, as one tree: a class for each cause.
 
 * NebulaError                  NB-000
   · NotYetError                NB-001  a feature that has a name but no engine yet

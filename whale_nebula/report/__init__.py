@@ -1,4 +1,4 @@
-"""What happened in a step, and how it is shown. Imports no TensorFlow."""
+"""Reports of steps: what was measured, as records, text, files and live displays."""
 
 from whale_nebula.report.prediction import LinkPrediction, Prediction, StagePrediction
 from whale_nebula.report.published import last_report, publish

@@ -1,4 +1,4 @@
-"""In which order the stages run their micro-batches, how long that takes, and how it looks.
+"""Pipeline schedules: instructions of each stage, limits of what is in flight, and a simulator.
 
 Pure Python: nothing here knows tensors, and everything can be tried without a cluster.
 """

@@ -1,4 +1,4 @@
-"""The scopes: how they are written, how they nest, and the stack of those that are open.
+"""Scopes (`nb.cluster`, `nb.stage`, ...): their grammar, options, identity, and the stack of open ones.
 
 `public` holds what a user writes. The rest is for capture: `open_frames`, `add_watcher`, `reenter` and so on.
 """

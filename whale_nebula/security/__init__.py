@@ -1,4 +1,4 @@
-"""Who may speak: identities, certificates, what each role may do, and a log of what was decided.
+"""Security: identities, certificates, what each role may do, and an audit log of what was decided.
 
 >>> Identity("mt", "gpu").worker
 'gpu/0'

@@ -1,4 +1,4 @@
-"""What goes over a link, as bytes: frames in and out, and nothing that reads or writes a socket.
+"""The wire protocol, without input or output: frames, sessions, sealing, control messages.
 
 Exported here is what every link needs; one that outlives its connections takes `wire.conversation` too.
 """
