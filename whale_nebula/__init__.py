@@ -55,8 +55,8 @@ _HOMES = {
     "Plan": "plan.plan",
     "verify": "runtime.verify",
     "Verification": "plan.verification",
-    "last_report": "report",
-    "Report": "report",
+    "last_report": "report.published",
+    "Report": "report.report",
 }
 _MODULES = {"codec": "codec", "errors": "errors", "outer": "ir.outer_optimizer"}
 

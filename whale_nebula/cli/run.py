@@ -10,12 +10,13 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 
 from whale_nebula.cli import arguments as exits
-from whale_nebula.cli.arguments import Asking, Parser, attended, remark, tell
+from whale_nebula.cli.arguments import SIGNALLED, Parser, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, NebulaError, RemoteFailureError
-from whale_nebula.launch import Outcome, Result, gateways
+from whale_nebula.launch import Job, Outcome, Result, gateways
 from whale_nebula.launch.hosts import is_local, listening, settled
 from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.launch.last_error import last_sentence, last_word, same_cause
@@ -374,3 +375,49 @@ def _listen(config: Config, placement: Placement) -> dict[str, str]:
         if listen != address:
             remark(f"{address} is no address of this host: worker {worker} listens at {listen}")
     return found
+
+
+HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass
+class Asking:
+    """What was asked of the workers so far; before they are started there is nobody to ask, and the command ends."""
+
+    patience: float
+    job: Job | None = None
+    first: int | None = None
+    second: int | None = None
+
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal. It may come in the middle of a print, so it writes by itself."""
+        name = signal.Signals(number).name
+        if self.job is None:
+            sys.exit(SIGNALLED + number)
+        if self.first is None:
+            self.first = number
+            _say(f"{name}: the workers leave after their next step, within {self.patience:g} s; again ends them now")
+            self.job.ask(number, self.patience)
+        else:
+            self.second = number
+            _say(f"{name}, again: the workers are killed")
+            self.job.kill_now()
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, f"whale-nebula: {text}\n".encode())
+
+
+@contextlib.contextmanager
+def attended(asking: Asking) -> Iterator[None]:
+    """Handle signals for a while, but not those that whoever started us wants to be ignored (nohup)."""
+    before = {number: signal.getsignal(number) for number in HEARD}
+    heard = [number for number in HEARD if before[number] is not signal.SIG_IGN]
+    for number in heard:
+        signal.signal(number, asking.hear)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, before[number])

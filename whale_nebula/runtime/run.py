@@ -16,7 +16,7 @@ from whale_nebula.config import Config, Links, load, parse_links, quantities
 from whale_nebula.errors import ConfigError, NebulaWarning, OptionError, StateError
 from whale_nebula.errors.suggestions import closest, did_you_mean, listed
 from whale_nebula.errors.tracebacks import short_traceback
-from whale_nebula.feed.fingerprint import compared_by, names_any
+from whale_nebula.feed.ids import compared_by, names_any
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.seeding import seed_all, unmoved
 from whale_nebula.plan.pins import Pinned, Pins, pins

@@ -21,7 +21,8 @@ from whale_nebula.cli import doctor
 from whale_nebula.cli.checks import cluster as line
 from whale_nebula.cli.checks import cluster as network
 from whale_nebula.cli.checks.cluster import days, name_checks
-from whale_nebula.cli.checks.host import Check, Host, Target, host
+from whale_nebula.cli.checks.host import Host, Target, host
+from whale_nebula.cli.checks.local import Check
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.line import Crossing, LineFound

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.report.making import full
-from whale_nebula.report import Report
 from whale_nebula.report.lines import Lines, Rate, log, step_line
 from whale_nebula.report.records import Elsewhere, LinkReport, StageReport
+from whale_nebula.report.report import Report
 
 
 class Clock:

@@ -10,8 +10,7 @@ import pytest
 
 from tests.unit.report.making import full
 from whale_nebula.errors import ConfigError
-from whale_nebula.report import Report
-from whale_nebula.report.report import read
+from whale_nebula.report.report import Report, read
 from whale_nebula.report.watchers import MetricsFile
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import NonFiniteError
-from whale_nebula.report import Report
+from whale_nebula.report.report import Report
 from whale_nebula.runtime.step import estimates as outlook
 
 WIDTH, ROWS = 64, 16

@@ -6,8 +6,7 @@ What one machine can tell of itself starts without gRPC too; what concerns a clu
 from __future__ import annotations
 
 from whale_nebula.cli.checks import local
-from whale_nebula.cli.checks.host import Check
-from whale_nebula.cli.checks.local import config_checks
+from whale_nebula.cli.checks.local import Check, config_checks
 
 __all__ = ["Check", "config_checks", "machine_checks"]
 

@@ -15,7 +15,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from whale_nebula.cli.checks.host import Check, Host, Target
+from whale_nebula.cli.checks.host import Host, Target
+from whale_nebula.cli.checks.local import Check
 from whale_nebula.errors import ConfigError, IdentityError
 from whale_nebula.launch import gateways
 from whale_nebula.launch.hosts import listening

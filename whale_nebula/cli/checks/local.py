@@ -8,12 +8,12 @@ import os
 import platform
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from whale_nebula.cli.checks.host import Check
 from whale_nebula.config import Config, load
 from whale_nebula.launch.resolve.placement import same_address
 from whale_nebula.report.units import size
@@ -268,3 +268,17 @@ def tensorboard_check() -> Check:
         return Check("TensorBoard", "ok", found)
     why = "only nb.init(tensorboard=...) needs it"
     return Check("TensorBoard", "note", "not installed", why, "pip install tensorboard")
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was looked at, what was found, and how to mend it.
+
+    `state` is ok, note (it works, but you may want to know), warning (it works now, and will hurt) or bad.
+    """
+
+    name: str
+    state: str
+    found: str
+    why: str = ""
+    mend: str = ""

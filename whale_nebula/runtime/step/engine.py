@@ -23,7 +23,7 @@ from whale_nebula.capture.places import place_of
 from whale_nebula.capture.step import Captured, Signature, filled
 from whale_nebula.errors import GradientError, NebulaWarning, StageFailedError
 from whale_nebula.errors.foreign_text import escape_foreign_text
-from whale_nebula.feed.fingerprint import compared_by, refuse_unshared
+from whale_nebula.feed.ids import compared_by, refuse_unshared
 from whale_nebula.feed.inputs import whole
 from whale_nebula.ir.canonical import canonical_lines, digest_lines, first_difference
 from whale_nebula.ir.cut import Cut, Worker
