@@ -128,9 +128,7 @@ def test_why_is_a_sentence_whatever_rows_are_mixed_with(kind: str, said: str) ->
 
 def test_every_state_can_be_spoken_of() -> None:
     kinds = set(state._SPOKEN)
-    assert kinds == {
-        value for name, value in vars(state).items() if name.isupper() and isinstance(value, str) and name.lower() == value
-    }
+    assert kinds == {value for name, value in vars(state).items() if name.isupper() and value == name.lower()}
     assert all(Fold(kind).spoken.split()[0] in ("a", "one", "rows") for kind in kinds)
 
 
