@@ -89,7 +89,7 @@ def greeted(**fields: Any) -> str:
     """What a HELLO of a link with such fields leads to."""
     here = Introduction(greeting(0), 100)
     here.hello(1, 1)
-    hello = Introduction(greeting(1), 100).hello(1)
+    hello = Introduction(greeting(1), 100).hello(1, 1)
     return error_of(lambda: here.answer({**hello, **fields}))
 
 
