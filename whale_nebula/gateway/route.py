@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 
-from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError, TransportError
+from whale_nebula.errors import ExpiredError, IdentityError, LinkClosedError, NebulaError, TransportError
 from whale_nebula.gateway.control import Trunk
 from whale_nebula.gateway.relay import Half, Pair, Side
 from whale_nebula.gateway.site import Site
@@ -243,7 +243,7 @@ class Road:
             except LinkClosedError as error:
                 self._told.final(pair, error)
             except IdentityError as error:
-                refusals += 1
+                refusals += not isinstance(error, ExpiredError)  # which may be renewed: workers have patience for that
                 if refusals >= _SURE:
                     self._told.final(pair, error)
             except TransportError as error:
@@ -360,5 +360,5 @@ class Road:
         if type(self._wrong) is not type(found):  # its text may be the other side's, and another one each time
             said = {"actor": self.who.uri, "target": "trunk", "decision": "deny", "reason": str(found)}
             self._told.noted("refuse", durable=False, **said)
-        self._wrong, self._times = found, self._times + 1
+        self._wrong, self._times = found, 0 if isinstance(found, ExpiredError) else self._times + 1
         return found

@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,11 @@ from whale_nebula.errors import (
 from whale_nebula.gateway import control as word
 from whale_nebula.gateway.gateway import Gateway
 from whale_nebula.gateway.relay import Side
+from whale_nebula.gateway.route import Road
 from whale_nebula.gateway.site import Site
-from whale_nebula.security import Credentials, CurrentCredentials, Files
+from whale_nebula.security import Credentials, CurrentCredentials, Files, making
 from whale_nebula.security.audit import Head, read_heads
-from whale_nebula.security.issue import revoke
+from whale_nebula.security.issue import renew, revoke
 from whale_nebula.security.verdict import verify
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.connection import Connection, Lane
@@ -390,6 +392,34 @@ class TestRevokedOnTheHostsOfOneSide:
         assert not npu._roads["gpu"].trunk.up and npu._pair(NPU, GPU).half(Side.FAR) is None
         for worker in (GPU, NPU):  # they would wait for each other
             made.kill(worker)
+
+    def test_a_gateway_that_is_renewed_late_is_waited_for(
+        self, tmp_path: Path, make: Callable[..., Town], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its certificate has expired, so both its own workers and the other gateway leave it; once it is renewed they
+        go on, though they were refused more than twice.
+        """
+        home, present, later = Certificates(tmp_path / "home"), making.now, [timedelta(0)]
+        monkeypatch.setattr(making, "now", lambda: present() + later[0])
+        home.issue(GPU, NPU, "gpu/gateway", days=7.0)
+        home.issue("npu/gateway", days=1.0)
+        made = make(files={name: Files.under(home.folder, home.identity(name)) for name in ALL})
+        made.join()
+        made.meet()
+        road, tried, call = made.gateways["gpu"]._roads["npu"], [0], Road._call
+
+        def count(road: Road, *args: Any) -> int:
+            tried[0] += 1
+            return call(road, *args)
+
+        monkeypatch.setattr(Road, "_call", count)
+        later[0] = timedelta(days=2)
+        until(lambda: tried[0] > 4 and "has expired" in road._trouble)
+        until(lambda: made.link(NPU, GPU).state().refusal is not None)
+        later[0] = timedelta(0)  # TLS goes by the true clock, and takes no certificate of tomorrow
+        renew(home.folder, home.authority, [home.identity("npu/gateway")], days=7.0)
+        later[0] = timedelta(days=2)
+        made.cross(range(3))
 
     def test_a_gateway_is_left_by_its_own_workers(self, tmp_path: Path, make: Callable[..., Town]) -> None:
         home = Certificates(tmp_path / "home")

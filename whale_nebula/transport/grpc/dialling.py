@@ -134,6 +134,9 @@ class DiallingCarrier(GrpcCarrier):
             trouble: TransportError | None = None
             try:
                 attempt = 0 if self._live_through_one() else attempt + 1
+            except ExpiredError as error:  # of the gateway: it may be renewed
+                self._refusal, self._trouble = error, self._on_the_way(error.what)
+                attempt += 1
             except (IdentityError, LinkClosedError):
                 raise
             except TransportError as error:
