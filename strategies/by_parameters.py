@@ -11,7 +11,7 @@ from whale_nebula.errors import PlacementError
 from .partition import Place, checked_clusters, layers_in_sequence, place_map
 
 if TYPE_CHECKING:
-    from whale_nebula.capture.layer_paths import Spot
+    from whale_nebula.capture.placed import Spot
 
 
 def by_parameters(model: Any, clusters: Iterable[str]) -> Place:

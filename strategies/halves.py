@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from whale_nebula.feed.sizes import sizes
+from whale_nebula.feed.rows import sizes
 
 from .partition import Place, checked_clusters, layers_in_sequence, place_map
 

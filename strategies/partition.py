@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from whale_nebula.errors import OptionError, PlacementError
 
 if TYPE_CHECKING:
-    from whale_nebula.capture.layer_paths import Spot
+    from whale_nebula.capture.placed import Spot
 
 Place = dict[str, str]
 """Regex of layer paths to cluster, as `nb.place` takes it: the whole path must match."""
@@ -21,7 +21,7 @@ def layers_in_sequence(model: Any) -> list[Spot]:
     That is the order in which they run in a Sequential or functional model, and mostly in others: where it is not,
     planning says which layer feeds an earlier one.
     """
-    from whale_nebula.capture.layer_paths import spots  # a model brings TensorFlow with it
+    from whale_nebula.capture.placed import spots  # a model brings TensorFlow with it
 
     layers = [spot for spot in spots(model) if spot.parent is model] if hasattr(model, "layers") else []
     if not layers:

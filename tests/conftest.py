@@ -78,14 +78,14 @@ def fixed_seeds() -> None:
 @pytest.fixture(autouse=True, scope="module")
 def no_scopes_made_by_other_modules() -> None:
     """What is made where tests are collected, no test is told of."""
-    if (unentered := sys.modules.get("whale_nebula.scopes.unentered")) is not None:
+    if (unentered := sys.modules.get("whale_nebula.scopes.hints")) is not None:
         unentered.forget()
 
 
 @pytest.fixture(autouse=True)
 def no_scopes_made_before() -> None:
     """What a test made and never entered, the next one is not told of. Loads nothing that the test does not."""
-    if (unentered := sys.modules.get("whale_nebula.scopes.unentered")) is not None:
+    if (unentered := sys.modules.get("whale_nebula.scopes.hints")) is not None:
         unentered.forget()
 
 

@@ -20,24 +20,26 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from whale_nebula.late import Bootstrap, wrap_keras
+from whale_nebula.tf.keras_import import Bootstrap, wrap_keras
 
 if TYPE_CHECKING:
     from whale_nebula import codec as codec
     from whale_nebula import errors as errors
-    from whale_nebula import outer as outer
-    from whale_nebula.scopes import auto_parallel, cluster, compress, pipeline, place, replica, split, stage
+    from whale_nebula.capture.place import place as place
+    from whale_nebula.ir import outer_optimizer as outer
+    from whale_nebula.runtime.planning import plan as plan
+    from whale_nebula.scopes import auto_parallel, cluster, compress, pipeline, replica, split, stage
 
 __version__ = "0.1.0.dev0"
 
 # public name -> the module that holds it
 _HOMES = {
-    "init": "run",
-    "shutdown": "run",
-    "here": "run",
-    "gathered": "run",
-    "Run": "run",
-    "Here": "run",
+    "init": "runtime.run",
+    "shutdown": "runtime.run",
+    "here": "runtime.run",
+    "gathered": "runtime.run",
+    "Run": "runtime.run",
+    "Here": "runtime.run",
     "cluster": "scopes",
     "replica": "scopes",
     "pipeline": "scopes",
@@ -45,18 +47,18 @@ _HOMES = {
     "split": "scopes",
     "compress": "scopes",
     "auto_parallel": "scopes",
-    "place": "scopes",
+    "place": "capture.place",
     "shard": "feed.shard",
-    "function": "function",
+    "function": "runtime.function",
     "loss_weight": "capture",
-    "plan": "planning",
-    "Plan": "planning",
-    "verify": "verify",
-    "Verification": "verify",
-    "last_report": "report",
-    "Report": "report",
+    "plan": "runtime.planning",
+    "Plan": "plan.plan",
+    "verify": "runtime.verify",
+    "Verification": "plan.verification",
+    "last_report": "report.published",
+    "Report": "report.report",
 }
-_MODULES = ("codec", "errors", "outer")
+_MODULES = {"codec": "codec", "errors": "errors", "outer": "ir.outer_optimizer"}
 
 __all__ = [
     "Here",
@@ -91,12 +93,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
+        return importlib.import_module(f"{__name__}.{_MODULES[name]}")
     if name not in _HOMES:
         raise AttributeError(_unknown(name), name=name, obj=sys.modules[__name__])
     home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
-    if _HOMES[name] == "scopes" and not any(isinstance(watcher, Bootstrap) for watcher in home.watchers):
-        home.add_watcher(Bootstrap())
+    if _HOMES[name] in ("scopes", "capture.place"):
+        _watch_scopes()
     value = getattr(home, name)
     globals()[name] = value
     return value
@@ -106,25 +108,34 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
+def _watch_scopes() -> None:
+    scopes = importlib.import_module(f"{__name__}.scopes")
+    if not any(isinstance(watcher, Bootstrap) for watcher in scopes.watchers):
+        scopes.add_watcher(Bootstrap(_keras_hook))
+
+
+def _keras_hook() -> Any:
+    return importlib.import_module(f"{__name__}.runtime.keras_hook")
+
+
 def _unknown(name: str) -> str:
-    from whale_nebula.suggest import did_you_mean
+    from whale_nebula.errors.suggestions import did_you_mean
 
     return f"module 'whale_nebula' has no attribute {name!r}: {did_you_mean(name, __all__)}"
 
 
 class _Face(ModuleType):
-    """The package itself, where `nb.function` and `nb.verify` stay functions.
+    """The package itself, where `nb.plan` stays a function.
 
-    Python binds a submodule to its package when it is imported, by whomever: that would hide a public name
-    that is also a module's name.
+    Python binds a subpackage to its package when it is imported, by whomever: that would hide a public name that is
+    also a package's name.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in _HOMES and isinstance(value, ModuleType):
-            value = getattr(value, name, value)
-        super().__setattr__(name, value)
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
 
 
 sys.modules[__name__].__class__ = _Face
 
-wrap_keras()
+wrap_keras(_keras_hook)

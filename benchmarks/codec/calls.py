@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import tensorflow as tf
 
+from whale_nebula.codec import packing as bits
 from whale_nebula.codec import parse
-from whale_nebula.codec.bytes import bits
-from whale_nebula.runtime.channels import coding
+from whale_nebula.runtime.exchange import coding
 
 DIMS, TIMES = (32, 64), 200
 CODECS = ("fp16", "bf16", "int8", "int4", "rank(8)", "rank(8) >> int8", "svd(0.5) >> fp16", "topk(0.1) >> int8")

@@ -26,10 +26,13 @@ import numpy as np
 import tensorflow as tf
 from common import machine, verdict, write
 
-from whale_nebula.codec import Coded, ranks
-from whale_nebula.codec.bytes import positions
-from whale_nebula.codec.graph import axes, basis, casts, lowrank, sparse
-from whale_nebula.codec.graph.blocks import dequantise, quantise
+from whale_nebula.codec import Coded, axes, sparse
+from whale_nebula.codec import low_rank as basis
+from whale_nebula.codec import low_rank as lowrank
+from whale_nebula.codec import low_rank as ranks
+from whale_nebula.codec import rounding as casts
+from whale_nebula.codec import sparse as positions
+from whale_nebula.codec.blocks import dequantise, quantise
 
 ROWS, COLUMNS = 8192, 768
 OUTLIERS, TIMES, UNEVEN = 12, 6.0, 0.4
@@ -127,7 +130,7 @@ def coded(bits: float, count: int) -> Row:
 
 def on_axes(bits: float, x: np.ndarray) -> Row:
     """The same on the tensor's own axes."""
-    q, alone = tf.constant(axes.made(axes.gram_of(x).numpy()).axes), coded(bits, len(x))
+    q, alone = tf.constant(axes.make_axes(axes.gram_of(x).numpy()).axes), coded(bits, len(x))
     return Row(
         f"axes, {alone.name}",
         lambda x: alone.encode(basis.project(x, q)),

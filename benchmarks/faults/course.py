@@ -14,7 +14,7 @@ import whale_nebula as nb
 from tests.parity.zoo import data
 from tests.processes.telling import bits, tell
 from whale_nebula.errors import NebulaError
-from whale_nebula.run import current_run
+from whale_nebula.runtime.run import current_run
 from whale_nebula.transport.grpc.carrier import GrpcCarrier
 from whale_nebula.wire.frame import HEADER_BYTES, unpack
 

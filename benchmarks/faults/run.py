@@ -33,7 +33,7 @@ from common import machine, write
 from flood import HANDSHAKES_BAR, REFUSAL_BAR, SLOWER_BAR, flood
 from trial import Course, Ended, on_this_host, over_a_line
 
-from whale_nebula.testing.points import POINTS
+from whale_nebula.faults import POINTS
 
 STEPS, PAUSE = 30, 0.2
 NOTICE_BAR = 2.0

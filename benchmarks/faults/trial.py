@@ -23,7 +23,7 @@ import psutil
 
 from tests.processes.sites import ROOT, Line, Site, Sites, line_before, sites
 from tests.processes.telling import MARK, told
-from whale_nebula.testing.failpoints import VARIABLE
+from whale_nebula.faults import VARIABLE
 
 COURSE = ROOT / "benchmarks" / "faults" / "course.py"
 SCRIPT = os.path.relpath(COURSE.with_suffix(""), ROOT / "tests" / "processes" / "workers")

@@ -26,8 +26,8 @@ import numpy as np
 from common import machine, verdict, write
 
 import whale_nebula as nb
-from whale_nebula import planning
 from whale_nebula.models import Sizes, transformer
+from whale_nebula.runtime import planning
 
 BLOCKS, QUICK = 100, 8
 ROUNDS = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whale_nebula.function import NebulaFunction, function
+from whale_nebula.runtime.function import NebulaFunction, function
 
 from .found import Found
 

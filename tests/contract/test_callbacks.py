@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 
-from whale_nebula import tf_callbacks
+from whale_nebula.tf import callbacks as tf_callbacks
 
 X, Y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from whale_nebula import tf_collectives
+from whale_nebula.tf import collectives as tf_collectives
 
 START = """
 import socket
 import tensorflow as tf
-from whale_nebula import tf_collectives as own
+from whale_nebula.tf import collectives as own
 
 def address():
     with socket.socket() as trial:

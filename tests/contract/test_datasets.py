@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from whale_nebula import tf_datasets
+from whale_nebula.tf import datasets as tf_datasets
 
 ROWS = tf.data.Dataset.range(6)
 MADE = {

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.contract.tracing import graph_of
-from whale_nebula import tf_private
+from whale_nebula.tf import private as tf_private
 
 
 def test_PolymorphicFunction_is_called_by_its_class_methods_too() -> None:

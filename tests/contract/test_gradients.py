@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.contract.tracing import graph_of
-from whale_nebula import tf_private
+from whale_nebula.tf import private as tf_private
 
 
 def test_differentiate_works_in_the_graph_that_is_traced() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.contract.tracing import VECTOR, graph_of
-from whale_nebula import tf_private
+from whale_nebula.tf import private as tf_private
 
 layers = keras.layers
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.contract.tracing import graph_of
-from whale_nebula import tf_private
+from whale_nebula.tf import private as tf_private
 
 layers = keras.layers
 

@@ -8,7 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from tests.contract.tracing import VECTOR, graph_of
-from whale_nebula import tf_moments, tf_private
+from whale_nebula.tf import moments as tf_moments
+from whale_nebula.tf import private as tf_private
 
 X = np.random.default_rng(0).random((6, 3), "float32")
 MARK = "_nebula_mark"

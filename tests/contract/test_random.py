@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from whale_nebula import tf_random
+from whale_nebula.tf import random as tf_random
 
 SHAPES = [(), (3,), (8, 64)]
 DRAWS: dict[str, Callable[[Any], Any]] = {

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.contract.tracing import VECTOR, graph_of
-from whale_nebula import tf_private
+from whale_nebula.tf import private as tf_private
 
 
 def test_everything_private_has_a_contract() -> None:
@@ -108,7 +108,7 @@ def test_leaf_paths_of_a_leaf() -> None:
 def test_runtime_started_tells_whether_anything_was_computed() -> None:
     tf.ones(1)
     assert tf_private.runtime_started()
-    code = "from whale_nebula import tf_private; import sys; sys.exit(tf_private.runtime_started())"
+    code = "from whale_nebula.tf import private; import sys; sys.exit(private.runtime_started())"
     assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
 
 

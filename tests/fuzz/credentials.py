@@ -29,9 +29,10 @@ from cryptography.x509.oid import NameOID
 from tests.unit.security.made import GATE, GPU, Home, self_signed
 from whale_nebula.cli import audit as audit_command
 from whale_nebula.errors import NebulaError
-from whale_nebula.security import Prover, Trust, chain, denied, issue, making, reading
-from whale_nebula.security.audit import AuditLog
-from whale_nebula.security.heads import Head, read_heads
+from whale_nebula.security import Prover, Trust, chain, issue, making
+from whale_nebula.security import files as reading
+from whale_nebula.security import trust as denied
+from whale_nebula.security.audit import AuditLog, Head, read_heads
 from whale_nebula.security.trust import check_live
 from whale_nebula.security.verdict import verify
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from whale_nebula.errors import NebulaError, RemoteProtocolError
-from whale_nebula.runtime.apart.leaving import Asked
-from whale_nebula.runtime.joining import _agree_on_config, _agree_on_seed
-from whale_nebula.runtime.seen import hear
-from whale_nebula.runtime.session import Session
+from whale_nebula.runtime.local_sgd.shutdown import Asked
+from whale_nebula.runtime.session.rendezvous import _agree_on_config, _agree_on_seed
+from whale_nebula.runtime.session.session import Session
+from whale_nebula.runtime.step.distributed import hear
 from whale_nebula.transport.memory import MemoryNetwork
 from whale_nebula.wire.message import check_message
 

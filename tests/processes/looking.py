@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import google_crc32c
 import numpy as np
 
-from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.wire.frame import HEADER_BYTES, Kind, unpack
 from whale_nebula.wire.message import decode_message
 from whale_nebula.wire.tensor import dtype_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import whale_nebula as nb
-import whale_nebula.run
+import whale_nebula.runtime.run
 from whale_nebula.launch import attach
 
 _number = itertools.count()
@@ -37,7 +37,7 @@ def reconnect(folder: Path) -> None:
     _tell(folder / f"run{number}-{launched.cluster}", own)
     theirs = _hear(folder / f"run{number}-{launched.peers[peer]}")
     again = launched if launched.gateway else dataclasses.replace(launched, listen=own, addresses={peer: theirs})
-    whale_nebula.run.attach = lambda: again
+    whale_nebula.runtime.run.attach = lambda: again
 
 
 def _free_address() -> str:

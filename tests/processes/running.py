@@ -20,7 +20,7 @@ from whale_nebula.launch.gateways import names as gateway_names
 from whale_nebula.launch.gateways import running as running_gateways
 from whale_nebula.launch.hosts import settled
 from whale_nebula.launch.job import Job, Result
-from whale_nebula.launch.output import Echo, Output
+from whale_nebula.launch.local import Echo, Output
 from whale_nebula.launch.placed import identities, start_placed
 from whale_nebula.launch.resolve import Placement
 from whale_nebula.launch.resolve.placement import ANY

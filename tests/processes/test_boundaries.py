@@ -12,7 +12,7 @@ import whale_nebula as nb
 from tests.processes import running, telling
 from tests.processes.running import Ended
 from tests.processes.workers import choosing, differences, projected
-from whale_nebula.runtime import outlook
+from whale_nebula.runtime.step import estimates as outlook
 
 CLUSTERS = ("c0", "c1")
 LINKS = "10gbit,0ms"

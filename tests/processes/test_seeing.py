@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.processes.running import Ended, run
-from whale_nebula.report.loaded import read
-from whale_nebula.report.report import Report
+from whale_nebula.report.report import Report, read
 from whale_nebula.report.summary import programs
 
 WORKERS = ("c0/0", "c1/0")

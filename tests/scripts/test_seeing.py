@@ -15,7 +15,7 @@ import pytest
 
 from tests.unit.report.terminal import Terminal
 from whale_nebula.cli.main import main
-from whale_nebula.report import Report
+from whale_nebula.report.report import Report
 
 DEADLINE = 120.0
 STEPS, EPOCHS = 4, 2

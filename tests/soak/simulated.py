@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from whale_nebula.testing.cases import grid, random_case
+from whale_nebula.testing.case import grid, random_case
 from whale_nebula.testing.simulator import Case, Found, simulate
 
 SHOWN = 20

@@ -15,7 +15,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.traps.conftest import Cut
 from whale_nebula.errors import StageFailedError
-from whale_nebula.runtime.post import Post
+from whale_nebula.runtime.exchange.post import Post
 
 layers = keras.layers
 ROWS, MICRO = 6, 3

@@ -18,7 +18,7 @@ from whale_nebula.errors import (
     StageOrderError,
     UnsupportedError,
 )
-from whale_nebula.runtime.keras_step import keras_step
+from whale_nebula.runtime.keras import keras_step
 
 layers = keras.layers
 

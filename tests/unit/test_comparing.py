@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from whale_nebula.comparing import BITS, EXACT, HALF, Runs, State, Tolerance, compared, distance, noise, nudged
+from whale_nebula.plan.verification import BITS, EXACT, HALF, Runs, State, Tolerance, compared, distance, noise, nudged
 
 WEIGHT = tf.constant(np.linspace(-100.0, 100.0, 64), tf.float32)
 UPDATE = tf.constant(np.cos(np.arange(64.0)) * 1e-2, tf.float32)

@@ -18,7 +18,7 @@ import yaml
 from whale_nebula.cli.gateway import parser as gateway_parser
 from whale_nebula.cli.run import parser, words
 from whale_nebula.config import Config, load
-from whale_nebula.config.document import read
+from whale_nebula.config.load import read
 from whale_nebula.gateway.site import Site
 from whale_nebula.launch.resolve import Asked, Resolved, resolve
 

@@ -20,20 +20,21 @@ from whale_nebula.errors import (
     RemoteFailureError,
     RemoteProtocolError,
 )
-from whale_nebula.foreign_text import LIMIT, escape_foreign_text
-from whale_nebula.gateway import word
-from whale_nebula.gateway.trunk import Trunk
-from whale_nebula.ir.digest import first_difference
+from whale_nebula.errors.foreign_text import LIMIT, escape_foreign_text
+from whale_nebula.gateway import control as word
+from whale_nebula.gateway.control import Trunk
+from whale_nebula.ir.canonical import first_difference
 from whale_nebula.launch.leaving import Departure, Leaving
-from whale_nebula.launch.line.found import LineFound
-from whale_nebula.launch.line.shown import table
-from whale_nebula.runtime import joining, seen
-from whale_nebula.runtime.session import Session
+from whale_nebula.launch.line.advice import LineFound
+from whale_nebula.launch.line.seat import table
+from whale_nebula.runtime.session import rendezvous as joining
+from whale_nebula.runtime.session.session import Session
+from whale_nebula.runtime.step import distributed as seen
 from whale_nebula.security import Identity
 from whale_nebula.security.verdict import Verdict
 from whale_nebula.transport import MemoryNetwork
 from whale_nebula.transport.base import failed
-from whale_nebula.transport.grpc.lane import reason
+from whale_nebula.transport.grpc.connection import reason
 from whale_nebula.wire.greeting import Introduction
 from whale_nebula.wire.message import check_message
 

@@ -7,7 +7,7 @@ import pytest
 
 import whale_nebula as nb
 from whale_nebula.errors import OptionError
-from whale_nebula.outer import NAMED, Average, Nesterov, text
+from whale_nebula.ir.outer_optimizer import NAMED, Average, Nesterov, text
 
 
 def test_the_average_of_differences_is_the_average_of_weights() -> None:

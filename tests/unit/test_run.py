@@ -14,7 +14,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.config import Config, Links
 from whale_nebula.launch.attach import Attachment
-from whale_nebula.run import Here, Run, current_run
+from whale_nebula.runtime.run import Here, Run, current_run
 
 
 @pytest.fixture(autouse=True)
@@ -232,7 +232,7 @@ def test_a_plan_of_several_processes_names_the_one_that_made_it(monkeypatch: pyt
 
     alone = nb.plan(step, np.ones(3, "float32"))
     nb.shutdown()
-    monkeypatch.setattr("whale_nebula.run._run", joined(True, "a", "b"))
+    monkeypatch.setattr("whale_nebula.runtime.run._run", joined(True, "a", "b"))
     one = nb.plan(step, np.ones(3, "float32"))
     monkeypatch.undo()
     assert "a/0" not in alone.to_text() and alone.digest

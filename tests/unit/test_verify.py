@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import OptionError, PlanError, StateError, UnsupportedError, VerificationError
-from whale_nebula.run import current_run
-from whale_nebula.verification import Row, Verification
+from whale_nebula.plan.verification import Row, Verification
+from whale_nebula.runtime.run import current_run
 
 layers = keras.layers
 

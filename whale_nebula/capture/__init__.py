@@ -1,12 +1,12 @@
-"""A user's step becomes a Program."""
+"""Capture a user's training step: trace it once, and make a Program of it."""
 
 from __future__ import annotations
 
 from textwrap import shorten
 from typing import Any
 
-from whale_nebula.scopes import values
-from whale_nebula.scopes.words import checked
+from whale_nebula.scopes import options as values
+from whale_nebula.scopes.options import checked
 
 
 @checked

@@ -8,19 +8,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
+from whale_nebula.capture.loss_weights import recount, roles
 from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.capture.places import place_of
-from whale_nebula.capture.recount import recount
 from whale_nebula.capture.replica_sums import settled
-from whale_nebula.capture.roles import roles
 from whale_nebula.capture.tracing import LiveRequest, Tracing
-from whale_nebula.codec.chosen import ways
+from whale_nebula.codec.way import ways
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Arrival, Flow, GradientPart, Holder, Leaf, Program, Request, Variable
-from whale_nebula.ir.spec import Spec, Value
 from whale_nebula.passes.effects import is_effect
 from whale_nebula.passes.label import label
+from whale_nebula.spec import Spec, Value
+from whale_nebula.tf import private as tf_private
 
 
 def assemble(

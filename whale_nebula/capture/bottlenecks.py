@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from whale_nebula import tf_private
 from whale_nebula.errors import NotYetError, PlanError, UnsupportedError
 from whale_nebula.scopes import Frame
+from whale_nebula.tf import private as tf_private
 
 _KEPT = "_nebula_bottlenecks"
 

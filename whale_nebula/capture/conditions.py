@@ -14,13 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
-from whale_nebula.capture.mirror import in_order, mirror
+from whale_nebula.capture.mirror import Donor, in_order, mirror, plant
 from whale_nebula.capture.tracing import Tracing, current
-from whale_nebula.capture.transplant import Donor, plant
-from whale_nebula.passes.branches import NOBODY, Branch, Owners, split_branches
-from whale_nebula.passes.parts import SMALL
-from whale_nebula.passes.unbundle import bundled, rewired
+from whale_nebula.passes.branches import NOBODY, Branch, Owners, bundled, rewired, split_branches
+from whale_nebula.passes.phases import SMALL
+from whale_nebula.tf import private as tf_private
 
 _LOCK = threading.Lock()
 _open = 0

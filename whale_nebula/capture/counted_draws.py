@@ -14,9 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_random
-from whale_nebula.capture.hook import Hook
+from whale_nebula.capture.patches import Hook
 from whale_nebula.capture.tracing import current
+from whale_nebula.tf import random as tf_random
 
 
 def _counted(seed: int, seed2: int) -> Any:

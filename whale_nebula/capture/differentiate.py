@@ -23,14 +23,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
+from whale_nebula.capture.loss_weights import roles, weigh
 from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.capture.places import place_of
-from whale_nebula.capture.roles import roles
 from whale_nebula.capture.tracing import LiveRequest, Tracing
-from whale_nebula.capture.weigh import weigh
+from whale_nebula.passes.checks import backwards, check_order
 from whale_nebula.passes.label import label
-from whale_nebula.passes.order import backwards, check_order
+from whale_nebula.tf import private as tf_private
 
 Tensor = Any
 

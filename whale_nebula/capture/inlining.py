@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
 from whale_nebula.capture.tracing import Tracing, current
+from whale_nebula.tf import private as tf_private
 
 _LOCK = threading.Lock()
 _open = 0

@@ -12,10 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import scopes, tf_private
-from whale_nebula.capture.keras_frames import Frames, built_at, frames_of, stages_of
+from whale_nebula import scopes
+from whale_nebula.capture.keras_copies import Frames, built_at, frames_of, stages_of
 from whale_nebula.capture.places import BUILT
 from whale_nebula.capture.tracing import current
+from whale_nebula.tf import private as tf_private
 
 _LOCK = threading.Lock()
 _LOCAL = threading.local()

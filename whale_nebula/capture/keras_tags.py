@@ -7,17 +7,62 @@ stages). `Sequential.add` rebuilds every earlier node, so there a layer keeps th
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from whale_nebula import scopes, tf_private
-from whale_nebula.capture import keras_copies, keras_uncut
-from whale_nebula.capture.keras_frames import Frames, built_under_scopes, tag
+import tensorflow as tf
+
+from whale_nebula import scopes
+from whale_nebula.capture import keras_copies
+from whale_nebula.capture.keras_copies import Frames, built_under_scopes, frames_of, tag
 from whale_nebula.capture.placed import placements_in
+from whale_nebula.capture.projection import learned
 from whale_nebula.capture.tracing import current, uncut_on_purpose
 from whale_nebula.scopes import Frame
+from whale_nebula.scopes.hints import running
+from whale_nebula.scopes.hints import warn_eager as tell
+from whale_nebula.site import script_site
+from whale_nebula.tf import private as tf_private
+
+
+def watch_node(node: Any, frames: Frames) -> None:
+    """Hear when this node runs: it was made under these scopes, or its layer was, where that is in a Sequential."""
+    frames = frames_of(node.operation) or frames
+    stage, around = scopes.stage_of(frames), scopes.compress_of(frames)
+    if stage is not None:
+        projects = around is not None and learned(around) is not None
+        tf_private.on_run(node, functools.partial(_ran, stage, projects))
+
+
+def watch_sequential(model: Any) -> None:
+    """Hear when the layers of a Sequential run; it makes their nodes later, and anew with each layer."""
+    if not hasattr(model.build, "nebula_heard"):
+        tf_private.on_build(model, functools.partial(_built, model))
+        model.build.nebula_heard = True
+
+
+def _built(model: Any) -> None:
+    for level in tf_private.nodes_by_depth(model).values():
+        for node in level:
+            if not frames_of(node):
+                watch_node(node, frames_of(node.operation))
+
+
+def _ran(stage: Frame, projects: bool, arguments: Any) -> None:
+    if current() is not None or uncut_on_purpose():
+        return
+    code = running()
+    if code is None or (tf.executing_eagerly() and not tf_private.tape_records() and not projects):
+        return
+    if any(isinstance(leaf, tf.Tensor) for leaf in tf.nest.flatten(arguments)):
+        place = script_site()
+        then = f"so the scopes that the model was built in, at {stage.site}, catch nothing"
+        then += ", and nothing is projected on its learned basis" * projects
+        tell(stage, code, then, where=place, program=place)
+
 
 _LOCK = threading.Lock()
 _LOCAL = threading.local()
@@ -48,14 +93,14 @@ def _tagging_init(node: Any, *args: Any, **kwargs: Any) -> None:
     if frames := _frames():
         _tag(node, node.operation, frames)
         keras_copies.watch_node(node)
-        keras_uncut.watch_node(node, frames)
+        watch_node(node, frames)
 
 
 def _tagging_add(model: Any, layer: Any, rebuild: bool = True) -> None:
     frames = _frames()
     if frames and not hasattr(layer, "_keras_history"):
         _tag(layer, layer, frames)
-        keras_uncut.watch_sequential(model)
+        watch_sequential(model)
     _add(model, layer, rebuild=rebuild)
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import scopes, tf_private
-from whale_nebula.capture import place_errors
+from whale_nebula import scopes
+from whale_nebula.capture import placed as place_errors
 from whale_nebula.capture.placed import Home, homes_of, placed_models
-from whale_nebula.capture.tracing import Tracing
+from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.ir.graph import LAYER
 from whale_nebula.scopes import Frame, Placement, Rule
+from whale_nebula.tf import private as tf_private
 
 
 @dataclass
@@ -126,3 +129,49 @@ def _outer(path: str, placement: Placement) -> list[Frame]:
             raise place_errors.two_scopes(path, placement, own, same[0])
         found += [own] * (own not in found)
     return found
+
+
+_LOCK = threading.Lock()
+_LOCAL = threading.local()
+_open = 0
+_call = tf_private.KerasLayer.__call__
+
+
+@functools.wraps(_call)  # AutoGraph goes by its module: it leaves Keras's own functions as they are
+def _called(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    trace, places = current(), getattr(_LOCAL, "places", None)
+    if trace is None or trace.graph is None or trace.busy or places is None or tf_private.in_symbolic_scope():
+        return _call(layer, *args, **kwargs)  # in a symbolic scope Keras builds the model, in a graph of its own
+    with places.around(trace, layer):
+        return _call(layer, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def placing() -> Iterator[None]:
+    """Hook the calls of layers while a step is traced, if a model is placed; taken off when the last trace ends."""
+    if not any(True for _ in placed_models()):
+        yield
+        return
+    before, places = getattr(_LOCAL, "places", None), Places()
+    _LOCAL.places = places
+    try:
+        with _hooked():
+            yield
+        places.check()
+    finally:
+        _LOCAL.places = before
+
+
+@contextlib.contextmanager
+def _hooked() -> Iterator[None]:
+    global _open
+    with _LOCK:
+        _open += 1
+        tf_private.KerasLayer.__call__ = _called
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _open -= 1
+            if _open == 0:
+                tf_private.KerasLayer.__call__ = _call

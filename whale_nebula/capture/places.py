@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from whale_nebula import tf_private
-from whale_nebula.ir.origin import Origin
+from whale_nebula.site import Origin
+from whale_nebula.tf import private as tf_private
 
 BUILT = "_nebula_built"
 """Stamp of an op of a functional model: the line where its node was made."""

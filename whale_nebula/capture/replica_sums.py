@@ -20,13 +20,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula import tf_moments, tf_private
-from whale_nebula.capture.hook import Hook
+from whale_nebula.capture.loss_weights import roles
 from whale_nebula.capture.mirror import SUMMED, mirror
-from whale_nebula.capture.roles import roles
+from whale_nebula.capture.patches import Hook
 from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.replica_sums import Where, refusal
+from whale_nebula.passes.replicas import Where, refusal
+from whale_nebula.tf import moments as tf_moments
+from whale_nebula.tf import private as tf_private
 
 _GRADIENT = "NebulaReplicaSum"
 

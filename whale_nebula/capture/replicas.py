@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from whale_nebula import scopes
 from whale_nebula.errors import NebulaWarning, NestingError, OptionError
-from whale_nebula.ir.apart import Apart
-from whale_nebula.ir.program import Stage
+from whale_nebula.ir.program import Apart, Stage
 from whale_nebula.scopes import Frame, Site
 
 

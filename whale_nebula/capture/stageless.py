@@ -8,11 +8,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 
-from whale_nebula import tf_private
 from whale_nebula.capture.mirror import COPIED
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.errors import NebulaWarning
-from whale_nebula.scopes.site import Site
+from whale_nebula.site import Site
+from whale_nebula.tf import private as tf_private
 
 _said: set[Site] = set()
 

@@ -11,35 +11,32 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from whale_nebula import scopes, tf_private
+from whale_nebula import scopes
 from whale_nebula.capture import tracing
+from whale_nebula.capture.arguments import Declared, key_of
 from whale_nebula.capture.assemble import assemble
 from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.conditions import conditions_split
-from whale_nebula.capture.constants import check_constants
 from whale_nebula.capture.counted_draws import draws_counted
-from whale_nebula.capture.declared import Declared
-from whale_nebula.capture.failures import translated
-from whale_nebula.capture.graph_gradients import graph_asked
+from whale_nebula.capture.errors import check_constants, translated
 from whale_nebula.capture.inlining import inlining
-from whale_nebula.capture.intercept import intercepted
-from whale_nebula.capture.keras_frames import stages_of
+from whale_nebula.capture.intercept import graph_asked, intercepted
+from whale_nebula.capture.keras_copies import stages_of
 from whale_nebula.capture.keras_replay import replaying
-from whale_nebula.capture.keys import key_of
-from whale_nebula.capture.late_tapes import tell_later
-from whale_nebula.capture.place_hook import placing
-from whale_nebula.capture.projected import check_crossed, check_listed
-from whale_nebula.capture.projection import projecting
+from whale_nebula.capture.patches import tell_later
+from whale_nebula.capture.place_trace import placing
+from whale_nebula.capture.projection import check_crossed, check_listed, projecting
 from whale_nebula.capture.replica_sums import moments_synchronized
 from whale_nebula.capture.stageless import tell_if_partly_copied, tell_if_stageless
 from whale_nebula.capture.surroundings import check_surroundings
 from whale_nebula.capture.tracing import Tracing
 from whale_nebula.errors import UnsupportedError
-from whale_nebula.feed.missing import absent_in
-from whale_nebula.feed.partial import Partial
+from whale_nebula.feed.absent import absent_in
+from whale_nebula.feed.inputs import Partial
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.unbundle import Aliases, unbundle
-from whale_nebula.scopes.site import script_site
+from whale_nebula.passes.branches import Aliases, unbundle
+from whale_nebula.site import script_site
+from whale_nebula.tf import private as tf_private
 
 _VARIABLES = (tf.Variable, keras.Variable)
 """As arguments they are no tensors: the step reads and writes the variable itself."""

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from whale_nebula import tf_private
 from whale_nebula.errors import StateError, UnsupportedError
-from whale_nebula.scopes.site import script_site
+from whale_nebula.site import script_site
+from whale_nebula.tf import private as tf_private
 
 _started_before_fork = False
 

@@ -4,25 +4,108 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from whale_nebula import scopes, tf_private
-from whale_nebula.capture.bodies import in_body
+from whale_nebula import scopes
 from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.mirror import COMPRESS, COPIED, STAGE
-from whale_nebula.capture.pipelines import counting
 from whale_nebula.capture.replicas import Replicas
 from whale_nebula.capture.surroundings import check_strategy
+from whale_nebula.errors import BoundaryInBodyError, NebulaWarning, OptionError
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Pipeline, Stage
-from whale_nebula.ir.shares import enough
-from whale_nebula.passes.order import in_flow_order
-from whale_nebula.passes.replicate import speeds
-from whale_nebula.scopes import Frame
+from whale_nebula.ir.routing import enough
+from whale_nebula.passes.checks import in_flow_order
+from whale_nebula.passes.replicas import speeds
+from whale_nebula.scopes import Frame, Site
+from whale_nebula.tf import private as tf_private
+
+
+class _Body(NamedTuple):
+    called: str
+    mend: str
+
+
+_LOOP = _Body(
+    "a loop (tf.while_loop, tf.map_fn, tf.scan, an RNN, or a Python loop that AutoGraph turned into one)",
+    "enter nb.{kind} around the whole loop, which then is a part of that stage",
+)
+_BRANCH = _Body("a branch (tf.cond, or an if on a tensor)", "enter nb.{kind} around the whole condition")
+_VECTORIZED = _Body("tf.vectorized_map", "enter nb.{kind} around the tf.vectorized_map")
+_FUNCTION = _Body(
+    "a nested tf.function", "enter nb.{kind} around the call of that function, or define it without @tf.function"
+)
+_COMPILED = _Body(
+    "a tf.function with jit_compile=True",
+    "leave jit_compile=True out there, and the function becomes a part of the step; or enter nb.{kind} around its call",
+)
+# by a part of the name that TensorFlow gives the body's graph
+_BY_NAME = {"while_body": _LOOP, "while_cond": _LOOP, "cond_true": _BRANCH, "cond_false": _BRANCH, "branch": _BRANCH}
+
+
+def in_body(frame: Frame, graph: str | None, *, compiled: bool = False) -> BoundaryInBodyError:
+    """The error for a scope that was entered in a body; `graph` names its graph, where it has one of its own."""
+    body = _VECTORIZED if graph is None else _named(graph)
+    body = _COMPILED if compiled and body is _FUNCTION else body
+    return BoundaryInBodyError(
+        f"nb.{frame.kind} is entered inside {body.called}",
+        where=str(frame.site),
+        why="TensorFlow runs such a body as one op, so no boundary can lie inside it",
+        mend=body.mend.format(kind=frame.kind),
+    )
+
+
+def _named(graph: str) -> _Body:
+    return next((body for part, body in _BY_NAME.items() if part in graph), _FUNCTION)
+
+
+_said: set[tuple[Site, Site]] = set()
+
+
+def counting(before: Frame | None, frame: Frame, around: Collection[Frame]) -> Frame:
+    """The one that counts of the pipeline met `before` and that which is entered now; `around` are the scopes that the
+    whole step stands in.
+
+    >>> one, same = (Frame("pipeline", {"micro_batch": 4}, Site("train.py", line)) for line in (2, 6))
+    >>> counting(one, same, ()) is same
+    True
+    """
+    mine, other = _unlike(frame, before) if before is not None else ("", "")
+    if before is None or not mine:
+        return frame
+    if before not in around:
+        raise OptionError(
+            f"nb.pipeline says {mine}, and at {before.site} it says {other}",
+            where=str(frame.site),
+            why="a step has one batch, which is cut once, for all of its stages",
+            mend="one nb.pipeline(...) around all stages, or the same options at both lines",
+        )
+    if (before.site, frame.site) not in _said:
+        _said.add((before.site, frame.site))
+        _tell(before, frame, mine, other)
+    return frame
+
+
+def _unlike(frame: Frame, before: Frame) -> tuple[str, str]:
+    """The options in which two pipelines differ, as each has them."""
+    names = [name for name in frame.options if frame.options[name] != before.options.get(name)]
+    mine, other = (", ".join(f"{name}={each.options.get(name)!r}" for name in names) for each in (frame, before))
+    return mine, other
+
+
+def _tell(around: Frame, frame: Frame, mine: str, other: str) -> None:
+    warning = NebulaWarning(
+        f"nb.pipeline({other}) around the step does not count",
+        where=str(around.site),
+        why=f"the model has its own at {frame.site}, with {mine}; it is said once for this place",
+        mend="leave one of the two out",
+    )
+    warnings.warn_explicit(warning, NebulaWarning, around.site.file, around.site.line)
 
 
 @dataclass

@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from whale_nebula.cli import exits
-from whale_nebula.cli.telling import tell
-from whale_nebula.cli.words import Parser, split
+from whale_nebula.cli import arguments as exits
+from whale_nebula.cli.arguments import Parser, split, tell
 from whale_nebula.errors import AuditError, NebulaError
-from whale_nebula.foreign_text import escape_foreign_text
-from whale_nebula.security import files, reading
-from whale_nebula.security.heads import Head, read_heads
+from whale_nebula.errors.foreign_text import escape_foreign_text
+from whale_nebula.security import files
+from whale_nebula.security import files as reading
+from whale_nebula.security.audit import Head, read_heads
 from whale_nebula.security.trust import Trust
 from whale_nebula.security.verdict import Verdict, verify
 

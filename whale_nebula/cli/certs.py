@@ -9,16 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from whale_nebula.cli import certs_shown, exits
-from whale_nebula.cli.telling import remark, tell
-from whale_nebula.cli.words import Parser
+from whale_nebula.cli import arguments as exits
+from whale_nebula.cli import certs_shown
+from whale_nebula.cli.arguments import Parser, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, CredentialsError, NebulaError
+from whale_nebula.errors.suggestions import did_you_mean
 from whale_nebula.security import GATEWAY, WORKER, Identity, authority, issue
 from whale_nebula.security.authority import AUTHORITY_DAYS, Authority
 from whale_nebula.security.identity import ROLES
 from whale_nebula.security.issue import DAYS, Issued
-from whale_nebula.suggest import did_you_mean
 
 _DESCRIPTION = """\
 Certificates say who a process is. One host has the run's authority: a folder with its key, made once by "init".

@@ -10,11 +10,13 @@ from typing import Any
 from cryptography import x509
 
 from whale_nebula.errors import CredentialsError, IdentityError
-from whale_nebula.security import Identity, Peer, authority, denied, files, issue, making, reading
+from whale_nebula.security import Identity, Peer, authority, files, issue, making
+from whale_nebula.security import files as reading
+from whale_nebula.security import trust as denied
 from whale_nebula.security.authority import Authority
-from whale_nebula.security.denied import Revocation, SignedList
 from whale_nebula.security.identity import command_options
 from whale_nebula.security.issue import Issued
+from whale_nebula.security.trust import Revocation, SignedList
 
 STATES = {
     "good": "green",

@@ -6,10 +6,10 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from whale_nebula.cli import exits
-from whale_nebula.cli.checks import Check, config_checks, machine_checks, packages
-from whale_nebula.cli.telling import tell
-from whale_nebula.cli.words import Parser
+from whale_nebula.cli import arguments as exits
+from whale_nebula.cli.arguments import Parser, tell
+from whale_nebula.cli.checks import Check, config_checks, machine_checks
+from whale_nebula.cli.checks import local as packages
 from whale_nebula.errors import NebulaError
 
 _DESCRIPTION = """\

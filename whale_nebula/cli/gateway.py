@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from whale_nebula.cli import exits
-from whale_nebula.cli.telling import remark, tell
-from whale_nebula.cli.words import Parser
+from whale_nebula.cli import arguments as exits
+from whale_nebula.cli.arguments import Parser, remark, tell
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, IdentityError, NebulaError
+from whale_nebula.gateway.entry import keep_freed
 from whale_nebula.gateway.gateway import Gateway
-from whale_nebula.gateway.memory import keep_freed
 from whale_nebula.gateway.site import Site
 from whale_nebula.security.files import find_other_keys
 

@@ -4,26 +4,165 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
 
-from whale_nebula.cli import exits
-from whale_nebula.cli.ending import ended
-from whale_nebula.cli.intent import Intent
-from whale_nebula.cli.signals import Asking, attended
-from whale_nebula.cli.telling import remark, tell
-from whale_nebula.cli.words import Parser
+from whale_nebula.cli import arguments as exits
+from whale_nebula.cli.arguments import SIGNALLED, Parser, remark, tell
 from whale_nebula.config import Config, load
-from whale_nebula.errors import ConfigError, NebulaError
-from whale_nebula.launch import gateways
+from whale_nebula.errors import ConfigError, NebulaError, RemoteFailureError
+from whale_nebula.launch import Job, Outcome, Result, gateways
 from whale_nebula.launch.hosts import is_local, listening, settled
 from whale_nebula.launch.identity import SecurityFiles
+from whale_nebula.launch.last_error import last_sentence, last_word, same_cause
 from whale_nebula.launch.picture import Board
-from whale_nebula.launch.placed import Output, identities, run_name, start_placed
+from whale_nebula.launch.placed import Output, identities, run_name, seed_of, start_placed
 from whale_nebula.launch.relay import Sink
 from whale_nebula.launch.resolve import PORT, Asked, Placement, Resolved, cluster_of, everything, resolve
 from whale_nebula.report.screen import Screen, terminal
+
+_FAILED = RemoteFailureError.code
+
+
+def ended(result: Result, asking: Asking, *, as_json: bool) -> int:
+    """Say how a run ended, if it did not end well; gives the exit status."""
+    code, worker, why = _ending(result, asking)
+    for line in _others(result, worker):
+        remark(line)
+    if worker is not None:
+        remark(f"worker {worker} {_with_mend(why, result.outcomes[worker].err)}")
+    elif why and not as_json:
+        remark(why)
+    if as_json:
+        codes = {name: exits.shown(each) for name, each in result.codes.items()}
+        print(json.dumps({"code": code, "worker": worker, "why": why, "codes": codes}), flush=True)
+    return code
+
+
+def _others(result: Result, first: str | None) -> Iterator[str]:
+    """Who failed besides the first: what each has said, but of those that the launcher ended.
+
+    Most only say that the first one failed; they need not say it again.
+    """
+    cause = "" if first is None else result.outcomes[first].err
+    for name, outcome in result.outcomes.items():
+        if name == first or outcome.code in (0, exits.LEFT) or (outcome.code < 0 and name not in result.frozen):
+            continue
+        how = _how(result, outcome)
+        same = outcome.code > 0 and same_cause(cause, outcome.err)
+        said = f"exit code {outcome.code}, for the same reason" if same else _with_mend(how, outcome.err)
+        yield f"worker {name} failed{', too' if first is not None else ''}: {said}"
+
+
+def _with_mend(why: str, errors: str) -> str:
+    """Our error as a whole: tracebacks may lie between it and the reader."""
+    word = last_word(errors)
+    return why.removesuffix(word) + last_sentence(errors) if word and why.endswith(word) else why
+
+
+def _first(result: Result, culprit: str) -> str:
+    """Who failed first: where the first that ended says that another one has failed before it, that one."""
+    word = last_word(result.outcomes[culprit].err)
+    failed = [name for name, outcome in result.outcomes.items() if outcome.code > 0 and outcome.code != exits.LEFT]
+    return next((name for name in failed if word.startswith(f"{_FAILED} worker '{name}' failed: ")), culprit)
+
+
+def _ending(result: Result, asking: Asking) -> tuple[int, str | None, str]:
+    if asking.second is not None:
+        return exits.SIGNALLED + asking.second, None, "the workers were killed"
+    if result.late:
+        left = [name for name, code in result.codes.items() if code == -signal.SIGKILL]
+        return exits.shown(-signal.SIGKILL), None, f"did not leave in time, and were killed: {', '.join(left)}"
+    if result.culprit is None:
+        return exits.DONE, None, ""
+    outcome = result.outcomes[_first(result, result.culprit)]
+    if outcome.code == exits.LEFT:
+        return exits.LEFT, None, "the workers left, and can be started again"
+    return exits.shown(outcome.code), outcome.worker, f"failed first: {_how(result, outcome)}"
+
+
+def _how(result: Result, outcome: Outcome) -> str:
+    if outcome.worker in result.frozen:
+        return "it was frozen, and was killed"
+    code = outcome.code
+    how = f"exit code {code}" if code >= 0 else f"ended by {_name(-code)}"
+    return f"{how}: {word}" if code >= 0 and (word := last_word(outcome.err)) else how
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+@dataclass(frozen=True)
+class Intent:
+    """What a command line comes to."""
+
+    found: Resolved
+    config: Config
+    path: str | None
+    script: Sequence[str]
+    everywhere: bool = False
+
+    @staticmethod
+    def explained(found: Resolved) -> str:
+        """Who knew where the workers are, as JSON."""
+        return json.dumps({"answered": found.source, "declined": dict(found.declined)})
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        placement = self.found.placement
+        return json.dumps(
+            {
+                "run": run_name(self.config),
+                "answered": self.found.source,
+                "config": self.path,
+                "insecure": self.config.security.insecure,
+                "seed": seed_of(self.config),
+                "patience": self.config.patience,
+                "script": list(self.script),
+                "workers": [
+                    {
+                        "worker": worker,
+                        "cluster": cluster_of(worker),
+                        "address": address,
+                        "here": worker in placement.here,
+                        "gateway": self._gateway(worker),
+                    }
+                    for worker, address in placement.addresses.items()
+                ],
+            },
+            indent=1,
+        )
+
+    def to_text(self) -> str:
+        """The same in lines."""
+        placement = self.found.placement
+        width = max(map(len, placement.addresses))
+        lines = [f"run {run_name(self.config)!r} of {' '.join(self.script)}, seed {seed_of(self.config)}"]
+        for worker, address in placement.addresses.items():
+            state = "starts here" if worker in placement.here else "is elsewhere"
+            gateway = self._gateway(worker)
+            behind = f", behind gateway {gateway}" if gateway else ""
+            lines.append(f"  {worker:<{width}}  {state:<12}  {address}{behind}")
+        return "\n".join([*lines, f"{self._secured()}; {self.found.source} says where the workers are"])
+
+    def _gateway(self, worker: str) -> str | None:
+        cluster = self.config.clusters.get(cluster_of(worker))
+        return None if cluster is None else cluster.gateway
+
+    def _secured(self) -> str:
+        if self.config.security.insecure:
+            return "insecure: links are not encrypted"
+        return "certificates for this run only" if self.everywhere else "certificates as the config says"
+
 
 _DESCRIPTION = """\
 Run a script as the workers of this host: one process for each, which join those of the other clusters.
@@ -236,3 +375,49 @@ def _listen(config: Config, placement: Placement) -> dict[str, str]:
         if listen != address:
             remark(f"{address} is no address of this host: worker {worker} listens at {listen}")
     return found
+
+
+HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass
+class Asking:
+    """What was asked of the workers so far; before they are started there is nobody to ask, and the command ends."""
+
+    patience: float
+    job: Job | None = None
+    first: int | None = None
+    second: int | None = None
+
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal. It may come in the middle of a print, so it writes by itself."""
+        name = signal.Signals(number).name
+        if self.job is None:
+            sys.exit(SIGNALLED + number)
+        if self.first is None:
+            self.first = number
+            _say(f"{name}: the workers leave after their next step, within {self.patience:g} s; again ends them now")
+            self.job.ask(number, self.patience)
+        else:
+            self.second = number
+            _say(f"{name}, again: the workers are killed")
+            self.job.kill_now()
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, f"whale-nebula: {text}\n".encode())
+
+
+@contextlib.contextmanager
+def attended(asking: Asking) -> Iterator[None]:
+    """Handle signals for a while, but not those that whoever started us wants to be ignored (nohup)."""
+    before = {number: signal.getsignal(number) for number in HEARD}
+    heard = [number for number in HEARD if before[number] is not signal.SIG_IGN]
+    for number in heard:
+        signal.signal(number, asking.hear)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, before[number])

@@ -1,4 +1,4 @@
-"""How a boundary's tensor is made small: codecs as plain data, combined by `>>`.
+"""Codecs, which make the tensors of boundaries smaller: plain data, combined by `>>`.
 
 >>> import whale_nebula as nb
 >>> str(nb.codec.SVD(0.6) >> nb.codec.FP16())
@@ -10,16 +10,12 @@ own.
 """
 
 from whale_nebula.codec.axes import Axes
-from whale_nebula.codec.coded import Coded
-from whale_nebula.codec.flags import from_flags
-from whale_nebula.codec.mixed import Mixed
-from whale_nebula.codec.objects import Chain, Codec, Precision, Reduced, Structure
-from whale_nebula.codec.parts import Part
+from whale_nebula.codec.entropy_coding import Coded
+from whale_nebula.codec.objects import Chain, Codec, Part, Precision, Reduced, Structure
 from whale_nebula.codec.precisions import BF16, FP16, INT1, INT2, INT3, INT4, INT8, TURNED4, Bits
-from whale_nebula.codec.registry import CODECS, is_built, register
-from whale_nebula.codec.strong import Rows
+from whale_nebula.codec.registry import CODECS, from_flags, is_built, parse, register
+from whale_nebula.codec.strong import Mixed, Rows
 from whale_nebula.codec.structures import SVD, Rank, TopK
-from whale_nebula.codec.text import parse
 
 __all__ = [
     "BF16",

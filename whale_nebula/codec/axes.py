@@ -11,9 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from whale_nebula.codec.objects import Dims, Reduced, Structure
-from whale_nebula.codec.parts import Part
+import numpy as np
+import numpy.typing as npt
+
+from whale_nebula.codec import low_rank as basis
+from whale_nebula.codec.low_rank import Matrix, leading
+from whale_nebula.codec.objects import Dims, Part, Reduced, Structure
 from whale_nebula.codec.structures import LOOKED_AT, RENEWED, matrix, reshaped
+from whale_nebula.errors import RemoteProtocolError
+from whale_nebula.tf.lazy import tf
 
 _ROWS = 3  # times so many rows as columns, or more: else what the axes themselves take is not won back
 
@@ -66,32 +72,30 @@ class Axes(Structure):
         """Look at what crosses; axes are sent with the first step, every fiftieth, and when there is something to make
         them of for the first time.
         """
-        from whale_nebula.codec.graph import axes, basis
+        from whale_nebula.codec import low_rank as basis
 
         rows = reshaped(x, matrix(x.shape))
-        looked = axes.gram_of(rows, most=LOOKED_AT if state.found else 0)
+        looked = gram_of(rows, most=LOOKED_AT if state.found else 0)
         gram = looked if state.gram is None else basis.running(state.gram, looked)
         found = state.found or bool(gram.numpy().trace() > 0)
         if state.q is not None and found == state.found and step - state.step < RENEWED:
             return state._replace(gram=gram), None
-        made, *news = axes.made(gram.numpy())
-        return Held(made, gram, step, found), tuple(news)
+        columns, *news = make_axes(gram.numpy())
+        return Held(columns, gram, step, found), tuple(news)
 
     def learn(self, state: Held, news: Sequence[Any], dims: Dims) -> Held:
         """The axes that came."""
-        from whale_nebula.codec.graph import axes
-
-        return Held(axes.heard(*news))
+        return Held(heard(*news))
 
     def reduce(self, state: Held, x: Any) -> Reduced:
         """Coordinates."""
-        from whale_nebula.codec.graph.basis import project
+        from whale_nebula.codec.low_rank import project
 
         return Reduced((project(_single(x), state.q),))
 
     def expand(self, state: Held, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
         """The rows that have them."""
-        from whale_nebula.codec.graph.basis import expand
+        from whale_nebula.codec.low_rank import expand
 
         return expand(numbers[0], state.q), None
 
@@ -101,3 +105,93 @@ def _single(x: Any) -> Any:
     import tensorflow as tf
 
     return tf.cast(x, tf.float32) if x.dtype.size < 4 else x
+
+
+Numbers = npt.NDArray[np.int8]
+Largest = npt.NDArray[np.float16]
+AxisColumns = npt.NDArray[np.float32]
+
+_LEVELS = 127
+_NEAR, _ROUNDS, _POWERS = 1e-7, 24, 4
+
+
+class Made(NamedTuple):
+    """Axes, and what is told of them: in eight bits a number, and the largest number of each."""
+
+    axes: AxisColumns
+    numbers: Numbers
+    largest: Largest
+
+
+def gram_of(x: Any, *, most: int = 0) -> Any:
+    """The Gram matrix [n, n], float32, of the directions of rows; with `most`, of about so many, evenly taken. It is
+    zero where something in it would not be finite.
+
+    >>> gram_of(tf.constant([[3.0, 0.0], [0.0, 0.0]])).numpy().tolist()
+    [[1.0, 0.0], [0.0, 0.0]]
+    """
+    if most:
+        x = x[:: -(-x.shape[0] // most) or 1]
+    single = tf.cast(x, tf.float32)
+    peaked = tf.math.divide_no_nan(single, tf.reduce_max(tf.abs(single), axis=-1, keepdims=True))
+    rows = tf.math.divide_no_nan(peaked, tf.norm(peaked, axis=-1, keepdims=True))
+    gram = basis.gram_of(rows)
+    return basis.finite_or(gram, tf.zeros_like(gram))
+
+
+def make_axes(gram: Matrix) -> Made:
+    """The axes, longest first. Where there is nothing to go by, or where eight bits would not hold them, they are those
+    of the numbers as they are.
+
+    >>> axes, numbers, largest = make_axes(np.diag(np.float32([1, 4])))
+    >>> numbers.tolist(), largest.tolist()
+    ([[0, 127], [127, 0]], [1.0, 1.0])
+    """
+    plain = np.eye(len(gram))
+    told = _rounded(leading(gram.astype(np.float64), len(gram)).vectors if np.trace(gram) > 0 else plain)
+    axes = _upright(*told)
+    if axes is None:
+        told = _rounded(plain)
+        axes = heard(*told)
+    return Made(axes, *told)
+
+
+def heard(numbers: Numbers, largest: Largest) -> AxisColumns:
+    """The axes that these are, at right angles and of length one: what either side goes by.
+
+    >>> axes = heard(*make_axes(np.float32([[2, 1], [1, 2]]))[1:])
+    >>> bool(np.allclose(axes.T @ axes, np.eye(2), atol=1e-6)), bool(np.allclose(np.abs(axes), 0.5**0.5, atol=1e-2))
+    (True, True)
+    """
+    axes = _upright(numbers, largest)
+    if axes is None:
+        raise RemoteProtocolError("axes came that are not at right angles")
+    return axes
+
+
+def _rounded(vectors: Matrix) -> tuple[Numbers, Largest]:
+    largest = np.abs(vectors).max(axis=0).astype(np.float16)
+    return np.rint(vectors / largest * _LEVELS).clip(-_LEVELS, _LEVELS).astype(np.int8), largest
+
+
+def _upright(numbers: Numbers, largest: Largest) -> AxisColumns | None:
+    """The orthonormal matrix that is nearest; None where none is near."""
+    made = numbers.astype(np.float64) / _LEVELS * largest.astype(np.float64)
+    lengths = np.square(made).sum(axis=0) if np.isfinite(made).all() else np.zeros(1)
+    if not made.size or lengths.min() < 0.25 or lengths.max() > 4:
+        return None
+    made /= _stretch(made)
+    for _ in range(_ROUNDS):
+        product = made.T @ made
+        if np.abs(product - np.eye(len(made))).max() < _NEAR:
+            return made.astype(np.float32)
+        made = 1.5 * made - 0.5 * made @ product
+    return None
+
+
+def _stretch(matrix: Matrix) -> float:
+    """How much it makes the vector longer that it makes longest, nearly, but 1 at least: so that rounds converge."""
+    vector = np.ones(len(matrix)) + np.arange(len(matrix)) % 7
+    for _ in range(_POWERS):
+        vector = matrix.T @ (matrix @ (vector / np.linalg.norm(vector)))
+    return max(1.0, 1.05 * float(np.sqrt(np.linalg.norm(vector))))

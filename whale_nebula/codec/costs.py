@@ -12,13 +12,12 @@ from math import prod
 from typing import NamedTuple
 
 from whale_nebula.codec.axes import Axes
-from whale_nebula.codec.coded import LOOKED_AT as TRIED
-from whale_nebula.codec.coded import Coded
-from whale_nebula.codec.fitting import precision_in, structure_in
-from whale_nebula.codec.mixed import Mixed
+from whale_nebula.codec.entropy_coding import LOOKED_AT as TRIED
+from whale_nebula.codec.entropy_coding import Coded
 from whale_nebula.codec.objects import Codec, Dims, Precision, Structure
 from whale_nebula.codec.precisions import BF16, FP16, INT1, INT2, INT3, INT4, INT8, TURNED4, Bits, Integers, Turned
-from whale_nebula.codec.strong import Rows
+from whale_nebula.codec.sizes import precision_in, structure_in
+from whale_nebula.codec.strong import Mixed, Rows
 from whale_nebula.codec.structures import LOOKED_AT, RENEWED, SVD, Rank, TopK, matrix
 
 CALL, CAST = 0.6e-3, 0.15e-3

@@ -12,8 +12,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
-from whale_nebula.codec.parts import Part
 from whale_nebula.errors import OptionError
+
+
+class Part(NamedTuple):
+    """An array that both sides know to come: its element type and its sizes.
+
+    >>> Part("bfloat16", (3, 2)).nbytes
+    12
+    """
+
+    dtype: str
+    dims: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        from whale_nebula.wire.tensor import dtype_code, raw_bytes
+
+        return raw_bytes(dtype_code(self.dtype), self.dims)
+
 
 STRUCTURE, PRECISION = "structure", "precision"
 Dims = tuple[int, ...]

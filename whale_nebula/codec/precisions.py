@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from whale_nebula.codec.objects import Codec, Dims, Precision
-from whale_nebula.codec.parts import Part
+from whale_nebula.codec.objects import Codec, Dims, Part, Precision
 
 
 @dataclass(frozen=True)
@@ -26,13 +25,13 @@ class FP16(Precision):
 
     def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
         """To the nearest."""
-        from whale_nebula.codec.graph.casts import to_fp16
+        from whale_nebula.codec.rounding import to_fp16
 
         return (to_fp16(x),)
 
     def decode(self, parts: Sequence[Any], dims: Dims, dtype: str) -> Any:
         """Back to its own type."""
-        from whale_nebula.codec.graph.casts import restore
+        from whale_nebula.codec.rounding import restore
 
         return restore(parts[0], dtype)
 
@@ -49,13 +48,13 @@ class BF16(Precision):
 
     def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
         """To the nearest; by chance with a key."""
-        from whale_nebula.codec.graph.casts import to_bf16
+        from whale_nebula.codec.rounding import to_bf16
 
         return (to_bf16(x, key),)
 
     def decode(self, parts: Sequence[Any], dims: Dims, dtype: str) -> Any:
         """Back to its own type."""
-        from whale_nebula.codec.graph.casts import restore
+        from whale_nebula.codec.rounding import restore
 
         return restore(parts[0], dtype)
 
@@ -74,13 +73,13 @@ class _Blocks(Precision):
 
     def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
         """To the nearest of the levels, or by chance to one of the two nearest."""
-        from whale_nebula.codec.graph.blocks import quantise
+        from whale_nebula.codec.blocks import quantise
 
         return tuple(quantise(x, bits=self.bits, block=self.block, key=key))
 
     def decode(self, parts: Sequence[Any], dims: Dims, dtype: str) -> Any:
         """Integers times scales."""
-        from whale_nebula.codec.graph.blocks import dequantise
+        from whale_nebula.codec.blocks import dequantise
 
         return dequantise(*parts, dims=dims, bits=self.bits, block=self.block, dtype=dtype)
 
@@ -125,13 +124,13 @@ class _Turned(Precision):
 
     def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
         """With the least error; with a key so that the tensor's own share of it is whole, and with signs by chance."""
-        from whale_nebula.codec.graph.turned import quantise
+        from whale_nebula.codec.turned import quantise
 
         return quantise(x, bits=self.bits, block=self.block, key=key)
 
     def decode(self, parts: Sequence[Any], dims: Dims, dtype: str) -> Any:
         """Turned back, and times the scales."""
-        from whale_nebula.codec.graph.turned import dequantise
+        from whale_nebula.codec.turned import dequantise
 
         return dequantise(*parts, dims=dims, bits=self.bits, block=self.block, dtype=dtype)
 
@@ -210,6 +209,6 @@ class Plain(Precision):
 
 
 def _cast(tensor: Any, dtype: str) -> Any:
-    from whale_nebula.codec.graph.casts import restore
+    from whale_nebula.codec.rounding import restore
 
     return restore(tensor, dtype)

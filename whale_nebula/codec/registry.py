@@ -13,16 +13,19 @@ class Sign(nb.codec.Precision):
 
 from __future__ import annotations
 
-from typing import TypeVar
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from whale_nebula.codec.axes import Axes
-from whale_nebula.codec.coded import Coded
-from whale_nebula.codec.mixed import Mixed
-from whale_nebula.codec.objects import Codec, Precision, Structure
+from whale_nebula.codec.entropy_coding import Coded
+from whale_nebula.codec.objects import Chain, Codec, Precision, Structure
 from whale_nebula.codec.precisions import BF16, FP16, INT1, INT2, INT3, INT4, INT8, TURNED4, Bits
-from whale_nebula.codec.strong import Rows
-from whale_nebula.codec.structures import SVD, Rank, TopK
+from whale_nebula.codec.strong import Mixed, Rows
+from whale_nebula.codec.structures import BASES, SVD, Rank, TopK
 from whale_nebula.errors import OptionError
+from whale_nebula.errors.suggestions import did_you_mean
 
 _BUILT = (SVD, Rank, TopK, Rows, Axes, FP16, BF16, INT8, INT4, TURNED4, INT3, INT2, INT1, Mixed, Coded, Bits)
 CODECS: dict[str, type[Codec]] = {kind.name: kind for kind in _BUILT}
@@ -61,3 +64,119 @@ def is_built(codec: Codec) -> bool:
     (True, True)
     """
     return all(CODECS.get(part.name) is type(part) for part in codec.members)
+
+
+_PART = re.compile(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*")
+
+
+def parse(text: str, others: tuple[str, ...] = ()) -> Codec:
+    """The codec that a text names; `str` of a codec gives that text again. `others` are words that may stand for a
+    whole text, and that the caller reads: a mend has them, too.
+
+    >>> parse("svd(0.6) >> fp16")
+    SVD(ratio=0.6) >> FP16()
+    """
+    pieces = text.split(">>")
+    known = (*(name for name, kind in CODECS.items() if kind is not Bits), *others * (len(pieces) == 1))
+    parts = tuple(_part(piece, text, known) for piece in pieces)
+    return parts[0] if len(parts) == 1 else Chain(parts)
+
+
+def _part(piece: str, text: str, known: Sequence[str]) -> Codec:
+    match = _PART.fullmatch(piece)
+    if match is None:
+        raise _unreadable(text, f"{piece.strip()!r} is no codec with its arguments")
+    name, arguments = match[1], match[2]
+    kind = CODECS.get(name.lower())
+    if kind is None:
+        raise OptionError(f"no codec is called {name!r}", where=repr(text), mend=did_you_mean(name, known))
+    values = [_value(argument) for argument in (arguments or "").split(",") if argument.strip()]
+    try:
+        return kind(*values)
+    except TypeError:
+        raise _unreadable(text, f"{kind.name} does not take {len(values)} arguments") from None
+
+
+def _value(argument: str) -> object:
+    word = argument.strip()
+    if word in ("True", "False"):
+        return word == "True"
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
+
+
+def _unreadable(text: str, why: str) -> OptionError:
+    return OptionError(f"{text!r} is no codec", why=why, mend='write it like "svd(0.6) >> fp16" or "int8"')
+
+
+def from_flags(
+    *,
+    svd: float | None = None,
+    rank: int | None = None,
+    topk: float | None = None,
+    fp16: bool = False,
+    bf16: bool = False,
+    int8: bool = False,
+    int4: bool = False,
+    int3: bool = False,
+    int2: bool = False,
+    int1: bool = False,
+    basis: str = "shared",
+) -> Codec | None:
+    """The codec that flags of `nb.compress` stand for, or None where none is set.
+
+    >>> str(from_flags(svd=0.6, fp16=True))
+    'svd(0.6) >> fp16'
+    """
+    _check_basis(basis, rank)
+    made = {
+        "svd": None if svd is None else _made("svd", svd, SVD, 0.6),
+        "rank": None if rank is None else _made("rank", rank, partial(Rank, basis=basis), 96),
+        "topk": None if topk is None else _made("topk", topk, TopK, 0.1),
+    }
+    bits = {FP16(): fp16, BF16(): bf16, INT8(): int8, INT4(): int4, INT3(): int3, INT2(): int2, INT1(): int1}
+    structure = _one("structure", {flag: codec for flag, codec in made.items() if codec is not None})
+    precision = _one("precision", {codec.name: codec for codec, flag in bits.items() if _is_set(codec, flag)})
+    if structure is None or precision is None:
+        return structure or precision
+    return structure >> precision
+
+
+def _made(flag: str, value: Any, kind: Callable[[Any], Codec], usual: float) -> Codec:
+    """A structure of one number; what is wrong with it is said of the flag, which is what was written."""
+    try:
+        return kind(value)
+    except OptionError as error:
+        said = error.what.partition(f"({value!r})")[2]
+        raise OptionError(f"{flag}={value!r}{said}", why=error.why, mend=f"{flag}={usual}") from None
+
+
+def _one(layer: str, found: dict[str, Codec]) -> Codec | None:
+    if len(found) > 1:
+        raise OptionError(
+            f"{' and '.join(found)} exclude each other",
+            why=f"a boundary has at most one {layer}",
+            mend=f"keep one of them: {', or '.join(f'{flag}=...' for flag in found)}",
+        )
+    return next(iter(found.values()), None)
+
+
+def _is_set(codec: Codec, flag: object) -> bool:
+    if not isinstance(flag, bool):
+        raise OptionError(f"{codec.name}={flag!r} is neither True nor False", mend=f"{codec.name}=True")
+    return flag
+
+
+def _check_basis(basis: str, rank: int | None) -> None:
+    if basis not in BASES:
+        raise OptionError(f"no basis is called {basis!r}", mend=did_you_mean(basis, BASES))
+    if basis != "shared" and rank is None:
+        raise OptionError(
+            f"basis={basis!r} without a rank",
+            why="a basis is what rank= projects on",
+            mend=f"rank=96, basis={basis!r}",
+        )

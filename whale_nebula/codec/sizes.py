@@ -11,13 +11,95 @@ much with int8, and nearly four times as much with int4.
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 
-from whale_nebula.codec.fitting import PREFIX, fitting, fitting_back, nbytes, parts_of, structure_in
-from whale_nebula.codec.objects import Codec, Dims
-from whale_nebula.codec.parts import Part
-from whale_nebula.codec.precisions import Bits
+from whale_nebula.codec.objects import Codec, Dims, Part, Precision, Structure
+from whale_nebula.codec.precisions import Bits, Plain
 from whale_nebula.codec.way import Way, parse_way
+from whale_nebula.spec import Spec
+
+PREFIX = 4
+"""Bytes before what was encoded: which parts there are."""
+
+
+def structure_in(codec: Codec | None) -> Structure | None:
+    """The structure of a codec, if it has one."""
+    return next((part for part in _members(codec) if isinstance(part, Structure)), None)
+
+
+def precision_in(codec: Codec | None) -> Precision | None:
+    """Its precision."""
+    return next((part for part in _members(codec) if isinstance(part, Precision)), None)
+
+
+@lru_cache(maxsize=4096)
+def fitting(codec: Codec | None, dtype: str, dims: Dims) -> Codec | None:
+    """The codec itself, its precision alone where its structure would not make the bytes fewer, or None: no codec does.
+
+    >>> from whale_nebula.codec import FP16, INT4, SVD, TopK
+    >>> str(fitting(SVD(0.6) >> FP16(), "float32", (8192, 768))), str(fitting(SVD(0.6) >> FP16(), "float32", (4, 1)))
+    ('svd(0.6) >> fp16', 'fp16')
+    >>> str(fitting(TopK(0.9) >> INT4(), "float32", (64, 64))), fitting(INT4(), "float32", (64, 0))
+    ('int4', None)
+    """
+    alone, structure = precision_in(codec), structure_in(codec)
+    raw = Spec(dtype, dims).nbytes()
+    small = alone if alone is not None and dims and PREFIX + _size(alone, dtype, dims) < raw else None
+    if structure is None or not dims or structure.numbers(dims) is None:
+        return small
+    if not structure.shrinks:
+        return None if small is None else codec
+    return codec if PREFIX + _size(codec, dtype, dims) < min(_size(alone, dtype, dims), raw) else small
+
+
+def fitting_back(codec: Codec | None, dtype: str, dims: Dims, *, taken: bool) -> Codec | None:
+    """The same for a gradient: a structure that returns is used just where the tensor crossed by it (`taken`)."""
+    structure = structure_in(codec)
+    if structure is None or not structure.returns:
+        return fitting(codec, dtype, dims)
+    return codec if taken else fitting(precision_in(codec), dtype, dims)
+
+
+def parts_of(codec: Codec | None, dtype: str, dims: Dims, *, back: bool = False) -> tuple[Part, ...]:
+    """The arrays that a tensor becomes, in the order in which they cross; of a gradient, where `back`.
+
+    >>> from whale_nebula.codec import FP16, TopK
+    >>> parts_of(TopK(0.5) >> FP16(), "float32", (2, 8))
+    (Part(dtype='float16', dims=(2, 4)), Part(dtype='uint8', dims=(2,)))
+    """
+    structure, precision = structure_in(codec), precision_in(codec) or Plain()
+    left = (dims,) if structure is None else structure.numbers(dims) or ()
+    encoded = [part for each in left for part in precision.parts(each, dtype)]
+    extras = () if structure is None or (back and structure.returns) else structure.extras(dims)
+    return (*encoded, *extras)
+
+
+def nbytes(parts: Sequence[Part]) -> int:
+    """Bytes of arrays, one after the other."""
+    return sum(Spec(part.dtype, part.dims).nbytes() for part in parts)
+
+
+def elides(codec: Codec | None, dtype: str, dims: Dims, kept: int) -> bool:
+    """Whether to send `kept` rows, and a bit for every row, is less than to send them all.
+
+    >>> elides(None, "float32", (80, 4), kept=79), elides(None, "float32", (800, 4), kept=799)
+    (True, False)
+    """
+    rows = (kept, dims[-1])
+    some, every = fitting(codec, dtype, rows), fitting(codec, dtype, dims)
+    return nbytes(parts_of(some, dtype, rows)) + -(-prod(dims[:-1]) // 8) < nbytes(parts_of(every, dtype, dims))
+
+
+def _size(codec: Codec | None, dtype: str, dims: Dims) -> int:
+    return nbytes(parts_of(codec, dtype, dims))
+
+
+def _members(codec: Codec | None) -> tuple[Codec, ...]:
+    return () if codec is None else codec.members
+
 
 _SLACK = 64  # bytes: what is said before packed numbers and in front of zstd
 _MARKS = 1 << 16  # bytes: a bit for each row or sample, of which only a step knows how many there are
@@ -73,3 +155,37 @@ def extra_bytes(way: Way, dims: Dims) -> int:
     news = () if way.structure is None else way.structure.news(dims)
     marks = 0 if way.mask is None and way.delta is None else _MARKS
     return PREFIX + _SLACK + marks + nbytes(news)
+
+
+def number(way: Way, codec: Codec | None) -> int:
+    """The number of a codec among those of a way, never 0; None is what encodes nothing, and leaves out rows at most.
+
+    >>> from whale_nebula.codec.way import parse_way
+    >>> way = parse_way("int4, ramp int8 below 0.05")
+    >>> [number(way, codec) > 0 for codec in (*way.rungs, None)], number(way, way.codec) == number(way, None)
+    ([True, True, True], False)
+    """
+    return next(found for found, each in by_number(way).items() if each == codec)
+
+
+@lru_cache(maxsize=1024)
+def by_number(way: Way) -> dict[int, Codec | None]:
+    """The codecs that may come on a way: those of its ladder, the precisions of each alone, and none.
+
+    Two whose texts give the same 16 bits have neighbouring numbers: the order is the way's.
+    """
+    found: dict[int, Codec | None] = {}
+    for codec in (None, *way.rungs, *map(precision_in, way.rungs)):
+        if codec not in found.values():
+            found[_free(zlib.crc32(str(codec or Plain()).encode()) % 0xFFFF + 1, found)] = codec
+    return found
+
+
+def numbers(way: Way) -> frozenset[int]:
+    """Their numbers."""
+    return frozenset(by_number(way))
+
+
+def _free(wanted: int, taken: dict[int, Codec | None]) -> int:
+    """The first from the wanted one on that is not taken."""
+    return next(each % 0xFFFF + 1 for each in range(wanted - 1, wanted + len(taken)) if each % 0xFFFF + 1 not in taken)

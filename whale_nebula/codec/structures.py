@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from whale_nebula.codec.objects import Dims, Reduced, Structure
-from whale_nebula.codec.parts import Part
-from whale_nebula.codec.ranks import kept, rank_of
+from whale_nebula.codec.low_rank import kept, rank_of
+from whale_nebula.codec.objects import Dims, Part, Reduced, Structure
 from whale_nebula.errors import OptionError
-from whale_nebula.suggest import did_you_mean
+from whale_nebula.errors.suggestions import did_you_mean
 
 BASES = ("shared", "learned")
 RENEWED = 50  # steps, after which a shared basis is made anew
@@ -48,14 +47,14 @@ class SVD(Structure):
 
     def reduce(self, state: Any, x: Any) -> Reduced:
         """The two factors."""
-        from whale_nebula.codec.graph.lowrank import factor
+        from whale_nebula.codec.low_rank import factor
 
         m, n = matrix(x.shape)
         return Reduced(tuple(factor(reshaped(x, (m, n)), rank_of(m, n, self.ratio))))
 
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
         """Their product."""
-        from whale_nebula.codec.graph.lowrank import restore
+        from whale_nebula.codec.low_rank import restore
 
         return reshaped(restore(*numbers), dims), None
 
@@ -100,7 +99,7 @@ class Rank(Structure):
 
     def refresh(self, state: Shared, x: Any, step: int) -> tuple[Shared, tuple[Any, ...] | None]:
         """Look at what crosses; the basis is sent with the first step, and every fiftieth."""
-        from whale_nebula.codec.graph import basis
+        from whale_nebula.codec import low_rank as basis
 
         rows = reshaped(x, matrix(x.shape))
         if state.q is None:
@@ -119,25 +118,25 @@ class Rank(Structure):
 
     def reduce(self, state: Shared, x: Any) -> Reduced:
         """Coordinates on the basis."""
-        from whale_nebula.codec.graph.basis import project
+        from whale_nebula.codec.low_rank import project
 
         return Reduced((project(x, state.q),), residue=state.q)
 
     def expand(self, state: Shared, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
         """The rows that have these coordinates."""
-        from whale_nebula.codec.graph.basis import expand
+        from whale_nebula.codec.low_rank import expand
 
         return expand(numbers[0], state.q), state.q
 
     def reduce_back(self, residue: Any, gradient: Any) -> tuple[Any, ...]:
         """The gradient's coordinates are the gradient of the coordinates."""
-        from whale_nebula.codec.graph.basis import project
+        from whale_nebula.codec.low_rank import project
 
         return (project(gradient, residue),)
 
     def expand_back(self, residue: Any, numbers: Sequence[Any], dims: Dims) -> Any:
         """And the map is its own transpose."""
-        from whale_nebula.codec.graph.basis import expand
+        from whale_nebula.codec.low_rank import expand
 
         return expand(numbers[0], residue)
 
@@ -160,15 +159,15 @@ class TopK(Structure):
 
     def extras(self, dims: Dims) -> tuple[Part, ...]:
         """Where they stood."""
-        from whale_nebula.codec.bytes import positions
+        from whale_nebula.codec import sparse as positions
 
         m, n = matrix(dims)
         return (Part("uint8", (positions.packed_bytes(m, n, self._kept(n)),)),)
 
     def reduce(self, state: Any, x: Any) -> Reduced:
         """The largest of each row, and where they stand."""
-        from whale_nebula.codec.bytes import positions
-        from whale_nebula.codec.graph.sparse import gather, largest
+        from whale_nebula.codec import sparse as positions
+        from whale_nebula.codec.sparse import gather, largest
 
         m, n = matrix(x.shape)
         rows = reshaped(x, (m, n))
@@ -177,7 +176,7 @@ class TopK(Structure):
 
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
         """Zeros but for them."""
-        from whale_nebula.codec.bytes import positions
+        from whale_nebula.codec import sparse as positions
 
         m, n = matrix(dims)
         places = positions.unpack(extras[0], m, n, self._kept(n))
@@ -185,13 +184,13 @@ class TopK(Structure):
 
     def reduce_back(self, residue: Any, gradient: Any) -> tuple[Any, ...]:
         """The gradient at the same places."""
-        from whale_nebula.codec.graph.sparse import gather
+        from whale_nebula.codec.sparse import gather
 
         return (gather(reshaped(gradient, matrix(gradient.shape)), residue),)
 
     def expand_back(self, residue: Any, numbers: Sequence[Any], dims: Dims) -> Any:
         """Zeros but for it."""
-        from whale_nebula.codec.graph.sparse import scatter
+        from whale_nebula.codec.sparse import scatter
 
         return reshaped(scatter(numbers[0], residue, dims[-1]), dims)
 

@@ -1,4 +1,4 @@
-"""clusters.yaml, or the same as a dict: which clusters there are and what joins them.
+"""The configuration: clusters.yaml, or the same as a dict.
 
 >>> link = {"between": ["gpu", "npu"], "rate": "60mbit", "delay": "20ms"}
 >>> config = load({"clusters": {"gpu": {}, "npu": {}}, "links": [link]})

@@ -10,7 +10,7 @@ from typing import Any
 from whale_nebula.config import quantities
 from whale_nebula.config.place import Place
 from whale_nebula.errors import ConfigError
-from whale_nebula.suggest import did_you_mean
+from whale_nebula.errors.suggestions import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

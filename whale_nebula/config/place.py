@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from whale_nebula.errors import ConfigError
-from whale_nebula.suggest import did_you_mean
+from whale_nebula.errors.suggestions import did_you_mean
 
 T = TypeVar("T")
 
@@ -120,3 +121,43 @@ def _written(number: float) -> str:
     ('4294967295', '0.000001', '0.5')
     """
     return str(number) if isinstance(number, int) else f"{number:f}".rstrip("0").rstrip(".")
+
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[\w.-]+):(\d{1,5})")
+
+
+def address(place: Place) -> str:
+    """A host and a port; IPv6 in brackets.
+
+    >>> address(Place("10.77.0.2:7101")), address(Place("[::1]:7101"))
+    ('10.77.0.2:7101', '[::1]:7101')
+    """
+    match = _ADDRESS.fullmatch(place.value) if isinstance(place.value, str) else None
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise place.wrong(
+            f"{place.value!r} is no address",
+            why="an address is a host, a colon and a port; an IPv6 host stands in brackets",
+            mend=f'{place.path or "address"}: "10.77.0.2:7101"',
+        )
+    return str(place.value)
+
+
+_DEVICE = re.compile(r"/?(?:device:)?([a-z]+)(?::(\d+))?", re.IGNORECASE)
+_KINDS = ("CPU", "GPU")
+
+
+def device(place: Place) -> str:
+    """A device in its short form: a kind, and which one of that kind the host has.
+
+    >>> device(Place("/GPU:1")), device(Place("cpu")), device(Place("/device:GPU:0"))
+    ('GPU:1', 'CPU', 'GPU:0')
+    """
+    found = _DEVICE.fullmatch(place.text())
+    kind = "" if found is None else found[1].upper()
+    if found is None or kind not in _KINDS:
+        raise place.wrong(
+            f"{place.value!r} is no device",
+            why="a worker has the CPU alone, or one GPU of its host besides",
+            mend='device: "GPU:0", or device: CPU',
+        )
+    return f"{kind}:{found[2] or 0}" if kind == "GPU" else kind

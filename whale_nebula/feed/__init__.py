@@ -1,1 +1,1 @@
-"""The user's batch: cutting it, and telling whether two clusters hold the same one."""
+"""Inputs of a step: micro-batches, rows of a shard, rows that are absent, and fingerprints."""

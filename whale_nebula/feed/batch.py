@@ -9,11 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.errors import BatchAxisError
-from whale_nebula.feed.absence import no_rows
-from whale_nebula.feed.missing import Missing
-from whale_nebula.feed.sizes import sizes
+from whale_nebula.feed.absent import Missing, no_rows
+from whale_nebula.feed.rows import sizes
 from whale_nebula.ir.program import Leaf
-from whale_nebula.scopes.site import script_site
+from whale_nebula.site import script_site
 
 
 @dataclass(frozen=True)

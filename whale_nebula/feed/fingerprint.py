@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import google_crc32c
 import numpy as np
 
-from whale_nebula.feed.compared import Fingerprint
-from whale_nebula.feed.feed import Rows
-from whale_nebula.feed.missing import Missing
-from whale_nebula.feed.rows_read import Mask
+from whale_nebula.feed.absent import Missing
+from whale_nebula.feed.rows import Mask, Rows
 from whale_nebula.ir.program import Leaf
+
+Fingerprint: TypeAlias = int | list[int | None]
+"""A checksum of an input, or one of each micro-batch of it: None of those of which rows are not here."""
+
+
+def same(own: Fingerprint, theirs: Fingerprint) -> bool:
+    """Whether what both have is the same.
+
+    >>> same(7, 7), same(7, 8), same([1, None, 3], [1, 2, None]), same([1, None], [2, None]), same([1], [1, 2])
+    (True, False, True, False, False)
+    """
+    if isinstance(own, int) or isinstance(theirs, int):
+        return own == theirs or isinstance(own, int) != isinstance(theirs, int)
+    known = (a == b for a, b in zip(own, theirs, strict=False) if a is not None and b is not None)
+    return len(own) == len(theirs) and all(known)
 
 
 def fingerprints(
@@ -55,3 +68,11 @@ def _checksum(array: np.ndarray) -> int:
     if array.dtype == object:
         return google_crc32c.value(repr(array.tolist()).encode())
     return google_crc32c.value(np.ascontiguousarray(array).view(np.uint8).reshape(-1))
+
+
+
+
+
+
+
+

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from whale_nebula.errors import OptionError
-from whale_nebula.suggest import did_you_mean, listed
+from whale_nebula.errors.suggestions import did_you_mean, listed
 
 
 def compared_by(ids: str | Sequence[str] | None) -> tuple[str, ...]:

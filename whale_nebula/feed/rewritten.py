@@ -14,9 +14,42 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from whale_nebula import tf_datasets
-from whale_nebula.feed.blanks import blank, can_be_blank
-from whale_nebula.feed.rows_read import Mask
+from whale_nebula.feed.rows import Mask
+from whale_nebula.tf import datasets as tf_datasets
+
+
+def blank(spec: tf.TensorSpec) -> tf.Tensor:
+    """A tensor of a form, without a value: NaN, the integer that is farthest from others, "" or False. Where the form
+    leaves a size open, there is nothing.
+
+    >>> blank(tf.TensorSpec([2], tf.float32)).numpy().tolist(), int(blank(tf.TensorSpec([], tf.int32)))
+    ([nan, nan], -2147483648)
+    >>> blank(tf.TensorSpec([None, 3], tf.string)).shape.as_list()
+    [0, 3]
+    """
+    shape = [size or 0 for size in spec.shape] if spec.shape.rank else []
+    return tf.fill(shape, tf.constant(_value(spec.dtype), spec.dtype))
+
+
+def can_be_blank(spec: Any) -> bool:
+    """Whether there is such a tensor of a form.
+
+    >>> can_be_blank(tf.TensorSpec([], tf.bool)), can_be_blank(tf.RaggedTensorSpec([None, None], tf.int32))
+    (True, False)
+    """
+    if not isinstance(spec, tf.TensorSpec):
+        return False
+    dtype = spec.dtype
+    return bool(dtype.is_floating or dtype.is_complex or dtype.is_integer or dtype in (tf.bool, tf.string))
+
+
+def _value(dtype: tf.DType) -> Any:
+    if dtype.is_floating or dtype.is_complex:
+        return float("nan")
+    if dtype.is_integer:
+        return dtype.max if dtype.is_unsigned else dtype.min
+    return "" if dtype == tf.string else False
+
 
 Wanted: TypeAlias = Callable[[int], Mask]
 """From the number of rows in a batch to those that are wanted."""

@@ -9,14 +9,14 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from whale_nebula import tf_datasets
 from whale_nebula.errors import OptionError, UnsupportedError
-from whale_nebula.feed.feed import Feed, Rows, tagged
-from whale_nebula.feed.partial import Partial
+from whale_nebula.feed.inputs import Partial
 from whale_nebula.feed.rewritten import Line, Made, NotUnderstood, taken_apart
+from whale_nebula.feed.rows import Feed, Rows, tagged
 from whale_nebula.launch.attach import attach
-from whale_nebula.scopes.site import calling_site
-from whale_nebula.scopes.words import checked
+from whale_nebula.scopes.options import checked
+from whale_nebula.site import calling_site
+from whale_nebula.tf import datasets as tf_datasets
 
 _LOG = logging.getLogger("whale_nebula.feed")
 

@@ -1,4 +1,4 @@
-"""A gateway: the one process of a cluster that others can reach. It joins workers with those of other clusters.
+"""The gateway: the one process of a cluster that other clusters reach; it relays sealed frames.
 
 It hands on frames as they are. It is trusted to be there, and not with what it carries: payloads are sealed from
 worker to worker. It needs no TensorFlow.

@@ -10,30 +10,21 @@ from collections.abc import Callable
 from cryptography.hazmat.primitives import hashes
 
 from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError, TransportError
-from whale_nebula.gateway.entry import Entry, Purpose, admit, entry
-from whale_nebula.gateway.half import Half, Side
-from whale_nebula.gateway.health import Health
-from whale_nebula.gateway.inspection import Inspection
+from whale_nebula.gateway.control import Trunk
+from whale_nebula.gateway.entry import Entry, Purpose, Verdicts, admit, entry
 from whale_nebula.gateway.journal import Journal
-from whale_nebula.gateway.pair import REPLACED, Pair
-from whale_nebula.gateway.road import Road, Told
+from whale_nebula.gateway.liveness import Health, State, Vigil
+from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
+from whale_nebula.gateway.route import Road, Told
 from whale_nebula.gateway.site import Site, cluster_of
-from whale_nebula.gateway.trunk import Trunk
-from whale_nebula.gateway.verdicts import Verdicts
-from whale_nebula.gateway.vigil import State, Vigil
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, Peer, Prover, check_live
-from whale_nebula.security.audit import AuditLog
-from whale_nebula.security.heads import Head, KeptHeads
+from whale_nebula.security.audit import AuditLog, Head, KeptHeads
 from whale_nebula.security.identity import GATEWAY
-from whale_nebula.transport.deadlines import Deadlines
-from whale_nebula.transport.grpc.connection import Connection
-from whale_nebula.transport.grpc.knock import Knock
-from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
+from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.listener import Hear, Listener, Visitor
-from whale_nebula.transport.grpc.options import lanes
-from whale_nebula.transport.grpc.proof import prove_identity
-from whale_nebula.transport.grpc.tls import server_credentials
-from whale_nebula.transport.waiting import Announce, log_wait
+from whale_nebula.transport.grpc.metadata import Knock, prove_identity
+from whale_nebula.transport.grpc.options import lanes, server_credentials
 
 _LOG = logging.getLogger("whale_nebula.gateway")
 _PAIRS_AT_MOST = 4096  # of one other cluster

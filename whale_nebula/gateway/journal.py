@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from whale_nebula.errors import AuditError, NebulaError, TransportError
-from whale_nebula.gateway.half import Half
-from whale_nebula.gateway.pair import Pair
+from whale_nebula.gateway.relay import Half, Pair
 from whale_nebula.security.audit import AuditLog
 from whale_nebula.transport.grpc.limits import Buckets
 

@@ -9,13 +9,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from whale_nebula.config import Config
-from whale_nebula.config.addresses import address
-from whale_nebula.config.place import Place
+from whale_nebula.config.place import Place, address
 from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import ConfigError
+from whale_nebula.errors.suggestions import did_you_mean
 from whale_nebula.security.files import Files
 from whale_nebula.security.identity import GATEWAY, Identity
-from whale_nebula.suggest import did_you_mean
 
 RUN = "run"
 """The name of a run whose config names none."""

@@ -1,1 +1,1 @@
-"""Program and Plan as pure data: what is computed, and where. Imports neither TensorFlow nor anything that runs."""
+"""The intermediate representation: programs, cuts and routes as data, with a text form and digests."""

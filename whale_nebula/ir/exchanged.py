@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from whale_nebula.ir.cut import Cut, Exchange
 from whale_nebula.ir.integers import Shape
-from whale_nebula.ir.plan import Cut, Exchange
 from whale_nebula.ir.program import GradientPart, Leaf, PartKey, Variable
 from whale_nebula.ir.sizes import Sizes
-from whale_nebula.ir.spec import Spec, Value
+from whale_nebula.spec import Spec, Value
 
 _CHOOSES = frozenset({
     "Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2", "Where", "DynamicPartition", "ListDiff",

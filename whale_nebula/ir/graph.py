@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
-from whale_nebula.ir.spec import Spec, Value
+from whale_nebula.spec import Spec, Value
 
 Attribute = bool | int | float | str | tuple["Attribute", ...]
 _NONE: Mapping[str, Attribute] = MappingProxyType({})

@@ -43,7 +43,7 @@ Rule = Callable[[Site], "Sequence[Numbers | None]"]
 def integers(site: Site) -> Sequence[Numbers | None]:
     """The numbers in each output of an op, flat; None for what is not known.
 
-    >>> from whale_nebula.ir.spec import Spec
+    >>> from whale_nebula.spec import Spec
     >>> integers(Site(Op(1, "Shape", outputs=(Spec("int32", (2,)),)), ((8, 64),), (None,)))
     [(8, 64)]
     """

@@ -1,4 +1,4 @@
-"""Starting the workers of a run, and, in a worker, finding out which one it is."""
+"""Start the workers of a run, watch them, end them; and, in a worker, find out which one it is."""
 
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.identity import SecurityFiles

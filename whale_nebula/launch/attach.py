@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.group import end_descendants
 from whale_nebula.launch.identity import VARIABLE, Identity, SecurityFiles
+from whale_nebula.launch.job import end_descendants
 from whale_nebula.launch.picture import Picture
 from whale_nebula.launch.pulse import Heart
 

@@ -15,10 +15,9 @@ from functools import partial
 from types import ModuleType
 
 from whale_nebula.launch.attach import Attachment, attach
+from whale_nebula.launch.last_error import ends_by, own_lines
 from whale_nebula.launch.leaving import Leaving, departure, leave_on_signals
-from whale_nebula.launch.own_lines import own_lines
 from whale_nebula.launch.seeding import seed_all, when_loaded
-from whale_nebula.launch.sentence import ends_by
 
 
 def main(argv: list[str]) -> None:
@@ -51,7 +50,7 @@ def _prepare(attachment: Attachment) -> None:
 
 def _early() -> ModuleType:
     """What a worker with a device, or with mates, does before TensorFlow computes anything; it needs TensorFlow."""
-    return importlib.import_module("whale_nebula.runtime.early")
+    return importlib.import_module("whale_nebula.runtime.session.rendezvous")
 
 
 def _say(worker: str, path: str, kind: type[BaseException], failure: BaseException, trace: object) -> None:
@@ -85,7 +84,7 @@ def _tell(failure: BaseException, attachment: Attachment | None) -> None:
         if departure.agreed:
             return
     if not (isinstance(failure, SystemExit) and failure.code in (None, 0)):
-        importlib.import_module("whale_nebula.run").report_failure(failure)
+        importlib.import_module("whale_nebula.runtime.run").report_failure(failure)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from whale_nebula.errors import ConfigError, TransportError
 from whale_nebula.gateway.site import Site
 from whale_nebula.launch.hosts import settled
 from whale_nebula.launch.identity import SecurityFiles
-from whale_nebula.launch.own_folder import own_folder
 from whale_nebula.launch.placed import run_name
 from whale_nebula.launch.resolve import Placement, cluster_of
 from whale_nebula.launch.resolve.placement import ANY, host_of
+from whale_nebula.launch.secured import own_folder
 from whale_nebula.security import Files
 
 _START_SECONDS = 30.0

@@ -6,9 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
-from whale_nebula.config.addresses import address
-from whale_nebula.config.devices import device
-from whale_nebula.config.place import Place
+from whale_nebula.config.place import Place, address, device
 from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import ConfigError
 

@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
 from whale_nebula.errors import DeadlineError, RemoteFailureError
-from whale_nebula.launch import group
 from whale_nebula.launch.leaving import EXIT_LEFT
 from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS, Ward
 
@@ -198,7 +198,7 @@ class Job:
     def _signal(self, processes: Iterable[subprocess.Popen[bytes]], number: int) -> None:
         for process in processes:
             if process.poll() is None:
-                group.send(process.pid, number)
+                signal_group(process.pid, number)
 
     def _await_all(self, seconds: float) -> None:
         limit = time.monotonic() + seconds
@@ -211,7 +211,7 @@ class Job:
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         if process.returncode is None:
-            group.end(process.pid)
+            end_group(process.pid)
         process.wait()
         self._ended.put(name)
 
@@ -228,3 +228,81 @@ class Job:
         self.kill()
         for reader in self._readers.values():
             reader.close()
+
+
+LINGER_SECONDS = 1.0
+
+
+_DEAD = "ZX"
+
+
+def signal_group(group: int, number: int) -> None:
+    """Send a signal to all of a group, if there is anybody."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def members(group: int) -> list[int]:
+    """The processes of a group that are alive.
+
+    >>> os.getpid() in members(os.getpgrp())
+    True
+    """
+    return [int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal() and _within(each, group)]
+
+
+def _within(process: Path, group: int) -> bool:
+    with contextlib.suppress(OSError):
+        state, _, found = _stat(process)
+        return int(found) == group and state not in _DEAD
+    return False
+
+
+def _stat(process: Path) -> list[str]:
+    """The state of a process, its parent and its group."""
+    return (process / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[:3]
+
+
+def descendants(process: int) -> list[int]:
+    """The processes that a process has started, and those that they have, in whatever group or session they are.
+
+    >>> descendants(os.getpid())
+    []
+    """
+    children: dict[int, list[int]] = {}
+    for each in Path("/proc").iterdir():
+        if each.name.isdecimal():
+            with contextlib.suppress(OSError):
+                state, parent = _stat(each)[:2]
+                if state not in _DEAD:
+                    children.setdefault(int(parent), []).append(int(each.name))
+    found = list(children.get(process, ()))
+    for one in found:  # grows meanwhile
+        found += children.get(one, ())
+    return found
+
+
+def end_descendants(process: int) -> None:
+    """Kill all that a process has started, also what is in a session of its own. A daemon whose parent has ended is not
+    found.
+    """
+    limit = time.monotonic() + LINGER_SECONDS
+    while (found := descendants(process)) and time.monotonic() < limit:
+        for one in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(one, signal.SIGKILL)
+        time.sleep(0.01)  # they may have started others meanwhile
+
+
+def end_group(group: int, linger: float = LINGER_SECONDS) -> None:
+    """End what is left of a group: with SIGTERM, and whoever lingers with SIGKILL.
+
+    Its leader must still be there, dead but not waited for: until then nobody else can get the group's number.
+    """
+    if not members(group):
+        return
+    signal_group(group, signal.SIGTERM)
+    limit = time.monotonic() + linger
+    while members(group) and time.monotonic() < limit:
+        time.sleep(0.02)
+    signal_group(group, signal.SIGKILL)

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Mapping
 from typing import IO
 
-from whale_nebula.launch.sentence import Kept
+from whale_nebula.launch.last_error import Kept
 from whale_nebula.report.screen import Screen
-from whale_nebula.security.alerts import refused
+from whale_nebula.security.diagnose import refused
 
 REST_SECONDS = 2.0
 _TAIL = 4096

@@ -1,1 +1,1 @@
-"""From a Program to a Plan in small steps: each takes valid data and gives valid data."""
+"""Compiler passes: from a Program to a Cut, which gives each worker its fragments."""

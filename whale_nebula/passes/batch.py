@@ -3,20 +3,112 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-from whale_nebula.errors import CaptureError
+from whale_nebula.errors import CaptureError, NebulaError
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.program import Program
-from whale_nebula.ir.spec import Value
-from whale_nebula.passes.asserted import asserted
 from whale_nebula.passes.effects import draws, is_check, is_effect, is_random, resources, written
-from whale_nebula.passes.reduce import COUPLED, ROWS, WHOLE, Fold, Folding, fold, merge_rule, verdict
-from whale_nebula.passes.reduce.whole_batch import Mends, mends
-from whale_nebula.passes.rereads import rereads
+from whale_nebula.passes.rules import COUPLED, ROWS, WHOLE, Fold, Folding, fold, merge_rule, verdict
+from whale_nebula.passes.rules.verdict import Mends, mends
+from whale_nebula.spec import Value
+
+_ALL = frozenset({"All", "LogicalAnd", "Identity", "StopGradient", "Reshape", "Squeeze", "ExpandDims", "Pack"})
+_BELOW = frozenset({"Less", "LessEqual"})
+_ABOVE = frozenset({"Greater", "GreaterEqual"})
+_GUARD = "AssertGuard"
+"""A part of the name of the branch that TensorFlow asserts in; what decides it is what is asserted."""
+
+
+class Asserted(NamedTuple):
+    """`once` are checks that wait for merged values; `refused` what is wrong with those that cannot."""
+
+    once: frozenset[int]
+    refused: tuple[Fold, ...]
+
+
+def asserted(graph: Graph, checks: Collection[int], folding: Folding) -> Asserted:
+    """Part the checks that each micro-batch cannot make of its own rows."""
+    of_all = [op for op in sorted(checks) if not _each(graph, graph.ops[op], folding)]
+    refused = [_refused(graph, op, folding) for op in of_all]
+    good = frozenset(op for op, why in zip(of_all, refused, strict=True) if why is None)
+    return Asserted(good, tuple(why for why in refused if why is not None))
+
+
+def _each(graph: Graph, op: Op, folding: Folding) -> bool:
+    """Whether an assertion holds of the batch where, and only where, it holds of each micro-batch."""
+    if op.type.startswith("CheckNumerics"):
+        return True
+    if op.type == "Assert" or _GUARD in op.name:
+        return _holds(graph, op.inputs[0], folding)
+    return all(folding.of(value).kind in (ROWS, WHOLE) for value in op.inputs)
+
+
+def _holds(graph: Graph, value: Value, folding: Folding) -> bool:
+    op = graph.ops[value.op]
+    if folding.of(value).kind in (ROWS, WHOLE):
+        return True
+    if op.type in _ALL:
+        return _holds(graph, op.inputs[0], folding) and (
+            op.type not in ("LogicalAnd", "Pack") or all(_holds(graph, each, folding) for each in op.inputs[1:])
+        )
+    if op.type in _BELOW | _ABOVE:
+        low, high = op.inputs if op.type in _BELOW else reversed(op.inputs)
+        least = 1 if op.type.endswith("Equal") else 0
+        if folding.of(high).kind == "count" and max(folding.of(low).literal or (least + 1,)) <= least:
+            return True  # no micro-batch is empty
+        return _bound(graph, low, "Max", folding) and _bound(graph, high, "Min", folding)
+    return op.type == "Equal" and _counts_alike(*(folding.of(each) for each in op.inputs))
+
+
+def _bound(graph: Graph, value: Value, kind: str, folding: Folding) -> bool:
+    """Whether a value is the largest (smallest) of rows, or the same everywhere."""
+    state, op = folding.of(value), graph.ops[value.op]
+    return state.kind == WHOLE or (op.type == kind and folding.of(op.inputs[0]).kind == ROWS)
+
+
+def _counts_alike(left: Fold, right: Fold) -> bool:
+    """Whether two shapes are as many times the rows: then each micro-batch's are equal where the batch's are."""
+    if left.parts is not None and right.parts is not None and len(left.parts) == len(right.parts):
+        return all(_counts_alike(*pair) for pair in zip(left.parts, right.parts, strict=True))
+    counts = left.kind == right.kind == "count" and left.per == right.per > 0
+    return counts or (left.kind == right.kind == WHOLE)
+
+
+def _refused(graph: Graph, check: int, folding: Folding) -> Fold | None:
+    """Why an assertion cannot be made of merged values, or None where it can."""
+    states = [folding.of(value) for value in graph.ops[check].inputs]
+    bad = next((state for state in states if state.kind == COUPLED), None)
+    rows = any(state.kind == ROWS for state in states)
+    return bad or (Fold(COUPLED, blame=check, reason=_ROWS) if rows else None)
+
+
+_ROWS = "it is about all rows, and says something of each: what it says would have to be sent, too"
+
+
+def rereads(
+    graph: Graph, own: Sequence[Op], each: Collection[int], once: Collection[int], folding: Folding
+) -> Iterator[tuple[Op, Op]]:
+    """Every write whose value the batch decides, with the first op that reads after it for `each` micro-batch.
+
+    `each` are the ops that are run for every micro-batch, with its rows, or in the backward; what is read for none of
+    them can wait. A write that is not done `once` comes before the reads of the next micro-batch, wherever it stands.
+    """
+    for write in own:
+        if is_effect(write, graph) and any(folding.of(value).kind != WHOLE for value in write.inputs):
+            handles = set(written(write, graph))
+            touching = (op for op in graph.ops if op.outputs and op is not write)
+            readers = [op for op in touching if handles.intersection(resources(op, graph))]
+            after = graph.descend([write.index], control=True) if readers and write.index in once else None
+            due = (op for op in readers if after is None or op.index in after)
+            later = (op for op in due if not graph.descend([op.index]).isdisjoint(each))
+            read = next(later, None)
+            if read is not None:
+                yield write, read
+
 
 _ONCE = frozenset({"after", "inverse"})
 _MERGED = frozenset({"sum", "mean", "count", "after", "inverse", "shape", "whole"})
@@ -324,3 +416,27 @@ def _written(op: Op, program: Program) -> tuple[str, tuple[str, ...]]:
         f"what the step writes into metric {metric!r}",
         (f"leave {metric!r} out of model.compile(metrics=[...]), and reckon it afterwards from model.predict(x)",),
     )
+
+
+def divides(program: Program) -> bool:
+    """Whether no row of what is differentiated, written or returned depends on another row.
+
+    A step that was cut already, and without `coupled="allow"`, has been asked that before.
+    """
+    pipeline = program.pipeline
+    if pipeline.micro_batch > 1 and pipeline.coupled == "error":
+        return True
+    tried = replace(program, pipeline=replace(pipeline, micro_batch=max(2, pipeline.micro_batch), coupled="error"))
+    try:
+        return _uncoupled(fold_batch(tried))
+    except NebulaError:
+        return False
+
+
+def _uncoupled(folds: BatchFolds) -> bool:
+    folding, program = folds.folding, folds.program
+    if folding is None or program.weights:
+        return True
+    returned = [value for value in program.returns if value.op in program.of_batch]
+    kept = all(merge_rule(folding.of(value)._replace(inputs=False)) != "coupled" for value in returned)
+    return kept and all(folding.of(target).good for target in folds.targets)

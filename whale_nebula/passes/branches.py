@@ -8,14 +8,15 @@ or not, and it crosses as numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 
 from whale_nebula.ir.graph import Graph, Op
-from whale_nebula.ir.spec import Spec, Value
+from whale_nebula.ir.program import Program
 from whale_nebula.passes.effects import is_effect, is_read, written_inputs
-from whale_nebula.passes.parts import SMALL
+from whale_nebula.passes.phases import SMALL
+from whale_nebula.spec import Spec, Value
 
 Owners = frozenset[str]
 """The clusters that something depends on; none for what every cluster has."""
@@ -137,3 +138,36 @@ def _before(graph: Graph, key: Owners, groups: Mapping[Owners, frozenset[int]]) 
 def _movable(op: Op, found: _Owned) -> bool:
     """Whether an op gives the same outside its branch: it has no effect, and reads nothing that was written."""
     return (is_read(op) or not op.stateful) and not any(before in found.effects for before in op.control)
+
+
+Aliases = Mapping[Value, Value]
+
+
+def unbundle(program: Program) -> tuple[Program, Aliases]:
+    """The program without bundles of gradients, and what each bundled value stands for.
+
+    >>> from whale_nebula.ir.text import from_text
+    >>> unbundle(Program(from_text("%0 = Const {value=(1,)} int32[]")))[1]
+    {}
+    """
+    held = program.graph.descend(program.holders) if program.holders else set()
+    aliases = bundled(program.graph, lambda op: op in held and program.request_of(op) is None)
+    if not aliases:
+        return program, {}
+    returns = tuple(aliases.get(value, value) for value in program.returns)
+    return replace(program, graph=rewired(program.graph, aliases), returns=returns), aliases
+
+
+def bundled(graph: Graph, chosen: Callable[[int], bool]) -> Aliases:
+    """What each output of the chosen bundles stands for."""
+    found: dict[Value, Value] = {}
+    for op in graph.ops:
+        if op.type == "IdentityN" and chosen(op.index):
+            found.update({out: found.get(given, given) for out, given in zip(op.values, op.inputs, strict=True)})
+    return found
+
+
+def rewired(graph: Graph, aliases: Aliases) -> Graph:
+    """The graph in which every op reads what the bundle was given."""
+    ops = tuple(replace(op, inputs=tuple(aliases.get(value, value) for value in op.inputs)) for op in graph.ops)
+    return Graph(ops, graph.functions, graph.arguments, graph.returns)

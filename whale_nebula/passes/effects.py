@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from whale_nebula.ir.graph import CAPTURE, Graph, Op
-from whale_nebula.ir.spec import Value
+from whale_nebula.spec import Value
 
 _DRAWS = frozenset({
     "RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial", "RandomShuffle",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from whale_nebula.ir.plan import Crossing, Cut, Exchange, PhasePlan, Worker
-from whale_nebula.ir.program import PartKey, Program
-from whale_nebula.ir.spec import Spec
-from whale_nebula.passes.replicate import spread
+from whale_nebula.ir.cut import Crossing, Cut, Exchange, PhasePlan, Worker
+from whale_nebula.ir.program import GradientPart, PartKey, Program
+from whale_nebula.passes.replicas import spread
+from whale_nebula.spec import Spec, Value
 
 PARTS = -2
 """The round of gradient parts: they go before the first scalars."""
@@ -129,3 +129,57 @@ def shared_parts(cut: Cut, phase: PhasePlan) -> Iterator[Shared]:
                     key, spec = request.key_of(part), program.graph.spec(value)
                     yield Shared(slot, key, index, spec, source, others)
                 slot += 1
+
+
+class Told(NamedTuple):
+    """One thing that replicas of a stage tell one another; its slot is its number, alike in every process.
+
+    `kind` is "numbers" (all scalars of the own micro-batches in one message), "tensor" (a value that a micro-batch
+    gave), "sum" (a piece of the gradients) or "drift" (a variable that the forward wrote from its rows). `key` and
+    `piece` say which gradient (request, source, stage), `path` which variable.
+    """
+
+    slot: int
+    kind: Literal["numbers", "tensor", "sum", "drift"]
+    stage: int
+    specs: tuple[Spec, ...]
+    values: tuple[Value, ...] = ()
+    key: PartKey = (-1, -1, -1, -1)
+    piece: int = 0
+    path: str = ""
+
+
+def told(cut: Cut, phase: PhasePlan) -> tuple[Told, ...]:
+    """All that replicas of stages tell one another in a phase."""
+    every = [each for stage in sorted(cut.routing.replicated) for each in _of_stage(cut, phase, stage)]
+    return tuple(each._replace(slot=slot) for slot, each in enumerate(every))
+
+
+def _of_stage(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[Told]:
+    spec = cut.program.graph.spec
+    plan = next((each for each in phase.stages if each.stage == stage), None)
+    if plan is None:
+        return
+    made = [value for f in (plan.forward, plan.backward) if f is not None for value in f.fetches]
+    kept = [value for value in dict.fromkeys(made) if value in cut.merges]
+    numbers = tuple(value for value in kept if spec(value).scalar)
+    if numbers:
+        yield Told(0, "numbers", stage, tuple(map(spec, numbers)), numbers)
+    for value in kept:
+        if value not in numbers:
+            yield Told(0, "tensor", stage, (spec(value),), (value,))
+    for key, part in parts_of(cut, phase, stage):
+        for piece, value in enumerate(part.values):
+            yield Told(0, "sum", stage, (spec(value),), (value,), key, piece)
+    for path in plan.drifting:
+        variable = next(each for each in cut.program.variables if each.path == path)
+        yield Told(0, "drift", stage, (variable.spec,), path=path)
+
+
+def parts_of(cut: Cut, phase: PhasePlan, stage: int) -> Iterator[tuple[PartKey, GradientPart]]:
+    """The gradients that a stage makes in a phase, in one order everywhere."""
+    for number in phase.requests:
+        request = cut.program.requests[number]
+        for part in request.ordered_parts:
+            if part.stage == stage:
+                yield request.key_of(part), part

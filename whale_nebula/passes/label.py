@@ -9,14 +9,190 @@ writes one variable goes to one stage.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
-from whale_nebula.ir.spec import Value
-from whale_nebula.passes.effects import is_read
-from whale_nebula.passes.jointly import jointly
-from whale_nebula.passes.together import together
+from whale_nebula.passes.effects import is_effect, is_random, is_read, resources, written
+from whale_nebula.spec import Value
+
+Edges = Mapping[tuple[Hashable, Hashable], int]
+FREELY = 1 << 62
+"""The capacity of an edge that is never cut."""
+
+
+def far_side(edges: Edges, source: Hashable, sink: Hashable) -> set[Hashable]:
+    """The nodes on the sink's side of a minimum cut; where several cuts are as cheap, the fewest nodes.
+
+    A cut costs the edges that lead from the source's side to the sink's.
+
+    >>> sorted(far_side({("early", "a"): 5, ("a", "b"): 9, ("b", "late"): 7}, "early", "late"))
+    ['a', 'b', 'late']
+    >>> sorted(far_side({("early", "a"): 7, ("a", "b"): 9, ("b", "late"): 7}, "early", "late"))
+    ['late']
+    """
+    left: dict[Hashable, dict[Hashable, int]] = {source: {}, sink: {}}
+    for (start, end), capacity in edges.items():
+        left.setdefault(start, {})[end] = left.get(start, {}).get(end, 0) + capacity
+        left.setdefault(end, {}).setdefault(start, 0)
+    while path := _path(left, source, sink):
+        most = min(left[start][end] for start, end in path)
+        for start, end in path:
+            left[start][end] -= most
+            left[end][start] += most
+    return _reaching(left, sink)
+
+
+def _path(
+    left: Mapping[Hashable, Mapping[Hashable, int]], source: Hashable, sink: Hashable
+) -> list[tuple[Hashable, Hashable]]:
+    """A shortest way on which more can flow, as its edges from the last to the first; empty if there is none."""
+    before: dict[Hashable, Hashable] = {source: source}
+    queue = deque([source])
+    while queue and sink not in before:
+        node = queue.popleft()
+        for end, capacity in left[node].items():
+            if capacity > 0 and end not in before:
+                before[end] = node
+                queue.append(end)
+    path = []
+    node = sink
+    while node != source and node in before:
+        path.append((before[node], node))
+        node = before[node]
+    return path
+
+
+def _reaching(left: Mapping[Hashable, Mapping[Hashable, int]], sink: Hashable) -> set[Hashable]:
+    """The nodes from which more could flow to the sink. An edge and its way back know each other's node."""
+    found = {sink}
+    queue = deque([sink])
+    while queue:
+        node = queue.popleft()
+        fresh = [start for start in left[node] if start not in found and left[start][node] > 0]
+        found.update(fresh)
+        queue.extend(fresh)
+    return found
+
+
+_Edge = tuple[tuple[object, object], int]
+_EARLY, _LATE = "early", "late"
+
+
+def jointly(graph: Graph, labels: Mapping[int, int], free: Sequence[Op], stages: int) -> dict[int, int]:
+    """New labels of `free` ops that run later than they are labelled, where fewer bytes cross then.
+
+    A tensor that crosses to a stage is counted once, however many ops there read it. Ops stay where as many would
+    cross. What touches state, and what descends from a gradient, stays in any case.
+
+    >>> from whale_nebula.ir.text import from_text
+    >>> graph = from_text('''
+    ... %0 = NotEqual bool[?,6]
+    ... %1 = Cast(%0) float32[?,6]
+    ... %2 = Sum(%1) float32[]
+    ... %3 = Cast(%1) bool[?,6]
+    ... %4 = SelectV2(%3, %2) float32[?,6]
+    ... ''')
+    >>> jointly(graph, {0: 0, 1: 0, 2: 0, 3: 0, 4: 1}, graph.ops[1:4], 2)
+    {1: 1, 2: 1, 3: 1}
+    """
+    descended = graph.descend(op.index for op in graph.ops if op.role == HOLDER)
+    movable = [op for op in free if op.index not in descended and _may_wait(graph, op)]
+    found: dict[int, int] = {}
+    for stage in reversed(range(1, stages)):
+        known = {**labels, **found}
+        region = _region(graph, known, movable, stage)
+        late = far_side(dict(_edges(graph, known, region, stage)), _EARLY, _LATE) if region else set()
+        found.update(dict.fromkeys(sorted(region & late), stage))
+    return found
+
+
+def _may_wait(graph: Graph, op: Op) -> bool:
+    return not op.stateful and not any(graph.ops[value.op].role == CAPTURE for value in op.inputs)
+
+
+def _region(graph: Graph, labels: Mapping[int, int], movable: Sequence[Op], stage: int) -> set[int]:
+    """What could run in a stage and runs before it: all that reads it is there, or later, or could be."""
+    found: set[int] = set()
+    for op in reversed(movable):
+        readers = [c.index for value in op.values for c in graph.consumers(value) if c.index in labels]
+        if labels[op.index] < stage and readers and all(r in found or labels[r] >= stage for r in readers):
+            found.add(op.index)
+    return found
+
+
+def _edges(graph: Graph, labels: Mapping[int, int], region: Collection[int], stage: int) -> Iterator[_Edge]:
+    """A tensor costs its bytes where it is made early and any op reads it late; what reads a late op is late."""
+    made = [value for index in region for value in graph.ops[index].values]
+    given = {value: None for index in sorted(region) for value in graph.ops[index].inputs if value.op not in region}
+    for value in (*made, *given):
+        readers = [c.index for c in graph.consumers(value) if c.index in labels]
+        there = any(r not in region and labels[r] == stage for r in readers)
+        crosses = value.op in region or (labels.get(value.op, stage) < stage and not there)
+        if crosses:
+            yield from _tensor(value, graph.spec(value).nbytes(), [r for r in readers if r in region], there, region)
+
+
+def _tensor(
+    value: Value, size: int, readers: Sequence[int], there: bool, region: Collection[int]
+) -> Iterator[_Edge]:
+    yield ((value.op if value.op in region else _EARLY), value), size
+    for reader in readers:
+        yield (value, reader), FREELY
+        if value.op in region:
+            yield (reader, value.op), FREELY
+    if there:
+        yield (value, _LATE), FREELY
+
+
+def together(
+    graph: Graph, labels: Mapping[int, int], free: Collection[int], earliest: Mapping[int, int]
+) -> dict[int, int]:
+    """New labels of `free` ops, so that no state of the forward is written in one stage and read in another.
+
+    A write that nobody reads could go anywhere, and would go last. It goes with the reads to the first of their
+    stages. Labels stay where a stamp says whose a variable is, and where a write is made later (see `earliest`).
+
+    >>> from whale_nebula.ir.text import from_text
+    >>> graph = from_text('''
+    ... %0 = capture seed resource[]
+    ... %1 = ReadVariableOp(%0) int64[2] stateful
+    ... %2 = StatelessRandomNormalV2(%1) float32[8]
+    ... %3 = AssignAddVariableOp(%0, %1) stateful
+    ... ''')
+    >>> together(graph, {1: 0, 2: 0, 3: 1}, {1, 2, 3}, {})
+    {1: 0, 3: 0}
+    """
+    apart = [ops for ops in _touching_written(graph, labels, free) if _can_meet(ops, labels, free, earliest)]
+    forward = graph.ascend(op.index for op in graph.ops if op.stage is not None or is_random(op)) if apart else ()
+    return {
+        op.index: _first(ops, labels) for ops in apart if any(op.index in forward for op in ops) for op in ops
+    }
+
+
+def _touching_written(graph: Graph, labels: Mapping[int, int], free: Collection[int]) -> Iterator[list[Op]]:
+    """Of each variable that a free op writes, all ops that touch it."""
+    writes = (op for op in graph.ops if op.index in free and is_effect(op, graph))
+    found: dict[int, list[Op]] = {handle: [] for op in writes for handle in written(op, graph)}
+    for op in graph.ops if found else ():
+        for handle in set(resources(op, graph)) & found.keys() if op.index in labels else ():
+            found[handle].append(op)
+    yield from found.values()
+
+
+def _can_meet(
+    ops: Sequence[Op], labels: Mapping[int, int], free: Collection[int], earliest: Mapping[int, int]
+) -> bool:
+    """Whether ops lie apart that could as well all lie in the first of their stages."""
+    first = _first(ops, labels)
+    movable = all(op.index in free and earliest.get(op.index, first) <= first for op in ops)
+    return movable and any(labels[op.index] != first for op in ops)
+
+
+def _first(ops: Sequence[Op], labels: Mapping[int, int]) -> int:
+    return min(labels[op.index] for op in ops)
+
 
 _NOWHERE = frozenset({INPUT, CAPTURE, HOLDER, FEED})
 

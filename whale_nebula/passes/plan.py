@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from whale_nebula.codec.bytes.bits import TYPES
+from whale_nebula.codec.packing import TYPES
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import NotYetError
-from whale_nebula.ir.plan import (
+from whale_nebula.ir.cut import (
     Boundary,
     Crossing,
     Cut,
@@ -20,26 +20,27 @@ from whale_nebula.ir.plan import (
     Worker,
 )
 from whale_nebula.ir.program import Program
-from whale_nebula.ir.spec import Value
-from whale_nebula.passes.asked import with_merges
 from whale_nebula.passes.batch import BatchFolds, fold_batch
-from whale_nebula.passes.crossable import check_crossable
+from whale_nebula.passes.checks import check_draws, check_order, check_shared, one_in_flight, python_notes
+from whale_nebula.passes.codec_options import (
+    check_crossable,
+    compress_notes,
+    ids_of,
+    lane_notes,
+    mask_of,
+    scopes_of,
+    skip,
+    unmarked,
+)
 from whale_nebula.passes.cut import Cutter, Draft, Key, finish
-from whale_nebula.passes.draws import check_draws
 from whale_nebula.passes.effects import written
 from whale_nebula.passes.exchange import clusters_apart, exchanges
-from whale_nebula.passes.homes import Homes
-from whale_nebula.passes.lanes import lane_notes
-from whale_nebula.passes.masks import mask_of, scopes_of, unmarked
-from whale_nebula.passes.order import check_order
-from whale_nebula.passes.overruled import compress_notes
-from whale_nebula.passes.parts import Parts, split_parts
-from whale_nebula.passes.python_ops import one_in_flight, python_notes
-from whale_nebula.passes.replica_sums import notes as sums_notes
-from whale_nebula.passes.replicate import devices, orders, running
-from whale_nebula.passes.samples import ids_of
-from whale_nebula.passes.shared import check_shared
-from whale_nebula.passes.skips import skip
+from whale_nebula.passes.gradient_merges import with_merges
+from whale_nebula.passes.owners import Homes
+from whale_nebula.passes.phases import Parts, split_parts
+from whale_nebula.passes.replicas import devices, orders, running
+from whale_nebula.passes.replicas import notes as sums_notes
+from whale_nebula.spec import Value
 
 EVERYWHERE = "everywhere"
 

@@ -4,12 +4,61 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from whale_nebula.report.crossings import crossed, encoded
-from whale_nebula.report.rate import Rate, per_second
-from whale_nebula.report.report import Report
-from whale_nebula.report.text import duration, scalars_text, size
+from whale_nebula.report.text import crossed, encoded, scalars_text
+from whale_nebula.report.units import duration, size
+
+if TYPE_CHECKING:
+    from whale_nebula.report.report import Report
+
+_RECENT = 32
+
+
+@dataclass
+class Rate:
+    """The rate of each program over its last steps.
+
+    A program's first step, which is traced, does not count, nor does what lies between two steps when another program
+    ran there: a validation is no part of training.
+    """
+
+    _taken: dict[str, deque[float]] = field(default_factory=dict)
+    _before: Report | None = None
+
+    def add(self, report: Report) -> float | None:
+        """Take in a step; gives the rate, or None where no two steps of its program came one after the other yet.
+
+        >>> from whale_nebula.report.report import Report
+        >>> rate, steps = Rate(), [("fit", 5.0), ("fit", 5.5), ("test", 9.0), ("fit", 20.0), ("fit", 20.5)]
+        >>> [rate.add(Report(name, 1, 0.1, 1, {}, {}, time=time)) for name, time in steps]
+        [None, 2.0, None, 2.0, 2.0]
+        """
+        taken = self._taken.setdefault(report.program, deque(maxlen=_RECENT))
+        passed, self._before = gap(self._before, report), report
+        if passed is not None:
+            taken.append(passed)
+        return len(taken) / sum(taken) if taken else None
+
+
+def gap(before: Report | None, report: Report) -> float | None:
+    """Seconds from the end of the step before to the end of this one, if both are of one program."""
+    if before is None or before.program != report.program or report.time <= before.time:
+        return None
+    return report.time - before.time
+
+
+def per_second(rate: float) -> str:
+    """A rate in words: a step's own seconds would let a reader expect a higher one.
+
+    >>> per_second(1.904)
+    '1.9 steps/s with what lies between'
+    """
+    return f"{rate:.3g} steps/s with what lies between"
+
 
 EVERY_SECONDS = 10.0
 
@@ -65,7 +114,8 @@ def step_line(report: Report, rate: float | None) -> str:
     """A step on one line, with what other processes told of theirs; `rate` is None where no two steps of the program
     came one after the other yet.
 
-    >>> from whale_nebula.report.report import LinkReport, StageReport
+    >>> from whale_nebula.report.report import Report
+    >>> from whale_nebula.report.records import LinkReport, StageReport
     >>> links = {"gpu->npu": LinkReport(2048, 2176, 2048, 1)}
     >>> step_line(Report("fit", 9, 0.5, 4, {"a": StageReport(0.2, 0.3, in_flight=3)}, links), 1.9)
     'step 9 of fit: 0.500 s, 1.9 steps/s with what lies between; a computes 0.200 s, waits 0.300 s, 3 in flight; ...'

@@ -3,16 +3,202 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from whale_nebula.ir.shares import taken
-from whale_nebula.report.basis import Basis, PhaseBasis
-from whale_nebula.schedule.lines import pace
+from whale_nebula.ir.routing import taken
+from whale_nebula.schedule.lines import Hop, Hops, Line, Work, pace
 from whale_nebula.schedule.schedules import limits, schedule
-from whale_nebula.schedule.simulate import run_lists
-from whale_nebula.schedule.timeline import Timeline
+from whale_nebula.schedule.simulate import Timeline, run_lists
+
+Pair = tuple[int, int]
+Taken = Callable[[float], tuple[float, float]]
+"""Seconds to encode and to decode so many numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """How much of a hop's bytes are floating-point numbers, and how many numbers: what a codec can make small."""
+
+    bytes: float = 0.0
+    count: float = 0.0
+
+    def __add__(self, other: Numbers) -> Numbers:
+        return Numbers(self.bytes + other.bytes, self.count + other.count)
+
+    def saves(self, width: float) -> float:
+        """Bytes that go away where each number is sent in `width` bytes; nothing ever grows.
+
+        >>> Numbers(bytes=4000, count=1000).saves(1), Numbers(bytes=2000, count=1000).saves(2)
+        (3000, 0)
+        """
+        return max(self.bytes - width * self.count, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What clusters exchange once a step, all at once over one line: so many bytes, and in words what they are."""
+
+    line: Line
+    bytes: float
+    what: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """From sending it to its arrival."""
+        return self.line.seconds(self.bytes) + self.line.delay
+
+
+@dataclass(frozen=True)
+class PhaseBasis:
+    """One phase, for one micro-batch: each stage's work, and what crosses between each two of them.
+
+    `fused` says of a stage that its forward and backward are one function; `numbers` belong to `hops`, those of the
+    way there and of the way back.
+    """
+
+    works: tuple[Work, ...]
+    fused: tuple[bool, ...]
+    hops: Hops
+    numbers: Mapping[Pair, tuple[Numbers, Numbers]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Basis:
+    """A step as the simulator sees it.
+
+    `paced` says that the in-flight limits follow the pace as it is (in one process), not a cautious one; `once` is what
+    runs once a step, in seconds, and `exchange` what it sends and waits for, round after round (no codec touches that).
+    `rows` are those of a micro-batch, `bytes` what each link is going to carry, and `at_most` the links that may carry
+    less, because values in the batch decide it. `divides` says that more micro-batches
+    would give the same step: no row depends on another.
+    """
+
+    stages: tuple[str, ...]
+    phases: tuple[PhaseBasis, ...]
+    micro_batches: int
+    rows: int
+    schedule: str
+    in_flight: int | None = None
+    paced: bool = True
+    once: float = 0.0
+    exchange: tuple[tuple[Carried, ...], ...] = ()
+    bytes: Mapping[str, int] = field(default_factory=dict)
+    divides: bool = True
+    at_most: tuple[str, ...] = ()
+
+    @property
+    def exchange_seconds(self) -> float:
+        """How long updates wait for one another, at least."""
+        return sum(max(each.seconds for each in together) for together in self.exchange)
+
+    @property
+    def lines(self) -> frozenset[str]:
+        """The names of the lines that something crosses; inside a cluster there is none."""
+        ways = (line for phase in self.phases for hop in phase.hops.values() for line in (hop.there, hop.back))
+        joined = {line.name for line in ways if line is not None}
+        ends = (each.line.name for together in self.exchange for each in together)
+        return frozenset(joined | {name for name in ends if len(set(name.split("->"))) == 2})
+
+    def numbers_of(self, width: float, back: float | None = None) -> Basis:
+        """The same with every number that crosses sent in `width` bytes, 2 for fp16; a gradient's in `back`."""
+        widths = width, width if back is None else back
+        return self._phases(lambda phase: replace(phase, hops=_narrow(phase, widths)))
+
+    def coded_by(self, there: Taken, back: Taken, before: Basis) -> Basis:
+        """The same with what it takes to make as many numbers smaller as are smaller than `before`, there and back.
+        What the codecs of before took still counts, which is too much where these replace them.
+        """
+        phases = zip(self.phases, before.phases, strict=True)
+        return replace(self, phases=tuple(replace(p, works=_coded(p, old.hops, there, back)) for p, old in phases))
+
+    def over(self, change: Callable[[Line], Line]) -> Basis:
+        """The same over other lines."""
+        changed = self._phases(lambda phase: replace(phase, hops={p: _over(h, change) for p, h in phase.hops.items()}))
+        rounds = tuple(tuple(replace(one, line=change(one.line)) for one in together) for together in self.exchange)
+        return replace(changed, exchange=rounds)
+
+    def balanced(self) -> Basis:
+        """The same computing, in equal parts; each stage keeps its own proportion of forward to backward."""
+        return self._phases(lambda phase: replace(phase, works=_balanced(phase.works)))
+
+    def divided(self, parts: int) -> Basis:
+        """Each micro-batch in so many, where computing divides as evenly as the bytes do."""
+        smaller = self._phases(lambda phase: _divided(phase, parts))
+        return replace(smaller, micro_batches=self.micro_batches * parts, rows=self.rows // parts)
+
+    def _phases(self, change: Callable[[PhaseBasis], PhaseBasis]) -> Basis:
+        return replace(self, phases=tuple(map(change, self.phases)))
+
+
+def free(line: Line) -> Line:
+    """A line that takes no time at all."""
+    return Line(line.name)
+
+
+def wide(line: Line) -> Line:
+    """A line of any rate, and the same delay."""
+    return Line(line.name, delay=line.delay)
+
+
+def _narrow(phase: PhaseBasis, widths: tuple[float, float]) -> Hops:
+    none = (Numbers(), Numbers())
+    return {pair: _less(hop, *phase.numbers.get(pair, none), widths) for pair, hop in phase.hops.items()}
+
+
+def _less(hop: Hop, there: Numbers, back: Numbers, widths: tuple[float, float]) -> Hop:
+    backward = None if hop.backward is None else hop.backward - back.saves(widths[1])
+    return replace(hop, forward=hop.forward - there.saves(widths[0]), backward=backward)
+
+
+def _coded(phase: PhaseBasis, old: Hops, there: Taken, back: Taken) -> tuple[Work, ...]:
+    works = list(phase.works)
+    for (a, b), hop in phase.hops.items():
+        numbers = phase.numbers.get((a, b), (Numbers(), Numbers()))
+        if hop.forward < old[a, b].forward:
+            encode, decode = there(numbers[0].count)
+            works[a] = replace(works[a], coding=works[a].coding + encode)
+            works[b] = replace(works[b], coding=works[b].coding + decode)
+        if (hop.backward or 0.0) < (old[a, b].backward or 0.0):
+            encode, decode = back(numbers[1].count)
+            works[b] = replace(works[b], coding_back=works[b].coding_back + encode)
+            works[a] = replace(works[a], coding_back=works[a].coding_back + decode)
+    return tuple(works)
+
+
+def _over(hop: Hop, change: Callable[[Line], Line]) -> Hop:
+    there = None if hop.there is None else change(hop.there)
+    return replace(hop, there=there, back=None if hop.back is None else change(hop.back))
+
+
+def _balanced(works: tuple[Work, ...]) -> tuple[Work, ...]:
+    own = [work.seconds - work.codecs for work in works]
+    busy = [seconds for seconds in own if seconds]
+    mean = sum(busy) / len(busy) if busy else 0.0
+    return tuple(_times(work, mean / each) if each else work for work, each in zip(works, own, strict=True))
+
+
+def _times(work: Work, factor: float) -> Work:
+    """Computing that takes so many times as long; what crosses stays, and with it what codecs take."""
+    backward = None if work.backward is None else work.backward * factor
+    return replace(work, forward=work.forward * factor, backward=backward, overhead=work.overhead * factor)
+
+
+def _divided(phase: PhaseBasis, parts: int) -> PhaseBasis:
+    smaller = (_times(work, 1 / parts) for work in phase.works)
+    works = tuple(replace(w, coding=w.coding / parts, coding_back=w.coding_back / parts) for w in smaller)
+    hops = {pair: _smaller(hop, parts) for pair, hop in phase.hops.items()}
+    numbers = {pair: (_part(there, parts), _part(back, parts)) for pair, (there, back) in phase.numbers.items()}
+    return PhaseBasis(works, phase.fused, hops, numbers)
+
+
+def _smaller(hop: Hop, parts: int) -> Hop:
+    return replace(hop, forward=hop.forward / parts, backward=None if hop.backward is None else hop.backward / parts)
+
+
+def _part(numbers: Numbers, parts: int) -> Numbers:
+    return Numbers(numbers.bytes / parts, numbers.count / parts)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from whale_nebula.errors import StateError
-from whale_nebula.observing import forget_plain, last_plain, observer
-from whale_nebula.report.report import Report, RunTotals
-from whale_nebula.scopes.site import calling_site
-from whale_nebula.suggest import did_you_mean
+from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.report.records import RunTotals
+from whale_nebula.report.report import Report
+from whale_nebula.scopes.observer import forget_plain, last_plain, observer
+from whale_nebula.site import calling_site
 
 
 class UnderWay(Protocol):

@@ -2,155 +2,43 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from whale_nebula.report.basis import Basis
-from whale_nebula.report.boundaries import BoundaryReport
-from whale_nebula.report.meetings import MeetingsReport
-from whale_nebula.report.prediction import Prediction, predict
-from whale_nebula.suggest import Named
-
-ALONE = "local/0"
-"""The worker of a run in one process: where there are more, what is printed names the one that it is of."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """Something that took time, in seconds from the start of the step: a stage's forward of a micro-batch, a message
-    that held a line, or what runs once a step.
-
-    `lane` is the stage's name, the link's ("gpu->npu") or `ONCE`; `micro_batch` is None for what has none, `bytes` are
-    those of a message.
-    """
-
-    lane: str
-    what: str
-    start: float
-    end: float
-    micro_batch: int | None = None
-    phase: int = 0
-    bytes: int | None = None
-
-
-ONCE = "once a step"
-"""The lane of what belongs to no stage: no stage can have this name."""
-
-EXCHANGE = "exchange"
-"""What an update waits for others, within that lane: scalars, results, gradients of tied variables."""
-
-
-@dataclass(frozen=True)
-class StageReport:
-    """A stage in a step. Seconds are None where the step ran as one function and stages were not timed apart.
-
-    `in_flight` is the most micro-batches that were forward but not yet backward, at any time of the step;
-    `codec_seconds` is what it took to decode what the stage read and to encode what it sent. Of a stage with several
-    replicas these are the numbers of the busiest, and `replicas` are those of all. In a run of several processes they
-    are this one's own, and `replicas` what each one computes, as it was last seen. There are `copies` of it; where
-    these were not timed apart, `replicas` is None.
-    """
-
-    compute_seconds: float | None = None
-    wait_seconds: float | None = None
-    cluster: str = ""
-    in_flight: int | None = None
-    codec_seconds: float = 0.0
-    replicas: tuple[StageReport, ...] | None = ()
-    copies: int = 1
-
-    @property
-    def idle_seconds(self) -> float | None:
-        """How long the replicas that were done sooner stood idle for the busiest, all together; None where they were
-        not timed apart.
-
-        >>> busiest([StageReport(3.0, 0.0), StageReport(1.0, 2.0)]).idle_seconds
-        2.0
-        """
-        if self.replicas is None:
-            return None
-        found = [each.compute_seconds or 0.0 for each in self.replicas]
-        return sum(max(found) - each for each in found)
-
-
-def busiest(replicas: Sequence[StageReport]) -> StageReport:
-    """What the report of a stage says whose replicas were timed apart."""
-    first = max(replicas, key=lambda each: each.compute_seconds or 0.0)
-    return first if len(replicas) == 1 else replace(first, replicas=tuple(replicas), copies=len(replicas))
-
-
-@dataclass(frozen=True)
-class LinkReport:
-    """Everything that workers of one cluster sent to workers of another in a step.
-
-    `seconds` is how long that held the line: of an emulated line by its rate, of a socket while it was written to.
-
-    >>> LinkReport(payload_bytes=50, bytes=60, raw_bytes=120).ratio
-    0.5
-    """
-
-    payload_bytes: int = 0
-    bytes: int = 0
-    raw_bytes: int = 0
-    frames: int = 0
-    seconds: float = 0.0
-
-    @property
-    def ratio(self) -> float:
-        """Bytes on the link for each byte of the tensors as they were."""
-        return self.bytes / self.raw_bytes if self.raw_bytes else 0.0
-
-    def __add__(self, other: LinkReport) -> LinkReport:
-        return LinkReport(
-            self.payload_bytes + other.payload_bytes,
-            self.bytes + other.bytes,
-            self.raw_bytes + other.raw_bytes,
-            self.frames + other.frames,
-            self.seconds + other.seconds,
-        )
-
-
-class Scalars(Mapping[str, float]):
-    """Numbers by name. They may still be on a device: one is fetched when it is read.
-
-    >>> Scalars(("loss",), [0.5])["loss"]
-    0.5
-    """
-
-    def __init__(self, names: Sequence[str] = (), values: Sequence[Any] = ()) -> None:
-        self._held = dict(zip(names, values, strict=True))
-
-    def __getitem__(self, name: str) -> float:
-        return float(self._held[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._held)
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
-
-
-@dataclass(frozen=True)
-class RunTotals:
-    """All steps of the run together."""
-
-    steps: int = 0
-    seconds: float = 0.0
-    links: Mapping[str, LinkReport] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """What the other processes of the run told of the step before: it came with the sheets that began this one."""
-
-    stages: Mapping[str, StageReport] = field(default_factory=dict)
-    links: Mapping[str, LinkReport] = field(default_factory=dict)
+from whale_nebula.errors import StateError
+from whale_nebula.errors.suggestions import Named
+from whale_nebula.report import bottleneck, saved, straggler
+from whale_nebula.report.prediction import (
+    Basis,
+    Carried,
+    LinkPrediction,
+    Numbers,
+    PhaseBasis,
+    Prediction,
+    StagePrediction,
+    predict,
+)
+from whale_nebula.report.records import (
+    ALONE,
+    BoundaryReport,
+    Elsewhere,
+    LinkReport,
+    MeetingsReport,
+    RunTotals,
+    Scalars,
+    Span,
+    StageReport,
+)
+from whale_nebula.report.saved import FORMAT
+from whale_nebula.report.spans import Timeline, chrome_trace
+from whale_nebula.report.text import report_text
+from whale_nebula.schedule.lines import Hop, Line, Work
 
 
 @dataclass(frozen=True)
@@ -171,7 +59,7 @@ class Report:
     spans: tuple[Span, ...] = ()
     basis: Basis | None = None
     notes: tuple[str, ...] = ()
-    run: RunTotals = RunTotals()
+    run: RunTotals = field(default_factory=RunTotals)
     scalars: Mapping[str, float] = field(default_factory=Scalars)
     worker: str = ALONE
     time: float = 0.0
@@ -202,9 +90,8 @@ class Report:
         >>> Report("predict", 1, 0.1, 1, {"gpu": StageReport()}, {}).bottleneck
         'there is one stage, and nothing crosses a link'
         """
-        from whale_nebula.report.bottleneck import sentence
-
-        return sentence(self) if self.worker == ALONE else f"as {self.worker} sees it, {sentence(self)}"
+        said = bottleneck.sentence(self)
+        return said if self.worker == ALONE else f"as {self.worker} sees it, {said}"
 
     @cached_property
     def straggler(self) -> str:
@@ -214,14 +101,10 @@ class Report:
         >>> Report("predict", 1, 0.1, 1, {"gpu": StageReport()}, {}).straggler
         ''
         """
-        from whale_nebula.report.straggler import sentence
-
-        return sentence(self)
+        return straggler.sentence(self)
 
     def timeline(self) -> tuple[Span, ...]:
         """What ran when, in seconds from the start of the step: a tuple of spans, which prints as a drawing."""
-        from whale_nebula.report.timeline import Timeline
-
         return Timeline(self.spans)
 
     def to_chrome_trace(self) -> dict[str, Any]:
@@ -230,15 +113,11 @@ class Report:
         >>> Report("fit", 1, 0.5, 1, {"gpu": StageReport()}, {}).to_chrome_trace()["displayTimeUnit"]
         'ms'
         """
-        from whale_nebula.report.trace import chrome_trace
-
         return chrome_trace(self)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write `to_chrome_trace()` to a file that Perfetto opens."""
-        from whale_nebula.report.saved import write
-
-        write(path, self.to_chrome_trace(), indent=None)
+        saved.write(path, self.to_chrome_trace(), indent=None)
 
     def to_json(self) -> str:
         """The report on one line of JSON, as the metrics file has it, with the spans besides.
@@ -246,24 +125,156 @@ class Report:
         >>> Report("fit", 1, 0.5, 1, {}, {}).to_json()[:30]
         '{"format":"whale_nebula report'
         """
-        from whale_nebula.report.saved import text
-
-        return text(self)
+        return saved.text(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON: `whale-nebula show --report FILE` prints it, and `Report.load` reads it."""
-        from whale_nebula.report.saved import save
-
-        save(self, path)
+        saved.save(self, path)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Report:
         """Read what `save` wrote; of a metrics file, the last step."""
-        from whale_nebula.report.loaded import load
-
         return load(path)[-1]
 
     def __str__(self) -> str:
-        from whale_nebula.report.text import report_text
-
         return report_text(self)
+
+
+def load(path: str | os.PathLike[str]) -> list[Report]:
+    """The reports in a file, one or many; a line that was cut short when a process died is left out."""
+    return read(path)[0]
+
+
+def read(path: str | os.PathLike[str]) -> tuple[list[Report], int]:
+    """The reports in a file, and how many of its lines hold none."""
+    try:
+        documents, broken = _documents(Path(path).read_text("utf-8"))
+        reports = [_report(each) for each in documents]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _no_report(path, f"{type(error).__name__}: {error}") from None
+    if not reports:
+        raise _no_report(path, "it is empty" if not broken else f"none of its {broken} lines is a report")
+    return reports, broken
+
+
+def _no_report(path: str | os.PathLike[str], why: str) -> StateError:
+    mend = 'nb.last_report().save("step.json") writes one, nb.init(metrics="run.jsonl") a line for each step'
+    return StateError("this file holds no report", where=str(path), why=why, mend=mend)
+
+
+def _documents(text: str) -> tuple[list[dict[str, Any]], int]:
+    try:
+        whole = json.loads(text)
+        found = [whole] if isinstance(whole, dict) else []
+    except ValueError:
+        found = list(_lines(text))
+    ours = [each for each in found if each.get("format") == FORMAT]
+    return ours, len(found) - len(ours)
+
+
+def _lines(text: str) -> Iterator[dict[str, Any]]:
+    for one in filter(None, text.splitlines()):
+        try:
+            value = json.loads(one)
+        except ValueError:
+            value = None
+        yield value if isinstance(value, dict) else {}
+
+
+def _report(values: Mapping[str, Any]) -> Report:
+    plain = {name: values[name] for name in ("program", "step", "step_seconds", "micro_batches", "worker", "time")}
+    report = Report(
+        **plain,
+        stages={name: _stage(each) for name, each in values["stages"].items()},
+        links={name: _made(LinkReport, each) for name, each in values["links"].items()},
+        boundaries={name: _boundary(each) for name, each in values.get("boundaries", {}).items()},
+        spans=tuple(_made(Span, each) for each in values.get("spans", ())),
+        basis=None if values["basis"] is None else _basis_of(values["basis"]),
+        notes=tuple(values["notes"]),
+        run=_totals(values["run"]),
+        meetings=_meetings(values.get("meetings")),
+        scalars={name: float("nan") if value is None else value for name, value in values["scalars"].items()},
+    )
+    vars(report)["prediction"] = _prediction(values["predicted"])  # what was simulated then is not simulated again
+    return report
+
+
+def _meetings(values: Mapping[str, Any] | None) -> MeetingsReport | None:
+    return None if values is None else MeetingsReport(**{**values, "others": tuple(values["others"])})
+
+
+def _stage(values: Mapping[str, Any]) -> StageReport:
+    known = values.get("replicas", ())
+    replicas = None if known is None else tuple(_stage(each) for each in known)
+    made: StageReport = _made(StageReport, {**values, "replicas": replicas})
+    return made
+
+
+def _prediction(values: Mapping[str, Any] | None) -> Prediction | None:
+    if values is None:
+        return None
+    return Prediction(
+        seconds=values["seconds"],
+        stages={name: StagePrediction(**each) for name, each in values["stages"].items()},
+        links={name: LinkPrediction(**each) for name, each in values["links"].items()},
+    )
+
+
+def _totals(values: Mapping[str, Any]) -> RunTotals:
+    links = {name: _made(LinkReport, each) for name, each in values["links"].items()}
+    return RunTotals(values["steps"], values["seconds"], links)
+
+
+def _made(kind: Any, values: Mapping[str, Any]) -> Any:
+    return kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})
+
+
+def _boundary(values: Mapping[str, Any]) -> BoundaryReport:
+    made: BoundaryReport = _made(BoundaryReport, {**values, "notes": tuple(values["notes"])})
+    return made
+
+
+def _basis_of(values: Mapping[str, Any]) -> Basis:
+    phases = tuple(_phase_of(each) for each in values["phases"])
+    rounds = tuple(tuple(_carried(one) for one in together) for together in values["exchange"])
+    basis: Basis = _made(Basis, {**values, **_tuples(values), "phases": phases, "exchange": rounds})
+    return basis
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    return {name: tuple(values.get(name, ())) for name in ("stages", "at_most")}
+
+
+def _phase_of(values: Mapping[str, Any]) -> PhaseBasis:
+    return PhaseBasis(
+        works=tuple(map(_work, values["works"])),
+        fused=tuple(values["fused"]),
+        hops={_pair(key): _hop(each) for key, each in values["hops"].items()},
+        numbers={_pair(key): (Numbers(**there), Numbers(**back)) for key, (there, back) in values["numbers"].items()},
+    )
+
+
+def _work(values: Mapping[str, Any]) -> Work:
+    made: Work = _made(Work, {name: tuple(each) if isinstance(each, list) else each for name, each in values.items()})
+    return made
+
+
+def _pair(key: str) -> tuple[int, int]:
+    source, destination = key.split(">")
+    return int(source), int(destination)
+
+
+def _hop(values: Mapping[str, Any]) -> Hop:
+    return Hop(_way(values["there"]), _way(values["back"]), values["forward"], values["backward"])
+
+
+def _carried(values: Mapping[str, Any]) -> Carried:
+    return Carried(_line(values["line"]), values["bytes"], tuple(values.get("what", ())))
+
+
+def _way(values: Mapping[str, Any] | None) -> Line | None:
+    return None if values is None else _line(values)
+
+
+def _line(values: Mapping[str, Any]) -> Line:
+    return Line(values["name"], math.inf if values["rate"] is None else values["rate"], values["delay"])

@@ -7,13 +7,14 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from whale_nebula.report.basis import Basis, PhaseBasis
-from whale_nebula.report.boundaries import BoundaryReport
-from whale_nebula.report.prediction import Prediction
-from whale_nebula.report.report import LinkReport, Report, StageReport
+from whale_nebula.report.prediction import Basis, PhaseBasis, Prediction
+from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport
 from whale_nebula.schedule.lines import Hop, Line
+
+if TYPE_CHECKING:
+    from whale_nebula.report.report import Report
 
 FORMAT = "whale_nebula report 1"
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from whale_nebula.ir.routing import row_name
-from whale_nebula.ir.shares import NEAR, enough, excess, seconds, shares, taken
-from whale_nebula.report.report import ALONE, Report, StageReport
-from whale_nebula.report.text import duration
+from whale_nebula.ir.routing import NEAR, enough, excess, row_name, seconds, shares, taken
+from whale_nebula.report.records import ALONE, StageReport
+from whale_nebula.report.units import duration
+
+if TYPE_CHECKING:
+    from whale_nebula.report.report import Report
 
 WORTH = 0.05
 """Who waits for less than this share is not worth a word."""
@@ -55,7 +58,8 @@ def mend(speeds: Sequence[float], micro_batches: int, rows: int | None = None) -
 def sentence(report: Report) -> str:
     """Of the stage whose replicas wait most: who is slowest, and how long the others wait; empty where that is little.
 
-    >>> from whale_nebula.report.report import StageReport, busiest
+    >>> from whale_nebula.report.report import Report
+    >>> from whale_nebula.report.records import StageReport, busiest
     >>> npu = busiest([StageReport(0.04), StageReport(0.028)])
     >>> sentence(Report("fit", 9, 0.05, 2, {"npu": npu}, {}))
     'npu.0 is the slowest of npu: npu.1 waits 12.0 ms of 50.0 ms'

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from whale_nebula.report.rate import gap, per_second
-from whale_nebula.report.report import LinkReport, Report
+from whale_nebula.report.lines import gap, per_second
+from whale_nebula.report.records import LinkReport
 from whale_nebula.report.saved import document
-from whale_nebula.report.text import duration, report_text, size
-from whale_nebula.report.whose import of_link, of_stage
+from whale_nebula.report.text import of_link, of_stage, report_text
+from whale_nebula.report.units import duration, size
+
+if TYPE_CHECKING:
+    from whale_nebula.report.report import Report
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,7 @@ def runs(reports: Sequence[Report]) -> int:
 def summary_text(reports: Sequence[Report], broken: int = 0) -> str:
     """Averages and totals of each program, and the last step.
 
+    >>> from whale_nebula.report.report import Report
     >>> print(summary_text([Report("fit", 1, 0.5, 2, {}, {})]).splitlines()[0])
     step 1 of fit: 0.500 s, 2 micro-batches
     """

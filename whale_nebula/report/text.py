@@ -2,9 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 from whale_nebula.report.prediction import LinkPrediction, StagePrediction
-from whale_nebula.report.report import ALONE, EXCHANGE, ONCE, LinkReport, Report, StageReport
-from whale_nebula.report.whose import of_link, of_stage
+from whale_nebula.report.records import ALONE, EXCHANGE, ONCE, BoundaryReport, LinkReport, StageReport
+from whale_nebula.report.units import duration, size
+
+if TYPE_CHECKING:
+    from whale_nebula.report.report import Report
+
+_HEADS = ("boundary", "codec", "raw -> payload", "on the wire", "error", "encode", "decode")
+_NOTHING = "-"
+
+
+def boundary_lines(boundaries: Mapping[str, BoundaryReport]) -> list[str]:
+    r"""A line for each direction that is encoded, under a line of heads; none where nothing is.
+
+    What another process does (to measure the error and to encode what is only taken in here) is a dash.
+
+    >>> shown = {"b0 gpu->npu": BoundaryReport("int8", 4096, 1088, 1216, 1, 0.002, 0.001, 0.0093)}
+    >>> print("\n".join(boundary_lines(shown)))
+    boundary     codec  raw -> payload      on the wire  error   encode  decode
+    b0 gpu->npu  int8   4.0 KiB -> 1.1 KiB  29.7 %       0.0093  2.0 ms  1.0 ms
+    """
+    rows = [_row(name, each) for name, each in encoded(boundaries).items()]
+    if not rows:
+        return []
+    widths = [max(map(len, column)) for column in zip(_HEADS, *rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (_HEADS, *rows)]
+
+
+def encoded(boundaries: Mapping[str, BoundaryReport]) -> dict[str, BoundaryReport]:
+    """The directions whose tensors a codec made small."""
+    return {name: each for name, each in boundaries.items() if _small(each)}
+
+
+def crossed(name: str, each: BoundaryReport) -> str:
+    """A direction in a few words.
+
+    >>> crossed("b0 gpu->npu", BoundaryReport("int8", 4096, 1088, 1216, 1, error=0.0093))
+    'b0 gpu->npu as int8 1.2 KiB (29.7 %, off by 0.0093)'
+    """
+    off = "" if each.error is None else f", off by {each.error:.2g}"
+    return f"{name} as {each.codec or _NOTHING} {size(each.wire_bytes)} ({100 * each.ratio:.3g} %{off})"
+
+
+def _small(boundary: BoundaryReport) -> bool:
+    return boundary.codec not in ("", "none") or boundary.payload_bytes != boundary.raw_bytes
+
+
+def _row(name: str, each: BoundaryReport) -> tuple[str, ...]:
+    return (
+        name,
+        each.codec or _NOTHING,
+        f"{size(each.raw_bytes)} -> {size(each.payload_bytes)}",
+        f"{100 * each.ratio:.3g} %",
+        _NOTHING if each.error is None else f"{each.error:.2g}",
+        duration(each.encode_seconds) if each.encode_seconds else _NOTHING,
+        duration(each.decode_seconds) if each.decode_seconds else _NOTHING,
+    )
+
+
+def of_stage(report: Report, stage: str) -> str:
+    """In words, beside what a stage is going to compute; nothing where that is what was measured.
+
+    >>> from whale_nebula.report.report import Report
+    >>> of_stage(Report("fit", 9, 0.5, 2, {}, {}), "npu")
+    ''
+    """
+    return " for the busiest replica" if report.worker != ALONE and _count_copies(report, stage) > 1 else ""
+
+
+def of_link(report: Report, link: str) -> str:
+    """In words, beside what a link is going to carry: its bytes are those of all workers of the cluster that sends."""
+    cluster = link.partition("->")[0]
+    told = {**report.elsewhere.stages, **report.stages}
+    shared = any(each.cluster == cluster and _count_copies(report, name) > 1 for name, each in told.items())
+    return f" for all workers of {cluster}" if report.worker != ALONE and shared else ""
+
+
+def _count_copies(report: Report, stage: str) -> int:
+    basis = report.basis
+    if basis is None or stage not in basis.stages:
+        return 1
+    return max((phase.works[basis.stages.index(stage)].replicas for phase in basis.phases), default=1)
+
 
 _FAR_ABOVE = 1.1
 _UPDATES = "updates, metrics, results"
@@ -13,6 +96,7 @@ _UPDATES = "updates, metrics, results"
 def report_text(report: Report, *, bottleneck: bool = True) -> str:
     """The report, a line for each stage and link, and the bottleneck in a sentence.
 
+    >>> from whale_nebula.report.report import Report
     >>> links = {"gpu->npu": LinkReport(payload_bytes=2048, bytes=2150, raw_bytes=4096, frames=1)}
     >>> print(report_text(Report("fit", 2, 0.5, 2, {"gpu": StageReport(0.2, 0.3)}, links)))
     step 2 of fit: 0.500 s, 2 micro-batches
@@ -49,8 +133,6 @@ def report_text(report: Report, *, bottleneck: bool = True) -> str:
 
 
 def _boundaries(report: Report) -> list[str]:
-    from whale_nebula.report.crossings import boundary_lines
-
     return [f"  {line}" for line in boundary_lines(report.boundaries)]
 
 
@@ -77,7 +159,7 @@ def _stage(stage: StageReport, predicted: StagePrediction | None, whose: str) ->
 def _copies(stage: StageReport) -> str:
     """How many there are of a stage, and what they stand idle, where that is known.
 
-    >>> from whale_nebula.report.report import busiest
+    >>> from whale_nebula.report.records import busiest
     >>> _copies(busiest([StageReport(3.0), StageReport(1.0)])), _copies(StageReport(replicas=None, copies=2))
     ('; 2 replicas, which stand idle 2.000 s in all for the slowest', '; 2 replicas')
     """
@@ -130,27 +212,3 @@ def _once(report: Report) -> str | None:
 
 def _predicted(seconds: float | None, whose: str = "") -> str:
     return "" if seconds is None else f" (predicted {duration(seconds)}{whose})"
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people.
-
-    >>> duration(1.5), duration(0.0123), duration(0.000456)
-    ('1.500 s', '12.3 ms', '0.456 ms')
-    """
-    if seconds >= 0.1:
-        return f"{seconds:.3f} s"
-    return f"{1e3 * seconds:.1f} ms" if seconds >= 1e-3 else f"{1e3 * seconds:.3g} ms"
-
-
-def size(count: float) -> str:
-    """Bytes for people.
-
-    >>> size(512), size(2048), size(5 * 2**20)
-    ('512 B', '2.0 KiB', '5.0 MiB')
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return ""

@@ -1,1 +1,1 @@
-"""Where TensorFlow runs: fragments become functions, and a step is run by instructions."""
+"""Execute a plan: steps, boundary tensors, variables, replicas, the session of a run, local SGD."""

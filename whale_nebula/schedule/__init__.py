@@ -1,4 +1,4 @@
-"""In which order the stages run their micro-batches, how long that takes, and how it looks.
+"""Pipeline schedules: instructions of each stage, limits of what is in flight, and a simulator.
 
 Pure Python: nothing here knows tensors, and everything can be tried without a cluster.
 """
@@ -8,8 +8,7 @@ from whale_nebula.schedule.instructions import Backward, Forward, Fused, Instruc
 from whale_nebula.schedule.limits import Pace
 from whale_nebula.schedule.lines import Hop, Line, Work, pace, timed, uniform
 from whale_nebula.schedule.schedules import DEFAULT, SCHEDULES, Schedule, limits, schedule
-from whale_nebula.schedule.simulate import run_lists, simulate
-from whale_nebula.schedule.timeline import Span, Timeline
+from whale_nebula.schedule.simulate import Span, Timeline, run_lists, simulate
 
 __all__ = [
     "DEFAULT",

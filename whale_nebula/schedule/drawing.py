@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from whale_nebula.schedule.lines import Work, uniform
-from whale_nebula.schedule.simulate import simulate
-from whale_nebula.schedule.timeline import Span, Timeline
+from whale_nebula.schedule.simulate import Span, Timeline, simulate
 
 IDLE = "."
 FILL = {"F": "-", "B": "="}

@@ -1,8 +1,9 @@
-"""The scopes: how they are written, how they nest, and the stack of those that are open.
+"""Scopes (`nb.cluster`, `nb.stage`, ...): their grammar, options, identity, and the stack of open ones.
 
 `public` holds what a user writes. The rest is for capture: `open_frames`, `add_watcher`, `reenter` and so on.
 """
 
+from whale_nebula.scopes.compressing import apart_of
 from whale_nebula.scopes.frames import (
     Block,
     Frame,
@@ -23,6 +24,7 @@ from whale_nebula.scopes.frames import (
     watchers,
 )
 from whale_nebula.scopes.identity import (
+    Numbers,
     check_layout,
     deal_to,
     home_of,
@@ -32,7 +34,6 @@ from whale_nebula.scopes.identity import (
     worker_speeds,
     workers_in,
 )
-from whale_nebula.scopes.numbers import Numbers
 from whale_nebula.scopes.parsing import Tree, parsing
 from whale_nebula.scopes.placing import Placement, Rule
 from whale_nebula.scopes.public import (
@@ -40,14 +41,12 @@ from whale_nebula.scopes.public import (
     cluster,
     compress,
     pipeline,
-    place,
     replica,
     split,
     stage,
 )
 from whale_nebula.scopes.scope import Scope
-from whale_nebula.scopes.site import Site, calling_site
-from whale_nebula.scopes.training_apart import apart_of
+from whale_nebula.site import Site, calling_site
 
 __all__ = [
     "Block",
@@ -80,7 +79,6 @@ __all__ = [
     "parsing",
     "pipeline",
     "pipeline_of",
-    "place",
     "reenter",
     "replica",
     "replica_of",

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from whale_nebula.scopes.site import Site
+from whale_nebula.site import Site
 
 
 @dataclass(frozen=True, slots=True)

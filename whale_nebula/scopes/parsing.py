@@ -69,7 +69,7 @@ def parsing() -> Iterator[Tree]:
 def described(frame: Frame) -> str:
     """A scope in one line: a stage by its key and cluster, others by the options that are not as usual.
 
-    >>> from whale_nebula.scopes.site import Site
+    >>> from whale_nebula.site import Site
     >>> described(Frame("pipeline", {"micro_batch": 4, "in_flight": None}, Site("train.py", 3)))
     'pipeline micro_batch=4'
     """

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from whale_nebula.errors import NestingError
-from whale_nebula.scopes import identity, values
+from whale_nebula.scopes import identity
+from whale_nebula.scopes import options as values
 from whale_nebula.scopes.frames import Block, Frame, Stack, current_stack
 from whale_nebula.scopes.scope import Scope
-from whale_nebula.scopes.site import Site, calling_site
+from whale_nebula.site import Site, calling_site
 
 _MEND = 'nb.place(model, {"encoder/.*": "gpu", "decoder/.*": "npu"})'
 

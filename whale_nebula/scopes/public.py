@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from whale_nebula.schedule.schedules import DEFAULT, SCHEDULES
-from whale_nebula.scopes import compressing, placing, training_apart, values
+from whale_nebula.scopes import compressing
+from whale_nebula.scopes import options as values
 from whale_nebula.scopes.frames import Frame, current_stack
+from whale_nebula.scopes.options import checked, scope
 from whale_nebula.scopes.scope import Missing, Scope
-from whale_nebula.scopes.site import calling_site
-from whale_nebula.scopes.words import checked, scope
-from whale_nebula.tracebacks import short_traceback
+from whale_nebula.site import calling_site
 
 Opens = AbstractContextManager[Frame]
 Codecs = Any  # "auto", a codec, or its text form
@@ -89,7 +89,7 @@ def replica(
         replica sync_every=100
     """
     counted = None if count is None else values.count("count", count)
-    slow = training_apart.checked_options(sync_every, outer, mode, fragments, delay, staleness)
+    slow = compressing.check_apart_options(sync_every, outer, mode, fragments, delay, staleness)
     return Scope("replica", {"count": counted, **slow})
 
 
@@ -205,7 +205,7 @@ def compress(
     flags |= {"fp16": fp16, "bf16": bf16, "int8": int8, "int4": int4, "int3": int3, "int2": int2, "int1": int1}
     others = {"start_step": start_step, "ramp": ramp, "delta": delta, "mask": mask, "forward": forward}
     others |= {"zstd": zstd, "nonfinite": nonfinite}
-    options = compressing.checked_options(flags, codec, backward, **others)
+    options = compressing.check_compress_options(flags, codec, backward, **others)
     return Scope("compress", options, compressing.missing_of(options))
 
 
@@ -215,44 +215,6 @@ def auto_parallel(**limits: Any) -> None:
     words = [f"{name}={value}" for name, value in limits.items()]
     missing = Missing("nb.auto_parallel", mend="mark the stages: with nb.cluster(): with nb.stage(): ...")
     _statement(" ".join(["auto_parallel", *words]), missing)
-
-
-@checked
-@short_traceback
-def place(model: Any, mapping: Mapping[str, Any]) -> None:
-    """Give a model's layers to clusters by their paths; its code stays as it is.
-
-    `nb.place(model, {"encoder/.*": "gpu", "decoder/.*": "npu"})`
-
-    A path is the names of layers from the model to the layer, as `model.summary(expand_nested=True)` shows them:
-    "encoder/block0/attention". A pattern is a regex that must match a whole path; what is inside a layer goes with it.
-    A pattern that matches no layer, or a layer that two patterns match, is an error. Layers that are not named run
-    where the fewest bytes cross. A cluster's name is the name of its stage; where a cluster has two stages, give the
-    second as `nb.stage(cluster="gpu", name="head")`.
-
-    Scopes that are open here, `nb.cluster`, `nb.pipeline` and `nb.compress`, stand around the stages. Calling it again
-    replaces the map, from the next step on; an empty one takes it away. Copies and saved models do not have it.
-
-    >>> import keras
-    >>> import whale_nebula as nb
-    >>> inputs = keras.Input((4,))
-    >>> hidden = keras.layers.Dense(8, name="encoder")(inputs)
-    >>> model = keras.Model(inputs, keras.layers.Dense(1, name="decoder")(hidden))
-    >>> with nb.cluster(), nb.pipeline(micro_batch=2):
-    ...     nb.place(model, {"encoder": "gpu", "decoder": "npu"})
-    >>> plan = nb.plan(model, keras.KerasTensor((8, 4)))
-    >>> list(plan.stages), plan.rows
-    (['gpu', 'npu'], (4, 4))
-    """
-    made = placing.placement(mapping)
-    recorder = current_stack().recorder
-    if recorder is not None:
-        words = [f"{rule.pattern.pattern}={rule.key}" for rule in made.rules]
-        recorder.statement(" ".join(["place", *words]), made.frames, None)
-        return
-    from whale_nebula.capture import placed  # only a model brings TensorFlow with it
-
-    placed.place(model, made)
 
 
 def _statement(text: str, missing: Missing) -> None:

@@ -1,14 +1,13 @@
-"""Who may speak: identities, certificates, what each role may do, and a log of what was decided.
+"""Security: identities, certificates, what each role may do, and an audit log of what was decided.
 
 >>> Identity("mt", "gpu").worker
 'gpu/0'
 """
 
 from whale_nebula.security.credentials import Credentials, CurrentCredentials, Prover
-from whale_nebula.security.files import Files
+from whale_nebula.security.files import Files, Peer
 from whale_nebula.security.identity import GATEWAY, OPERATOR, WORKER, Identity
 from whale_nebula.security.issue import ephemeral
-from whale_nebula.security.reading import Peer
 from whale_nebula.security.trust import Trust, check_live
 
 __all__ = [

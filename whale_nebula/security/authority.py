@@ -27,10 +27,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from whale_nebula.config.schema import Config
 from whale_nebula.errors import CredentialsError
-from whale_nebula.security import denied, files, making, reading
+from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.security import files, making
+from whale_nebula.security import files as reading
+from whale_nebula.security import trust as denied
 from whale_nebula.security.identity import GATEWAY, WORKER, Identity, name
 from whale_nebula.security.trust import check_dates
-from whale_nebula.suggest import did_you_mean
 
 CA, KEY, ABOUT, ISSUED = "ca.pem", "ca.key", "authority.json", "issued"
 FORMAT = "whale_nebula authority 1"

@@ -13,13 +13,12 @@ from pathlib import Path
 from cryptography import x509
 
 from whale_nebula.errors import CredentialsError, IdentityError, WrongNameError
-from whale_nebula.security import files, making, reading
-from whale_nebula.security.denied import DenyList, Stamp, stamp
-from whale_nebula.security.files import Files
+from whale_nebula.faults import failpoint
+from whale_nebula.security import files, making
+from whale_nebula.security import files as reading
+from whale_nebula.security.files import Files, Peer
 from whale_nebula.security.identity import Identity, command_options
-from whale_nebula.security.reading import Peer
-from whale_nebula.security.trust import Trust, check_live, ends_soon
-from whale_nebula.testing.failpoints import failpoint
+from whale_nebula.security.trust import DenyList, Stamp, Trust, check_live, ends_soon, stamp
 
 _AGAIN_SECONDS = 10.0
 _WARN_SECONDS = 60.0

@@ -15,12 +15,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from whale_nebula.errors import CredentialsError, IdentityError
 from whale_nebula.security import authority as home
-from whale_nebula.security import denied, files, making, reading
+from whale_nebula.security import files, making
+from whale_nebula.security import files as reading
+from whale_nebula.security import trust as denied
 from whale_nebula.security.authority import Authority
-from whale_nebula.security.denied import Revocation, Revocations, SignedList
-from whale_nebula.security.files import Files
+from whale_nebula.security.files import Files, Peer
 from whale_nebula.security.identity import Identity, command_options
-from whale_nebula.security.reading import Peer
+from whale_nebula.security.trust import Revocation, Revocations, SignedList
 
 DAYS = 7.0
 _EPHEMERAL_DAYS = 30.0

@@ -18,11 +18,10 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from whale_nebula.errors import AuditError, IdentityError, NebulaError
 from whale_nebula.security import chain
-from whale_nebula.security.audit import pieces
+from whale_nebula.security.audit import Head, pieces
 from whale_nebula.security.chain import BrokenError, Follower, Record
-from whale_nebula.security.heads import Head
+from whale_nebula.security.files import plain
 from whale_nebula.security.identity import Identity
-from whale_nebula.security.reading import plain
 from whale_nebula.security.trust import Trust
 
 _FIRST = (chain.GENESIS, chain.RECOVERED)

@@ -1,1 +1,1 @@
-"""For tests, ours and yours: links over memory that break as they are told to, failpoints, and simulated runs."""
+"""Testing aids: links over memory that fail as they are told to, and simulated runs."""

@@ -18,16 +18,25 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from whale_nebula import faults as failpoints
 from whale_nebula.errors import NebulaError, RunError
-from whale_nebula.runtime.session import Session
-from whale_nebula.testing import carrier, failpoints
-from whale_nebula.testing.carrier import Cable
-from whale_nebula.testing.case import PATIENCE, Case, Found, Outcome
-from whale_nebula.testing.failpoints import failpoint
-from whale_nebula.testing.fault_plan import Action, Drop, Fault, FaultPlan, fail
-from whale_nebula.testing.judge import DEADLY, judge, planned
-from whale_nebula.testing.lesson import PROGRAM, Numbers, Pupil, bound
-from whale_nebula.testing.line_faults import BadLine
+from whale_nebula.faults import Action, Drop, Fault, FaultPlan, fail, failpoint
+from whale_nebula.runtime.session.session import Session
+from whale_nebula.testing import carrier
+from whale_nebula.testing.carrier import BadLine, Cable
+from whale_nebula.testing.case import (
+    DEADLY,
+    PATIENCE,
+    PROGRAM,
+    Case,
+    Found,
+    Numbers,
+    Outcome,
+    Pupil,
+    bound,
+    judge,
+    planned,
+)
 from whale_nebula.testing.stepping import Gone, Over, Turns
 from whale_nebula.transport import clock, mailbox, outbox, peer, tally
 from whale_nebula.transport.base import lost

@@ -1,4 +1,4 @@
-"""How tensors and messages get from one worker to another: one small protocol and what implements it."""
+"""Links between workers: one protocol over carriers (memory with emulated lines, sockets, gRPC)."""
 
 from whale_nebula.transport.memory import MemoryLink, MemoryNetwork
 from whale_nebula.transport.protocol import Key, KeyKind, Link, LinkTotals, Packed, Payload

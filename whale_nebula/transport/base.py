@@ -14,7 +14,7 @@ from whale_nebula.errors import (
     PlanMismatchError,
     RemoteFailureError,
 )
-from whale_nebula.foreign_text import escape_foreign_text
+from whale_nebula.errors.foreign_text import escape_foreign_text
 from whale_nebula.transport.mailbox import Mailbox
 from whale_nebula.transport.protocol import Key, LinkTotals, Payload, Sent
 from whale_nebula.transport.tally import Tally

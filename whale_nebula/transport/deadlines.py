@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 # What a sender's kernel may hold of one connection: a ping queues behind it.
 _BACKLOG_BYTES = 4 << 20
@@ -63,3 +67,100 @@ class Deadlines:
         [0.05, 0.1, 0.2, 2.0]
         """
         return min(2.0, 0.05 * 2.0 ** min(attempt, 16)) * (0.5 + draw)
+
+
+_LOG = logging.getLogger("whale_nebula.transport")
+_AGAIN_SECONDS = 10.0
+
+
+class Wait(NamedTuple):
+    """A wait that goes on, or (`over`) has just ended.
+
+    >>> print(Wait("worker 'npu/0'", "10.77.0.2:7101", "it is not up yet", seconds=30.0, limit=120.0))
+    waiting for worker 'npu/0' at 10.77.0.2:7101, 30 s of 120 s: it is not up yet
+    >>> print(Wait("gateway 'npu/gateway'", "", "it is not up yet", seconds=30.0, limit=None))  # as long as it takes
+    waiting for gateway 'npu/gateway', 30 s: it is not up yet
+    >>> print(Wait("worker 'npu/0'", "", "", seconds=31.0, limit=120.0, over=True))
+    worker 'npu/0' is there, after 31 s
+    """
+
+    who: str
+    where: str
+    why: str
+    seconds: float
+    limit: float | None
+    over: bool = False
+
+    def __str__(self) -> str:
+        if self.over:
+            return f"{self.who} is there, after {self.seconds:.0f} s"
+        place = f" at {self.where}" if self.where else ""
+        reason = f": {self.why}" if self.why else ""
+        limit = "" if self.limit is None else f" of {self.limit:.0f} s"
+        return f"waiting for {self.who}{place}, {self.seconds:.0f} s{limit}{reason}"
+
+
+Announce: TypeAlias = Callable[[Wait], None]
+
+
+def log_wait(wait: Wait) -> None:
+    """Say it in the log, as a warning; that it is over, too: who has read that somebody waits wants to know."""
+    _LOG.warning("%s", wait)
+
+
+class Waiting:
+    """One thing that may have to be waited for again and again: said at once, every ten seconds, and at its end.
+
+    The owner calls `on` whenever it sees that it still waits, and `off` when what it waited for is there. When it
+    waits no more for another reason it calls `drop`, and nothing is said.
+
+    >>> waiting = Waiting("worker 'npu/0'", "10.0.0.2:7101", lambda wait: print(wait))
+    >>> waiting.on("it is not up yet", limit=120.0)
+    waiting for worker 'npu/0' at 10.0.0.2:7101, 0 s of 120 s: it is not up yet
+    >>> waiting.on("it is not up yet", limit=120.0)
+    >>> waiting.off()
+    worker 'npu/0' is there, after 0 s
+    >>> waiting.off()
+    """
+
+    def __init__(
+        self,
+        who: str,
+        where: str,
+        announce: Announce = log_wait,
+        *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._who = who
+        self._where = where
+        self._announce = announce
+        self._now = now
+        self._since: float | None = None
+        self._said = 0.0
+        self._why = ""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is waited for, and that was said."""
+        return self._since is not None
+
+    def on(self, why: str, *, limit: float | None = None, since: float | None = None) -> None:
+        """It is waited for, at most `limit` seconds if there is one, counted from `since` or the first call."""
+        now = self._now()
+        if self._since is None:
+            self._since = now if since is None else since
+        elif why == self._why and now - self._said < _AGAIN_SECONDS:
+            return
+        self._said, self._why = now, why
+        self._announce(Wait(self._who, self._where, why, now - self._since, limit))
+
+    def off(self) -> None:
+        """It is there."""
+        if self._since is not None:
+            seconds = self._now() - self._since
+            self._since = None
+            self._announce(Wait(self._who, self._where, self._why, seconds, seconds, over=True))
+
+    def drop(self) -> None:
+        """It is no longer waited for."""
+        self._since = None

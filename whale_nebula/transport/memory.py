@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol
 from whale_nebula.errors import LocalProtocolError
 from whale_nebula.transport.base import BYE, FAIL, LinkEnd, closed_by, closed_here, failed, refuse_reserved
 from whale_nebula.transport.clock import Clock, MonotonicClock
+from whale_nebula.transport.framed import checked
 from whale_nebula.transport.mailbox import Mailbox
-from whale_nebula.transport.payloads import checked
 from whale_nebula.transport.protocol import Key, Packed, Payload
 from whale_nebula.wire.message import decode_message, encode_message
 from whale_nebula.wire.tensor import dtype_code

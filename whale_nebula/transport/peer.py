@@ -22,23 +22,60 @@ from whale_nebula.errors import (
     PeerRestartedError,
     RemoteProtocolError,
 )
-from whale_nebula.testing.failpoints import chunk_failpoint, failpoint
+from whale_nebula.faults import chunk_failpoint, failpoint
 from whale_nebula.transport.base import BYE, FAIL, absent, closed_here, silent
 from whale_nebula.transport.base import lost as gone
 from whale_nebula.transport.carrier import Carrier, CarrierState
-from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.deadlines import Announce, Deadlines, Waiting, log_wait
 from whale_nebula.transport.framed import ExpectKey, FramedEnd
 from whale_nebula.transport.mailbox import Waiters, unsent
-from whale_nebula.transport.meter import Meter
-from whale_nebula.transport.outbox import Outbox
-from whale_nebula.transport.sending import Sending, Shipment, Upkeep
-from whale_nebula.transport.waiting import Announce, Waiting, log_wait
-from whale_nebula.wire.assembly import TensorArrived
+from whale_nebula.transport.outbox import Outbox, Sending, Shipment, Upkeep
+from whale_nebula.wire.assembly import MessageArrived, TensorArrived
 from whale_nebula.wire.conversation import BUDGET_BYTES, Answer, Conversation, Event, Opened
-from whale_nebula.wire.decoder import MessageArrived
 from whale_nebula.wire.frame import Kind
 from whale_nebula.wire.greeting import Greeting, Prover
 from whale_nebula.wire.replay import Acknowledged
+
+_SPAN_SECONDS = 1.0
+
+
+class Meter:
+    """Bytes per second of a busy line; None until it was busy for a second.
+
+    >>> meter = Meter()
+    >>> meter.busy(0.0)
+    >>> for second in (1.0, 2.0): meter.carried(7_500_000, second, more=True)
+    >>> meter.rate
+    7500000.0
+    """
+
+    def __init__(self) -> None:
+        self.rate: float | None = None
+        self._since: float | None = None
+        self._bytes = 0
+
+    def busy(self, now: float) -> None:
+        """Something is on its way."""
+        if self._since is None:
+            self._since, self._bytes = now, 0
+
+    def carried(self, size: int, now: float, *, more: bool) -> None:
+        """So many bytes have arrived; `more`: others are still on their way."""
+        if self._since is None:
+            return
+        self._bytes += size
+        elapsed = now - self._since
+        if elapsed >= _SPAN_SECONDS:
+            seen = self._bytes / elapsed
+            self.rate = seen if self.rate is None else (self.rate + seen) / 2
+            self._since, self._bytes = now, 0
+        if not more:
+            self._since = None
+
+    def idle(self) -> None:
+        """The line is down: that time says nothing about it."""
+        self._since = None
+
 
 _LOG = logging.getLogger("whale_nebula.transport")
 _SEAL_BYTES = 16

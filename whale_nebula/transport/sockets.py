@@ -18,8 +18,8 @@ from whale_nebula.errors import NebulaError, RemoteProtocolError
 from whale_nebula.transport.base import closed_here, lost
 from whale_nebula.transport.framed import ExpectKey, FramedEnd
 from whale_nebula.transport.outbox import Outbox, Parcel
+from whale_nebula.wire.assembly import FrameDecoder
 from whale_nebula.wire.conversation import BUDGET_BYTES
-from whale_nebula.wire.decoder import FrameDecoder
 from whale_nebula.wire.frame import HEADER_BYTES, Header, Kind, checksum, chunks, pack
 
 PATIENCE_SECONDS = 120.0

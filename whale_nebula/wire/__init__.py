@@ -1,10 +1,9 @@
-"""What goes over a link, as bytes: frames in and out, and nothing that reads or writes a socket.
+"""The wire protocol, without input or output: frames, sessions, sealing, control messages.
 
 Exported here is what every link needs; one that outlives its connections takes `wire.conversation` too.
 """
 
-from whale_nebula.wire.assembly import Bound, Expect, TensorArrived
-from whale_nebula.wire.decoder import FrameDecoder, MessageArrived
+from whale_nebula.wire.assembly import Bound, Expect, FrameDecoder, MessageArrived, TensorArrived
 from whale_nebula.wire.frame import (
     CHUNK_BYTES,
     FRAME_CAP,

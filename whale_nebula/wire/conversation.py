@@ -14,11 +14,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from whale_nebula.errors import DamagedFrameError, LocalProtocolError, NebulaError, RemoteProtocolError
-from whale_nebula.foreign_text import escape_foreign_text
-from whale_nebula.wire import hello
-from whale_nebula.wire.arrivals import Arrivals, Turn
-from whale_nebula.wire.assembly import WHOLE_LIMIT, Assembly, Expect, TensorArrived
-from whale_nebula.wire.decoder import MessageArrived
+from whale_nebula.errors.foreign_text import escape_foreign_text
+from whale_nebula.wire import greeting as hello
+from whale_nebula.wire.assembly import WHOLE_LIMIT, Assembly, Expect, MessageArrived, TensorArrived
 from whale_nebula.wire.frame import (
     BARE,
     CHUNK_BYTES,
@@ -36,11 +34,9 @@ from whale_nebula.wire.frame import (
 )
 from whale_nebula.wire.greeting import Greeting, Introduction, Prover
 from whale_nebula.wire.message import Word, decode_message, encode_message
-from whale_nebula.wire.replay import FIRST, Acknowledged, Packet, Replay, held_bytes
+from whale_nebula.wire.replay import FIRST, Acknowledged, Arrivals, Packet, Replay, Splitter, Turn, held_bytes
 from whale_nebula.wire.seal import Exchange, Sealer
-from whale_nebula.wire.side import Side, speak
-from whale_nebula.wire.splitter import Splitter
-from whale_nebula.wire.states import State
+from whale_nebula.wire.states import Side, State, speak
 from whale_nebula.wire.tensor import Bytes, dtype_code
 
 BUDGET_BYTES = 40 << 20

@@ -9,7 +9,7 @@ import numpy as np
 
 import whale_nebula as nb
 from tests.processes.telling import bits, tell
-from whale_nebula.runtime import outlook
+from whale_nebula.runtime.step import estimates as outlook
 
 STEPS, ROWS, WIDTH = 4, 8, 32
 

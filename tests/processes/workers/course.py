@@ -13,7 +13,7 @@ import whale_nebula as nb
 from tests.parity.zoo import data
 from tests.processes.telling import bits, tell
 from whale_nebula.errors import NebulaError
-from whale_nebula.run import current_run
+from whale_nebula.runtime.run import current_run
 
 
 class Told(keras.callbacks.Callback):

@@ -7,7 +7,7 @@ import numpy as np
 
 import whale_nebula as nb
 from tests.processes.telling import bits, sent, tell
-from whale_nebula.run import current_run
+from whale_nebula.runtime.run import current_run
 
 
 def told(first: str, second: str) -> None:

@@ -20,7 +20,7 @@ import whale_nebula as nb
 from tests.processes.looking import Checksums, Frame, watched
 from tests.processes.telling import tell
 from whale_nebula.errors import NebulaError
-from whale_nebula.run import current_run
+from whale_nebula.runtime.run import current_run
 
 ROWS, BATCH = 8, 4
 DEADLINE = 30.0

@@ -13,7 +13,8 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.processes.telling import bits, tell
 from whale_nebula.errors import CollectiveReadError
-from whale_nebula.runtime.elsewhere import Ledger
+from whale_nebula.runtime.run import current_run
+from whale_nebula.runtime.variables.remote import Ledger
 
 WIDTH = 1600  # 2 kernels of 10 MB, and two slots of Adam for each
 
@@ -74,9 +75,9 @@ tell("slots before emptying", found["slots"])
 
 tell("refusals", [refused(model.get_weights), refused(nb.gathered().__enter__), refused(lambda: model.save("m.keras"))])
 path = Path(sys.argv[1]) / "model.weights.h5"
-before = {name: link.totals().raw_bytes for name, link in nb.run.current_run().ledger.session.links.items()}
+before = {name: link.totals().raw_bytes for name, link in current_run().ledger.session.links.items()}
 model.save_weights(path)
-after = {name: link.totals().raw_bytes for name, link in nb.run.current_run().ledger.session.links.items()}
+after = {name: link.totals().raw_bytes for name, link in current_run().ledger.session.links.items()}
 tell("crossed", [after[name] - before[name] for name in before])
 saved = bits(own(everything()))
 model.fit(x, y, batch_size=4, verbose=0)

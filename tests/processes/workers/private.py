@@ -19,7 +19,7 @@ from tests.processes.telling import tell
 from whale_nebula.errors import CollectiveReadError
 from whale_nebula.models import Bert, BertSizes, CausalABNet, SmoothedCrossentropy, text
 from whale_nebula.models.decoding import Beam, Found, translation
-from whale_nebula.run import current_run
+from whale_nebula.runtime.run import current_run
 
 PAIRS, BATCH, LONGEST = 32, 8, 16
 FIRST, VOCABULARY = 1000, 1536  # ids of words are larger than any number of a frame's header

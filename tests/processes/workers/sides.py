@@ -11,7 +11,7 @@ import whale_nebula as nb
 from tests.processes.sides import INPUTS, SOURCE, TARGET, WORDS, course
 from tests.processes.telling import bits, tell
 from whale_nebula.errors import CollectiveReadError
-from whale_nebula.run import current_run
+from whale_nebula.runtime.run import current_run
 
 found: dict[str, int] = {"tensors": 0, "messages": 0, "source": 0, "target": 0}
 

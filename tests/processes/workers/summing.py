@@ -13,10 +13,9 @@ import whale_nebula as nb
 from tests.processes.telling import bits, tell
 from whale_nebula.errors import NebulaError
 from whale_nebula.launch.attach import attach
-from whale_nebula.run import current_run
-from whale_nebula.runtime.collectives import DTYPES, Collectives, Group
-from whale_nebula.runtime.early import prepare_task
-from whale_nebula.runtime.tasks import open_among
+from whale_nebula.runtime.replicas.collectives import DTYPES, Collectives, Group
+from whale_nebula.runtime.run import current_run
+from whale_nebula.runtime.session.rendezvous import open_among, prepare_task
 
 happens = sys.argv[1]
 SHAPES = [(5, 3), (), (0, 2), (1200, 1000), (7,)]  # the large one travels alone

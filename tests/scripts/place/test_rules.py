@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula import tf_private
 from whale_nebula.capture.placed import homes_of, placed_models
 from whale_nebula.errors import (
     BoundaryInBodyError,
@@ -21,6 +20,7 @@ from whale_nebula.errors import (
     PlacementError,
     StageOrderError,
 )
+from whale_nebula.tf import private as tf_private
 
 layers = keras.layers
 X, Y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.scripts.refusals.telling import batch, fit, functional, marked, sub, told
-from whale_nebula.capture import constants
+from whale_nebula.capture import errors as constants
 from whale_nebula.errors import (
     BatchAxisError,
     CaptureError,

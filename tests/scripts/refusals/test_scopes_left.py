@@ -15,9 +15,10 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.scripts.refusals.telling import fit, functional, marked, sub, told
-from whale_nebula import tf_private
 from whale_nebula.errors import NestingError, StateError
-from whale_nebula.scopes import eager, open_frames
+from whale_nebula.scopes import hints as eager
+from whale_nebula.scopes import open_frames
+from whale_nebula.tf import private as tf_private
 
 layers = keras.layers
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.scripts.refusals.telling import ROWS, batch, fit, functional, marked, same_training, sub, told
 from whale_nebula.errors import UnsupportedError
-from whale_nebula.runtime import xla
+from whale_nebula.runtime.step import compiled as xla
 
 layers = keras.layers
 

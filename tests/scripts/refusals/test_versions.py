@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from whale_nebula.supported import RANGES, in_range
+from whale_nebula.tf.versions import RANGES, in_range
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
@@ -79,5 +79,8 @@ def test_what_does_not_fit_is_told_where_it_is_first_used(tmp_path: Path) -> Non
 
 
 def test_importing_asks_for_nothing() -> None:
-    code = "import sys, whale_nebula; sys.exit('tensorflow' in sys.modules or 'whale_nebula.supported' in sys.modules)"
+    code = (
+        "import sys, whale_nebula; "
+        "sys.exit('tensorflow' in sys.modules or 'whale_nebula.tf.versions' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from whale_nebula.capture.declared import Declared
+from whale_nebula.capture.arguments import Declared
 from whale_nebula.capture.step import filled, signature
 from whale_nebula.config import InputSpec
 from whale_nebula.errors import AbsentInputError, InputMismatchError
-from whale_nebula.feed.missing import Missing
+from whale_nebula.feed.absent import Missing
 
 FORMS = {"x/source": InputSpec((None, None), "int32"), "x/target": InputSpec((None, 3)), "y": InputSpec((8,))}
 TWO = Declared(FORMS, alone=False)

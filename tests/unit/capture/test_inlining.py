@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula import tf_private
 from whale_nebula.capture.inlining import inlining
 from whale_nebula.errors import BoundaryInBodyError
+from whale_nebula.tf import private as tf_private
 
 ORIGINAL = tf_private.PolymorphicFunction.__call__
 ROWS = np.ones((4, 2), "float32")

@@ -1,5 +1,6 @@
 """Keras is asked early for models with scopes, and left alone for all others."""
 
+import importlib
 from typing import Any
 
 import keras
@@ -7,19 +8,23 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from whale_nebula import tf_private
-from whale_nebula.capture.keras_hook import _form
-from whale_nebula.late import unwrap_keras, wrap_keras
+from whale_nebula.runtime.keras_hook import _form
+from whale_nebula.tf import private as tf_private
+from whale_nebula.tf.keras_import import unwrap_keras, wrap_keras
 
 layers = keras.layers
 X, Y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
+
+
+def _hook() -> Any:
+    return importlib.import_module("whale_nebula.runtime.keras_hook")
 
 
 @pytest.fixture
 def unwrapped() -> Any:
     unwrap_keras()
     yield
-    wrap_keras()
+    wrap_keras(_hook)
 
 
 def plain() -> keras.Model:
@@ -60,7 +65,7 @@ def functions(model: keras.Model) -> list[Any]:
 
 def test_models_without_scopes_get_keras_own_functions(unwrapped: Any) -> None:
     own = {type(f).__name__ + f.__module__ + f.__qualname__ for f in functions(plain())}
-    wrap_keras()
+    wrap_keras(_hook)
     assert {type(f).__name__ + f.__module__ + f.__qualname__ for f in functions(plain())} == own
 
 
@@ -74,8 +79,8 @@ def test_the_wrapper_is_reversible(unwrapped: Any) -> None:
     trainer = vars(tf_private.TensorFlowTrainer)
     originals = {kind: trainer[f"make_{kind}_function"] for kind in ("train", "test", "predict")}
     assert not any(hasattr(f, "nebula_original") for f in originals.values())
-    wrap_keras()
-    wrap_keras()
+    wrap_keras(_hook)
+    wrap_keras(_hook)
     for kind, original in originals.items():
         wrapper = vars(tf_private.TensorFlowTrainer)[f"make_{kind}_function"]
         assert wrapper.nebula_original is original
@@ -86,7 +91,7 @@ def test_the_wrapper_is_reversible(unwrapped: Any) -> None:
 
 def test_histories_are_the_same_bit_for_bit(unwrapped: Any) -> None:
     before = plain().fit(X, Y, epochs=3, verbose=0).history
-    wrap_keras()
+    wrap_keras(_hook)
     assert plain().fit(X, Y, epochs=3, verbose=0).history == before
 
 

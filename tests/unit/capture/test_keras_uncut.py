@@ -13,7 +13,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.capture import stageless
 from whale_nebula.errors import NebulaWarning, UnsupportedError
-from whale_nebula.scopes import eager
+from whale_nebula.scopes import hints as eager
 
 layers = keras.layers
 X, Y = np.ones((8, 4), "float32"), np.ones((8, 3), "float32")

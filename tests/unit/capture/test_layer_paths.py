@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from whale_nebula.capture.layer_paths import spots
+from whale_nebula.capture.placed import spots
 
 layers = keras.layers
 

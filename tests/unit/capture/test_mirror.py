@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from whale_nebula.capture.mirror import COMPRESS, STAGE, in_order, mirror
 from whale_nebula.capture.places import place_of
-from whale_nebula.ir.spec import Value
-from whale_nebula.tf_private import stamped
+from whale_nebula.spec import Value
+from whale_nebula.tf.private import stamped
 
 
 def traced(fn: Any, *specs: Any) -> Any:

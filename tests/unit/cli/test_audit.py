@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from whale_nebula.cli import audit, exits
+from whale_nebula.cli import arguments as exits
+from whale_nebula.cli import audit
 from whale_nebula.cli.main import main
-from whale_nebula.security import Credentials, Files, Identity, chain, ephemeral, policy
-from whale_nebula.security.audit import AuditLog
-from whale_nebula.security.heads import KeptHeads
+from whale_nebula.security import Credentials, Files, Identity, chain, ephemeral
+from whale_nebula.security import identity as policy
+from whale_nebula.security.audit import AuditLog, KeptHeads
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -13,10 +13,12 @@ import pytest
 
 from tests.unit.security.made import Home
 from tests.unit.transport.crossing import free_address
-from whale_nebula.cli import bench, bench_ends, exits
+from whale_nebula.cli import arguments as exits
+from whale_nebula.cli import bench
+from whale_nebula.cli import bench as bench_ends
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, CredentialsError
-from whale_nebula.launch.line.found import path_of, saved
+from whale_nebula.launch.line.advice import path_of, saved
 from whale_nebula.security import Identity
 
 QUICK = ["--seconds", "0.05"]
@@ -148,7 +150,7 @@ def test_one_end_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_tensorflow_is_loaded() -> None:
     code = (
-        "import sys; import whale_nebula.cli.bench, whale_nebula.cli.bench_ends, whale_nebula.cli.checks.cluster;"
+        "import sys; import whale_nebula.cli.bench, whale_nebula.cli.bench, whale_nebula.cli.checks.cluster;"
         "sys.exit(bool({'tensorflow', 'keras'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from whale_nebula.cli import certs, exits
+from whale_nebula.cli import arguments as exits
+from whale_nebula.cli import certs
 from whale_nebula.errors import CredentialsError
 from whale_nebula.security import Credentials, Files, Identity
 

@@ -15,9 +15,9 @@ import pytest
 
 import whale_nebula
 from whale_nebula.cli import doctor
-from whale_nebula.cli.checks import machine, packages
-from whale_nebula.cli.checks.configured import config_checks
-from whale_nebula.cli.checks.packages import in_order, requirements, within
+from whale_nebula.cli.checks import local as machine
+from whale_nebula.cli.checks import local as packages
+from whale_nebula.cli.checks.local import config_checks, in_order, requirements, within
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.resolve import Placement
 

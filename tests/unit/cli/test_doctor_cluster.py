@@ -18,16 +18,16 @@ import pytest
 from tests.unit.security.made import Home, self_signed
 from tests.unit.transport.crossing import QUICK, free_address
 from whale_nebula.cli import doctor
-from whale_nebula.cli.checks import line, network
-from whale_nebula.cli.checks.certificates import days
-from whale_nebula.cli.checks.check import Check
+from whale_nebula.cli.checks import cluster as line
+from whale_nebula.cli.checks import cluster as network
+from whale_nebula.cli.checks.cluster import days, name_checks
 from whale_nebula.cli.checks.host import Host, Target, host
-from whale_nebula.cli.checks.reach import name_checks
+from whale_nebula.cli.checks.local import Check
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.line import Crossing, LineFound
-from whale_nebula.launch.line.found import path_of, save
-from whale_nebula.launch.line.sheet import sheet
+from whale_nebula.launch.line.advice import path_of, save
+from whale_nebula.launch.line.seat import sheet
 from whale_nebula.security import Credentials, Files, Identity, making
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 

@@ -6,7 +6,7 @@ import re
 import signal
 from pathlib import Path
 
-from whale_nebula.cli import exits
+from whale_nebula.cli import arguments as exits
 from whale_nebula.cli.run import parser
 from whale_nebula.launch.attach import EXIT_ORPHANED
 from whale_nebula.launch.leaving import EXIT_LEFT

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from whale_nebula.cli import main as entry
-from whale_nebula.cli.exits import NOT_YET
+from whale_nebula.cli.arguments import NOT_YET
 from whale_nebula.cli.main import BUILT, COMMANDS, main
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from whale_nebula.cli import exits
+from whale_nebula.cli import arguments as exits
 from whale_nebula.cli.main import main
 
 SOON = 60.0

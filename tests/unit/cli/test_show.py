@@ -16,10 +16,9 @@ import pytest
 
 import whale_nebula as nb
 from tests.unit.ir.traced import inference
-from whale_nebula.cli import exits
-from whale_nebula.cli.script import check
-from whale_nebula.cli.show import main
-from whale_nebula.observing import observer
+from whale_nebula.cli import arguments as exits
+from whale_nebula.cli.show import check, main
+from whale_nebula.scopes.observer import observer
 
 Script = Callable[[str], str]
 

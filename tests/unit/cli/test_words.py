@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from whale_nebula.cli.words import Parser, misspelt, split
+from whale_nebula.cli.arguments import Parser, misspelt, split
 
 FLAGS, VALUED = {"--json", "-h"}, {"--links", "--html"}
 

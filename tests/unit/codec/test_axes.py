@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from whale_nebula.codec import INT4, Axes, Coded
+from whale_nebula.codec import INT4, Axes, Coded, axes
 from whale_nebula.codec.axes import Held
-from whale_nebula.codec.graph import axes
 from whale_nebula.codec.structures import RENEWED
 from whale_nebula.errors import RemoteProtocolError
 
@@ -95,7 +94,7 @@ def test_a_wide_tensor_keeps_its_axes_at_right_angles() -> None:
 
 
 def test_axes_that_are_none_are_refused() -> None:
-    _, numbers, largest = axes.made(np.eye(8, dtype="float32"))
+    _, numbers, largest = axes.make_axes(np.eye(8, dtype="float32"))
     for bad in ((np.ones((8, 8), np.int8), largest), (numbers, np.full(8, np.nan, "float16")), (numbers * 0, largest)):
         with pytest.raises(RemoteProtocolError, match="right angles"):
             axes.heard(*bad)

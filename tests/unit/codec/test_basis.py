@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whale_nebula.codec.graph.basis import expand, first, gram_of, project, renewed, running
+from whale_nebula.codec.low_rank import expand, first, gram_of, project, renewed, running
 
 
 def rows(m: int, n: int, seed: int = 0, decay: float = 0.2) -> np.ndarray:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from whale_nebula.codec.bytes.bits import TYPES, pack, unpack
+from whale_nebula.codec.packing import TYPES, pack, unpack
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
 
 INTEGERS = TYPES[1:]

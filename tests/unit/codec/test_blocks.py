@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from whale_nebula.codec.blocks import levels, parts
-from whale_nebula.codec.graph import blocks as graph
-from whale_nebula.codec.graph.blocks import dequantise, quantise, rounded_up
+from whale_nebula.codec import blocks as graph
+from whale_nebula.codec.blocks import dequantise, levels, parts, quantise, rounded_up
 from whale_nebula.errors import RemoteProtocolError
 
 KINDS = [(8, 64), (4, 32)]

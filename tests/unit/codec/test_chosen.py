@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from whale_nebula.codec import FP16, INT2, INT4, INT8, SVD, TopK
-from whale_nebula.codec.chosen import check_delta, ways
+from whale_nebula.codec.way import check_delta, ways
 from whale_nebula.errors import OptionError
-from whale_nebula.scopes.compressing import checked_options
+from whale_nebula.scopes.compressing import check_compress_options as checked_options
 
 UNSET: dict[str, Any] = {
     "backward": "default", "start_step": 0, "ramp": None, "delta": None, "mask": None, "forward": None, "zstd": False,

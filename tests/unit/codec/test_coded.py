@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_nebula.codec import INT2, Axes, Coded, parse
-from whale_nebula.codec.bytes.coded import dequantise, quantise
-from whale_nebula.codec.fitting import fitting
+from whale_nebula.codec.entropy_coding import dequantise, quantise
+from whale_nebula.codec.sizes import fitting
 from whale_nebula.errors import OptionError, RemoteProtocolError
 
 KEY = tf.constant([1, 2], tf.uint32)

@@ -26,7 +26,7 @@ from whale_nebula.codec import (
     parse,
 )
 from whale_nebula.codec.costs import CAST, COPY, SPEED, Cost, cost, renewing
-from whale_nebula.codec.said import details, sent, words
+from whale_nebula.codec.wording import details, sent, words
 
 DIMS = (8192, 768)
 MEASURED = Path(__file__).parents[3] / "benchmarks" / "codec" / "result.json"

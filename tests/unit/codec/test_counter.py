@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from whale_nebula.codec.graph import counter
+from whale_nebula.codec import rounding as counter
 
 COUNT = 1 << 18
 PLACES = tf.constant(np.arange(COUNT, dtype="uint32"))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whale_nebula.codec.bytes.deltas import Cache
+from whale_nebula.codec.deltas import Cache
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
 
 COLUMNS, BLOCK = 6, 4

@@ -7,19 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.codec import BF16, FP16, INT1, INT2, INT3, INT4, INT8, SVD, Codec, Mixed, Rank, Rows, TopK
-from whale_nebula.codec.fitting import (
+from whale_nebula.codec.sizes import (
     PREFIX,
     elides,
+    encoded_bytes,
+    extra_bytes,
     fitting,
     fitting_back,
     nbytes,
     parts_of,
+    payload_bytes,
     precision_in,
     structure_in,
+    used_codec,
 )
-from whale_nebula.codec.sizes import encoded_bytes, extra_bytes, payload_bytes, used_codec
 from whale_nebula.codec.way import Way, parse_way
-from whale_nebula.ir.spec import Spec
+from whale_nebula.spec import Spec
 
 PRECISIONS = st.sampled_from([FP16(), BF16(), INT8(), INT4(), INT3(), INT2(), INT2(16), INT1(), Mixed(0.4)])
 STRUCTURES = st.one_of(

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from whale_nebula.codec.blocks import parts
-from whale_nebula.codec.bytes.halves import apart
-from whale_nebula.codec.graph.blocks import dequantise
+from whale_nebula.codec.blocks import dequantise, parts
+from whale_nebula.codec.rounding import apart
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(3, 8), (2, 7), (1, 1), (0, 4)])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from whale_nebula.codec.bytes import huffman
+from whale_nebula.codec import entropy_coding as huffman
 from whale_nebula.errors import RemoteProtocolError
 
 LARGEST = st.sampled_from([0, 1, 3, 7, 127, 128, 32767])

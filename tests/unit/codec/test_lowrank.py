@@ -6,8 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whale_nebula.codec.graph.lowrank import factor, restore
-from whale_nebula.codec.ranks import rank_of
+from whale_nebula.codec.low_rank import factor, rank_of, restore
 
 SIDES = st.integers(1, 24)
 

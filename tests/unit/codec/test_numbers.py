@@ -4,7 +4,7 @@ import zlib
 
 import pytest
 
-from whale_nebula.codec.numbers import by_number, number, numbers
+from whale_nebula.codec.sizes import by_number, number, numbers
 from whale_nebula.codec.way import Way, parse_way
 
 TEXTS = [

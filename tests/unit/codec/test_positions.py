@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whale_nebula.codec.bytes.positions import pack, packed_bytes, unpack
+from whale_nebula.codec.sparse import pack, packed_bytes, unpack
 from whale_nebula.errors import RemoteProtocolError
 
 SIZES = st.tuples(st.integers(0, 6), st.integers(1, 70), st.floats(0, 1)) | st.tuples(

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from whale_nebula.codec.bytes.rows import keep, pack_mask, put_back, unpack_mask
+from whale_nebula.codec.packing import keep, pack_mask, put_back, unpack_mask
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
 
 MASKS = hnp.arrays(np.bool_, st.integers(0, 40))

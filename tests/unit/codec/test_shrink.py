@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whale_nebula.codec.bytes.shrink import SAMPLE_BYTES, Press, Zstd, shrink, unshrink
+from whale_nebula.codec.packing import SAMPLE_BYTES, Press, Zstd, shrink, unshrink
 from whale_nebula.errors import ConfigError, RemoteProtocolError
 
 HAS_ZSTD = importlib.util.find_spec("zstandard") is not None

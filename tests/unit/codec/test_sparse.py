@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from whale_nebula.codec.graph.sparse import gather, largest, scatter
-from whale_nebula.codec.ranks import kept
+from whale_nebula.codec.low_rank import kept
+from whale_nebula.codec.sparse import gather, largest, scatter
 
 ANY_FLOAT = hnp.arrays(
     np.float32,

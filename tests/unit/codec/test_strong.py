@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from whale_nebula.codec import INT1, INT2, Mixed, Rows
-from whale_nebula.codec.fitting import fitting, parts_of
-from whale_nebula.codec.graph.strong import placed, strongest, taken
+from whale_nebula.codec.sizes import fitting, parts_of
+from whale_nebula.codec.strong import placed, strongest, taken
 from whale_nebula.errors import RemoteProtocolError
 
 MATRICES = hnp.arrays(

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from whale_nebula.codec import INT1, INT2, INT3, TURNED4, parse
-from whale_nebula.codec.bytes.turned import apart, spread, turned_back, turner
-from whale_nebula.codec.graph.turned import dequantise, quantise
-from whale_nebula.codec.turned import LEAST, block_of, parts
+from whale_nebula.codec.turned import LEAST, apart, block_of, dequantise, parts, quantise, spread, turned_back, turner
 from whale_nebula.errors import OptionError, RemoteProtocolError
 
 BLOCKS = st.sampled_from([8, 64])

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.codec import FP16, INT2, INT4, SVD, Codec
-from whale_nebula.codec.chosen import ways
-from whale_nebula.codec.way import NONFINITE, Way, parse_way
+from whale_nebula.codec.way import NONFINITE, Way, parse_way, ways
 from whale_nebula.errors import OptionError
-from whale_nebula.scopes.compressing import checked_options
+from whale_nebula.scopes.compressing import check_compress_options as checked_options
 
 STRUCTURES: list[dict[str, Any]] = [{}, {"svd": 0.6}, {"rank": 96}, {"topk": 0.1}, {"rank": 8, "basis": "learned"}]
 INTEGERS: list[dict[str, Any]] = [{f"int{bits}": True} for bits in (8, 4, 3, 2, 1)]

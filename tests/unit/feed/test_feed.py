@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from whale_nebula.errors import BatchAxisError
 from whale_nebula.feed.batch import cut, micro_batches, rows_of
 from whale_nebula.feed.fingerprint import fingerprints
-from whale_nebula.feed.sizes import sizes
+from whale_nebula.feed.rows import sizes
 from whale_nebula.ir.program import Leaf
-from whale_nebula.ir.spec import Spec
+from whale_nebula.spec import Spec
 
 X = Leaf(0, "x", Spec("float32", (None, 2)))
 TABLE = Leaf(1, "table", Spec("float32", (5,)), batched=False)

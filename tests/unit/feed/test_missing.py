@@ -7,11 +7,11 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.errors import AbsentInputError
+from whale_nebula.feed.absent import Missing, absent_in
 from whale_nebula.feed.batch import cut, micro_batches
 from whale_nebula.feed.fingerprint import fingerprints
-from whale_nebula.feed.missing import Missing, absent_in
 from whale_nebula.ir.program import Leaf
-from whale_nebula.ir.spec import Spec
+from whale_nebula.spec import Spec
 
 LEAVES = [Leaf(0, "x/source", Spec("float32", (None, 2))), Leaf(1, "x/target", Spec("int32", (None, None)))]
 GONE = Missing("x/target", tf.TensorSpec([None, None], tf.int32))

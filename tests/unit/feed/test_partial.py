@@ -10,17 +10,13 @@ import tensorflow as tf
 
 from whale_nebula.capture.step import signature
 from whale_nebula.errors import AbsentInputError
-from whale_nebula.feed.blanks import blank
-from whale_nebula.feed.compared import same
-from whale_nebula.feed.feed import Feed, Rows, rows_of, tagged
-from whale_nebula.feed.fingerprint import fingerprints
-from whale_nebula.feed.given import given, whole
-from whale_nebula.feed.partial import Partial
-from whale_nebula.feed.rows_read import AllRows, RowsRead, Within
-from whale_nebula.feed.sliced import sliced
+from whale_nebula.feed.fingerprint import fingerprints, same
+from whale_nebula.feed.inputs import Partial, given, sliced, whole
+from whale_nebula.feed.rewritten import blank
+from whale_nebula.feed.rows import AllRows, Feed, Rows, RowsRead, Within, rows_of, tagged
 from whale_nebula.ir.program import Leaf
 from whale_nebula.ir.routing import Routing
-from whale_nebula.ir.spec import Spec
+from whale_nebula.spec import Spec
 
 LEAF = Leaf(0, "x", Spec("float32", (None, 2)))
 READ = RowsRead(2, Routing((("a/0", "a/1"),)), "a/1", frozenset({0}))

@@ -5,9 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.errors import BatchAxisError
-from whale_nebula.feed.feed import Feed
-from whale_nebula.feed.rows_read import AllRows, RowsRead, Within, own_rows
-from whale_nebula.feed.sizes import sizes
+from whale_nebula.feed.rows import AllRows, Feed, RowsRead, Within, own_rows, sizes
 from whale_nebula.ir.routing import Routing
 
 

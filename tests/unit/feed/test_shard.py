@@ -14,9 +14,8 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import AbsentInputError, OptionError, UnsupportedError
-from whale_nebula.feed.feed import rows_of
-from whale_nebula.feed.partial import Partial
-from whale_nebula.feed.rows_read import RowsRead
+from whale_nebula.feed.inputs import Partial
+from whale_nebula.feed.rows import RowsRead, rows_of
 from whale_nebula.feed.shard import Sharded, sharded
 from whale_nebula.ir.routing import Routing
 

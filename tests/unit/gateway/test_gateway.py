@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +26,22 @@ from whale_nebula.errors import (
     TransportError,
     WrongNameError,
 )
-from whale_nebula.gateway import word
+from whale_nebula.gateway import control as word
 from whale_nebula.gateway.gateway import Gateway
-from whale_nebula.gateway.half import Side
+from whale_nebula.gateway.relay import Side
+from whale_nebula.gateway.route import Road
 from whale_nebula.gateway.site import Site
-from whale_nebula.security import Credentials, CurrentCredentials, Files
-from whale_nebula.security.heads import Head, read_heads
-from whale_nebula.security.issue import revoke
+from whale_nebula.security import Credentials, CurrentCredentials, Files, making
+from whale_nebula.security.audit import Head, read_heads
+from whale_nebula.security.issue import renew, revoke
 from whale_nebula.security.verdict import verify
 from whale_nebula.transport.grpc import options
-from whale_nebula.transport.grpc.connection import Connection
+from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.dialling import dial
-from whale_nebula.transport.grpc.knock import Knock
-from whale_nebula.transport.grpc.lane import Lane
 from whale_nebula.transport.grpc.limits import Buckets
 from whale_nebula.transport.grpc.links import target
-from whale_nebula.transport.grpc.tls import channel_credentials
+from whale_nebula.transport.grpc.metadata import Knock
+from whale_nebula.transport.grpc.options import channel_credentials
 from whale_nebula.transport.protocol import Packed
 from whale_nebula.wire.frame import Flag, Header, Kind, pack
 
@@ -289,7 +290,7 @@ class TestWhatIsRefused:
         self, make: Callable[..., Town], files: dict[str, Files], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A cluster that does not list its workers may have any."""
-        monkeypatch.setattr("whale_nebula.gateway.pair._FORGETS_SECONDS", 0.0)
+        monkeypatch.setattr("whale_nebula.gateway.relay._FORGETS_SECONDS", 0.0)
         made = make(workers=(GPU,), dials=())
         gateway = made.gateways["gpu"]
         gateway._remove_pairs = lambda: None  # type: ignore[method-assign]  # until they are counted
@@ -392,6 +393,34 @@ class TestRevokedOnTheHostsOfOneSide:
         for worker in (GPU, NPU):  # they would wait for each other
             made.kill(worker)
 
+    def test_a_gateway_that_is_renewed_late_is_waited_for(
+        self, tmp_path: Path, make: Callable[..., Town], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its certificate has expired, so both its own workers and the other gateway leave it; once it is renewed they
+        go on, though they were refused more than twice.
+        """
+        home, present, later = Certificates(tmp_path / "home"), making.now, [timedelta(0)]
+        monkeypatch.setattr(making, "now", lambda: present() + later[0])
+        home.issue(GPU, NPU, "gpu/gateway", days=7.0)
+        home.issue("npu/gateway", days=1.0)
+        made = make(files={name: Files.under(home.folder, home.identity(name)) for name in ALL})
+        made.join()
+        made.meet()
+        road, tried, call = made.gateways["gpu"]._roads["npu"], [0], Road._call
+
+        def count(road: Road, *args: Any) -> int:
+            tried[0] += 1
+            return call(road, *args)
+
+        monkeypatch.setattr(Road, "_call", count)
+        later[0] = timedelta(days=2)
+        until(lambda: tried[0] > 4 and "has expired" in road._trouble)
+        until(lambda: made.link(NPU, GPU).state().refusal is not None)
+        later[0] = timedelta(0)  # TLS goes by the true clock, and takes no certificate of tomorrow
+        renew(home.folder, home.authority, [home.identity("npu/gateway")], days=7.0)
+        later[0] = timedelta(days=2)
+        made.cross(range(3))
+
     def test_a_gateway_is_left_by_its_own_workers(self, tmp_path: Path, make: Callable[..., Town]) -> None:
         home = Certificates(tmp_path / "home")
         made = make(files=self.files(home, NPU), deadlines=IMPATIENT)
@@ -470,7 +499,7 @@ class TestAuditHeads:
         with files.ca.open("ab") as file:  # as ca.pem is copied to the host while the gateway runs
             file.write((new.folder / "ca.pem").read_bytes())
         head = Head.sign(new.of("npu/gateway"), 7, "ab" * 32)
-        gateway._roads["npu"].trunk.hear(word.written({"kind": word.HEAD, "head": head.as_dict()}))
+        gateway._roads["npu"].trunk.hear(word.written({"kind": "HEAD", "head": head.as_dict()}))
         gateway.stop("a test")
         assert list(read_heads(gateway.site.heads)) == [head]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from whale_nebula.errors import DamagedFrameError, RemoteProtocolError
-from whale_nebula.gateway.inspection import Inspection
+from whale_nebula.gateway.relay import Inspection
 from whale_nebula.wire.frame import FRAME_CAP, HEADER_BYTES, TAG_BYTES, Direction, Flag, Header, Kind, pack
 from whale_nebula.wire.tensor import dtype_code
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whale_nebula.gateway.pacer import _FREE_BURST, _QUANTUM, FREE_BYTES, Pacer, Turn, Turns
+from whale_nebula.gateway.route import _FREE_BURST, _QUANTUM, FREE_BYTES, Pacer, Turn, Turns
 
 MIB = 1 << 20
 RATE = 7.5e6

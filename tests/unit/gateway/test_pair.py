@@ -9,11 +9,8 @@ import pytest
 
 from tests.unit.gateway.town import GPU, NPU, until
 from whale_nebula.errors import TransportError
-from whale_nebula.gateway.half import Half, Side
-from whale_nebula.gateway.inspection import Inspection
-from whale_nebula.gateway.pair import REPLACED, Pair
-from whale_nebula.transport.grpc.connection import Connection
-from whale_nebula.transport.grpc.lane import END, Lane
+from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
+from whale_nebula.transport.grpc.connection import END, Connection, Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
 from whale_nebula.wire.frame import Flag, Header, Kind, pack
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.unit.gateway.town import CLUSTERS, GPU, NPU, SOON, Town, certificates, key, town, written
-from whale_nebula.cli import exits
+from whale_nebula.cli import arguments as exits
 from whale_nebula.cli.main import main
 from whale_nebula.config import load
 from whale_nebula.gateway.site import Site
@@ -22,7 +22,7 @@ from whale_nebula.launch.gateways import at_hand, sites, start
 from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.launch.resolve import Placement
 from whale_nebula.security import Files
-from whale_nebula.security.heads import read_heads
+from whale_nebula.security.audit import read_heads
 from whale_nebula.security.verdict import verify
 
 Process = subprocess.Popen[bytes]

@@ -11,11 +11,11 @@ import pytest
 
 from tests.unit.gateway.town import certificates, until
 from whale_nebula.errors import RemoteProtocolError, TransportError
-from whale_nebula.gateway import word
-from whale_nebula.gateway.trunk import Trunk
+from whale_nebula.gateway import control as word
+from whale_nebula.gateway.control import Trunk
 from whale_nebula.security import Credentials, Files, Identity
-from whale_nebula.security.heads import Head, KeptHeads
-from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.security.audit import Head, KeptHeads
+from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
 from whale_nebula.wire.frame import HEADER_BYTES, Flag, Header, Kind, pack
 

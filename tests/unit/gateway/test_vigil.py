@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.gateway.town import until
-from whale_nebula.gateway.vigil import Vigil, verdict
-from whale_nebula.transport.grpc.probing import Probe
+from whale_nebula.gateway.liveness import Vigil, verdict
+from whale_nebula.transport.grpc.options import Probe
 
 WHERE = "10.0.0.1:7101"
 

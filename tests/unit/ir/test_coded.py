@@ -6,8 +6,7 @@ import pytest
 
 import whale_nebula as nb
 from tests.unit.ir.test_timing import plan, stage
-from whale_nebula.ir.coded import Coding, coding
-from whale_nebula.ir.timing import assumed, step_text, times
+from whale_nebula.plan.timing import Coding, assumed, coding, step_text, times
 
 TAKEN = {"codec_seconds": 0.8, "encode_seconds": 0.6, "backward_codec_seconds": 0.4, "backward_encode_seconds": 0.1}
 

@@ -14,11 +14,10 @@ import whale_nebula as nb
 from tests.unit.ir.traced import PLANS, everything
 from tests.unit.passes.examples import EXAMPLES
 from tests.unit.passes.programs import program_of
-from whale_nebula.ir.canonical import canonical_lines
-from whale_nebula.ir.digest import digest_lines, first_difference, program_digest
+from whale_nebula.ir.canonical import canonical_lines, digest_lines, first_difference, program_digest
 from whale_nebula.ir.graph import INPUT, Graph, Op
 from whale_nebula.ir.program import Program
-from whale_nebula.ir.spec import Spec, Value
+from whale_nebula.spec import Spec, Value
 
 ROOT = Path(__file__).parents[3]
 LENGTH = 50_000

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from whale_nebula.ir.cut import Cut, Exchange
 from whale_nebula.ir.exchanged import Exchanged
-from whale_nebula.ir.plan import Cut, Exchange
 from whale_nebula.ir.program import GradientPart, Holder, Leaf, PartKey, Program, Request, Variable
-from whale_nebula.ir.spec import Spec, Value
 from whale_nebula.ir.text import from_text
+from whale_nebula.spec import Spec, Value
 
 TABLE = Spec("float32", (50, 4))
 LISTED, WHOLE = (0, 0, 0, 0), (0, 0, 1, 0)

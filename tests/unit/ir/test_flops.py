@@ -7,11 +7,10 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.capture.mirror import mirror
-from whale_nebula.ir.effort import Effort
-from whale_nebula.ir.flops import flops
 from whale_nebula.ir.graph import Op
 from whale_nebula.ir.sizes import Sizes
-from whale_nebula.ir.spec import Spec
+from whale_nebula.plan.flops import Effort, flops
+from whale_nebula.spec import Spec
 
 
 def counted(graph: Any) -> int:

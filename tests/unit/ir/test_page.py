@@ -12,8 +12,8 @@ import pytest
 
 import whale_nebula as nb
 from tests.unit.ir.traced import PLANS
-from whale_nebula.ir.page.layout import HEIGHT, WIDTH, layout
-from whale_nebula.ir.parts import PlanLayer, PlanStage, PlanTied
+from whale_nebula.plan.html.layout import HEIGHT, WIDTH, layout
+from whale_nebula.plan.records import PlanLayer, PlanStage, PlanTied
 
 VOID = {"meta", "input", "br", "link"}
 

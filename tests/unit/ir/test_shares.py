@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whale_nebula.ir.shares import MOST, NEAR, by_speed, enough, excess, order, seconds, shares, taken
+from whale_nebula.ir.routing import MOST, NEAR, by_speed, enough, excess, order, seconds, shares, taken
 
 SPEEDS = st.lists(st.floats(0.05, 20.0), min_size=1, max_size=6)
 

@@ -9,11 +9,11 @@ import tensorflow as tf
 from keras import layers
 
 from whale_nebula.capture.mirror import in_order, mirror
-from whale_nebula.ir.effort import Effort
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.integers import Site, broadcast, integers
 from whale_nebula.ir.sizes import Sizes, filled
-from whale_nebula.ir.spec import Spec, Value
+from whale_nebula.plan.flops import Effort
+from whale_nebula.spec import Spec, Value
 
 ROWS = 5
 

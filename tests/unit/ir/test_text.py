@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
-from whale_nebula.ir.scan import TextError
-from whale_nebula.ir.spec import Spec, Value
-from whale_nebula.ir.text import from_text, to_text
+from whale_nebula.ir.text import TextError, from_text, to_text
+from whale_nebula.spec import Spec, Value
 
 GOLDEN = """\
 arguments %0

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 import whale_nebula as nb
-from whale_nebula.ir.parts import PlanBoundary, PlanLink, PlanStage
-from whale_nebula.ir.timing import (
+from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanStage
+from whale_nebula.plan.timing import (
     CALL,
     SPEED,
     Assumed,

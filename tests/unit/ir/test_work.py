@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.unit.ir.traced import skipping, tied
-from whale_nebula.ir.layers import Names
+from whale_nebula.plan.work import Names
 
 ROWS, WIDTH = 8, 16
 

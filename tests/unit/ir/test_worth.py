@@ -10,10 +10,9 @@ import pytest
 import whale_nebula as nb
 from whale_nebula.codec.costs import CALL
 from whale_nebula.config.links import parse_links
-from whale_nebula.ir.direction import Direction, slowest
-from whale_nebula.ir.spec import Spec
-from whale_nebula.ir.timing import duration, times
-from whale_nebula.ir.worth import advice
+from whale_nebula.plan.codec_advice import Direction, advice, slowest
+from whale_nebula.plan.timing import duration, times
+from whale_nebula.spec import Spec
 
 PAPERS = Spec("float32", (None, 64, 768))
 LINE = "60mbit,20ms"

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from whale_nebula.launch import group
+from whale_nebula.launch import job
 
 STUBBORN = """
 import signal, time
@@ -26,8 +26,8 @@ stubborn.stdout.readline()
 def test_the_rest_of_a_group_is_ended_while_its_dead_leader_holds_the_number() -> None:
     leader = subprocess.Popen([sys.executable, "-c", LEADER], process_group=0)
     os.waitid(os.P_PID, leader.pid, os.WEXITED | os.WNOWAIT)
-    assert len(group.members(leader.pid)) == 2
-    group.end(leader.pid, linger=0.1)
+    assert len(job.members(leader.pid)) == 2
+    job.end_group(leader.pid, linger=0.1)
     assert leader.wait(60) == 0
     assert gone(leader.pid)
 
@@ -35,14 +35,14 @@ def test_the_rest_of_a_group_is_ended_while_its_dead_leader_holds_the_number() -
 def test_an_empty_group_is_ended_at_once() -> None:
     leader = subprocess.Popen(["true"], process_group=0)
     leader.wait(60)
-    group.end(leader.pid)
-    group.send(leader.pid, signal.SIGTERM)
-    assert group.members(leader.pid) == []
+    job.end_group(leader.pid)
+    job.signal_group(leader.pid, signal.SIGTERM)
+    assert job.members(leader.pid) == []
 
 
 def gone(number: int) -> bool:
     for _ in range(3000):
-        if not group.members(number):
+        if not job.members(number):
             return True
         os.sched_yield()
     return False

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from whale_nebula.launch.own_lines import own_lines
+from whale_nebula.launch.last_error import own_lines
 
 OURS = "import whale_nebula.errors as errors\n"
 

@@ -8,8 +8,8 @@ import sys
 import threading
 from pathlib import Path
 
+from whale_nebula.launch.last_error import last_word
 from whale_nebula.launch.relay import Relay, Sink
-from whale_nebula.launch.sentence import last_word
 
 
 def relayed(code: str, tmp_path: Path, prefixes: dict[str, str] | None = None) -> tuple[bytes, bytes, str]:

@@ -11,7 +11,7 @@ import yaml
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.resolve import ANY, CHAIN, Asked, Placement, everything, resolve
-from whale_nebula.launch.resolve.node_list import nodes, tasks
+from whale_nebula.launch.resolve.environments import nodes, tasks
 
 CASES: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "placements.yaml").read_text())
 

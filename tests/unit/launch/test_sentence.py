@@ -3,7 +3,7 @@
 import pytest
 
 from whale_nebula.errors import ConfigError, RemoteFailureError, StateError
-from whale_nebula.launch.sentence import Kept, ends_by, last_sentence, last_word, same_cause
+from whale_nebula.launch.last_error import Kept, ends_by, last_sentence, last_word, same_cause
 
 
 def test_the_last_word_of_an_error_is_its_first_line_with_a_code() -> None:

@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from whale_nebula.ir.cut import Cut, Fragment, Worker
 from whale_nebula.ir.graph import CAPTURE, INPUT, Graph
-from whale_nebula.ir.plan import Cut, Fragment, Worker
 from whale_nebula.ir.program import (
     Arrival,
     Flow,
@@ -37,10 +37,10 @@ from whale_nebula.ir.program import (
     Stage,
     Variable,
 )
-from whale_nebula.ir.spec import Spec, Value
 from whale_nebula.ir.text import from_text
 from whale_nebula.passes.label import label
 from whale_nebula.passes.plan import cut_program
+from whale_nebula.spec import Spec, Value
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "passes"
 _DIRECTIVES = (

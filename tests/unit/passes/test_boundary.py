@@ -2,7 +2,7 @@
 
 from tests.unit.passes.examples import CUT_BATCH, FROZEN, PENALTY, SKIP, TIED, TWO_STAGES
 from tests.unit.passes.programs import cut
-from whale_nebula.ir.plan import Boundary
+from whale_nebula.ir.cut import Boundary
 
 
 def boundaries(text: str) -> tuple[Boundary, ...]:

@@ -7,10 +7,10 @@ from tests.unit.passes.programs import alone, program_of
 from whale_nebula.capture.mirror import mirror
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.text import from_text
-from whale_nebula.passes.asserted import asserted
+from whale_nebula.passes.batch import asserted
 from whale_nebula.passes.effects import is_check, is_effect
 from whale_nebula.passes.plan import cut_program
-from whale_nebula.passes.reduce import fold
+from whale_nebula.passes.rules import fold
 
 
 def traced(body: object) -> Graph:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.passes.examples import EXAMPLES, GLOBAL_NORM, ONCE, TWO_PHASES, TWO_STAGES
 from tests.unit.passes.programs import GOLDEN, apart, check_golden, cut, cut_text, read
-from whale_nebula.ir.plan import Cut, Fragment
+from whale_nebula.ir.cut import Cut, Fragment
 
 
 def types(plan: Cut, fragment: Fragment) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.passes.programs import program_of
 from whale_nebula.ir.program import Pipeline
-from whale_nebula.passes.divides import divides
+from whale_nebula.passes.batch import divides
 
 STEP = """
 stages a b

@@ -9,8 +9,7 @@ from tests.unit.passes.programs import check, program_of
 from tests.unit.passes.test_label import said
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.jointly import jointly
-from whale_nebula.passes.label import label
+from whale_nebula.passes.label import jointly, label
 
 MASKED_LOSS = """
 stages a b

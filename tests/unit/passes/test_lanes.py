@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.passes.examples import DESCENT, TWO_STAGES
 from tests.unit.passes.programs import apart, cut
-from whale_nebula.ir.plan import Worker
-from whale_nebula.passes.lanes import lane_notes
+from whale_nebula.ir.cut import Worker
+from whale_nebula.passes.codec_options import lane_notes
 
 ALONE = (Worker("a/0", "a", (0,)), Worker("b/0", "b", (1,)))
 SEVERAL = (*ALONE, Worker("b/1", "b", (1,)))

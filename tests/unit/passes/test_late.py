@@ -6,9 +6,9 @@ import pytest
 
 from tests.unit.passes.examples import TWO_DENSE
 from tests.unit.passes.programs import apart, check, cut, program_of
-from whale_nebula.ir.plan import Cut, Fragment
+from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.parts import FORWARD, UPDATE, split_parts
+from whale_nebula.passes.phases import FORWARD, UPDATE, split_parts
 
 PENALISED = TWO_DENSE + """\
 %8 = Mean(%6, %7) float32[]                            => forward

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from whale_nebula.passes.min_cut import FREELY, far_side
+from whale_nebula.passes.label import FREELY, far_side
 
 Edges = dict[tuple[object, object], int]
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.passes.programs import cut, program_of
 from whale_nebula.errors import StageOrderError
-from whale_nebula.passes.order import check_order, in_flow_order
+from whale_nebula.passes.checks import check_order, in_flow_order
 
 BACK_AND_FORTH = """
     stages a b=npu

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.passes.examples import DESCENT, TWO_STAGES
 from tests.unit.passes.programs import check, program_of
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.parts import Parts, split_parts
+from whale_nebula.passes.phases import Parts, split_parts
 
 KINDS = ("prologue", "forward", "update")
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.passes.examples import DESCENT, SKIP, TWO_STAGES
 from tests.unit.passes.programs import alone, apart, cut
-from whale_nebula.ir.plan import Worker
+from whale_nebula.ir.cut import Worker
 from whale_nebula.ir.program import Program
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Pipeline, Program, Stage
-from whale_nebula.passes.replicate import devices, orders, speeds, spread
+from whale_nebula.passes.replicas import devices, orders, speeds, spread
 
 TWO = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replicas=2)]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from whale_nebula.report.basis import Basis, Carried, Numbers, PhaseBasis
-from whale_nebula.report.boundaries import BoundaryReport
-from whale_nebula.report.prediction import predict
-from whale_nebula.report.report import ONCE, LinkReport, Report, Scalars, Span, StageReport
+from whale_nebula.report.prediction import Basis, Carried, Numbers, PhaseBasis, predict
+from whale_nebula.report.records import ONCE, BoundaryReport, LinkReport, Scalars, Span, StageReport
+from whale_nebula.report.report import Report
 from whale_nebula.schedule.lines import Hop, Line, Work
 
 THERE, BACK = "gpu->npu", "npu->gpu"

@@ -13,10 +13,9 @@ import pytest
 import whale_nebula as nb
 from tests.unit.report.making import full
 from tests.unit.report.terminal import stand_in
-from whale_nebula.report import publish
-from whale_nebula.report.audience import Seen
-from whale_nebula.report.published import watched
-from whale_nebula.run import _watched
+from whale_nebula.report.published import publish, watched
+from whale_nebula.report.watchers import Seen
+from whale_nebula.runtime.run import _watched
 
 
 @pytest.fixture(autouse=True)

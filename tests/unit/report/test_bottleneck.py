@@ -9,12 +9,11 @@ import pytest
 
 import whale_nebula as nb
 from tests.unit.report.making import basis, measured
-from whale_nebula.report.advised import EACH_WAY, THERE, advisable
-from whale_nebula.report.basis import Basis, Carried, Numbers, PhaseBasis, free, wide
-from whale_nebula.report.bottleneck import NOTHING, sentence
-from whale_nebula.report.prediction import predict, seconds
-from whale_nebula.report.report import LinkReport, Report, StageReport
-from whale_nebula.report.text import duration
+from whale_nebula.report.bottleneck import EACH_WAY, NOTHING, THERE, advisable, sentence
+from whale_nebula.report.prediction import Basis, Carried, Numbers, PhaseBasis, free, predict, seconds, wide
+from whale_nebula.report.records import LinkReport, StageReport
+from whale_nebula.report.report import Report
+from whale_nebula.report.units import duration
 from whale_nebula.schedule.lines import Hop, Line, Work
 
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from tests.unit.report.making import full
-from whale_nebula.report.boundaries import BoundaryReport
-from whale_nebula.report.crossings import boundary_lines
+from whale_nebula.report.records import BoundaryReport
+from whale_nebula.report.text import boundary_lines
 
 SENT = BoundaryReport("int8", 4096, 1088, 1216, 1, 0.002, 0.001, 0.0093)
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.report.making import full
-from whale_nebula.report import Report
-from whale_nebula.report.lines import Lines, log, step_line
-from whale_nebula.report.rate import Rate
-from whale_nebula.report.report import Elsewhere, LinkReport, StageReport
+from whale_nebula.report.lines import Lines, Rate, log, step_line
+from whale_nebula.report.records import Elsewhere, LinkReport, StageReport
+from whale_nebula.report.report import Report
 
 
 class Clock:
@@ -111,7 +110,7 @@ def test_a_validation_between_two_steps_does_not_slow_the_training() -> None:
 
 def test_a_stage_that_is_not_timed_apart_has_no_seconds() -> None:
     from whale_nebula.report.lines import step_line
-    from whale_nebula.report.report import StageReport
+    from whale_nebula.report.records import StageReport
 
     assert step_line(Report("fit", 1, 0.5, 1, {"gpu": StageReport()}, {}), None) == "step 1 of fit: 0.500 s"
 

@@ -10,9 +10,8 @@ import pytest
 
 from tests.unit.report.making import full
 from whale_nebula.errors import ConfigError
-from whale_nebula.report import Report
-from whale_nebula.report.loaded import read
-from whale_nebula.report.metrics import MetricsFile
+from whale_nebula.report.report import Report, read
+from whale_nebula.report.watchers import MetricsFile
 
 
 def test_each_step_is_in_the_file_as_soon_as_it_was_told(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.report.making import BACK, THERE, basis
-from whale_nebula.report.basis import Basis, Carried, Numbers, PhaseBasis, free, wide
-from whale_nebula.report.prediction import predict, seconds
+from whale_nebula.report.prediction import Basis, Carried, Numbers, PhaseBasis, free, predict, seconds, wide
 from whale_nebula.schedule.lines import Hop, Line, Work, uniform
 from whale_nebula.schedule.simulate import simulate
 

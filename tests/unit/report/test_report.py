@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from whale_nebula.errors import StateError
-from whale_nebula.report import LinkReport, Report, StageReport, last_report, publish
-from whale_nebula.report.published import forget
+from whale_nebula.report.published import forget, last_report, publish
+from whale_nebula.report.records import LinkReport, StageReport
+from whale_nebula.report.report import Report
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,8 @@ import pytest
 
 from tests.unit.report.making import basis, full, measured
 from whale_nebula.errors import StateError
-from whale_nebula.report import Report
-from whale_nebula.report.loaded import read
-from whale_nebula.report.report import RunTotals, Scalars
+from whale_nebula.report.records import RunTotals, Scalars
+from whale_nebula.report.report import Report, read
 from whale_nebula.report.saved import FORMAT, line, text
 
 

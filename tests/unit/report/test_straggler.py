@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.report.making import basis
-from whale_nebula.report.report import ALONE, Elsewhere, Report, StageReport, busiest
+from whale_nebula.report.records import ALONE, Elsewhere, StageReport, busiest
+from whale_nebula.report.report import Report
 from whale_nebula.report.text import report_text
 from whale_nebula.schedule.lines import Work
 

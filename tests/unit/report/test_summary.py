@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.report.making import THERE, basis, full, measured
-from whale_nebula.report import Report
-from whale_nebula.report.report import LinkReport, RunTotals, Scalars
+from whale_nebula.report.records import LinkReport, RunTotals, Scalars
+from whale_nebula.report.report import Report
 from whale_nebula.report.summary import last_run, programs, runs, summary_document, summary_text
 
 

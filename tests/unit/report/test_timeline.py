@@ -1,7 +1,8 @@
 """A step's spans as a drawing: still a tuple of spans."""
 
-from whale_nebula.report.report import ONCE, Report, Span, StageReport
-from whale_nebula.report.timeline import Timeline
+from whale_nebula.report.records import ONCE, Span, StageReport
+from whale_nebula.report.report import Report
+from whale_nebula.report.spans import Timeline
 
 SPANS = (
     Span("gpu", "forward 0", 0.0, 0.5, 0),

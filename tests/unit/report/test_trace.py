@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.report.making import THERE, full
-from whale_nebula.report.report import ONCE, Report, StageReport
+from whale_nebula.report.records import ONCE, StageReport
+from whale_nebula.report.report import Report
 
 
 def lanes(trace: dict[str, Any]) -> dict[tuple[int, int], tuple[str, str]]:

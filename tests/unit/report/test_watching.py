@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.report.making import full
-from whale_nebula.report import Report, last_report, publish
-from whale_nebula.report.published import begin, forget, under_way, watch, watched
-from whale_nebula.report.watching import Watching
+from whale_nebula.report.published import begin, forget, last_report, publish, under_way, watch, watched
+from whale_nebula.report.report import Report
+from whale_nebula.report.watchers import Watching
 
 
 class Notes:

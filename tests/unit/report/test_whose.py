@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.unit.report.making import basis, measured
-from whale_nebula.report.report import Elsewhere, Report, StageReport, busiest
+from whale_nebula.report.records import Elsewhere, StageReport, busiest
+from whale_nebula.report.report import Report
 from whale_nebula.report.summary import summary_text
-from whale_nebula.report.whose import of_link, of_stage
+from whale_nebula.report.text import of_link, of_stage
 
 
 def copied(worker: str = "npu/1") -> Report:

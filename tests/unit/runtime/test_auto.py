@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from whale_nebula.codec.way import Way, parse_way
-from whale_nebula.ir.spec import Spec
-from whale_nebula.report.boundaries import BoundaryReport
-from whale_nebula.runtime.channels.auto import Auto, Direction, Outlook, mildest
-from whale_nebula.runtime.channels.state import ChannelState, States
-from whale_nebula.runtime.channels.told import Tally
+from whale_nebula.report.records import BoundaryReport
+from whale_nebula.runtime.exchange.auto import Auto, Direction, Outlook, mildest
+from whale_nebula.runtime.exchange.state import ChannelState, States
+from whale_nebula.runtime.exchange.statistics import Tally
+from whale_nebula.spec import Spec
 
 LINK, RAW = "gpu->npu", 64 * 256 * 4
 ROWS = (32, 32)

@@ -14,9 +14,9 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.errors import BatchCoupledError, CaptureError, NebulaWarning, StageFailedError
 from whale_nebula.ir.graph import Graph
-from whale_nebula.passes.reduce import COUPLED, Fold, verdict
-from whale_nebula.passes.reduce.registry import BESIDE, FIXED
-from whale_nebula.runtime.guard import Guard
+from whale_nebula.passes.rules import COUPLED, Fold, verdict
+from whale_nebula.passes.rules.registry import BESIDE, FIXED
+from whale_nebula.runtime.step.rollback import Guard
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.random((8, 5, 4)).astype("float32")

@@ -11,11 +11,12 @@ import tensorflow as tf
 
 from tests.unit.passes.examples import DESCENT, TWO_STAGES
 from tests.unit.passes.programs import apart, cut, program_of
-from whale_nebula.codec.bytes import bits
+from whale_nebula.codec import packing as bits
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.ir.spec import Value
 from whale_nebula.passes.batch import entries_per_row
-from whale_nebula.runtime.channels import Channels, States
+from whale_nebula.runtime.exchange.channels import Channels
+from whale_nebula.runtime.exchange.state import States
+from whale_nebula.spec import Value
 from whale_nebula.transport.protocol import Packed
 
 ROWS = (4, 3)

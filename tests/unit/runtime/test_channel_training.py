@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import NonFiniteError
-from whale_nebula.report import Report
-from whale_nebula.runtime import outlook
+from whale_nebula.report.report import Report
+from whale_nebula.runtime.step import estimates as outlook
 
 WIDTH, ROWS = 64, 16
 THERE, BACK = "b0 a->b", "b0 b->a"
@@ -125,7 +125,7 @@ def test_casts_over_lines_that_are_free_are_counted() -> None:
 
 def test_a_step_says_what_changed_in_it(caplog: pytest.LogCaptureFixture) -> None:
     lesson = Lesson(int8=True, backward=None, start_step=2)
-    with caplog.at_level(logging.INFO, "whale_nebula.run"):
+    with caplog.at_level(logging.INFO, "whale_nebula.runtime.run"):
         lesson.run(X, X, X, X)
     change = f"{THERE}: none -> int8"
     assert [change in report.notes for report in lesson.reports] == [False, False, True, False]
@@ -144,7 +144,7 @@ def test_a_ramp_is_told_rung_by_rung() -> None:
 
 
 def test_a_basis_is_told_and_a_structure_that_does_not_shrink_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "whale_nebula.run"):
+    with caplog.at_level(logging.INFO, "whale_nebula.runtime.run"):
         Lesson(rank=8, int8=True).run(X, X)
         lesson = Lesson(svd=0.01, fp16=True, backward=None)
         lesson.run(X, X)
@@ -217,7 +217,7 @@ def test_a_step_that_is_left_out_is_as_if_it_had_not_been(
     lesson = Lesson(nonfinite="skip", **options)
     lesson.run(X, X)
     before = lesson.state()
-    with caplog.at_level(logging.INFO, "whale_nebula.run"):
+    with caplog.at_level(logging.INFO, "whale_nebula.runtime.run"):
         lesson.run(WORST)
     assert same(before, lesson.state())
     assert np.isnan(lesson.losses[-1])

@@ -10,16 +10,16 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whale_nebula.codec.numbers import number as number_of
 from whale_nebula.codec.sizes import extra_bytes, payload_bytes
+from whale_nebula.codec.sizes import number as number_of
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.runtime.channels.incoming import Incoming
-from whale_nebula.runtime.channels.models import Models
-from whale_nebula.runtime.channels.outgoing import Outgoing
-from whale_nebula.runtime.channels.state import AT, At, ChannelState, Residue, States
-from whale_nebula.runtime.channels.told import Tally
-from whale_nebula.transport.payloads import checked
+from whale_nebula.runtime.exchange.channels import Models
+from whale_nebula.runtime.exchange.incoming import Incoming
+from whale_nebula.runtime.exchange.outgoing import Outgoing
+from whale_nebula.runtime.exchange.state import AT, At, ChannelState, Residue, States
+from whale_nebula.runtime.exchange.statistics import Tally
+from whale_nebula.transport.framed import checked
 from whale_nebula.transport.protocol import Packed
 
 COLUMNS = 48
@@ -158,7 +158,7 @@ def test_reports_count_what_crossed(there: str, back: str) -> None:
 
 # ---------------------------------------------------------------------- gradients
 def test_the_gradient_of_a_basis_is_that_of_autodiff() -> None:
-    from whale_nebula.codec.graph.basis import expand, project
+    from whale_nebula.codec.low_rank import expand, project
 
     pair = Pair("rank(12)", "rank(12)")
     x, gradient = normal(6, 10, COLUMNS), normal(6, 10, COLUMNS, seed=1)
@@ -172,7 +172,7 @@ def test_the_gradient_of_a_basis_is_that_of_autodiff() -> None:
 
 
 def test_the_gradient_of_the_largest_is_that_of_autodiff() -> None:
-    from whale_nebula.codec.graph.sparse import gather, scatter
+    from whale_nebula.codec.sparse import gather, scatter
 
     pair = Pair("topk(0.25)", "topk(0.25)")
     x, gradient = normal(20, COLUMNS), normal(20, COLUMNS, seed=1)

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from whale_nebula.report.report import ONCE, LinkReport, Span
-from whale_nebula.runtime.clock import Clocks, LineClock, StageClock, held, in_flight
+from whale_nebula.report.records import ONCE, LinkReport, Span
+from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock, held, in_flight
 from whale_nebula.transport import MemoryNetwork
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire import wire_bytes

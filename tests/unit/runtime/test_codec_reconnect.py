@@ -14,8 +14,8 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.unit.transport.test_payloads import STEP
-from whale_nebula.run import current_run
-from whale_nebula.runtime.emulated import EmulatedStep
+from whale_nebula.runtime.run import current_run
+from whale_nebula.runtime.step.emulated import EmulatedStep
 from whale_nebula.testing.carrier import Cable, Passage
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.peer import PeerLink

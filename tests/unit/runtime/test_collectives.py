@@ -9,9 +9,8 @@ import tensorflow as tf
 from tests.processes.running import Ended, ended
 from whale_nebula.errors import OptionError, StateError
 from whale_nebula.launch import spawn
-from whale_nebula.runtime import collectives
-from whale_nebula.runtime.collectives import Collectives, can_open, open_collectives
-from whale_nebula.runtime.packing import apply_packed, buckets
+from whale_nebula.runtime.replicas import collectives
+from whale_nebula.runtime.replicas.collectives import Collectives, apply_packed, buckets, can_open, open_collectives
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "tests" / "processes" / "workers" / "summing.py"

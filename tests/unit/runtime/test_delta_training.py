@@ -11,7 +11,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.errors import StageFailedError
-from whale_nebula.run import current_run
+from whale_nebula.runtime.run import current_run
 
 SAMPLES, BATCH, PARTS, WIDTH, EPOCHS = 24, 8, 2, 64, 3
 ROWS = BATCH // PARTS

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_nebula.codec import INT1, INT2, INT3, INT4, INT8
-from whale_nebula.codec.bytes.deltas import Cache
+from whale_nebula.codec.deltas import Cache
 from whale_nebula.codec.precisions import Turned
 from whale_nebula.codec.sizes import payload_bytes
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.runtime.channels import States, differences
-from whale_nebula.runtime.channels.differences import LIMIT, most_bytes
-from whale_nebula.runtime.channels.incoming import Incoming
-from whale_nebula.runtime.channels.outgoing import Outgoing
-from whale_nebula.runtime.channels.state import At, ChannelState
-from whale_nebula.runtime.channels.told import Tally
+from whale_nebula.runtime.exchange import differences
+from whale_nebula.runtime.exchange.differences import LIMIT, most_bytes
+from whale_nebula.runtime.exchange.incoming import Incoming
+from whale_nebula.runtime.exchange.outgoing import Outgoing
+from whale_nebula.runtime.exchange.state import At, ChannelState, States
+from whale_nebula.runtime.exchange.statistics import Tally
 from whale_nebula.transport.protocol import Packed
 
 INT8_WAY, INT4_WAY, INT2_WAY = (Way(codec(), delta="ids") for codec in (INT8, INT4, INT2))

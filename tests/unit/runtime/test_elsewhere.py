@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.errors import CollectiveReadError
-from whale_nebula.runtime.elsewhere import Kept, empty, fill
+from whale_nebula.runtime.variables.remote import Kept, empty, fill
 
 READS: dict[str, Callable[[Any], Any]] = {
     "numpy": lambda v: v.numpy(),

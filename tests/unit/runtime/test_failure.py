@@ -22,10 +22,9 @@ from whale_nebula.errors import (
     StageFailedError,
     VerificationError,
 )
-from whale_nebula.foreign_text import remove_folders
-from whale_nebula.ir.digest import digest_lines, first_difference
-from whale_nebula.runtime.failure import failure_fields
-from whale_nebula.runtime.session import Session
+from whale_nebula.errors.foreign_text import remove_folders
+from whale_nebula.ir.canonical import digest_lines, first_difference
+from whale_nebula.runtime.session.session import Session, failure_fields
 from whale_nebula.transport import MemoryNetwork
 
 SECRET = "4711"

@@ -8,11 +8,10 @@ import tensorflow as tf
 
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import NonFiniteError
-from whale_nebula.runtime.channels import States
-from whale_nebula.runtime.channels.incoming import Incoming
-from whale_nebula.runtime.channels.outgoing import Outgoing
-from whale_nebula.runtime.channels.state import At, Residue
-from whale_nebula.runtime.channels.told import Tally
+from whale_nebula.runtime.exchange.incoming import Incoming
+from whale_nebula.runtime.exchange.outgoing import Outgoing
+from whale_nebula.runtime.exchange.state import At, Residue, States
+from whale_nebula.runtime.exchange.statistics import Tally
 from whale_nebula.transport.protocol import Packed
 
 BAD = [np.nan, np.inf, -np.inf]

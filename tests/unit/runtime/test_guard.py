@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.errors import StageFailedError
-from whale_nebula.runtime.guard import Guard
-from whale_nebula.runtime.whereabouts import Whereabouts
+from whale_nebula.runtime.step.op_locations import Whereabouts
+from whale_nebula.runtime.step.rollback import Guard
 
 
 def failing() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError
-from whale_nebula.runtime.joining import _agree_on_config, _told_of
+from whale_nebula.runtime.session.rendezvous import _agree_on_config, _told_of
 
 FORM = {"shape": [None, 4], "dtype": "int32"}
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import AbsentInputError
-from whale_nebula.runtime.keras_step import _arguments
+from whale_nebula.runtime.keras import _arguments
 
 FORM = {"shape": [None, 2]}
 X, Y, W = tf.zeros([4, 2]), tf.ones([4, 2]), tf.ones([4])

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.errors import LinkClosedError
-from whale_nebula.ir.spec import Spec
-from whale_nebula.runtime.later import Later
+from whale_nebula.runtime.step.scalars import Later
+from whale_nebula.spec import Spec
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.codec.way import parse_way
-from whale_nebula.report.boundaries import BoundaryReport
-from whale_nebula.runtime import casts
-from whale_nebula.runtime.channels import States, measuring
-from whale_nebula.runtime.channels.incoming import Incoming
-from whale_nebula.runtime.channels.outgoing import Outgoing
-from whale_nebula.runtime.channels.state import At
-from whale_nebula.runtime.channels.told import Tally
+from whale_nebula.report.records import BoundaryReport
+from whale_nebula.runtime.exchange import coding as measuring
+from whale_nebula.runtime.exchange.coding import decode_cast
+from whale_nebula.runtime.exchange.incoming import Incoming
+from whale_nebula.runtime.exchange.outgoing import Outgoing
+from whale_nebula.runtime.exchange.state import At, States
+from whale_nebula.runtime.exchange.statistics import Tally
 
 ROWS, COLUMNS = 48, 64
 
@@ -51,7 +51,7 @@ class Ends:
         payload, residue = self.out.send(x, at, tally, None, rows)
         made, there = self.into.take(payload, Tally())
         if gradient is None:
-            return tally.reports()["b0 a->b"], casts.decode(made, x.dtype)
+            return tally.reports()["b0 a->b"], decode_cast(made, x.dtype)
         payload, _ = self.up.send(gradient, at, tally, there)
         made, _ = self.down.take(payload, Tally(), residue)
         return tally.reports()["b0 b->a"], made
@@ -166,8 +166,8 @@ def test_a_gradient_that_is_clamped_is_counted() -> None:
 
 def test_infinities_are_nothing_to_clamp() -> None:
     x = tf.constant([[np.inf, 1.0, -np.inf, np.nan]])
-    assert measuring.clamped(x) == 0
-    assert measuring.clamped(tf.concat([x, x + 1e6], axis=0)) == 1
+    assert measuring.count_clamped(x) == 0
+    assert measuring.count_clamped(tf.concat([x, x + 1e6], axis=0)) == 1
 
 
 # ----------------------------------------------------------------------------------- smaller

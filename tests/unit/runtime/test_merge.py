@@ -7,10 +7,9 @@ import tensorflow as tf
 
 from whale_nebula.ir.graph import CAPTURE, Graph, Op
 from whale_nebula.ir.program import GradientPart, Holder, Leaf, Program, Request, Variable
-from whale_nebula.ir.spec import Spec, Value
-from whale_nebula.runtime.casts import decode, encode
-from whale_nebula.runtime.gradients import Sums, total
-from whale_nebula.runtime.merge import merge
+from whale_nebula.runtime.exchange.coding import decode_cast, encode_cast
+from whale_nebula.runtime.step.gradients import Sums, merge, total
+from whale_nebula.spec import Spec, Value
 
 SHARES = [tf.constant(0.75), tf.constant(0.25)]
 
@@ -97,9 +96,9 @@ def test_a_tied_variable_mixes_dense_and_sparse() -> None:
 @pytest.mark.parametrize("codec", ["none", "fp16", "bf16"])
 def test_codecs_give_back_the_element_type(codec: str) -> None:
     given = tf.constant([1.5, -2.0])
-    assert decode(encode(codec, given), given.dtype).numpy().tolist() == [1.5, -2.0]
+    assert decode_cast(encode_cast(codec, given), given.dtype).numpy().tolist() == [1.5, -2.0]
 
 
 def test_what_is_no_number_is_not_cast() -> None:
     given = tf.constant([1, 2])
-    assert encode("fp16", given) is given
+    assert encode_cast("fp16", given) is given

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import GradientError
-from whale_nebula.runtime.later import Later
-from whale_nebula.runtime.outer_tapes import refusing
+from whale_nebula.runtime.step.engine import refusing
+from whale_nebula.runtime.step.scalars import Later
 
 X = tf.constant(np.linspace(-1.0, 1.0, 32, dtype="float32").reshape(8, 4))
 
@@ -131,7 +131,7 @@ def test_without_a_tape_results_are_what_they_are_and_with_one_they_are_equal() 
 def test_a_number_that_is_on_its_way_is_waited_for() -> None:
     from concurrent.futures import Future
 
-    from whale_nebula.ir.spec import Spec
+    from whale_nebula.spec import Spec
 
     promise: Future[Any] = Future()
     promise.set_result([tf.constant(2.0)])

@@ -3,8 +3,8 @@
 import pytest
 
 from whale_nebula.config import parse_links
-from whale_nebula.report.report import Span
-from whale_nebula.runtime.outlook import CLOSE, LARGE, Seen, slowest
+from whale_nebula.report.records import Span
+from whale_nebula.runtime.step.estimates import CLOSE, LARGE, Seen, slowest
 
 LINK, MUCH = "gpu->npu", 16 * LARGE
 

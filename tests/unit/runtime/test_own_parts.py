@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from whale_nebula.errors import CollectiveReadError, OptionError
-from whale_nebula.runtime.elsewhere import Kept, Ledger, blank, empty
-from whale_nebula.runtime.own_parts import fill_in, load_own, own_path, save_own
-from whale_nebula.runtime.session import Session
+from whale_nebula.runtime.session.session import Session
+from whale_nebula.runtime.variables.remote import Kept, Ledger, blank, empty, fill_in, load_own, own_path, save_own
 
 
 def model() -> Any:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from whale_nebula.codec.sizes import PREFIX
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.runtime.channels.payload import Payload, read, written
+from whale_nebula.runtime.exchange.coding import Payload, read, written
 
 BYTES = st.binary(max_size=300).map(lambda data: np.frombuffer(data, np.uint8))
 ROWS = st.none() | st.lists(st.booleans(), min_size=1, max_size=70).map(np.array)

@@ -11,8 +11,9 @@ import tensorflow as tf
 from tests.unit.passes.examples import DESCENT, TWO_STAGES
 from tests.unit.passes.programs import apart, cut
 from whale_nebula.errors import DeadlineError
-from whale_nebula.runtime.channels import Channels, States
-from whale_nebula.runtime.post import Post, Slots
+from whale_nebula.runtime.exchange.channels import Channels
+from whale_nebula.runtime.exchange.post import Post, Slots
+from whale_nebula.runtime.exchange.state import States
 from whale_nebula.transport import MemoryNetwork
 
 PLAN = cut("codecs int8 none\nmicro 2\n" + TWO_STAGES.replace("@a\n%6", "@a compress=0\n%6") + DESCENT, apart)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from whale_nebula.runtime.reach import Rule, admit_only, comes_from, free_port, rules
+from whale_nebula.runtime.session.server_filter import Rule, admit_only, comes_from, free_port, rules
 
 NETWORKS = ["127.0.0.0/8", "::1/128", "192.0.2.7", "2001:db8::5"]
 

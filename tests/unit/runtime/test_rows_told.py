@@ -11,7 +11,7 @@ import pytest
 
 from whale_nebula.errors import InputMismatchError, OptionError
 from whale_nebula.feed.ids import refuse_unshared
-from whale_nebula.runtime.session import Session
+from whale_nebula.runtime.session.session import Session
 from whale_nebula.transport import MemoryNetwork
 
 WORKERS = ("a/0", "a/1", "b/0")

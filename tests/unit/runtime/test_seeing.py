@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.unit.report.making import full
-from whale_nebula.report.report import EXCHANGE, ONCE
-from whale_nebula.runtime.scalars import scalar_results
+from whale_nebula.report.records import EXCHANGE, ONCE
+from whale_nebula.runtime.step.scalars import scalar_results
 from whale_nebula.runtime.tensorboard import EventFiles
 
 ROWS, WIDTH = 8, 16

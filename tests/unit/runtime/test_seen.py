@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from whale_nebula.report.report import Elsewhere, LinkReport, StageReport
-from whale_nebula.runtime.seen import hear, tell
+from whale_nebula.report.records import Elsewhere, LinkReport, StageReport
+from whale_nebula.runtime.step.distributed import hear, tell
 
 STAGES = {"npu": StageReport(0.25, 0.125, "npu", 2), "cpu": StageReport(0.5, 0.0, "npu")}
 LINKS = {"npu->gpu": LinkReport(100, 120, 200, 3, 0.0625)}

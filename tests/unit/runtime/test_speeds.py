@@ -9,16 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from whale_nebula.ir.cut import Boundary, Cut, VirtualDevice, Worker
 from whale_nebula.ir.graph import Graph
-from whale_nebula.ir.plan import Boundary, Cut, VirtualDevice, Worker
 from whale_nebula.ir.program import Pipeline, Program, Stage
-from whale_nebula.ir.routing import Seat
-from whale_nebula.ir.shares import order, shares, taken
-from whale_nebula.ir.spec import Value
+from whale_nebula.ir.routing import Seat, order, shares, taken
 from whale_nebula.ir.text import from_text
-from whale_nebula.report.report import Span
-from whale_nebula.runtime.clock import Clocks, LineClock, StageClock
-from whale_nebula.runtime.speeds import EVERY, WORTH, Look, changes, hear, looked_at, moved, replicas, slowness
+from whale_nebula.report.records import Span
+from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock
+from whale_nebula.runtime.step.measurements import (
+    EVERY,
+    WORTH,
+    Look,
+    changes,
+    hear,
+    looked_at,
+    moved,
+    replicas,
+    slowness,
+)
+from whale_nebula.spec import Value
 
 
 def plan(micro_batch: int = 6, *hosts: str, speeds: tuple[float, ...] = (), turns: tuple[int, ...] = ()) -> Cut:

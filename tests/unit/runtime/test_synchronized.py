@@ -14,13 +14,13 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.processes.synchronized import X, Y, looped, normalised, same, trained, uncut, within
 from whale_nebula.errors import BatchCoupledError
-from whale_nebula.ir.plan import Cut, Fragment, Worker
+from whale_nebula.ir.cut import Cut, Fragment, Worker
 from whale_nebula.passes.plan import cut_program
-from whale_nebula.passes.replica_sums import SHARED, check_hosts, sums_of
-from whale_nebula.runtime.collectives import Collectives, Group
-from whale_nebula.runtime.engine import Engine
-from whale_nebula.runtime.fragment_function import Workshop
-from whale_nebula.runtime.replica_sums import ReplicaSums
+from whale_nebula.passes.replicas import SHARED, check_hosts, sums_of
+from whale_nebula.runtime.replicas.batch_sums import ReplicaSums
+from whale_nebula.runtime.replicas.collectives import Collectives, Group
+from whale_nebula.runtime.step.compiled import Workshop
+from whale_nebula.runtime.step.engine import Engine
 
 LINE = "1gbit,0ms"
 

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from whale_nebula import tf_collectives
 from whale_nebula.errors import LinkClosedError, PlanMismatchError, RemoteFailureError
 from whale_nebula.launch.attach import Attachment
-from whale_nebula.runtime.early import prepare_task, tasks_of
-from whale_nebula.runtime.session import Session
-from whale_nebula.runtime.tasks import open_among
+from whale_nebula.runtime.session.rendezvous import open_among, prepare_task, tasks_of
+from whale_nebula.runtime.session.session import Session
+from whale_nebula.tf import collectives as tf_collectives
 from whale_nebula.transport import MemoryNetwork
 
 MATES = ("a/0", "a/1")

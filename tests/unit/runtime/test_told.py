@@ -7,9 +7,9 @@ import pytest
 from whale_nebula.codec import INT8, Rank, parse
 from whale_nebula.codec.precisions import Bits
 from whale_nebula.codec.way import Way, parse_way
-from whale_nebula.report.boundaries import BoundaryReport
-from whale_nebula.runtime.channels.state import ChannelState
-from whale_nebula.runtime.channels.told import Tally, compared
+from whale_nebula.report.records import BoundaryReport
+from whale_nebula.runtime.exchange.state import ChannelState
+from whale_nebula.runtime.exchange.statistics import Tally, compared
 
 NAME = "b0 gpu->npu"
 SENT = BoundaryReport("int8", 400, 100, 120, 1, 0.5, 0.0, 0.01)

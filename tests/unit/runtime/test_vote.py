@@ -6,7 +6,7 @@ from itertools import permutations
 import pytest
 
 from whale_nebula.errors import PlanMismatchError
-from whale_nebula.runtime.session import Session
+from whale_nebula.runtime.session.session import Session
 from whale_nebula.transport import MemoryNetwork
 
 WORKERS = ("a/0", "b/0", "c/0")

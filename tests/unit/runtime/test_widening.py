@@ -11,8 +11,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.capture.step import signature
-from whale_nebula.runtime.step import Step
-from whale_nebula.runtime.widening import takes, widened
+from whale_nebula.runtime.step.step import Step, takes, widened
 
 
 @pytest.fixture(autouse=True)

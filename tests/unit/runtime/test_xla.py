@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.capture.step import capture, signature
-from whale_nebula.runtime.engine import Engine, engine
+from whale_nebula.runtime.step.engine import Engine, engine
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from whale_nebula.errors import OptionError
 from whale_nebula.schedule import SCHEDULES, Backward, Forward, Fused, schedule, to_text
-from whale_nebula.schedule.generators import eager_one_f_one_b, gpipe, one_f_one_b
+from whale_nebula.schedule.schedules import eager_one_f_one_b, gpipe, one_f_one_b
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "schedules.txt"
 names = st.sampled_from(sorted(SCHEDULES))

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whale_nebula.ir.routing import Routing, Seat
-from whale_nebula.ir.shares import by_speed, enough
+from whale_nebula.ir.routing import Routing, Seat, by_speed, enough
 from whale_nebula.schedule import SCHEDULES, Work, draw, limits, simulate, uniform
 
 

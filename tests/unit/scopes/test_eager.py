@@ -7,7 +7,8 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import NebulaWarning
-from whale_nebula.scopes import Site, eager, open_frames
+from whale_nebula.scopes import Site, open_frames
+from whale_nebula.scopes import hints as eager
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,7 @@ class Diary:
 @pytest.fixture(autouse=True)
 def own_watchers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scopes.frames, "watchers", [])
-    monkeypatch.setattr("whale_nebula.scopes.eager.running", lambda: None)
+    monkeypatch.setattr("whale_nebula.scopes.hints.running", lambda: None)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import whale_nebula as nb
 from whale_nebula.codec import BF16, FP16, INT8, SVD, TopK
 from whale_nebula.errors import NotYetError, OptionError
 from whale_nebula.scopes import parsing
-from whale_nebula.scopes.words import NOT_YET
+from whale_nebula.scopes.options import NOT_YET
 
 
 def options(scope: Any) -> dict[str, Any]:

@@ -110,7 +110,7 @@ LATER = {
 @pytest.fixture(autouse=True)
 def no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensors here: whether another test has loaded TensorFlow must make no difference."""
-    monkeypatch.setattr("whale_nebula.scopes.eager.running", lambda: None)
+    monkeypatch.setattr("whale_nebula.scopes.hints.running", lambda: None)
 
 
 @pytest.mark.parametrize("program", [*RUN, *PARSED, *LATER], ids=lambda program: program.__name__)

@@ -11,7 +11,8 @@ import pytest
 
 import whale_nebula as nb
 from whale_nebula.errors import NebulaError, OptionError, ScopeError
-from whale_nebula.scopes import parsing, words
+from whale_nebula.scopes import options as words
+from whale_nebula.scopes import parsing
 
 SCOPES = ("cluster", "replica", "pipeline", "stage", "split", "compress", "gathered")
 

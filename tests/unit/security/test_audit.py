@@ -12,8 +12,7 @@ import pytest
 from tests.unit.security.made import GATE, OTHER_GATE, RUN, Home
 from whale_nebula.errors import AuditError, IdentityError
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, Trust, chain, issue
-from whale_nebula.security.audit import AuditLog, pieces
-from whale_nebula.security.heads import Head, KeptHeads, read_heads
+from whale_nebula.security.audit import AuditLog, Head, KeptHeads, pieces, read_heads
 from whale_nebula.security.verdict import Verdict, verify
 
 

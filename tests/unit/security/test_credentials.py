@@ -21,7 +21,8 @@ from whale_nebula.errors import (
     WrongAuthorityError,
     WrongNameError,
 )
-from whale_nebula.security import Credentials, CurrentCredentials, Files, Prover, issue, making, reading
+from whale_nebula.security import Credentials, CurrentCredentials, Files, Prover, issue, making
+from whale_nebula.security import files as reading
 
 
 @pytest.fixture

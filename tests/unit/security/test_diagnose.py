@@ -28,8 +28,7 @@ from whale_nebula.errors import (
     WrongNameError,
 )
 from whale_nebula.security import Credentials, Files, Identity, issue, making
-from whale_nebula.security.alerts import spoken
-from whale_nebula.security.diagnose import KINDS, Diagnosis, inspect_own, probe
+from whale_nebula.security.diagnose import KINDS, Diagnosis, inspect_own, probe, spoken
 
 
 class Place(NamedTuple):

@@ -12,7 +12,8 @@ import pytest
 from tests.unit.security.made import DAY, GATE, GPU, NPU, RUN, Home
 from whale_nebula.config import load
 from whale_nebula.errors import CredentialsError, ExpiredError, IdentityError, RevokedError
-from whale_nebula.security import Credentials, Files, Identity, authority, denied, ephemeral, issue, making
+from whale_nebula.security import Credentials, Files, Identity, authority, ephemeral, issue, making
+from whale_nebula.security import trust as denied
 from whale_nebula.security.authority import Authority
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from whale_nebula.errors import NotAllowedError
 from whale_nebula.security import Identity
-from whale_nebula.security.identity import ROLES
-from whale_nebula.security.policy import ALLOWED, Call, allowed, check, refusal
+from whale_nebula.security.identity import ALLOWED, ROLES, Call, allowed, check, refusal
 
 # (role, call, role that is called): "any" cluster, or "own" only; what is not here is denied
 YES = {

@@ -19,9 +19,11 @@ from whale_nebula.errors import (
     WrongAuthorityError,
     WrongNameError,
 )
-from whale_nebula.security import Identity, Trust, check_live, denied, issue, making, reading
+from whale_nebula.security import Identity, Trust, check_live, issue, making
+from whale_nebula.security import files as reading
+from whale_nebula.security import trust as denied
 from whale_nebula.security.authority import Authority
-from whale_nebula.security.denied import DenyList, Revocation
+from whale_nebula.security.trust import DenyList, Revocation
 
 HOME = Authority.fresh(RUN, {})
 TRUST = Trust([HOME.certificate])

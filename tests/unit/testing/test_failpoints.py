@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from whale_nebula import faults as failpoints
 from whale_nebula.errors import OptionError, RunError
-from whale_nebula.testing import failpoints
-from whale_nebula.testing.failpoints import VARIABLE, chunk_failpoint, failpoint, names, planned
-from whale_nebula.testing.fault_plan import Action, Fault, FaultPlan
-from whale_nebula.testing.points import POINTS
+from whale_nebula.faults import POINTS, VARIABLE, Action, Fault, FaultPlan, chunk_failpoint, failpoint, names, planned
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -111,7 +109,7 @@ def test_a_fault_reads_as_it_is_written(text: str) -> None:
 
 
 def process(faults: str, code: str = "failpoint('step.before')") -> subprocess.CompletedProcess[str]:
-    command = f"from whale_nebula.testing.failpoints import failpoint; {code}; print('went on')"
+    command = f"from whale_nebula.faults import failpoint; {code}; print('went on')"
     environment = {**os.environ, VARIABLE: faults}
     return subprocess.run([sys.executable, "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True)
 

@@ -11,12 +11,9 @@ import pytest
 
 from tests.soak.simulated import main, repro
 from whale_nebula.errors import OptionError
-from whale_nebula.testing import lesson
-from whale_nebula.testing.case import PATIENCE, Case, Found
-from whale_nebula.testing.cases import REACHED, grid, random_case
-from whale_nebula.testing.fault_plan import Action
-from whale_nebula.testing.judge import judge
-from whale_nebula.testing.points import POINTS
+from whale_nebula.faults import POINTS, Action
+from whale_nebula.testing import case as lesson
+from whale_nebula.testing.case import PATIENCE, REACHED, Case, Found, grid, judge, random_case
 from whale_nebula.testing.simulator import NOTICED, simulate
 from whale_nebula.transport import peer
 from whale_nebula.wire import frame
@@ -156,7 +153,7 @@ class TestTheJudge:
         plain = lesson.ahead
         monkeypatch.setattr(lesson, "back", lambda kept, came: plain(kept[: lesson.NARROW], came, 0, 0))
         good("seed=1")  # all do the same: the oracle, too
-        monkeypatch.setattr("whale_nebula.testing.judge.undisturbed", lambda *case: [lesson.fresh(0)] * 2)
+        monkeypatch.setattr("whale_nebula.testing.case.undisturbed", lambda *case: [lesson.fresh(0)] * 2)
         assert len(simulate(Case.parse("seed=1")).wrong) == 2
 
 
@@ -169,5 +166,5 @@ def test_a_failure_prints_the_line_that_runs_it_again(capsys: pytest.CaptureFixt
 
 
 def test_importing_it_loads_no_tensorflow() -> None:
-    code = "import sys, whale_nebula.testing.cases; assert not {'tensorflow', 'keras', 'grpc'} & set(sys.modules)"
+    code = "import sys, whale_nebula.testing.case; assert not {'tensorflow', 'keras', 'grpc'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[3], timeout=60)

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
-from whale_nebula.transport.address import Roster
-from whale_nebula.transport.protocol import Key
+from whale_nebula.transport.protocol import Key, Roster
 from whale_nebula.wire.frame import Direction, Kind
 
 WORKERS = ("npu/0", "gpu/1", "gpu/0")

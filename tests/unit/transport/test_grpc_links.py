@@ -38,12 +38,11 @@ from whale_nebula.errors import (
 )
 from whale_nebula.security import making
 from whale_nebula.security.issue import renew, revoke
-from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.deadlines import Deadlines, Wait
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.memory import MemoryNetwork
 from whale_nebula.transport.protocol import Link
-from whale_nebula.transport.waiting import Wait
 from whale_nebula.wire import CHUNK_BYTES
 
 

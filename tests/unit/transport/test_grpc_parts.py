@@ -30,14 +30,12 @@ from whale_nebula.errors import (
 from whale_nebula.security import Peer, Prover
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
-from whale_nebula.transport.grpc.connection import Connection
+from whale_nebula.transport.grpc.connection import END, Connection, Lane, reason
 from whale_nebula.transport.grpc.dialling import Target, dial
-from whale_nebula.transport.grpc.knock import Knock
-from whale_nebula.transport.grpc.lane import END, Lane, reason
 from whale_nebula.transport.grpc.limits import End, Limits, TokenBucket, find_surplus
 from whale_nebula.transport.grpc.listener import Hear, Listener, Visitor
-from whale_nebula.transport.grpc.probing import probe
-from whale_nebula.transport.grpc.proof import CERTIFICATE, SIGNATURE, check_proof, prove_identity
+from whale_nebula.transport.grpc.metadata import CERTIFICATE, SIGNATURE, Knock, check_proof, prove_identity
+from whale_nebula.transport.grpc.options import probe
 
 KNOCK = Knock(RUN, NPU, GPU, "00112233aabbccdd", 2)
 BIG = b"x" * (1 << 20)

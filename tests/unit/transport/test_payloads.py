@@ -17,8 +17,8 @@ from tests.unit.transport.crossing import workers
 from whale_nebula.errors import LocalProtocolError, RemoteFailureError, RemoteProtocolError
 from whale_nebula.testing.carrier import Cable
 from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.framed import arrived, checked, described
 from whale_nebula.transport.memory import MemoryNetwork
-from whale_nebula.transport.payloads import arrived, checked, described
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.protocol import Key, Link, LinkTotals, Packed
 from whale_nebula.transport.sockets import SocketLink

@@ -18,11 +18,10 @@ from whale_nebula.errors import (
 )
 from whale_nebula.testing.carrier import Cable, Passage
 from whale_nebula.transport.base import lost
-from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.deadlines import Deadlines, Wait
 from whale_nebula.transport.memory import MemoryNetwork
 from whale_nebula.transport.peer import Faults, PeerLink
 from whale_nebula.transport.protocol import Key, Link
-from whale_nebula.transport.waiting import Wait
 from whale_nebula.wire import CHUNK_BYTES, HEADER_BYTES, Bound, Kind
 from whale_nebula.wire.frame import checksum, pack, unpack
 from whale_nebula.wire.greeting import Greeting

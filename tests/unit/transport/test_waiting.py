@@ -6,9 +6,8 @@ import logging
 
 import pytest
 
-from whale_nebula.transport.deadlines import Deadlines
-from whale_nebula.transport.meter import Meter
-from whale_nebula.transport.waiting import Wait, Waiting, log_wait
+from whale_nebula.transport.deadlines import Deadlines, Wait, Waiting, log_wait
+from whale_nebula.transport.peer import Meter
 
 
 class Time:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.wire.arrivals import Arrivals, Turn
+from whale_nebula.wire.replay import Arrivals, Turn
 
 
 def all_of(arrivals: Arrivals[int], numbers: list[int]) -> list[int]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.wire.decoder import Bound, Event, FrameDecoder, MessageArrived, TensorArrived
+from whale_nebula.wire.assembly import Bound, Event, FrameDecoder, MessageArrived, TensorArrived
 from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Flag, Header, Kind, checksum, frames, pack
 from whale_nebula.wire.message import encode_message
 from whale_nebula.wire.tensor import DTYPE_NAMES, array_bytes, array_from, dtype_code, dtype_of

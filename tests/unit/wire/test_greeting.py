@@ -8,8 +8,7 @@ import pytest
 
 from tests.unit.wire.talk import NAMES, SharedSecret, greeting
 from whale_nebula.errors import LocalProtocolError, PeerRestartedError, RemoteProtocolError
-from whale_nebula.wire.greeting import Introduction
-from whale_nebula.wire.hello import Hello, epoch, parse_hello, salt, transcript
+from whale_nebula.wire.greeting import Hello, Introduction, epoch, parse_hello, salt, transcript
 
 STATIC = {"budget": 100, "received": 1, "acknowledged": 1, "versions": {"python": "3.11"}}
 HELLO = Hello("run-1", *NAMES, nonce="0a" * 16, challenge="1a" * 16, **STATIC)

@@ -4,8 +4,7 @@ import pytest
 
 from whale_nebula.wire.frame import Header, Kind
 from whale_nebula.wire.message import Word
-from whale_nebula.wire.side import Side, speak
-from whale_nebula.wire.states import State
+from whale_nebula.wire.states import Side, State, speak
 
 OPEN = Side(State.OPEN)
 STEPPING = Side(State.STEPPING, announced=(7, 3))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.unit.wire.talk import said, tensor
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.frame import HEADER_BYTES, checksum, pack
-from whale_nebula.wire.splitter import Splitter
+from whale_nebula.wire.replay import Splitter
 
 
 def frames() -> list[bytes]:

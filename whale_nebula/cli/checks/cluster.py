@@ -1,17 +1,401 @@
-"""All checks of one cluster on this host, in the order in which they are mended."""
+"""The certificates of those who are here: whether they read, how long they are good, and what the clock has to say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+import os
+import resource
+import socket
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
 
-from whale_nebula.cli.checks.certificates import certificate_checks
-from whale_nebula.cli.checks.check import Check
-from whale_nebula.cli.checks.host import Host
-from whale_nebula.cli.checks.line import line_checks
-from whale_nebula.cli.checks.network import network_checks
-from whale_nebula.cli.checks.reach import name_checks, port_checks, reach_checks
-from whale_nebula.errors import ConfigError
+from whale_nebula.cli.checks.host import Host, Target
+from whale_nebula.cli.checks.local import Check
+from whale_nebula.errors import ConfigError, IdentityError
 from whale_nebula.launch import gateways
+from whale_nebula.launch.hosts import listening
+from whale_nebula.launch.line.advice import LineFound, advise, delay_text, lopsided, path_of, rate_text, saved
+from whale_nebula.launch.line.seat import unlike, versions
+from whale_nebula.launch.resolve import Placement, host_of
+from whale_nebula.security import Credentials, Files
+from whale_nebula.security.authority import KEY as AUTHORITY_KEY
+from whale_nebula.security.diagnose import probe as probe_tls
+from whale_nebula.security.files import find_other_keys
+from whale_nebula.security.making import now
+from whale_nebula.transport.grpc.options import LANES_WITHOUT_BBR, congestion_control
+from whale_nebula.transport.grpc.options import probe as probe_tcp
+
+_SOON = timedelta(days=2)
+
+
+def certificate_checks(host: Host) -> Iterator[Check]:
+    """Two for each who is here, and those of the authority."""
+    authority: list[Check] = []
+    for name in host.here:
+        files = host.files(name)
+        if files is None:
+            continue
+        try:
+            credentials = Credentials.of(files)
+            credentials.check_is(host.identity(name))
+        except IdentityError as error:
+            why = ": ".join(part for part in (error.where, error.why) if part)
+            yield Check(f"certificate of {name}", "bad", error.what, why, error.mend)
+            continue
+        yield _own(name, credentials, now())
+        yield _key(name, files)
+        yield from _other_keys(host, name, files)
+        authority = [*_authority(credentials, now()), *_deny_list(credentials)]
+    yield from authority
+
+
+def _own(name: str, credentials: Credentials, at: datetime) -> Check:
+    left, identity = credentials.not_after - at, credentials.identity
+    who = f"--cluster {identity.cluster} --role {identity.role} --index {identity.index}"
+    until = f"until {credentials.not_after:%Y-%m-%d %H:%M} UTC; {identity.uri}"
+    if left < _SOON:
+        mend = f"whale-nebula certs renew {who}, and copy its .pem here; a run goes on meanwhile"
+        return Check(f"certificate of {name}", "warning", f"{days(left)} left", until, mend)
+    return Check(f"certificate of {name}", "ok", f"{days(left)} left", until)
+
+
+def _key(name: str, files: Files) -> Check:
+    """Its mode; others may not read it, or the certificate would not have been read either."""
+    mode = stat.S_IMODE(os.stat(files.key).st_mode)
+    return Check(f"key of {name}", "ok", f"{mode:04o}", str(files.key))
+
+
+def _other_keys(host: Host, name: str, files: Files) -> Iterator[Check]:
+    """Private keys that lie beside this one and belong to nobody on this host."""
+    here = {host.identity(each).stem for each in host.here}
+    others = [path.name for path in find_other_keys(files) if path.stem not in here and path.name != AUTHORITY_KEY]
+    if others:
+        why = f"{', '.join(others)} in {files.key.parent}: {name} could act as any of them"
+        yield Check(f"keys beside {name}", "warning", f"{len(others)} of others", why, "rm them on this host")
+
+
+def _authority(credentials: Credentials, at: datetime) -> Iterator[Check]:
+    """Its dates, and its key, which belongs where certificates are issued and nowhere else."""
+    ca = credentials.files.ca
+    ends = max(each.not_valid_after_utc for each in credentials.trust.authorities)
+    found, why = f"{days(ends - at)} left", f"until {ends:%Y-%m-%d %H:%M} UTC; {ca}"
+    if ends - at < _SOON:
+        yield Check("authority", "warning", found, why, "whale-nebula certs renew --ca, and copy ca.pem to all hosts")
+    else:
+        yield Check("authority", "ok", found, why)
+    if ca.with_name(AUTHORITY_KEY).exists():
+        why = f"{ca.with_name(AUTHORITY_KEY)}: who has it can be anybody in this run"
+        mend = "if certificates are issued on another host, take it away from this one"
+        yield Check("authority's key", "note", "it is here", why, mend)
+
+
+def _deny_list(credentials: Credentials) -> Iterator[Check]:
+    """Its number, which is the same on all hosts that have the newest."""
+    if credentials.files.revoked is None:
+        why = "security: {revoked: none}: nobody is denied here, not even who was revoked"
+        yield Check("deny list", "note", "there is none", why, "leave it out, once each host has revoked.json")
+    else:
+        yield Check("deny list", "ok", f"number {credentials.trust.denied.number}", str(credentials.files.revoked))
+
+
+def days(left: timedelta) -> str:
+    """A time in days, or in hours if it is short.
+
+    >>> days(timedelta(days=6.98)), days(timedelta(hours=30)), days(timedelta(minutes=20))
+    ('7 days', '30 hours', '20 minutes')
+    """
+    if left >= timedelta(days=2):
+        return f"{round(left / timedelta(days=1), 1):g} days"
+    hours, minutes = left // timedelta(hours=1), left // timedelta(minutes=1)
+    return f"{hours} hours" if hours >= 2 else f"{minutes} minute{'s' * (minutes != 1)}"
+
+
+_OLD = timedelta(days=7)
+_APART_NOTE, _APART_BAD = 1.0, 60.0
+
+
+def line_checks(host: Host) -> Iterator[Check]:
+    """For each other cluster: rate and delay, clocks, and versions."""
+    ours = versions()
+    code = f"whale_nebula {ours['whale_nebula']}, TensorFlow {ours['tensorflow'] or 'not installed'}"
+    yield Check("versions here", "ok", f"code {ours['code']}", f"{code}: the same in every cluster")
+    for cluster in host.others:
+        found = saved(path_of(host.path, host.cluster, cluster))
+        if found is None or set(found.clusters) != {host.cluster, cluster}:
+            yield _unmeasured(host, cluster)
+        else:
+            yield from _measured(host, cluster, found, ours)
+
+
+def _unmeasured(host: Host, cluster: str) -> Check:
+    mend = f"whale-nebula bench link --config {host.path} --cluster {host.cluster}, and there with --cluster {cluster}"
+    return Check(f"line to {cluster}", "note", "not measured yet", f"the config says {_said(host, cluster)}", mend)
+
+
+def _measured(host: Host, cluster: str, found: LineFound, ours: Mapping[str, Any]) -> Iterator[Check]:
+    age = timedelta(seconds=max(0.0, time.time() - found.when))
+    ago = f"measured {days(age)} ago"
+    yield _line(host, cluster, found, ago, old=age > _OLD)
+    yield clocks(found, cluster, ago)
+    theirs = found.sheets.get(found.second if found.clusters[1] == cluster else found.first, {})
+    yield alike(cluster, ours, theirs, ago)
+
+
+def _line(host: Host, cluster: str, found: LineFound, ago: str, *, old: bool) -> Check:
+    advice = advise(found, host.config.links.between(*found.clusters))
+    text, label = f"{rate_text(found.bits)}, {delay_text(found.delay)}", f"line to {cluster}"
+    if not advice.agrees:
+        return Check(label, "warning", text, f"{advice.why}; {ago}", advice.write)
+    if old:
+        return Check(label, "note", text, ago, f"whale-nebula bench link --config {host.path} --cluster {host.cluster}")
+    return Check(label, "ok", text, "; ".join(filter(None, [advice.why, lopsided(found), ago])))
+
+
+def clocks(found: LineFound, cluster: str, ago: str) -> Check:
+    """How far the clocks of the two ends were apart."""
+    apart, label = abs(found.clock), f"clock of {cluster}"
+    if apart < _APART_NOTE:
+        return Check(label, "ok", f"{1e3 * apart:.0f} ms apart", ago)
+    ahead = (found.clock > 0) == (found.clusters[1] == cluster)
+    text = f"{apart:.1f} s {'ahead' if ahead else 'behind'}"
+    why = f"{ago}; certificates are good by the clock of each host, and a clock five minutes behind refuses new ones"
+    return Check(label, "warning" if apart < _APART_BAD else "bad", text, why, "timedatectl set-ntp true on both hosts")
+
+
+def alike(cluster: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], ago: str) -> Check:
+    """Whether the other end had what is here: unlike versions trace unlike programs."""
+    differ = unlike(ours, theirs)
+    if not differ:
+        return Check(f"versions at {cluster}", "ok", "as here", ago)
+    said = "; ".join(f"{name} {there}, here {here}" for name, (here, there) in differ.items())
+    if list(differ) == ["code"]:
+        why = f"{ago}; the release is the same, and its source is not: a run compares what both trace"
+        return Check(f"versions at {cluster}", "note", said, why, "install the same commit in every cluster")
+    mend = "install the same of both in every cluster, then run bench link again to see it"
+    return Check(f"versions at {cluster}", "warning", said, f"{ago}; a run would refuse to start", mend)
+
+
+def _said(host: Host, cluster: str) -> str:
+    said = host.config.links.between(host.cluster, cluster)
+    return "nothing of it" if str(said) == "free" else str(said)
+
+
+_IP_MTU, _IPV6_MTU = 14, 24  # of linux/in.h and linux/in6.h: what the kernel knows of the way to an address
+_USUAL_MTU = 1500
+_SMALL_MTU = 1280
+_AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+_FILES_LEAST = 256  # a worker's own and its libraries'
+_FILES_EACH = 8  # connections to one other, and what it takes to make them again
+
+
+def network_checks(host: Host) -> Iterator[Check]:
+    """All that concerns the network of this host."""
+    yield from mtu_checks(host)
+    yield congestion_check(congestion_control())
+    yield files_check(len(host.workers))
+    yield clock_check(_clock_is_set())
+
+
+# ---------------------------------------------------------------------- packets
+def mtu_checks(host: Host) -> Iterator[Check]:
+    """The largest packet on the way to each other host, as far as the kernel knows."""
+    found: dict[int, list[str]] = {}
+    for address in dict.fromkeys(target.address for target in host.targets()):
+        size = way_mtu(address)
+        if size is not None:
+            found.setdefault(size, []).append(host_of(address))
+    for size, hosts in found.items():
+        yield mtu_check(size, ", ".join(dict.fromkeys(hosts)))
+
+
+def mtu_check(size: int, to: str) -> Check:
+    """One size of packets."""
+    if size < _SMALL_MTU:
+        why = "packets so small cost time, and IPv6 needs 1280"
+        return Check("MTU", "warning", f"{size} bytes to {to}", why, f"ip link set dev INTERFACE mtu {_USUAL_MTU}")
+    if size < _USUAL_MTU:
+        why = "a tunnel, it seems: see that ICMP 'packet too big' passes the firewalls, or large frames stand still"
+        return Check("MTU", "note", f"{size} bytes to {to}", why)
+    return Check("MTU", "ok", f"{size} bytes to {to}")
+
+
+def way_mtu(address: str) -> int | None:
+    """The MTU of the way to an address; None where there is no way, or the kernel does not say. Sends nothing."""
+    host, port = host_of(address), int(address.rpartition(":")[2])
+    with suppress(OSError):
+        family, kind, _, _, end = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        level, option = (
+            (socket.IPPROTO_IPV6, _IPV6_MTU) if family == socket.AF_INET6 else (socket.IPPROTO_IP, _IP_MTU)
+        )
+        with socket.socket(family, kind) as trial:
+            trial.connect(end)
+            return trial.getsockopt(level, option)
+    return None
+
+
+# ---------------------------------------------------------------------- losses
+def congestion_check(control: str) -> Check:
+    """How this host's TCP meets losses: all but BBR take each for a sign that the line is full."""
+    if control.startswith("bbr"):
+        return Check("congestion control", "ok", control, "one connection to each peer")
+    if not control:
+        return Check("congestion control", "note", "unknown", f"{LANES_WITHOUT_BBR} connections to each peer")
+    why = f"each lost packet slows it: {LANES_WITHOUT_BBR} connections to each peer are used instead of one"
+    mend = "sysctl -w net.ipv4.tcp_congestion_control=bbr"
+    return Check("congestion control", "warning", control, why, mend if _has_bbr() else f"modprobe tcp_bbr; {mend}")
+
+
+def _has_bbr() -> bool:
+    with suppress(OSError):
+        return "bbr" in _AVAILABLE.read_text().split()
+    return False
+
+
+# ---------------------------------------------------------------------- files
+def files_check(workers: int) -> Check:
+    """How many more files a process here may open: each connection is one."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return files_found(limit, len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0, workers)
+
+
+def files_found(limit: int, used: int, workers: int) -> Check:
+    """The same by numbers.
+
+    >>> files_found(1024, 24, 4).state, files_found(64, 24, 4).mend
+    ('ok', 'ulimit -n 1024')
+    """
+    if limit == resource.RLIM_INFINITY:
+        return Check("open files", "ok", "no limit")
+    need, free = _FILES_LEAST + _FILES_EACH * workers, limit - used
+    if free < need:
+        why = f"a run with {workers} workers may need {need}"
+        return Check("open files", "warning", f"{free} free", why, f"ulimit -n {max(1024, 2 * need)}")
+    return Check("open files", "ok", f"{free} free", f"limit {limit}")
+
+
+# ---------------------------------------------------------------------- the clock
+_TIMEX_BYTES = 208
+_TIME_ERROR = 5
+
+
+def clock_check(is_set: bool | None) -> Check:
+    """Whether the kernel knows its clock to be set by another one."""
+    if is_set:
+        return Check("clock", "ok", "synchronised", "by the kernel's word")
+    why = "certificates are good by the clock of each host; five minutes behind is too much"
+    if is_set is None:
+        return Check("clock", "note", "not known whether it is right", why, "timedatectl")
+    return Check("clock", "note", "the kernel does not know it to be right", why, "timedatectl set-ntp true")
+
+
+def _clock_is_set() -> bool | None:
+    """What adjtimex says when it is asked to change nothing."""
+    try:
+        found = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
+    except (OSError, AttributeError):
+        return None
+    return None if found < 0 else found != _TIME_ERROR
+
+
+_SECONDS = 5.0
+_AT_ONCE = 16
+
+
+# ---------------------------------------------------------------------- names
+def name_checks(host: Host) -> Iterator[Check]:
+    """Whether the names of hosts in the config mean anything here."""
+    named = {host_of(each) for each in (*host.workers.values(), *(t.address for t in host.targets()))}
+    with ThreadPoolExecutor(_AT_ONCE) as beside:
+        found = dict(zip(sorted(named), beside.map(_resolved, sorted(named)), strict=True))
+    wrong = {name: why for name, (right, why) in found.items() if not right}
+    for name, why in wrong.items():
+        mend = f"write its number instead of {name} in {host.path}, or mend /etc/hosts or the name server"
+        yield Check("host name", "bad", f"{name} is unknown", why, mend)
+    if not wrong:
+        said = ", ".join(f"{name} is {number}" for name, (_, number) in found.items() if name != number)
+        yield Check("host names", "ok", f"{len(found)} known", said)
+
+
+def _resolved(name: str) -> tuple[bool, str]:
+    try:
+        return True, str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        return False, error.strerror or str(error)
+
+
+# ---------------------------------------------------------------------- own ports
+def port_checks(host: Host) -> Iterator[Check]:
+    """Whether those who are here can listen where the config says."""
+    for name in host.here:
+        yield _port(host, name, host.address(name))
+
+
+def _port(host: Host, name: str, address: str) -> Check:
+    label = f"port of {name}"
+    try:
+        found = listening(Placement((name,), {name: address}), written=True)[name]
+    except ConfigError as error:
+        return _taken(host, name, address, error)
+    if found == address:
+        return Check(label, "ok", address, "free")
+    why = f"no interface here has {host_of(address)}: it will listen at {found}"
+    if host.config.security.insecure:
+        return Check(label, "bad", address, f"{why}, and to everybody", "take it away from this host, or secure it")
+    return Check(label, "note", address, f"{why}, which is right behind address translation only")
+
+
+def _taken(host: Host, name: str, address: str, error: ConfigError) -> Check:
+    """Somebody listens there: that is as it should be if it is himself."""
+    credentials = host.credentials(name)
+    if credentials is not None and probe_tls(address, credentials, host.identity(name), timeout=_SECONDS) is None:
+        return Check(f"port of {name}", "ok", address, f"{name} runs, and listens there")
+    return Check(f"port of {name}", "bad", f"{address} cannot be had", error.why or error.what, error.mend)
+
+
+# ---------------------------------------------------------------------- others
+def reach_checks(host: Host) -> list[Check]:
+    """Whether everybody is there whom this host must reach, and what each would say to its certificates."""
+    targets = list(host.targets())
+    with ThreadPoolExecutor(_AT_ONCE) as beside:
+        return list(beside.map(lambda target: _reached(host, target), targets))
+
+
+def _reached(host: Host, target: Target) -> Check:
+    label = f"{target.here} to {target.there}"
+    started = time.monotonic()
+    found = probe_tcp(target.address, _SECONDS)
+    took = f"{1e3 * (time.monotonic() - started):.0f} ms to connect"
+    if found.found != "open":
+        return _closed(label, target, found.found, found.why)
+    credentials = host.credentials(target.here)
+    if credentials is None and not host.config.security.insecure:
+        return Check(label, "note", target.address, "it is open; TLS needs the certificate that is missing here")
+    wrong = probe_tls(target.address, credentials, host.identity(target.there), timeout=_SECONDS)
+    if wrong is None:
+        secured = "mutual TLS stands" if credentials is not None else "it answers, without TLS"
+        return Check(label, "ok", target.address, f"{secured}; {took}")
+    error, side = wrong.error, "at this end" if wrong.side == "here" else "at the other end"
+    state = "note" if wrong.kind == "unreachable" else "bad"
+    why = f"{error.what} ({error.why})" if error.why else error.what
+    return Check(label, state, f"{target.address}: {wrong.kind}, {side}", why, error.mend)
+
+
+def _closed(label: str, target: Target, found: str, why: str) -> Check:
+    """What listens nowhere yet may do so later; who is not heard at all stands behind something."""
+    if found == "refused":
+        command = "gateway" if target.there.endswith("gateway") else "run"
+        said = "its host answers, and nothing listens there yet; start it, then ask again to see more"
+        return Check(label, "note", f"{target.address} refuses", said, f"there: whale-nebula {command} ...")
+    if not target.dials:
+        return Check(label, "note", f"{target.address} is not reached", f"{why}; it is {target.there} that dials")
+    said = "look at the address, at the firewalls of both sites, and at whether the host is up"
+    return Check(label, "bad", f"{target.address} is not reached", why, said)
 
 
 def cluster_checks(host: Host) -> list[Check]:

@@ -137,3 +137,5 @@ def _listed(config: Config) -> dict[str, str]:
         for each in config.clusters.values()
         for number, worker in enumerate(each.workers)
     }
+
+

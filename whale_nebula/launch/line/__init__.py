@@ -1,6 +1,6 @@
 """How fast the line between two clusters is: measured between two workers, over the links that a run would use."""
 
-from whale_nebula.launch.line.found import Crossing, LineFound
+from whale_nebula.launch.line.advice import Crossing, LineFound
 from whale_nebula.launch.line.seat import Seat, measure
 
 __all__ = ["Crossing", "LineFound", "Seat", "measure"]

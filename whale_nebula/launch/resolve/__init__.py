@@ -1,7 +1,6 @@
 """Where are the workers of a run? A config says it, or the platform that started this process."""
 
-from whale_nebula.launch.resolve.chain import CHAIN, Resolved, resolve
-from whale_nebula.launch.resolve.everything import everything
+from whale_nebula.launch.resolve.chain import CHAIN, Resolved, everything, resolve
 from whale_nebula.launch.resolve.placement import ANY, PORT, Asked, Declined, Placement, cluster_of, host_of
 
 __all__ = [

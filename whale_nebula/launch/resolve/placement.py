@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError
-from whale_nebula.suggest import did_you_mean
+from whale_nebula.errors.suggestions import did_you_mean
 
 PORT = 7101
 """Where workers listen unless something says otherwise; the next one of the same host at the next."""

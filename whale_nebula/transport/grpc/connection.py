@@ -3,10 +3,176 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from whale_nebula.transport.grpc.lane import Lane, Room
+from whale_nebula.errors.foreign_text import escape_foreign_text
+from whale_nebula.security import Peer
+
+END = b""
+"""The last message of a stream that ends in order. That a stream merely ends says nothing: gRPC may tell a server of a
+killed client by the end of its messages first, and only then that the call is cancelled.
+"""
+
+
+def _nothing(why: str) -> None:
+    """A stream that is not attached yet has nothing to break."""
+
+
+class Room:
+    """Where senders wait until a lane has room: one for all lanes of a connection.
+
+    Each lane waits for frames of its own, so that one that is handed over wakes one thread and not all.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.changed = threading.Condition(self._lock)
+
+    def filled(self) -> threading.Condition:
+        """A condition for one lane, under the same lock."""
+        return threading.Condition(self._lock)
+
+
+class Lane:
+    """One stream of frames each way, for any number of threads. Lanes of one connection share their room.
+
+    `on_end` is told once why the stream is over.
+    """
+
+    def __init__(self, room: Room | None = None) -> None:
+        self.join(room or Room())
+        self.why = ""
+        self.trouble = ""  # what the side that was dialled knows of the way beyond it
+        self.guest: Peer | None = None  # the certificate that the other side has proven to hold
+        self.proof: tuple[tuple[str, bytes], ...] = ()  # that of the side that was dialled, sent with its answer
+        self.in_order = False  # the other side has ended it, and all that it sent was heard
+        self.finished = False  # this side has ended it, and all that it sent has left
+        self.on_end: Callable[[str], None] = _nothing
+        self._frame: bytes | None = None
+        self._finishing = False
+        self._over = False
+        self._broken = False
+        self._breaks: Callable[[str], None] = _nothing
+
+    def join(self, room: Room) -> None:
+        """Share the room of a connection from now on; nobody waits at this lane yet."""
+        self.room, self._filled = room, room.filled()
+
+    def attach(self, breaks: Callable[[str], None]) -> None:
+        """Say how the stream is broken, once there is one."""
+        with self.room.changed:
+            self._breaks = breaks
+            over = self._over
+        if over:
+            breaks(self.why)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing goes over it any more."""
+        return self._over
+
+    def send(self, frame: bytes) -> bool:
+        """Hand over one frame, once there is room; False if the stream is over."""
+        with self.room.changed:
+            while not self.free and not (self._over or self._finishing):
+                self.room.changed.wait()
+            return self.put(frame)
+
+    @property
+    def free(self) -> bool:
+        """Whether there is room for a frame. The condition is held."""
+        return self._frame is None and not self._over and not self._finishing
+
+    def put(self, frame: bytes) -> bool:
+        """Hand over one frame for which there is room. The condition is held."""
+        if self._over or self._finishing:
+            return False
+        self._frame = frame
+        self._filled.notify_all()
+        return True
+
+    def outgoing(self) -> Iterator[bytes]:
+        """The frames for gRPC, as it takes them."""
+        while (frame := self._pull()) is not None:
+            yield frame
+        if not self._over:
+            yield END
+
+    def _pull(self) -> bytes | None:
+        with self.room.changed:
+            while not self._pullable:
+                self._filled.wait()
+            frame, self._frame = (None, None) if self._over else (self._frame, None)
+            self.room.changed.notify_all()
+            return frame
+
+    @property
+    def _pullable(self) -> bool:
+        """Whether there is a frame, or never will be. What is to be broken is broken before its frames end: an end in
+        order would look to the other side as if all had been said.
+        """
+        return self._broken if self._over else self._frame is not None or self._finishing
+
+    def read(self, incoming: Iterable[bytes], hear: Callable[[bytes], None]) -> str:
+        """Hear everything that comes, in this thread, until the stream ends; gives why it did."""
+        ended = False
+        try:
+            for frame in incoming:
+                if self._over:
+                    break
+                if ended := frame == END:
+                    continue
+                hear(frame)
+        except Exception as error:  # gRPC raises bare ones too; whatever it was, this stream is over
+            self.gone(reason(error))
+        else:
+            self.in_order = ended and not self._over
+            self.gone("the stream has ended")
+        return self.why
+
+    def finish(self) -> None:
+        """Take no more; once the last frame has left, this side of the stream ends in order."""
+        with self.room.changed:
+            self._finishing = True
+            self._wake_all()
+
+    def gone(self, why: str) -> None:
+        """The stream is no more. If this side had said all that it had to say, there is nothing to break."""
+        with self.room.changed:
+            said_all = self._finishing and self._frame is None
+            if said_all and not self._over:
+                self.finished, self._breaks = True, _nothing
+        self.end(why)
+
+    def end(self, why: str) -> None:
+        """Break it now, for this reason; the first reason stays."""
+        with self.room.changed:
+            if self._over:
+                return
+            self._over, self.why = True, why
+            self._frame = None
+            breaks = self._breaks
+        try:
+            breaks(why)
+        finally:
+            with self.room.changed:
+                self._broken = True
+                self._wake_all()
+        self.on_end(why)
+
+    def _wake_all(self) -> None:
+        self._filled.notify_all()
+        self.room.changed.notify_all()
+
+
+def reason(error: BaseException) -> str:
+    """Why something went wrong, in one line. gRPC's errors hold it in `details`, which the other side may say."""
+    details = getattr(error, "details", None)
+    text = details() if callable(details) else None
+    lines = str(text or error or type(error).__name__).strip().splitlines()
+    return escape_foreign_text(lines[0]) if lines else type(error).__name__
+
 
 _SMALL_BYTES = 64 << 10
 

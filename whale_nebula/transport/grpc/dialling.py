@@ -25,11 +25,9 @@ from whale_nebula.security import Credentials, CurrentCredentials, Peer, check_l
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.carrier import GrpcCarrier
-from whale_nebula.transport.grpc.connection import Connection
-from whale_nebula.transport.grpc.knock import LANES, LANES_AT_MOST, METHOD, TROUBLE, Knock
-from whale_nebula.transport.grpc.lane import Lane, reason
-from whale_nebula.transport.grpc.probing import probe
-from whale_nebula.transport.grpc.tls import channel_credentials
+from whale_nebula.transport.grpc.connection import Connection, Lane, reason
+from whale_nebula.transport.grpc.metadata import LANES, LANES_AT_MOST, METHOD, TROUBLE, Knock
+from whale_nebula.transport.grpc.options import channel_credentials, probe
 
 _LOG = logging.getLogger("whale_nebula.transport")
 _LONGEST = 300
@@ -136,6 +134,9 @@ class DiallingCarrier(GrpcCarrier):
             trouble: TransportError | None = None
             try:
                 attempt = 0 if self._live_through_one() else attempt + 1
+            except ExpiredError as error:  # of the gateway: it may be renewed
+                self._refusal, self._trouble = error, self._on_the_way(error.what)
+                attempt += 1
             except (IdentityError, LinkClosedError):
                 raise
             except TransportError as error:

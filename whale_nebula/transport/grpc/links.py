@@ -8,22 +8,20 @@ from functools import partial
 from typing import Any
 
 from whale_nebula.errors import ConfigError, IdentityError, NebulaError
-from whale_nebula.security import Credentials, CurrentCredentials, Identity, Prover, policy
+from whale_nebula.security import Credentials, CurrentCredentials, Identity, Prover
+from whale_nebula.security import identity as policy
 from whale_nebula.security.diagnose import probe
 from whale_nebula.transport.carrier import Carrier
-from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
 from whale_nebula.transport.framed import ExpectKey
-from whale_nebula.transport.grpc.awaiting import AwaitingCarrier
+from whale_nebula.transport.grpc.carrier import AwaitingCarrier
+from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.dialling import DiallingCarrier, Target
-from whale_nebula.transport.grpc.knock import Knock
-from whale_nebula.transport.grpc.lane import Lane
 from whale_nebula.transport.grpc.listener import Hear, Listener, Visitor
-from whale_nebula.transport.grpc.options import lanes
-from whale_nebula.transport.grpc.proof import check_proof
-from whale_nebula.transport.grpc.tls import server_credentials
+from whale_nebula.transport.grpc.metadata import Knock, check_proof
+from whale_nebula.transport.grpc.options import lanes, server_credentials
 from whale_nebula.transport.mailbox import Waiters
 from whale_nebula.transport.peer import PeerLink
-from whale_nebula.transport.waiting import Announce, log_wait
 from whale_nebula.wire.conversation import BUDGET_BYTES
 from whale_nebula.wire.greeting import Greeting
 

@@ -23,9 +23,9 @@ from whale_nebula.errors import (
 )
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
-from whale_nebula.transport.grpc.knock import LANES, METHOD, TROUBLE, Knock
-from whale_nebula.transport.grpc.lane import Lane
+from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.limits import LIMITS, ConnectionGuard, Limits, TokenBucket
+from whale_nebula.transport.grpc.metadata import LANES, METHOD, TROUBLE, Knock
 
 _LOG = logging.getLogger("whale_nebula.transport")
 _REFUSALS, _REFUSALS_A_SECOND = 32, 2.0  # that are answered at once, and logged

@@ -6,8 +6,13 @@ No static window is set: that would turn the bandwidth probe off, and a window t
 from __future__ import annotations
 
 import resource
+import socket
 from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
 
+import grpc
+
+from whale_nebula.security import Credentials, CurrentCredentials
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.wire.frame import FRAME_CAP
 
@@ -92,3 +97,52 @@ def _both(keepalive: float, answer: float) -> Options:
 
 def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
+
+
+def server_credentials(current: CurrentCredentials) -> Any:
+    """For a listener: who dials must show a certificate; each handshake uses the certificate of that moment."""
+    used = current()
+
+    def fetch() -> Any:
+        nonlocal used
+        found = current()
+        if found is used:
+            return None
+        used = found
+        return _configuration(found)
+
+    return grpc.dynamic_ssl_server_credentials(_configuration(used), fetch, require_client_authentication=True)
+
+
+def _configuration(credentials: Credentials) -> Any:
+    pair = (credentials.key_pem, credentials.cert_pem)
+    return grpc.ssl_server_certificate_configuration([pair], root_certificates=credentials.ca_pem)
+
+
+def channel_credentials(credentials: Credentials) -> Any:
+    """For one channel: it keeps these as long as it lives."""
+    return grpc.ssl_channel_credentials(credentials.ca_pem, credentials.key_pem, credentials.cert_pem)
+
+
+Found: TypeAlias = Literal["open", "refused", "silent", "unknown"]
+
+
+class Probe(NamedTuple):
+    """What was found at an address. `unknown`: its name does not resolve, or there is no way to it."""
+
+    found: Found
+    why: str
+
+
+def probe(address: str, seconds: float) -> Probe:
+    """Connect to an address once and leave at once."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+    except ConnectionRefusedError:
+        return Probe("refused", f"nothing listens at {address}")
+    except TimeoutError:
+        return Probe("silent", f"{address} does not answer")
+    except OSError as error:
+        return Probe("unknown", f"{address}: {error.strerror or error}")
+    return Probe("open", "")

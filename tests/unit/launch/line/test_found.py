@@ -10,10 +10,19 @@ import pytest
 from whale_nebula.config import load
 from whale_nebula.config.links import FREE, Line
 from whale_nebula.errors import TransportError
-from whale_nebula.launch.line.advice import advise, delay_text, lopsided, rate_text
-from whale_nebula.launch.line.found import THROUGH, Crossing, LineFound, path_of, save, saved
-from whale_nebula.launch.line.sheet import ALIKE, code_digest, sheet, unlike
-from whale_nebula.launch.line.shown import notes, table
+from whale_nebula.launch.line.advice import (
+    THROUGH,
+    Crossing,
+    LineFound,
+    advise,
+    delay_text,
+    lopsided,
+    path_of,
+    rate_text,
+    save,
+    saved,
+)
+from whale_nebula.launch.line.seat import ALIKE, code_digest, notes, sheet, table, unlike
 
 SMALL = Crossing(1 << 16, 6e6, 6e6, 5e6, 5e6, 5.0)
 LARGE = Crossing(1 << 20, 7.2e6, 7.15e6, 7e6, 6.9e6, 2.1)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula import tf_private
 from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.ir.graph import CAPTURE, FEED, INPUT, Graph
-from whale_nebula.ir.spec import Value
-from whale_nebula.passes.reduce import Fold, Folding, fold
+from whale_nebula.passes.rules import Fold, Folding, fold
+from whale_nebula.spec import Value
+from whale_nebula.tf import private as tf_private
 
 Arrays = Sequence[np.ndarray]
 CUTS = ((2, 2, 1), (1, 1, 3))

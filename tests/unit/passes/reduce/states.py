@@ -5,9 +5,9 @@ import textwrap
 from collections.abc import Iterable
 
 from whale_nebula.ir.graph import INPUT, Graph
-from whale_nebula.ir.spec import Value
 from whale_nebula.ir.text import from_text
-from whale_nebula.passes.reduce import Folding, fold
+from whale_nebula.passes.rules import Folding, fold
+from whale_nebula.spec import Value
 
 
 def read(text: str) -> Graph:

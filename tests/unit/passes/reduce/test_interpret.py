@@ -4,9 +4,9 @@ right."""
 import pytest
 
 from tests.unit.passes.reduce.states import batched, check, folding, read
-from whale_nebula.ir.spec import Value
-from whale_nebula.passes.reduce import Edge, fold
-from whale_nebula.passes.reduce.mends import Recount
+from whale_nebula.passes.rules import Edge, fold
+from whale_nebula.passes.rules.fixes import Recount
+from whale_nebula.spec import Value
 
 MASKED = """
     %0 = input x float32[?,4]

@@ -1,9 +1,8 @@
 import pytest
 import tensorflow as tf
 
-from whale_nebula.passes.reduce import FAMILIES
-from whale_nebula.passes.reduce.registry import RULES, Site, rule
-from whale_nebula.passes.reduce.state import Fold, whole
+from whale_nebula.passes.rules import FAMILIES
+from whale_nebula.passes.rules.registry import RULES, Fold, Site, rule, whole
 
 
 def test_every_rule_lies_in_a_family() -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from whale_nebula.ir.spec import Value
 from whale_nebula.ir.text import from_text
-from whale_nebula.passes.reduce import Fold, fold
+from whale_nebula.passes.rules import Fold, fold
+from whale_nebula.spec import Value
 
 GRAPH = """
     %0 = input x float32[?,4]

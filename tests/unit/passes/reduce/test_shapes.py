@@ -1,6 +1,6 @@
 from tests.unit.passes.reduce.states import check, reason
-from whale_nebula.ir.spec import Value
-from whale_nebula.passes.reduce.state import UNKNOWN
+from whale_nebula.passes.rules.registry import UNKNOWN
+from whale_nebula.spec import Value
 
 
 def test_a_shape_is_followed_entry_by_entry() -> None:

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_nebula.codec.way import parse_way
-from whale_nebula.outer import Average, Nesterov, Outer
-from whale_nebula.runtime.apart.differences import Differences
-from whale_nebula.runtime.apart.ends import Ends
-from whale_nebula.runtime.apart.flat import Flat
-from whale_nebula.runtime.apart.rounds import Rounds
+from whale_nebula.ir.outer_optimizer import Average, Nesterov, Outer
+from whale_nebula.runtime.local_sgd.deltas import Differences, Flat
+from whale_nebula.runtime.local_sgd.sync_rounds import Rounds
+from whale_nebula.runtime.local_sgd.topology import Ends
 from whale_nebula.schedule.rounds import GRAIN, Timetable
 from whale_nebula.transport import MemoryNetwork
 

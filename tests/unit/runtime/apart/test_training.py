@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import NestingError, NotYetError, OptionError
-from whale_nebula.run import current_run
+from whale_nebula.runtime.run import current_run
 from whale_nebula.schedule.rounds import GRAIN
 
 RNG = np.random.default_rng(0)

@@ -1,0 +1,468 @@
+"""The layers of the package: which package may import which, that no modules import each other in a circle, which load
+TensorFlow or gRPC, and what library code never does.
+
+Read from the source by `ast`, so that a breach is named by file and line without importing anything; one test
+imports for real. `TestTheTestItself` plants breaches: a rule that cannot fail is no rule.
+"""
+
+import ast
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = {
+    "whale_nebula": ROOT / "whale_nebula",
+    "whale_nebula.models": ROOT / "models",
+    "whale_nebula.strategies": ROOT / "strategies",
+}
+LINES_AT_MOST = 600
+ARCHITECTURE = runpy.run_path(str(ROOT / "tools" / "architecture.py"))
+LAYERS: tuple[str, ...] = ARCHITECTURE["LAYERS"]
+PAGE: Path = ARCHITECTURE["PAGE"]
+
+WITHOUT_TF = ("wire", "schedule", "report", "launch", "gateway", "security")
+START_OF_CLI = ("cli", "cli.main")
+TENSORFLOW = {"tensorflow", "tensorflow_text", "keras"}
+FORBIDDEN = dict.fromkeys(sorted(WITHOUT_TF), TENSORFLOW)
+
+PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
+ENVIRON_WRITES = {"update", "setdefault", "pop", "popitem", "clear", "__setitem__", "__delitem__"}
+PRIVATE = re.compile(r"(tensorflow\.python|keras\.src)(\.|$)")
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file under its installed name."""
+
+    name: str
+    is_package: bool
+    tree: ast.Module
+
+    @classmethod
+    def parse(cls, name: str, source: str, is_package: bool = False) -> "Module":
+        return cls(name, is_package, ast.parse(source))
+
+    def imports(self, *, at_start_only: bool = False) -> Iterator[tuple[str, int]]:
+        """(dotted name, line) of all imports; `at_start_only`: of those that run when it is imported."""
+        for node in walk(self.tree, into_functions=not at_start_only):
+            if isinstance(node, ast.Import):
+                yield from ((alias.name, node.lineno) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                source = self._absolute(node)
+                yield source, node.lineno
+                yield from ((f"{source}.{alias.name}", node.lineno) for alias in node.names)
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        parts = self.name.split(".")
+        base = parts[: len(parts) - node.level + self.is_package]
+        return ".".join([*base, node.module] if node.module else base)
+
+
+def walk(tree: ast.AST, *, into_functions: bool) -> Iterator[ast.AST]:
+    """`ast.walk`; without functions it also leaves out `if TYPE_CHECKING:`, which does not run either."""
+    for child in ast.iter_child_nodes(tree):
+        if not into_functions and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if not into_functions and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        yield child
+        yield from walk(child, into_functions=into_functions)
+
+
+@cache
+def paths() -> dict[str, Path]:
+    found = {}
+    for package, folder in FOLDERS.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            found[".".join([package, *(part for part in parts if part != "__init__")])] = path
+    return found
+
+
+@cache
+def modules() -> dict[str, Module]:
+    return {
+        name: Module.parse(name, path.read_text("utf-8"), path.name == "__init__.py")
+        for name, path in paths().items()
+    }
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def hits(name: str, forbidden: set[str]) -> bool:
+    return any(within(name, each) for each in forbidden)
+
+
+def members(package: str) -> list[Module]:
+    return [module for name, module in modules().items() if within(name, f"whale_nebula.{package}")]
+
+
+def direct(module: Module, forbidden: set[str]) -> list[str]:
+    """Forbidden imports written in the module, in functions and for type checkers too."""
+    found = [(name, line) for name, line in module.imports() if hits(name, forbidden)]
+    return [f"{module.name}:{line} imports {name}" for name, line in found]
+
+
+def reached(start: str, forbidden: set[str], known: dict[str, Module]) -> list[str]:
+    """Chains by which importing `start` ends at something forbidden. A module's parent packages run too."""
+    chains, queue, seen = [], [(start,)], {start}
+    while queue:
+        chain = queue.pop(0)
+        for name in steps(known[chain[-1]]):
+            if hits(name, forbidden):
+                chains.append(" -> ".join([*chain, name]))
+            elif name in known and name not in seen:
+                seen.add(name)
+                queue.append((*chain, name))
+    return chains
+
+
+def steps(module: Module) -> list[str]:
+    """What importing the module imports next: its own parents first, then what it names and their parents."""
+    names = [module.name, *(name for name, _ in module.imports(at_start_only=True))]
+    parents = [".".join(name.split(".")[:end]) for name in names for end in range(1, name.count(".") + 1)]
+    return sorted({*parents, *names[1:]} - {module.name})
+
+
+def bans(module: Module) -> list[str]:
+    """What library code never does, as "module:line what"."""
+    said = []
+    for node in ast.walk(module.tree):
+        what = banned(node, printing=within(module.name, "whale_nebula.cli"))
+        if what:
+            said.append(f"{module.name}:{getattr(node, 'lineno', 0)} {what}")
+    return said
+
+
+def banned(node: ast.AST, *, printing: bool) -> str | None:
+    match node:
+        case ast.Assert():
+            return "assert: raise an error with a mend"
+        case ast.Name(id="NotImplementedError"):
+            return "NotImplementedError: raise NotYetError"
+        case ast.Import(names=names) if {alias.name.split(".")[0] for alias in names} & PICKLES:
+            return "pickle: no code crosses a link or a disk"
+        case ast.ImportFrom(module=str(source)) if source.split(".")[0] in PICKLES:
+            return "pickle: no code crosses a link or a disk"
+        case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()) if is_environ(value):
+            return "writes os.environ"
+        case ast.Call():
+            return banned_call(node, printing=printing)
+    return None
+
+
+def banned_call(call: ast.Call, *, printing: bool) -> str | None:
+    if any(word.arg == "allow_pickle" and ast.unparse(word.value) != "False" for word in call.keywords):
+        return "allow_pickle: no code crosses a link or a disk"
+    match call.func:
+        case ast.Name(id="print") if not printing:
+            return "print: use logging, or print in cli"
+        case ast.Name(id="eval" | "exec" as name):
+            return f"{name}: no text becomes code"
+        case ast.Attribute(value=value, attr=attr) if attr in ENVIRON_WRITES and is_environ(value):
+            return "writes os.environ"
+        case ast.Attribute(value=ast.Name(id="os"), attr="putenv" | "unsetenv"):
+            return "writes os.environ"
+        case ast.Attribute(value=ast.Name(id="yaml"), attr="load" | "full_load" | "unsafe_load"):
+            return "yaml: only safe_load"
+    return None
+
+
+def is_environ(node: ast.expr) -> bool:
+    return ast.unparse(node) in {"os.environ", "environ", "os.environb"}
+
+
+def private_uses(module: Module) -> list[str]:
+    """Imports of TF's and Keras's insides, by statement or by a string given to importlib."""
+    said = [f"{module.name}:{line} imports {name}" for name, line in module.imports() if PRIVATE.match(name)]
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Constant) and re.fullmatch(rf"{PRIVATE.pattern}[\w.]*", str(node.value)):
+            said.append(f"{module.name}:{node.lineno} names {node.value}")
+    return said
+
+
+def layer_of(name: str) -> str:
+    """The package or module right below the root that a dotted name is in, or ""."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 and parts[0] == "whale_nebula" and parts[1] in LAYERS else ""
+
+
+def upward(module: Module) -> list[str]:
+    """Imports of a layer above, in functions too; those for type checkers alone are none."""
+    own = layer_of(module.name)
+    if not own:
+        return []
+    return [
+        f"{module.name}:{line} imports {name}"
+        for name, line in runtime_imports(module)
+        if layer_of(name) and LAYERS.index(layer_of(name)) > LAYERS.index(own)
+    ]
+
+
+def runtime_imports(module: Module) -> Iterator[tuple[str, int]]:
+    """What runs of a module's imports, at its start and in functions."""
+    checked = {
+        id(each)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for each in ast.walk(node)
+    }
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import) and id(node) not in checked:
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and id(node) not in checked:
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def circles(known: dict[str, Module]) -> list[list[str]]:
+    """Sets of modules that import each other, directly or in a circle (Tarjan's strongly connected components)."""
+    graph = {
+        name: {owner for target, _ in runtime_imports(module) if (owner := owner_of(target, known)) not in ("", name)}
+        for name, module in known.items()
+    }
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(name: str) -> None:
+        number[name] = low[name] = len(number)
+        stack.append(name)
+        for other in graph[name]:
+            if other not in number:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], number[other])
+        if low[name] == number[name]:
+            at = stack.index(name)
+            if len(stack) - at > 1:
+                found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    for name in graph:
+        if name not in number:
+            visit(name)
+    return found
+
+
+def owner_of(name: str, known: dict[str, Module]) -> str:
+    """The module that an imported name is, or is in; "" for what is not ours."""
+    if name in known:
+        return name
+    parent = name.rpartition(".")[0]
+    return parent if parent in known else ""
+
+
+def ours() -> dict[str, Module]:
+    """The package's own modules, without its root, which loads names when they are asked for."""
+    return {name: module for name, module in modules().items() if layer_of(name)}
+
+
+def test_every_package_has_its_layer() -> None:
+    folder = FOLDERS["whale_nebula"]
+    there = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert there - {"__init__", "py"} == set(LAYERS)
+
+
+def test_the_page_about_the_architecture_is_up_to_date() -> None:
+    """`python tools/architecture.py` writes it."""
+    text = PAGE.read_text("utf-8")
+    assert ARCHITECTURE["page"](text) == text
+
+
+def test_the_page_about_the_architecture_names_files_that_are_there() -> None:
+    text = PAGE.read_text("utf-8")
+    names = set(re.findall(r"`([\w/]+\.py)`", text)) - {"tests/unit/test_layers.py"}
+    folder = FOLDERS["whale_nebula"]
+    assert [name for name in sorted(names) if "/" in name and not (folder / name).exists()] == []
+    dotted = {name for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", text) if name.split(".")[0] in LAYERS}
+    known = {name.removeprefix("whale_nebula.") for name in modules()}
+    assert [name for name in sorted(dotted) if name not in known and name.rpartition(".")[0] not in known] == []
+
+
+def test_no_package_imports_one_above_it() -> None:
+    assert [said for module in ours().values() for said in upward(module)] == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circles(ours()) == []
+
+
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_what_a_host_without_tensorflow_loads_does_not_reach_it(package: str) -> None:
+    for module in members(package):
+        assert direct(module, FORBIDDEN[package]) == []
+        assert reached(module.name, FORBIDDEN[package], modules()) == []
+
+
+@pytest.mark.parametrize("name", START_OF_CLI)
+def test_the_command_starts_without_tensorflow(name: str) -> None:
+    if (full := f"whale_nebula.{name}") in modules():
+        assert reached(full, TENSORFLOW, modules()) == []
+
+
+def test_only_the_grpc_transport_and_the_gateway_import_grpc() -> None:
+    may = re.compile(r"whale_nebula\.(transport\.grpc\w*|gateway)(\.|$)")
+    others = [module for name, module in modules().items() if not may.match(name)]
+    assert [said for module in others for said in direct(module, {"grpc"})] == []
+
+
+def test_private_parts_of_tensorflow_are_touched_in_one_package() -> None:
+    others = [module for name, module in modules().items() if not within(name, "whale_nebula.tf")]
+    assert [said for module in others for said in private_uses(module)] == []
+
+
+def test_no_library_file_is_too_long() -> None:
+    lengths = {path: len(path.read_text("utf-8").splitlines()) for path in paths().values()}
+    assert {str(path): count for path, count in lengths.items() if count > LINES_AT_MOST} == {}
+
+
+def test_library_code_keeps_the_bans() -> None:
+    assert [said for module in modules().values() for said in bans(module)] == []
+
+
+def test_library_code_leaves_no_notes_to_itself() -> None:
+    note = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+    assert [name for name, path in paths().items() if note.search(path.read_text("utf-8"))] == []
+
+
+def test_importing_the_light_packages_loads_no_tensorflow(tmp_path: Path) -> None:
+    light = [module.name for package in WITHOUT_TF for module in members(package)]
+    light += [full for name in START_OF_CLI if (full := f"whale_nebula.{name}") in modules()]
+    code = (
+        f"import importlib, sys\nfor name in {light!r}: importlib.import_module(name)\n"
+        f"print(*sorted({TENSORFLOW!r} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stdout=PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "")
+
+
+class TestTheTestItself:
+    """Each rule finds what it is for, and leaves alone what it is not for."""
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "from whale_nebula.runtime.run import Run",
+            "from whale_nebula import runtime",
+            "def f():\n    import whale_nebula.cli.main",
+        ],
+    )
+    def test_imports_of_a_layer_above_are_found(self, source: str) -> None:
+        assert len(upward(Module.parse("whale_nebula.wire.frame", source))) == 1
+
+    def test_imports_for_type_checkers_are_none(self) -> None:
+        source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from whale_nebula.runtime.run import Run"
+        assert upward(Module.parse("whale_nebula.wire.frame", source)) == []
+
+    def test_a_circle_is_found(self) -> None:
+        sources = {
+            "whale_nebula.ir.a": "from whale_nebula.ir.b import x",
+            "whale_nebula.ir.b": "def f():\n    from whale_nebula.ir import c",
+            "whale_nebula.ir.c": "import whale_nebula.ir.a",
+            "whale_nebula.ir.d": "from whale_nebula.ir.a import y",
+        }
+        known = {name: Module.parse(name, text) for name, text in sources.items()}
+        assert circles(known) == [["whale_nebula.ir.a", "whale_nebula.ir.b", "whale_nebula.ir.c"]]
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "assert True",
+            "print('x')",
+            "import pickle",
+            "from pickle import loads",
+            "eval('1')",
+            "exec('1')",
+            "import os; os.environ['A'] = '1'",
+            "import os; del os.environ['A']",
+            "import os; os.environ.setdefault('A', '1')",
+            "from os import environ; environ.update(A='1')",
+            "import os; os.putenv('A', '1')",
+            "import yaml; yaml.load('')",
+            "import numpy; numpy.load('x', allow_pickle=True)",
+            "raise NotImplementedError",
+        ],
+    )
+    def test_bans_are_found(self, source: str) -> None:
+        assert len(bans(Module.parse("whale_nebula.thing", source))) == 1
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "import os; os.environ['A']; os.environ.get('A')",
+            "import yaml; yaml.safe_load('')",
+            "model.compile('adam'); model.eval()",
+            "import numpy; numpy.load('x', allow_pickle=False)",
+        ],
+    )
+    def test_the_rest_is_allowed(self, source: str) -> None:
+        assert bans(Module.parse("whale_nebula.thing", source)) == []
+
+    def test_the_command_line_may_print(self) -> None:
+        assert bans(Module.parse("whale_nebula.cli.show", "print('plan')")) == []
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "from tensorflow.python.framework import ops",
+            "def f():\n    import keras.src.backend",
+            "import importlib; importlib.import_module('tensorflow.python.eager.context')",
+        ],
+    )
+    def test_private_imports_are_found(self, source: str) -> None:
+        assert private_uses(Module.parse("whale_nebula.thing", source))
+
+    def test_a_sentence_about_private_parts_is_no_import(self) -> None:
+        assert private_uses(Module.parse("whale_nebula.thing", "'tensorflow.python is private'")) == []
+
+    @pytest.mark.parametrize(
+        ("source", "name"),
+        [
+            ("from . import frame", "whale_nebula.wire.frame"),
+            ("from .. import runtime", "whale_nebula.runtime"),
+            ("from ..runtime.actor import Actor", "whale_nebula.runtime.actor"),
+        ],
+    )
+    def test_relative_imports_are_resolved(self, source: str, name: str) -> None:
+        inside = Module.parse("whale_nebula.wire.session", source)
+        package = Module.parse("whale_nebula.wire", source, is_package=True)
+        assert name in dict(inside.imports())
+        assert name in dict(package.imports())
+
+    def test_a_chain_is_followed_through_parents_and_named(self) -> None:
+        sources = {
+            "whale_nebula": "",
+            "whale_nebula.wire": "from whale_nebula.tools import small",
+            "whale_nebula.tools": "import tensorflow as tf",
+            "whale_nebula.tools.small": "",
+        }
+        known = {name: Module.parse(name, text, is_package=True) for name, text in sources.items()}
+        found = reached("whale_nebula.wire", TENSORFLOW, known)
+        assert found == ["whale_nebula.wire -> whale_nebula.tools -> tensorflow"]
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "def f():\n    import tensorflow",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import tensorflow",
+        ],
+    )
+    def test_what_does_not_run_at_the_start_is_not_followed(self, source: str) -> None:
+        module = Module.parse("whale_nebula.cli", source)
+        assert reached("whale_nebula.cli", TENSORFLOW, {"whale_nebula.cli": module}) == []
+        assert direct(module, TENSORFLOW)

@@ -1,0 +1,87 @@
+"""The page `docs/architecture.md`: its diagram and its table come from the source.
+
+`python tools/architecture.py` writes the page anew; a test fails where it is out of date.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE, PAGE = ROOT / "whale_nebula", ROOT / "docs" / "architecture.md"
+
+# From bottom to top: a package imports those before it, and never one after it. Those of a group belong together.
+GROUPS = {
+    "base": ("errors", "site", "spec", "faults"),
+    "data": ("config", "wire", "tf", "codec", "ir", "schedule", "scopes"),
+    "connections": ("security", "transport"),
+    "operations": ("report", "gateway", "launch"),
+    "compiler": ("feed", "passes", "capture", "plan"),
+    "execution": ("runtime",),
+    "top": ("cli", "__main__", "testing"),
+}
+LAYERS = tuple(name for group in GROUPS.values() for name in group)
+_DRAWN = tuple(name for name in LAYERS if name not in ("__main__", "errors", "site", "spec", "faults", "testing"))
+
+
+def page(text: str) -> str:
+    """The page with its generated parts as the source has them now."""
+    for name, part in (("diagram", diagram()), ("packages", packages())):
+        before, rest = text.split(f"<!-- {name}: generated -->")
+        after = rest.split(f"<!-- end of {name} -->")[1]
+        text = f"{before}<!-- {name}: generated -->\n{part}\n<!-- end of {name} -->{after}"
+    return text
+
+
+def diagram() -> str:
+    """Which package imports which, without what follows from others: a Mermaid flowchart."""
+    found = {name: imported(name) & set(_DRAWN) for name in _DRAWN}
+    lines = ["```mermaid", "flowchart TB"]
+    for group, names in reversed(GROUPS.items()):
+        drawn = [name for name in names if name in _DRAWN]
+        if drawn:
+            lines += [f"    subgraph {group}", *(f"        {name}" for name in drawn), "    end"]
+    for name, others in sorted(found.items(), key=lambda item: -LAYERS.index(item[0])):
+        through = set().union(*(reach(other, found) for other in others)) if others else set()
+        lines += [f"    {name} --> {other}" for other in sorted(others - through)]
+    return "\n".join([*lines, "```"])
+
+
+def reach(name: str, found: dict[str, set[str]]) -> set[str]:
+    """All that a package imports, and what that imports."""
+    return found[name].union(*(reach(other, found) for other in found[name]))
+
+
+def packages() -> str:
+    """A row for each package: its first sentence."""
+    rows = ["| package | what it is |", "|---|---|"]
+    for name in reversed(LAYERS):
+        if name == "__main__":
+            continue
+        said = ast.get_docstring(ast.parse(sources(name)[0].read_text("utf-8"))) or ""
+        rows.append(f"| `{name}` | {' '.join(said.split(chr(10) * 2)[0].split())} |")
+    return "\n".join(rows)
+
+
+def sources(name: str) -> list[Path]:
+    """The files of a package, its own first; or of a module."""
+    folder = PACKAGE / name
+    if not folder.is_dir():
+        return [folder.with_suffix(".py")]
+    return [folder / "__init__.py", *sorted(path for path in folder.rglob("*.py") if path != folder / "__init__.py")]
+
+
+def imported(name: str) -> set[str]:
+    """The packages right below the root that one imports when it is loaded."""
+    found = set()
+    for path in sources(name):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("whale_nebula"):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                found |= {each.split(".")[1] for each in names}
+    return found - {name}
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text("utf-8")), "utf-8")

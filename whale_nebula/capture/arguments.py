@@ -1,0 +1,175 @@
+"""The forms that the config gives to inputs, so that every process traces the same step, whichever of them it has."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import weakref
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.config import InputSpec
+from whale_nebula.errors import AbsentInputError, InputMismatchError, NebulaError, OptionError
+from whale_nebula.feed.absent import Missing
+from whale_nebula.site import script_site
+
+
+@dataclass(frozen=True)
+class Declared:
+    """Shapes and element types by the names of inputs; `alone` says that all clusters are in this process.
+
+    >>> forms = Declared({"x/target": InputSpec((None, 64), "int32")}, alone=False)
+    >>> forms.unfolded("x", None)
+    {'target': None}
+    >>> forms.missing("x/target").shape.as_list()
+    [None, 64]
+    """
+
+    forms: Mapping[str, InputSpec] = field(default_factory=dict)
+    alone: bool = True
+
+    def unfolded(self, name: str, argument: Any) -> Any:
+        """An argument that is None as a whole has the structure that the names of its inputs tell."""
+        inner = [path.removeprefix(f"{name}/") for path in self.forms if path.startswith(f"{name}/")]
+        if argument is not None or name in self.forms or not inner:
+            return argument
+        return _nested(inner)
+
+    def missing(self, path: str) -> Missing | None:
+        """What stands for an input that is None, if the config names it."""
+        if path not in self.forms:
+            return None
+        if self.alone:
+            raise AbsentInputError(
+                f"input {path!r} is None, and all clusters are in this process",
+                where=path,
+                why="only a process of another cluster may leave it out",
+                mend=f"give {path!r} here: nb.here().runs(\"gpu\") is true for every cluster in one process",
+            )
+        form = self.forms[path]
+        return Missing(path, tf.TensorSpec(form.shape, form.dtype))
+
+    def spec(self, path: str, tensor: Any) -> tf.TensorSpec:
+        """The form of an input that is here, which must be as the config says, if it says anything."""
+        if path not in self.forms:
+            return tf.TensorSpec(tensor.shape, tensor.dtype)
+        form = self.forms[path]
+        spec = tf.TensorSpec(form.shape, form.dtype)
+        if tensor.dtype != spec.dtype or not _free(spec.shape).is_compatible_with(tensor.shape):
+            raise _unlike(path, spec, tensor)
+        return spec
+
+
+def _free(shape: tf.TensorShape) -> tf.TensorShape:
+    """A shape whose rows do not matter."""
+    return tf.TensorShape([None, *shape[1:]] if shape.rank else [])
+
+
+def _nested(paths: list[str]) -> Any:
+    found: dict[str, Any] = {}
+    for path in paths:
+        first, _, rest = path.partition("/")
+        found.setdefault(first, []).append(rest)
+    inside = {name: _nested(rests) if any(rests) else None for name, rests in found.items()}
+    return tuple(inside.values()) if all(name.isdigit() for name in inside) else inside
+
+
+def _unlike(path: str, spec: tf.TensorSpec, tensor: Any) -> InputMismatchError:
+    shape = [None, *tensor.shape[1:]] if tensor.shape.rank else []
+    written = ", ".join("null" if size is None else str(size) for size in shape)
+    return InputMismatchError(
+        f"input {path!r} is {tensor.dtype.name}{shape}, and the config says {spec.dtype.name}{list(spec.shape)}",
+        where=path,
+        why="clusters that do not have it trace the step by what the config says",
+        mend=f"inputs: {{{path}: {{shape: [{written}], dtype: {tensor.dtype.name}}}}}",
+    )
+
+
+_VALUES = (int, float, complex, str, bytes, enum.Enum, type)
+
+
+class Same:
+    """An object as a key: it equals itself alone. It is not kept alive, and once it is gone it equals nothing.
+
+    An id would not do: Python gives it to another object, which would then be taken for this one.
+
+    >>> class Model: ...
+    >>> model = Model()
+    >>> Same(model) == Same(model), Same(model) == Same(Model())
+    (True, False)
+    """
+
+    def __init__(self, thing: Any) -> None:
+        self._hash = id(thing)
+        try:
+            self._found: Any = weakref.ref(thing)
+        except TypeError:  # what cannot be referred to weakly is kept
+            self._found = lambda: thing
+
+    @property
+    def alive(self) -> bool:
+        """Whether the object is still there."""
+        return self._found() is not None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.alive and self._found() is other._found()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+def key_of(leaf: Any) -> Hashable:
+    """A value is told apart by its type and what it equals, everything else by being the same object.
+
+    >>> key_of(1) == key_of(True), key_of("a") == key_of("a"), key_of(None)
+    (False, True, None)
+    """
+    if leaf is None:
+        return None
+    return (type(leaf), leaf) if isinstance(leaf, _VALUES) else Same(leaf)
+
+
+def alive(keys: tuple[Hashable, ...]) -> bool:
+    """Whether a call with these keys can still come.
+
+    >>> alive((key_of(1), key_of([])))
+    True
+    """
+    return all(key.alive for key in keys if isinstance(key, Same))
+
+
+@contextlib.contextmanager
+def target_wanted(call: str, model: Any, batch: Sequence[Any]) -> Iterator[None]:
+    """Around what traces a train step for `call`.
+
+    Only what fails is told anew: a model whose losses are all its own needs no y, and a tuple may be its x.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError) as error:
+        told = _told(call, model, batch, error) if len(batch) == 1 and _has_loss(model) else None
+        if told is None:
+            raise
+        raise told from error
+
+
+def _told(call: str, model: Any, batch: Sequence[Any], error: Exception) -> OptionError | None:
+    said = error.what if isinstance(error, NebulaError) else str(error).strip().splitlines()[0]
+    where = str(script_site())
+    if isinstance(batch[0], tuple) and 1 < len(batch[0]) < 4:
+        what = f"{call} was given a tuple as x, and x, y and sample_weight are given one by one"
+        return OptionError(what, where=where, why=said, mend=f"{call}(model, *batch)")
+    if any(word in said for word in _NO_Y):
+        what = f"{call} was given x alone, and the loss of model {model.name!r} needs y"
+        return OptionError(what, where=where, why=said, mend=f"{call}(model, x, y)")
+    return None
+
+
+_NO_Y = ("None values", "NoneType", "y_true", "got None")
+
+
+def _has_loss(model: Any) -> bool:
+    return getattr(model, "loss", None) is not None

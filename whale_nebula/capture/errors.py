@@ -1,0 +1,355 @@
+"""A trace that fails says so in our words: what, at which line of the user's, why, and what to write instead.
+
+Errors of ours come out as they were raised, though TensorFlow wraps them. So do errors that the user's own code
+raises. What TensorFlow and Keras raise becomes ours, of the same Python type besides (a ValueError stays one).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import re
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from whale_nebula.capture.places import foreign, place_of
+from whale_nebula.capture.tracing import Tracing
+from whale_nebula.errors import CaptureError, DataDependentError, NebulaError, StaticBatchError
+from whale_nebula.passes.rules.verdict import free
+from whale_nebula.site import script_site
+from whale_nebula.tf import private as tf_private
+
+_REWRITTEN = "__autograph_generated_file"
+"""How the files begin that hold AutoGraph's copies of the user's functions."""
+_RETOLD = "in user code:"
+"""How AutoGraph's own account of an error begins."""
+
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An error as it left a trace."""
+
+    error: Exception
+
+    @cached_property
+    def chain(self) -> tuple[BaseException, ...]:
+        """The error and those that it was made of, the last first."""
+        found: list[BaseException] = []
+        error: BaseException | None = self.error
+        while error is not None and error not in found:
+            found.append(error)
+            error = error.__cause__ or error.__context__
+        return tuple(found)
+
+    @cached_property
+    def origin(self) -> BaseException:
+        """The error before AutoGraph told it again."""
+        return next((each for each in self.chain if not str(each).lstrip().startswith(_RETOLD)), self.error)
+
+    @cached_property
+    def text(self) -> str:
+        """All that was said."""
+        return str(self.origin).strip()
+
+    @cached_property
+    def sentence(self) -> str:
+        """What was said, in a line."""
+        lines = [line.strip() for line in self.text.splitlines() if line.strip()]
+        return (lines or [type(self.origin).__name__])[0][:400]
+
+    @cached_property
+    def place(self) -> Place | None:
+        """The innermost line of the user's that led to it."""
+        told = [(file, int(line)) for file, line in re.findall(r'File "(.+?)", line (\d+)', str(self.error))]
+        for places in [*map(_frames, self.chain), told]:
+            for file, line in reversed(places):
+                if not foreign(file) and not _rewritten(file):
+                    return (file, line) if places is told or not told else told[-1]
+        return None
+
+    @property
+    def line(self) -> str:
+        """Where: 'file.py:12'; what no line of the user's is part of is blamed on the line that called for the step."""
+        return str(script_site()) if self.place is None else f"{self.place[0]}:{self.place[1]}"
+
+    @property
+    def source(self) -> str:
+        """What the user wrote there."""
+        return "" if self.place is None else linecache.getline(*self.place).strip()
+
+    @cached_property
+    def deliberate(self) -> bool:
+        """Whether the user's own code raised it: no library was asked anything there."""
+        places = _frames(self.origin)
+        return bool(places) and (_rewritten(places[-1][0]) or not foreign(places[-1][0]))
+
+    def shortened(self) -> Exception:
+        """The error without the frames of libraries between the user's."""
+        return self.error.with_traceback(_short(self.error.__traceback__))
+
+
+def _frames(error: BaseException) -> list[Place]:
+    return [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def _rewritten(file: str) -> bool:
+    return os.path.basename(file).startswith(_REWRITTEN)
+
+
+def _short(trace: TracebackType | None) -> TracebackType | None:
+    kept: TracebackType | None = None
+    for frame, line in reversed(list(traceback.walk_tb(trace))):
+        if not foreign(frame.f_code.co_filename):
+            kept = TracebackType(kept, frame, frame.f_lasti, line)
+    return kept
+
+
+@contextlib.contextmanager
+def unfiltered() -> Iterator[None]:
+    """Let errors of this thread keep all their frames for a while: they say whose code raised them."""
+    ours = (tf.debugging.is_traceback_filtering_enabled(), keras.config.is_traceback_filtering_enabled())
+    tf.debugging.disable_traceback_filtering()
+    keras.config.disable_traceback_filtering()
+    try:
+        yield
+    finally:
+        if ours[0]:
+            tf.debugging.enable_traceback_filtering()
+        if ours[1]:
+            keras.config.enable_traceback_filtering()
+
+
+class Baked(NamedTuple):
+    """A reshape that gives rows a fixed number."""
+
+    op: Any
+    sizes: Sequence[int]
+
+    @property
+    def line(self) -> str:
+        """Where the user wrote it."""
+        return str(place_of(self.op))
+
+    @property
+    def mend(self) -> str:
+        """What to write there."""
+        return f"tf.reshape(x, {free(self.sizes, self.op.inputs[0].shape.as_list())})"
+
+    def error(self) -> StaticBatchError:
+        """What a trace fails with that needs to know what the reshape leaves unknown."""
+        return StaticBatchError(
+            f"a batch size is baked in: rows are reshaped to {list(self.sizes)}",
+            where=f"{self.op.name} (Reshape), {self.line}",
+            why="the batch's first axis is captured as None, and what the reshape leaves of the others is unknown",
+            mend=self.mend,
+        )
+
+
+def baked_reshape(graph: Any) -> Baked | None:
+    """The first reshape of a traced graph that gives rows a fixed number, if there is one; gradients follow it."""
+    for op in graph.get_operations() if graph is not None else []:
+        own = op.type == "Reshape" and tf_private.forward_op(op) is op
+        if own and op.inputs[0].shape.rank and op.inputs[0].shape[0] is None:
+            sizes = _sizes(op.inputs[1])
+            if sizes and sizes[0] > 1:
+                return Baked(op, sizes)
+    return None
+
+
+def _sizes(tensor: Any) -> list[int]:
+    value = tf.get_static_value(tensor)
+    return [] if value is None else [int(size) for size in value]
+
+
+LIMIT = 2**31
+MEND = (
+    "hold it in a variable, tf.Variable(array, trainable=False), or give it as an argument: "
+    "@nb.function(whole=('table',))"
+)
+
+
+def check_constants(graph: Any) -> None:
+    """Refuse a traced graph whose constants are too large; the largest is named."""
+    constants = [op for op in graph.get_operations() if op.type == "Const"]
+    total = sum(map(_bytes, constants))
+    if total >= LIMIT:
+        largest = max(constants, key=_bytes)
+        raise CaptureError(
+            f"the constants of the step are {total / 1e9:.1f} GB",
+            where=f"{largest.name} ({_bytes(largest) / 1e9:.1f} GB), {place_of(largest)}",
+            why="constants are part of the traced graph, which holds 2 GB",
+            mend=MEND,
+        )
+
+
+def _bytes(op: Any) -> int:
+    tensor = op.outputs[0]
+    return (tensor.shape.num_elements() or 0) * max(1, tensor.dtype.size)
+
+
+Given = Sequence[tuple[str, Any]]
+"""Names and specs of a step's tensors."""
+
+_HINT = "whale_nebula: raised while the step was captured, where the number of rows is None until it runs"
+
+
+@contextlib.contextmanager
+def translated(trace: Tracing, given: Given = ()) -> Iterator[None]:
+    """Around a trace: whatever it brings out is told in our words. `given` are the step's tensors."""
+    try:
+        with unfiltered(), tf_private.caching_device_kept():
+            yield
+    except NebulaError:
+        raise
+    except Exception as error:
+        raised = Raised(error)
+        ours = next((each for each in raised.chain if isinstance(each, NebulaError)), None)
+        if ours is not None:
+            raise ours from None
+        told = _told(raised, trace, given)
+        if told is not None:
+            raise told from raised.shortened()
+        error.add_note(_HINT)
+        raise raised.shortened() from None
+
+
+def _told(raised: Raised, trace: Tracing, given: Given) -> NebulaError | None:
+    """The error in our words; None where the user's own code raised it."""
+    if raised.deliberate and raised.source.startswith(("raise", "assert")):
+        return None
+    for rule in (_static, _data_dependent, _late_variable, _too_large):
+        told = rule(raised, trace)
+        if told is not None:
+            return told
+    return None if raised.deliberate else _refused(raised, given)
+
+
+# ------------------------------------------------------------------------------------------ the number of rows
+_PARTLY_KNOWN = ("partially known TensorShape", "Cannot infer argument `num` from shape", "None dimensions")
+
+
+def _static(raised: Raised, trace: Tracing) -> NebulaError | None:
+    """Something could not be done with None, where a shape was read or a reshape fixed the number of rows."""
+    if not isinstance(raised.error, (TypeError, ValueError)) or "None" not in raised.text:
+        return None
+    reads = "shape" in raised.source or "len(" in raised.source or any(said in raised.text for said in _PARTLY_KNOWN)
+    baked = baked_reshape(trace.graph) if not reads or "shape=(None" in raised.text else None
+    if baked is not None or not reads:
+        return None if baked is None else baked.error()
+    return StaticBatchError(
+        "the step reads the number of rows from a static shape",
+        where=raised.line,
+        why=f"the batch's first axis is captured as None: {raised.sentence}",
+        mend="work on all rows at once, or tf.map_fn(f, x)" if "`num`" in raised.text else None,
+    )
+
+
+# -------------------------------------------------------------------------------------- the value of a tensor
+_SYMBOLIC = ("SymbolicTensor", "symbolic `tf.Tensor`", "symbolic tf.Tensor")
+_WAYS = {
+    "no attribute 'numpy'": "leave .numpy() out and go on with the tensor; where Python must see the numbers: "
+    "tf.py_function(f, [x], tf.float32)",
+    "Python `bool`": "tf.cond(condition, lambda: a, lambda: b), or tf.where(condition, a, b)",
+    "Iterating over": "work on all rows at once, or tf.map_fn(f, x)",
+    "integer": "keep it a tensor: tf.range(n) in the place of range(n), tf.cast(n, tf.int32) in the place of int(n)",
+    "int()": "keep it a tensor: tf.cast(t, tf.int32) in the place of int(t)",
+    "float()": "keep it a tensor: tf.cast(t, tf.float32) in the place of float(t)",
+    "numpy": "call TensorFlow's function in the place of NumPy's, tf.reduce_mean for np.mean; "
+    "where it must be NumPy's: tf.numpy_function(f, [x], tf.float32)",
+}
+
+
+_LOOP = "tf.while_loop(condition, body, [x]), or tf.map_fn(f, x); under @nb.function, while on a tensor is one already"
+
+
+def _data_dependent(raised: Raised, trace: Tracing) -> NebulaError | None:
+    if not any(word in raised.text for word in _SYMBOLIC):
+        return None
+    ways = (way for said, way in _WAYS.items() if said in raised.text)
+    loops = "Python `bool`" in raised.text and raised.source.lstrip().startswith("while")
+    return DataDependentError(
+        "Python asks for the value of a tensor",
+        where=raised.line,
+        why=f"while a step is captured a tensor has no value yet: {_first(raised.sentence)}",
+        mend=_LOOP if loops else next(ways, None),
+    )
+
+
+def _first(text: str) -> str:
+    """The first sentence: what follows in TensorFlow's is advice for other cases."""
+    return text.partition(" You can attempt")[0].partition(" This error may indicate")[0]
+
+
+# ------------------------------------------------------------------------------------- what a trace cannot hold
+def _late_variable(raised: Raised, trace: Tracing) -> NebulaError | None:
+    if "tf.function only supports singleton tf.Variables" not in raised.text:
+        return None
+    return _also(raised)(
+        "the step makes a variable in a later trace",
+        where=raised.line,
+        why="a step may make its variables once, the first time it is captured; this one makes more of them",
+        mend="make it once, outside of the step: in __init__ or build, or before the function",
+    )
+
+
+def _too_large(raised: Raised, trace: Tracing) -> NebulaError | None:
+    if "larger than 2GB" not in raised.text:
+        return None
+    return _also(raised)(
+        "a constant of the step is larger than 2 GB",
+        where=raised.line,
+        why=f"constants are part of the traced graph: {raised.sentence}",
+        mend=MEND,
+    )
+
+
+_FEW = 12
+_CORRECT = (
+    "correct that line, or what the step is given; without scopes it fails alike, "
+    "unless it needs the number of rows: tf.shape(x)[0]"
+)
+_ARRAYS = "give arrays, np.asarray(x): in a list each number is a tensor of its own"
+
+
+def _refused(raised: Raised, given: Given) -> CaptureError:
+    """TensorFlow or Keras does not take what the step does."""
+    names = ", ".join(f"{name} {spec.dtype.name}{list(spec.shape)}" for name, spec in given[:_FEW])
+    names += f" and {len(given) - _FEW} more" if len(given) > _FEW else ""
+    several = sum(spec.shape.rank == 0 for _, spec in given) > _FEW
+    return _also(raised)(
+        f"the step cannot be traced: {raised.sentence}",
+        where=raised.line,
+        why=f"it raised a {type(raised.origin).__name__}; the step was given {names or 'no tensors'}",
+        mend=_ARRAYS if several else _CORRECT + _not_a_batch(given),
+    )
+
+
+def _not_a_batch(given: Given) -> str:
+    """The line for arguments with one axis, which is taken for a batch's: the state of an environment, say."""
+    names = [name for name, spec in given if spec.shape.rank == 1 and spec.shape[0] is None]
+    one_axis = f'whole=({", ".join(repr(name) for name in names)},)'.replace("'", '"')
+    return f"\nor, where an argument with one axis is no batch: @nb.function({one_axis})" if names else ""
+
+
+_PLAIN = frozenset({"ValueError", "TypeError", "AttributeError", "KeyError", "IndexError", "RuntimeError"})
+
+
+def _also(raised: Raised) -> Callable[..., CaptureError]:
+    """CaptureError, as a kind of the Python type that was raised: who expects a ValueError still finds one."""
+    return _kind(next((kind for kind in type(raised.error).__mro__ if kind.__name__ in _PLAIN), Exception))
+
+
+@cache
+def _kind(python: type) -> type[CaptureError]:
+    body = {"__doc__": CaptureError.__doc__, "__module__": CaptureError.__module__}
+    return type("CaptureError", (CaptureError, python), body)

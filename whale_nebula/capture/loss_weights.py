@@ -1,0 +1,164 @@
+"""With which weight each gradient starts, so that the sum over micro-batches is the whole batch's gradient.
+
+With one micro-batch the weight is one. With several, a target that is a sum over the batch keeps it, a mean gets the
+micro-batch's share of the rows, what is divided by them that share twice, and what is none of these is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.capture.mirror import in_order, mirror
+from whale_nebula.capture.places import place_of
+from whale_nebula.capture.tracing import Tracing
+from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph
+from whale_nebula.passes.rules import SHAPED, Fold, Folding, fold, verdict
+from whale_nebula.passes.rules.registry import AFTER, SHAPE
+from whale_nebula.passes.rules.verdict import mends
+from whale_nebula.spec import Value
+from whale_nebula.tf import private as tf_private
+
+
+def roles(trace: Tracing) -> dict[str, tuple[str, str]]:
+    """Op name to (role, name) for the ops of a trace that only hold something."""
+    found = {leaf.op.name: (INPUT, leaf.op.name) for leaf in trace.leaves}
+    for _, internal in trace.graph.captures:
+        found[internal.op.name] = (CAPTURE, internal.op.name)
+    for request in trace.requests:
+        for _, tensors in request.holders:
+            found.update({t.op.name: (HOLDER, t.op.name) for t in tensors})
+        found.update({feed.op.name: (FEED, "arrival") for _, feed in request.arrivals})
+    found.update({tensor.op.name: (FEED, name) for name, tensor in trace.feeds.items()})
+    return found
+
+
+def recount(trace: Tracing) -> None:
+    """Rewire a trace whose batch is cut, as far as it goes."""
+    graph = mirror(trace.graph, roles(trace))
+    operations = in_order(trace.graph.get_operations())
+    numbers = {op.name: index for index, op in enumerate(operations)}
+    leaves = [numbers[leaf.op.name] for leaf in trace.leaves]
+    if not _suspects(graph, leaves):
+        return
+    batched = {leaf: 0 for leaf, split in zip(leaves, trace.batched, strict=True) if split}
+    backward = {numbers[name] for request in trace.requests for name in request.backward}
+    for (consumer, place, _), rows, axis, sizes in fold(
+        graph, batched, skip=backward.__contains__, recounting=True
+    ).recounts:
+        reader = operations[consumer]
+        with trace.graph.as_default(), tf.control_dependencies(None):
+            made = _shaped(reader.inputs[place], operations[rows.op].outputs[rows.out], axis, sizes)
+        tf_private.set_input(reader, place, made)
+
+
+def _shaped(before: Any, data: Any, axis: int, sizes: tuple[int | None, ...]) -> Any:
+    """A shape with the rows of `data`, or zeros or ones of that shape: what was read `before`."""
+    dtype = tf.int32 if before.op.type in _FILLED else before.dtype
+    rows = tf.shape(data, dtype)[axis]
+    shape = tf.stack([rows if size is None else tf.constant(size, dtype) for size in sizes])
+    return _FILLED[before.op.type](shape, before.dtype) if before.op.type in _FILLED else shape
+
+
+_FILLED = {"ZerosLike": tf.zeros, "OnesLike": tf.ones}
+
+
+def _suspects(graph: Graph, leaves: list[int]) -> bool:
+    """Whether something of the inputs alone is given a shape that is not, or meets something of such a shape."""
+    fed, pure, like = set(leaves), set(leaves), set[int]()
+    for op in graph.ops:
+        above = {value.op for value in op.inputs}
+        if op.type == "Reshape" and op.inputs[0].op in pure and op.inputs[1].op not in pure:
+            return True
+        if op.type in SHAPED and not above <= pure:
+            like.add(op.index)
+        elif (above or op.type == "Const") and not op.stateful and above - pure <= like:
+            if above & fed and not above <= pure:
+                return True
+            (pure if above <= pure else like).add(op.index)
+            if above & fed:
+                fed.add(op.index)
+    return False
+
+
+Tensor = Any
+
+
+def weigh(trace: Tracing, targets: Sequence[Tensor], seeds: Sequence[Any]) -> list[Tensor]:
+    """The tensors that the targets' gradients start from."""
+    ones = [_ones(target) if seed is None else seed for target, seed in zip(targets, seeds, strict=True)]
+    if not trace.cut:
+        return ones
+    if trace.weights:
+        return [seed * tf.cast(trace.feed("share"), seed.dtype) for seed in ones]
+    recount(trace)
+    kinds = _kinds(trace, targets)
+    return [_weighed(trace, seed, _SHARES.get(kind, 0)) for seed, kind in zip(ones, kinds, strict=True)]
+
+
+_SHARES = {"mean": 1, "whole": 1, "inverse": 2}
+"""How often a target's weight is its micro-batch's share of the rows. One divided by these rows is too large itself."""
+
+
+def _weighed(trace: Tracing, seed: Tensor, times: int) -> Tensor:
+    for _ in range(times):
+        seed = seed * tf.cast(trace.feed("share"), seed.dtype)
+    return seed
+
+
+def _ones(target: Tensor) -> Tensor:
+    return tf.ones_like(target)
+
+
+def _kinds(trace: Tracing, targets: Sequence[Tensor]) -> list[str]:
+    """How each target folds the batch, after growing what must be counted over the whole of it."""
+    folding, graph, operations = _fold(trace, targets)
+    if folding.grows:
+        _grow(trace, folding, operations)
+        folding, graph, operations = _fold(trace, targets)
+    where = places(operations)
+    numbers = {op.name: index for index, op in enumerate(operations)}
+    kinds: list[str] = []
+    lines = mends(trace.pipeline.micro_batch, copied=trace.replicas.several)
+    for target in targets:
+        state = folding.of(Value(numbers[target.op.name], target.value_index))
+        refusal = verdict(_one(state, numbers[target.op.name]), graph, where=where, lines=lines)
+        if refusal is not None and trace.pipeline.coupled != "allow":
+            raise refusal
+        kinds.append("mean" if refusal is not None else state.kind)
+    return kinds
+
+
+def _one(state: Fold, op: int) -> Fold:
+    """The entries of a target have one weight."""
+    return Fold(AFTER, blame=op, reason=_MIXED) if state.kind == SHAPE else state
+
+
+_MIXED = "its entries are no one kind: some grow with the rows, others do not"
+
+
+def _fold(trace: Tracing, targets: Sequence[Tensor]) -> tuple[Folding, Graph, list[Any]]:
+    operations = in_order(trace.graph.get_operations())
+    numbers = {op.name: index for index, op in enumerate(operations)}
+    graph = mirror(trace.graph, roles(trace))
+    batched = {numbers[t.op.name]: 0 for t, split in zip(trace.leaves, trace.batched, strict=True) if split}
+    backward = {numbers[name] for request in trace.requests for name in request.backward}
+    wanted = [Value(numbers[t.op.name], t.value_index) for t in targets]
+    return fold(graph, batched, targets=wanted, skip=backward.__contains__), graph, operations
+
+
+def _grow(trace: Tracing, folding: Folding, operations: Sequence[Any]) -> None:
+    """Let the readers of a micro-batch's count or sum read it scaled up to the whole batch."""
+    for consumer, position, value in folding.grows:
+        tensor = operations[value.op].outputs[value.out]
+        with tf.control_dependencies(None):
+            grown = tensor * tf.cast(trace.feed("grow"), tensor.dtype)
+        trace.grown.add(grown.op.name)  # no tape saw it made, and yet gradients flow through it
+        tf_private.set_input(operations[consumer], position, grown)
+
+
+def places(operations: Sequence[Any]) -> Callable[[int], str]:
+    """Op number to the user's line that made it."""
+    return lambda number: place_of(operations[number])

@@ -1,0 +1,284 @@
+"""A clusters.yaml by itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from whale_nebula.config import Config, load
+from whale_nebula.launch.resolve.placement import same_address
+from whale_nebula.report.units import size
+
+
+def config_checks(path: str) -> list[Check]:
+    """A clusters.yaml: what is wrong raises, what is right is counted."""
+    config = load(path)
+    _check_names(config)
+    workers = sum(len(cluster.workers) for cluster in config.clusters.values())
+    names = ", ".join(config.clusters) or "none is named"
+    counted = f"{path}: {names}; {_counted(workers, 'worker')}, {_counted(len(config.links.pairs), 'link')}"
+    checks = [Check("config", "ok", _counted(len(config.clusters), "cluster"), counted)]
+    if config.security.insecure:
+        checks.append(Check("config", "note", "insecure: true", "links are not encrypted", "leave it out"))
+    return [*checks, *_shared_addresses(config), *_certificates(config, path)]
+
+
+def _shared_addresses(config: Config) -> Iterator[Check]:
+    """Two workers that would listen at one place: neither can be reached for sure, and a run refuses them."""
+    named = {f"{name}/{n}": w.address for name, c in config.clusters.items() for n, w in enumerate(c.workers)}
+    for why in same_address(named):
+        yield Check("config", "bad", "workers", why, "give each worker an address of its own")
+
+
+def _certificates(config: Config, path: str) -> Iterator[Check]:
+    """Whether the authority's certificate, which every process reads, is where it is looked for."""
+    if config.security.insecure or find_spec("cryptography") is None or len(config.clusters) < 2:
+        return
+    from whale_nebula.launch.secured import configured
+
+    found = configured(config, [f"{cluster}/0" for cluster in config.clusters], path)
+    missing = sorted({each.ca for each in found.values() if not Path(each.ca).exists()})
+    if missing:
+        why = f"no {missing[0]}: a run over several hosts needs certificates (run --all makes its own)"
+        mend = f"whale-nebula certs init --config {path}, then whale-nebula certs issue --all --config {path}"
+        yield Check("certificates", "note", "none here", why, mend)
+
+
+def _counted(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> _counted(1, "link"), _counted(2, "link")
+    ('1 link', '2 links')
+    """
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _check_names(config: Config) -> None:
+    """Where nothing reads certificates there is another check that says so."""
+    if find_spec("cryptography") is not None:
+        from whale_nebula.launch.secured import check_names
+
+        check_names(config, [f"{cluster}/0" for cluster in config.clusters])
+
+
+_LITTLE = 2 * 2**30
+
+
+def backend_check() -> Check:
+    """What Keras runs on."""
+    found = os.environ.get("KERAS_BACKEND") or _written_backend() or "tensorflow"
+    if found == "tensorflow":
+        return Check("Keras backend", "ok", found)
+    why = "a plan cuts a graph that TensorFlow traced"
+    return Check("Keras backend", "bad", found, why, "KERAS_BACKEND=tensorflow")
+
+
+def _written_backend() -> str | None:
+    home = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
+    try:
+        found = json.loads((home / "keras.json").read_text("utf-8")).get("backend")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def threads_checks() -> Iterator[Check]:
+    """Cores, and what the environment says of TensorFlow's threads."""
+    cores = len(os.sched_getaffinity(0))
+    set_so = {name: value for name in _THREADS if (value := os.environ.get(name))}
+    why = "equal bits need equal numbers of threads in every cluster"
+    if set_so:
+        said = ", ".join(f"{name}={value}" for name, value in set_so.items())
+        yield Check("CPU threads", "note", f"{cores} cores", f"{said}; {why}")
+    else:
+        yield Check("CPU threads", "ok", f"{cores} cores", f"TensorFlow takes them all; {why}")
+
+
+_THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+
+
+def onednn_check() -> Check:
+    """TensorFlow's oneDNN ops, which change the last bits of results."""
+    value = os.environ.get("TF_ENABLE_ONEDNN_OPTS")
+    why = "equal bits need it alike in every cluster"
+    if value is None:
+        return Check("oneDNN", "ok", "as TensorFlow has it", f"on for x86; {why}")
+    return Check("oneDNN", "note", "off" if value == "0" else "on", f"TF_ENABLE_ONEDNN_OPTS={value}; {why}")
+
+
+def memory_check() -> Check:
+    """Memory that is free, within what the container allows."""
+    free = min(_available(), _allowed())
+    if free < _LITTLE:
+        why = "TensorFlow alone takes some 600 MiB in each process"
+        return Check("free memory", "note", size(free), why, "fewer processes on this machine, or a smaller model")
+    return Check("free memory", "ok", size(free))
+
+
+def _available() -> float:
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text("utf-8"))
+    except OSError:
+        return float("inf")
+    return 1024.0 * int(found[1]) if found else float("inf")
+
+
+def _allowed() -> float:
+    """What is left of a container's limit."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text("utf-8").strip()
+        used = int((group / "memory.current").read_text("utf-8"))
+    except (OSError, ValueError):
+        return float("inf")
+    return float("inf") if limit == "max" else max(float(limit) - used, 0.0)
+
+
+OURS = "whale-nebula"
+NEEDED = {
+    "tensorflow": "TensorFlow",
+    "keras": "Keras",
+    "tensorflow-text": "TensorFlow Text",
+    "numpy": "NumPy",
+    "grpcio": "gRPC",
+    "grpcio-health-checking": "gRPC's health service",
+    "cryptography": "cryptography",
+    "google-crc32c": "google-crc32c",
+    "pyyaml": "PyYAML",
+    "rich": "rich",
+}
+FOR_TRAINING = ("tensorflow", "keras", "tensorflow-text")
+"""What the host of a gateway does without."""
+
+
+def within(version: str, wanted: str) -> bool:
+    """Whether a version satisfies something like ">=2.21,<2.22"; what comes before a release counts as the release.
+
+    >>> within("2.21.0", ">=2.21,<2.22"), within("2.22.0rc1", ">=2.21,<2.22"), within("3.14.2", "<3.14,>=3.11")
+    (True, False, False)
+    """
+    return all(_holds(_numbers(version), *part) for part in re.findall(r"(>=|<=|==|!=|<|>)\s*([\d.]+)", wanted))
+
+
+def _holds(found: tuple[int, ...], sign: str, limit: str) -> bool:
+    numbers = _numbers(limit)
+    most = max(len(found), len(numbers))
+    a, b = (each + (0,) * (most - len(each)) for each in (found, numbers))
+    return {">=": a >= b, "<=": a <= b, "==": a == b, "!=": a != b, "<": a < b, ">": a > b}[sign]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    release = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(number) for number in release[0].split(".")) if release else ()
+
+
+@cache
+def requirements() -> dict[str, str]:
+    """Package to the versions that this one asks for, as its own metadata says."""
+    try:
+        lines = metadata.requires(OURS) or []
+    except metadata.PackageNotFoundError:
+        return {}
+    found = {}
+    for line in (each for each in lines if "extra ==" not in each):
+        name, wanted = re.fullmatch(r"([\w.-]+)\s*(?:\[.*?\])?\s*\(?([^;)]*)\)?.*", line).groups()  # type: ignore[union-attr]
+        found[name.lower()] = in_order(wanted)
+    return found
+
+
+def in_order(wanted: str) -> str:
+    """A range of versions, its lower end first.
+
+    >>> in_order("<3.14,>=3.11 ")
+    '>=3.11,<3.14'
+    """
+    return ",".join(sorted(filter(None, wanted.strip().split(",")), reverse=True))
+
+
+def installed(package: str) -> str | None:
+    """The version of a package; None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def python_check() -> Check:
+    """Python itself."""
+    found = platform.python_version()
+    try:
+        wanted = in_order(metadata.metadata(OURS)["Requires-Python"] or "")
+    except metadata.PackageNotFoundError:
+        why = f"{OURS} is not installed, so nothing says what it needs"
+        return Check("Python", "note", found, why, "pip install -e .")
+    if within(found, wanted):
+        return Check("Python", "ok", found, f"supported: {wanted}")
+    return Check("Python", "bad", found, f"supported: {wanted}", "make PYTHON=python3.12 install, or a venv of that")
+
+
+def own_check() -> Check:
+    """Where this package itself comes from, and that all of it comes from there."""
+    folder, models = (_folder(module) for module in ("whale_nebula", "whale_nebula.models"))
+    version = installed(OURS) or "not installed"
+    if models is None:
+        why = f"imported from {folder}, which has no models beside it"
+        return Check(OURS, "bad", version, why, "pip install -e . in that folder's clone")
+    if models not in (folder, folder.parent if folder else None):
+        why = f"imported from {folder},\nbut whale_nebula.models from {models}: two copies are mixed"
+        mend = "python -m pip install -e . in the copy that is meant, and no PYTHONPATH to another"
+        return Check(OURS, "warning", version, why, mend)
+    return Check(OURS, "ok", version, f"imported from {folder}")
+
+
+def _folder(module: str) -> Path | None:
+    """The folder that a package lies in; finding it imports what it lies in, and not itself."""
+    found = importlib.util.find_spec(module)
+    if found is None or found.origin is None:
+        return None
+    package = Path(found.origin).parent
+    return package if module == "whale_nebula" else package.parent
+
+
+def package_check(package: str, *, training: bool = True) -> Check:
+    """A package that is needed; without `training` those that only training needs may be missing."""
+    name, wanted, found = NEEDED[package], requirements().get(package, ""), installed(package)
+    supported = f"supported: {wanted}" if wanted else ""
+    if found is None and package in FOR_TRAINING and not training:
+        return Check(name, "ok", "not installed", "a gateway needs none")
+    if found is None:
+        return Check(name, "bad", "not installed", supported, f'pip install "{package}{wanted}"')
+    if not within(found, wanted):
+        return Check(name, "bad", found, supported, f'pip install "{package}{wanted}"')
+    return Check(name, "ok", found, supported)
+
+
+def tensorboard_check() -> Check:
+    """TensorBoard, which is only needed for its own files."""
+    found = installed("tensorboard")
+    if found is not None:
+        return Check("TensorBoard", "ok", found)
+    why = "only nb.init(tensorboard=...) needs it"
+    return Check("TensorBoard", "note", "not installed", why, "pip install tensorboard")
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was looked at, what was found, and how to mend it.
+
+    `state` is ok, note (it works, but you may want to know), warning (it works now, and will hurt) or bad.
+    """
+
+    name: str
+    state: str
+    found: str
+    why: str = ""
+    mend: str = ""

@@ -1,0 +1,384 @@
+"""A precision that spends bits where they tell something: so many a number on average, known before to the byte."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from whale_nebula.codec.blocks import rows_and_columns
+from whale_nebula.codec.objects import Dims, Part, Precision
+from whale_nebula.errors import OptionError, RemoteProtocolError
+from whale_nebula.wire.tensor import Bytes
+
+MOST = 6
+LARGEST = 3.38e38  # what bfloat16 can hold, too
+LOOKED_AT = 1 << 15  # numbers, on which is tried how fine it may be
+HEAD = 8  # bytes: the scale, and how many bytes those of the rows take
+GROUPS = 8  # of neighbouring columns, which have a code of their own
+_GROUP = 16  # bytes that one takes at least
+
+
+@dataclass(frozen=True)
+class Coded(Precision):
+    """`bits` a number, all that crosses counted (more only where rows are short). Each row loses the same share of its
+    norm, which `bits` and the numbers decide; where their frequencies differ it is less than integers of as many bits
+    lose. A gradient is not rounded by chance, but comes a little longer, so that its own share of it is whole.
+
+    After `Axes` the frequencies of most differ much: two bits a number lose there what else three to four lose.
+
+    >>> str(Coded(2.3)), sum(part.nbytes for part in Coded(2).parts((64, 128), "float32"))
+    ('coded(2.3)', 2048)
+    """
+
+    name = "coded"
+    bits: float
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.bits, int | float) and not isinstance(self.bits, bool)
+        if not number or not 0 < self.bits <= MOST:
+            raise OptionError(
+                f"Coded({self.bits!r}) cannot be",
+                why=f"it says how many bits a number gets: above 0 and at most {MOST}",
+                mend="nb.codec.Coded(2.3)",
+            )
+
+    def parts(self, dims: Dims, dtype: str) -> tuple[Part, ...]:
+        """Bytes, of which some at the end may be left over; so many at least that zeros fit."""
+        rows, columns = rows_and_columns(dims)
+        if not rows or not columns:
+            return (Part("uint8", (0,)),)
+        return (Part("uint8", (max(ceil(rows * columns * self.bits / 8), HEAD + 2 * rows + GROUPS * _GROUP),)),)
+
+    def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
+        """With the least error; with a key so that the tensor's own share of it is whole."""
+        import numpy as np
+
+        dims = tuple(int(size) for size in x.shape)
+        (size,) = self.parts(dims, x.dtype.name)[0].dims
+        if not size:
+            return (np.empty(0, np.uint8),)
+        wide = np.asarray(x)
+        if wide.dtype == np.float64:  # what float32 cannot hold becomes its largest; what is infinite stays so
+            wide = np.where(np.isfinite(wide), np.clip(wide, -LARGEST, LARGEST), wide)
+        matrix = wide.astype(np.float32).reshape(rows_and_columns(dims))
+        return (quantise(matrix, size, whole=key is not None),)
+
+    def decode(self, parts: Sequence[Any], dims: Dims, dtype: str) -> Any:
+        """Whole numbers times scales, and not beyond what its type can hold."""
+        import numpy as np
+
+        from whale_nebula.codec.rounding import restore
+
+        data = np.asarray(parts[0])
+        made = dequantise(data, *rows_and_columns(dims)) if data.size else data.astype(np.float32)
+        return restore(made.reshape(dims), dtype)
+
+
+Integers = npt.NDArray[np.int16]
+
+WHOLE, TOGETHER = 8, (4, 2, 1)
+GROUP_HEAD = 6  # bytes before a group
+MOST_SYMBOL = 32767
+_SINGLE, _SYMBOLS = 127, 256
+_WORTH = 2048  # numbers, for a code of their own
+_TRIED = 1 << 15  # numbers of a group, up to which every way to make symbols is tried
+
+
+def width_of(rows: int, columns: int) -> int:
+    """How many neighbouring columns are a group: whole symbols, and at most eight groups; fewer where a code would take
+    more than it saves.
+
+    >>> [width_of(400, columns) for columns in (1, 64, 128, 768)], width_of(32, 128)
+    ([8, 8, 16, 96], 64)
+    """
+    groups = min(GROUPS, max(1, rows * columns // _WORTH))
+    return WHOLE * -(-columns // (WHOLE * groups))
+
+
+def pack(numbers: Integers) -> Bytes:
+    """The numbers of a matrix, small.
+
+    >>> pack(np.zeros((1000, 64), "int16")).size, pack(np.eye(64, dtype="int16")).size < 64 * 64 // 8
+    (48, True)
+    """
+    found: list[bytes] = []
+    if not numbers.size:
+        return np.empty(0, np.uint8)
+    for group in _groups(numbers):
+        together, most, made = _packed(group)
+        found += [bytes([together, most]), len(made).to_bytes(4, "little"), made]
+    return np.frombuffer(b"".join(found), np.uint8)
+
+
+def unpack(data: Bytes, rows: int, columns: int) -> tuple[Integers, int]:
+    """The numbers of so many rows and columns, and how many bytes they took.
+
+    >>> numbers = np.array([[0, -3, 900], [1, 0, 0]], "int16")
+    >>> again, size = unpack(pack(numbers), 2, 3)
+    >>> bool((again == numbers).all()), size == pack(numbers).size
+    (True, True)
+    """
+    if not rows or not columns:
+        return np.empty((rows, columns), np.int16), 0
+    width, place = width_of(rows, columns), 0
+    made = np.empty((rows, -(-columns // width) * width), np.int16)
+    for start in range(0, columns, width):
+        head = data[place : place + GROUP_HEAD]
+        if head.size < GROUP_HEAD:
+            raise RemoteProtocolError("packed numbers end before their last group")
+        size = int.from_bytes(head[2:].tobytes(), "little")
+        body = data[place + GROUP_HEAD : place + GROUP_HEAD + size]
+        made[:, start : start + width] = _unpacked(int(head[0]), int(head[1]), body, size, rows, width)
+        place += GROUP_HEAD + size
+    return made[:, :columns], place
+
+
+def deflated(data: bytes, *, runs: bool = False) -> bytes:
+    """Bytes by the frequencies of their values; with `runs` also by runs of equal ones, where these are less.
+
+    >>> opened(deflated(b"aaab"), 4), len(deflated(bytes(900), runs=True)) < len(deflated(bytes(900)))
+    (b'aaab', True)
+    """
+    ways = (zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE) if runs else (zlib.Z_HUFFMAN_ONLY,)
+    return min((_by(way, data) for way in ways), key=len)
+
+
+def _by(way: int, data: bytes) -> bytes:
+    made = zlib.compressobj(6, zlib.DEFLATED, -15, 9, way)
+    return made.compress(data) + made.flush()
+
+
+def opened(data: bytes, size: int) -> bytes:
+    """The bytes before, of which there must be so many: no more are made."""
+    stream = zlib.decompressobj(-15)
+    try:
+        found = stream.decompress(data, size + 1)
+    except zlib.error:
+        raise RemoteProtocolError("packed numbers cannot be opened") from None
+    if len(found) != size or not stream.eof or stream.unused_data or stream.unconsumed_tail:
+        raise RemoteProtocolError(f"packed numbers are not the {size} bytes that were due")
+    return found
+
+
+def _groups(numbers: Integers) -> Iterator[Integers]:
+    """Filled up with zeros to whole groups."""
+    width = width_of(*numbers.shape)
+    for start in range(0, numbers.shape[1], width):
+        group = numbers[:, start : start + width]
+        yield group if group.shape[1] == width else np.pad(group, [(0, 0), (0, width - group.shape[1])])
+
+
+def _packed(group: Integers) -> tuple[int, int, bytes]:
+    """How many numbers are a symbol, the largest magnitude, and the bytes; none for zeros."""
+    most = max(int(group.max(initial=0)), -int(group.min(initial=0)))
+    if not most:
+        return 1, 0, b""
+    if most > _SINGLE:
+        return 0, 0, deflated(np.ascontiguousarray(group, "<i2").view(np.uint8).reshape(-1, 2).T.tobytes())
+    fitting = [together for together in TOGETHER if (2 * most + 1) ** together <= _SYMBOLS]
+    tried = fitting if group.size <= _TRIED else fitting[:1]
+    made = ((each, most, deflated(_symbols(group, each, most), runs=most == 1)) for each in tried)
+    return min(made, key=lambda one: len(one[2]))
+
+
+def _symbols(group: Integers, together: int, most: int) -> bytes:
+    digits = (group + most).astype(np.uint8).reshape(-1, together)
+    made = digits[:, 0].copy()
+    for place in range(1, together):
+        made *= np.uint8(2 * most + 1)
+        made += digits[:, place]
+    return made.tobytes()
+
+
+def _unpacked(together: int, most: int, body: Bytes, size: int, rows: int, width: int) -> Any:
+    levels = 2 * most + 1
+    known = together in (0, *TOGETHER) and levels ** max(together, 1) <= _SYMBOLS
+    if body.size != size or not known:
+        raise RemoteProtocolError("a group of packed numbers begins with bytes that mean nothing")
+    if together == 1 and most == size == 0:
+        return 0
+    if together == 0:
+        halves = np.frombuffer(opened(body.tobytes(), 2 * rows * width), np.uint8).reshape(2, -1)
+        return np.ascontiguousarray(halves.T).view("<i2").reshape(rows, width)
+    symbols = np.frombuffer(opened(body.tobytes(), rows * width // together), np.uint8)
+    if int(symbols.max(initial=0)) >= levels**together:
+        raise RemoteProtocolError("a packed number is larger than its group's largest")
+    return _digits(together, most)[symbols].reshape(rows, width)
+
+
+def _digits(together: int, most: int) -> Integers:
+    """The numbers that each symbol stands for."""
+    levels = 2 * most + 1
+    symbols = np.arange(levels**together)[:, None]
+    return (symbols // levels ** np.arange(together - 1, -1, -1) % levels - most).astype(np.int16)
+
+
+Numbers = npt.NDArray[np.float32]
+
+_OCTAVE, _LOWEST, _BROKEN = 8, 240, 255
+_EIGHTHS = np.array([1.0, 0.91700404, 0.84089642, 0.77110541, 0.70710678, 0.64841978, 0.59460356, 0.54525387], "f4")
+"""Powers of two from 0 down to -7/8, written out: no two libraries need agree on a logarithm."""
+_SMALLEST, _LARGEST = 2.0**-100, np.float32(LARGEST)
+_FULL, _NEARLY_FULL = 0.985, 0.97  # of the bytes: what is left is not worth another look, at few rows or at all
+_LOOKS, _FEW_LOOKS, _FINEST = 9, 4, 2.0**-9
+_CODES = 400  # bytes that the codes themselves take, about, however many numbers follow
+_MOST_LONGER = 2.0  # how much longer a gradient may be made so that its own share of it is whole
+
+
+class _Rows(NamedTuple):
+    """A matrix by rows of one length: `single` are its numbers so divided, `scales` by what, relative to `top`."""
+
+    single: Numbers
+    scales: Numbers
+    codes: npt.NDArray[np.uint8]
+    top: float
+
+
+class _Fitting(NamedTuple):
+    """What was tried: a distance, the whole numbers, and their bytes."""
+
+    distance: float
+    integers: Integers
+    packed: Bytes
+
+
+def quantise(x: Numbers, size: int, *, whole: bool) -> Bytes:
+    """The matrix in `size` bytes. With `whole` it comes a little longer: such that the product with what was sent is
+    what that has with itself.
+
+    >>> x = np.random.default_rng(0).normal(size=(64, 64)).astype("float32")
+    >>> again = dequantise(quantise(x, 1024, whole=False), 64, 64)
+    >>> bool(np.linalg.norm(x - again) < 0.4 * np.linalg.norm(x))
+    True
+    """
+    rows = _rows(x)
+    scales = deflated(rows.codes.tobytes())
+    room = size - HEAD - len(scales)
+    distance, integers, packed = _finest(rows.single, room)
+    scale = np.float32(min(rows.top * distance * _longer(rows, integers, distance, whole), float(_LARGEST)))
+    head = scale.tobytes() + len(scales).to_bytes(4, "little")
+    made = np.zeros(size, np.uint8)
+    body = np.frombuffer(head + scales + packed.tobytes(), np.uint8)
+    made[: body.size] = body
+    return made
+
+
+def dequantise(data: Bytes, rows: int, columns: int) -> Numbers:
+    """The matrix again.
+
+    >>> dequantise(quantise(np.zeros((2, 4), "float32"), 99, whole=True), 2, 4).tolist()
+    [[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
+    """
+    if data.size < HEAD:
+        raise RemoteProtocolError(f"{data.size} bytes of packed numbers came, which is less than their head")
+    scale = np.frombuffer(data[:4].tobytes(), "<f4")[0]
+    size = int.from_bytes(data[4:HEAD].tobytes(), "little")
+    if data.size < HEAD + size or not 0 <= scale < np.inf:
+        raise RemoteProtocolError("packed numbers begin with bytes that mean nothing")
+    codes = np.frombuffer(opened(data[HEAD : HEAD + size].tobytes(), rows), np.uint8)
+    integers, used = unpack(data[HEAD + size :], rows, columns)
+    if data[HEAD + size + used :].any():
+        raise RemoteProtocolError("packed numbers go on behind their end")
+    with np.errstate(over="ignore", under="ignore"):
+        made = np.clip(integers * (_powers(codes) * scale)[:, None], -_LARGEST, _LARGEST)
+    made[codes == _BROKEN] = np.nan
+    return made
+
+
+def _rows(x: Numbers) -> _Rows:
+    """Each row by a scale that is near its norm, as it is sent."""
+    with np.errstate(all="ignore"):
+        peaks = np.abs(x).max(axis=1, initial=0)
+        safe = np.where((peaks > 0) & np.isfinite(peaks), peaks, 1)[:, None]
+        norms = peaks * np.sqrt(np.square(x / safe).mean(axis=1))
+    broken = np.logical_not(np.isfinite(x).all(axis=1))
+    norms = np.where(broken, 0, norms).astype(np.float64)
+    top = float(norms.max(initial=0))
+    if top < _SMALLEST:
+        return _Rows(np.zeros_like(x), np.zeros(len(x), np.float32), _codes(np.zeros(len(x)), broken), 0.0)
+    below = np.round(-_OCTAVE * np.log2(np.maximum(norms / top, 2.0**-40)))
+    codes = _codes(np.minimum(below, _LOWEST), broken)
+    scales = _powers(codes)
+    single = np.where(broken[:, None], 0, x) / np.float32(top) / scales[:, None]
+    return _Rows(single.astype(np.float32), scales, codes, top)
+
+
+def _codes(below: npt.NDArray[np.float64], broken: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+    return np.where(broken, _BROKEN, below).astype(np.uint8)
+
+
+def _powers(codes: npt.NDArray[np.uint8]) -> Numbers:
+    """Two to the power of so many eighths below zero."""
+    return np.ldexp(_EIGHTHS[codes % _OCTAVE], -(codes // _OCTAVE).astype(np.int32))
+
+
+def _finest(single: Numbers, room: int) -> _Fitting:
+    """The finest distance with which the whole numbers fit: found on some rows, if there are many, and made better on
+    all.
+    """
+    some = single[:: max(1, single.size // LOOKED_AT)]
+    finest = max(_FINEST, float(np.abs(single).max(initial=0)) / MOST_SYMBOL)
+    first = max(finest, 2.0 ** float(np.clip(2.05 - 8 * room / max(1, single.size), np.log2(_FINEST), 5)))
+    if len(some) < len(single):
+        share = len(some) / len(single)
+        found = _searched(some, room * share + _CODES * (1 - share), first, finest=finest, looks=_LOOKS, full=_FULL)
+        tried = _searched(single, room, found.distance, finest=finest, looks=_FEW_LOOKS, full=_NEARLY_FULL)
+    else:
+        tried = _searched(single, room, first, finest=finest, looks=_LOOKS, full=_FULL)
+    while tried.packed.size > room:
+        tried = _fitting(single, 1.5 * tried.distance)
+    return tried
+
+
+def _searched(single: Numbers, room: float, distance: float, *, finest: float, looks: int, full: float) -> _Fitting:
+    """The finest that was found to fit; where none was, the coarsest that was looked at.
+
+    An octave more takes up to a bit a number less; so much is known, and where it fits is enclosed from both sides.
+    """
+    fits: _Fitting | None = None
+    fails: float | None = None
+    for _ in range(looks):
+        tried = _fitting(single, distance)
+        size = tried.packed.size
+        if size <= room:
+            fits = tried
+            if size >= full * room or distance <= finest:
+                break
+        else:
+            fails = distance
+        step = 8 * (size - room) / max(1, single.size)
+        towards = 2.0 ** float(np.clip(1.2 * step + np.sign(step) / 50, -2, 2))
+        distance = float(np.sqrt(fits.distance * fails)) if fits and fails else max(finest, distance * towards)
+    return fits or tried
+
+
+def _fitting(single: Numbers, distance: float) -> _Fitting:
+    integers = _whole_numbers(single, distance)
+    return _Fitting(distance, integers, pack(integers))
+
+
+def _whole_numbers(single: Numbers, distance: float) -> Integers:
+    return np.clip(np.rint(single / np.float32(distance)), -MOST_SYMBOL, MOST_SYMBOL).astype(np.int16)
+
+
+def _longer(rows: _Rows, integers: Integers, distance: float, whole: bool) -> float:
+    """What to multiply with: the least error, or the whole of its own share."""
+    again = integers.astype(np.float32)
+    product = _product(rows, rows.single, again)
+    if product <= 0:
+        return 1.0
+    itself = _product(rows, rows.single, rows.single) if whole else product
+    best = itself / (product if whole else _product(rows, again, again))
+    return float(np.clip(best / distance, 1 / _MOST_LONGER, _MOST_LONGER))
+
+
+def _product(rows: _Rows, a: Numbers, b: Numbers) -> float:
+    """Of two matrices of rows of one length, as if each row were as long as it was."""
+    weights = np.square(rows.scales.astype(np.float64))
+    return float(np.einsum("ij,ij->i", a, b).astype(np.float64) @ weights)

@@ -1,1 +1,0 @@
-"""The codecs' layer that sees tensors: pure TensorFlow functions."""

@@ -1,0 +1,238 @@
+"""The papers' SVD(ratio): a matrix as the product of two thin ones, the best there is of their size.
+
+*What the ratio means.* The papers count it in numbers that cross: k left vectors, k right vectors and k singular
+values are k(m + n + 1) numbers of m n, and their table (0.30 of the bytes for FP16(SVD(0.6)), 0.09 for 0.2) fits
+`k(m + n + 1) / (m n) <= ratio`. To keep the share `ratio` of the *singular values*, as the name suggests, makes
+square matrices grow: 307 of 512 at 0.6 are 1.2 times as many numbers as before. `ranks.rank_of` is the rule that
+fits, so what crosses always is fewer numbers; what does not shrink is a matrix too small for k = 1. (A block-wise
+precision pads short rows. Whether the bytes are fewer too, `codec.fitting` looks.)
+
+*How.* Not by an SVD: the eigenvectors V of the Gram matrix of the shorter side and one product x V give the same
+factors at less than a quarter of the cost. The singular values are in `left`, so they do not cross on their own.
+
+*How exact.* In float32 the Gram matrix knows nothing below 1e-7 of the energy. Where less than `FINE` of it would be
+left out (an error below 0.3 %: fast decaying spectra, rank-deficient matrices), or where squares overflow or vanish,
+it is made again in float64. That takes twice as long in all, and is right down to an error of 1e-6, where
+`tf.linalg.svd` in float32 ends too.
+
+The decomposition runs eagerly, on the host: see `spectrum`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from whale_nebula.tf.lazy import tf
+
+Matrix = npt.NDArray[Any]
+
+
+class Spectrum(NamedTuple):
+    """`values` largest first, and the leading vectors, a column each."""
+
+    values: Matrix
+    vectors: Matrix
+
+    @property
+    def left_out(self) -> float:
+        """The share of the matrix's trace that the vectors do not hold; below 1e-6 it is noise in float32."""
+        held, whole = self.vectors.shape[1], float(self.values.sum())
+        return float(self.values[held:].sum()) / whole if whole > 0 else 0.0
+
+
+def leading(gram: Matrix, k: int) -> Spectrum:
+    """The `k` leading eigenvectors of a Gram matrix, the largest entry of each positive.
+
+    >>> leading(np.diag(np.float32([1, 4])), 1).vectors.tolist()
+    [[0.0], [1.0]]
+    """
+    values, vectors = np.linalg.eigh(gram)
+    return Spectrum(values[::-1], with_signs(vectors[:, ::-1][:, :k]))
+
+
+def with_signs(vectors: Matrix) -> Matrix:
+    """The same directions, each with its largest entry positive: a vector and its negative are one to LAPACK.
+
+    >>> with_signs(np.array([[0.6], [-0.8]])).tolist()
+    [[-0.6], [0.8]]
+    """
+    if not vectors.size:
+        return vectors
+    largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[None], axis=0)
+    return vectors * np.where(largest < 0, -1, 1).astype(vectors.dtype)
+
+
+FINE = 1e-5
+
+
+def factor(x: Any, k: int) -> tuple[Any, Any]:
+    """`(left [m, k], right [n, k])`: the matrix of rank k nearest to `x` [m, n] is their product, see `restore`.
+
+    The factor of the shorter side is orthonormal, the other one has the singular values in it, largest first. What
+    is not finite comes out not finite.
+
+    >>> left, right = factor(tf.constant([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]), 1)
+    >>> restore(left, right).numpy().round(4).tolist()
+    [[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]
+    """
+    exact = x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
+    tall = x.shape[0] >= x.shape[1]
+    vectors = tf.constant(_vectors(np.asarray(exact), tall, k), exact.dtype)
+    other = tf.matmul(exact, vectors, transpose_a=not tall)
+    left, right = (other, vectors) if tall else (vectors, other)
+    return tf.cast(left, x.dtype), tf.cast(right, x.dtype)
+
+
+def restore(left: Any, right: Any) -> Any:
+    """The matrix [m, n] that two factors stand for."""
+    if left.dtype.size < 4:
+        return tf.cast(restore(tf.cast(left, tf.float32), tf.cast(right, tf.float32)), left.dtype)
+    return tf.matmul(left, right, transpose_b=True)
+
+
+def _vectors(x: Matrix, tall: bool, k: int) -> Matrix:
+    """Orthonormal vectors of the shorter side: in float32 where that is enough."""
+    side = x.shape[1 if tall else 0]
+    if not k or not x.size:
+        return np.eye(side, k, dtype=x.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        gram = _gram(x, tall)
+    if x.dtype != np.float64 and np.isfinite(gram).all():
+        found = leading(gram, k)
+        if found.left_out > FINE:
+            return found.vectors
+    peak = float(max(x.max(), -x.min()))
+    if not 0 < peak < np.inf:
+        return np.eye(side, k, dtype=x.dtype)  # zeros, or not finite: LAPACK is not asked about NaN
+    return leading(_gram(x.astype(np.float64) / peak, tall), k).vectors
+
+
+def _gram(x: Matrix, tall: bool) -> Matrix:
+    return x.T @ x if tall else x @ x.T
+
+
+Basis = npt.NDArray[np.float16]
+
+DECAY = 0.95
+_RIDGE = 1e-6  # of the mean energy of a column: what has less than that is left as it is
+
+
+def project(x: Any, q: Any) -> Any:
+    """The coordinates [..., r] of the rows of `x` [..., n] on a basis [n, r].
+
+    >>> project(tf.constant([[3.0, 4.0]]), tf.constant([[1.0], [0.0]])).numpy().tolist()
+    [[3.0]]
+    """
+    return _times(x, q, transpose=False)
+
+
+def expand(z: Any, q: Any) -> Any:
+    """The rows [..., n] that have these coordinates [..., r].
+
+    >>> expand(tf.constant([[3.0]]), tf.constant([[1.0], [0.0]])).numpy().tolist()
+    [[3.0, 0.0]]
+    """
+    return _times(z, q, transpose=True)
+
+
+def gram_of(x: Any, *, rows: int = 0) -> Any:
+    """The Gram matrix xᵀx [n, n], float32, of the rows of `x` [m, n]; with `rows`, of about so many, evenly taken.
+
+    >>> gram_of(tf.constant([[1.0, 2.0]])).numpy().tolist()
+    [[1.0, 2.0], [2.0, 4.0]]
+    """
+    if rows:
+        x = x[:: max(1, x.shape[0] // rows)]
+    exact = tf.cast(x, tf.float32)
+    return tf.matmul(exact, exact, transpose_a=True)
+
+
+def running(gram: Any, new: Any, decay: float = DECAY) -> Any:
+    """The sum of what was, by and by forgotten, and what is new; something that is not finite does not enter.
+
+    >>> running(tf.constant([[1.0]]), tf.constant([[2.0]]), decay=0.5).numpy().tolist()
+    [[2.5]]
+    """
+    total = decay * gram + new
+    return finite_or(total, finite_or(gram, tf.zeros_like(gram)))
+
+
+def finite_or(gram: Any, other: Any) -> Any:
+    """The matrix, or the other one where anything in it is not finite.
+
+    >>> finite_or(tf.constant([[float("nan")]]), tf.constant([[2.0]])).numpy().tolist()
+    [[2.0]]
+    """
+    return tf.where(tf.reduce_all(tf.math.is_finite(gram)), gram, other)
+
+
+def first(gram: Matrix, r: int) -> Basis:
+    """The basis [n, r] of the largest directions of a Gram matrix.
+
+    >>> first(np.diag(np.float32([1, 4, 2])), 2).tolist()
+    [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+    """
+    if not _usable(gram):
+        return np.eye(len(gram), r, dtype=np.float16)
+    return leading(gram.astype(np.float64), r).vectors.astype(np.float16)
+
+
+def renewed(gram: Matrix, last: Basis, steps: int = 2) -> Basis:
+    """The basis after some steps of subspace iteration, turned so that it is as near to the last one as it can be.
+
+    Directions without energy stay as they are; so does all of it, if the matrix is zero or not finite.
+    """
+    if not _usable(gram):
+        return last
+    exact, old = gram.astype(np.float64), last.astype(np.float64)
+    exact /= np.trace(exact) / len(exact)
+    q = old
+    for _ in range(steps):
+        q = np.linalg.qr(exact @ q + _RIDGE * q)[0]
+    return _towards(q, old).astype(np.float16)
+
+
+def _towards(q: Matrix, old: Matrix) -> Matrix:
+    """The basis of the same space that is nearest to the old one."""
+    u, _, vt = np.linalg.svd(q.T @ old)
+    return q @ (u @ vt)
+
+
+def _usable(gram: Matrix) -> bool:
+    return bool(np.isfinite(gram).all() and np.trace(gram) > 0)
+
+
+def _times(x: Any, q: Any, *, transpose: bool) -> Any:
+    """`x` [..., a] times the basis or its transpose, in float32 at least."""
+    exact = x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
+    basis = tf.cast(q, exact.dtype)
+    size = tf.shape(basis)[0 if transpose else 1]
+    rows = tf.reshape(exact, [-1, exact.shape[-1]])
+    made = tf.matmul(rows, basis, transpose_b=transpose)
+    return tf.cast(tf.reshape(made, tf.concat([tf.shape(x)[:-1], [size]], 0)), x.dtype)
+
+
+def rank_of(m: int, n: int, ratio: float) -> int:
+    """The largest rank k of an m x n matrix with k(m + n + 1) / (m n) <= ratio; 0 where not even 1 is.
+
+    >>> rank_of(8192, 768, 0.6), rank_of(512, 512, 0.6), rank_of(4, 1, 1.0), rank_of(0, 768, 0.6)
+    (421, 153, 0, 0)
+    """
+    if m < 1 or n < 1:
+        return 0
+    k = int(ratio * m * n / (m + n + 1)) + 1
+    while k * (m + n + 1) / (m * n) > ratio:
+        k -= 1
+    return max(k, 0)
+
+
+def kept(n: int, fraction: float) -> int:
+    """How many of a row's `n` numbers are kept.
+
+    >>> kept(768, 0.1), kept(8, 0.01), kept(0, 0.5)
+    (77, 1, 0)
+    """
+    return min(n, max(1, round(fraction * n)))

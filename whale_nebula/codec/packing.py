@@ -1,0 +1,326 @@
+"""Integers and bools in the bits that they need: a bool in one, integers as what they are above the smallest.
+
+Packed integers begin with their width in bits (one byte) and the smallest of them (in their own type). Then come
+`width` bits for each. A word has B bits: first, for as many integers as are a multiple of B, `width` rows of words;
+then the rest alike, cut off after its last byte. So the work is a few operations on whole rows, a million ids take
+milliseconds, and no bit is spent on padding but in the last byte.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from whale_nebula.codec.objects import Part
+from whale_nebula.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from whale_nebula.wire.tensor import Bytes, array_bytes, array_from, dtype_code
+
+_Words = npt.NDArray[Any]  # of an unsigned type
+
+TYPES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+
+
+def pack(array: npt.NDArray[Any]) -> Bytes:
+    """The elements of a bool or integer array, small.
+
+    >>> pack(np.array([True, False, True])).tolist()
+    [5]
+    >>> pack(np.array([1000, 1001, 1003])).size, pack(np.zeros(10**6, np.int64)).size
+    (10, 9)
+    """
+    dtype = _known(array.dtype.name)
+    if dtype == np.bool_:
+        return np.packbits(array.reshape(-1), bitorder="little")
+    words = array_bytes(array).view(_word(dtype))
+    least = words[array.reshape(-1).argmin()] if words.size else words.dtype.type(0)
+    above = words - least
+    width = int(above.max()).bit_length() if words.size else 0
+    head = np.array([width, *np.frombuffer(least.tobytes(), np.uint8)], np.uint8)
+    return np.concatenate([head, _squeezed(above, width)])
+
+
+def unpack(data: Bytes, dtype: str, dims: tuple[int, ...]) -> npt.NDArray[Any]:
+    """The array whose `pack` these bytes are; nothing is allocated before their number is known to be right.
+
+    >>> unpack(pack(np.array([[-3, 900]])), "int64", (1, 2)).tolist()
+    [[-3, 900]]
+    """
+    kind, count = _known(dtype), math.prod(dims)
+    if kind == np.bool_:
+        _check_size(data, _whole_bytes(count))
+        _check_rest(data, count)
+        return np.unpackbits(data, count=count, bitorder="little").view(np.bool_).reshape(dims)
+    word = _word(kind)
+    head = 1 + word.itemsize
+    width = int(data[0]) if data.size else 0
+    if width > 8 * word.itemsize:
+        raise RemoteProtocolError(f"{dtype} packed to {width} bits")
+    _check_size(data, head + _whole_bytes(count * width))
+    _check_rest(data[head:], count * width)
+    above = _spread(data[head:], width, count, word)
+    least = np.frombuffer(data[1:head].tobytes(), kind)
+    if count and int(least[0]) + int(above.max()) > np.iinfo(kind).max:
+        raise RemoteProtocolError(f"a packed number is beyond {dtype}")
+    above += least.view(word)
+    return above.view(kind).reshape(dims)
+
+
+def _known(name: str) -> np.dtype[Any]:
+    if name not in TYPES:
+        raise LocalProtocolError(f"{name} is not packed to bits", why=f"that is for {', '.join(TYPES)}")
+    return np.dtype(name).newbyteorder("<")
+
+
+def _word(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The unsigned type of the same size."""
+    return np.dtype(f"<u{dtype.itemsize}")
+
+
+def _whole_bytes(count: int) -> int:
+    return -(-count // 8)
+
+
+def _check_size(data: Bytes, due: int) -> None:
+    if data.size != due:
+        raise RemoteProtocolError(f"{data.size} bytes of packed numbers came where {due} were due")
+
+
+def _check_rest(data: Bytes, count: int) -> None:
+    """Nothing is said in the bits of the last byte that belong to nobody."""
+    if count % 8 and data[-1] >> count % 8:
+        raise RemoteProtocolError("packed numbers have more bits than there are numbers")
+
+
+def _squeezed(values: _Words, width: int) -> Bytes:
+    """`width` bits of each value."""
+    lanes = 8 * values.itemsize
+    full = values.size - values.size % lanes
+    rest = np.zeros(lanes, values.dtype)
+    rest[: values.size - full] = values[full:]
+    ends = _laid(rest, width).view(np.uint8)[: _whole_bytes((values.size - full) * width)]
+    return np.concatenate([_laid(values[:full], width).view(np.uint8), ends])
+
+
+def _laid(values: _Words, width: int) -> _Words:
+    """Values, a multiple of the bits of a word, as `width` rows of words: the first row has the lowest bits."""
+    bits = 8 * values.itemsize
+    lanes = values.reshape(bits, -1)
+    rows = np.zeros((width, lanes.shape[1]), values.dtype)
+    for lane, (row, shift) in enumerate(_places(bits, width)):
+        rows[row] |= lanes[lane] << shift
+        if shift + width > bits:
+            rows[row + 1] |= lanes[lane] >> (bits - shift)
+    return rows.reshape(-1)
+
+
+def _spread(data: Bytes, width: int, count: int, word: np.dtype[Any]) -> _Words:
+    """The values that `_squeezed` made these bytes of."""
+    lanes = 8 * word.itemsize
+    full = count - count % lanes
+    place = full // 8 * width
+    rest = np.zeros(width * word.itemsize, np.uint8)
+    rest[: data.size - place] = data[place:]
+    rows = np.frombuffer(data[:place].tobytes(), word)
+    values = np.empty(count, word)
+    values[:full] = _lifted(rows, width, full)
+    values[full:] = _lifted(rest.view(word), width, lanes)[: count - full]
+    return values
+
+
+def _lifted(rows: _Words, width: int, count: int) -> _Words:
+    """The values that `_laid` made these rows of."""
+    bits = 8 * rows.itemsize
+    if not width:
+        return np.zeros(count, rows.dtype)
+    rows = rows.reshape(width, -1)
+    lanes = np.empty((bits, rows.shape[1]), rows.dtype)
+    mask = rows.dtype.type((1 << width) - 1)
+    for lane, (row, shift) in enumerate(_places(bits, width)):
+        lanes[lane] = rows[row] >> shift
+        if shift + width > bits:
+            lanes[lane] |= rows[row + 1] << (bits - shift)
+    lanes &= mask
+    return lanes.reshape(-1)
+
+
+def _places(bits: int, width: int) -> list[tuple[int, int]]:
+    """Where each lane begins: the row, and the bit in it."""
+    return [divmod(lane * width, bits) for lane in range(bits)] if width else []
+
+
+Mask = npt.NDArray[np.bool_]
+"""For each row of a matrix, whether it is sent."""
+
+
+def pack_mask(mask: Mask) -> Bytes:
+    """A mask, one bit a row.
+
+    >>> pack_mask(np.array([True, True, False])).tolist()
+    [3]
+    """
+    return pack(_checked(mask))
+
+
+def unpack_mask(data: Bytes, rows: int) -> Mask:
+    """The mask of so many rows that these bytes are.
+
+    >>> unpack_mask(np.array([3], np.uint8), 3).tolist()
+    [True, True, False]
+    """
+    return unpack(data, "bool", (rows,))
+
+
+def keep(matrix: npt.NDArray[Any], mask: Mask) -> npt.NDArray[Any]:
+    """The rows that are sent, in their order; the matrix itself if these are all.
+
+    >>> keep(np.arange(6).reshape(3, 2), np.array([True, False, True])).tolist()
+    [[0, 1], [4, 5]]
+    """
+    if _checked(mask).shape != matrix.shape[:1]:
+        raise LocalProtocolError(f"a mask of {mask.size} rows over a matrix of sizes {matrix.shape}")
+    return matrix if mask.all() else matrix[mask]
+
+
+def put_back(rows: npt.NDArray[Any], mask: Mask) -> npt.NDArray[Any]:
+    """The matrix that the sent rows are of.
+
+    >>> put_back(np.array([[0, 1], [4, 5]]), np.array([True, False, True])).tolist()
+    [[0, 1], [0, 0], [4, 5]]
+    """
+    sent = int(np.count_nonzero(_checked(mask)))
+    if rows.shape[:1] != (sent,):
+        raise RemoteProtocolError(f"rows of sizes {rows.shape} came under a mask that marks {sent}")
+    if sent == mask.size:
+        return rows
+    matrix = np.zeros((mask.size, *rows.shape[1:]), rows.dtype)
+    matrix[mask] = rows
+    return matrix
+
+
+def _checked(mask: Mask) -> Mask:
+    if mask.dtype != np.bool_ or mask.ndim != 1:
+        raise LocalProtocolError(f"a mask of {mask.dtype}{list(mask.shape)}", why="a mask is one bool for each row")
+    return mask
+
+
+_BOOL = dtype_code("bool")
+
+
+def join(arrays: Sequence[npt.NDArray[Any]]) -> Bytes:
+    """All arrays in one buffer.
+
+    >>> join([np.array([1, 2], "int16"), np.array(True)]).tolist()
+    [1, 0, 2, 0, 1]
+    """
+    rows = [array_bytes(np.asarray(array)) for array in arrays]
+    return np.concatenate(rows) if rows else np.empty(0, np.uint8)
+
+
+def split(buffer: Bytes, parts: Sequence[Part]) -> list[npt.NDArray[Any]]:
+    """The arrays that lie in a buffer, as views of it; it must have exactly their length.
+
+    >>> buffer = join([np.arange(3), np.float32(0.5)])
+    >>> [part.tolist() for part in split(buffer, [Part("int64", (3,)), Part("float32", ())])]
+    [[0, 1, 2], 0.5]
+    """
+    sizes = [part.nbytes for part in parts]
+    if buffer.size != sum(sizes):
+        raise RemoteProtocolError(
+            f"{buffer.size} bytes came where {sum(sizes)} were due",
+            why=f"this codec makes {_told(parts)} of such a tensor",
+        )
+    found, place = [], 0
+    for part, size in zip(parts, sizes, strict=True):
+        found.append(_array(buffer[place : place + size], part))
+        place += size
+    return found
+
+
+def _array(data: Bytes, part: Part) -> npt.NDArray[Any]:
+    code = dtype_code(part.dtype)
+    if code == _BOOL and data.size and data.max() > 1:
+        raise RemoteProtocolError("a bool that is neither 0 nor 1")
+    return array_from(data, code, part.dims)
+
+
+def _told(parts: Sequence[Part]) -> str:
+    return ", ".join(f"{part.dtype}{list(part.dims)}" for part in parts) or "nothing"
+
+
+SAMPLE_BYTES = 64 << 10
+WORTH = 0.97  # of the bytes: what leaves more than that is not worth its time
+
+
+class Press(Protocol):
+    """A compressor of bytes."""
+
+    def press(self, data: Bytes) -> bytes:
+        """The bytes, compressed."""
+
+    def open(self, data: Bytes, size: int) -> bytes | None:
+        """The bytes before; None where these are no compressed bytes, or not of so many. It allocates no more."""
+
+
+def shrink(data: Bytes, press: Press) -> Bytes | None:
+    """The bytes compressed, or None where that does not make them smaller by three hundredths.
+
+    A sample out of the middle is tried first, so that what does not compress costs little.
+    """
+    if data.size > SAMPLE_BYTES:
+        start = (data.size - SAMPLE_BYTES) // 2
+        if _pressed(data[start : start + SAMPLE_BYTES], press) is None:
+            return None
+    return _pressed(data, press)
+
+
+def unshrink(data: Bytes, size: int, press: Press) -> Bytes:
+    """The bytes before, of which the caller knows how many there are."""
+    found = press.open(data, size)
+    if found is None or len(found) != size:
+        raise RemoteProtocolError(f"{data.size} compressed bytes came that are not {size} bytes")
+    return np.frombuffer(found, np.uint8)
+
+
+def _pressed(data: Bytes, press: Press) -> Bytes | None:
+    made = press.press(data)
+    return np.frombuffer(made, np.uint8) if len(made) <= WORTH * data.size and data.size else None
+
+
+class Zstd:
+    """Zstandard at its fastest level; it needs a package that is installed only where it is asked for."""
+
+    def __init__(self) -> None:
+        self._package = _package()
+
+    def press(self, data: Bytes) -> bytes:
+        """The bytes, compressed: a frame that says how many they were."""
+        made: bytes = self._package.ZstdCompressor(level=1).compress(data.data)
+        return made
+
+    def open(self, data: Bytes, size: int) -> bytes | None:
+        """The bytes before. A frame that announces another size is not opened: the package would allocate that."""
+        try:
+            if self._package.frame_content_size(data.data) != size:
+                return None
+            found: bytes = self._package.ZstdDecompressor().decompress(
+                data.data, max_output_size=size, allow_extra_data=False
+            )
+        except self._package.ZstdError:
+            return None
+        return found
+
+
+def _package() -> Any:
+    try:
+        import zstandard
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "zstd was asked for, and its package is not installed",
+            why="whale_nebula needs 'zstandard' for that alone, so it is an extra",
+            mend="pip install 'whale-nebula[zstd]' on every host",
+        ) from None
+    return zstandard

@@ -1,0 +1,598 @@
+"""All errors and warnings, as one tree: a class for each cause.
+
+* NebulaError                  NB-000
+  · NotYetError                NB-001  a feature that has a name but no engine yet
+  * ScopeError                 NB-100  how scopes are written
+    · NestingError             NB-101  a scope inside one that must not hold it
+    · StageOrderError          NB-102  a later stage feeds an earlier one
+    · StageIdentityError       NB-103  two stages that would be one, or one that would be two
+    · OptionError              NB-104  an option or a value that does not exist
+  * CaptureError               NB-200  a step that cannot be captured
+    · BatchAxisError           NB-201  inputs that cannot be split along one batch axis
+    · StaticBatchError         NB-202  a batch size that is baked into the model
+    · GradientError            NB-203  a gradient request that cannot be answered
+    · BoundaryInBodyError      NB-204  a scope inside a loop, a branch or a nested function
+    · BatchCoupledError        NB-205  rows of a batch that depend on each other, cut apart
+    · UnsupportedError         NB-206  a setting of TensorFlow or Keras that we cannot honour
+    · DataDependentError       NB-207  Python code that needs the value of a tensor
+  * PlanError                  NB-210  a program that cannot be planned
+    · PlanMismatchError        NB-211  programs or plans that differ: of two workers, or of a step and its pin
+    · PlacementError           NB-212  something that has no place, or two
+  · DataError                  NB-220  text to learn from, or a vocabulary, that is not as it must be
+  · WeightsError               NB-221  a folder of trained weights that is not as it must be
+  * RunError                   NB-300  a run that cannot go on
+    · StageFailedError         NB-301  the user's model raised, in a stage
+    · RemoteFailureError       NB-302  another worker failed
+    · CollectiveReadError      NB-303  a value that lives elsewhere was read by one process alone
+    · InputMismatchError       NB-304  clusters that were fed different batches
+    · StateError               NB-305  a call at the wrong time
+    · AbsentInputError         NB-306  an input that a cluster reads and was not given
+    · NonFiniteError           NB-307  a NaN or an infinity that a boundary's codec would have kept
+    · VerificationError        NB-310  the plan and the uncut model do not agree
+  * TransportError             NB-400  what joins two workers
+    · LinkClosedError          NB-401  a link that is no more
+    · DeadlineError            NB-402  a wait that took too long
+    * WireError                NB-410  bytes on a link
+      · LocalProtocolError     NB-411  this side was about to break the protocol
+      * RemoteProtocolError    NB-412  the other side broke it
+        · DamagedFrameError    NB-413  a frame that was changed on its way
+        · PeerRestartedError   NB-414  the worker at the other end was started anew
+    * IdentityError            NB-420  who may speak on a link: certificates and roles
+      · WrongAuthorityError    NB-421  a certificate of another run's authority
+      · SelfSignedError        NB-422  a certificate that nobody but its owner signed
+      · ExpiredError           NB-423  a certificate outside its dates
+      · WrongNameError         NB-424  a certificate of somebody else
+      · NoCertificateError     NB-425  a side that shows no certificate
+      · PlaintextError         NB-426  a side that speaks without TLS
+      · RevokedError           NB-427  a certificate that was taken back
+      · CredentialsError       NB-428  files of certificates and keys
+      · NotAllowedError        NB-429  a call that this role may not make
+    · AuditError               NB-430  an audit log that is not as it was written
+  * ConfigError                NB-500  clusters.yaml, its dict, or the environment
+    · VersionError             NB-501  a TensorFlow or Keras that this version is not made for
+
+Every error says *what* happened, *where*, *why*, and how to *mend* it: the line to write instead. One that is
+raised without a mend has that of its class. `NebulaWarning` (NB-900) is for what goes on anyway.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import ClassVar
+
+from whale_nebula.errors.foreign_text import escape_foreign_text
+
+_MEND = "\n  mend: "
+_LONGEST = 20_000
+
+
+class _Told(Exception):
+    """What errors and warnings have in common: the four parts, and how they read.
+
+    A part that is not known is an empty text; a mend that is not given is that of the class.
+    """
+
+    code: ClassVar[str] = "NB-000"
+    usual_mend: ClassVar[str] = "report this with the script that shows it"
+    # Keras makes an error that leaves a layer anew, from its first argument alone, unless it bears this mark.
+    _keras_call_info_injected: ClassVar[bool] = True
+    # AutoGraph makes every error anew, as a StagingError, unless it bears this one.
+    ag_pass_through: ClassVar[bool] = True
+
+    def __init__(
+        self, what: str, *, where: str | None = None, why: str | None = None, mend: str | None = None
+    ) -> None:
+        what = _printable(what)
+        super().__init__(what)
+        self.what = what
+        self.where = _printable(where or "")
+        self.why = _printable(why or "")
+        self.mend = what.partition(_MEND)[2] or _printable(mend or self.usual_mend)
+
+    def __str__(self) -> str:
+        if _MEND in self.what:  # Keras made it anew from our text, while it inferred a layer's output
+            return self.what
+        head = f"{self.code} {self.what}" + (f" ({self.where})" if self._shows_where() else "")
+        parts = [("why", self.why), ("mend", self.mend)]
+        return "\n".join([head, *(_indented(name, text) for name, text in parts if text)])
+
+
+    def _shows_where(self) -> bool:
+        return bool(self.where)
+
+
+def _printable(text: str) -> str:
+    """A part of an error as it may be written to a terminal, whoever's words are in it."""
+    return text if text.isascii() and text.isprintable() else escape_foreign_text(text, _LONGEST, lines=True)
+
+
+def _indented(name: str, text: str) -> str:
+    rest = " " * len(f"  {name}: ")
+    return f"  {name}: " + textwrap.indent(text, rest).lstrip(" ")
+
+
+class NebulaError(_Told):
+    """Everything that this library raises on purpose.
+
+    >>> print(NebulaError("the line is cut", where="gpu->npu", why="8 s of silence", mend="try the cable"))
+    NB-000 the line is cut (gpu->npu)
+      why: 8 s of silence
+      mend: try the cable
+    """
+
+
+class NebulaWarning(_Told, UserWarning):
+    """Something that goes on, but probably not as it was meant.
+
+    Python writes the line that it is about before it, so its text leaves that line out.
+
+    >>> print(NebulaWarning("stage 'gpu' runs uncut", where="train.py:3", mend="call it in a step"))
+    NB-900 stage 'gpu' runs uncut
+      mend: call it in a step
+    """
+
+    code = "NB-900"
+    usual_mend = "warnings.filterwarnings('ignore', category=nb.errors.NebulaWarning), if it was meant"
+
+    def _shows_where(self) -> bool:
+        return bool(self.where) and re.search(r":\d+$", self.where) is None
+
+
+class NotYetError(NebulaError):
+    """A feature that has its name and its place, but no engine yet; it never runs as something else.
+
+    >>> error = NotYetError("nb.split")
+    >>> error.feature, error.what
+    ('nb.split', 'nb.split is not built yet')
+    """
+
+    code = "NB-001"
+    usual_mend = "leave it out for now; the README's table says what works"
+
+    def __init__(
+        self, feature: str, *, where: str | None = None, why: str | None = None, mend: str | None = None
+    ) -> None:
+        what = feature if _MEND in feature else f"{feature} is not built yet"
+        super().__init__(what, where=where, why=why, mend=mend)
+        self.feature = feature
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.feature,), self.__dict__
+
+
+class ScopeError(NebulaError):
+    """How scopes are written."""
+
+    code = "NB-100"
+    usual_mend = "write 'with nb.stage(...):' around the layers of one stage"
+
+
+class NestingError(ScopeError):
+    """A scope inside one that must not hold it."""
+
+    code = "NB-101"
+    usual_mend = "nest scopes as cluster > replica > pipeline > stage > split, each at most once"
+
+
+class StageOrderError(ScopeError):
+    """A later stage feeds an earlier one."""
+
+    code = "NB-102"
+    usual_mend = "give the second part a name of its own: nb.stage(cluster=..., name=...)"
+
+
+class StageIdentityError(ScopeError):
+    """Two stages that would be one, or one that would be two."""
+
+    code = "NB-103"
+    usual_mend = "give each stage a name of its own: nb.stage(cluster=..., name=...)"
+
+
+class OptionError(ScopeError):
+    """An option that does not exist, or a value that it cannot have."""
+
+    code = "NB-104"
+    usual_mend = "help(nb.cluster), help(nb.pipeline) ... say what may be written"
+
+
+class CaptureError(NebulaError):
+    """A step that cannot be captured."""
+
+    code = "NB-200"
+    usual_mend = "run the step without scopes first: if that works, report this with the script"
+
+
+class BatchAxisError(CaptureError):
+    """Inputs that cannot be split along one batch axis."""
+
+    code = "NB-201"
+    usual_mend = "name what is no batch: @nb.function(whole=('table',)), or use micro_batch=1"
+
+
+class StaticBatchError(CaptureError):
+    """A batch size that is baked into the model."""
+
+    code = "NB-202"
+    usual_mend = "use tf.shape(x)[0] or -1 where the number of rows stands"
+
+
+class GradientError(CaptureError):
+    """A gradient request that cannot be answered."""
+
+    code = "NB-203"
+    usual_mend = "ask for gradients with tape.gradient(loss, variables) inside the step"
+
+
+class BoundaryInBodyError(CaptureError):
+    """A scope inside a loop, a branch or a nested function, where no boundary can lie."""
+
+    code = "NB-204"
+    usual_mend = "enter the scope around the loop, the branch or the nested tf.function"
+
+
+class BatchCoupledError(CaptureError):
+    """Rows of a batch that depend on each other and would be cut apart.
+
+    `op` and `line` say which operation couples them, `mends` holds each way out.
+
+    >>> error = BatchCoupledError("the loss couples the rows of a batch", op="loss/MatMul", line="train.py:7")
+    >>> error.where
+    'loss/MatMul, train.py:7'
+    """
+
+    code = "NB-205"
+    usual_mends: ClassVar[tuple[str, ...]] = (
+        "nb.pipeline(micro_batch=1)",
+        "nb.loss_weight(t), if the loss is a mean over t",
+        'nb.pipeline(..., coupled="allow"), which runs it micro-batch by micro-batch',
+    )
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        op: str = "",
+        line: str = "",
+        mends: tuple[str, ...] = (),
+        where: str | None = None,
+        why: str | None = None,
+        mend: str | None = None,
+    ) -> None:
+        self.op, self.line = op, line
+        self.mends = mends or ((mend,) if mend else self.usual_mends)
+        place = where or ", ".join(part for part in (op, line) if part)
+        super().__init__(what, where=place, why=why, mend="\nor ".join(self.mends))
+
+
+class UnsupportedError(CaptureError):
+    """A setting of TensorFlow or Keras that we cannot honour: refused, not ignored."""
+
+    code = "NB-206"
+    usual_mend = "leave that setting out, or take the scopes out"
+
+
+class DataDependentError(CaptureError):
+    """Python code that needs the value of a tensor, while there is none: `if`, `for`, `float()`, NumPy."""
+
+    code = "NB-207"
+    usual_mend = "say it with TensorFlow: tf.cond, tf.where, tf.while_loop, tf.map_fn"
+
+
+class PlanError(NebulaError):
+    """A program that cannot be planned."""
+
+    code = "NB-210"
+    usual_mend = "nb.plan(model, *example).to_text() shows how far it came"
+
+
+class PlanMismatchError(PlanError):
+    """Programs or plans that differ, of two workers or of a step and its pin: the message says in what first."""
+
+    code = "NB-211"
+    usual_mend = "start the same script with the same versions and thread counts in every cluster"
+
+
+class PlacementError(PlanError):
+    """Something that has no place, or two."""
+
+    code = "NB-212"
+    usual_mend = "name a cluster for it: nb.stage(cluster=...)"
+
+
+class DataError(NebulaError):
+    """Text to learn from, or a vocabulary, that is not as it must be: files that are missing or do not fit together.
+
+    >>> print(DataError("train.en has an empty sentence", where="train.en.gz:17", mend='empty="skip"'))
+    NB-220 train.en has an empty sentence (train.en.gz:17)
+      mend: empty="skip"
+    """
+
+    code = "NB-220"
+    usual_mend = "look at the file that the message names; wc -l and head show most of it"
+
+
+class WeightsError(NebulaError):
+    """A folder of trained weights that is not as it must be: files or tensors are missing, or fit no such model."""
+
+    code = "NB-221"
+    usual_mend = "take model.safetensors, config.json and vocab.txt from one and the same model"
+
+
+class RunError(NebulaError):
+    """A run that cannot go on."""
+
+    code = "NB-300"
+    usual_mend = "start the run again"
+
+
+class StageFailedError(RunError):
+    """The user's model raised inside a stage.
+
+    `torn` says whether an update had begun: if not, variables, metrics and seeds are as before the step.
+
+    >>> error = StageFailedError("division by zero", stage="decoder", micro_batch=2)
+    >>> print(error)
+    NB-301 division by zero (stage 'decoder', phase 0, micro-batch 2)
+      why: nothing was updated: variables, metrics and seeds are as they were before the step
+      mend: mend what the stage raised, and run the step again
+    """
+
+    code = "NB-301"
+    usual_mend = "mend what the stage raised, and run the step again"
+    torn_mend = "mend what the stage raised, and start again from a checkpoint"
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        stage: str = "",
+        phase: int = 0,
+        micro_batch: int | None = None,
+        torn: bool = False,
+        where: str | None = None,
+        why: str | None = None,
+        mend: str | None = None,
+    ) -> None:
+        self.stage, self.phase, self.micro_batch, self.torn = stage, phase, micro_batch, torn
+        state = "the step is torn: some variables hold its update and others do not" if torn else _UNTOUCHED
+        super().__init__(
+            what,
+            where=where or _in_stage(stage, phase, micro_batch),
+            why=why or state,
+            mend=mend or (self.torn_mend if torn else None),
+        )
+
+
+_UNTOUCHED = "nothing was updated: variables, metrics and seeds are as they were before the step"
+
+
+def _in_stage(stage: str, phase: int, micro_batch: int | None) -> str:
+    parts = [f"stage {stage!r}"] * bool(stage) + [f"phase {phase}"]
+    return ", ".join(parts + ([] if micro_batch is None else [f"micro-batch {micro_batch}"]))
+
+
+class RemoteFailureError(RunError):
+    """Another worker failed, and this one stopped with it."""
+
+    code = "NB-302"
+    usual_mend = "mend what failed there, and start all workers again"
+
+
+class CollectiveReadError(RunError):
+    """A value that lives in another cluster was read by one process alone."""
+
+    code = "NB-303"
+    usual_mend = "read it in every process: get_weights, save, evaluate and predict are collective calls"
+
+
+class InputMismatchError(RunError):
+    """Clusters that were fed different batches in the same step."""
+
+    code = "NB-304"
+    usual_mend = "seed the shuffle: fit(shuffle=False), or dataset.shuffle(n, seed=...)"
+
+
+class StateError(RunError):
+    """A call at the wrong time."""
+
+    code = "NB-305"
+    usual_mend = "nb.shutdown() ends a run and nb.init(...) opens one; neither while a step runs"
+
+
+class AbsentInputError(RunError):
+    """An input that a cluster reads, or needs the rows of, and was not given."""
+
+    code = "NB-306"
+    usual_mend = "yield the input in this cluster as well, or read it in a stage of the cluster that has it"
+
+
+class NonFiniteError(RunError):
+    """A NaN or an infinity that would have entered what a boundary's codec remembers.
+
+    Nothing was updated, as this is found while stages compute.
+
+    >>> print(NonFiniteError("b0 gpu->npu has a NaN", boundary="b0 gpu->npu", stage="gpu", step=3, micro_batch=1))
+    NB-307 b0 gpu->npu has a NaN (step 3, micro-batch 1 of stage 'gpu')
+      mend: tf.debugging.enable_check_numerics() finds the op; nb.compress(..., nonfinite="skip") leaves such steps out
+    """
+
+    code = "NB-307"
+    usual_mend = (
+        "tf.debugging.enable_check_numerics() finds the op; "
+        'nb.compress(..., nonfinite="skip") leaves such steps out'
+    )
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        boundary: str = "",
+        stage: str = "",
+        step: int | None = None,
+        micro_batch: int | None = None,
+        where: str | None = None,
+        why: str | None = None,
+        mend: str | None = None,
+    ) -> None:
+        self.boundary, self.stage, self.step, self.micro_batch = boundary, stage, step, micro_batch
+        place = None if step is None else f"step {step}, micro-batch {micro_batch} of stage {stage!r}"
+        super().__init__(what, where=where or place, why=why, mend=mend)
+
+
+class VerificationError(RunError):
+    """The plan and the uncut model do not agree."""
+
+    code = "NB-310"
+    usual_mend = "run nb.verify with micro_batch=1 and without nb.compress, to see which of them it is"
+
+
+class TransportError(NebulaError):
+    """What joins two workers."""
+
+    code = "NB-400"
+    usual_mend = "see that the other worker runs and that the network between them is up"
+
+
+class LinkClosedError(TransportError):
+    """A link that is no more."""
+
+    code = "NB-401"
+    usual_mend = "look at the output of the worker at the other end: it has ended"
+
+
+class DeadlineError(TransportError):
+    """A wait that took too long; every wait has a deadline and a name."""
+
+    code = "NB-402"
+    usual_mend = "look at what the other side is doing, or allow more time: 'patience' in the config"
+
+
+class WireError(TransportError):
+    """Bytes on a link. Whose fault it is, is a type: see the two below."""
+
+    code = "NB-410"
+    usual_mend = "run the same version of this library in every cluster"
+
+
+class LocalProtocolError(WireError):
+    """Our side was about to break the protocol."""
+
+    code = "NB-411"
+    usual_mend = "report this: no script should be able to bring it about"
+
+
+class RemoteProtocolError(WireError):
+    """The other side broke the protocol: another version, a broken line, or an attack."""
+
+    code = "NB-412"
+    usual_mend = "run the same version of this library in every cluster, and look at the line between them"
+
+
+class DamagedFrameError(RemoteProtocolError):
+    """A frame that is not what was sent: the connection is made again, and the frame comes again."""
+
+    code = "NB-413"
+    usual_mend = "look at the line and at what relays it: TCP alone lets such damage through rarely"
+
+
+class PeerRestartedError(RemoteProtocolError):
+    """The worker at the other end is another process than before, and knows nothing of this run."""
+
+    code = "NB-414"
+    usual_mend = "start all workers again, from the last checkpoint"
+
+
+class IdentityError(TransportError):
+    """Who may speak on a link: what is wrong with a certificate or a role. Trying again does not mend it.
+
+    >>> issubclass(ExpiredError, IdentityError), ExpiredError("the certificate of gpu/0 has expired").mend
+    (True, 'whale-nebula certs renew, where the authority is; then copy the new certificate to its host')
+    """
+
+    code = "NB-420"
+    usual_mend = "whale-nebula certs show, and whale-nebula doctor --config clusters.yaml on both sides"
+
+
+class WrongAuthorityError(IdentityError):
+    """A certificate that another authority signed than the one in `ca`."""
+
+    code = "NB-421"
+    usual_mend = "give every cluster the same ca.pem, and certificates that were issued beside it"
+
+
+class SelfSignedError(IdentityError):
+    """A certificate that nobody but its owner signed."""
+
+    code = "NB-422"
+    usual_mend = "whale-nebula certs issue, where the authority is, and use what it made"
+
+
+class ExpiredError(IdentityError):
+    """A certificate outside its dates, or a clock that is wrong."""
+
+    code = "NB-423"
+    usual_mend = "whale-nebula certs renew, where the authority is; then copy the new certificate to its host"
+
+
+class WrongNameError(IdentityError):
+    """A certificate of somebody else than who was expected."""
+
+    code = "NB-424"
+    usual_mend = "compare the addresses in clusters.yaml with the certificates: whale-nebula certs show"
+
+
+class NoCertificateError(IdentityError):
+    """A side that shows no certificate."""
+
+    code = "NB-425"
+    usual_mend = "security: {ca: certs/ca.pem, cert: ..., key: ...} in its clusters.yaml, without insecure: true"
+
+
+class PlaintextError(IdentityError):
+    """A side that speaks without TLS, where the other wants it."""
+
+    code = "NB-426"
+    usual_mend = "take insecure: true out of clusters.yaml; both sides must have the same"
+
+
+class RevokedError(IdentityError):
+    """A certificate that is on the deny list."""
+
+    code = "NB-427"
+    usual_mend = "whale-nebula certs issue makes a new one, if its owner may have one"
+
+
+class CredentialsError(IdentityError):
+    """Files of certificates and keys: missing, readable by others, or not belonging together."""
+
+    code = "NB-428"
+    usual_mend = "whale-nebula certs issue, once certs init has made an authority: it prints which files go where"
+
+
+class NotAllowedError(IdentityError):
+    """A call that a role may not make; what is not allowed by name is denied."""
+
+    code = "NB-429"
+    usual_mend = "issue a certificate of the role that may: whale-nebula certs issue --role ..."
+
+
+class AuditError(TransportError):
+    """An audit log that is not as it was written, or that cannot be written."""
+
+    code = "NB-430"
+    usual_mend = "whale-nebula audit verify FILE names the first record that is wrong"
+
+
+class ConfigError(NebulaError):
+    """A mistake in clusters.yaml, its dict, or the environment."""
+
+    code = "NB-500"
+    usual_mend = "compare with the README's example of clusters.yaml"
+
+
+class VersionError(ConfigError):
+    """A TensorFlow or Keras that this version is not made for."""
+
+    code = "NB-501"
+    usual_mend = "pip install whale-nebula brings the versions that fit"

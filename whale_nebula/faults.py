@@ -1,0 +1,269 @@
+"""Failpoints: named places in the library where a plan of faults makes something happen.
+
+They do nothing unless a plan is given, in code (`with planned(FaultPlan.parse("update.begun=kill@3")): ...`) or by
+the environment variable WHALE_NEBULA_FAILPOINTS, which each process reads once.
+
+>>> failpoint("step.before")
+>>> with planned(FaultPlan()) as plan:
+...     failpoint("step.before")
+>>> plan.reached
+Counter({'step.before': 1})
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import NamedTuple, NoReturn, TypeAlias
+
+from whale_nebula.errors import OptionError, RunError
+from whale_nebula.errors.suggestions import did_you_mean
+
+
+class Point(NamedTuple):
+    """What a failpoint stands at, and whether there is a connection there that can be dropped."""
+
+    what: str
+    connection: bool = False
+
+
+POINTS: Mapping[str, Point] = MappingProxyType(
+    {
+        "hello.before": Point("nb.init is about to tell the others who this process is"),
+        "hello.after": Point("all have said who they are"),
+        "agree.before": Point("a program is traced, its digest is about to be told"),
+        "agree.after": Point("all have traced the same program"),
+        "step.before": Point("a step's sheet (rows, fingerprints) is about to be told"),
+        "step.announced": Point("the sheet is on its way, the stages are about to compute"),
+        "step.checked": Point("all others have announced the same step"),
+        "forward.before": Point("a stage is about to take and compute a micro-batch"),
+        "backward.before": Point("a stage is about to run a micro-batch backwards"),
+        "update.before": Point("the micro-batches of a phase are done, all have agreed to the update"),
+        "update.begun": Point("from here on a failure leaves a torn model"),
+        "update.after": Point("the update is applied, its scalars have crossed"),
+        "step.after": Point("the step is counted as applied"),
+        "meet.before": Point("a read of the whole model is about to begin"),
+        "meet.after": Point("all have come to it"),
+        "chunk.first.before": Point("the first chunk of a tensor is about to be sent", connection=True),
+        "chunk.first.after": Point("the first chunk of a tensor was handed to the connection", connection=True),
+        "chunk.middle.before": Point("a chunk that is neither first nor last is about to be sent", connection=True),
+        "chunk.middle.after": Point("a chunk in the middle was handed over", connection=True),
+        "chunk.last.before": Point("the last chunk of a tensor is about to be sent", connection=True),
+        "chunk.last.after": Point("the last chunk of a tensor was handed over", connection=True),
+        "tensor.received": Point("a tensor has come whole, nobody was told yet", connection=True),
+        "message.received": Point("a control message has come, nobody was told yet", connection=True),
+        "connection.up": Point("there is a fresh connection, the greeting is about to be sent", connection=True),
+        "connection.opened": Point("both sides of a connection are known to each other", connection=True),
+        "connection.down": Point("a connection is gone, another will be made"),
+        "frames.again": Point("what a broken connection has lost is about to be sent again", connection=True),
+        "failure.telling": Point("this process has failed and is about to tell another"),
+        "link.parting": Point("a link is about to say goodbye"),
+        "link.draining": Point("goodbye is said, what was sent is about to be waited for", connection=True),
+        "link.closed": Point("a link has ended"),
+        "certificate.changed": Point("the files of this process's certificate are other ones than before"),
+        "certificate.renewed": Point("a renewed certificate has been read"),
+    }
+)
+
+
+Drop: TypeAlias = Callable[[str], None]
+
+
+class Action(StrEnum):
+    """What a fault does to the process that reaches it."""
+
+    KILL = "kill"  # SIGKILL
+    RAISE = "raise"  # a RunError
+    FREEZE = "freeze"  # SIGSTOP
+    DROP = "drop"  # the connection, which is made again
+    DELAY = "delay"  # for so many seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An action at a failpoint, the `hit`-th time that it is reached; with `again` every time from then on.
+
+    `worker` limits it to one worker's process.
+
+    >>> Fault.parse("npu/0:update.begun=kill@3")
+    Fault(point='update.begun', action=<Action.KILL: 'kill'>, seconds=0.0, hit=3, again=False, worker='npu/0')
+    >>> print(Fault.parse("chunk.first.after=delay:0.5@2+"))
+    chunk.first.after=delay:0.5@2+
+    """
+
+    point: str
+    action: Action
+    seconds: float = 0.0
+    hit: int = 1
+    again: bool = False
+    worker: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.point not in POINTS:
+            raise OptionError(
+                f"there is no failpoint {self.point!r}",
+                where=str(self),
+                why="all there are: whale_nebula.faults.names()",
+                mend=did_you_mean(self.point, POINTS),
+            )
+        if self.action is Action.DROP and not POINTS[self.point].connection:
+            raise OptionError(
+                f"at failpoint {self.point!r} there is no connection that could be dropped",
+                where=str(self),
+                mend=f"{next(name for name, point in POINTS.items() if point.connection)}=drop",
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        """Read one fault: `[WORKER:]POINT=ACTION[:SECONDS][@HIT[+]]`."""
+        found = _FAULT.fullmatch(text.strip())
+        if found is None:
+            raise OptionError(
+                f"{text!r} is no fault", why="it reads [WORKER:]POINT=ACTION[:SECONDS][@HIT[+]]", mend=_EXAMPLE
+            )
+        worker, point, action, seconds, hit, again = found.groups()
+        if action not in list(Action):
+            known = [each.value for each in Action]
+            raise OptionError(f"there is no action {action!r}", where=text, mend=did_you_mean(action, known))
+        return cls(point, Action(action), float(seconds or 0), int(hit or 1), bool(again), worker)
+
+    def strikes(self, number: int) -> bool:
+        """Whether it happens the `number`-th time (from 1)."""
+        return number == self.hit or (self.again and number > self.hit)
+
+    def __str__(self) -> str:
+        worker = f"{self.worker}:" if self.worker else ""
+        seconds = f":{self.seconds:g}" if self.seconds else ""
+        return f"{worker}{self.point}={self.action}{seconds}@{self.hit}{'+' * self.again}"
+
+
+_FAULT = re.compile(r"(?:([\w.-]+/\d+):)?([\w.-]+)=(\w+)(?::(\d+(?:\.\d*)?))?(?:@([1-9]\d*)(\+)?)?")
+_EXAMPLE = "update.begun=kill@3"
+
+Act: TypeAlias = Callable[[Fault, Drop | None], None]
+
+
+def happen(fault: Fault, drop: Drop | None) -> None:
+    """Do it to this process."""
+    match fault.action:
+        case Action.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case Action.FREEZE:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case Action.DELAY:
+            time.sleep(fault.seconds)
+        case Action.DROP if drop is not None:
+            drop(f"failpoint {fault}")
+        case Action.RAISE:
+            fail(fault)
+
+
+def fail(fault: Fault) -> NoReturn:
+    """Raise as the fault wants it."""
+    raise RunError(f"failpoint {fault} was reached", why="a plan of faults wants an error here", mend="take it out")
+
+
+class FaultPlan:
+    """Faults by failpoint, and how often each failpoint was reached so far (`reached`).
+
+    `worker` is whose process this is; `act` does what a fault says.
+
+    >>> plan = FaultPlan.parse("step.before=raise@2")
+    >>> plan.reach("step.before")
+    >>> plan.reach("step.before")
+    Traceback (most recent call last):
+    ...
+    whale_nebula.errors.RunError: NB-300 failpoint step.before=raise@2 was reached
+      why: a plan of faults wants an error here
+      mend: take it out
+    """
+
+    def __init__(self, faults: Iterable[Fault] = (), *, worker: str | None = None, act: Act = happen) -> None:
+        self.faults = tuple(fault for fault in faults if fault.worker in (None, worker))
+        self.reached: Counter[str] = Counter()
+        self._points = {fault.point for fault in self.faults}
+        self._act = act
+        self._lock = threading.Lock()
+
+    @classmethod
+    def parse(cls, text: str, *, worker: str | None = None) -> FaultPlan:
+        """Read faults, parted by commas."""
+        return cls(map(Fault.parse, filter(None, map(str.strip, text.split(",")))), worker=worker)
+
+    def reach(self, point: str, drop: Drop | None = None) -> None:
+        """A failpoint is reached: what has to happen there happens."""
+        with self._lock:
+            self.reached[point] += 1
+            number = self.reached[point]
+        if point in self._points:
+            for fault in self.faults:
+                if fault.point == point and fault.strikes(number):
+                    self._act(fault, drop)
+
+
+VARIABLE = "WHALE_NEBULA_FAILPOINTS"
+_LOG = logging.getLogger("whale_nebula.testing")
+
+_plan: FaultPlan | None = None
+
+
+def failpoint(name: str, drop: Drop | None = None) -> None:
+    """Be at a failpoint; `drop` breaks the connection that is there, if one is."""
+    if _plan is not None:
+        _plan.reach(name, drop)
+
+
+def chunk_failpoint(when: str, first: bool, last: bool, drop: Drop) -> None:
+    """Be before or after a chunk is sent; the only chunk of a tensor is its first and its last."""
+    if _plan is None:
+        return
+    if first:
+        _plan.reach(f"chunk.first.{when}", drop)
+    if last:
+        _plan.reach(f"chunk.last.{when}", drop)
+    if not first and not last:
+        _plan.reach(f"chunk.middle.{when}", drop)
+
+
+def names() -> Mapping[str, str]:
+    """Every failpoint, and where it is.
+
+    >>> names()["update.after"]
+    'the update is applied, its scalars have crossed'
+    """
+    return {name: point.what for name, point in POINTS.items()}
+
+
+@contextlib.contextmanager
+def planned(plan: FaultPlan) -> Iterator[FaultPlan]:
+    """Let a plan hold, for the whole process, while this is open."""
+    global _plan
+    before, _plan = _plan, plan
+    try:
+        yield plan
+    finally:
+        _plan = before
+
+
+def _from_environment(environment: Mapping[str, str]) -> FaultPlan | None:
+    text = environment.get(VARIABLE)
+    if not text:
+        return None
+    identity = environment.get("WHALE_NEBULA_WORKER")
+    plan = FaultPlan.parse(text, worker=json.loads(identity).get("worker") if identity else None)
+    _LOG.warning("faults are planned in this process: %s", ", ".join(map(str, plan.faults)) or "none")
+    return plan
+
+
+_plan = _from_environment(os.environ)

@@ -1,0 +1,159 @@
+"""What a step is given: tensors, and of those that came out of `nb.shard` which of their rows are here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import google_crc32c
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula.errors import AbsentInputError
+from whale_nebula.feed.rows import AllRows, Mask, Reads, Rows, Takes, Within, rows_of, tagged
+from whale_nebula.ir.program import Leaf
+from whale_nebula.site import script_site
+from whale_nebula.tf import private as tf_private
+
+
+class _PartialReadError(AbsentInputError, TypeError):
+    """A TypeError too: that is how TensorFlow is told to look for who can do it."""
+
+
+class Partial:
+    """Stands for such a tensor outside a step: whatever reads it raises, so that nothing is computed with rows that are
+    not here. Steps know which rows they read, and take the tensor out of it.
+
+    >>> import numpy as np
+    >>> from whale_nebula.feed.rows import Feed
+    >>> Partial(tf.zeros([4, 2]), Rows(Feed(), np.array([True, True, False, False])))
+    <2 of 4 rows of float32[4, 2]>
+    """
+
+    def __init__(self, tensor: tf.Tensor, rows: Rows) -> None:
+        self.tensor = tensor
+        self._nebula_rows = rows
+
+    @property
+    def dtype(self) -> Any:
+        """The element type of the tensor."""
+        return self.tensor.dtype
+
+    @property
+    def shape(self) -> Any:
+        """The shape of the tensor, in which all rows count."""
+        return self.tensor.shape
+
+    def __len__(self) -> int:
+        """How many rows the batch has."""
+        return int(self.tensor.shape[0])
+
+    def refuse(self, *args: object, **kwargs: object) -> NoReturn:
+        """What every read of it does."""
+        raise _PartialReadError(
+            f"{self!r} is read outside a step",
+            where=str(script_site()),
+            why="nb.shard gives a process the rows that its micro-batches are made of; the others are not here",
+            mend="do it in dataset.map(...) before nb.shard, or inside the step\n"
+            "or iterate over the dataset itself, without nb.shard, where all rows are needed",
+        )
+
+    def __repr__(self) -> str:
+        here = int(self._nebula_rows.here.sum())
+        return f"<{here} of {len(self)} rows of {self.dtype.name}{self.shape.as_list()}>"
+
+
+_READS = (
+    "__array__", "__tf_tensor__", "numpy", "__iter__", "__getitem__", "__bool__", "__float__", "__int__", "__index__",
+    "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__neg__", "__abs__", "__matmul__", "__rmatmul__",
+    "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__pow__",
+    "__mod__", "__floordiv__", "__and__", "__or__", "__invert__",
+)  # fmt: skip
+for _name in _READS:
+    setattr(Partial, _name, Partial.refuse)
+Partial.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+def _shape(input: Any, out_type: Any = None, name: str | None = None) -> Any:  # noqa: A002
+    return tf.shape(input.tensor, out_type or tf.int32)
+
+
+tf_private.dispatch_to(tf.shape, Partial, _shape)
+
+
+@dataclass(frozen=True)
+class Given:
+    """The tensors of a step as they are, and by the number of an input what is known of its rows."""
+
+    tensors: Sequence[Any]
+    rows: Mapping[int, Rows] = field(default_factory=dict)
+
+    def here(self, number: int) -> Mask | None:
+        """Which rows of an input are here; None where it did not come out of `nb.shard`."""
+        return self.rows[number].here if number in self.rows else None
+
+    @property
+    def mark(self) -> int:
+        """A checksum of which rows these are, whether they are here or not: the same in every process that reads the
+        same dataset in the same order.
+        """
+        batches = {id(rows): rows for rows in self.rows.values()}
+        return int(google_crc32c.value(b"".join(rows.marks.tobytes() for rows in batches.values())))
+
+
+def given(leaves: Sequence[Leaf], tensors: Sequence[Any], reads: Sequence[Reads]) -> Given:
+    """Take the tensors of a step, and tell the datasets that they come from which rows it reads. One that is not here
+    is refused: nothing is ever computed with it.
+    """
+    known = {number: rows for number, tensor in enumerate(tensors) if (rows := rows_of(tensor)) is not None}
+    for number, rows in known.items():
+        rows.feed.take(reads[number], leaves[number].name)
+    for number, rows in known.items():
+        wanted = reads[number].of(len(rows.here))
+        if not rows.whole and bool((wanted & ~rows.here).any()):
+            raise _not_here(leaves[number].name, wanted, rows.here)
+    return Given([each.tensor if isinstance(each, Partial) else each for each in tensors], known)
+
+
+def whole(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> Sequence[Any]:
+    """The tensors of a step that reads all rows."""
+    return given(leaves, tensors, [AllRows()] * len(leaves)).tensors
+
+
+def _not_here(name: str, wanted: Mask, here: Mask) -> AbsentInputError:
+    missing = np.flatnonzero(wanted & ~here)
+    return AbsentInputError(
+        f"this step reads {len(missing)} rows of input {name!r} that are not here, row {missing[0]} first",
+        where=f"{name}, {script_site()}",
+        why="nb.shard gave this process the rows that other steps read, which took batches of the same dataset before",
+        mend="give this step a dataset of its own: nb.shard(dataset) once more\n"
+        "or let it take the first batch too, as the others do: from the next one on its rows are read",
+    )
+
+
+Span = Callable[[str, int], tuple[int, int]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """The feed of a part: what is read of that is read of the whole, somewhere else."""
+
+    feed: Takes
+    span: Span
+    name: str
+
+    def take(self, read: Reads, name: str = "") -> None:
+        """A step takes a part, and this is what it reads of it."""
+        self.feed.take(Within(read, self.span, self.name), name)
+
+
+def sliced(tensor: Any, span: Span, name: str) -> Any:
+    """The rows of a tensor that a `name` has of it, as `span` says (name and number of rows to first and last)."""
+    begin, end = span(name, len(tensor))
+    rows = rows_of(tensor)
+    if rows is None:
+        return tensor[begin:end]
+    part = Rows(_Part(rows.feed, span, name), rows.here[begin:end], rows.marks[begin:end])
+    whole = tensor.tensor if isinstance(tensor, Partial) else tensor
+    return tagged(whole[begin:end], part) if part.whole else Partial(whole[begin:end], part)

@@ -1,0 +1,188 @@
+"""How many rows each micro-batch gets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from whale_nebula.errors import BatchAxisError
+from whale_nebula.ir.routing import Routing
+
+
+def sizes(rows: int, count: int) -> list[int]:
+    """Split `rows` into at most `count` micro-batches whose sizes differ by at most one row, the larger first.
+
+    >>> sizes(10, 4)
+    [3, 3, 2, 2]
+    >>> sizes(2, 4)
+    [1, 1]
+    >>> sizes(0, 4)
+    [0]
+    """
+    used = max(1, min(count, rows))
+    return [rows // used + (number < rows % used) for number in range(used)]
+
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+"""For each row of a batch, whether it is one of them."""
+
+
+class Reads(Protocol):
+    """What tells which rows of a batch are read. Two that are equal tell the same."""
+
+    def of(self, count: int) -> Mask:
+        """Which rows of a batch of `count` these are."""
+        ...
+
+
+@dataclass(frozen=True)
+class AllRows:
+    """Every row."""
+
+    def of(self, count: int) -> Mask:
+        """All of `count` rows."""
+        return np.ones(count, np.bool_)
+
+
+@dataclass(frozen=True)
+class Within:
+    """The rows that are read of a part of each batch, which a `name` has: `span` gives from which row to which.
+
+    >>> halves = lambda name, count: (0, count // 2) if name == "gpu" else (count // 2, count)
+    >>> Within(AllRows(), halves, "npu").of(4)
+    array([False, False,  True,  True])
+    """
+
+    inner: Reads
+    span: Callable[[str, int], tuple[int, int]]
+    name: str
+
+    def of(self, count: int) -> Mask:
+        """Which rows of a batch of `count` these are."""
+        begin, end = self.span(self.name, count)
+        found = np.zeros(count, np.bool_)
+        found[begin:end] = self.inner.of(end - begin)
+        return found
+
+
+@dataclass(frozen=True)
+class RowsRead:
+    """The rows of an input that a worker reads in a step: those of its micro-batches for some stages, or `all_rows`.
+
+    >>> routing = Routing((("gpu/0", "gpu/1"),))
+    >>> RowsRead(4, routing, "gpu/1", frozenset({0})).of(6)  # micro-batches of 2, 2, 1 and 1 rows
+    array([False, False,  True,  True, False,  True])
+    >>> int(RowsRead(4, routing, "gpu/1", all_rows=True).of(6).sum())
+    6
+    """
+
+    micro_batch: int
+    routing: Routing
+    worker: str
+    stages: frozenset[int] = frozenset()
+    all_rows: bool = False
+
+    def of(self, count: int) -> Mask:
+        """Which rows of a batch of `count` these are."""
+        counts = sizes(count, self.micro_batch)
+        own = {m for stage in self.stages for m in self.routing.turns(stage, self.worker, len(counts))}
+        return np.repeat([self.all_rows or m in own for m in range(len(counts))], counts)
+
+
+def own_rows(reads: Iterable[Reads], count: int) -> Mask:
+    """These rows of a batch of `count` rows are this process's, by all that it is known to read; all of them where
+    nothing is known.
+    """
+    masks = [each.of(count) for each in reads]
+    found: Mask = np.any(masks, axis=0) if masks else np.ones(count, np.bool_)
+    return found
+
+
+_MANY = 840
+"""A number of rows that many numbers of micro-batches divide."""
+
+_LOG = logging.getLogger("whale_nebula.feed")
+
+
+@dataclass(eq=False)
+class Feed:
+    """What the steps read that take a dataset's batches.
+
+    A step is known once it has taken one. What it does not read is left out from the next batch on that is asked for:
+    by then all that took this one have said what they read.
+
+    >>> from whale_nebula.feed.rows import RowsRead
+    >>> from whale_nebula.ir.routing import Routing
+    >>> feed = Feed()
+    >>> feed.take(RowsRead(2, Routing((("gpu/0", "gpu/1"),)), "gpu/0", frozenset({0})))
+    >>> feed.own(4).tolist()
+    [True, True, True, True]
+    >>> feed.settle()
+    >>> feed.own(4).tolist()
+    [True, True, False, False]
+    """
+
+    reads: frozenset[Reads] = frozenset()
+    taking: frozenset[Reads] = frozenset()
+
+    def take(self, read: Reads, name: str = "") -> None:
+        """A step takes a batch, and this is what it reads of its input `name`."""
+        if read not in self.taking and read.of(_MANY).all():
+            _LOG.info("nb.shard: a step reads all rows of input %r, so all of them are read here", name)
+        self.taking |= {read}
+
+    def settle(self) -> None:
+        """The next batch is asked for."""
+        if not self.taking <= self.reads:
+            self.reads |= self.taking
+            _LOG.info("nb.shard: this process reads about %.0f rows in 100", 100 * self.own(_MANY).mean())
+
+    def own(self, count: int) -> Mask:
+        """Which rows of a batch of `count` are to be here; all of one that cannot be shared out: the step says so."""
+        try:
+            return own_rows(self.reads, count)
+        except BatchAxisError:
+            return own_rows((), count)
+
+
+class Takes(Protocol):
+    """What is told which rows are read of a batch."""
+
+    def take(self, read: Reads, name: str = "") -> None:
+        """A step takes a batch, and this is what it reads of its input `name`."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What is known of the rows of one batch: whose it is, which of them are `here`, and `marks`, a number that tells
+    each from others, whether it is here or not.
+    """
+
+    feed: Takes
+    here: Mask
+    marks: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of them are here."""
+        return bool(self.here.all())
+
+
+_NAME = "_nebula_rows"
+
+
+def tagged(tensor: Any, rows: Rows) -> Any:
+    """The same tensor, of which can be told that it is a part of this batch."""
+    setattr(tensor, _NAME, rows)
+    return tensor
+
+
+def rows_of(tensor: Any) -> Rows | None:
+    """What is known of the rows of a tensor: nothing, where it did not come out of `nb.shard` as it is."""
+    return getattr(tensor, _NAME, None)

@@ -1,0 +1,268 @@
+"""The stream on which two gateways speak of themselves: what their audit logs have come to, and who is gone.
+
+Whoever has the other's address dials, and dials again; if both have one there are two.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from whale_nebula.errors import AuditError, IdentityError, RemoteProtocolError, TransportError
+from whale_nebula.errors.foreign_text import escape_foreign_text
+from whale_nebula.security.audit import Head, KeptHeads
+from whale_nebula.security.identity import Identity
+from whale_nebula.transport.grpc.connection import Lane
+from whale_nebula.transport.grpc.limits import TokenBucket
+from whale_nebula.wire.frame import HEADER_BYTES, Flag, Header, Kind, checksum, pack, unpack
+from whale_nebula.wire.message import decode_message, encode_message
+from whale_nebula.wire.tensor import dtype_code
+
+_MOST = 64 << 10
+
+
+def written(message: Mapping[str, Any]) -> bytes:
+    """A message as a frame.
+
+    >>> read(written({"kind": "KEPT", "seq": 99}))
+    {'kind': 'KEPT', 'seq': 99}
+    """
+    data = encode_message(message)
+    size = len(data)
+    header = Header(Kind.CONTROL, Flag.LAST, dtype=dtype_code("uint8"), dims=(size,), length=size, whole=size)
+    return pack(header, checksum(np.frombuffer(data, np.uint8))) + data
+
+
+def read(frame: bytes) -> dict[str, Any]:
+    """The message in a frame; anything else is the other side's mistake."""
+    if not HEADER_BYTES <= len(frame) <= _MOST:
+        raise RemoteProtocolError(f"a message of {len(frame)} bytes is no word between gateways")
+    header, crc = unpack(frame[:HEADER_BYTES])
+    data = frame[HEADER_BYTES:]
+    if header.kind != Kind.CONTROL or header.length != len(data) or checksum(np.frombuffer(data, np.uint8)) != crc:
+        raise RemoteProtocolError("this is no word between gateways")
+    return decode_message(data)
+
+
+_WAITING = 256  # words; heads are cumulative, so an old one may be lost
+_STREAMS = 4  # of one other gateway; it needs one, or two where both dial
+_ADOPTIONS, _ADOPTIONS_A_SECOND = 32, 0.5  # streams that it opens
+_WORDS, _WORDS_A_SECOND = 1024, 1.0  # that it says
+_PAUSE_SECONDS = 0.25
+_DIGITS = 10  # the number of a worker has fewer
+_ENDED = "this gateway has ended"
+
+
+class Branch:
+    """One stream of a trunk, with words that wait for it and a thread that sends them."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self._changed = threading.Condition()
+        self._words: deque[bytes] = deque(maxlen=_WAITING)
+        threading.Thread(target=self._send, name="nebula-trunk", daemon=True).start()
+
+    def say(self, frame: bytes) -> None:
+        """Send a word when there is room for it."""
+        with self._changed:
+            self._words.append(frame)
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """The stream is over."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _send(self) -> None:
+        while not self.lane.over:
+            with self._changed:
+                self._changed.wait_for(lambda: self._words or self.lane.over)
+                frame = self._words.popleft() if self._words else b""
+            if frame:
+                self.lane.send(frame)
+
+
+class Trunk:
+    """All streams to one other gateway: what is said goes over each of them, and is heard once.
+
+    `gone(worker, why)` hears which of its workers are; `noted(action, **said)` writes down what becomes of heads.
+    """
+
+    def __init__(
+        self,
+        there: Identity,
+        kept: KeptHeads | None,
+        gone: Callable[[str, str], None],
+        noted: Callable[..., None],
+    ) -> None:
+        self.there = there
+        self._kept, self._gone, self._noted = kept, gone, noted
+        self._changed = threading.Condition()
+        self._branches: list[Branch] = []
+        self._of_gone: dict[str, bytes] = {}  # what is said of those that are gone, by worker
+        self._heard: deque[str] = deque(maxlen=_WAITING)
+        self._last_head: Head | None = None
+        self._confirmed = self._denied = -1  # the last head of ours that was kept over there, and that was not
+        self._closed = False
+        self._adoptions = TokenBucket(_ADOPTIONS, _ADOPTIONS_A_SECOND)
+        self._words = TokenBucket(_WORDS, _WORDS_A_SECOND)
+
+    @property
+    def up(self) -> bool:
+        """Whether there is a stream."""
+        with self._changed:
+            return bool(self._branches)
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """Its streams."""
+        with self._changed:
+            return [branch.lane for branch in self._branches]
+
+    def check_rate(self) -> None:
+        """The other gateway opens one more stream: raises if it does so too often, as each is written down."""
+        if not self._adoptions.take():
+            raise TransportError(f"streams of {self.there.worker} come too often", why="each is written down")
+
+    def adopt(self, lane: Lane, over: Callable[[], None] = lambda: None) -> None:
+        """Take in a stream, which the other gateway has dialled or this one; `over` is called when it ends.
+
+        One too many ends the oldest.
+        """
+        branch = Branch(lane)
+
+        def drop(why: str) -> None:
+            self._drop(branch)
+            over()
+
+        lane.on_end = drop
+        with self._changed:
+            closed = self._closed
+            self._branches += [] if closed else [branch]
+            surplus = self._branches[:-_STREAMS]
+            words = [_of_head(self._last_head)] if self._last_head is not None else []
+            words += self._of_gone.values()
+        if closed:
+            lane.end(_ENDED)
+        for each in surplus:
+            each.lane.end("newer streams have taken its place")
+        for frame in words:
+            branch.say(frame)
+        if lane.over:
+            drop(lane.why)
+
+    def send_head(self, head: Head) -> None:
+        """Have a head of our log kept over there."""
+        with self._changed:
+            self._last_head = head
+        self._say(_of_head(head))
+
+    def send_gone(self, worker: str, why: str) -> None:
+        """Say that one of our workers is gone: now, and over every stream to come while it is."""
+        said = {"kind": "GONE", "id": secrets.token_hex(8), "worker": worker, "why": why}
+        with self._changed:
+            self._of_gone[worker] = written(said)
+        self._say(written(said))
+
+    def unsay(self, worker: str) -> None:
+        """A worker is there again."""
+        with self._changed:
+            self._of_gone.pop(worker, None)
+
+    def wait_kept(self, seconds: float) -> bool:
+        """Wait until the other gateway has kept the last head of our log, at most so long."""
+        with self._changed:
+            wanted = self._last_head.seq if self._last_head is not None else -1
+            self._changed.wait_for(lambda: max(self._confirmed, self._denied) >= wanted or not self._branches, seconds)
+            return self._confirmed >= wanted
+
+    def close(self) -> None:
+        """End the streams."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self.end(_ENDED)
+
+    def end(self, why: str) -> None:
+        """Break the streams; if it is not closed, they are dialled again."""
+        with self._changed:
+            branches = list(self._branches)
+        for branch in branches:
+            branch.lane.end(why)
+
+    def _drop(self, branch: Branch) -> None:
+        branch.wake()
+        with self._changed:
+            if branch in self._branches:
+                self._branches.remove(branch)
+            self._changed.notify_all()
+
+    def _say(self, frame: bytes) -> None:
+        with self._changed:
+            branches = list(self._branches)
+        for branch in branches:
+            branch.say(frame)
+
+    def _new(self, number: str) -> bool:
+        """Whether a word was not heard yet over another stream."""
+        with self._changed:
+            new = number not in self._heard
+            self._heard.append(number)
+            return new
+
+    def hear(self, frame: bytes) -> None:
+        """A word of the other gateway. It is not read sooner than the rate of words allows: most end up on the disk."""
+        while not (self._words.take() or self._closed):
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed, _PAUSE_SECONDS)
+        message = read(frame)
+        match message:
+            case {"kind": "HEAD", "head": dict(head)}:
+                self._keep(head)
+            case {"kind": "KEPT", "seq": int(seq)}:
+                with self._changed:
+                    self._confirmed = max(self._confirmed, seq)
+                    self._changed.notify_all()
+            case {"kind": "REFUSED", "seq": int(seq), "why": str(why)}:
+                with self._changed:
+                    self._denied = max(self._denied, seq)
+                    self._changed.notify_all()
+                self._noted("refused", actor=self.there.uri, log_seq=seq, reason=escape_foreign_text(why))
+            case {"kind": "GONE", "id": str(number), "worker": str(worker), "why": str(why)}:
+                if not _is_worker_of(worker, self.there.cluster):
+                    raise RemoteProtocolError(f"{self.there.worker} speaks of {worker[:60]!r}, which is not its own")
+                if self._new(number[:16]):
+                    self._gone(worker, escape_foreign_text(why))
+            case _:
+                raise RemoteProtocolError(f"a word between gateways that is not known: {message['kind'][:20]!r}")
+
+    def _keep(self, said: dict[str, Any]) -> None:
+        """Keep a head; a log that went back is written down, loudly, and the work goes on."""
+        if self._kept is None:
+            return
+        head = Head.from_dict(said)
+        try:
+            new = self._kept.keep(head, self.there)
+        except (AuditError, IdentityError) as error:
+            reason = f"{error.what}: {error.why}" if error.why else error.what
+            self._noted("not kept", actor=self.there.uri, decision="deny", reason=reason)
+            self._say(written({"kind": "REFUSED", "seq": head.seq, "why": reason}))
+            return
+        if new:
+            self._noted("kept", actor=self.there.uri, log_seq=head.seq, digest=head.digest)
+        self._say(written({"kind": "KEPT", "seq": head.seq}))
+
+
+def _is_worker_of(name: str, cluster: str) -> bool:
+    """Whether it is the name of a worker of a cluster."""
+    start, number = name[: len(cluster) + 1], name[len(cluster) + 1 :]
+    return start == f"{cluster}/" and number.isascii() and number.isdecimal() and len(number) < _DIGITS
+
+
+def _of_head(head: Head) -> bytes:
+    return written({"kind": "HEAD", "head": head.as_dict()})

@@ -1,0 +1,189 @@
+"""Whether a worker that is not heard any more is dead, or its host gone: its gateway is near, and can look.
+
+A worker that lives connects again within seconds. A port that refuses twice belongs to no process any more, and a
+host that twice does not answer stands still. A process that stands still on a live host is its launcher's affair: it
+can see whether the process works, and kills it if it does not.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import grpc
+from grpc_health.v1 import health, health_pb2
+
+from whale_nebula.errors import NebulaError
+from whale_nebula.transport.grpc.limits import Buckets
+from whale_nebula.transport.grpc.listener import Visitor, visitor
+from whale_nebula.transport.grpc.options import Probe, probe
+
+State: TypeAlias = Literal["dead", "frozen"]
+_PROMPT_SECONDS = 0.1  # in which a worker that lives has dialled again, as a rule
+_BETWEEN_SECONDS = 0.2
+_ANSWER_SECONDS = 1.0
+_LOOKS = 20
+
+_HOW: dict[State, str] = {
+    "dead": "has refused twice: no process has the port any more",
+    "frozen": "has twice not answered: its host stands still, or is cut off",
+}
+
+
+def verdict(seen: Sequence[str]) -> State | None:
+    """What the last two looks say, if they agree.
+
+    >>> verdict(["refused"]), verdict(["open", "refused", "refused"]), verdict(["silent", "unknown"])
+    (None, 'dead', 'frozen')
+    """
+    last = seen[-2:]
+    if len(last) < 2 or "open" in last:
+        return None
+    if last.count("refused") == 1:
+        return None
+    return "dead" if "refused" in last else "frozen"
+
+
+class Vigil:
+    """Looks for workers of this cluster, one thread for each at a time, and tells what has become of them.
+
+    `back` says whether a worker is heard (again); `told(worker, state, why)` is called once it is known to be dead or
+    frozen. What is found at an address counts only if it was open before: one behind a wall refuses everybody.
+    """
+
+    def __init__(
+        self,
+        addresses: Mapping[str, str],
+        back: Callable[[str], bool],
+        told: Callable[[str, State, str], None],
+        *,
+        look: Callable[[str, float], Probe] = probe,
+        rest: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._addresses, self._back, self._told = addresses, back, told
+        self._probe, self._rest = look, rest
+        self._lock = threading.Lock()
+        self._open: set[str] = set()
+        self._looking: dict[str, Callable[[str], None] | None] = {}  # what to do after what is done now
+
+    def greet(self, worker: str) -> None:
+        """A worker is connected: see whether its port can be looked at from here."""
+        if worker in self._addresses and worker not in self._open:
+            self._start(worker, self._first)
+
+    def mourn(self, worker: str) -> None:
+        """A worker's stream has ended: see whether it comes back."""
+        if worker in self._open:
+            self._start(worker, self._keep)
+
+    def doubt(self, worker: str) -> None:
+        """A worker says nothing, and its stream stands: see whether anybody is there."""
+        if worker in self._open:
+            self._start(worker, self._look_twice)
+
+    def _start(self, worker: str, run: Callable[[str], None]) -> None:
+        """Look now or, where somebody does, once more afterwards: what has happened meanwhile may be unseen."""
+        with self._lock:
+            looks = worker in self._looking
+            self._looking[worker] = run
+        if not looks:
+            threading.Thread(target=self._look_on, args=(worker,), name=f"nebula-vigil-{worker}", daemon=True).start()
+
+    def _look_on(self, worker: str) -> None:
+        try:
+            while (run := self._next(worker)) is not None:
+                run(worker)
+        except BaseException:
+            with self._lock:
+                self._looking.pop(worker, None)
+            raise
+
+    def _next(self, worker: str) -> Callable[[str], None] | None:
+        with self._lock:
+            run, self._looking[worker] = self._looking[worker], None
+            if run is None:
+                del self._looking[worker]
+            return run
+
+    def _first(self, worker: str) -> None:
+        if self._look(worker) == "open":
+            self._open.add(worker)
+        if not self._back(worker):
+            self._keep(worker)
+
+    def _keep(self, worker: str) -> None:
+        self._rest(_PROMPT_SECONDS)
+        seen: list[str] = []
+        while len(seen) < _LOOKS and worker in self._open and not self._back(worker):
+            seen.append(self._look(worker))
+            if self._judge(worker, seen, "its stream has ended"):
+                return
+            self._rest(_BETWEEN_SECONDS)
+
+    def _look_twice(self, worker: str) -> None:
+        seen = [self._look(worker)]
+        if seen != ["open"]:
+            self._rest(_BETWEEN_SECONDS)
+            self._judge(worker, [*seen, self._look(worker)], "nothing was heard from it")
+
+    def _look(self, worker: str) -> str:
+        return self._probe(self._addresses[worker], _ANSWER_SECONDS).found
+
+    def _judge(self, worker: str, seen: Sequence[str], before: str) -> bool:
+        state = verdict(seen)
+        if state is None or self._back(worker):
+            return False
+        self._open.discard(worker)
+        self._told(worker, state, f"{before}, and {self._addresses[worker]} {_HOW[state]}")
+        return True
+
+
+_BURST, _A_SECOND = 60, 2.0
+SERVICE = "grpc.health.v1.Health"
+
+
+class Health:
+    """Who asks is looked at first (`admit` raises). The service "" is the gateway, "npu" its way to cluster npu.
+
+    It answers `Check` alone, `_BURST` times at once and then `_A_SECOND` for each who asks: a `Watch` never ends, and
+    whoever opened enough of them would keep everybody else out.
+    """
+
+    def __init__(self, admit: Callable[[Visitor], None]) -> None:
+        self._admit = admit
+        self._asked = Buckets(_BURST, _A_SECOND)
+        self._servicer = health.HealthServicer(experimental_non_blocking=False)
+
+    @property
+    def handler(self) -> Any:
+        """What a listener serves."""
+        check = grpc.unary_unary_rpc_method_handler(
+            self._checked(self._servicer.Check),
+            request_deserializer=health_pb2.HealthCheckRequest.FromString,
+            response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, {"Check": check})
+
+    def say(self, service: str, serving: bool) -> None:
+        """How a service stands."""
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        self._servicer.set(service, status.SERVING if serving else status.NOT_SERVING)
+
+    def close(self) -> None:
+        """Nothing is served any more."""
+        self._servicer.enter_graceful_shutdown()
+
+    def _checked(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def serve(request: Any, context: Any) -> Any:
+            who = visitor(context)
+            if not self._asked.take(who.names[0] if who.names else who.host)[1]:
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the health was asked for too often")
+            try:
+                self._admit(who)
+            except NebulaError as error:
+                context.abort(grpc.StatusCode.PERMISSION_DENIED, error.what)
+            return method(request, context)
+
+        return serve

@@ -1,0 +1,359 @@
+"""One half of a pair's way through a gateway: the connection of its own worker, or the one to the other gateway.
+
+A half is joined to another one once in its life. When either breaks, so does the other: both workers then connect
+and greet anew, and what was in flight is sent again by them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from functools import partial
+
+from whale_nebula.errors import RemoteProtocolError, TransportError
+from whale_nebula.security import Peer
+from whale_nebula.transport.grpc.connection import Connection, Lane
+from whale_nebula.transport.grpc.limits import TokenBucket
+from whale_nebula.wire.frame import FRAME_CAP, HEADER_BYTES, Header, unpack
+
+_GREETING = 2  # frames: HELLO and AUTH
+
+
+class Side(Enum):
+    """Which half of a pair: that of the worker of this cluster, or the far one."""
+
+    NEAR = "near"
+    FAR = "far"
+
+    @property
+    def other(self) -> Side:
+        """The opposite half."""
+        return Side.FAR if self is Side.NEAR else Side.NEAR
+
+
+class Half:
+    """A connection and what came over it. `who` holds it, as the certificates of its lanes say, where there are any.
+
+    `check` raises on a frame that must not be handed on; `pace` waits until as much may be sent over this half;
+    `dialled` says that this gateway has opened it.
+    """
+
+    def __init__(
+        self,
+        side: Side,
+        who: str,
+        connection: Connection,
+        check: Callable[[bytes], Header],
+        *,
+        pace: Callable[[int], None] | None = None,
+        dialled: bool = False,
+    ) -> None:
+        self.side, self.who, self.connection, self.dialled = side, who, connection, dialled
+        self.fault = ""
+        self.frames = self.bytes = 0  # that came over it and were handed on
+        self.partner: Half | None = None
+        self._check, self._pace = check, pace
+        self._changed = threading.Condition()
+        self._heard = time.monotonic()
+        self._handing = 0  # frames that wait for the partner to take them
+        self._lanes: list[Lane] = []
+        self._greeted = threading.Event()  # set at the end, too
+        connection.on_end(self._wake)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it can still be joined."""
+        return self.partner is None and not self.connection.over
+
+    @property
+    def guests(self) -> list[Peer]:
+        """The certificates that were proven over its lanes."""
+        return [lane.guest for lane in list(self._lanes) if lane.guest is not None and not lane.over]
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the other side has ended it in order, all that it sent being read."""
+        return any(lane.in_order for lane in self._lanes)
+
+    @property
+    def parted(self) -> bool:
+        """Whether its end was in order, whichever side has begun it: nobody has to be looked for."""
+        return any(lane.in_order or lane.finished for lane in self._lanes)
+
+    def lane(self, number: int, lane: Lane) -> Callable[[bytes], None]:
+        """Take in a lane of the connection; gives what hears its frames."""
+        self._lanes.append(lane)
+        self.connection.add(number, lane)
+        return self._hear_later if number else self.hear
+
+    def join(self, other: Half) -> None:
+        """Hand on from now on what comes over either of the two."""
+        for half, partner in ((self, other), (other, self)):
+            with half._changed:
+                half.partner = partner
+                half._changed.notify_all()
+
+    def _wake(self, why: str) -> None:
+        """The connection is over: let go who waits for a partner."""
+        self._greeted.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long, less if it is joined or over; whether it is still to be joined."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.fresh, seconds)
+            return self.fresh
+
+    def quiet(self, now: float) -> float:
+        """For how long nothing has come over it. One that waits for its partner is not asked for more."""
+        with self._changed:
+            return 0.0 if self._handing else now - self._heard
+
+    def hear(self, frame: bytes) -> None:
+        """One frame, in the thread that reads it: it waits until the partner takes the frame, and so does who sends."""
+        try:
+            header = self._check(frame)
+        except Exception as error:
+            self.fault = str(error).partition("\n")[0]
+            raise
+        with self._changed:
+            self._handing += 1
+        partner = self.partner or self._wait_for_partner()
+        sent = partner is not None and partner.send(frame)
+        self._done(len(frame) if sent else None, greeting=header.epoch == 0)
+
+    def _hear_later(self, frame: bytes) -> None:
+        self._greeted.wait()
+        self.hear(frame)
+
+    def send(self, frame: bytes) -> bool:
+        """Send a frame over it, when it is its turn."""
+        if self._pace is not None:
+            self._pace(len(frame))
+        return self.connection.send(frame)
+
+    def _done(self, size: int | None, *, greeting: bool) -> None:
+        """A frame of this size was handed on. Numbered frames of all lanes may follow once both frames of the greeting,
+        which come by the first, are on their way: at each gateway as at the worker, so that none overtakes them.
+        """
+        with self._changed:
+            self._handing -= 1
+            self._heard = time.monotonic()
+            if size is None:
+                return
+            self.frames += 1
+            self.bytes += size
+            count = self.frames
+        if not greeting or count >= _GREETING:
+            self._greeted.set()
+
+    def _wait_for_partner(self) -> Half | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self.partner is not None or self.connection.over)
+            return self.partner
+
+
+class Inspection:
+    """The rules for the frames of one pair of workers, in both directions.
+
+    `numbers` are what the wire calls the two workers. Where they are not known, the first frame tells, and all
+    others must agree with it.
+
+    >>> Inspection.of(("gpu/0", "npu/0", "npu/1"), "npu/1", "gpu/0").numbers
+    (2, 0)
+    """
+
+    def __init__(self, numbers: tuple[int, int] | None = None) -> None:
+        self.numbers = numbers
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, roster: Sequence[str] | None, here: str, there: str) -> Inspection:
+        """For a worker of this cluster and one of another; `roster` is None where some workers are not known."""
+        return cls(None if roster is None else (roster.index(here), roster.index(there)))
+
+    def check(self, frame: bytes, *, outward: bool) -> Header:
+        """The header of a frame that goes out of this cluster, or comes in; raises if it breaks a rule."""
+        if not HEADER_BYTES <= len(frame) <= FRAME_CAP:
+            raise RemoteProtocolError(f"a message of {len(frame)} bytes is no frame")
+        header, _ = unpack(frame[:HEADER_BYTES], sealed=True)
+        if len(frame) != HEADER_BYTES + header.length:
+            raise RemoteProtocolError(f"{len(frame) - HEADER_BYTES} bytes came in a frame of {header.length}")
+        ends = (header.source, header.destination)
+        if (ends if outward else ends[::-1]) != self._known(ends if outward else ends[::-1]):
+            raise RemoteProtocolError(
+                f"a frame from worker {ends[0]} to worker {ends[1]}, which is not the pair of this stream",
+                why="a worker speaks for itself only",
+            )
+        return header
+
+    def _known(self, ends: tuple[int, int]) -> tuple[int, int]:
+        if self.numbers is None:
+            if ends[0] == ends[1]:
+                raise RemoteProtocolError(f"a frame from worker {ends[0]} to itself")
+            with self._lock:
+                self.numbers = self.numbers or ends
+        return self.numbers
+
+
+_LOG = logging.getLogger("whale_nebula.gateway")
+_INSISTS_SECONDS = _FORGETS_SECONDS = 5.0
+_ARRIVALS, _ARRIVALS_A_SECOND = 100, 2.0
+REPLACED = "another connection has taken its place"
+
+
+class Pair:
+    """A worker of this cluster (`here`) and one of another (`there`).
+
+    Both gateways may dial the other one for the same pair. Of two attempts that cross one must win: that of the
+    gateway whose cluster has the later name. Here it `yields` to the other's, or has its own way.
+    """
+
+    def __init__(
+        self,
+        here: str,
+        there: str,
+        inspection: Inspection,
+        ended: Callable[[Pair, Half, str], None],
+        *,
+        yields: bool,
+        grace: float = 5.0,
+        remembers: float = 30.0,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.here, self.there, self.inspection, self.yields = here, there, inspection, yields
+        self._arrivals = TokenBucket(_ARRIVALS, _ARRIVALS_A_SECOND)
+        self._met = float("-inf")  # when the two have parted
+        self._ended, self._grace, self._remembers, self._now = ended, grace, remembers, now
+        self._lock = threading.Lock()
+        self._halves: dict[Side, Half] = {}
+        self._attempts = 0
+        self._touched = now()
+        self._refused = float("-inf")
+        self._retired = False
+
+    def __str__(self) -> str:
+        return f"{self.here} - {self.there}"
+
+    def half(self, side: Side) -> Half | None:
+        """The present half of a side."""
+        with self._lock:
+            return self._halves.get(side)
+
+    @property
+    def known(self) -> bool:
+        """Whether the two are joined, or were so lately that they still want to be."""
+        with self._lock:
+            joined = any(half.partner is not None for half in self._halves.values())
+            return joined or self._now() - self._met < self._remembers
+
+    @contextlib.contextmanager
+    def attempt(self, near: Half) -> Iterator[bool]:
+        """While this gateway dials the other one for `near`; False: it is not needed."""
+        with self._lock:
+            needed = near.fresh
+            self._attempts += needed
+        try:
+            yield needed
+        finally:
+            with self._lock:
+                self._attempts -= needed
+
+    def retire(self) -> bool:
+        """Whether nobody is there, or was lately: then the pair takes nobody any more, and can be forgotten."""
+        with self._lock:
+            wanted = self._halves or self._attempts or self._now() - self._met < self._remembers
+            self._retired = self._retired or not (wanted or self._now() - self._touched < _FORGETS_SECONDS)
+            return self._retired
+
+    def _check_alive(self) -> None:
+        if self._retired:
+            raise TransportError(f"{self} was just forgotten here", why="it is made anew at the next attempt")
+
+    def check_rate(self) -> None:
+        """One more half comes: raises if they come too often, as each is written into the audit log."""
+        with self._lock:
+            self._check_alive()
+            self._touched = self._now()
+        if not self._arrivals.take():
+            raise TransportError(f"streams of {self} come too often", why="each is written into the audit log")
+
+    def give_way(self) -> None:
+        """The other gateway has dialled: raises if that has crossed our own attempt, and ours is used."""
+        with self._lock:
+            self._give_way()
+
+    def arrive(self, half: Half) -> None:
+        """A half has come; it takes the place of the one before. Raises if it has crossed ours, and ours is used."""
+        with self._lock:
+            self._check_alive()
+            if half.side is Side.FAR:
+                self._give_way()
+            before = self._take(half)
+        self._settle(half, before)
+
+    def reach(self, half: Half, near: Half) -> bool:
+        """Take what was dialled for `near`; False if that is joined already, or over."""
+        with self._lock:
+            if self._halves.get(Side.NEAR) is not near or not near.fresh:
+                return False
+            before = self._take(half)
+        self._settle(half, before)
+        return True
+
+    def _give_way(self) -> None:
+        """The other gateway has dialled this one. If it does so again, it does not know of our stream any more."""
+        far = self._halves.get(Side.FAR)
+        standing = far is not None and far.dialled and not far.connection.over
+        if self.yields or not (standing or self._attempts):
+            return
+        insists = self._now() - self._refused < _INSISTS_SECONDS
+        if self._attempts or not insists:
+            self._refused = self._now()
+            raise TransportError("two streams of one pair have crossed", why="the other one is used")
+
+    def _take(self, half: Half) -> Half | None:
+        other = self._halves.get(half.side.other)
+        before = self._halves.get(half.side)
+        self._halves[half.side] = half
+        if other is not None and other.fresh:
+            half.join(other)
+        return before
+
+    def _settle(self, half: Half, before: Half | None) -> None:
+        if before is not None:
+            before.connection.end(REPLACED)
+        half.connection.on_end(partial(self._part, half))
+
+    def end(self, why: str) -> None:
+        """Break both halves."""
+        with self._lock:
+            halves = list(self._halves.values())
+        for half in halves:
+            half.connection.end(why)
+
+    def _part(self, half: Half, why: str) -> None:
+        """A half is over. What its worker has sent before an end in order is still handed on."""
+        with self._lock:
+            if self._halves.get(half.side) is half:
+                del self._halves[half.side]
+            partner = half.partner
+            if partner is not None:
+                self._met = self._now()
+        if partner is not None and half.in_order and not half.fault:
+            partner.connection.finish()
+            self._end_later(partner, why)
+        elif partner is not None:
+            partner.connection.end(f"its other half is over: {why}")
+        self._ended(self, half, why)
+
+    def _end_later(self, half: Half, why: str) -> None:
+        later = threading.Timer(self._grace, half.connection.end, (why,))
+        later.daemon = True
+        later.start()
+        half.connection.on_end(lambda _: later.cancel())

@@ -1,0 +1,364 @@
+"""The way to one other cluster: its gateway's address, the line's rate, the trunk, and how streams are opened."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+
+from whale_nebula.errors import ExpiredError, IdentityError, LinkClosedError, NebulaError, TransportError
+from whale_nebula.gateway.control import Trunk
+from whale_nebula.gateway.relay import Half, Pair, Side
+from whale_nebula.gateway.site import Site
+from whale_nebula.security import CurrentCredentials, Identity
+from whale_nebula.security.identity import GATEWAY
+from whale_nebula.transport.deadlines import Announce, Deadlines, Waiting, log_wait
+from whale_nebula.transport.grpc import options
+from whale_nebula.transport.grpc.connection import Connection, Lane
+from whale_nebula.transport.grpc.dialling import dial
+from whale_nebula.transport.grpc.limits import TokenBucket
+from whale_nebula.transport.grpc.links import target
+from whale_nebula.transport.grpc.metadata import Knock
+
+FREE_BYTES = 512
+"""A frame of so many bytes or fewer, such as an acknowledgement, takes no turn as long as few of them are sent."""
+_FREE_SHARE, _FREE_BURST = 0.05, 64 << 10  # of the line's bytes that may go so, and bytes at once
+_QUANTUM = 64 << 10
+_BURST_SECONDS = 0.02
+_STEP_SECONDS = 0.002
+_OVERHEAD = 1.04  # what TLS, HTTP/2, TCP and IP add to a frame
+
+
+class Turn:
+    """One frame that waits for its turn on a line; `wakes` is notified when it is `granted`."""
+
+    def __init__(self, size: int, wakes: threading.Condition) -> None:
+        self.size = size
+        self.wakes = wakes
+        self.granted = False
+
+
+class Turns:
+    """Frames of several flows that share a line fairly, by deficit round robin: a queue without a clock.
+
+    In each round a flow that waits may send `_QUANTUM` bytes, or keeps them for a frame that is larger.
+
+    >>> turns, wakes = Turns(), threading.Condition()
+    >>> for flow, size in (("a", 100_000), ("a", 100_000), ("b", 30_000), ("b", 30_000)):
+    ...     turns.add(flow, Turn(size, wakes))
+    >>> [turns.pop().size for _ in range(4)]
+    [30000, 30000, 100000, 100000]
+    """
+
+    def __init__(self) -> None:
+        self._flows: dict[Hashable, deque[Turn]] = {}
+        self._round: deque[Hashable] = deque()
+        self._deficits: dict[Hashable, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._round)
+
+    def add(self, flow: Hashable, turn: Turn) -> None:
+        """A frame of a flow waits behind those of the same flow."""
+        if flow not in self._flows:
+            self._flows[flow], self._deficits[flow] = deque(), 0
+            self._round.append(flow)
+        self._flows[flow].append(turn)
+
+    def pop(self) -> Turn:
+        """The frame that is next."""
+        while True:
+            flow = self._round[0]
+            waiting = self._flows[flow]
+            if self._deficits[flow] >= waiting[0].size:
+                break
+            self._deficits[flow] += _QUANTUM
+            self._round.rotate(-1)
+        turn = waiting.popleft()
+        self._deficits[flow] -= turn.size
+        if not waiting:
+            del self._flows[flow], self._deficits[flow]
+            self._round.popleft()
+        return turn
+
+    def peek(self) -> Turn:
+        """One that waits."""
+        return self._flows[self._round[0]][0]
+
+
+def _wait(wakes: threading.Condition, seconds: float | None) -> None:
+    wakes.wait(seconds)
+
+
+class Pacer:
+    """Turns on a line, by the bytes that it carries per second, for any number of threads and of flows.
+
+    On an idle line nobody waits; on a busy one flows take turns by `Turns`. Frames of `FREE_BYTES` or fewer never wait
+    while they are few, and are counted all the same.
+
+    >>> waits = []
+    >>> pacer = Pacer(1.04e6, now=lambda: sum(waits), wait=lambda wakes, seconds: waits.append(seconds))
+    >>> for size in (100_000, 100_000, 100, 100_000): pacer.take(size)
+    >>> [round(wait, 3) for wait in waits]
+    [0.08, 0.1]
+    """
+
+    def __init__(
+        self,
+        rate: float | None,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        wait: Callable[[threading.Condition, float | None], None] = _wait,
+    ) -> None:
+        self.rate = rate
+        self._now, self._wait = now, wait
+        self._lock = threading.Lock()
+        self._turns = Turns()
+        self._timer: Turn | None = None  # whose thread keeps the time for all that wait
+        self._free = float("-inf")  # when the line will have carried all that took its turn
+        self._free_bytes = TokenBucket(_FREE_BURST, _FREE_SHARE * (rate or 0.0), now=now)
+
+    def take(self, size: int, flow: Hashable = None) -> None:
+        """Wait for a turn to send so many bytes of a flow."""
+        if self.rate is None:
+            return
+        with self._lock:
+            if size <= FREE_BYTES and self._free_bytes.take(size):
+                self._count(size)
+            else:
+                turn = Turn(size, threading.Condition(self._lock))
+                self._turns.add(flow, turn)
+                self._wait_for(turn)
+
+    def _wait_for(self, turn: Turn) -> None:
+        """Wait until a frame is granted its turn. One of the threads that wait grants the turns of all, in time."""
+        while True:
+            seconds = self._grant_due()
+            if turn.granted:
+                break
+            self._timer = self._timer or turn
+            self._wait(turn.wakes, max(seconds, _STEP_SECONDS) if self._timer is turn else None)
+        if self._timer is turn:
+            self._timer = None
+            if self._turns:
+                self._turns.peek().wakes.notify()
+
+    def _grant_due(self) -> float:
+        """Grant the turns for which the line is free; how many seconds it is until the next."""
+        while self._turns and self._free - _BURST_SECONDS <= self._now():
+            turn = self._turns.pop()
+            self._count(turn.size)
+            turn.granted = True
+            turn.wakes.notify()
+        return self._free - _BURST_SECONDS - self._now()
+
+    def _count(self, size: int) -> None:
+        self._free = max(self._free, self._now()) + size * _OVERHEAD / (self.rate or float("inf"))
+
+
+_LOG = logging.getLogger("whale_nebula.gateway")
+_DRAWN = random.SystemRandom()
+_HEAD_START_SECONDS = 0.3
+_SHORT_SECONDS = 1.0  # less is not worth a word
+_STALE_SECONDS = 45.0  # after which a stream that the other gateway has dialled is known to be alive, or is gone
+_SLOWEST = 4  # attempts, from which on pauses grow no longer: 0.8 s on average
+_NEEDLESS = "it is not needed any more"
+_SURE = 2  # the same diagnosis so often: it is not mended just now
+
+
+@dataclass(frozen=True)
+class Told:
+    """Whom a road tells: of a half that is to be used, or is not after all; of an error that ends a pair; and what
+    else is to be written down.
+    """
+
+    opened: Callable[[Pair, Half], None]
+    ended: Callable[[Pair, Half, str], None]
+    final: Callable[[Pair, NebulaError], None]
+    noted: Callable[..., None]
+
+
+class Road:
+    """The way to the gateway of another cluster. Without its address this side waits to be dialled.
+
+    Its trunk is kept up: what is wrong with a certificate when it is opened ends the pairs that wait.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        cluster: str,
+        trunk: Trunk,
+        current: CurrentCredentials | None,
+        told: Told,
+        *,
+        deadlines: Deadlines,
+        announce: Announce = log_wait,
+    ) -> None:
+        self.cluster, self.trunk = cluster, trunk
+        self.address = site.gateways[cluster]
+        self.pacer = Pacer(site.rates.get(cluster))
+        self.who = Identity(site.run, cluster, GATEWAY)
+        self._site, self._current, self._told, self._deadlines = site, current, told, deadlines
+        self._waiting = Waiting(f"gateway '{self.who.worker}'", self.address or "", announce)
+        self._closed = threading.Event()
+        self._stands, self._fell = False, float("-inf")  # whether our own stream stands, and when it fell
+        self._down: float | None = None  # since when the other gateway is not there
+        self._trouble = "" if self.address is not None else "it is the one that dials"
+        self._wrong: NebulaError | None = None
+        self._times = 0
+        if self.address is not None:
+            self._target = target(site.run, self.who.worker, self.address, current, gateway=True)
+
+    def start(self) -> None:
+        """Keep the trunk up from now on."""
+        if self.address is not None:
+            threading.Thread(target=self._keep, name=f"nebula-road-{self.cluster}", daemon=True).start()
+
+    def close(self) -> None:
+        """Dial no more, and end the trunk."""
+        self._closed.set()
+        self.trunk.close()
+
+    def lead(self, pair: Pair, near: Half) -> None:
+        """Dial the other gateway for a pair until its near half is joined or over."""
+        if self.address is not None and near.fresh:
+            name = f"nebula-lead-{pair.here}-{pair.there}"
+            threading.Thread(target=self._lead, args=(pair, near), name=name, daemon=True).start()
+
+    # ------------------------------------------------------------------ the streams of a pair
+    def _lead(self, pair: Pair, near: Half) -> None:
+        attempt = refusals = 0
+        if pair.yields:
+            near.wait(_HEAD_START_SECONDS)
+        while near.fresh and not self._closed.is_set():
+            try:
+                self._open(pair, near)
+            except LinkClosedError as error:
+                self._told.final(pair, error)
+            except IdentityError as error:
+                refusals += not isinstance(error, ExpiredError)  # which may be renewed: workers have patience for that
+                if refusals >= _SURE:
+                    self._told.final(pair, error)
+            except TransportError as error:
+                _LOG.debug("no stream for %s: %s", pair, error.why or error.what)
+            if self._times >= _SURE and self._wrong is not None and near.fresh:
+                self._told.final(pair, self._wrong)
+            near.wait(self._pause(attempt))
+            attempt += 1
+
+    def _open(self, pair: Pair, near: Half) -> None:
+        half = self.half(pair, Connection(secrets.token_hex(8)), dialled=True)
+        with pair.attempt(near) as needed:
+            if not needed:
+                return
+            try:
+                lanes = max(options.lanes(), self._dial(pair, half, 0))
+                self._told.opened(pair, half)
+            except NebulaError as error:
+                half.connection.end(error.what)
+                raise
+            if not pair.reach(half, near):
+                half.connection.end(_NEEDLESS)
+                self._told.ended(pair, half, _NEEDLESS)
+                return
+        try:
+            for number in range(1, lanes):
+                self._dial(pair, half, number)
+        except NebulaError as error:
+            half.connection.end(f"a further lane did not open: {error.what}")
+
+    def half(self, pair: Pair, connection: Connection, *, dialled: bool = False) -> Half:
+        """The far half of a pair over a connection."""
+        return Half(
+            Side.FAR,
+            self.who.uri,
+            connection,
+            lambda frame: pair.inspection.check(frame, outward=False),
+            pace=partial(self.pacer.take, flow=(pair.here, pair.there)),
+            dialled=dialled,
+        )
+
+    def _dial(self, pair: Pair, half: Half, number: int) -> int:
+        knock = Knock(self._site.run, pair.here, pair.there, half.connection.name, number)
+        lane = Lane()
+        return self._call(knock, lane, half.lane(number, lane))
+
+    def _call(self, knock: Knock, lane: Lane, hear: Callable[[bytes], None]) -> int:
+        return dial(self._target, knock, lane, hear, deadlines=self._deadlines, rate=self.pacer.rate)
+
+    # ------------------------------------------------------------------ the trunk
+    def look(self) -> bool:
+        """Say it if the other gateway is not there, which is no matter for as long as a moment; True when it is said
+        first. There is no end to this patience: workers have one of their own.
+        """
+        now = time.monotonic()
+        if self._stands or (self.trunk.up and now - self._fell > _STALE_SECONDS):
+            self._down = None
+            self._waiting.off()
+            return False
+        self._down = now if self._down is None else self._down
+        if now - self._down < _SHORT_SECONDS:
+            return False
+        first = not self._waiting.goes_on
+        self._waiting.on(self._trouble, since=self._down)
+        return first
+
+    @property
+    def trouble(self) -> str:
+        """Why nobody beyond can be reached, while that is so."""
+        if self._down is None or time.monotonic() - self._down < _SHORT_SECONDS:
+            return ""
+        return f"gateway '{self._site.identity.worker}' does not reach gateway '{self.who.worker}': {self._trouble}"
+
+    def _keep(self) -> None:
+        attempt = 0
+        while not self._closed.is_set():
+            attempt = 0 if self._go() else attempt + 1
+            self._closed.wait(self._pause(attempt))
+
+    def _pause(self, attempt: int) -> float:
+        """How long to wait before another attempt: a gateway that is started again is wanted at once."""
+        return self._deadlines.again(min(attempt, _SLOWEST), _DRAWN.random())
+
+    def _go(self) -> bool:
+        """Open the trunk and stay as long as it lasts; whether that was longer than a moment."""
+        lane, over = Lane(), threading.Event()
+        knock = Knock(self._site.run, self._site.identity.worker, self.who.worker, secrets.token_hex(8))
+        try:
+            self._call(knock, lane, self.trunk.hear)
+        except NebulaError as error:
+            wrong = self._find_wrong(error)
+            self._trouble = wrong.what if wrong is not None else error.why or error.what
+            return False
+        self._wrong, self._times = None, 0
+        began, self._stands = time.monotonic(), True
+        self.trunk.adopt(lane, over.set)
+        over.wait()  # ended, too, when this gateway closes it or finds the other one's certificate no longer good
+        self._stands, self._fell, self._trouble = False, time.monotonic(), lane.why
+        return self._fell - began > _SHORT_SECONDS
+
+    def _find_wrong(self, error: NebulaError) -> NebulaError | None:
+        """What is wrong with a certificate, there or here, where the trunk does not open; written down when it is new.
+
+        What fails within TLS is looked into by a handshake of our own, as gRPC does not show it.
+        """
+        found: NebulaError | None = None
+        if isinstance(error, IdentityError):
+            found = error
+        elif self._target.diagnose is not None and not self._closed.is_set():
+            found = self._target.diagnose()
+        if found is None:
+            self._wrong, self._times = None, 0
+            return None
+        if type(self._wrong) is not type(found):  # its text may be the other side's, and another one each time
+            said = {"actor": self.who.uri, "target": "trunk", "decision": "deny", "reason": str(found)}
+            self._told.noted("refuse", durable=False, **said)
+        self._wrong, self._times = found, 0 if isinstance(found, ExpiredError) else self._times + 1
+        return found

@@ -1,0 +1,182 @@
+"""Where it is computed: the program cut into fragments, each with a stage, a worker and what crosses between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from whale_nebula.ir.program import PartKey, Program
+from whale_nebula.ir.routing import Order, Routing
+from whale_nebula.spec import Spec, Value
+
+
+@dataclass(frozen=True)
+class VirtualDevice:
+    """A place for one replica or shard of one stage, before it is mapped to a worker."""
+
+    stage: int
+    replica: int = 0
+    shard: int = 0
+    worker: str = ""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A piece of the traced graph that runs as one function: what it is fed, which ops, what it gives.
+
+    `kind` is one of whole, prologue, forward, backward, fused, update; `round` numbers the pieces of an update
+    that wait for scalars of other workers.
+    """
+
+    kind: str
+    phase: int
+    stage: int | None
+    worker: str
+    round: int
+    ops: tuple[int, ...]
+    feeds: tuple[Value, ...]
+    fetches: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A tensor that crosses from one stage to others; `backward` says whether its gradient crosses back.
+
+    `codec` and `backward_codec` are the ways it crosses (`codec.way`); `mask` marks the rows that are sent, `ids` names
+    the samples whose differences are sent. `where` is the line of the compress scope that says so.
+    """
+
+    slot: int
+    value: Value
+    phase: int
+    source: int
+    destinations: tuple[int, ...]
+    backward: bool
+    codec: str = "none"
+    backward_codec: str = "none"
+    layout: str = "rows"
+    mask: Value | None = None
+    ids: Value | None = None
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class StagePhase:
+    """What one stage runs in one phase, micro-batch by micro-batch.
+
+    Where it has replicas, `skip` is what each of them runs for the micro-batches of the others, and `drifting` are the
+    variables that its forward writes from the rows that it is given.
+    """
+
+    stage: int
+    phase: int
+    forward: Fragment | None
+    backward: Fragment | None
+    fused: bool
+    skip: Fragment | None = None
+    drifting: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A value that an update (or a result) needs on other workers than the one that makes it."""
+
+    value: Value
+    phase: int
+    source: str
+    destinations: tuple[str, ...]
+    round: int
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Something that an update in one cluster needs of another, were each a process of its own.
+
+    `kind` is "scalar" (a global norm's share, a result) or "part": piece number `piece` of a gradient part of a
+    variable that both clusters hold, whose (request, source, stage) is `part`. `result` says of a scalar that the step
+    returns it. What has the same `round` goes together; `copy` numbers those that go to several workers of a cluster.
+    """
+
+    kind: str
+    phase: int
+    round: int
+    slot: int
+    source: str
+    destination: str
+    spec: Spec
+    part: PartKey | None = None
+    piece: int = 0
+    result: bool = False
+    copy: int = 0
+
+    @property
+    def what(self) -> str:
+        """In words, what this is."""
+        if self.part is not None:
+            return "gradients of tied variables"
+        return "results" if self.result else "scalars such as losses and metrics"
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One process with one device of a cluster, and the stages of which it runs a replica."""
+
+    name: str
+    cluster: str
+    stages: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """One phase: the stages' pieces and, by worker, what runs once."""
+
+    index: int
+    requests: tuple[int, ...]
+    stages: tuple[StagePhase, ...]
+    prologue: Mapping[str, Fragment]
+    updates: Mapping[str, tuple[Fragment, ...]]
+    crossings: tuple[Crossing, ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A program mapped to workers: everything the runtime needs, as data.
+
+    `merges` says for a forward value that leaves the micro-batches how they become one; `held` which workers keep
+    a variable; `whole` the fragment that computes batch-wide values from inputs alone, `weight` the one that weighs
+    a micro-batch. `owners` says which workers give the user a returned tensor, where not all do; `orders`, for each
+    stage, which replica takes which micro-batch (none at all: all stages have the plain one).
+    """
+
+    program: Program
+    workers: tuple[Worker, ...]
+    devices: tuple[VirtualDevice, ...]
+    phases: tuple[PhasePlan, ...]
+    boundaries: tuple[Boundary, ...]
+    merges: Mapping[Value, str]
+    held: Mapping[str, tuple[str, ...]]
+    whole: Mapping[str, Fragment]
+    weight: Mapping[str, Fragment] = field(default_factory=dict)
+    forward_written: tuple[str, ...] = ()
+    updates: bool = True
+    notes: tuple[str, ...] = ()
+    exchange: tuple[Exchange, ...] = ()
+    owners: Mapping[Value, tuple[str, ...]] = field(default_factory=dict)
+    orders: tuple[Order, ...] = ()
+
+    @cached_property
+    def routing(self) -> Routing:
+        """Which worker takes which micro-batch of a stage."""
+        return self._routed(lambda device: device.worker)
+
+    @cached_property
+    def routing_by_cluster(self) -> Routing:
+        """The same, where all workers of a cluster share their memory."""
+        return self._routed(lambda device: self.program.stages[device.stage].cluster)
+
+    def _routed(self, host: Callable[[VirtualDevice], str]) -> Routing:
+        found: list[list[str]] = [[] for _ in self.program.stages]
+        for device in sorted(self.devices, key=lambda device: (device.stage, device.replica)):
+            found[device.stage].append(host(device))
+        return Routing(tuple(map(tuple, found)), self.orders)

@@ -1,0 +1,136 @@
+"""What a worker says of the error that ends it: written by the worker, found again in what it wrote.
+
+A worker names itself in a line, and then comes the traceback of its error. What our own error says (what, where, why,
+mend) its launcher keeps back meanwhile: it stands once, at the very end, and not in the midst of what others write.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+import traceback
+from itertools import takewhile
+from types import TracebackType
+
+from whale_nebula.errors import NebulaError
+from whale_nebula.errors.foreign_text import LIMIT, remove_folders
+
+_UNDER = re.compile(r"  (why|mend): |   {5,}")
+_OUR_ERRORS = re.compile(r"whale_nebula\.errors\.\w+: NB-\d{3} ")
+_COMPARED = LIMIT // 2
+_CODE = re.compile(r"NB-\d{3} ")
+
+
+def ends_by(worker: str) -> str:
+    """The line above the traceback of the error that ends a worker.
+
+    >>> ends_by("gpu/0")
+    'whale-nebula: worker gpu/0 ends by an error'
+    """
+    return f"whale-nebula: worker {worker} ends by an error"
+
+
+class Kept:
+    r"""Finds, line by line, the lines that a launcher keeps back: those of our error that ends the worker.
+
+    >>> kept = Kept("gpu/0")
+    >>> lines = [ends_by("gpu/0"), "Traceback", "whale_nebula.errors.StateError: NB-305 no", "  mend: x", "after"]
+    >>> [line for line in lines if kept.back(line)]
+    ['whale_nebula.errors.StateError: NB-305 no', '  mend: x']
+    """
+
+    def __init__(self, worker: str) -> None:
+        self._head = ends_by(worker)
+        self._ends = self._within = False
+
+    def back(self, line: str) -> bool:
+        """Whether the next line that the worker has written on its standard error is kept back."""
+        line = line.rstrip("\r\n")
+        self._within = self._ends and bool(_OUR_ERRORS.match(line) or (self._within and _UNDER.match(line)))
+        self._ends = self._ends or line == self._head
+        return self._within
+
+
+def last_sentence(errors: str) -> str:
+    r"""The last word of a process and, where it has them, its reason and its mend: the lines that stand under it.
+
+    >>> print(last_sentence("Traceback ...\nConfigError: NB-500 no\n  why: so\n       it is\n  mend: look\ngone\n"))
+    NB-500 no
+      why: so
+           it is
+      mend: look
+    """
+    word = last_word(errors)
+    lines = errors.splitlines()
+    at = max((number for number, line in enumerate(lines) if line.strip().endswith(word)), default=len(lines))
+    return "\n".join([word, *takewhile(_UNDER.match, lines[at + 1 :])])
+
+
+def last_word(errors: str) -> str:
+    r"""The line in which a process most likely said why it ended: the last with an error's code, or the last there is.
+
+    >>> last_word("Traceback ...\nwhale_nebula.errors.LinkClosedError: NB-401 worker 'npu/0' is gone\n  mend: look\n")
+    "NB-401 worker 'npu/0' is gone"
+    >>> last_word("Traceback ...\n  File x\nValueError: no\n\n"), last_word("")
+    ('ValueError: no', '')
+    """
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    coded = [found[0] for line in lines if (found := re.search(r"NB-\d{3} .*", line))]
+    return (coded or lines or [""])[-1]
+
+
+def same_cause(errors: str, other: str) -> bool:
+    r"""Whether the last word of a worker only repeats what another one has said of itself.
+
+    It has heard it from that one, without folders and cut where it is long, or has found the same: of what differs
+    between two each names itself first.
+
+    >>> told = "InputMismatchError: NB-304 a and b differ (b)\n  mend: shuffle\n"
+    >>> same_cause(told, "NB-302 worker 'gpu/0' failed: a and b differ (b)\n")
+    True
+    >>> same_cause(told, "NB-304 b and a differ (a)\n"), same_cause(told, "NB-304 c and a differ (a)\n")
+    (True, False)
+    >>> same_cause("DataError: NB-220 /srv/es.txt is empty\n", "NB-302 worker 'gpu/0' failed: es.txt is empty\n")
+    True
+    """
+    what, heard = (_what(last_word(each)) for each in (errors, other))
+    return bool(what) and (what[:_COMPARED] in heard or sorted(what.split()) == sorted(heard.split()))
+
+
+def _what(word: str) -> str:
+    """The first part of our error: without its code, and without where; nothing of an error that is not ours."""
+    code = _CODE.match(word)
+    return remove_folders(re.sub(r" \([^()]*\)$", "", word[code.end() :])) if code else ""
+
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PYTHONS = sysconfig.get_paths()["stdlib"] + os.sep
+
+
+def own_lines(error: BaseException, path: str) -> str:
+    """The traceback of an error that the script at `path` has ended by; what is above its first line is ours.
+
+    Our own errors say where and why; of their tracebacks only the user's lines are worth reading. Where there are
+    none, as where the script only calls another library, all lines stand.
+
+    >>> print(own_lines(ValueError("no"), "train.py"), end="")
+    ValueError: no
+    """
+    ours, trace = isinstance(error, NebulaError), _from(error.__traceback__, path)
+    told = traceback.TracebackException(type(error), error, trace or error.__traceback__)
+    written = [frame for frame in told.stack if not _installed(frame.filename)]
+    if trace is None or (ours and written):
+        told.stack = traceback.StackSummary.from_list(written)
+    return "".join(told.format(chain=not ours))
+
+
+def _installed(file: str) -> bool:
+    return file.startswith((_OURS, _PYTHONS, "<")) or "site-packages" in file or "__autograph_generated" in file
+
+
+def _from(trace: TracebackType | None, path: str) -> TracebackType | None:
+    """The part that begins in the script; it never came there where the script does not even compile."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != path:
+        trace = trace.tb_next
+    return trace

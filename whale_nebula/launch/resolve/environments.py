@@ -1,0 +1,302 @@
+"""The last resolver: nothing says where workers are, so there is one, and it is here."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from whale_nebula.config import Cluster, Config
+from whale_nebula.config.place import Place, address
+from whale_nebula.errors import ConfigError
+from whale_nebula.launch.resolve.placement import (
+    ANY,
+    Asked,
+    Declined,
+    Placement,
+    host_of,
+    one_worker,
+    own_cluster,
+    with_others,
+)
+
+
+def from_localhost(config: Config, environ: Mapping[str, str], asked: Asked) -> Placement | Declined:
+    """One worker of one cluster on this machine.
+
+    >>> from_localhost(Config(), {}, Asked())
+    Placement(here=('local/0',), addresses={'local/0': '127.0.0.1:0'})
+    """
+    if len(config.clusters) > 1:
+        return Declined("the config has several clusters; --all starts them all on this machine")
+    cluster = own_cluster(config, asked)
+    worker = f"{cluster}/{one_worker(cluster, asked, 1, 0)}"
+    return Placement((worker,), {worker: ANY})
+
+
+_NUMBERS = ("JOBSET_JOB_INDEX", "JOB_COMPLETION_INDEX", "JOBSET_REPLICAS", "JOBSET_PODS")
+NEEDED = ("JOBSET_NAME", "JOBSET_REPLICATED_JOB", "JOBSET_JOB_INDEX", "JOB_COMPLETION_INDEX")
+
+
+def from_jobset(config: Config, environ: Mapping[str, str], asked: Asked) -> Placement | Declined:
+    """The pods of one replicated job are the workers of this cluster.
+
+    `JOBSET_REPLICAS` says how many jobs it has, `JOBSET_PODS` how many pods each of them; both are one unless given.
+
+    >>> environ = {"JOBSET_NAME": "a", "JOBSET_REPLICATED_JOB": "w", "JOBSET_JOB_INDEX": "0", "JOBSET_PODS": "2"}
+    >>> from_jobset(Config(), {**environ, "JOB_COMPLETION_INDEX": "1"}, Asked(cluster="gpu"))
+    Placement(here=('gpu/1',), addresses={'gpu/0': 'a-w-0-0.a:7101', 'gpu/1': 'a-w-0-1.a:7101'})
+    """
+    missing = [name for name in NEEDED if not environ.get(name)]
+    if "JOBSET_NAME" in missing:
+        return Declined("JOBSET_NAME is not set")
+    if missing:
+        raise ConfigError(
+            f"JOBSET_NAME is set, and {missing[0]} is not",
+            why="the manifest hands the labels of a pod on as variables, all of them",
+            mend="take the block 'env' of deploy/jobset/gpu.yaml",
+        )
+    cluster = own_cluster(config, asked)
+    name, job = environ["JOBSET_NAME"], environ["JOBSET_REPLICATED_JOB"]
+    jobs, pods = _count(environ, "JOBSET_REPLICAS", 1), _count(environ, "JOBSET_PODS", 1)
+    subdomain = environ.get("JOBSET_SUBDOMAIN") or name
+    own = {
+        f"{cluster}/{index * pods + pod}": f"{name}-{job}-{index}-{pod}.{subdomain}:{asked.port}"
+        for index in range(jobs)
+        for pod in range(pods)
+    }
+    at = _count(environ, "JOBSET_JOB_INDEX") * pods + _count(environ, "JOB_COMPLETION_INDEX")
+    said = {name: environ.get(name) for name in _NUMBERS if environ.get(name)}
+    number = one_worker(cluster, asked, len(own), at, said=", ".join(f"{name}={text}" for name, text in said.items()))
+    return Placement((f"{cluster}/{number}",), with_others(config, cluster, own))
+
+
+def _count(environ: Mapping[str, str], name: str, otherwise: int = 0) -> int:
+    text = environ.get(name) or str(otherwise)
+    if not text.isdecimal() or int(text) > 100_000:
+        raise ConfigError(f"{name}={text!r} is no number of Kubernetes'", where=name, mend=f"{name}={otherwise}")
+    return int(text)
+
+
+def from_config(config: Config, environ: Mapping[str, str], asked: Asked) -> Placement | Declined:
+    """Start the worker that is asked for; unless one is, those of the cluster whose addresses are this host's.
+
+    >>> from whale_nebula.config import load
+    >>> config = load({"clusters": {"gpu": {"workers": ["a:7101"]}, "npu": {"workers": ["b:7101"]}}})
+    >>> from_config(config, {}, Asked(cluster="npu"))
+    Placement(here=('npu/0',), addresses={'gpu/0': 'a:7101', 'npu/0': 'b:7101'})
+    """
+    if not any(cluster.workers for cluster in config.clusters.values()):
+        return Declined("there is no config that lists workers" if config.clusters else "there is no config")
+    name = own_cluster(config, asked)
+    cluster = config.clusters[name]
+    if not cluster.workers:
+        return Declined(f"the config lists no workers of {name!r}")
+    own = {f"{name}/{number}": worker.address for number, worker in enumerate(cluster.workers)}
+    here = tuple(f"{name}/{number}" for number in _here(cluster, asked))
+    return Placement(here, with_others(config, name, own))
+
+
+def _here(cluster: Cluster, asked: Asked) -> list[int]:
+    count = len(cluster.workers)
+    if asked.worker is not None or count == 1:
+        return [one_worker(cluster.name, asked, count, 0)]
+    found = [number for number, worker in enumerate(cluster.workers) if asked.local(host_of(worker.address))]
+    if not found:
+        raise ConfigError(
+            f"which worker of {cluster.name!r} is on this host?",
+            why=f"none of {', '.join(worker.address for worker in cluster.workers)} is an address of it",
+            mend=f"--worker 0 ... --worker {count - 1}",
+        )
+    return found
+
+
+VARIABLE = "TF_CONFIG"
+WORKERS = ("chief", "master", "worker")
+"""The jobs of TensorFlow that compute, in the order in which they are numbered. Other jobs are clusters of ours."""
+_EXAMPLE = f'{VARIABLE}=\'{{"cluster": {{"worker": ["host:7101"]}}, "task": {{"type": "worker", "index": 0}}}}\''
+_REFUSED = {"ps": "there are no parameter servers here", "evaluator": "evaluation is part of the script here"}
+
+
+def from_tf_config(config: Config, environ: Mapping[str, str], asked: Asked) -> Placement | Declined:
+    """Jobs that TensorFlow knows are the workers of one cluster; any other job is a cluster by its name.
+
+    >>> text = '{"cluster": {"gpu": ["a:1"], "npu": ["b:1"]}, "task": {"type": "npu", "index": 0}}'
+    >>> from_tf_config(Config(), {"TF_CONFIG": text}, Asked())
+    Placement(here=('npu/0',), addresses={'gpu/0': 'a:1', 'npu/0': 'b:1'})
+    """
+    if environ.get(VARIABLE, "").strip() in ("", "{}"):
+        return Declined(f"{VARIABLE} is {'empty' if environ.get(VARIABLE) else 'not set'}")
+    place = _read(environ[VARIABLE])
+    jobs = {job: [address(each) for each in hosts.items()] for job, hosts in place.key("cluster").named().items()}
+    job, index = _task_of_config(place, jobs)
+    names = [job for job in WORKERS if job in jobs]
+    if names and set(names) != set(jobs):
+        raise place.key("cluster").wrong(
+            "jobs of TensorFlow stand beside clusters",
+            why=f"{', '.join(names)} would be one cluster, by a name that is not given",
+            mend='{"cluster": {"gpu": [...], "npu": [...]}, "task": {"type": "gpu", "index": 0}}',
+        )
+    if not names:
+        own = {f"{job}/{number}": each for number, each in enumerate(jobs[job])}
+        others = {f"{name}/{number}": each for name, hosts in jobs.items() for number, each in enumerate(hosts)}
+        return Placement((f"{job}/{_asked(place, job, asked, len(own), index)}",), others)
+    cluster = own_cluster(config, asked)
+    addresses = [each for name in names for each in jobs[name]]
+    before = sum(len(jobs[name]) for name in names[: names.index(job)])
+    own = {f"{cluster}/{number}": each for number, each in enumerate(addresses)}
+    number = one_worker(cluster, asked, len(own), before + index)
+    return Placement((f"{cluster}/{number}",), with_others(config, cluster, own))
+
+
+def _read(text: str) -> Place:
+    place = Place(text, source=VARIABLE)
+    try:
+        value: Any = json.loads(text)
+    except ValueError:
+        raise place.wrong(f"{VARIABLE} is no JSON", mend=f"mend it, or unset {VARIABLE}") from None
+    if not isinstance(value, dict):
+        raise place.wrong(f"{VARIABLE} is {value!r:.80}, and no object", mend=_EXAMPLE)
+    table = Place(value, source=VARIABLE).table()
+    if not table.key("cluster").named():
+        raise table.wrong(f"{VARIABLE} names no jobs", mend=f"{_EXAMPLE}, or unset {VARIABLE}")
+    for job in table.key("cluster").named():
+        if job in _REFUSED:
+            raise table.key("cluster").key(job).wrong(
+                f"{VARIABLE} has a job {job!r}", why=_REFUSED[job], mend=f"leave {job!r} out, or unset {VARIABLE}"
+            )
+    return table
+
+
+def _task_of_config(place: Place, jobs: Mapping[str, list[str]]) -> tuple[str, int]:
+    task = place.key("task").table(("type", "index", "trial"))
+    job = task.key("type").choice(jobs)
+    index = task.key("index")
+    number = int(index.value) if isinstance(index.value, str) and index.value.isdecimal() else index.value
+    most = len(jobs[job]) - 1
+    return job, int(Place(number, index.path, index.source).number(least=0, most=most, whole=True))
+
+
+def _asked(place: Place, job: str, asked: Asked, count: int, index: int) -> int:
+    if asked.cluster not in (None, job):
+        raise place.key("task").wrong(
+            f"--cluster {asked.cluster} is asked for, and {VARIABLE} says {job!r}",
+            mend=f"leave one of the two out: unset {VARIABLE}",
+        )
+    return one_worker(job, asked, count, index)
+
+
+_MOST = 100_000
+_PART = re.compile(r"((?:[^,\[\]]|\[[^\[\]]*\])+)(?:,|$)")
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def nodes(text: str) -> list[str]:
+    """All the names that a node list stands for, in its order.
+
+    >>> nodes("gpu[01-03,07]"), nodes("a,b[1-2]c[0,5]")
+    (['gpu01', 'gpu02', 'gpu03', 'gpu07'], ['a', 'b1c0', 'b1c5', 'b2c0', 'b2c5'])
+    """
+    parts = _PART.findall(text)
+    if not parts or ",".join(parts) != text:
+        raise _unread(text, "gpu[01-04,07]")
+    found: list[str] = []
+    for part in parts:
+        found += itertools.islice(_expanded(text, part), _MOST + 1 - len(found))
+        if len(found) > _MOST:
+            raise _unread(text, "gpu[01-04,07]")
+    return found
+
+
+def _expanded(text: str, part: str) -> Iterator[str]:
+    pieces = _BRACKETS.split(part)
+    fixed, ranges = pieces[::2], [_numbers(text, each) for each in pieces[1::2]]
+    for numbers in itertools.product(*ranges):
+        yield "".join(a + b for a, b in itertools.zip_longest(fixed, numbers, fillvalue=""))
+
+
+def _numbers(text: str, ranges: str) -> list[str]:
+    found: list[str] = []
+    for each in ranges.split(","):
+        match = _RANGE.fullmatch(each)
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if match is None or high < low or high - low >= _MOST:
+            raise _unread(text, "gpu[01-04,07]")
+        found += [f"{number:0{len(match[1])}d}" for number in range(low, high + 1)]
+    return found
+
+
+def tasks(text: str) -> list[int]:
+    """How many tasks each node has.
+
+    >>> tasks("2(x3),1")
+    [2, 2, 2, 1]
+    """
+    found: list[int] = []
+    for each in text.split(","):
+        match = _TASKS.fullmatch(each)
+        if match is None or int(match[2] or 1) > _MOST:
+            raise _unread(text, "2(x3),1")
+        found += [int(match[1])] * int(match[2] or 1)
+    return found
+
+
+def _unread(text: str, example: str) -> ConfigError:
+    return ConfigError(
+        f"Slurm's {text[:80]!r} cannot be read",
+        why=f"it is written like {example}",
+        mend="list the workers in the config: --config clusters.yaml --cluster gpu --worker 0",
+    )
+
+
+def from_slurm(config: Config, environ: Mapping[str, str], asked: Asked) -> Placement | Declined:
+    """The tasks of a step are the workers of this cluster, in their order.
+
+    >>> environ = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
+    >>> from_slurm(Config(), {**environ, "SLURM_PROCID": "1"}, Asked(cluster="gpu"))
+    Placement(here=('gpu/1',), addresses={'gpu/0': 'n1:7101', 'gpu/1': 'n1:7102', 'gpu/2': 'n2:7101'})
+    """
+    if not environ.get("SLURM_JOB_ID"):
+        return Declined("SLURM_JOB_ID is not set")
+    listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+    if not listed:
+        return Declined("Slurm names no nodes: SLURM_JOB_NODELIST is not set")
+    cluster = own_cluster(config, asked)
+    addresses = [
+        f"{node}:{asked.port + number}"
+        for node, count in zip(*_layout(listed, environ), strict=True)
+        for number in range(count)
+    ]
+    if "SLURM_STEP_NODELIST" not in environ and len(addresses) > 1 and asked.worker is None:
+        raise ConfigError(
+            f"this job has {len(addresses)} tasks, and this is none of them",
+            why="a batch script runs on its first node only",
+            mend="srun whale-nebula run ...",
+        )
+    own = {f"{cluster}/{number}": each for number, each in enumerate(addresses)}
+    said = f"SLURM_PROCID={environ.get('SLURM_PROCID', '')}"
+    number = one_worker(cluster, asked, len(own), _task(environ), said=said)
+    return Placement((f"{cluster}/{number}",), with_others(config, cluster, own))
+
+
+def _layout(listed: str, environ: Mapping[str, str]) -> tuple[list[str], list[int]]:
+    """The nodes, and how many tasks each has; one where nothing is said."""
+    names = nodes(listed)
+    text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")
+    counts = tasks(text) if text else [1] * len(names)
+    if len(counts) != len(names):
+        raise ConfigError(
+            f"Slurm names {len(names)} nodes, and tasks for {len(counts)}",
+            where=f"{listed}, {text}",
+            mend="list the workers in the config: --config clusters.yaml --cluster gpu --worker 0",
+        )
+    return names, counts
+
+
+def _task(environ: Mapping[str, str]) -> int | None:
+    text = environ.get("SLURM_PROCID", "0")
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,211 @@
+"""Which workers can compute what an update needs, and in how many rounds of exchanged scalars.
+
+A variable lives with the workers whose stages touch it; a variable that no stage touches (an optimizer's counter, a
+metric's sum) lives everywhere, unless what is written into it is at home in fewer places and either is no single number
+or goes on into a stage's variable (an optimizer's slot). So every worker can read a metric's sum, whoever makes what is
+added to it. A value lives where all its inputs do; where nothing holds them all (a global norm), scalars cross and it
+is computed everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from whale_nebula.errors import NotYetError
+from whale_nebula.ir.graph import CAPTURE, HOLDER, Op
+from whale_nebula.ir.program import Program
+from whale_nebula.passes.effects import is_read, resources, written
+from whale_nebula.passes.phases import FORWARD, PROLOGUE, SMALL, UPDATE, Parts
+from whale_nebula.spec import Value
+
+Where = frozenset[int]
+
+
+@dataclass
+class Homes:
+    """Answers where ops, effects and variables live; `stage_workers[s]` are the workers of stage s, one for each of its
+    replicas. What one replica can compute after the micro-batches, all of them can: they hold the same.
+
+    `least` is how many workers there are at least: one without a stage takes part in updates and results all the same.
+    """
+
+    program: Program
+    parts: Parts
+    stage_workers: Sequence[Where]
+    least: int = 1
+    variables: dict[int, Where] = field(default_factory=dict)
+    _of: dict[int, Where] = field(default_factory=dict)
+    _round: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.everywhere: Where = frozenset(range(self.workers))
+        self.common = self._stage_variables()
+        self.slots = {handle for handle in self.common if self._feeds_stage_variable(handle)}
+        while self._spread():
+            pass
+        self._rounds()
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return max(self.least, max((max(where) for where in self.stage_workers), default=0) + 1)
+
+    def workers_of(self, stage: int) -> Where:
+        """The workers that run a stage."""
+        return self.stage_workers[stage]
+
+    def worker_of(self, stage: int) -> int:
+        """The one of them that tells others what the stage has made."""
+        return min(self.stage_workers[stage])
+
+    def of(self, op: int) -> Where:
+        """The workers that can compute an op of an update by themselves."""
+        return self._of.get(op, self.everywhere)
+
+    def of_effect(self, op: Op) -> Where:
+        """The workers that must run an effect: all that hold what it writes; without a variable, just one."""
+        handles = written(op, self.program.graph)
+        if not handles:
+            return frozenset({min(self._meet(op))})
+        found = self.everywhere
+        for handle in handles:
+            found &= self.variables.get(handle, self.everywhere)
+        if not found:
+            raise NotYetError(
+                "an op that writes variables of several clusters",
+                where=op.name,
+                why=f"op {op.name!r} ({op.type}) runs as one, and no cluster holds all that it writes",
+                mend="write the variables of each cluster in a tf.cond of their own",
+            )
+        return found
+
+    def rounds(self, phase: int, worker: int) -> int:
+        """The number of the last round of a phase's update."""
+        return self._last.get((phase, worker), 0)
+
+    def round_of(self, op: int, worker: int) -> int:
+        """The round in which a worker computes an op of an update."""
+        return self._round.get((op, worker), 0)
+
+    def _stage_variables(self) -> set[int]:
+        """Variables touched by a stage live with it; the others are the common ones."""
+        graph = self.program.graph
+        found: dict[int, set[int]] = {}
+        for index in self._forward_ops():
+            label = self.program.labels.get(index)
+            for handle in resources(graph.ops[index], graph) if label is not None else ():
+                found.setdefault(handle, set()).update(self.stage_workers[label or 0])
+        self.variables = {handle: frozenset(where) for handle, where in found.items()}
+        every = {op.index for op in graph.ops if op.role == CAPTURE}
+        common = every - self.variables.keys()
+        self.variables.update(dict.fromkeys(common, self.everywhere))
+        return common
+
+    def _forward_ops(self) -> set[int]:
+        """What the forward is made of: back from its ops, but not through updates, whose variables are not its own."""
+        graph, part = self.program.graph, self.parts.part
+        forward = {op for op in self.parts.leading if part.get(op, 0) % 3 == FORWARD}
+        targets = {value.op for request in self.program.requests for value in request.targets}
+        stamped = {op.index for op in graph.ops if op.stage is not None and op.index not in self.parts.effects}
+        late = self.parts.late.sums
+        return graph.ascend(
+            forward | targets | stamped, stop=lambda op: part.get(op, 0) % 3 == UPDATE and op not in late
+        )
+
+    def _spread(self) -> bool:
+        """Find the homes of ops, then narrow common variables to the homes of what is written into them."""
+        for op in self.program.graph.ops:
+            self._of[op.index] = self._home(op)
+        changed = False
+        for index in self.parts.effects:
+            op = self.program.graph.ops[index]
+            if self._is_number_of_all(op):
+                continue
+            together = self._meet(op) & self.of_effect(op)
+            for handle in self.common.intersection(written(op, self.program.graph)):
+                narrow = self.variables[handle] & together
+                if narrow and narrow != self.variables[handle]:
+                    self.variables[handle], changed = narrow, True
+        return changed
+
+    def _feeds_stage_variable(self, handle: int) -> bool:
+        """Whether what is read from a common variable goes into one that a stage touches."""
+        graph = self.program.graph
+        reads = [op.index for op in graph.ops if is_read(op) and op.inputs[0].op == handle]
+        below = graph.descend(reads) & set(self.parts.effects) if reads else set()
+        return any(not self.common.issuperset(written(graph.ops[index], graph)) for index in below)
+
+    def _is_number_of_all(self, op: Op) -> bool:
+        """Whether an effect writes single numbers, which can cross, into variables that all workers hold."""
+        specs = [self.program.graph.spec(value) for value in op.inputs]
+        numbers = all(spec.scalar for spec in specs if spec.dtype != "resource")
+        handles = written(op, self.program.graph)
+        return numbers and bool(handles) and self.slots.isdisjoint(handles) and self.common.issuperset(handles)
+
+    def _home(self, op: Op) -> Where:
+        if op.role == HOLDER:
+            return self._holder(op)
+        if op.role == CAPTURE:
+            return self.variables[op.index]
+        if op.index in self.parts.pure or op.index in self.parts.late.sums or not op.inputs:
+            return self.everywhere
+        if self.parts.part.get(op.index, 0) % 3 == FORWARD:
+            return self._forward(op)
+        if is_read(op):
+            return self.variables.get(op.inputs[0].op, self.everywhere)
+        if op.index in self.parts.effects and self._is_number_of_all(op):
+            return self.of_effect(op)
+        return self._meet(op)
+
+    def _holder(self, op: Op) -> Where:
+        request, holder = self.program.holders[op.index]
+        origin = self.program.requests[request].origins[holder.source]
+        parts = self.program.requests[request].parts
+        stages = (self.stage_workers[part.stage] for part in parts if part.source == holder.source)
+        return self.variables.get(origin, frozenset[int]().union(*stages))
+
+    def _forward(self, op: Op) -> Where:
+        small = all(spec.shape is not None and None not in spec.shape and spec.nbytes() <= SMALL for spec in op.outputs)
+        stage = self.program.labels.get(op.index, 0)
+        return self.everywhere if small else self.stage_workers[stage]
+
+    def _meet(self, op: Op) -> Where:
+        """Where all inputs are at home. Single numbers cross if need be; everywhere if even that does not do."""
+        given = [value for value in op.inputs if self.program.graph.spec(value).dtype != "resource"]
+        tensors = [value for value in given if not self.program.graph.spec(value).scalar]
+        return self._common(given) or (self._common(tensors) if tensors else None) or self.everywhere
+
+    def _common(self, values: Sequence[Value]) -> Where:
+        found = self.everywhere
+        for value in values:
+            found &= self._of.get(value.op, self.everywhere)
+        return found
+
+    def _rounds(self) -> None:
+        """Number the rounds; effects, and what follows one (a metric's result), wait for the last."""
+        self._last: dict[tuple[int, int], int] = {}
+        graph = self.program.graph
+        late = graph.descend(self.parts.effects, control=True)
+        for op in graph.ops:
+            part = self.parts.part.get(op.index, 0)
+            if part % 3 != UPDATE:
+                continue
+            for worker in self.of(op.index):
+                number = max((self._ready(value, part, worker) for value in op.inputs), default=0)
+                self._round[op.index, worker] = number
+                phase = part // 3
+                self._last[phase, worker] = max(self._last.get((phase, worker), 0), number)
+        for index, worker in self._round:
+            if index in late:
+                self._round[index, worker] = self._last[self.parts.part[index] // 3, worker]
+
+    def _ready(self, value: Value, part: int, worker: int) -> int:
+        if value.op in self.parts.late.terms:
+            return 0
+        own, home = self.parts.part.get(value.op, PROLOGUE), self.of(value.op)
+        if own != part:
+            return int(own % 3 == PROLOGUE and worker not in home and not self.program.graph.ops[value.op].role)
+        if worker in home:
+            return self._round.get((value.op, worker), 0)
+        return self._round.get((value.op, min(home)), 0) + 1

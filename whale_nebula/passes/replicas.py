@@ -1,0 +1,200 @@
+"""Replicas become virtual devices, which are given to the workers of their cluster; each has a share by its speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from whale_nebula.errors import BatchCoupledError
+from whale_nebula.ir.cut import Cut, Fragment, VirtualDevice, Worker
+from whale_nebula.ir.graph import REPLICA_SUM, Graph
+from whale_nebula.ir.program import Program, Stage
+from whale_nebula.ir.routing import Order, by_speed
+from whale_nebula.passes.rules.verdict import mends
+from whale_nebula.site import Origin
+
+
+def spread(stages: Sequence[Stage], clusters: Mapping[str, Sequence[str]]) -> list[Worker]:
+    """The workers of `clusters` (a cluster's name to those of its workers), each with the stages that it runs.
+
+    A replica of what is inside an `nb.replica` stands on neighbours: with two stages in two replicas on four workers,
+    the first two have the stages of the first replica. Where there are fewer workers than replicas, they have several
+    each. A stage that is not copied is on its cluster's first worker.
+
+    >>> two = [Stage("a", "gpu", replicas=2), Stage("b", "gpu", replicas=2)]
+    >>> [worker.stages for worker in spread(two, {"gpu": ["gpu/0", "gpu/1", "gpu/2", "gpu/3"]})]
+    [(0,), (1,), (0,), (1,)]
+    >>> [worker.stages for worker in spread(two, {"gpu": ["gpu/0", "gpu/1"]})]
+    [(0, 1), (0, 1)]
+    """
+    runs: dict[str, list[int]] = {worker: [] for workers in clusters.values() for worker in workers}
+    for number, stage in enumerate(stages):
+        workers = clusters[stage.cluster]
+        for replica in range(min(stage.replicas, len(workers))):
+            runs[workers[_place(stages, number, replica, len(workers))]].append(number)
+    return [
+        Worker(worker, cluster, tuple(runs[worker])) for cluster, workers in clusters.items() for worker in workers
+    ]
+
+
+def _place(stages: Sequence[Stage], number: int, replica: int, workers: int) -> int:
+    """The place among its cluster's workers of a replica of stage `number`."""
+    stage = stages[number]
+    if stage.replicas == 1:
+        return 0
+    alike = [n for n, each in enumerate(stages) if (each.cluster, each.replicas) == (stage.cluster, stage.replicas)]
+    room = max(1, workers // stage.replicas)
+    return replica * room + min(alike.index(number), room - 1)
+
+
+def running(stages: int, workers: Sequence[Worker]) -> list[frozenset[int]]:
+    """For each stage, the numbers of the workers that run it."""
+    return [frozenset(n for n, worker in enumerate(workers) if stage in worker.stages) for stage in range(stages)]
+
+
+def devices(program: Program, workers: Sequence[Worker]) -> tuple[VirtualDevice, ...]:
+    """A virtual device for each replica of each stage; the workers that run the stage take them in turn."""
+    found = []
+    for number, stage in enumerate(program.stages):
+        homes = [worker.name for worker in workers if number in worker.stages]
+        found += [VirtualDevice(number, r, worker=homes[r % len(homes)]) for r in range(stage.replicas)]
+    return tuple(found)
+
+
+def speeds(stages: Sequence[Stage], workers: Mapping[str, Sequence[float]]) -> list[tuple[float, ...]]:
+    """For each stage the speeds of its replicas, where `workers` gives those of the workers of its cluster and they are
+    not all alike. Replicas on one worker share what that has.
+
+    >>> three = [Stage("a", "gpu", replicas=3), Stage("b", "npu", replicas=2)]
+    >>> speeds(three, {"gpu": [1.0, 2.0]})
+    [(0.5, 2.0, 0.5), ()]
+    """
+    return [_speeds(stages, number, workers.get(stage.cluster, ())) for number, stage in enumerate(stages)]
+
+
+def _speeds(stages: Sequence[Stage], number: int, workers: Sequence[float]) -> tuple[float, ...]:
+    homes = min(stages[number].replicas, len(workers))
+    if homes < 2 or len(set(workers)) < 2:
+        return ()
+    places = [_place(stages, number, home, len(workers)) for home in range(homes)]
+    taken = [places[replica % homes] for replica in range(stages[number].replicas)]
+    return tuple(workers[place] / taken.count(place) for place in taken)
+
+
+def orders(program: Program) -> tuple[Order, ...]:
+    """For each stage, which replica takes which micro-batch; none where all take turns."""
+    found = tuple(by_speed(stage.speeds, program.pipeline.micro_batch) for stage in program.stages)
+    return found if any(found) else ()
+
+
+Where = Callable[[int], str]
+
+
+def sums_of(program: Program) -> Mapping[int, tuple[int, ...]]:
+    """The sums over replicas of a program's forward, by their stage."""
+    backward = {op for request in program.requests for op in request.backward}
+    found: dict[int, tuple[int, ...]] = {}
+    for op in sums_in(program.graph, backward):
+        stage = program.labels.get(op, 0)
+        found[stage] = (*found.get(stage, ()), op)
+    return found
+
+
+def sums_in(graph: Graph, left_out: Collection[int] = ()) -> list[int]:
+    r"""The sums over replicas of a graph.
+
+    >>> from whale_nebula.ir.text import from_text
+    >>> sums_in(from_text("%0 = input x float32[4]\n%1 = ReplicaSum(%0) float32[4]"))
+    [1]
+    """
+    return [op.index for op in graph.ops if op.type == REPLICA_SUM and op.index not in left_out]
+
+
+def pieces_here(program: Program) -> int:
+    """In how many micro-batches one process computes a step: replicas that add up on the way are one there."""
+    return 1 if sums_of(program) else program.pipeline.micro_batch
+
+
+def refusal(program: Program, where: Where) -> BatchCoupledError | None:
+    """Why the sums of a program cannot be had from its micro-batches; None where they can, or where there are none."""
+    count = program.pipeline.micro_batch
+    for stage, ops in sums_of(program).items() if count > 1 else ():
+        replicas = program.stages[stage].replicas
+        if replicas != count:
+            return _refused(program, stage, ops[0], where, _several(program.stages[stage], count))
+    return None
+
+
+def check_hosts(cut: Cut, worker: str, where: Where, *, collectives: bool) -> None:
+    """Between processes each replica needs one of its own, and a `worker` that has one needs collectives."""
+    for stage, ops in sums_of(cut.program).items() if cut.program.pipeline.micro_batch > 1 else ():
+        key, replicas, hosts = cut.program.stages[stage].key, cut.program.stages[stage].replicas, cut.routing.of(stage)
+        if len(hosts) < replicas:
+            why = f"stage {key!r} has {replicas} replicas, each needs a worker of its own, and there are {len(hosts)}"
+            raise _refused(cut.program, stage, ops[0], where, why)
+        if worker in hosts and not collectives:
+            raise _refused(cut.program, stage, ops[0], where, _STARTED)
+        outside = next((op for fragment in _outside(cut) for op in fragment.ops if op in ops), None)
+        if outside is not None:
+            raise _refused(cut.program, stage, outside, where, _ELSEWHERE)
+
+
+def _outside(cut: Cut) -> Iterator[Fragment]:
+    """What a worker runs beside its stages, of rows that are its own or of no rows."""
+    yield from cut.weight.values()
+    for phase in cut.phases:
+        yield from phase.prologue.values()
+        for fragments in phase.updates.values():
+            yield from fragments
+
+
+_ELSEWHERE = "they are asked for outside of stages, where no replica comes to them"
+_STARTED = (
+    "its replicas add up by TensorFlow's collectives, which cannot be opened once TensorFlow has started: call "
+    "nb.init() before anything that makes a tensor, a variable or a layer"
+)
+
+
+SHARED = "synchronized moments are those of all replicas of stage "
+"""How a note begins that is said of a step with such sums."""
+
+
+def notes(program: Program) -> list[str]:
+    """What is to be said of a program with such sums, where there are replicas."""
+    stages = sums_of(program) if program.pipeline.micro_batch > 1 else ()
+    return [f"{SHARED}{program.stages[stage].key!r}; one process computes the batch as a whole" for stage in stages]
+
+
+def _several(stage: Stage, count: int) -> str:
+    return (
+        f"they are added up over replicas that have one micro-batch each; stage {stage.key!r} has {count} "
+        f"micro-batches for {stage.replicas} replica{'s' * (stage.replicas > 1)}"
+    )
+
+
+def _refused(program: Program, stage: int, op: int, where: Where, why: str) -> BatchCoupledError:
+    line = where(op)
+    layer = line.said if isinstance(line, Origin) else ""
+    return BatchCoupledError(
+        f"micro-batches would change the synchronized moments{f' of {layer}' if layer else ''}",
+        op=f"{program.graph.ops[op].name} ({program.graph.ops[op].type})",
+        line=str(line),
+        why=why,
+        mends=(*_as_many(program, stage), *_other_ways(program)),
+    )
+
+
+def _as_many(program: Program, stage: int) -> list[str]:
+    """What gives each replica of a stage one micro-batch, if only its numbers are in the way."""
+    replicas, count = program.stages[stage].replicas, program.pipeline.micro_batch
+    most = max(each.replicas for each in program.stages)
+    if replicas == count:
+        return []
+    if replicas == most > 1:
+        return [f"nb.pipeline(micro_batch={replicas}), as many as there are replicas"]
+    return [f"nb.replica({count}) around stage {program.stages[stage].key!r}, which gives each one micro-batch"]
+
+
+def _other_ways(program: Program) -> tuple[str, str]:
+    copied, count = max(stage.replicas for stage in program.stages), program.pipeline.micro_batch
+    lines = mends(count if count > copied else 1, copied=copied > 1)
+    return lines.alone, lines.allow

@@ -1,0 +1,48 @@
+"""How is the batch axis folded? Which values of a step can be had from micro-batches, and how they are
+merged.
+
+An abstract interpretation of the traced graph: each value gets a state (`state.Fold`), each op type has a
+rule that makes the states of its outputs from those of its inputs. What no rule knows couples the rows:
+nothing is guessed.
+
+>>> from whale_nebula.spec import Value
+>>> from whale_nebula.ir.text import from_text
+>>> graph = from_text('''
+... %0 = input x float32[?,4]
+... %1 = capture w float32[4,4]
+... %2 = MatMul(%0, %1) float32[?,4]
+... %3 = Const {value=(0,)} int32[]
+... %4 = Softmax(%2) float32[?,4]
+... %5 = Sum(%4, %3) float32[4]
+... ''')
+>>> folding = fold(graph, {0: 0})
+>>> [str(folding.of(Value(op))) for op in (2, 4, 5)]
+['rows(0)', 'rows(0)', 'sum']
+>>> merge_rule(folding.of(Value(5)))
+'sum'
+"""
+
+from whale_nebula.passes.rules import control, elementwise, layout, linear, making, reductions, slicing
+from whale_nebula.passes.rules.fixes import SHAPED, Edge
+from whale_nebula.passes.rules.interpret import Folding, fold
+from whale_nebula.passes.rules.making import SAME_SEED
+from whale_nebula.passes.rules.registry import COUPLED, ROWS, WHOLE, Fold
+from whale_nebula.passes.rules.verdict import merge_rule, verdict
+
+FAMILIES = (control, elementwise, layout, linear, making, reductions, slicing)
+"""The modules that hold the rules: importing them registers these."""
+
+__all__ = [
+    "COUPLED",
+    "FAMILIES",
+    "ROWS",
+    "SAME_SEED",
+    "SHAPED",
+    "WHOLE",
+    "Edge",
+    "Fold",
+    "Folding",
+    "fold",
+    "merge_rule",
+    "verdict",
+]

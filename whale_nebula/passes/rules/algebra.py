@@ -1,0 +1,309 @@
+"""Sums, means and counts under +, × and ÷, and tensors with rows that are put side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from whale_nebula.passes.rules.registry import (
+    COUNT,
+    COUPLED,
+    EMPTY,
+    INVERSE,
+    MEAN,
+    OWN,
+    ROWS,
+    SHAPE,
+    STRANGE,
+    SUM,
+    UNKNOWN,
+    WHOLE,
+    Fold,
+    Site,
+    count,
+    vector,
+    whole,
+)
+
+Rest = Callable[[Site, Sequence[Fold]], Fold]
+"""What an op does to values without rows."""
+
+TWO_AXES = "every row meets every other row: the batch lies along two axes"
+_PRODUCTS = {
+    frozenset({COUNT, MEAN}): SUM,
+    frozenset({COUNT, INVERSE}): WHOLE,
+    frozenset({INVERSE, SUM}): MEAN,
+}
+_INVERTED = {WHOLE: WHOLE, COUNT: INVERSE, INVERSE: COUNT}
+
+
+def nonlinear(site: Site, folds: Sequence[Fold]) -> Fold:
+    """Neither sums nor means survive."""
+    return site.nonlinear(folds)
+
+
+def added(site: Site, folds: Sequence[Fold]) -> Fold:
+    """Sums with sums, means with means and wholes; nothing else keeps its state under +."""
+    kinds = {fold.kind for fold in folds if not fold.zero}
+    if not kinds:
+        return whole()
+    if kinds == {COUNT}:
+        known = [fold.per for fold in folds if fold.kind == COUNT]
+        return count(UNKNOWN if UNKNOWN in known else sum(known))
+    if kinds <= {SUM, COUNT}:
+        return Fold(SUM)
+    if kinds <= {MEAN, WHOLE}:
+        return Fold(MEAN if MEAN in kinds else WHOLE)
+    if kinds == {INVERSE}:
+        return Fold(INVERSE)
+    return site.nonlinear(folds)
+
+
+def multiplied(site: Site, folds: Sequence[Fold]) -> Fold:
+    """Linear in each factor: one factor that is no whole gives its state to the product."""
+    return reduce(lambda left, right: _product(site, left, right), folds)
+
+
+def _product(site: Site, left: Fold, right: Fold) -> Fold:
+    if left.kind == WHOLE and right.kind == WHOLE:
+        return whole()
+    if WHOLE in (left.kind, right.kind):
+        other, factor = (left, right) if right.kind == WHOLE else (right, left)
+        if other.kind != COUNT:
+            return site.nonlinear([other]) if other.kind == SHAPE else other.bare
+        scale = factor.literal[0] if factor.literal is not None and len(factor.literal) == 1 else UNKNOWN
+        return count(other.per * scale if isinstance(scale, int) and scale > 0 else UNKNOWN)
+    kind = _PRODUCTS.get(frozenset({left.kind, right.kind}))
+    return site.nonlinear([left, right]) if kind is None else Fold(kind)
+
+
+def divided(site: Site, folds: Sequence[Fold]) -> Fold:
+    """A quotient is a product with the divisor's inverse."""
+    above, below = folds
+    kind = _INVERTED.get(below.kind)
+    return site.nonlinear(folds) if kind is None else _product(site, above.bare, Fold(kind, per=UNKNOWN))
+
+
+def extreme(site: Site, folds: Sequence[Fold]) -> Fold:
+    """The larger or the smaller of two: of numbers of rows it is a number of rows, and no batch has less than one."""
+    larger = site.op.type in ("Maximum", "Max")
+    known = [fold.per for fold in folds if fold.kind == COUNT]
+    if len(known) == 2:
+        return count(UNKNOWN if UNKNOWN in known else max(known) if larger else min(known))
+    least = [fold.literal[0] for fold in folds if fold.kind == WHOLE and fold.literal is not None]
+    if larger and known and least and known[0] > 0 and least[0] <= 1:
+        return count(known[0])
+    return site.nonlinear(folds)
+
+
+def packed(site: Site, parts: tuple[Fold, ...]) -> Fold:
+    """A vector of numbers."""
+    if {part.kind for part in parts} <= {WHOLE, COUNT}:
+        return vector(parts)
+    return added(site, parts)._replace(parts=parts)
+
+
+def structured(site: Site, folds: Sequence[Fold]) -> Fold:
+    """Entries are moved, left out or repeated, the first operand's, as wholes say: its state stays."""
+    if all(fold.kind == WHOLE for fold in folds[1:]) and folds[0].kind != SHAPE:
+        return folds[0].bare
+    return site.nonlinear(folds)
+
+
+def broadcast(site: Site, places: Sequence[int], rest: Rest) -> Fold:
+    """Operands aligned from the right, as numpy does."""
+    folds = [site.folds[place] for place in places]
+    if not any(fold.kind == ROWS for fold in folds):
+        return rest(site, folds)
+    wrong = mixed(site, folds)
+    if wrong is not None:
+        return wrong
+    ranks = [site.rank(place) for place in places]
+    if any(rank is None for rank in ranks):
+        return _unranked(site, folds, ranks)
+    widest = max(rank for rank in ranks if rank is not None)
+    shifts = [widest - rank for rank in ranks if rank is not None]
+    return side_by_side(site, [(place, shift) for place, shift in zip(places, shifts, strict=True)])
+
+
+def mixed(site: Site, folds: Sequence[Fold]) -> Fold | None:
+    """Coupled, if rows meet anything that is folded over their own micro-batch only."""
+    other = next((fold for fold in folds if fold.kind not in (ROWS, WHOLE)), None)
+    if other is None:
+        return None
+    if other.kind == COUPLED:
+        return other.bare
+    return site.coupled(f"single rows are mixed with {other.spoken}")
+
+
+def side_by_side(site: Site, aligned: Sequence[tuple[int, int]]) -> Fold:
+    """Operands (input number, axes that it lacks on the left), rows among them, wholes else."""
+    found: Fold | None = None
+    for place, shift in aligned:
+        fold = site.folds[place]
+        if fold.kind == ROWS:
+            moved = fold._replace(axis=fold.axis + shift).bare
+            both = moved if found is None else matched(site, found, moved)
+            if both.kind == COUPLED:
+                return _unfit(site, aligned) or both
+            found = both
+    if found is None:
+        return whole()
+    for place, shift in aligned:
+        if site.folds[place].kind == WHOLE and not flat(site, place, found.axis - shift):
+            return site.coupled("a tensor that is no part of the batch lies along the batch axis")
+    return found
+
+
+def _unfit(site: Site, aligned: Sequence[tuple[int, int]]) -> Fold | None:
+    """Rows that lie along so many entries of another tensor, which has its own elsewhere: most often those were not
+    meant to meet, and the step fails uncut as well.
+    """
+    rows = [(place, shift) for place, shift in aligned if site.folds[place].kind == ROWS]
+    for place, shift in rows:
+        for other, moved in rows:
+            axis = site.folds[place].axis + shift - moved
+            size = site.size(other, axis) if axis >= 0 and axis != site.folds[other].axis else None
+            if size is not None and size > 1:
+                return site.coupled(
+                    f"{TWO_AXES}, and along one of them a tensor has {size} entries, so without micro-batches it is an "
+                    f"error of shapes unless a batch has {size} rows: micro_batch=1 shows it"
+                )
+    return None
+
+
+def flat(site: Site, place: int, axis: int) -> bool:
+    """Whether a whole has one entry, or none, where the rows lie."""
+    return axis < 0 or site.size(place, axis) == 1
+
+
+def matched(site: Site, left: Fold, right: Fold) -> Fold:
+    """Two tensors with rows, entry by entry: the same row must meet itself."""
+    if left.axis != right.axis:
+        return site.coupled(TWO_AXES)
+    if left.order != right.order or left.ragged != right.ragged:
+        return site.coupled("the rows of two tensors do not lie in the same order")
+    per = left.per if left.per == right.per else max(left.per, right.per)
+    position = left.position or right.position
+    if left.position and right.position and left.position != right.position:
+        position = STRANGE
+    return left._replace(per=per, position=position, offset=left.offset or right.offset)
+
+
+def _unranked(site: Site, folds: Sequence[Fold], ranks: Sequence[int | None]) -> Fold:
+    """Without ranks only scalars, or one tensor alone, can be placed."""
+    wide = [fold for fold, rank in zip(folds, ranks, strict=True) if rank != 0]
+    if len(wide) == 1:
+        return wide[0].bare
+    return site.coupled("the number of axes is not known, so neither is where the rows meet")
+
+
+def own_order(site: Site) -> tuple[int, ...]:
+    """An order of rows that equals no other op's."""
+    return (OWN, site.owner, site.op.index)
+
+
+def joined(site: Site, left: Fold, right: Fold) -> Fold:
+    """The state of a value that may come from either side: a branch, or a turn of a loop."""
+    inputs = left.inputs and right.inputs
+    return _join(site, left, right)._replace(inputs=inputs)
+
+
+def _join(site: Site, left: Fold, right: Fold) -> Fold:
+    left, right = left._replace(inputs=False), right._replace(inputs=False)
+    if left == right or right.kind == EMPTY:
+        return left
+    if left.kind == EMPTY:
+        return right
+    for fold in (left, right):
+        if fold.kind == COUPLED:
+            return fold.bare
+    if left.parts is not None and right.parts is not None and len(left.parts) == len(right.parts):
+        pairs = zip(left.parts, right.parts, strict=True)
+        parts = tuple(_join(site, one, other) for one, other in pairs)
+        return left.bare._replace(kind=left.kind if left.kind == right.kind else SHAPE, parts=parts)
+    if ROWS in (left.kind, right.kind):
+        return _join_rows(site, left.bare, right.bare)
+    if left.kind == right.kind == COUNT:
+        return count(UNKNOWN)
+    return added(site, [left, right])
+
+
+def _join_rows(site: Site, left: Fold, right: Fold) -> Fold:
+    if left.kind != right.kind:
+        return site.coupled(f"one case gives {left.spoken}, and another {right.spoken}")
+    both = matched(site, left, right)
+    return both if left.per == right.per or both.kind == COUPLED else both._replace(per=UNKNOWN)
+
+
+_MANY = 64
+Numbers = npt.NDArray[np.int64]
+Move = Callable[[Site, Sequence[Numbers]], Numbers | None]
+
+
+def entries(site: Site, place: int) -> tuple[Fold, ...] | None:
+    """The states of the entries of an input in row-major order; None where they cannot be told apart."""
+    fold, shape = site.folds[place], site.spec(place).shape
+    if fold.kind == ROWS or shape is None or None in shape:
+        return None
+    if len(shape) <= 1:
+        return site.parts(place) if shape else (fold,)
+    count = prod(size for size in shape if size is not None)
+    if fold.literal is not None and len(fold.literal) == count:
+        return tuple(whole(number) for number in fold.literal)
+    if fold.parts is not None and len(fold.parts) == count:
+        return fold.parts
+    return (whole(),) * count if fold.kind == WHOLE and 0 < count <= _MANY else None
+
+
+def moved(site: Site, data: Sequence[int], move: Move) -> Fold | None:
+    """The state of what an op makes that moves the entries of its inputs `data`; None where they cannot be followed."""
+    lanes = [entries(site, place) for place in data]
+    known: list[Fold] = []
+    numbered: list[Numbers] = []
+    for place, lane in zip(data, lanes, strict=True):
+        if lane is None:
+            return None
+        shape = [size or 0 for size in site.spec(place).shape or ()]
+        numbered.append(np.arange(len(known), len(known) + len(lane)).reshape(shape))
+        known.extend(lane)
+    places = move(site, numbered)
+    if places is None or not places.size:
+        return None
+    found = tuple(known[place] for place in places.ravel())
+    return found[0] if places.ndim == 0 else packed(site, found)
+
+
+def transposed(site: Site, data: Sequence[Numbers]) -> Numbers | None:
+    """By a known order of axes."""
+    order = site.ints(1)
+    return None if order is None else np.transpose(data[0], order)
+
+
+def reshaped(site: Site, data: Sequence[Numbers]) -> Numbers | None:
+    """To a shape that is known without running."""
+    shape: Any = site.op.outputs[0].shape
+    return None if shape is None or None in shape else data[0].reshape(shape)
+
+
+def sliced(site: Site, data: Sequence[Numbers]) -> Numbers | None:
+    """By a known `begin` and `size`."""
+    begin, size = site.ints(1), site.ints(2)
+    if begin is None or size is None:
+        return None
+    return data[0][tuple(slice(b, None if s < 0 else b + s) for b, s in zip(begin, size, strict=True))]
+
+
+def stacked(site: Site, data: Sequence[Numbers]) -> Numbers | None:
+    """Along a new axis."""
+    return np.stack(data, site.number("axis", 0)) if len({each.shape for each in data}) == 1 else None
+
+
+def concatenated(axis: int | None) -> Move:
+    """Along a known axis."""
+    return lambda site, data: None if axis is None else np.concatenate(data, axis)

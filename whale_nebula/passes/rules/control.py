@@ -1,0 +1,245 @@
+"""Branches, loops and calls: their bodies are interpreted with the states of their arguments."""
+
+from __future__ import annotations
+
+from whale_nebula.passes.rules.algebra import broadcast, joined, mixed, multiplied, nonlinear, structured
+from whale_nebula.passes.rules.registry import (
+    AFTER,
+    COUNT,
+    COUPLED,
+    EMPTY,
+    ROWS,
+    SUM,
+    WHOLE,
+    Fold,
+    Result,
+    Site,
+    rule,
+    whole,
+)
+
+_TURNS = 8
+
+
+@rule("PartitionedCall", "StatefulPartitionedCall", raw=True, positions=True)
+def call(site: Site) -> Result:
+    """What the body makes of the arguments."""
+    return _run(site, site.op.functions[0], _forgotten(site.folds), len(site.op.outputs))
+
+
+@rule("If", "StatelessIf", "Case", "StatelessCase", raw=True, positions=True)
+def branch(site: Site) -> Result:
+    """Every micro-batch must go the same way."""
+    test, arguments = site.folds[0], _forgotten(site.folds[1:])
+    if test.kind != WHOLE:
+        return test.bare if test.kind == COUPLED else site.coupled("micro-batches may go different ways at a condition")
+    found = _run(site, site.op.functions[0], arguments, len(site.op.outputs))
+    for name in site.op.functions[1:]:
+        other = _run(site, name, arguments, len(found))
+        found = tuple(joined(site, one, two) for one, two in zip(found, other, strict=True))
+    return found
+
+
+@rule("While", "StatelessWhile", raw=True, positions=True)
+def loop(site: Site) -> Result:
+    """Turn by turn, until the states no longer change; every micro-batch must turn as often."""
+    test, body = site.op.functions
+    state = _forgotten(site.folds)
+    for _ in range(_TURNS):
+        turned = _run(site, body, state, len(state))
+        found = tuple(joined(site, one, two) for one, two in zip(state, turned, strict=True))
+        if found == state:
+            break
+        state = found
+    else:
+        return _spoilt(site, state, "a loop whose folds do not settle")
+    end = _run(site, test, state, 1)[0]
+    if end.kind == WHOLE:
+        return state
+    return _spoilt(site, state, _turning(end, state))
+
+
+def _turning(end: Fold, state: tuple[Fold, ...]) -> str:
+    """Why micro-batches may turn a loop differently often."""
+    if end.kind == AFTER and any(fold.kind == COUNT for fold in state):
+        return "a loop turns once for each row (tf.map_fn, tf.scan)"
+    why = end.reason if end.kind in (AFTER, COUPLED) else f"its end hangs on {end.spoken}"
+    return f"micro-batches may turn a loop differently often: {why}"
+
+
+def _spoilt(site: Site, state: tuple[Fold, ...], reason: str) -> tuple[Fold, ...]:
+    """All results are coupled, but for what the loop only hands through."""
+    body = site.graph.functions[site.op.functions[1]]
+    handed = {place for place, value in enumerate(body.returns) if value.op == body.arguments[place]}
+    coupled = site.coupled(reason)
+    return tuple(fold if place in handed or fold.kind == COUPLED else coupled for place, fold in enumerate(state))
+
+
+def _run(site: Site, name: str, arguments: tuple[Fold, ...], expected: int) -> tuple[Fold, ...]:
+    """The results of a body. A body that calls itself has none yet."""
+    found = site.caller.call(site.graph, name, arguments, site.owner)
+    return found if len(found) == expected else (site.coupled(f"{name!r} calls itself"),) * expected
+
+
+def _forgotten(folds: tuple[Fold, ...]) -> tuple[Fold, ...]:
+    """Inside a body it is not asked where a value comes from."""
+    return tuple(fold._replace(inputs=False) for fold in folds)
+
+
+@rule("TensorListReserve", "EmptyTensorList", literal=True)
+def fresh(site: Site) -> Result:
+    """Nothing is known of the elements until there are some."""
+    return Fold(EMPTY) if site.folds[1].kind == WHOLE else site.coupled("a list is as long as the batch")
+
+
+@rule("TensorListFromTensor")
+def taken_apart(site: Site) -> Result:
+    """One element for each entry of axis 0."""
+    data = site.folds[0]
+    if data.kind != ROWS:
+        return data.bare
+    return data._replace(axis=data.axis - 1).bare if data.axis else site.coupled("the batch is looped over row by row")
+
+
+@rule("TensorListSetItem", "TensorListPushBack", raw=True)
+def put(site: Site) -> Result:
+    """The elements of a list have one state."""
+    held, item = site.folds[0], site.folds[-1]
+    if site.op.type == "TensorListSetItem" and site.folds[1].kind != WHOLE:
+        return _bad(site) or site.coupled("which element is set depends on the batch")
+    return joined(site, held, item.bare)
+
+
+def _bad(site: Site) -> Fold | None:
+    return next((fold.bare for fold in site.folds if fold.kind == COUPLED), None)
+
+
+@rule("TensorListGetItem")
+def element(site: Site) -> Result:
+    """One element."""
+    held, number = site.folds[:2]
+    if number.kind != WHOLE:
+        return site.coupled("which element is read depends on the batch")
+    return whole() if held.kind == EMPTY else held.bare
+
+
+@rule("TensorListStack", "TensorListGather")
+def stacked(site: Site) -> Result:
+    """The elements along a new first axis."""
+    held = site.folds[0]
+    if site.op.type == "TensorListGather" and site.folds[1].kind != WHOLE:
+        return site.coupled("which elements are read depends on the batch")
+    if held.kind == EMPTY:
+        return whole()
+    return held._replace(axis=held.axis + 1).bare if held.kind == ROWS else held.bare
+
+
+@rule("TensorListPopBack")
+def pop(site: Site) -> Result:
+    """The shorter list and its last element."""
+    held = site.folds[0]
+    return held.bare, whole() if held.kind == EMPTY else held.bare
+
+
+@rule("TensorListResize")
+def resized(site: Site) -> Result:
+    """The same elements, fewer or more."""
+    return site.folds[0].bare if site.folds[1].kind == WHOLE else site.coupled("a list is as long as the batch")
+
+
+@rule("TensorListLength", "TensorListElementShape")
+def length(site: Site) -> Result:
+    """As many turns in every micro-batch."""
+    if site.op.type == "TensorListElementShape" and site.folds[0].kind == ROWS:
+        return site.coupled("the shape of a list's elements is asked for")
+    return whole()
+
+
+@rule("TensorListConcat", "TensorListConcatV2")
+def put_behind(site: Site) -> Result:
+    """The elements behind each other."""
+    return (
+        site.coupled("rows of a list are put behind each other") if site.folds[0].kind == ROWS else site.folds[0].bare
+    )
+
+
+@rule("EagerPyFunc", "PyFunc", "PyFuncStateless")
+def python(site: Site) -> Result:
+    """It sees one micro-batch at a time."""
+    called = "tf.py_function" if site.op.type == "EagerPyFunc" else "tf.numpy_function"
+    return site.coupled(f"{called} runs Python, which may do anything to the rows that it is given")
+
+
+_FUNCTIONS = """
+    TanhGrad SigmoidGrad ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad
+    RsqrtGrad SqrtGrad InvGrad ReciprocalGrad
+"""
+_SAMPLES = """
+    MaxPoolGrad MaxPoolGradV2 MaxPoolGradGrad MaxPool3DGrad AvgPoolGrad AvgPool3DGrad LRNGrad
+    ResizeBilinearGrad ResizeNearestNeighborGrad ResizeBicubicGrad
+"""
+
+
+@rule(_FUNCTIONS)
+def slope(site: Site) -> Result:
+    """Entry by entry."""
+    return broadcast(site, range(len(site.folds)), nonlinear)
+
+
+@rule(_SAMPLES)
+def of_samples(site: Site) -> Result:
+    """Samples along axis 0; a shape among the operands says only what they say."""
+    if not any(fold.kind == ROWS for fold in site.folds):
+        return site.nonlinear(site.folds)
+    tensors = [fold for place, fold in enumerate(site.folds) if site.parts(place) is None]
+    wrong = mixed(site, tensors)
+    if wrong is not None or all(fold.kind == ROWS and fold.axis == 0 for fold in tensors):
+        return wrong or tensors[0].bare
+    return site.coupled(f"{site.op.type} along the batch axis")
+
+
+@rule("BiasAddGrad")
+def of_bias(site: Site) -> Result:
+    """All axes but the channels are summed."""
+    data, rank = site.folds[0], site.rank(0)
+    if data.kind != ROWS:
+        return structured(site, site.folds)
+    channel = 1 if site.attribute("data_format", "NHWC") == "NCHW" else None if rank is None else rank - 1
+    return Fold(SUM) if data.axis != channel else site.coupled("a bias lies along the batch axis")
+
+
+@rule("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter")
+def of_filters(site: Site) -> Result:
+    """What each sample adds to the filters' gradient is summed."""
+    data, _, gradient = site.folds
+    if ROWS not in (data.kind, gradient.kind):
+        return multiplied(site, (data, gradient))
+    if data.kind == gradient.kind == ROWS and data.axis == gradient.axis == 0 and data.order == gradient.order:
+        return Fold(SUM)
+    return mixed(site, (data, gradient)) or site.coupled("samples and their gradients are not one a row")
+
+
+@rule("BroadcastGradientArgs", literal=True)
+def summed_axes(site: Site) -> Result:
+    """The axes along which either operand of two was repeated."""
+    left, right = site.parts(0), site.parts(1)
+    if left is None or right is None:
+        return site.nonlinear(site.folds)
+    rank = max(len(left), len(right))
+    pairs = list(zip(_padded(left, rank), _padded(right, rank), strict=True))
+    return _axes(pairs), _axes([(other, one) for one, other in pairs])
+
+
+def _padded(parts: tuple[Fold, ...], rank: int) -> tuple[Fold, ...]:
+    return (whole(1),) * (rank - len(parts)) + parts
+
+
+def _axes(pairs: list[tuple[Fold, Fold]]) -> Fold:
+    """Where the first of a pair is 1 and the second is not; a size that is not known may be 1."""
+    found: list[int] = []
+    for axis, (one, other) in enumerate(pairs):
+        if one.kind == WHOLE and one.literal is None and other.literal != (1,) and one != other:
+            return whole()
+        if one.literal == (1,) and other.literal != (1,):
+            found.append(axis)
+    return Fold(WHOLE, literal=tuple(found))

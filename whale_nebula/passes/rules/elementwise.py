@@ -1,0 +1,226 @@
+"""Entry by entry: what goes in at a place comes out at that place."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+
+from whale_nebula.passes.rules.algebra import (
+    Rest,
+    added,
+    broadcast,
+    divided,
+    extreme,
+    joined,
+    multiplied,
+    nonlinear,
+    packed,
+)
+from whale_nebula.passes.rules.registry import (
+    COUNT,
+    ROWS,
+    STRANGE,
+    WHOLE,
+    Fold,
+    Number,
+    Result,
+    Site,
+    blocks_of,
+    count,
+    rule,
+    whole,
+)
+
+_UNARY = """
+    Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Bitcast Bucketize Ceil ComplexAbs Cos Cosh
+    DecodeRaw Digamma Elu Erf Erfc Erfinv Exp Expm1 Floor Inv Invert IsFinite IsInf IsNan LeakyRelu
+    Lgamma Log Log1p LogicalNot Ndtri Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh
+    Softplus Softsign Sqrt Square StaticRegexFullMatch StaticRegexReplace StringLength StringLower StringStrip
+    StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber StringUpper AsString Tan Tanh
+"""
+_BINARY = """
+    ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex Equal Greater GreaterEqual LeftShift
+    Less LessEqual LogicalAnd LogicalOr Mod NextAfter NotEqual Polygamma Pow RightShift SquaredDifference
+    TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta Igamma Igammac StringJoin
+"""
+_NUMBERS: Mapping[str, Callable[..., Number]] = {
+    "Add": operator.add, "AddV2": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Maximum": max,
+    "Minimum": min, "Neg": operator.neg, "FloorDiv": operator.floordiv, "FloorMod": operator.mod,
+}  # fmt: skip
+
+
+@rule(_UNARY, _BINARY, "Betainc", "ClipByValue", "FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxArgs")
+def any_function(site: Site) -> Result:
+    """A function of entries that is not linear."""
+    return broadcast(site, range(len(site.folds)), nonlinear)
+
+
+@rule("FloorMod", literal=True)
+def remainder(site: Site) -> Result:
+    """Not linear, but used to reckon with shapes."""
+    return _lifted(site, nonlinear)
+
+
+@rule("Maximum", "Minimum", literal=True)
+def larger_or_smaller(site: Site) -> Result:
+    """Not linear, but of sizes of the batch it is one."""
+    return _lifted(site, extreme)
+
+
+@rule("Add", "AddV2", "AddN", "AccumulateNV2", literal=True, positions=True)
+def addition(site: Site) -> Result:
+    """Added to positions, anything that is no position is an offset."""
+    return _offset(site, _lifted(site, added))
+
+
+@rule("Sub", literal=True, positions=True)
+def subtraction(site: Site) -> Result:
+    """As addition, apart from counts."""
+    return _offset(site, _lifted(site, _difference))
+
+
+def _difference(site: Site, folds: Sequence[Fold]) -> Fold:
+    left, right = folds
+    if left.kind == right.kind == COUNT:
+        if left.per == right.per > 0:
+            return whole(0)
+        return count(left.per - right.per) if left.per > right.per > 0 else site.nonlinear(folds)
+    return added(site, folds)
+
+
+@rule("Mul", "MulNoNan", literal=True, positions=True)
+def multiplication(site: Site) -> Result:
+    """Linear in each factor; positions may be multiplied by a number that is the same everywhere."""
+    found = _lifted(site, multiplied)
+    if not found.position:
+        return found
+    by = [site.known(place) for place, fold in enumerate(site.folds) if not fold.position]
+    known = len(by) == 1 and site.folds[0].kind != site.folds[1].kind
+    if known and by[0] and found.position > 0:
+        return found._replace(position=found.position * by[0])
+    once = known and by[0] is None and found.position == 1 and not found.offset
+    return found._replace(position=_by_size(site) if once else STRANGE)
+
+
+def _by_size(site: Site) -> int:
+    """Positions times the size of a tensor's second axis, which is not known: of that tensor they are blocks."""
+    factor = next(value for value, fold in zip(site.op.inputs, site.folds, strict=True) if not fold.position)
+    while site.graph.ops[factor.op].type in ("Cast", "Identity"):
+        factor = site.graph.ops[factor.op].inputs[0]
+    op = site.graph.ops[factor.op]
+    shape = site.graph.ops[op.inputs[0].op] if op.type == "StridedSlice" else op
+    begins = site.graph.ops[op.inputs[1].op].constant if op.type == "StridedSlice" else None
+    whole_graph = site.owner == site.op.index  # elsewhere its numbers would mean other tensors
+    return blocks_of(shape.inputs[0]) if whole_graph and shape.type == "Shape" and begins == (1,) else STRANGE
+
+
+@rule("RealDiv", "Div", "DivNoNan", "FloorDiv", literal=True)
+def division(site: Site) -> Result:
+    """Linear in the dividend, but where what is left over is lost."""
+    exact = site.spec(0).floating and site.op.type != "FloorDiv"
+    return _lifted(site, divided if exact else _shared_out)
+
+
+def _shared_out(site: Site, folds: Sequence[Fold]) -> Fold:
+    above, below = folds
+    by = below.literal[0] if below.literal is not None and below.kind == WHOLE else 0
+    if above.kind == COUNT and isinstance(by, int) and by > 0 and above.per > 0 and above.per % by == 0:
+        return count(above.per // by)
+    if above.kind == below.kind == COUNT and above.per > 0 and below.per > 0 and above.per % below.per == 0:
+        return whole(above.per // below.per)
+    return site.nonlinear(folds)
+
+
+@rule("Neg", "Conj", "Real", "Imag", literal=True)
+def linear(site: Site) -> Result:
+    """Linear functions of one operand."""
+    return _lifted(site, lambda _, folds: folds[0].bare)
+
+
+@rule("Cast", literal=True, positions=True)
+def cast(site: Site) -> Result:
+    """Linear, but where it rounds or compares with zero."""
+    fold = site.folds[0]
+    rounds = (site.spec(0).floating and not site.op.outputs[0].floating) or site.op.outputs[0].dtype == "bool"
+    if fold.kind in (WHOLE, ROWS) or not rounds:
+        return fold
+    return site.nonlinear([fold])
+
+
+_SAME = """
+    Identity StopGradient PreventGradient CheckNumerics CheckNumericsV2 EnsureShape Snapshot
+    PlaceholderWithDefault DebugIdentityV2
+"""
+
+
+@rule(_SAME, literal=True, raw=True, positions=True)
+def same(site: Site) -> Result:
+    """What goes in comes out."""
+    return site.folds[0]
+
+
+@rule("IdentityN", literal=True, raw=True, positions=True)
+def each_the_same(site: Site) -> Result:
+    """What goes in comes out."""
+    return site.folds
+
+
+@rule("Select", "SelectV2")
+def choice(site: Site) -> Result:
+    """A condition that is the same everywhere chooses among sums as an addition would mix them."""
+    test = site.folds[0]
+    narrow = site.op.type == "Select" and site.rank(0) == 1 and site.rank(1) != 1
+    if narrow and any(fold.kind == ROWS for fold in site.folds):
+        return _choice_of_rows(site)
+    if test.kind != WHOLE:
+        return broadcast(site, (0, 1, 2), nonlinear)
+    return broadcast(site, (0, 1, 2), lambda _, folds: joined(site, folds[1], folds[2]))
+
+
+def _choice_of_rows(site: Site) -> Fold:
+    """The old Select takes a vector that chooses along the first axis."""
+    kinds = {fold.kind for fold in site.folds}
+    if kinds == {ROWS} and {(fold.axis, fold.order, fold.per) for fold in site.folds} == {(0, (), site.folds[0].per)}:
+        return site.folds[0].bare
+    return site.coupled("a vector chooses among rows, but not one entry a row")
+
+
+def _lifted(site: Site, rest: Rest) -> Fold:
+    """Vectors of counts and known numbers are followed entry by entry."""
+    lanes = _lanes(site)
+    if lanes is None:
+        return broadcast(site, range(len(site.folds)), rest)
+    length = max(len(lane) for lane in lanes)
+    columns = [[lane[at if len(lane) > 1 else 0] for lane in lanes] for at in range(length)]
+    found = tuple(_reckon(site, column, rest) for column in columns)
+    return found[0] if all(site.rank(place) == 0 for place in range(len(lanes))) else packed(site, found)
+
+
+def _lanes(site: Site) -> list[tuple[Fold, ...]] | None:
+    """The operands' entries; None where there is nothing to follow."""
+    if all(fold.literal is None and fold.parts is None and fold.kind != COUNT for fold in site.folds):
+        return None
+    lanes = []
+    for place, fold in enumerate(site.folds):
+        lane = (fold,) if site.rank(place) == 0 else site.parts(place)
+        if fold.kind == ROWS or not lane:
+            return None
+        lanes.append(lane)
+    return lanes
+
+
+def _reckon(site: Site, folds: Sequence[Fold], rest: Rest) -> Fold:
+    known = [fold.literal[0] for fold in folds if fold.literal is not None and len(fold.literal) == 1]
+    work = _NUMBERS.get(site.op.type)
+    if work is None or len(known) < len(folds) or not all(fold.kind == WHOLE for fold in folds):
+        return whole() if all(fold.kind == WHOLE for fold in folds) else rest(site, folds)
+    if site.op.type.startswith("Floor") and known[1] == 0:
+        return whole()
+    return whole(work(*known))
+
+
+def _offset(site: Site, found: Fold) -> Fold:
+    marked = [fold for fold in site.folds if fold.position]
+    if not found.position or len(marked) == len(site.folds) == 1:
+        return found
+    return found._replace(offset=True) if len(marked) == 1 else found._replace(position=STRANGE)

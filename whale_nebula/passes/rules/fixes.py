@@ -1,0 +1,153 @@
+"""Three mends where an op's rule alone would couple the rows, or lose a sum.
+
+What comes from inputs alone can be read as it is for the whole batch: fed. What is differentiated may be
+multiplied by rows / rows_m on its way: grown, a sum becomes a mean, and a number of rows that of the whole
+batch. And what takes nothing from a model's output but its shape counts the rows of an input instead: recounted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from whale_nebula.passes.rules.registry import (
+    AFTER,
+    COUNT,
+    COUPLED,
+    INVERSE,
+    MEAN,
+    ROWS,
+    SUM,
+    WHOLE,
+    Fold,
+    Site,
+    transfer,
+    whole,
+)
+from whale_nebula.spec import Value
+
+_ONCE = frozenset({SUM, MEAN, INVERSE, AFTER, COUPLED})
+_BADNESS = {AFTER: 1, COUPLED: 2}
+
+
+class Edge(NamedTuple):
+    """Where one op reads one value."""
+
+    consumer: int
+    position: int
+    value: Value
+
+
+class Recount(NamedTuple):
+    """Where a shape of a model's output is read: it is to be `sizes`, None the count of rows along `axis` of `rows`."""
+
+    edge: Edge
+    rows: Value
+    axis: int
+    sizes: tuple[int | None, ...]
+
+
+Outcome = tuple[Fold, ...]
+FED = whole()._replace(inputs=True)
+"""The state of a value that is read as it is for the whole batch."""
+
+
+def feed(site: Site, outcome: Outcome, asked: set[Value], *, always: bool) -> tuple[Site, Outcome]:
+    """Read what comes from inputs alone as it is for the whole batch: always, or where that is better."""
+    places = [place for place, fold in enumerate(site.folds) if _feedable(site, place, fold)]
+    if not places:
+        return site, outcome
+    mended, better = _tried(site, places, lambda _: FED)
+    if not always and badness(better) >= badness(outcome):
+        return site, outcome
+    asked.update(site.op.inputs[place] for place in places)
+    return mended, better
+
+
+def whole_for_check(site: Site) -> list[Value]:
+    """What an assertion should read of the whole batch: numbers of inputs alone.
+
+    That something holds for all rows can be asserted of each micro-batch, which then has a name.
+    """
+    folds = zip(site.op.inputs, site.folds, strict=True)
+    return [value for value, fold in folds if fold.inputs and fold.kind in _ONCE and not _for_all(site, fold)]
+
+
+def _for_all(site: Site, fold: Fold) -> bool:
+    return fold.kind == COUPLED and 0 <= fold.blame < len(site.graph) and site.graph.ops[fold.blame].type == "All"
+
+
+def recount(site: Site, recounts: list[Recount]) -> Site:
+    """Let inputs that are reshaped count their own rows, so that the result comes from inputs alone, too."""
+    if site.op.type != "Reshape" or not site.folds[0].inputs or site.folds[1].inputs:
+        return site
+    data, parts = site.folds[0], site.parts(1)
+    sizes = None if data.kind != ROWS or parts is None else tuple(_asked(part, data.per) for part in parts)
+    if sizes is None or sizes.count(None) != 1 or sizes.count(-1) > 1:
+        return site
+    rows, shape = site.op.inputs
+    recounts.append(Recount(Edge(site.op.index, 1, shape), rows, data.axis, sizes))
+    return replace(site, folds=(data, site.folds[1]._replace(inputs=True)))
+
+
+def _asked(part: Fold, per: int) -> int | None:
+    """A size of a shape: -1 where it is not known, None where it counts rows as the data does."""
+    if part.kind == COUNT and part.per == per > 0:
+        return None
+    return int(part.literal[0]) if part.kind == WHOLE and part.literal is not None else -1
+
+
+def countable(site: Site) -> tuple[int | None, ...] | None:
+    """The sizes of a model's output where an op reads nothing else of it, the rows as None; None where one is unknown.
+
+    So Keras makes the mask of a `Concatenate` of something masked with something that is not: ones, as long as that.
+    """
+    if site.op.type not in SHAPED:
+        return None
+    data, shape = site.folds[0], site.spec(0).shape
+    if data.inputs or data.kind != ROWS or data.per != 1 or data.order or data.ragged or shape is None:
+        return None
+    sizes = tuple(None if axis == data.axis else size for axis, size in enumerate(shape))
+    return sizes if sizes.count(None) == 1 else None
+
+
+SHAPED = frozenset({"Shape", "ZerosLike", "OnesLike"})
+"""Ops that read of a tensor its shape alone."""
+
+
+def grow(site: Site, outcome: Outcome, edges: list[Edge]) -> Outcome:
+    """Multiply counts, sums or both by rows / rows_m, where nothing else helps."""
+    for kinds in ({COUNT}, {SUM}, {COUNT, SUM}):
+        places = [place for place, fold in enumerate(site.folds) if _growable(site, place, fold, kinds)]
+        if not places or badness(outcome) == 0:
+            continue
+        mended, better = _tried(site, places, _grown)
+        if badness(better) < badness(outcome):
+            edges.extend(Edge(site.op.index, place, site.op.inputs[place]) for place in places)
+            site, outcome = mended, better
+    return outcome
+
+
+def badness(outcome: Sequence[Fold]) -> int:
+    """0: can be merged; 1: must be computed after; 2: coupled."""
+    return max((_BADNESS.get(fold.kind, 0) for fold in outcome), default=0)
+
+
+def _tried(site: Site, places: Sequence[int], mend: Callable[[Fold], Fold]) -> tuple[Site, Outcome]:
+    """Apply the rule again with some inputs mended."""
+    folds = tuple(mend(fold) if place in places else fold for place, fold in enumerate(site.folds))
+    mended = replace(site, folds=folds)
+    return mended, transfer(mended)
+
+
+def _feedable(site: Site, place: int, fold: Fold) -> bool:
+    return fold.inputs and (fold.kind in _ONCE or (fold.kind == COUNT and site.spec(place).floating))
+
+
+def _growable(site: Site, place: int, fold: Fold, kinds: set[str]) -> bool:
+    return fold.kind in kinds and site.spec(place).floating
+
+
+def _grown(fold: Fold) -> Fold:
+    return whole() if fold.kind == COUNT else Fold(MEAN)

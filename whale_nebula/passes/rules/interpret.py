@@ -1,0 +1,242 @@
+"""The pass itself: every op's rule, in trace order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
+from whale_nebula.passes.rules.fixes import (
+    FED,
+    Edge,
+    Outcome,
+    Recount,
+    badness,
+    countable,
+    feed,
+    grow,
+    recount,
+    whole_for_check,
+)
+from whale_nebula.passes.rules.reductions import reduced_spec
+from whale_nebula.passes.rules.registry import (
+    COUNT,
+    INVERSE,
+    MEAN,
+    ROWS,
+    WHOLE,
+    Fold,
+    Site,
+    count,
+    rows,
+    transfer,
+    whole,
+)
+from whale_nebula.spec import Spec, Value
+
+GROW, SHARE = "grow", "share"
+"""Names of the feeds rows / rows_m and rows_m / rows."""
+
+_HELD = frozenset({INPUT, CAPTURE, HOLDER, FEED})
+
+
+@dataclass(frozen=True)
+class Folding:
+    """How each value was folded, and what must be done for it to be so.
+
+    `wholes` come from the user's inputs alone: they are evaluated once, on the whole batch, and all who
+    read them read that. At `grows` an op must read the value times rows / rows_m, and only there. At `recounts` it
+    must read a shape, or what has that shape, that is reckoned from the rows of an input.
+    """
+
+    folds: Mapping[Value, Fold]
+    wholes: tuple[Value, ...] = ()
+    grows: tuple[Edge, ...] = ()
+    recounts: tuple[Recount, ...] = ()
+
+    def of(self, value: Value) -> Fold:
+        """The state of a value; one of an op that was left out is the same everywhere."""
+        return self.folds.get(value, whole())
+
+
+def fold(
+    graph: Graph,
+    batched: Mapping[int, int],
+    *,
+    targets: Iterable[Value] = (),
+    skip: Callable[[int], bool] = lambda op: False,
+    checks: Collection[int] = (),
+    means: Collection[Value] = (),
+    recounting: bool = False,
+    apart: bool = False,
+) -> Folding:
+    """How the batch axis is folded into each value of a step that is cut into micro-batches.
+
+    `batched` says for the ops that hold inputs where the batch lies; the others are the same in every
+    micro-batch. `targets` are what is differentiated: there, and only there, a value may be grown. `skip`
+    leaves ops out; `checks` assert, and of inputs alone they do so of the whole batch; `means` are means over
+    the micro-batches because it was said so, whatever they are made of; `recounting` asks for `recounts`. With `apart`
+    what comes from inputs alone is read of the whole batch only where that helps: else a micro-batch has its own.
+
+    >>> from whale_nebula.ir.text import from_text
+    >>> graph = from_text('''
+    ... %0 = input x float32[?,4]
+    ... %1 = Const {value=(0, 1)} int32[2]
+    ... %2 = Mean(%0, %1) float32[]
+    ... ''')
+    >>> str(fold(graph, {0: 0}).of(Value(2)))
+    'mean of inputs'
+    """
+    closure = graph.ascend({value.op for value in targets})
+    kept = closure | _kept(graph, skip)
+    fed: frozenset[Value] = frozenset()
+    while True:
+        run = _Run(graph, batched, closure, kept, skip, fed, checks, means, recounting, apart)
+        run.interpret()
+        if run.asked <= fed:
+            return Folding(run.folds, tuple(sorted(run.used)), tuple(run.grows), run.all_recounts())
+        fed |= run.asked
+
+
+def _kept(graph: Graph, skip: Callable[[int], bool]) -> set[int]:
+    """The ops whose results are read at the end, and not only written into variables."""
+    read = {value for op in graph.ops if not skip(op.index) for value in op.inputs}
+    return graph.ascend(op.index for op in graph.ops if not skip(op.index) and any(v not in read for v in op.values))
+
+
+class Bodies:
+    """What bodies of functions make of their arguments; each question is answered once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, tuple[Fold, ...], int], tuple[Fold, ...]] = {}
+
+    def call(self, graph: Graph, name: str, folds: tuple[Fold, ...], owner: int) -> tuple[Fold, ...]:
+        """The states of the results of the body `name`."""
+        key = name, folds, owner
+        if key not in self._known:
+            self._known[key] = ()
+            self._known[key] = self._run(graph.functions[name], folds, owner)
+        return self._known[key]
+
+    def _run(self, body: Graph, folds: tuple[Fold, ...], owner: int) -> tuple[Fold, ...]:
+        known: dict[Value, Fold] = {}
+        specs: dict[Value, Spec] = {}
+        given = dict(zip(body.arguments, folds, strict=False))
+        for op in body.ops:
+            if op.index in given:
+                known[Value(op.index)] = given[op.index]
+                continue
+            site = Site(body, op, tuple(known[value] for value in op.inputs), self, owner, specs)
+            outcome = (_constant(op),) if op.type == "Const" else transfer(site)
+            specs |= _refined(site)
+            known.update(zip(op.values, outcome, strict=True))
+        return tuple(known[value] for value in body.returns)
+
+
+@dataclass
+class _Run:
+    """One walk over the ops.
+
+    `closure` is what is differentiated, `kept` what must be right when it is read at the end. Values in `fed`
+    are those of the whole batch; what else should have been is `asked` for, and needs another walk.
+    """
+
+    graph: Graph
+    batched: Mapping[int, int]
+    closure: set[int]
+    kept: set[int]
+    skip: Callable[[int], bool]
+    fed: frozenset[Value]
+    checks: Collection[int] = ()
+    means: Collection[Value] = ()
+    recounting: bool = False
+    apart: bool = False
+    folds: dict[Value, Fold] = field(default_factory=dict)
+    used: set[Value] = field(default_factory=set)
+    asked: set[Value] = field(default_factory=set)
+    grows: list[Edge] = field(default_factory=list)
+    recounts: list[Recount] = field(default_factory=list)
+    counted: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
+    needed: set[int] = field(default_factory=set)
+    bodies: Bodies = field(default_factory=Bodies)
+    specs: dict[Value, Spec] = field(default_factory=dict)
+
+    def interpret(self) -> None:
+        for op in self.graph.ops:
+            if not self.skip(op.index):
+                held = op.role in _HELD or op.index in self.batched or op.type == "Placeholder"
+                outcome = self._held(op) if held else self._made(op)
+                for value, found in zip(op.values, outcome, strict=True):
+                    found = Fold(MEAN) if value in self.means and not found.good else found
+                    self.folds[value] = self._once(value, found) if value in self.fed else found
+
+    def _once(self, value: Value, found: Fold) -> Fold:
+        """Values that are whole already, because of others that are fed, need not be fed themselves."""
+        if found.kind == WHOLE:
+            return found
+        self.used.add(value)
+        if found.kind != COUNT:  # a number of rows may be had in other ways
+            self.needed.add(value.op)
+        return FED
+
+    def all_recounts(self) -> tuple[Recount, ...]:
+        """Those of reshapes, and of whatever else what is fed takes the shape of a model's output from."""
+        above = sorted(self.graph.ascend(self.needed, stop=self.counted.__contains__))
+        leaf = next((op for op in above if op in self.batched), -1)
+        edges = [Edge(op, at, value) for op in above for at, value in enumerate(self.graph.ops[op].inputs)]
+        likes = [
+            Recount(edge, Value(leaf), self.batched[leaf], self.counted[edge.value.op])
+            for edge in edges
+            if leaf >= 0 and edge.value.op in self.counted and edge.consumer not in self.counted
+        ]
+        return (*self.recounts, *likes)
+
+    def _held(self, op: Op) -> tuple[Fold, ...]:
+        """Inputs, captures, and what the runtime feeds."""
+        found = whole()
+        if op.index in self.batched:
+            found = rows(self.batched[op.index])
+        elif op.role == FEED and op.name in (GROW, SHARE):
+            found = Fold(INVERSE) if op.name == GROW else count(0)
+        inputs = op.role == INPUT or op.index in self.batched
+        return (found._replace(inputs=inputs),) * len(op.outputs)
+
+    def _made(self, op: Op) -> tuple[Fold, ...]:
+        if op.type == "Const":
+            return (_constant(op)._replace(inputs=True),)
+        folds = tuple(whole() if self.skip(value.op) else self.folds[value] for value in op.inputs)
+        site = Site(self.graph, op, folds, self.bodies, op.index, self.specs)
+        self.specs |= _refined(site)
+        if self.recounting:
+            site = recount(site, self.recounts)
+            sizes = countable(site)
+            if sizes is not None:
+                self.counted[op.index] = sizes
+                return (transfer(site)[0]._replace(inputs=True),)
+        return self._mended(site, transfer(site))
+
+    def _mended(self, site: Site, outcome: Outcome) -> Outcome:
+        """Feed what comes from inputs alone where it meets anything else; in what is differentiated, grow.
+
+        Among inputs alone it is put off until rows need it; what is only written into variables may be a sum.
+        """
+        if site.op.index in self.checks:
+            self.asked.update(whole_for_check(site))
+            return outcome
+        own = all(fold.inputs for fold in site.folds)
+        if own or site.op.index not in self.kept:
+            if badness(outcome) and any(fold.kind == ROWS for fold in site.folds):
+                _, outcome = feed(site, outcome, self.asked, always=False)
+            return outcome
+        site, outcome = feed(site, outcome, self.asked, always=not self.apart)
+        return grow(site, outcome, self.grows) if site.op.index in self.closure else outcome
+
+
+def _refined(site: Site) -> dict[Value, Spec]:
+    """The form of what an op makes, where more is known of it than was when it was traced."""
+    spec = reduced_spec(site)
+    return {} if spec is None else {Value(site.op.index): spec}
+
+
+def _constant(op: Op) -> Fold:
+    return whole(*op.constant) if op.constant else whole()

@@ -1,0 +1,411 @@
+"""Axes that are moved, added, dropped, merged and split: where the batch axis goes."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+from whale_nebula.passes.rules.algebra import (
+    added,
+    concatenated,
+    matched,
+    mixed,
+    moved,
+    own_order,
+    packed,
+    reshaped,
+    stacked,
+    structured,
+    transposed,
+)
+from whale_nebula.passes.rules.registry import (
+    BESIDE,
+    COUNT,
+    COUPLED,
+    ROWS,
+    SUM,
+    UNDER,
+    UNKNOWN,
+    WHOLE,
+    Fold,
+    Result,
+    Site,
+    count,
+    rule,
+    whole,
+)
+
+Sizes = tuple[int | None, ...]
+
+
+@rule("Transpose", "ConjugateTranspose", literal=True, positions=True)
+def transpose(site: Site) -> Result:
+    """The batch axis moves with the others."""
+    data, order = site.folds[0], site.ints(1)
+    if data.kind != ROWS:
+        return moved(site, [0], transposed) or structured(site, site.folds)
+    rank = site.rank(0)
+    if order is None or rank is None:
+        return site.coupled("the order of a transposition is not known")
+    return data._replace(axis=[axis % rank for axis in order].index(data.axis)).bare
+
+
+@rule("InvertPermutation", literal=True)
+def inverse_order(site: Site) -> Result:
+    """The order that undoes a transposition."""
+    order = site.ints(0)
+    if order is None or sorted(order) != list(range(len(order))):
+        return site.nonlinear(site.folds)
+    return whole(*(order.index(axis) for axis in range(len(order))))
+
+
+@rule("ExpandDims", literal=True, positions=True)
+def expand(site: Site) -> Result:
+    """One more axis of size one."""
+    data, axis, rank = site.folds[0], site.known(1), site.rank(0)
+    if rank == 0:
+        return packed(site, (data,))
+    if data.kind != ROWS:
+        return moved(site, [0], reshaped) or structured(site, site.folds)
+    if axis is None or rank is None:
+        return site.coupled("the place of a new axis is not known")
+    new = axis % (rank + 1)
+    return data._replace(axis=data.axis + (new <= data.axis), parts=(data.bare,) if new == rank else None)
+
+
+@rule("Squeeze", literal=True, positions=True)
+def squeeze(site: Site) -> Result:
+    """Axes of size one go; the batch axis must not."""
+    data, sizes = site.folds[0], site.spec(0).shape
+    if data.kind != ROWS:
+        return moved(site, [0], reshaped) or structured(site, site.folds)
+    named = site.attribute("squeeze_dims", ())
+    if sizes is None or (not named and None in sizes[: data.axis] + sizes[data.axis + 1 :]):
+        return site.coupled("which axes are dropped depends on sizes")
+    axes = {a % len(sizes) for a in named if isinstance(a, int)} if isinstance(named, tuple) else set()
+    gone = axes or {axis for axis, size in enumerate(sizes) if size == 1}
+    if data.axis in gone or not named:
+        return site.coupled("the batch axis may be dropped: name the axes to squeeze")
+    column = site.columns(0, max(gone)) if len(gone) == 1 else None
+    if column is not None and len(column) == 1:
+        return column[0]
+    return data._replace(axis=data.axis - sum(axis < data.axis for axis in gone)).bare
+
+
+@rule("Reshape", literal=True, positions=True)
+def reshape(site: Site) -> Result:
+    """The batch axis may be merged with axes behind it, and split from them again."""
+    data, target = site.folds
+    lane = site.parts(0) if site.rank(0) == 1 else (data,) if site.rank(0) == 0 else None
+    if lane is not None and data.kind != ROWS:
+        rank = site.op.outputs[0].rank
+        if rank == 1 or (rank == 0 and len(lane) == 1):
+            return packed(site, lane) if rank else lane[0]
+    if data.kind != ROWS:
+        return moved(site, [0], reshaped) or structured(site, site.folds)
+    if site.parts(1) is None and target.kind != WHOLE:
+        return site.coupled("the shape that rows are given depends on the batch")
+    return _reshaped(site, data)
+
+
+class _Move(NamedTuple):
+    """Where the batch goes, the sizes before and behind it, old and new, and its length as counted."""
+
+    place: int
+    heads: tuple[Sizes, Sizes]
+    tails: tuple[Sizes, Sizes]
+    counted: int | None
+
+
+def _reshaped(site: Site, data: Fold) -> Fold:
+    before, after = site.spec(0).shape, _sizes(site)
+    if before is None or after is None:
+        return site.coupled("rows are given a shape with an unknown number of axes")
+    place = _batch_place(site, after)
+    if isinstance(place, Fold):
+        return place
+    heads = before[: data.axis], after[:place]
+    tails = before[data.axis + 1 :], after[place + 1 :]
+    part = (site.parts(1) or (None,) * len(after))[place]
+    move = _Move(place, heads, tails, part.per if part is not None and part.kind == COUNT else None)
+    per = _per(site, data, move)
+    if isinstance(per, Fold):
+        return per
+    if data.order and data.order[0] == UNDER:
+        return _from_under(site, data, move)
+    return _kept(site, data, move) if data.order or data.ragged else _moved(site, data, move, per)
+
+
+def _moved(site: Site, data: Fold, move: _Move, per: int) -> Fold:
+    """Rows that lie one after the other: as many entries must lie above them as before, or none."""
+    if _same(*move.heads) or (move.counted == data.per > 0 and _same(*move.tails)):
+        return data._replace(axis=move.place, per=per).bare
+    if move.place or _known(move.heads[0]) == 1:
+        return site.coupled("a reshape puts the batch under other axes than before")
+    old, new = _known(move.tails[0]), _known(move.tails[1])
+    if move.tails[1] and not _same(*move.tails) and (UNKNOWN in (old, new) or old % new):
+        return site.coupled("a reshape puts entries of several rows together")
+    merged = 1 if _same(*move.tails) else _known(move.tails[0]) if not move.tails[1] else UNKNOWN
+    order = (UNDER, data.per * merged) if data.per * merged else own_order(site)
+    return data._replace(axis=0, per=UNKNOWN, order=order).bare
+
+
+def _sizes(site: Site) -> Sizes | None:
+    """The sizes asked for; None is a size that is not known, and the batch."""
+    static, parts = site.op.outputs[0].shape, site.parts(1)
+    if parts is None:
+        return static
+    known = static if static is not None else (None,) * len(parts)
+    literal = (part.literal[0] if part.literal is not None else None for part in parts)
+    return tuple(
+        size if size is not None else int(n) if n is not None and n >= 0 else None
+        for size, n in zip(known, literal, strict=True)
+    )
+
+
+def _batch_place(site: Site, after: Sizes) -> int | Fold:
+    """Where the batch lies in the new shape: at the count, or else at the -1."""
+    parts = site.parts(1)
+    if parts is None:
+        places = [axis for axis, size in enumerate(after) if size is None]
+        return places[0] if len(places) == 1 else site.coupled("where a reshape puts the batch is not known")
+    if any(part.kind not in (COUNT, WHOLE) for part in parts):
+        return site.coupled("the shape that rows are given depends on the batch")
+    counts = [axis for axis, part in enumerate(parts) if part.kind == COUNT]
+    free = [axis for axis, part in enumerate(parts) if part.literal == (-1,) and after[axis] is None]
+    found = counts or free
+    if len(found) == 1:
+        return found[0]
+    return site.coupled("rows are given a fixed shape" if not found else "a reshape makes two axes of the batch")
+
+
+def _per(site: Site, data: Fold, move: _Move) -> int | Fold:
+    """Entries a row along the batch axis: what is counted, or what the axes behind a -1 leave over."""
+    if move.counted is not None or data.order or data.ragged:
+        return data.per if move.counted is None else move.counted
+    old, new = _left_over(*move.tails)
+    has, needs = (prod(size for size in sizes if size is not None) for sizes in (old, new))
+    if (max(data.per, 1) * has) % max(needs, 1) or new.count(None) > old.count(None):
+        return site.coupled("a reshape may put several rows together: give the batch axis its size, -1 to another")
+    return UNKNOWN if None in old or data.per == UNKNOWN else data.per * has // max(needs, 1)
+
+
+def _left_over(old: Sizes, new: Sizes) -> tuple[Sizes, Sizes]:
+    """Both without the sizes that they share at the end."""
+    while old and new and old[-1] == new[-1]:
+        old, new = old[:-1], new[:-1]
+    return old, new
+
+
+def _from_under(site: Site, data: Fold, move: _Move) -> Fold:
+    """Rows that were merged under other axes come out again, where the sizes prove it."""
+    inner, more = data.order[1], _known(move.tails[0])
+    if move.place > 0 and move.counted == inner and _same(*move.tails):
+        return data._replace(axis=move.place, per=inner, order=()).bare
+    if move.place == 0 and _same(*move.tails):
+        return data.bare
+    if move.place == 0 and not move.tails[1] and more != UNKNOWN:
+        return data._replace(order=(UNDER, inner * more)).bare
+    return site.coupled("a reshape puts the batch under other axes than before")
+
+
+def _kept(site: Site, data: Fold, move: _Move) -> Fold:
+    """Interleaved and ragged rows may get other axes behind them, no more."""
+    equal = _same(*move.tails) or _known(move.tails[0]) == _known(move.tails[1]) != UNKNOWN
+    if equal and _same(*move.heads):
+        return data._replace(axis=move.place).bare
+    return site.coupled("rows that do not lie one after the other are given another shape")
+
+
+def _same(old: Sizes, new: Sizes) -> bool:
+    """Whether as many entries lie along both, for sure; a size that is not known equals one in its own
+    place.
+    """
+    left, right = _left_over(old, new)
+    if None in left or None in right:
+        return False
+    return prod(size for size in left if size is not None) == prod(size for size in right if size is not None)
+
+
+def _known(sizes: Sizes) -> int:
+    return UNKNOWN if None in sizes else prod(size for size in sizes if size is not None)
+
+
+@rule("Shape", "ShapeN", literal=True, positions=True)
+def shape(site: Site) -> Result:
+    """The batch axis is a count, the rest is the same everywhere."""
+    return tuple(_shape(site, place) for place in range(len(site.folds)))
+
+
+def _shape(site: Site, place: int) -> Fold:
+    fold, sizes = site.folds[place], site.spec(place).shape
+    if fold.kind not in (ROWS, WHOLE) and (sizes is None or None in sizes) and not fold.good:
+        return site.nonlinear([fold])
+    if sizes is None:
+        return site.coupled("the shape of rows with an unknown number of axes") if fold.kind == ROWS else whole()
+    parts = [whole() if size is None else whole(size) for size in sizes]
+    if fold.kind == ROWS:
+        parts[fold.axis] = long(fold)
+    return packed(site, tuple(parts))
+
+
+def long(fold: Fold) -> Fold:
+    """How many entries lie along the batch axis."""
+    if fold.ragged:
+        return Fold(SUM)
+    return count(fold.per if not fold.order or fold.order[0] >= 0 else UNKNOWN)
+
+
+@rule("Size", literal=True, positions=True)
+def size(site: Site) -> Result:
+    """As many entries as rows have."""
+    fold, sizes = site.folds[0], site.spec(0).shape
+    if fold.kind != ROWS:
+        return whole() if fold.good else site.nonlinear([fold])
+    number = long(fold)
+    for axis, each in enumerate(sizes or (None,)):
+        if number.kind == COUNT and axis != fold.axis:
+            number = count(UNKNOWN if each is None else number.per * each)
+    return number
+
+
+@rule("Rank", literal=True, positions=True)
+def rank(site: Site) -> Result:
+    """The same everywhere."""
+    axes = site.rank(0)
+    return whole() if axes is None else whole(axes)
+
+
+@rule("Pack", literal=True, positions=True)
+def pack(site: Site) -> Result:
+    """Numbers become a vector; tensors get one more axis."""
+    ranks = {site.rank(place) for place in range(len(site.folds))}
+    if ranks == {0}:
+        return packed(site, site.folds)
+    if not any(fold.kind == ROWS for fold in site.folds):
+        return moved(site, range(len(site.folds)), stacked) or added(site, site.folds)
+    found = _alike(site, range(len(site.folds)))
+    own = site.rank(0)
+    if found.kind == COUPLED or own is None:
+        return found if found.kind == COUPLED else site.coupled("rows with an unknown number of axes are stacked")
+    axis = site.number("axis", 0) % (own + 1)
+    put = found._replace(axis=found.axis + (axis <= found.axis))
+    return put._replace(parts=tuple(fold.bare for fold in site.folds)) if axis == own else put
+
+
+def _alike(site: Site, places: range) -> Fold:
+    """Tensors of one shape, rows all of them."""
+    folds = [site.folds[place] for place in places]
+    wrong = mixed(site, folds)
+    if wrong is not None:
+        return wrong
+    if any(fold.kind == WHOLE for fold in folds):
+        return site.coupled(BESIDE)
+    found = folds[0].bare
+    for fold in folds[1:]:
+        if found.kind != COUPLED:
+            found = matched(site, found, fold.bare)
+    return found
+
+
+@rule("ConcatV2", "Concat", literal=True, positions=True)
+def concat(site: Site) -> Result:
+    """Along another axis rows stay rows; along the batch axis they are interleaved."""
+    first = site.op.type == "Concat"
+    places = range(1, len(site.folds)) if first else range(len(site.folds) - 1)
+    folds = [site.folds[place] for place in places]
+    along, own = site.known(0 if first else len(site.folds) - 1), site.rank(places[0])
+    if not any(fold.kind == ROWS for fold in folds):
+        return moved(site, places, concatenated(along)) or added(site, folds)
+    found = _alike(site, places)
+    if found.kind == COUPLED or along is None or own is None:
+        return found if found.kind == COUPLED else site.coupled("the axis of a concatenation is not known")
+    if along % own == found.axis:
+        return _behind(site, folds)
+    return found._replace(parts=_columns(site, places)) if along % own == own - 1 else found
+
+
+def _behind(site: Site, folds: list[Fold]) -> Fold:
+    if any(fold.order or fold.ragged or fold.per <= 0 for fold in folds):
+        return site.coupled("rows in several orders are put behind each other")
+    pers = tuple(fold.per for fold in folds)
+    return folds[0].bare._replace(per=sum(pers), order=pers) if len(pers) > 1 else folds[0].bare
+
+
+def _columns(site: Site, places: range) -> tuple[Fold, ...] | None:
+    found: list[Fold] = []
+    for place in places:
+        fold = site.folds[place]
+        if fold.parts is None and site.size(place, -1) != 1:
+            return None
+        found.extend(fold.parts or (fold.bare,))
+    return tuple(found)
+
+
+@rule("ConcatOffset", literal=True)
+def offsets(site: Site) -> Result:
+    """Where each tensor of a concatenation begins, given its axis and all shapes."""
+    axis, lanes = site.known(0), [site.parts(place) for place in range(1, len(site.folds))]
+    known = [lane for lane in lanes if lane is not None]
+    if axis is None or len(known) < len(lanes):
+        return site.nonlinear(site.folds)
+    found: list[Fold] = []
+    start = whole(0)
+    for lane in known:
+        along = axis % len(lane)
+        found.append(packed(site, tuple(start if at == along else whole(0) for at in range(len(lane)))))
+        start = _summed(site, start, lane[along])
+    return tuple(found)
+
+
+def _summed(site: Site, left: Fold, right: Fold) -> Fold:
+    if left.literal is not None and right.literal is not None:
+        return whole(left.literal[0] + right.literal[0])
+    return added(site, [left, right])
+
+
+@rule("BroadcastArgs", literal=True)
+def broadcast_shape(site: Site) -> Result:
+    """The shape that two shapes broadcast to."""
+    left, right = site.parts(0), site.parts(1)
+    if left is None or right is None:
+        return site.nonlinear(site.folds)
+    longer, shorter = (left, right) if len(left) >= len(right) else (right, left)
+    padded = (whole(1),) * (len(longer) - len(shorter)) + shorter
+    return packed(site, tuple(_wider(site, one, other) for one, other in zip(longer, padded, strict=True)))
+
+
+def _wider(site: Site, one: Fold, other: Fold) -> Fold:
+    if one == other or other.literal == (1,):
+        return one
+    if one.literal == (1,):
+        return other
+    if one.kind == other.kind == WHOLE:
+        return one if one.literal is not None else other
+    return one if one.kind == other.kind == COUNT else site.nonlinear([one, other])
+
+
+@rule("DynamicStitch", "ParallelDynamicStitch", literal=True)
+def stitch(site: Site) -> Result:
+    """Entries of vectors, each put at its number; of two at one number the later stays."""
+    half = len(site.folds) // 2
+    found: dict[int, Fold] = {}
+    for place in range(half):
+        numbers, lane = site.ints(place), _lane(site, half + place)
+        if numbers is None or lane is None or len(numbers) != len(lane):
+            return _stitched(site)
+        found.update(zip(numbers, lane, strict=True))
+    if sorted(found) != list(range(len(found))):
+        return _stitched(site)
+    return packed(site, tuple(found[number] for number in range(len(found))))
+
+
+def _lane(site: Site, place: int) -> tuple[Fold, ...] | None:
+    return (site.folds[place],) if site.rank(place) == 0 else site.parts(place)
+
+
+def _stitched(site: Site) -> Fold:
+    """Entries that cannot be told apart, or that are rows."""
+    if any(fold.kind == ROWS for fold in site.folds):
+        return site.coupled("rows are put side by side by number")
+    return site.nonlinear(site.folds)

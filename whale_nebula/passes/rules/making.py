@@ -1,0 +1,202 @@
+"""Tensors made to a shape: the batch lies where the shape has a count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from whale_nebula.passes.rules.algebra import entries, flat, joined, matched, structured
+from whale_nebula.passes.rules.registry import (
+    COUNT,
+    COUPLED,
+    FIXED,
+    ROWS,
+    SHAPE,
+    UNKNOWN,
+    WHOLE,
+    Fold,
+    Result,
+    Site,
+    rows,
+    rule,
+    whole,
+)
+
+_RANDOM = """
+    RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt ParameterizedTruncatedNormal
+    StatelessRandomUniform StatelessRandomNormal StatelessTruncatedNormal StatelessRandomUniformInt
+    StatelessRandomUniformFullInt StatelessRandomUniformV2 StatelessRandomNormalV2
+    StatelessTruncatedNormalV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2
+"""
+
+
+@rule("Fill", "Empty")
+def fill(site: Site) -> Result:
+    """One value everywhere."""
+    value = site.folds[1] if len(site.folds) > 1 else whole()
+    made = _made(site, 0)
+    if made.kind == ROWS and value.kind != WHOLE:
+        return site.coupled(f"rows are filled with {value.spoken}")
+    return structured(site, (value, made)) if made.kind == WHOLE else made
+
+
+@rule(_RANDOM)
+def random(site: Site) -> Result:
+    """Each micro-batch draws its own."""
+    made = _made(site, 0)
+    if any(fold.kind != WHOLE for fold in site.folds[1:]):
+        return site.coupled("what is drawn depends on the batch")
+    same = made.kind == ROWS and _same_seed(site, site.folds[1:])
+    return site.coupled(SAME_SEED) if same else made
+
+
+SAME_SEED = "its seed is the same for each micro-batch, so each would draw the same rows"
+
+
+def _same_seed(site: Site, seeds: Sequence[Fold]) -> bool:
+    """Whether every run draws the same: what says so is constant, or the attributes of an op of its own kernel.
+
+    A kernel counts what it has drawn, but each micro-batch may have one of its own.
+    """
+    if site.op.type.startswith("Stateless"):
+        return all(fold.inputs for fold in seeds)
+    return bool(site.number("seed", 0) or site.number("seed2", 0))
+
+
+@rule("RngReadAndSkip")
+def next_seed(site: Site) -> Result:
+    """A tf.random.Generator's state, which each micro-batch moves on by what it draws."""
+    return whole()
+
+
+@rule("Multinomial", "StatelessMultinomial", "RandomGammaGrad", "RandomPoissonV2")
+def drawn(site: Site) -> Result:
+    """Draws for each row of scores."""
+    scores = site.folds[0]
+    if scores.kind == ROWS and _same_seed(site, site.folds[2:]):
+        return site.coupled(SAME_SEED)
+    if scores.kind == ROWS and all(fold.kind == WHOLE for fold in site.folds[1:]):
+        return scores.bare if scores.axis == 0 else site.coupled("draws along the batch axis")
+    return site.coupled("what is drawn depends on the batch")
+
+
+def _made(site: Site, place: int) -> Fold:
+    """The state of a tensor that has the shape which this input says."""
+    parts = site.parts(place)
+    if parts is None:
+        return whole() if site.folds[place].kind == WHOLE else site.nonlinear([site.folds[place]])
+    if any(part.kind not in (COUNT, WHOLE) for part in parts):
+        return site.coupled("the shape of a tensor depends on the batch")
+    counts = [axis for axis, part in enumerate(parts) if part.kind == COUNT]
+    if len(counts) > 1:
+        return site.coupled("a tensor is as long as the batch along two axes")
+    return rows(counts[0], parts[counts[0]].per) if counts else whole()
+
+
+@rule("BroadcastTo")
+def broadcast_to(site: Site) -> Result:
+    """A tensor repeated to a shape."""
+    data, made = site.folds[0], _made(site, 1)
+    if made.kind == COUPLED or (made.kind == WHOLE and data.kind != ROWS):
+        return made if made.kind == COUPLED else structured(site, (data, made))
+    if made.kind != ROWS or data.kind not in (ROWS, WHOLE):
+        return site.coupled(FIXED if data.kind == ROWS else f"rows are filled with {data.spoken}")
+    rank, long = site.rank(0), site.op.outputs[0].rank
+    if rank is None or long is None:
+        return site.coupled("rows with an unknown number of axes are repeated")
+    if data.kind == ROWS:
+        return matched(site, data._replace(axis=data.axis + long - rank).bare, made._replace(order=data.order))
+    fits = flat(site, 0, made.axis - (long - rank))
+    return made if fits else site.coupled("a tensor that is no part of the batch lies along the batch axis")
+
+
+@rule("Tile")
+def tile(site: Site) -> Result:
+    """A tensor repeated along its axes."""
+    data, times_each = site.folds[0], site.parts(1)
+    if data.kind == ROWS:
+        return _tiled_rows(site, data, times_each)
+    made = _made(site, 1)
+    if made.kind != ROWS or data.kind != WHOLE:
+        return (
+            structured(site, (data, made)) if made.kind != ROWS else site.coupled(f"rows are filled with {data.spoken}")
+        )
+    size = site.size(0, made.axis)
+    return made._replace(per=UNKNOWN if size is None else made.per * size)
+
+
+def _tiled_rows(site: Site, data: Fold, times_each: Sequence[Fold] | None) -> Fold:
+    if times_each is None or any(part.kind != WHOLE for part in times_each):
+        return site.coupled("rows are repeated as often as the batch is long")
+    often = times_each[data.axis].literal
+    if often == (1,):
+        return data.bare
+    if often is None or data.order or data.per <= 0:
+        return site.coupled("the batch is repeated along its axis")
+    pers = (data.per,) * int(often[0])
+    return data._replace(per=sum(pers), order=pers).bare
+
+
+@rule("ZerosLike", "OnesLike", positions=True)
+def like(site: Site) -> Result:
+    """Only the shape matters."""
+    data = site.folds[0]
+    if data.kind == ROWS:
+        return data._replace(position=0, offset=False).bare
+    return whole(0) if site.op.type == "ZerosLike" and site.op.outputs[0].scalar else whole()
+
+
+@rule("Range", literal=True)
+def numbered(site: Site) -> Result:
+    """A range over the batch numbers the rows."""
+    start, stop, step = (site.folds[place] for place in range(3))
+    if start.kind == stop.kind == step.kind == WHOLE:
+        numbers = [fold.literal[0] for fold in (start, stop, step) if fold.literal is not None]
+        few = len(numbers) == 3 and all(isinstance(number, int) for number in numbers) and numbers[2] != 0
+        found = range(*(int(number) for number in numbers)) if few else ()
+        return whole(*found) if 0 < len(found) <= 64 else whole()
+    if start.literal == (0,) and step.literal == (1,) and stop.kind == COUNT:
+        return rows(0, stop.per)._replace(position=1)
+    if stop.kind in (COUNT, SHAPE):
+        return site.coupled("a range over the batch that does not number its rows one by one")
+    return site.nonlinear(site.folds)
+
+
+@rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
+def pad(site: Site) -> Result:
+    """Entries put around a tensor, or folded back into it, not along the batch."""
+    data, widths = site.folds[0], entries(site, 1)
+    if data.kind != ROWS:
+        filled = site.folds[2] if len(site.folds) > 2 else whole(0)
+        clean = site.folds[1].kind == WHOLE and (filled.zero or data.kind != "sum")
+        return joined(site, data.bare, filled) if clean else site.nonlinear(site.folds)
+    if widths is None or any(fold.kind != WHOLE for fold in site.folds[1:]):
+        return site.coupled("how rows are padded is not known")
+    around = widths[2 * data.axis : 2 * data.axis + 2]
+    if all(width.zero for width in around):
+        return data.bare
+    return site.coupled("entries are put before or behind the batch")
+
+
+@rule("ReverseV2", "Roll")
+def turn(site: Site) -> Result:
+    """Along any axis but the batch."""
+    data, axes, rank = site.folds[0], site.ints(len(site.folds) - 1), site.rank(0)
+    if data.kind != ROWS:
+        return structured(site, site.folds)
+    others = all(fold.kind == WHOLE for fold in site.folds[1:])
+    if axes is None or rank is None or not others or data.axis in {axis % rank for axis in axes}:
+        return site.coupled(f"{site.op.type} along the batch axis")
+    return data.bare
+
+
+@rule("ReverseSequence")
+def reverse_each(site: Site) -> Result:
+    """Each row by its own length."""
+    data, lengths = site.folds
+    if ROWS not in (data.kind, lengths.kind):
+        return structured(site, site.folds)
+    along, over = site.number("batch_dim", 0), site.number("seq_dim", 0)
+    if data.kind != ROWS or data.axis == over or (lengths.kind == ROWS) != (data.axis == along):
+        return site.coupled("the batch is reversed, or by lengths that are not one a row")
+    in_order = lengths.kind == WHOLE or (lengths.order == data.order and not data.ragged)
+    return data.bare if in_order else site.coupled("rows and their lengths lie in other orders")

@@ -1,0 +1,329 @@
+"""Rules by op type, and what a rule sees: one op, the states of what it reads, and what is known of its
+tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeVar
+
+from whale_nebula.ir.graph import Attribute, Graph, Op
+from whale_nebula.spec import Spec, Value
+
+WHOLE = "whole"
+"""The same in every micro-batch."""
+ROWS = "rows"
+"""A micro-batch holds its own slice of the whole's value."""
+COUNT = "count"
+"""A number proportional to the rows; the whole's is the sum over the micro-batches."""
+INVERSE = "inverse"
+"""A number inversely proportional to the rows."""
+SHAPE = "shape"
+"""A vector whose parts are counts and wholes."""
+SUM = "sum"
+"""The whole's value is the sum over the micro-batches."""
+MEAN = "mean"
+"""The whole's value is the mean over the micro-batches, weighted by their rows."""
+EMPTY = "empty"
+"""A list that holds nothing yet."""
+AFTER = "after"
+"""Right only when computed once, from merged values."""
+COUPLED = "coupled"
+"""What a row gets depends on the other rows."""
+
+UNKNOWN = 0
+"""`per` where the number of entries a row is not known, only that it is the same for each."""
+
+STRANGE = -1
+"""`position` where the number of times is not known."""
+
+_OUTPUTS = 1024
+
+
+def blocks_of(value: Value) -> int:
+    """`position` of the numbers of rows, times the size of the second axis of this tensor."""
+    return STRANGE - 1 - value.op * _OUTPUTS - value.out
+
+
+UNDER, OWN = -1, -2
+"""First number of an `order`: the batch lies under other axes that were merged with it; an order like no
+other."""
+
+_SPOKEN = {
+    WHOLE: "a value that is the same in every micro-batch",
+    ROWS: "rows of the batch",
+    COUNT: "a number of rows of the batch",
+    INVERSE: "one divided by the number of rows of the batch",
+    SHAPE: "a shape that counts the rows of the batch",
+    SUM: "a sum over the batch",
+    MEAN: "a mean over the batch",
+    EMPTY: "a list that holds nothing yet",
+    AFTER: "a value that is known when the whole batch is through",
+    COUPLED: "a value whose rows depend on each other",
+}
+
+Number = int | float
+
+
+class Fold(NamedTuple):
+    """The state of a value.
+
+    `axis` is where the rows lie; `per` the entries that one row has there (of a count: the number a row). `order`
+    is empty where the rows lie one after the other, so that the micro-batches' values only need to be put behind
+    each other; `ragged` where each row gives another number of them: by which mask. `position` marks multiples of
+    the number that a row has in the batch: it says how many times (or `STRANGE`, or `blocks_of`), `offset` that
+    something was added. `inputs` says that the value comes from the user's inputs alone. `literal` are the known
+    numbers of a whole, `parts` the states along the last axis. `blame` and `reason` say of after and coupled which op
+    made it so, and why.
+
+    >>> str(Fold(ROWS, axis=1)), str(Fold(SUM, inputs=True))
+    ('rows(1)', 'sum of inputs')
+    """
+
+    kind: str
+    axis: int = 0
+    per: int = 1
+    order: tuple[int, ...] = ()
+    ragged: int = 0
+    position: int = 0
+    offset: bool = False
+    inputs: bool = False
+    literal: tuple[Number, ...] | None = None
+    parts: tuple[Fold, ...] | None = None
+    blame: int = -1
+    reason: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether micro-batches can be merged to the whole's value."""
+        return self.kind not in (AFTER, COUPLED)
+
+    @property
+    def misplaced(self) -> str:
+        """Why rows of micro-batches that are put behind each other are not the whole's; "" where they are."""
+        if self.kind == ROWS and self.position:
+            return "it holds the numbers of rows, and each micro-batch numbers its own"
+        if self.kind == ROWS and self.order:
+            return "its rows lie in another order than the batch's: those of a micro-batch would lie together"
+        return ""
+
+    @property
+    def zero(self) -> bool:
+        """Whether this is known to be nothing but zeros."""
+        return self.literal is not None and not any(self.literal)
+
+    @property
+    def bare(self) -> Fold:
+        """The state without what is known of its numbers."""
+        return self._replace(literal=None, parts=None)
+
+    @property
+    def spoken(self) -> str:
+        """The state as a part of a sentence, with its reason where it has one.
+
+        >>> Fold(MEAN).spoken
+        'a mean over the batch'
+        >>> Fold(AFTER, reason="Sqrt of it is no mean").spoken
+        'a value that is known when the whole batch is through: Sqrt of it is no mean'
+        """
+        return f"{_SPOKEN[self.kind]}: {self.reason}" if self.reason else _SPOKEN[self.kind]
+
+    def __str__(self) -> str:
+        if self.kind == SHAPE and self.parts is not None:
+            name = f"shape({', '.join(part.kind for part in self.parts)})"
+        elif self.kind == ROWS:
+            name = f"{'positions' if self.position else self.kind}({self.axis})"
+            name += " ragged" * bool(self.ragged) + " interleaved" * bool(self.order)
+        else:
+            name = self.kind
+        return name + " of inputs" * (self.inputs and self.kind not in (WHOLE, EMPTY))
+
+
+def whole(*literal: Number) -> Fold:
+    """The same in every micro-batch; with numbers, these."""
+    return Fold(WHOLE, literal=literal or None)
+
+
+def rows(axis: int, per: int = 1, order: tuple[int, ...] = ()) -> Fold:
+    """The batch lies along `axis`."""
+    return Fold(ROWS, axis=axis, per=per, order=order)
+
+
+def count(per: int = 1) -> Fold:
+    """`per` times the number of rows."""
+    return Fold(COUNT, per=per)
+
+
+def vector(parts: tuple[Fold, ...]) -> Fold:
+    """The state of a vector of wholes and counts."""
+    kinds = {part.kind for part in parts}
+    if kinds <= {WHOLE}:
+        numbers = [part.literal[0] for part in parts if part.literal is not None]
+        return Fold(WHOLE, literal=tuple(numbers)) if len(numbers) == len(parts) else Fold(WHOLE, parts=parts)
+    pers = {part.per for part in parts}
+    return Fold(COUNT if kinds == {COUNT} else SHAPE, per=pers.pop() if len(pers) == 1 else UNKNOWN, parts=parts)
+
+
+Result = Fold | tuple[Fold, ...]
+
+NO_RULE = "no rule for op type"
+"""How a reason begins where it is not known what an op does to rows."""
+
+BESIDE = "rows are put beside a tensor that is no part of the batch"
+FIXED = "rows are given a fixed shape"
+"""Reasons for which an op fails with a micro-batch: the other tensor has as many rows as the whole batch."""
+
+
+class Caller(Protocol):
+    """Who can say what a function's body makes of its arguments."""
+
+    def call(self, graph: Graph, name: str, folds: tuple[Fold, ...], owner: int) -> tuple[Fold, ...]:
+        """The states of the results of the body `name`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One op where a rule is applied. `owner` is the op of the user's graph that this one is a part of."""
+
+    graph: Graph
+    op: Op
+    folds: tuple[Fold, ...]
+    caller: Caller
+    owner: int
+    specs: Mapping[Value, Spec] = field(default_factory=dict)
+
+    def spec(self, place: int) -> Spec:
+        """Element type and shape of an input; `specs` are those that are known better than where it was traced."""
+        value = self.op.inputs[place]
+        return self.specs.get(value) or self.graph.spec(value)
+
+    def rank(self, place: int) -> int | None:
+        """Number of axes of an input."""
+        return self.spec(place).rank
+
+    def size(self, place: int, axis: int) -> int | None:
+        """Static size of an input along an axis."""
+        shape = self.spec(place).shape
+        return None if shape is None or not -len(shape) <= axis < len(shape) else shape[axis]
+
+    def attribute(self, name: str, default: Attribute) -> Attribute:
+        """An attribute of the op."""
+        return self.op.attributes.get(name, default)
+
+    def number(self, name: str, default: int) -> int:
+        """An integer attribute of the op."""
+        value = self.op.attributes.get(name, default)
+        return value if isinstance(value, int) else default
+
+    def flag(self, name: str) -> bool:
+        """A boolean attribute of the op."""
+        return bool(self.op.attributes.get(name, False))
+
+    def ints(self, place: int) -> tuple[int, ...] | None:
+        """The numbers of an input, where they are known."""
+        literal = self.folds[place].literal
+        return None if literal is None else tuple(int(number) for number in literal)
+
+    def known(self, place: int) -> int | None:
+        """The one number of an input, where it is known."""
+        numbers = self.ints(place)
+        return numbers[0] if numbers is not None and len(numbers) == 1 else None
+
+    def parts(self, place: int) -> tuple[Fold, ...] | None:
+        """The states of a vector's entries, where they can be told apart; rows are no vector, see `columns`."""
+        fold, rank = self.folds[place], self.rank(place)
+        if fold.parts is not None and fold.kind != ROWS and rank in (1, None):
+            return fold.parts
+        if fold.kind != WHOLE or rank != 1:
+            return None
+        if fold.literal is not None:
+            return tuple(whole(number) for number in fold.literal)
+        length = self.size(place, 0)
+        return None if length is None else (whole(),) * length
+
+    def columns(self, place: int, axis: int) -> tuple[Fold, ...] | None:
+        """The states of what lies side by side along an axis of rows: known of the last one alone."""
+        rank = self.rank(place)
+        return None if rank is None or axis % rank != rank - 1 else self.folds[place].parts
+
+    def coupled(self, reason: str) -> Fold:
+        """What a row gets here depends on other rows."""
+        return Fold(COUPLED, blame=self.owner, reason=self._inside(reason))
+
+    def after(self, reason: str) -> Fold:
+        """Right only when computed once from merged values."""
+        return Fold(AFTER, blame=self.owner, reason=self._inside(reason))
+
+    def _inside(self, reason: str) -> str:
+        return reason if self.owner == self.op.index else f"{reason} (at {self.op.type} {self.op.name!r} in its body)"
+
+    def nonlinear(self, folds: Iterable[Fold]) -> Fold:
+        """A function that keeps neither sums nor means, of values without rows."""
+        folds = tuple(folds)
+        for fold in folds:
+            if fold.kind == COUPLED or fold.kind == AFTER:
+                return fold.bare
+        names = sorted({fold.spoken for fold in folds if fold.kind != WHOLE})
+        if not names:
+            return whole()
+        return self.after(f"{self.op.type} of {' and '.join(names)} is neither a sum nor a mean over it")
+
+
+class Entry(NamedTuple):
+    """A rule and when it is asked.
+
+    `literal`: also where all inputs are whole, because it knows their numbers. `raw`: also where an input is
+    coupled. `positions`: also for numbers of rows.
+    """
+
+    apply: Callable[[Site], Result]
+    literal: bool
+    raw: bool
+    positions: bool
+
+
+RULES: dict[str, Entry] = {}
+_F = TypeVar("_F", bound=Callable[[Site], Result])
+
+
+def rule(*types: str, literal: bool = False, raw: bool = False, positions: bool = False) -> Callable[[_F], _F]:
+    """Register the transfer function of op types; one text may name several."""
+
+    def register(apply: _F) -> _F:
+        for name in " ".join(types).split():
+            if name in RULES:
+                raise ValueError(f"op type {name} has two rules")
+            RULES[name] = Entry(apply, literal, raw, positions)
+        return apply
+
+    return register
+
+
+def transfer(site: Site) -> tuple[Fold, ...]:
+    """The states of an op's outputs."""
+    if not site.op.outputs:
+        return ()
+    result = _result(site)
+    folds = (result,) * len(site.op.outputs) if isinstance(result, Fold) else result
+    inputs = not site.op.stateful and all(fold.inputs for fold in site.folds)
+    return tuple(fold._replace(inputs=inputs) for fold in folds)
+
+
+def _result(site: Site) -> Result:
+    entry = RULES.get(site.op.type)
+    if all(fold.kind == WHOLE for fold in site.folds) and not (entry is not None and entry.literal):
+        return whole()
+    if entry is None:
+        bad = next((fold for fold in site.folds if fold.kind == COUPLED), None)
+        return bad.bare if bad is not None else site.coupled(f"{NO_RULE} {site.op.type}")
+    if entry.raw:
+        return entry.apply(site)
+    for fold in site.folds:
+        if fold.kind == COUPLED:
+            return fold.bare
+        if fold.position and not entry.positions:
+            return site.coupled("numbers of rows (a range over the batch) are others in a micro-batch")
+        if fold.kind == EMPTY and not site.op.type.startswith("TensorList"):
+            return site.coupled("a list is read before anything is in it")
+    return entry.apply(site)

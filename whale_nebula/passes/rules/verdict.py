@@ -1,0 +1,280 @@
+"""What a fold means for the runtime, and for the user."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from whale_nebula.errors import BatchCoupledError, CaptureError, StaticBatchError
+from whale_nebula.ir.graph import Graph, Op
+from whale_nebula.passes.rules.making import SAME_SEED
+from whale_nebula.passes.rules.registry import (
+    AFTER,
+    BESIDE,
+    COUNT,
+    COUPLED,
+    EMPTY,
+    FIXED,
+    INVERSE,
+    MEAN,
+    NO_RULE,
+    SHAPE,
+    SUM,
+    WHOLE,
+    Fold,
+)
+from whale_nebula.site import Origin
+from whale_nebula.spec import Value
+
+_ALONE, _, _ALLOW = BatchCoupledError.usual_mends
+
+
+class Mends(NamedTuple):
+    """Lines of a script: one that leaves the batch `alone`, and one that `allow`s rows to depend on each other. Where
+    each replica may have one micro-batch, moments can be `shared`.
+    """
+
+    alone: str = _ALONE
+    allow: str = _ALLOW
+    shared: bool = False
+
+
+def mends(asked: int, *, copied: bool) -> Mends:
+    """Those for a batch that `nb.pipeline` asks to be cut into so many parts, and that is cut for replicas too, where
+    the step is `copied`.
+
+    >>> mends(4, copied=False).alone, mends(1, copied=True).alone
+    ('nb.pipeline(micro_batch=1)', 'nb.replica(1), or leave nb.replica out')
+    >>> mends(4, copied=True).alone
+    'nb.replica(1) and nb.pipeline(micro_batch=1)'
+    """
+    if not copied:
+        return Mends()
+    allow = 'nb.pipeline(coupled="allow") inside nb.replica, which runs it micro-batch by micro-batch'
+    if asked > 1:
+        return Mends(f"nb.replica(1) and {_ALONE}", allow)
+    return Mends("nb.replica(1), or leave nb.replica out", allow, shared=True)
+
+
+_WHY = "a micro-batch has only its share of the rows, and the last batch of an epoch may have fewer too"
+
+
+class _Found(NamedTuple):
+    rows: int
+    mend: str
+
+
+def baked(
+    fold: Fold, graph: Graph, where: Callable[[int], str] = lambda op: "", alone: str = Mends().alone
+) -> StaticBatchError | None:
+    """The error for a value that couples the rows because a batch size is a constant; else None. `alone` is the line
+    that leaves the batch whole.
+    """
+    if fold.kind != COUPLED or not 0 <= fold.blame < len(graph):
+        return None
+    op = graph.ops[fold.blame]
+    found = _found(graph, op)
+    if found is None:
+        op, found = _above(graph, op)
+    if found is None:
+        return None
+    place = ", ".join(part for part in (f"{op.name} ({op.type})", where(op.index)) if part)
+    mend = f"{found.mend}\nor {alone}"
+    return StaticBatchError(f"the batch size {found.rows} is baked in", where=place, why=_WHY, mend=mend)
+
+
+def _found(graph: Graph, op: Op) -> _Found | None:
+    finder = _FINDERS.get(op.type)
+    return None if finder is None else finder(graph, op)
+
+
+def _above(graph: Graph, op: Op) -> tuple[Op, _Found | None]:
+    """Where rows got the fixed number with which they do not fit others at `op`.
+
+    Inputs that are reshaped alone are read whole, so it comes to light only where they meet what is cut.
+    """
+    longs = {value: (graph.spec(value).shape or (0,))[0] for value in op.inputs}
+    for value, long in longs.items() if None in longs.values() else ():
+        for above in sorted(graph.ascend([value.op]) if long else (), reverse=True):
+            found = _found(graph, graph.ops[above]) if graph.ops[above].type in _FIXING else None
+            if found is not None and found.rows == long:
+                return graph.ops[above], found
+    return op, None
+
+
+def free(sizes: Sequence[int], shape: Sequence[int | None]) -> list[int]:
+    """The target of a reshape with -1 where the number of rows stands.
+
+    >>> free([32, -1], [None, 4]), free([32, 2, 2], [None, 4])
+    ([-1, 4], [-1, 2, 2])
+    """
+    rest = list(sizes[1:])
+    if -1 in rest:
+        known = math.prod(size for size in rest if size > 0)
+        rest[rest.index(-1)] = _row(shape) // known if known and None not in shape[1:] else -1
+    return [-1, *rest]
+
+
+def _row(shape: Sequence[int | None]) -> int:
+    """How many numbers a row has."""
+    return math.prod(size or 1 for size in shape[1:])
+
+
+def _reshape(graph: Graph, op: Op) -> _Found | None:
+    sizes = graph.ops[op.inputs[1].op].constant or ()
+    shape = graph.spec(op.inputs[0]).shape
+    if not sizes or sizes[0] < 2 or not shape or shape[0] is not None:
+        return None
+    if -1 not in sizes and None not in shape[1:] and math.prod(sizes[1:]) != _row(shape):
+        return None  # rows are merged or taken apart: they would be with -1 as well
+    return _Found(sizes[0], f"tf.reshape(x, {free(sizes, shape)})")
+
+
+def _operand(graph: Graph, op: Op) -> _Found | None:
+    """An operand that is made of constants and is as long as a batch, beside rows."""
+    shapes = [graph.spec(value).shape for value in op.inputs]
+    beside = any(shape is None or None in shape for shape in shapes)
+    for value, shape in zip(op.inputs, shapes, strict=True) if beside else ():
+        if shape and shape[0] is not None and shape[0] > 1 and _constant(graph, value):
+            rest = "".join(f", {size}" for size in shape[1:])
+            return _Found(shape[0], f"make it as long as the batch: tf.zeros([tf.shape(x)[0]{rest}]) for zeros")
+    return None
+
+
+def _constant(graph: Graph, value: Value) -> bool:
+    return all(not graph.ops[op].role and not graph.ops[op].stateful for op in graph.ascend([value.op]))
+
+
+def _unpack(graph: Graph, op: Op) -> _Found | None:
+    number = op.attributes.get("num")
+    along = op.attributes.get("axis", 0)
+    if not isinstance(number, int) or number < 2 or along != 0:
+        return None
+    return _Found(number, "work on all rows at once, or tf.map_fn(f, x)")
+
+
+def _split(graph: Graph, op: Op) -> _Found | None:
+    sizes = graph.ops[op.inputs[1].op].constant or ()
+    axis = graph.ops[op.inputs[2].op].constant or ()
+    if axis[:1] != (0,) or not sizes or min(sizes) < 0:
+        return None
+    return _Found(sum(sizes), "work on all rows at once, or split another axis: tf.split(x, n, axis=1)")
+
+
+_FIXING = frozenset({"Reshape", "Unpack", "SplitV"})
+"""Ops that make of rows something with a fixed number."""
+
+_FINDERS: dict[str, Callable[[Graph, Op], _Found | None]] = {
+    "Reshape": _reshape,
+    "Unpack": _unpack,
+    "SplitV": _split,
+    **dict.fromkeys(("ConcatV2", "Pack", "AddV2", "Add", "Sub", "Mul", "RealDiv", "Maximum", "Minimum"), _operand),
+    **dict.fromkeys(("SelectV2", "Select", "BatchMatMulV2", "MatMul", "SquaredDifference"), _operand),
+}
+
+
+LOSS = "what is differentiated"
+_RULES = {
+    WHOLE: "same", EMPTY: "same", COUNT: "sum", SUM: "sum", MEAN: "mean", AFTER: "after", INVERSE: "after",
+    SHAPE: "after", COUPLED: "coupled",
+}  # fmt: skip
+
+
+def merge_rule(fold: Fold) -> str:
+    """How the values of the micro-batches become the whole's.
+
+    "same", "sum", "mean" and "concat:<axis>" say just that; "vector:<rule>,<rule>" says it entry by entry;
+    "whole": do not merge, evaluate it once on the whole batch (it comes from inputs alone); "after": compute
+    it once from merged values; "coupled": it cannot be had.
+
+    >>> merge_rule(Fold("rows", axis=1)), merge_rule(Fold("mean"))
+    ('concat:1', 'mean')
+    """
+    if fold.kind == SHAPE and fold.parts is not None and not fold.inputs:
+        return f"vector:{','.join(merge_rule(part) for part in fold.parts)}"
+    rule = _RULES.get(fold.kind) or ("coupled" if fold.misplaced else f"concat:{fold.axis}")
+    return "whole" if fold.inputs and rule in ("after", "coupled") else rule
+
+
+def verdict(
+    fold: Fold,
+    graph: Graph,
+    *,
+    where: Callable[[int], str] = lambda op: "",
+    what: str = LOSS,
+    ways: tuple[str, ...] = (),
+    lines: Mends = Mends(),  # noqa: B008 - it does not change
+) -> CaptureError | None:
+    """Why a value cannot be had from micro-batches, or None where it can. `where` gives an op's line in the
+    source, `ways` are ways out that only this value has, `lines` those that leave the batch as it is.
+
+    >>> error = verdict(Fold(COUPLED, reason="rows are sorted"), Graph(()))
+    >>> print(error.why)
+    rows are sorted
+    >>> verdict(Fold(SUM), Graph(())) is None
+    True
+    """
+    if fold.good:
+        return None
+    static = baked(fold, graph, where, lines.alone)
+    if static is not None:
+        return static
+    op = graph.ops[fold.blame] if 0 <= fold.blame < len(graph) else None
+    origin = "" if op is None else where(op.index)
+    layer = origin.said if isinstance(origin, Origin) else ""
+    named = "" if op is None else f"{op.name} ({op.type})"
+    return BatchCoupledError(
+        _headline(fold, layer, what),
+        op=named,
+        line=str(origin),
+        where=str(origin) if layer else None,
+        why=f"{fold.reason}: op {named}" if layer else fold.reason,
+        mends=(*_mends(graph, op, what, origin, fold, lines), *ways),
+    )
+
+
+_UNDECIDED = ("not known", "unknown", "by number")
+"""What stands in reasons that say that a rule cannot tell, and not that rows depend on each other."""
+
+
+def _headline(fold: Fold, layer: str, what: str) -> str:
+    """That rows depend on each other, or that the rules do not say whether they do."""
+    inside = f", in {layer}" if layer else ""
+    if fold.reason.startswith(NO_RULE):
+        return f"whether micro-batches would change {what} is not known: there is {fold.reason}{inside}"
+    if any(words in fold.reason for words in _UNDECIDED):
+        return f"whether micro-batches would change {what} is not known: no rule covers this use of an op{inside}"
+    return f"micro-batches would change {what}: {_said(fold, layer)}"
+
+
+def _said(fold: Fold, layer: str) -> str:
+    if fold.kind == AFTER:
+        return "it is neither a sum nor a mean over the batch" + f", in {layer}" * bool(layer)
+    return f"{layer} makes its rows depend on each other" if layer else "its rows depend on each other"
+
+
+def _mends(graph: Graph, op: Op | None, what: str, origin: str, fold: Fold, lines: Mends) -> tuple[str, ...]:
+    """The ways out that fit: a weight says what a loss is a mean over, another layer normalises each row alone."""
+    weight = BatchCoupledError.usual_mends[1]
+    scalar = op is not None and bool(op.outputs) and all(spec.scalar for spec in op.outputs)
+    fails = fold.reason in (BESIDE, FIXED)
+    found = [lines.alone, *([weight] if scalar and what == LOSS else []), _AS_MANY if fails else lines.allow]
+    if isinstance(origin, Origin) and origin.kind in _BY_ROW:
+        found.append(f"{_BY_ROW[origin.kind]} in the place of {origin.said}")
+        if lines.shared and op is not None and "/moments/" in op.name:
+            found.append(f"{origin.kind}(synchronized=True), whose moments are those of all replicas")
+    if SAME_SEED in fold.reason:
+        found.append(_MOVING)
+    if op is not None and "compile_loss" in op.name and Fold(AFTER).spoken in fold.reason:
+        found.append(_MASK)
+    return tuple(found)
+
+
+_AS_MANY = "as many rows as the batch has, tf.fill([tf.shape(x)[0], 1], value), in the place of a fixed number"
+_MOVING = "a seed that moves on with each draw: keras.random.SeedGenerator(...), or a tf.random.Generator's own draws"
+_MASK = (
+    "a mask that is made of the inputs alone, as Embedding(mask_zero=True) and Masking make it: this one hangs on what "
+    "the model computes, so what Keras divides the loss by is not known before"
+)
+_BY_ROW = {"BatchNormalization": "keras.layers.LayerNormalization or GroupNormalization"}

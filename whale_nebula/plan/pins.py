@@ -1,0 +1,159 @@
+"""Pinned plans: a run that was given saved plans refuses a step that is planned in another way now."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from whale_nebula.errors import NebulaWarning, OptionError, PlanError, PlanMismatchError
+from whale_nebula.errors.suggestions import listed
+from whale_nebula.plan.differences import plan_difference
+from whale_nebula.plan.plan import Plan
+from whale_nebula.site import Site, script_site
+
+Pinned = str | os.PathLike[str] | Plan
+"""A plan to hold a step against, or the file that it was saved in."""
+
+_WORDS = "now", "in the pinned plan"
+
+
+@dataclass
+class Pins:
+    """The pinned plans of a run by the name of their step, each with where it comes from; `site` opened the run."""
+
+    plans: Mapping[str, tuple[Plan, str]] = field(default_factory=dict)
+    site: str = ""
+    met: set[str] = field(default_factory=set)
+    renumbered: dict[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.plans)
+
+    def pin_of(self, name: str) -> str | None:
+        """The name under which a step is pinned: its own, or the only one that differs in Keras's number alone.
+
+        Keras calls a model without a name after its class, and numbers those that a process makes: `functional_1`.
+        """
+        if name in self.plans:
+            return name
+        if name not in self.renumbered:
+            alike = [known for known in self.plans if _unnumbered(known) == _unnumbered(name) and known not in self.met]
+            if len(alike) != 1:
+                return None
+            self.renumbered[name] = alike[0]
+        return self.renumbered[name]
+
+    def check(self, plan: Plan, pin: str) -> None:
+        """Refuse a plan that is not the pinned one."""
+        pinned, source = self.plans[pin]
+        self.met.add(pin)
+        difference = plan_difference(plan, pinned, _WORDS)
+        if difference is not None:
+            raise PlanMismatchError(
+                f"{plan.name} is not planned as it was pinned{f' as {pin}' if pin != plan.name else ''}",
+                where=source,
+                why=difference,
+                mend=(_NAMED if pin != plan.name else _LAYERS if _renumbered(plan, pinned) else "")
+                + "change it back; or pin it anew: whale-nebula show train.py --save plan.json, "
+                "or nb.plan(model, x, y).save(path);\nor leave plan= out of nb.init",
+            )
+
+    def miss(self, name: str) -> None:
+        """Say once that a step has no pin, unless another step of its model has one."""
+        model, _, step = _unnumbered(name).rpartition(".")
+        pinned = [_unnumbered(known).rpartition(".") for known in self.plans]
+        if name in self.met or any(model and each == model and other != step for each, _, other in pinned):
+            return
+        self.met.add(name)
+        _warn(
+            f"{name} has no pinned plan, and runs as it is planned now",
+            f"a pin is found by the step's name, and those pinned are {listed(self.plans)}",
+            "name the model as it was pinned: keras.Model(..., name=...); or pin it too: nb.init(plan=[..., path])",
+            script_site(),
+        )
+
+    def close(self) -> None:
+        """At the end of the run, say which pins no step was held against."""
+        for name, (_, source) in self.plans.items():
+            if name not in self.met:
+                steps = f"the steps that ran with scopes are {listed(sorted(self.met))}" if self.met else ""
+                file, _, line = self.site.rpartition(":")
+                what = f"{name} has a pinned plan, and no such step was run"
+                _warn(what, steps, f"leave {source} out of plan=", Site(file, int(line)))
+
+
+_NAMED = (
+    'if it is the same model: name it and its layers, keras.Model(..., name="mine"), or build it after '
+    "keras.backend.clear_session(), and pin it anew;\n"
+)
+
+
+_LAYERS = (
+    'if it is the same model: name its layers and its optimizer, layers.Dense(8, name="encoder"), '
+    'optimizers.Adam(name="adam"), or build it after '
+    "keras.backend.clear_session(), and pin it anew;\n"
+)
+
+
+def _renumbered(one: Plan, other: Plan) -> bool:
+    """Whether two plans differ in nothing but the numbers that Keras gives to layers without a name."""
+    lines = [sorted(re.sub(r"_\d+\b", "", line) for line in plan.lines) for plan in (one, other)]
+    return lines[0] == lines[1]
+
+
+def _unnumbered(name: str) -> str:
+    """The name of a step without the number that Keras gave its model.
+
+    >>> _unnumbered("functional_1.train_step"), _unnumbered("net.train_step"), _unnumbered("step_2")
+    ('functional.train_step', 'net.train_step', 'step_2')
+    """
+    return re.sub(r"_\d+(?=\.\w+$)", "", name)
+
+
+def _warn(what: str, why: str, mend: str, site: Site) -> None:
+    """Warn about a line of the user's."""
+    warnings.warn_explicit(
+        NebulaWarning(what, where=str(site), why=why, mend=mend), NebulaWarning, site.file, site.line
+    )
+
+
+def pins(given: Any, site: str) -> Pins:
+    """Read the pinned plans: a path or a plan, or several."""
+    several = isinstance(given, Iterable) and not isinstance(given, (str, os.PathLike))
+    plans: dict[str, tuple[Plan, str]] = {}
+    for each in given if several else [] if given is None else [given]:
+        plan, source = _read(each, site)
+        if plan.name in plans:
+            raise OptionError(
+                f"two plans pin {plan.name}: {plans[plan.name][1]} and {source}",
+                where=site,
+                why="a step has one plan",
+                mend=f"leave one of them out: nb.init(plan={source!r})",
+            )
+        plans[plan.name] = plan, source
+    return Pins(plans, site)
+
+
+def _read(given: Any, site: str) -> tuple[Plan, str]:
+    if isinstance(given, Plan):
+        return given, site
+    if isinstance(given, (str, os.PathLike)):
+        if not os.path.exists(given):
+            raise PlanError(
+                f"there is no file {os.fspath(given)!r} to pin a plan by",
+                where=site,
+                why=f"it is looked for from {os.getcwd()}",
+                mend=f"whale-nebula show train.py --save {os.path.basename(given)} writes one, "
+                "and so does nb.plan(model, x, y).save(path)",
+            )
+        return Plan.load(given), os.fspath(given)
+    raise OptionError(
+        f"plan={given!r} is neither a path nor a plan",
+        where=site,
+        why="it names files that Plan.save has written",
+        mend='nb.init(plan="plan.json"), or a list of them: one for each step',
+    )

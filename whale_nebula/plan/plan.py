@@ -1,0 +1,169 @@
+"""The Plan that a user sees: pure data that can be read, printed, saved and compared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from whale_nebula.errors import OptionError, StateError
+from whale_nebula.errors.suggestions import Named, did_you_mean
+from whale_nebula.ir.canonical import digest_lines
+from whale_nebula.plan import file
+from whale_nebula.plan.differences import plan_difference
+from whale_nebula.plan.html import plan_html
+from whale_nebula.plan.html.document import plan_svg
+from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
+from whale_nebula.plan.text import plan_mermaid, plan_text
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A step mapped to clusters: what each stage is, what crosses between them, and in which order they run.
+
+    `stages` and `links` are keyed by name, like those of a report. `rows` are the rows of each micro-batch of
+    the example; `lines` is the canonical text of the program, which `program_digest` is the hash of;
+    `exchange_seconds` is how long clusters wait, once a step, for what their updates need of each other.
+    """
+
+    name: str
+    stages: Mapping[str, PlanStage]
+    boundaries: tuple[PlanBoundary, ...]
+    links: Mapping[str, PlanLink]
+    once: tuple[PlanOnce, ...]
+    tied: tuple[PlanTied, ...]
+    micro_batch: int
+    rows: tuple[int, ...]
+    schedule: str
+    in_flight: int | None
+    versions: Mapping[str, str]
+    threads: Mapping[str, int]
+    notes: tuple[str, ...]
+    lines: tuple[str, ...] = field(repr=False)
+    definition: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
+    exchange_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("stages", "links"):
+            object.__setattr__(self, name, Named(getattr(self, name)))
+
+    def __repr__(self) -> str:
+        stages, boundaries = len(self.stages), len(self.boundaries)
+        parts = f"{stages} stage{'s' * (stages != 1)} and {boundaries} boundar{'y' if boundaries == 1 else 'ies'}"
+        return f"<plan {self.digest[:12]} of {self.name}: {parts}; print() tells it>"
+
+    @cached_property
+    def program_digest(self) -> str:
+        """What is computed: the same in every process that traces the same step, wherever it runs."""
+        return digest_lines(self.lines)
+
+    @cached_property
+    def digest(self) -> str:
+        """What is computed, where, with which codecs, and by which versions and numbers of threads."""
+        return digest_lines(self._said())
+
+    def _said(self) -> Iterator[str]:
+        yield f"program {self.program_digest}"
+        for stage in self.stages.values():
+            copies = "" if stage.replicas == 1 else f" replicas={stage.replicas}"
+            order = f" order={','.join(map(str, stage.order))}" if stage.order else ""
+            yield f"stage {stage.name} {stage.cluster} {stage.worker}{copies}{order}"
+        for each in self.boundaries:
+            yield f"boundary {each.name} {each.codec}, backward {each.backward_codec}"
+        yield from (f"version {name} {version}" for name, version in sorted(self.versions.items()))
+        yield from (f"threads {name} {count}" for name, count in sorted(self.threads.items()))
+
+    def difference(self, other: Plan) -> str | None:
+        """In words, the first thing in which this plan ("here") differs from another ("there"), or None.
+
+        Where a plan was made is not compared: the rows of its example, the rates of links, single workers.
+
+        >>> import tensorflow as tf
+        >>> import whale_nebula as nb
+        >>> def planned(width):
+        ...     @nb.function
+        ...     def double(x):
+        ...         with nb.stage(cluster="gpu"):
+        ...             return 2.0 * x
+        ...     return nb.plan(double, tf.TensorSpec([None, width]))
+        >>> planned(4).difference(planned(5))
+        'input x is float32[?,4] batched here, float32[?,5] batched there'
+        >>> planned(4).difference(planned(4)) is None
+        True
+        """
+        return plan_difference(self, other)
+
+    def to_text(self) -> str:
+        """The plan as text, about 100 columns wide."""
+        return plan_text(self)
+
+    def to_mermaid(self) -> str:
+        """The plan as a Mermaid flowchart: clusters, stages, and what crosses."""
+        return plan_mermaid(self)
+
+    def to_html(self) -> str:
+        """The plan as one HTML file that needs nothing else: a graph to move about in, the schedule, tables.
+
+        >>> import tensorflow as tf
+        >>> import whale_nebula as nb
+        >>> @nb.function
+        ... def double(x):
+        ...     with nb.stage(cluster="gpu"):
+        ...         return 2.0 * x
+        >>> nb.plan(double, tf.TensorSpec([None, 4])).to_html().splitlines()[0]
+        '<!doctype html>'
+        """
+        return plan_html(self)
+
+    def to_svg(self) -> str:
+        """The plan's graph as a picture: SVG that needs nothing else. A notebook shows it for a plan by itself.
+
+        >>> import tensorflow as tf
+        >>> import whale_nebula as nb
+        >>> @nb.function
+        ... def double(x):
+        ...     with nb.stage(cluster="gpu"):
+        ...         return 2.0 * x
+        >>> nb.plan(double, tf.TensorSpec([None, 4])).to_svg()[:40]
+        '<svg xmlns="http://www.w3.org/2000/svg" '
+        """
+        return plan_svg(self)
+
+    _repr_svg_ = to_svg
+
+    def to_json(self) -> str:
+        """The plan as JSON: what `save` writes, but for the program's text, which is long.
+
+        >>> import json
+        >>> import tensorflow as tf
+        >>> import whale_nebula as nb
+        >>> @nb.function
+        ... def double(x):
+        ...     with nb.stage(cluster="gpu"):
+        ...         return 2.0 * x
+        >>> json.loads(nb.plan(double, tf.TensorSpec([None, 4])).to_json())["stages"]["gpu"]["cluster"]
+        'gpu'
+        """
+        return file.to_json(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON, to be loaded and compared later."""
+        file.save(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Plan:
+        """Read what `save` wrote. It has everything but the graphs."""
+        return file.load(Plan, path)
+
+    def graph_def(self, stage: str) -> Any:
+        """The TensorFlow GraphDef of a stage's forward, with its backward where the two are one function."""
+        if stage not in self.stages:
+            raise OptionError(f"no stage is called {stage!r}", mend=did_you_mean(stage, self.stages))
+        if self.definition is None:
+            raise StateError("this plan comes from a file, which holds no graphs", mend="nb.plan(model, ...)")
+        return self.definition(stage)
+
+    def __str__(self) -> str:
+        return self.to_text()

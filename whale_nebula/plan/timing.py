@@ -1,0 +1,317 @@
+"""The schedule of a plan in time, under an assumption that is said: nothing has run, so no stage was measured.
+
+What a message takes is known where a line has a rate or a delay. What a stage computes is not. Where some line is slow
+stages are taken to compute their FLOPs at `SPEED`, and each call to cost `CALL`; where lines are free it is one unit.
+What codecs take one core is known (`codec.costs`), and counts where lines take time.
+A page can show other speeds, and stages that compute as long as a message takes: from there on a step waits for lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from whale_nebula.ir.routing import taken
+from whale_nebula.plan.records import PlanBoundary, PlanStage
+from whale_nebula.schedule import Hop, Line, Timeline, Work, limits, pace, simulate
+from whale_nebula.wire.frame import wire_bytes
+
+if TYPE_CHECKING:
+    from whale_nebula.plan.plan import Plan
+
+
+class Coding(NamedTuple):
+    """Seconds of one core for a micro-batch, around a stage's forward and around its backward.
+
+    >>> Coding(0.5) + Coding(0.25, 1.0)
+    Coding(forward=0.75, backward=1.0)
+    """
+
+    forward: float = 0.0
+    backward: float = 0.0
+
+    def __add__(self, other: object) -> Coding:
+        if not isinstance(other, Coding):
+            return NotImplemented
+        return Coding(self.forward + other.forward, self.backward + other.backward)
+
+
+def coding(plan: Plan, names: Sequence[str]) -> dict[str, Coding]:
+    """By stage, of those that take part; a codec of which nothing is known takes nothing."""
+    found = dict.fromkeys(names, Coding())
+    for each in plan.boundaries:
+        for name, one in _of(plan, each, names):
+            found[name] += one
+    return found
+
+
+def _of(plan: Plan, each: PlanBoundary, names: Sequence[str]) -> Iterator[tuple[str, Coding]]:
+    cluster = {name: plan.stages[name].cluster for name in (each.source, *each.destinations)}
+    away = [name for name in each.destinations if name in names and cluster[name] != cluster[each.source]]
+    if not away or each.source not in names:
+        return
+    first = {cluster[name]: name for name in reversed(away)}.values()
+    encode, decode = _sides(each.codec_seconds, each.encode_seconds, len(plan.rows))
+    encode_back, decode_back = _sides(each.backward_codec_seconds, each.backward_encode_seconds, len(plan.rows))
+    yield each.source, Coding(encode, decode_back)
+    yield from ((name, Coding(decode / len(first))) for name in first)
+    yield from ((name, Coding(0.0, encode_back / len(away))) for name in away)
+
+
+def _sides(both: float | None, encode: float | None, micro_batches: int) -> tuple[float, float]:
+    """What a micro-batch takes to encode and to decode."""
+    sent = encode or 0.0
+    return sent / micro_batches, max((both or 0.0) - sent, 0.0) / micro_batches
+
+
+SPEED = 1e12
+"""Floating-point operations a second: what an accelerator does with small batches."""
+
+CALL = 0.5e-3
+"""Seconds that it costs to call a forward or a backward, however small it is."""
+
+_BACKWARD = 2.0
+"""A backward takes so many times its forward where nothing is counted: a product has two gradients."""
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """How long a stage computes for a micro-batch, and on what ground.
+
+    Either stages compute so many FLOPs a second (`speed`), or all of them so many `seconds` a micro-batch, as long as
+    one takes on `line`. With neither lines are free and only proportions count: stages are equal, or go `by_flops`.
+    """
+
+    speed: float | None = None
+    seconds: float | None = None
+    line: str = ""
+    by_flops: bool = False
+
+    @property
+    def timed(self) -> bool:
+        """Whether the drawing is in seconds; else it is in units, and lines are free."""
+        return self.speed is not None or self.seconds is not None
+
+    def __str__(self) -> str:
+        if self.speed is not None:
+            return f"assuming that stages compute {speed_text(self.speed)}, and {duration(CALL)} more for each call"
+        if self.seconds is not None:
+            each = f"each stage computes a micro-batch in {duration(self.seconds)}"
+            return f"assuming that {each}, as long as one travels on {self.line}"
+        share = "stages compute in proportion to their FLOPs" if self.by_flops else "equal stages"
+        return f"assuming {share}: a forward takes 1, a backward {_BACKWARD:.0f}, and lines nothing"
+
+
+def speed_text(speed: float) -> str:
+    """A speed for people.
+
+    >>> speed_text(1e12), speed_text(2.5e10)
+    ('1 TFLOP/s', '25 GFLOP/s')
+    """
+    for unit, of in (("P", 1e15), ("T", 1e12), ("G", 1e9)):
+        if speed >= of:
+            return f"{speed / of:g} {unit}FLOP/s"
+    return f"{speed:g} FLOP/s"
+
+
+@dataclass(frozen=True)
+class PhaseTimes:
+    """One phase in time: the stages that take part, by their place in the timeline."""
+
+    phase: int
+    stages: tuple[PlanStage, ...]
+    timeline: Timeline
+    limits: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Times:
+    """All phases of a step, for the first so many micro-batches."""
+
+    assumed: Assumed
+    micro_batches: int
+    phases: tuple[PhaseTimes, ...]
+
+    @property
+    def seconds(self) -> float:
+        """How long the phases take together; without what runs once a step."""
+        return sum(phase.timeline.seconds for phase in self.phases)
+
+
+def step_text(plan: Plan, given: Assumed | None = None) -> str:
+    """How long a step takes by the drawing, and by what clusters exchange besides."""
+    drawn = times(plan, given).seconds
+    codecs = any(map(any, coding(plan, list(plan.stages)).values()))
+    if not plan.exchange_seconds:
+        return f"so a step takes about {duration(drawn)}{', with codecs' * codecs}; updates come on top"
+    own = f"{duration(drawn)} {'with codecs' if codecs else 'as drawn'}"
+    both = f"{own}, {duration(plan.exchange_seconds)} for what is exchanged once"
+    return f"so a step takes about {duration(drawn + plan.exchange_seconds)}: {both}; updates come on top"
+
+
+def assumed(plan: Plan) -> Assumed:
+    """What the drawn schedule of a plan takes for granted."""
+    return Assumed(SPEED) if _travels(plan) else Assumed()
+
+
+def as_long_as_a_message(plan: Plan) -> Assumed:
+    """Stages that compute a micro-batch as long as one travels on the line where that takes longest."""
+    taken = _travels(plan)
+    slowest = max(taken, key=lambda name: taken[name], default="")
+    return Assumed(seconds=taken[slowest], line=slowest) if taken else Assumed()
+
+
+def _travels(plan: Plan) -> dict[str, float]:
+    """Seconds that a micro-batch is on its way on each line that takes any."""
+    taken: dict[str, float] = {}
+    for phase in range(_phases(plan)):
+        stages = [stage.name for stage in plan.stages.values() if stage.runs[phase]]
+        for hop in _hops(plan, stages).values():
+            for line, size in ((hop.there, hop.forward), (hop.back, hop.backward)):
+                if line is not None and size:
+                    taken[line.name] = taken.get(line.name, line.delay) + line.seconds(size)
+    return {name: seconds for name, seconds in taken.items() if seconds}
+
+
+def times(plan: Plan, given: Assumed | None = None, *, most: int | None = None) -> Times:
+    """The schedule of a plan in time; `most` limits the micro-batches."""
+    given = given or assumed(plan)
+    count = len(plan.rows) if most is None else min(len(plan.rows), most)
+    found = (_phase(plan, phase, count, given) for phase in range(_phases(plan)))
+    return Times(given, count, tuple(each for each in found if each.stages))
+
+
+def in_flight(plan: Plan) -> dict[str, int]:
+    """How many micro-batches each stage holds at a time; nothing is held where nothing goes backward."""
+    found = dict.fromkeys(plan.stages, 0)
+    for phase in times(plan).phases:
+        for place, (stage, limit) in enumerate(zip(phase.stages, phase.limits, strict=True)):
+            fused = place == len(phase.stages) - 1
+            held = 0 if "B" not in stage.runs[phase.phase] else 1 if fused else _busiest_holds(stage, limit)
+            found[stage.name] = max(found[stage.name], held)
+    return found
+
+
+def _busiest_holds(stage: PlanStage, limit: int) -> int:
+    """How many of those in flight the replica with the largest share holds."""
+    period = len(stage.order) or stage.replicas
+    return ceil(limit * max(taken(stage.order, stage.replicas, period)) / period)
+
+
+def counted(plan: Plan) -> Plan:
+    """The plan with the limits of its stages filled in."""
+    held = in_flight(plan)
+    return replace(plan, stages={name: replace(s, in_flight=held[name]) for name, s in plan.stages.items()})
+
+
+def _phases(plan: Plan) -> int:
+    return max((len(stage.runs) for stage in plan.stages.values()), default=0)
+
+
+def _phase(plan: Plan, phase: int, count: int, given: Assumed) -> PhaseTimes:
+    stages = tuple(stage for stage in plan.stages.values() if stage.runs[phase])
+    if not stages:
+        return PhaseTimes(phase, (), Timeline(0, ()), ())
+    works = list(_works(plan, stages, phase, given))
+    hops = _hops(plan, [stage.name for stage in stages])
+    if given.timed:
+        works = _coded(plan, stages, works)
+    else:
+        hops = {pair: _free(hop) for pair, hop in hops.items()}
+    timeline = simulate(works, hops, count, name=plan.schedule, in_flight=plan.in_flight)
+    chosen = limits(
+        plan.schedule, len(stages), len(plan.rows), pace=pace(works, hops), in_flight=plan.in_flight,
+        replicas=[work.replicas for work in works], orders=[work.order for work in works],
+    )  # fmt: skip
+    return PhaseTimes(phase, stages, timeline, chosen)
+
+
+# ---------------------------------------------------------------------- what the simulator is told
+def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, given: Assumed) -> Iterator[Work]:
+    if given.speed is not None:
+        yield from (_counted(stage, phase, len(plan.rows), given.speed) for stage in stages)
+        return
+    most = max(stage.flops for stage in stages) if given.by_flops else 0
+    for stage in stages:
+        forward, backward = float("F" in stage.runs[phase]), _BACKWARD * ("B" in stage.runs[phase])
+        unit = (1.0 if given.seconds is None else given.seconds / (1.0 + _BACKWARD)) * _share(stage, most)
+        yield _work(stage, forward * unit, backward * unit if backward else None)
+
+
+def _coded(plan: Plan, stages: Sequence[PlanStage], works: Sequence[Work]) -> list[Work]:
+    """With what codecs take."""
+    taken = coding(plan, [stage.name for stage in stages])
+    both = ((work, taken[stage.name]) for work, stage in zip(works, stages, strict=True))
+    return [replace(work, coding=each.forward, coding_back=each.backward) for work, each in both]
+
+
+def _counted(stage: PlanStage, phase: int, micro_batches: int, speed: float) -> Work:
+    """A micro-batch's part of a stage's FLOPs; where it runs in several phases, in equal parts."""
+
+    def takes(letter: str, flops: int) -> float:
+        phases = sum(letter in runs for runs in stage.runs)
+        return CALL + flops / (micro_batches * phases * speed) if letter in stage.runs[phase] else 0.0
+
+    return _work(stage, takes("F", stage.forward_flops), takes("B", stage.backward_flops) or None)
+
+
+def _work(stage: PlanStage, forward: float, backward: float | None) -> Work:
+    """What is assumed of a stage is so of its fastest replica."""
+    slowness = tuple(max(stage.speeds) / speed for speed in stage.speeds)
+    return Work(forward, backward, replicas=stage.replicas, order=stage.order, slowness=slowness)
+
+
+def _share(stage: PlanStage, most: int) -> float:
+    """How long a stage computes beside the slowest; never nothing, so that it can be seen."""
+    return max(stage.flops / most, 0.01) if most else 1.0
+
+
+def _hops(plan: Plan, names: Sequence[str]) -> dict[tuple[int, int], Hop]:
+    """What waits for what, and for how long: a hop for each pair of stages that a boundary joins."""
+    found: dict[tuple[int, int], Hop] = {}
+    reached: set[tuple[str, str]] = set()
+    for each in plan.boundaries:
+        for name in each.destinations:
+            if each.source in names and name in names and name != each.source:
+                pair = names.index(each.source), names.index(name)
+                first = (each.name, plan.stages[name].cluster) not in reached
+                reached.add((each.name, plan.stages[name].cluster))
+                there = wire_bytes(each.bytes or 0) if first else 0
+                back = wire_bytes(each.backward_bytes or 0) if each.backward else None
+                found[pair] = _joined(plan, each.source, name, there, back, found.get(pair))
+    return found
+
+
+def _joined(plan: Plan, a: str, b: str, there: float, back: float | None, before: Hop | None) -> Hop:
+    """A hop with one more boundary on it."""
+    hop = before or Hop(_line(plan, a, b), _line(plan, b, a), 0.0, None)
+    both = hop.backward if back is None else (hop.backward or 0.0) + back
+    return replace(hop, forward=hop.forward + there, backward=both)
+
+
+def _line(plan: Plan, a: str, b: str) -> Line | None:
+    """The line between the clusters of two stages; none inside a cluster."""
+    clusters = plan.stages[a].cluster, plan.stages[b].cluster
+    if clusters[0] == clusters[1]:
+        return None
+    link = plan.links.get("->".join(clusters))
+    rate = link.rate / 8 if link is not None and link.rate else inf
+    return Line("->".join(clusters), rate, link.delay if link is not None else 0.0)
+
+
+def _free(hop: Hop) -> Hop:
+    return Hop(None, None, 0.0, None if hop.backward is None else 0.0)
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> duration(0.0123), duration(2.5), duration(0.00004), duration(75)
+    ('12.3 ms', '2.5 s', '40 µs', '75 s')
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size or unit == "µs":
+            return f"{seconds / size:.3g} {unit}"
+    return ""

@@ -1,0 +1,268 @@
+"""What `nb.verify` found: a row for each tensor that was compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula.errors import VerificationError
+
+_FEW = 24  # rows that are shown without being asked for
+
+
+class Row(NamedTuple):
+    """One tensor, compared: its name, how far the plan's is from the uncut one, and how far it may be.
+
+    `noisy` says that rounding alone may move it as far as the step does, so that nothing is shown of it: its gradient
+    is all but zero, and an optimizer such as Adam makes full steps of its noise.
+    """
+
+    name: str
+    error: float
+    limit: float
+    noisy: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is near enough; what is no number is not."""
+        return self.error <= self.limit
+
+    @property
+    def badness(self) -> float:
+        """How many times the limit the error is."""
+        if math.isnan(self.error):
+            return math.inf
+        return self.error / self.limit if self.limit else math.inf * self.error if self.error else 0.0
+
+
+@dataclass(frozen=True)
+class Verification:
+    """One step by the plan against the same step uncut: a row for everything it returned or wrote.
+
+    `comparable` is false where the two must differ (dropout with several micro-batches draws other numbers,
+    and `coupled="allow"` runs rows apart that depend on each other): then no row has a limit, and nothing was
+    shown. `notes` say why (the first `reasons` of them do, then come remarks), `mends` what to change for a check that
+    shows something. `proviso` is what the headline leaves open: half precision. It is true where `ok` is.
+
+    >>> rows = Row("loss", 0.0, 1e-5), Row("kernel", 2e-3, 1e-5)
+    >>> found = Verification(rows, stages=("gpu", "npu"), micro_batches=2)
+    >>> found.ok, found.worst.name
+    (False, 'kernel')
+    >>> print(found)
+    2 stages (gpu, npu), micro-batches: 2: 1 of 2 tensors differ from the uncut step
+         error    limit
+       0.0e+00  1.0e-05  loss
+      !2.0e-03  1.0e-05  kernel
+    """
+
+    rows: tuple[Row, ...]
+    stages: tuple[str, ...] = ()
+    micro_batches: int = 1
+    comparable: bool = True
+    notes: tuple[str, ...] = ()
+    mends: tuple[str, ...] = ()
+    proviso: str = ""
+    reasons: int = 1
+
+    @property
+    def ok(self) -> bool:
+        """Whether the two steps can be compared, and nothing is further from the uncut one than it may be."""
+        return self.comparable and all(row.ok for row in self.rows)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    @property
+    def worst(self) -> Row | None:
+        """The row that is furthest beyond its limit, or nearest to it; None where nothing was compared."""
+        return max(self.rows, key=lambda row: row.badness, default=None)
+
+    def to_text(self, *, every: bool = False) -> str:
+        """A table with a line for each tensor, what differs marked by '!', noise by '~', and the notes under it.
+
+        Of many tensors it has those that differ and those that are nearest to their limits; with `every` it has all.
+        """
+        count = len(self.stages)
+        stages = f"{count} stage{'s' * (count != 1)} ({', '.join(self.stages)})"
+        head = f"{stages}, micro-batches: {self.micro_batches}"
+        lines = [f"{head}: {self._sentence()}", *(f"  mend: {mend}" for mend in self.mends)]
+        shown = self.rows if every or len(self.rows) <= _FEW else self._telling()
+        lines += ["     error    limit", *map(_line, shown)]
+        rest = len(self.rows) - len(shown)
+        lines += [f"  and {rest} more, further from their limits: to_text(every=True) has them"] * (rest > 0)
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes[0 if self.comparable else self.reasons :])])
+
+    def _telling(self) -> list[Row]:
+        """The rows that differ, and with them those that are next to; in the order of all."""
+        nearest = sorted(self.rows, key=lambda row: row.badness, reverse=True)[:_FEW]
+        return [row for row in self.rows if not row.ok or row in nearest]
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _sentence(self) -> str:
+        bad = sum(not row.ok for row in self.rows)
+        if bad:
+            return f"{bad} of {len(self.rows)} tensors differ from the uncut step"
+        if not self.comparable:
+            return f"not comparable: {self._reason()}"
+        return ", ".join([f"all {len(self.rows)} tensors are those of the uncut step", *filter(None, [self.proviso])])
+
+    def _reason(self) -> str:
+        return "; and ".join(self.notes[: self.reasons]) or "the two steps must differ"
+
+    def raise_if_bad(self) -> Verification:
+        """Raise `VerificationError` where something differs or could not be compared; else give itself."""
+        if not self.comparable:
+            raise VerificationError(
+                "the plan and the uncut step cannot be compared",
+                why=self._reason(),
+                mend="\nor ".join(self.mends) or None,
+            )
+        if not self.ok and self.worst is not None:
+            raise VerificationError(
+                "the plan and the uncut step do not agree",
+                where=self.worst.name,
+                why=f"it is {self.worst.error:.1e} away, and may be {self.worst.limit:.1e}\n{self}",
+            )
+        return self
+
+
+def _line(row: Row) -> str:
+    mark = "!" if not row.ok else "~" if row.noisy else " "
+    limit = f"{row.limit:7.1e}" if math.isfinite(row.limit) else "   none"
+    return f"  {mark}{row.error:.1e}  {limit}  {row.name}"
+
+
+OF_THE_LARGEST = 1e-3
+_NOISE, _STORED = 4.0, 4.0
+BITS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+BITS |= {"complex128": BITS["float64"], "complex64": BITS["float32"]}
+"""The last bit of a number, beside its first, by element type."""
+
+Values = Mapping[str, Any]
+"""Variables' values by their path."""
+
+
+class Tolerance(NamedTuple):
+    """How far what a step returns may be, beside itself, and a variable's update beside the update."""
+
+    value: float
+    update: float
+
+
+EXACT, HALF = Tolerance(1e-5, 1e-3), Tolerance(1e-2, 1e-2)
+
+
+@dataclass(frozen=True)
+class State:
+    """What a run left: the tensors it returned, and its variables."""
+
+    returned: Sequence[Any]
+    variables: Values
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Two runs from one state, and for each variable how far rounding alone has moved its update."""
+
+    before: Values
+    uncut: State
+    planned: State
+    noise: Mapping[str, float] = field(default_factory=dict)
+
+
+def compared(names: Sequence[str], runs: Runs, tolerance: Tolerance) -> Iterator[Row]:
+    """A row for each tensor that was returned, by its name, and for each variable."""
+    found = runs.uncut.returned
+    largest = max((_norm(_numbers(t)) for t in found if inexact(t)), default=0.0)
+    for name, a, b in zip(names, found, runs.planned.returned, strict=True):
+        size = _norm(_numbers(a)) if inexact(a) else 0.0
+        limit = tolerance.value * (size + OF_THE_LARGEST * largest) if inexact(a) else 0.0
+        yield Row(name, distance(a, b), limit)
+    for path in runs.uncut.variables:
+        yield _variable(path, runs, tolerance)
+
+
+def _variable(path: str, runs: Runs, tolerance: Tolerance) -> Row:
+    a, b = runs.uncut.variables[path], runs.planned.variables[path]
+    if not inexact(a):
+        return Row(path, distance(a, b), 0.0)
+    update = _norm(change(runs.before[path], a))
+    stored = _STORED * BITS.get(a.dtype.name, 0.0) * _norm(_numbers(a))
+    limit = tolerance.update * update + max(stored, _NOISE * runs.noise.get(path, 0.0))
+    return Row(path, distance(a, b), limit, noisy=limit >= update > 0)
+
+
+def distance(a: Any, b: Any) -> float:
+    """How far two tensors are from each other. NaN is as far from NaN as from itself: not at all.
+
+    >>> distance(tf.constant([1.0, math.nan]), tf.constant([1.5, math.nan]))
+    0.5
+    >>> distance(tf.constant([1.0, 2.0]), tf.constant([1.0, math.nan]))
+    inf
+    """
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return math.inf
+    if not inexact(a):
+        return float(np.sum(a.numpy() != b.numpy()))
+    left, right = _numbers(a), _numbers(b)
+    unlike = ~((left == right) | (np.isnan(left) & np.isnan(right)))
+    left, right = left[unlike], right[unlike]
+    return _norm(left - right) if np.isfinite(left).all() and np.isfinite(right).all() else math.inf
+
+
+def change(before: Any, after: Any) -> Any:
+    """What a step has made of a variable; one that has another form now is all new."""
+    return _less(_numbers(after), _numbers(before)) if before.shape == after.shape else _numbers(after)
+
+
+def noise(before: Values, after: Values, near: Values, near_after: Values) -> dict[str, float]:
+    """How far each variable's update from a state that is `near` by is from the update itself."""
+    floating = [path for path, value in after.items() if inexact(value)]
+    pairs = {path: (change(near[path], near_after[path]), change(before[path], after[path])) for path in floating}
+    return {path: _norm(_less(*pair)) if pair[0].shape == pair[1].shape else 0.0 for path, pair in pairs.items()}
+
+
+def nudged(value: Any, bit: float, seed: int) -> Any:
+    """A tensor with each of its numbers a bit larger or smaller."""
+    signs = np.random.default_rng(seed).choice((-1.0, 1.0), tuple(value.shape))
+    wide = tf.complex128 if value.dtype.is_complex else tf.float64
+    return tf.cast(tf.cast(value, wide).numpy() * (1.0 + bit * signs), value.dtype)
+
+
+def strange(tensor: Any) -> bool:
+    """Whether something in a tensor is no number."""
+    return inexact(tensor) and not np.isfinite(_numbers(tensor)).all()
+
+
+def inexact(tensor: Any) -> bool:
+    """Whether a tensor is of numbers that are rounded.
+
+    >>> inexact(tf.zeros([2], tf.complex64)), inexact(tf.zeros([2], tf.int32))
+    (True, False)
+    """
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
+
+
+def _numbers(tensor: Any) -> Any:
+    """A tensor's numbers; a complex one's are the two of each."""
+    if tensor.dtype.is_complex:
+        wide = tf.cast(tensor, tf.complex128).numpy()
+        return np.stack([wide.real, wide.imag], axis=-1)
+    return np.asarray(tf.cast(tensor, tf.float64).numpy())
+
+
+def _less(left: Any, right: Any) -> Any:
+    with np.errstate(invalid="ignore"):  # an infinity less another is no number
+        return left - right
+
+
+def _norm(numbers: Any) -> float:
+    """Of those that are numbers."""
+    return float(np.linalg.norm(numbers[np.isfinite(numbers)]))

@@ -1,0 +1,374 @@
+"""What a stage computes and what it keeps: FLOPs, activations, and both of them layer by layer."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+from whale_nebula.ir.cut import Cut, Fragment, StagePhase
+from whale_nebula.ir.graph import CAPTURE, HOLDER, Op
+from whale_nebula.ir.program import Variable
+from whale_nebula.ir.sizes import Sizes
+from whale_nebula.plan.flops import Effort
+from whale_nebula.plan.records import PlanLayer
+from whale_nebula.spec import Spec, Value
+
+DEPTH = 3
+"""Layers inside layers are told apart so deep."""
+LOSS = "compile_loss"
+"""The scope in which Keras computes the loss."""
+_OURS = re.compile(r"nebula(_\d+)?")
+_AGAIN = re.compile(r"_\d+$")
+_OPS = frozenset({
+    "strided_slice", "einsum", "range", "moments", "ones", "zeros", "ones_like", "zeros_like", "stack", "concat",
+    "split", "add", "sub", "mul", "truediv", "floordiv", "matmul", "transpose", "while", "cond", "assert", "map",
+    "norm", "batchnorm", "stateless_dropout", "stateless_random_uniform", "random_uniform", "random_normal",
+    "clip_by_value", "l2_normalize", "boolean_mask", "one_hot", "reduce", "normalize", "rnn", "unstack", "conv",
+    "separable_conv2d", "zero_fraction",
+})  # fmt: skip
+"""Scopes that TensorFlow's own functions open."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """Reads op names. `subject` is the model's name where the step is Keras's; `known` are parts of variables' paths.
+
+    Keras enters a layer's scope a second time when it calls it, so TensorFlow adds a number to the name.
+
+    >>> Names("transformer").layer("nebula_1/transformer_1/block0_1/attention_1/einsum/Einsum_grad/mul")
+    'block0/attention'
+    >>> Names("").layer("MatMul"), Names("", {"encoder"}).layer("encoder_1/MatMul")
+    ('', 'encoder')
+    """
+
+    subject: str = ""
+    known: Collection[str] = frozenset()
+
+    def layer(self, name: str) -> str:
+        """The path of an op's layer, at most so deep; "" for an op outside layers."""
+        scope = name.rpartition("/")[0]
+        found = self._told.get(scope)
+        if found is None:
+            found = self._told[scope] = self._path(scope)
+        return found
+
+    def maker(self, name: str) -> str:
+        """The layer of an op, or the op itself where it stands in none, as a mask does that Keras makes.
+
+        >>> Names("model").maker("model_1/embed_1/GatherV2"), Names("model").maker("model_1/NotEqual")
+        ('embed', 'NotEqual')
+        """
+        return self.layer(name) or name.rpartition("/")[2]
+
+    def _path(self, scope: str) -> str:
+        parts = scope.split("/")
+        if parts and _OURS.fullmatch(parts[0]):
+            parts = parts[1:]
+        found: list[str] = []
+        for part in parts:
+            layer = self._layer(part)
+            if layer is None or len(found) > DEPTH:
+                break
+            found.append(layer)
+        if found and found[0] == self.subject:
+            found = found[1:]
+        return "/".join(found[:DEPTH])
+
+    def _layer(self, part: str) -> str | None:
+        """The name of the layer whose scope this is, or None where it is a scope within a layer."""
+        shorter = _AGAIN.sub("", part)
+        if shorter in self._known:
+            return shorter
+        if part in self._known or part == LOSS:
+            return part
+        if part.endswith("_grad") or part[:1].isupper() or shorter in _OPS:
+            return None
+        if not self.subject:
+            return part
+        return shorter if shorter != part else None
+
+    @cached_property
+    def _told(self) -> dict[str, str]:
+        """Scopes that were asked for before: a layer's ops share one."""
+        return {}
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(self.known)
+
+
+READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"})
+_NEAR = 200
+"""An optimizer's slot is this near to the gradient that it belongs to, counted in ops."""
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Reads a Cut: who holds which variable."""
+
+    cut: Cut
+
+    def of(self, stage: int) -> tuple[Variable, ...]:
+        """The variables of a stage, in the order in which its ops read them."""
+        variables = self.cut.program.variable_ops
+        return tuple(variables[op] for op in self.readers(stage))
+
+    def readers(self, stage: int) -> Mapping[int, int]:
+        """For each variable of a stage (the op that holds it), the first op that reads it."""
+        return self._readers[stage]
+
+    def slots(self, stage: int) -> tuple[Variable, ...]:
+        """What an optimizer keeps beside the variables of a stage."""
+        owned = self._readers[stage]
+        variables = self.cut.program.variable_ops
+        return tuple(variables[slot] for slot, owner in self._slots.items() if owner in owned)
+
+    @cached_property
+    def _readers(self) -> tuple[Mapping[int, int], ...]:
+        return tuple(self._of_stage(stage) for stage in range(len(self.cut.program.stages)))
+
+    def _of_stage(self, stage: int) -> dict[int, int]:
+        pieces = [found for phase in self.cut.phases for found in phase.stages if found.stage == stage]
+        found: dict[int, int] = {}
+        for piece in pieces:
+            for op, reader in self._read(piece).items():
+                found.setdefault(op, reader)
+        layers = {_layer(self.cut.program.variable_ops[op]) for op in found} - {""}
+        for op, writer in self._only_written.items():
+            if _layer(self.cut.program.variable_ops[op]) in layers:
+                found.setdefault(op, writer)
+        return found
+
+    def _read(self, piece: StagePhase) -> dict[int, int]:
+        """Variables that lead to something of the stage's own; a metric that its fragment keeps does not."""
+        graph, variables = self.cut.program.graph, self.cut.program.variable_ops
+        fragments = list(fragments_of(piece))
+        needed = {op for fragment in fragments for op in self._ends(fragment)}
+        found: dict[int, int] = {}
+        for index in sorted({op for fragment in fragments for op in fragment.ops}, reverse=True):
+            if index not in needed:
+                continue
+            above = [value.op for value in graph.ops[index].inputs]
+            needed.update(above)
+            found.update({op: index for op in above if op in variables and not self._ignored(op)})
+        return dict(sorted(found.items(), key=lambda item: item[1]))
+
+    def _ends(self, fragment: Fragment) -> Iterator[int]:
+        program = self.cut.program
+        yield from (op for op in fragment.ops if program.graph.ops[op].stage is not None)
+        if not program.requests:
+            yield from (value.op for value in (*fragment.fetches, *program.returns))
+            return
+        yield from (value.op for request in program.requests for value in request.targets)
+        yield from (boundary.value.op for boundary in self.cut.boundaries)
+
+    def _ignored(self, variable: int) -> bool:
+        """Where nothing is trained, what the step writes without a scope is a metric."""
+        return not self.cut.program.requests and variable in self._written
+
+    @cached_property
+    def _written(self) -> frozenset[int]:
+        return frozenset(self._only_written)
+
+    @cached_property
+    def _only_written(self) -> dict[int, int]:
+        """What is written outside scopes, with the op that does.
+
+        A layer that stands there may write what it does not read, such as its moving averages: these lie beside
+        the variables that it does read.
+        """
+        ops, variables = self.cut.program.graph.ops, self.cut.program.variable_ops
+        writers = (op for op in ops if op.stage is None and writes(op))
+        return {value.op: op.index for op in writers for value in op.inputs if value.op in variables}
+
+    # ------------------------------------------------------------------ slots
+    @cached_property
+    def _slots(self) -> Mapping[int, int]:
+        """For each slot (the op that holds it), the variable that it belongs to."""
+        graph, variables = self.cut.program.graph, self.cut.program.variable_ops
+        owned = frozenset(op for readers in self._readers for op in readers)
+        found: dict[int, int] = {}
+        for op in graph.ops:
+            if op.stage is None and writes(op):
+                for value in op.inputs:
+                    if value.op in variables and value.op not in owned and value.op not in found:
+                        owner = self._nearest(op, variables[value.op], owned)
+                        found.update({value.op: owner} if owner is not None else {})
+        return found
+
+    def _nearest(self, writer: Op, slot: Variable, owned: Collection[int]) -> int | None:
+        """The variable of the same form whose gradient, or whose value, is the nearest to what is written."""
+        graph = self.cut.program.graph
+        seen: set[int] = set()
+        queue = deque(value.op for value in writer.inputs if graph.ops[value.op].role != CAPTURE)
+        while queue and len(seen) < _NEAR:
+            index = queue.popleft()
+            if index in seen:
+                continue
+            seen.add(index)
+            owner = self._owner(graph.ops[index], owned)
+            if owner is not None and self.cut.program.variable_ops[owner].spec == slot.spec:
+                return owner
+            queue.extend(value.op for value in graph.ops[index].inputs)
+        return None
+
+    def _owner(self, op: Op, owned: Collection[int]) -> int | None:
+        if op.role == HOLDER:
+            request, holder = self.cut.program.holders[op.index]
+            origin = self.cut.program.requests[request].origins[holder.source]
+            return origin if origin in owned else None
+        read = [value.op for value in op.inputs if value.op in owned] if op.type in READS else []
+        return read[0] if read else None
+
+
+def fragments_of(piece: StagePhase) -> Iterator[Fragment]:
+    """What a stage runs in a phase: its forward and its backward, or the one function that is both."""
+    return (fragment for fragment in (piece.forward, piece.backward) if fragment is not None)
+
+
+def writes(op: Op) -> bool:
+    """Whether an op changes a variable that it is given, as far as its type tells."""
+    return op.stateful and op.type not in READS
+
+
+def made_in(fragments: Iterable[Fragment]) -> set[int]:
+    """The ops of fragments."""
+    return {op for fragment in fragments for op in fragment.ops}
+
+
+def _layer(variable: Variable) -> str:
+    return variable.path.rpartition("/")[0]
+
+
+_SAME = frozenset({"Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient"})
+"""Ops whose output is their first input's memory."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Counts for a Cut whose first micro-batch has `rows` rows; `shapes` are those of its leaves in the example."""
+
+    cut: Cut
+    holdings: Holdings
+    rows: int
+    shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    subject: str = ""
+
+    @cached_property
+    def effort(self) -> Effort:
+        """Sizes of everything that micro-batches compute, and what it costs."""
+        program = self.cut.program
+        leaves = {Value(op): shape for op, shape in self.shapes.items()}
+        like = {feed: arrival.boundary for feed, (_, arrival) in program.arrivals.items()}
+        once = [*self.cut.whole.values(), *self.cut.weight.values()]
+        once += [fragment for phase in self.cut.phases for fragment in phase.prologue.values()]
+        ops = made_in([*once, *(f for phase in self.cut.phases for s in phase.stages for f in fragments_of(s))])
+        sizes = Sizes(program.graph, self.rows, leaves, like=like)
+        return Effort(sizes.follow(sorted(ops | like.keys() | self.shapes.keys())))
+
+    def pieces(self, stage: int) -> list[StagePhase]:
+        """What a stage runs, phase by phase."""
+        return [found for phase in self.cut.phases for found in phase.stages if found.stage == stage]
+
+    def ops(self, piece: StagePhase, *, backward: bool) -> list[int]:
+        """The ops of a piece's forward, or of its backward; with recompute the latter has the former's, too."""
+        request_of = self.cut.program.request_of
+        if piece.backward is not None:
+            fragment = piece.backward if backward else piece.forward
+            return list(fragment.ops) if fragment is not None else []
+        return [op for op in made_in(fragments_of(piece)) if (request_of(op) is not None) == backward]
+
+    def flops(self, stage: int, *, backward: bool) -> int:
+        """Floating-point operations for the first micro-batch."""
+        return sum(self.effort.flops(self.ops(piece, backward=backward)) for piece in self.pieces(stage))
+
+    def kept(self, piece: StagePhase) -> dict[Value, int]:
+        """The tensors that a piece's backward is given from its forward, with their bytes."""
+        values = self._handed_over(piece) if piece.backward is not None else self._read_again(piece)
+        counted = {self._memory(value): value for value in values if self._is_kept(value)}
+        return {value: self.effort.nbytes(value) for value in counted.values()}
+
+    def _handed_over(self, piece: StagePhase) -> Iterable[Value]:
+        """Forward and backward are functions of their own: what one gives to the other."""
+        forward = set(piece.forward.ops) if piece.forward is not None else set()
+        feeds = piece.backward.feeds if piece.backward is not None else ()
+        crossing = {boundary.value for boundary in self.cut.boundaries}
+        return [value for value in feeds if value.op in forward or value in crossing]
+
+    def _read_again(self, piece: StagePhase) -> Iterable[Value]:
+        """They are one function: what the second half of it reads of the first."""
+        graph, request_of = self.cut.program.graph, self.cut.program.request_of
+        ops = made_in(fragments_of(piece))
+        inside = [op for op in ops if request_of(op) is not None]
+        read = dict.fromkeys(value for op in inside for value in graph.ops[op].inputs)
+        return [value for value in read if request_of(value.op) is None and value.op in ops]
+
+    def _is_kept(self, value: Value) -> bool:
+        """Constants, variables and the batch are there anyway."""
+        op = self.cut.program.graph.ops[self._memory(value).op]
+        given = op.role == CAPTURE or op.index in self.cut.program.leaf_ops
+        return not given and op.type not in ("Const", "ReadVariableOp")
+
+    def _memory(self, value: Value) -> Value:
+        """The value whose memory this one is."""
+        graph = self.cut.program.graph
+        while graph.ops[value.op].type in _SAME and graph.ops[value.op].inputs:
+            value = graph.ops[value.op].inputs[0]
+        return value
+
+    # ------------------------------------------------------------------ layers
+    def layers(self, stage: int, steps: float) -> tuple[PlanLayer, ...]:
+        """The layers of a stage, in the order of their first op; FLOPs for so many micro-batches."""
+        table = _Table(self.names)
+        for kind, backward in (("forward_ops", False), ("backward_ops", True)):
+            for op in sorted(self.told(stage, backward=backward)):
+                table.add(self._name(op), **{kind: 1})
+            for op in (op for piece in self.pieces(stage) for op in self.ops(piece, backward=backward)):
+                table.add(self._name(op), flops=round(self.effort.of(self.cut.program.graph.ops[op]) * steps))
+        own = self.told(stage, backward=False)
+        for value, size in (item for piece in self.pieces(stage) for item in self.kept(piece).items()):
+            table.add(self._name(value.op) if value.op in own else "", activation_bytes=size)
+        variables = self.cut.program.variable_ops
+        for variable, reader in self.holdings.readers(stage).items():
+            table.add(self._name(reader), parameters=parameters(variables[variable].spec))
+        return table.rows()
+
+    def told(self, stage: int, *, backward: bool) -> set[int]:
+        """The ops of a stage that the user's code made, or those that differentiating made."""
+        request_of = self.cut.program.request_of
+        ops = made_in(fragment for piece in self.pieces(stage) for fragment in fragments_of(piece))
+        return {op for op in ops if (request_of(op) is not None) == backward}
+
+    def _name(self, op: int) -> str:
+        return self.cut.program.graph.ops[op].name
+
+    @cached_property
+    def names(self) -> Names:
+        """Reads layers out of op names."""
+        paths = (variable.path for variable in self.cut.program.variables)
+        return Names(self.subject, frozenset(part for path in paths for part in path.split("/")[:-1]))
+
+
+@dataclass
+class _Table:
+    """Counts by layer."""
+
+    names: Names
+    found: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def add(self, op: str, **counts: int) -> None:
+        row = self.found.setdefault(self.names.layer(op), {})
+        for name, count in counts.items():
+            row[name] = row.get(name, 0) + count
+
+    def rows(self) -> tuple[PlanLayer, ...]:
+        return tuple(PlanLayer(name, **counts) for name, counts in self.found.items())
+
+
+def parameters(spec: Spec) -> int:
+    """How many numbers a variable has; what is not floating (a seed, a counter) is no parameter."""
+    return prod(axis or 1 for axis in spec.shape or ()) if spec.floating else 0

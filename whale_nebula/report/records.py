@@ -1,0 +1,230 @@
+"""What a report is made of: numbers of stages, links, boundaries and meetings, and the totals of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from whale_nebula.report.units import duration, size
+
+ALONE = "local/0"
+"""The worker of a run in one process: where there are more, what is printed names the one that it is of."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that took time, in seconds from the start of the step: a stage's forward of a micro-batch, a message
+    that held a line, or what runs once a step.
+
+    `lane` is the stage's name, the link's ("gpu->npu") or `ONCE`; `micro_batch` is None for what has none, `bytes` are
+    those of a message.
+    """
+
+    lane: str
+    what: str
+    start: float
+    end: float
+    micro_batch: int | None = None
+    phase: int = 0
+    bytes: int | None = None
+
+
+ONCE = "once a step"
+"""The lane of what belongs to no stage: no stage can have this name."""
+
+
+EXCHANGE = "exchange"
+"""What an update waits for others, within that lane: scalars, results, gradients of tied variables."""
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """A stage in a step. Seconds are None where the step ran as one function and stages were not timed apart.
+
+    `in_flight` is the most micro-batches that were forward but not yet backward, at any time of the step;
+    `codec_seconds` is what it took to decode what the stage read and to encode what it sent. Of a stage with several
+    replicas these are the numbers of the busiest, and `replicas` are those of all. In a run of several processes they
+    are this one's own, and `replicas` what each one computes, as it was last seen. There are `copies` of it; where
+    these were not timed apart, `replicas` is None.
+    """
+
+    compute_seconds: float | None = None
+    wait_seconds: float | None = None
+    cluster: str = ""
+    in_flight: int | None = None
+    codec_seconds: float = 0.0
+    replicas: tuple[StageReport, ...] | None = ()
+    copies: int = 1
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """How long the replicas that were done sooner stood idle for the busiest, all together; None where they were
+        not timed apart.
+
+        >>> busiest([StageReport(3.0, 0.0), StageReport(1.0, 2.0)]).idle_seconds
+        2.0
+        """
+        if self.replicas is None:
+            return None
+        found = [each.compute_seconds or 0.0 for each in self.replicas]
+        return sum(max(found) - each for each in found)
+
+
+def busiest(replicas: Sequence[StageReport]) -> StageReport:
+    """What the report of a stage says whose replicas were timed apart."""
+    first = max(replicas, key=lambda each: each.compute_seconds or 0.0)
+    return first if len(replicas) == 1 else replace(first, replicas=tuple(replicas), copies=len(replicas))
+
+
+@dataclass(frozen=True)
+class LinkReport:
+    """Everything that workers of one cluster sent to workers of another in a step.
+
+    `seconds` is how long that held the line: of an emulated line by its rate, of a socket while it was written to.
+
+    >>> LinkReport(payload_bytes=50, bytes=60, raw_bytes=120).ratio
+    0.5
+    """
+
+    payload_bytes: int = 0
+    bytes: int = 0
+    raw_bytes: int = 0
+    frames: int = 0
+    seconds: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Bytes on the link for each byte of the tensors as they were."""
+        return self.bytes / self.raw_bytes if self.raw_bytes else 0.0
+
+    def __add__(self, other: LinkReport) -> LinkReport:
+        return LinkReport(
+            self.payload_bytes + other.payload_bytes,
+            self.bytes + other.bytes,
+            self.raw_bytes + other.raw_bytes,
+            self.frames + other.frames,
+            self.seconds + other.seconds,
+        )
+
+
+class Scalars(Mapping[str, float]):
+    """Numbers by name. They may still be on a device: one is fetched when it is read.
+
+    >>> Scalars(("loss",), [0.5])["loss"]
+    0.5
+    """
+
+    def __init__(self, names: Sequence[str] = (), values: Sequence[Any] = ()) -> None:
+        self._held = dict(zip(names, values, strict=True))
+
+    def __getitem__(self, name: str) -> float:
+        return float(self._held[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+@dataclass(frozen=True)
+class RunTotals:
+    """All steps of the run together."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    links: Mapping[str, LinkReport] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What the other processes of the run told of the step before: it came with the sheets that began this one."""
+
+    stages: Mapping[str, StageReport] = field(default_factory=dict)
+    links: Mapping[str, LinkReport] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BoundaryReport:
+    """What this process sent and took in.
+
+    `error` is the norm of what was lost, by the norm of the tensor: measured now and then, in steps 1, 2, 4 ... and
+    every fiftieth, on the first micro-batch; None where it was not.
+
+    >>> BoundaryReport(raw_bytes=400, payload_bytes=100, wire_bytes=120, frames=1).ratio
+    0.3
+    """
+
+    codec: str = ""
+    raw_bytes: int = 0
+    payload_bytes: int = 0
+    wire_bytes: int = 0
+    frames: int = 0
+    encode_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    error: float | None = None
+    clamped: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ratio(self) -> float:
+        """Bytes on the line for each byte of the tensor as it was."""
+        return self.wire_bytes / self.raw_bytes if self.raw_bytes else 0.0
+
+    def __add__(self, other: BoundaryReport) -> BoundaryReport:
+        return BoundaryReport(
+            other.codec or self.codec,
+            self.raw_bytes + other.raw_bytes,
+            self.payload_bytes + other.payload_bytes,
+            self.wire_bytes + other.wire_bytes,
+            self.frames + other.frames,
+            self.encode_seconds + other.encode_seconds,
+            self.decode_seconds + other.decode_seconds,
+            self.error if other.error is None else other.error,
+            self.clamped + other.clamped,
+            (*self.notes, *(note for note in other.notes if note not in self.notes)),
+        )
+
+
+_WORTH = 0.05
+"""A smaller share of the time is not worth a word."""
+
+
+@dataclass(frozen=True)
+class MeetingsReport:
+    """In `steps` steps all weights were exchanged `met` times with the clusters `others`, for which this one has sent
+    `sent_bytes` to them. `seconds` are those of the steps since the first meeting, before which steps are traced;
+    `waited_seconds` of them went by waiting for the others.
+
+    >>> told = MeetingsReport(("npu",), steps=80, met=9.7, seconds=4.0, waited_seconds=1.0, sent_bytes=2048)
+    >>> print(told)
+    with npu: 9.7 in 80 steps, sent 2.0 KiB, waited 1.000 s of 4.000 s
+    """
+
+    others: tuple[str, ...]
+    steps: int
+    met: float
+    seconds: float
+    waited_seconds: float
+    sent_bytes: int = 0
+
+    @property
+    def share(self) -> float:
+        """How much of the time was waited."""
+        return self.waited_seconds / self.seconds if self.seconds else 0.0
+
+    def sentence(self) -> str:
+        """What it comes to, and what would help."""
+        said = f"{100 * self.share:.0f} % of the time so far was waited for {', '.join(self.others)}"
+        if self.share < _WORTH:
+            return f"the cluster's own computing; {said}"
+        return f"{said}; a smaller codec, a larger sync_every or delay, or speeds in the config would hide more of it"
+
+    def __str__(self) -> str:
+        waited = f"waited {duration(self.waited_seconds)} of {duration(self.seconds)}"
+        sent = f"sent {size(self.sent_bytes)}"
+        return f"with {', '.join(self.others)}: {self.met:.4g} in {self.steps} steps, {sent}, {waited}"

@@ -1,0 +1,185 @@
+"""Who is told of every step, told from a thread of its own: the training thread only hands the report over.
+
+So a slow terminal or disk costs a step nothing but the hand-over, and numbers that are still on a device are fetched
+beside the training.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import methodcaller
+from pathlib import Path
+from typing import Protocol
+
+from whale_nebula.config.schema import SHOWS
+from whale_nebula.errors import ConfigError, OptionError
+from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.report.lines import Lines
+from whale_nebula.report.report import Report
+from whale_nebula.report.saved import line
+from whale_nebula.report.screen import Canvas, Screen, terminal
+from whale_nebula.site import script_site
+
+TICK_SECONDS = 0.25
+_BACKLOG = 256  # more reports than this do not wait: then the training does
+_PATIENCE = 30.0
+
+log = logging.getLogger("whale_nebula")
+
+
+class Watcher(Protocol):
+    """Shows or writes what happens."""
+
+    def step(self, report: Report) -> None:
+        """A step has ended."""
+
+    def tick(self) -> None:
+        """A quarter of a second has gone."""
+
+    def close(self) -> None:
+        """The run ends: show what was not shown yet."""
+
+
+class Watching:
+    """Hands reports to watchers. One that fails is named in the log and told no more; the training goes on."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self._watchers = list(watchers)
+        self._told: queue.Queue[Report | None] = queue.Queue(_BACKLOG)
+        self._thread = threading.Thread(target=self._work, name="nebula-report", daemon=True)
+        self._thread.start()
+
+    def tell(self, report: Report) -> None:
+        """A step has ended."""
+        self._told.put(report)
+
+    def close(self) -> None:
+        """Tell all that was handed over, and end."""
+        self._told.put(None)
+        self._thread.join(_PATIENCE)
+
+    def _work(self) -> None:
+        while True:
+            try:
+                report = self._told.get(timeout=TICK_SECONDS)
+            except queue.Empty:
+                self._each(methodcaller("tick"))
+                continue
+            if report is None:
+                break
+            self._each(methodcaller("step", report))
+        self._each(methodcaller("close"))
+
+    def _each(self, act: Callable[[Watcher], object]) -> None:
+        for watcher in list(self._watchers):
+            try:
+                act(watcher)
+            except Exception as failure:
+                self._watchers.remove(watcher)
+                log.warning("%s is not told of steps any more: %s", watcher, failure)
+
+
+class MetricsFile:
+    """A file that grows by a line for every step. A line that a dying process cut short stays alone on its line."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            self._file = os.open(self.path, os.O_APPEND | os.O_CREAT | os.O_RDWR, 0o644)
+        except OSError as error:
+            raise ConfigError(
+                "the metrics cannot be written",
+                where=f"{self.path}, {script_site()}",
+                why=error.strerror,
+                mend='make the folder first, or give another path: nb.init(metrics="run.jsonl")',
+            ) from None
+        self._end_last_line()
+
+    def _end_last_line(self) -> None:
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            self._append(b"\n")
+
+    def step(self, report: Report) -> None:
+        """Append a line; it is with the system when this returns."""
+        self._append(line(report).encode() + b"\n")
+
+    def _append(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self._file, data) :]
+
+    def tick(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def __str__(self) -> str:
+        return f"the metrics file {self.path}"
+
+
+_EXAMPLES = {"metrics": "run.jsonl", "tensorboard": "logs"}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a user wants to see of a run: on the screen, in a file of metrics, in TensorBoard."""
+
+    show: str = "none"
+    metrics: str | os.PathLike[str] | None = None
+    tensorboard: str | os.PathLike[str] | None = None
+
+    def checked(self, site: str = "") -> Seen:
+        """The same, or an error that names the word that is wrong.
+
+        >>> Seen("life").checked()
+        Traceback (most recent call last):
+        ...
+        whale_nebula.errors.OptionError: NB-104 show='life' is not known
+          why: it is 'none', 'lines' or 'live'
+          mend: did you mean 'live'?
+        """
+        if self.show not in SHOWS:
+            why, mend = "it is 'none', 'lines' or 'live'", did_you_mean(str(self.show), SHOWS)
+            raise OptionError(f"show={self.show!r} is not known", where=site, why=why, mend=mend)
+        for option, example in _EXAMPLES.items():
+            path = getattr(self, option)
+            if path is not None and not (isinstance(path, str | os.PathLike) and str(path)):
+                mend = f'nb.init({option}="{example}")'
+                raise OptionError(f"{option}={path!r} is no path", where=site, mend=mend)
+        return self
+
+
+def audience(
+    seen: Seen, more: Sequence[Watcher], lead: Callable[[], bool], canvas: Canvas | None = None
+) -> Watching | None:
+    """Everybody who is told of a run's steps; None where nobody is.
+
+    `lead` says whether this process is the one that prints; it is asked at every step, because the first program
+    decides it. Files are written by every process. `canvas` is what takes a table to the terminal of the launcher that
+    started this process, if it has one.
+    """
+    watchers: list[Watcher] = [*more]
+    if seen.metrics is not None:
+        watchers.append(MetricsFile(seen.metrics))
+    if seen.show != "none":
+        watchers.append(_view(seen.show, lead, canvas))
+    return Watching(watchers) if watchers else None
+
+
+def _view(show: str, lead: Callable[[], bool], canvas: Canvas | None) -> Watcher:
+    """A table where there is a terminal to draw on, else lines."""
+    stream = terminal()
+    if stream is not None:
+        canvas = Screen(stream)
+    if canvas is None or show != "live":
+        return Lines(lead)
+    from whale_nebula.report.live import Live
+
+    return Live(canvas, lead)

@@ -1,0 +1,162 @@
+"""`nb.compress("auto")`: the mildest precision that a line carries while the slowest stage computes.
+
+The side that sends chooses, before a step of training begins: every tenth step, and once more as soon as the first
+steps have been measured. All directions that it chooses for on one link move together, as they share the line. To go
+back to a milder one it wants some room, so that what is just as long as the computing does not change at every look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from whale_nebula.codec.objects import Codec
+from whale_nebula.codec.sizes import PREFIX, fitting, nbytes, parts_of
+from whale_nebula.codec.way import NONE, Way
+from whale_nebula.report.records import BoundaryReport
+from whale_nebula.report.units import duration
+from whale_nebula.runtime.exchange.coding import LADDER_EVERY as EVERY
+from whale_nebula.runtime.exchange.state import States
+from whale_nebula.runtime.exchange.statistics import Tally
+from whale_nebula.spec import Spec
+from whale_nebula.wire.frame import wire_bytes
+
+ROOM = 0.8
+"""A milder precision has to fit into this share of the computing."""
+
+GUESS = 0.05
+"""Seconds that the slowest stage is taken to compute a step, until that was measured."""
+
+_UNKNOWN = (1, 4096)  # a tensor of which not even the number of axes is known before it is there
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is known of a step before it begins.
+
+    `rows` are those of its micro-batches, `compute` the seconds that the slowest stage computes (None: not measured
+    yet). By link, "a->b": `rates` are bytes a second, and a link that is not there takes no time; `carried` are the
+    bytes of the step before. Of `unseen` links no rate was seen, though they carried something: what stands in `rates`
+    is what the config says.
+    """
+
+    rows: Sequence[int] = ()
+    compute: float | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)
+    carried: Mapping[str, int] = field(default_factory=dict)
+    unseen: Collection[str] = ()
+
+
+class Direction(NamedTuple):
+    """A direction of a boundary that is sent from here: its name in reports, its state's, and the links it takes."""
+
+    label: str
+    key: str
+    way: Way
+    spec: Spec
+    links: tuple[str, ...]
+
+
+class Choice(NamedTuple):
+    """A rung for a link, and how long that holds it, against what is computed meanwhile."""
+
+    rung: int
+    held: float
+    compute: float
+
+    def __str__(self) -> str:
+        told = "under" if self.held <= self.compute else "and not under"
+        return f"{duration(self.held)} of the line a step, {told} {duration(self.compute)} of computing"
+
+
+@dataclass
+class Auto:
+    """Chooses for all directions of a program that are sent from here."""
+
+    directions: Sequence[Direction]
+    states: States
+    training: bool = True
+    _measured: bool = False
+    _steps: int = 0
+
+    def choose(self, outlook: Outlook, last: Mapping[str, BoundaryReport], tally: Tally) -> None:
+        """Before a step; `last` is what the step before told of its boundaries."""
+        self._steps += 1
+        first = outlook.compute is not None and not self._measured
+        begun = [each for each in self.directions if self._begun(each)]
+        for each in begun:
+            _tell_unseen(each, outlook, tally)
+        if not begun or not (first or any(self._due(each) for each in begun)):
+            return
+        self._measured |= first
+        chosen = {link: self._choice(link, outlook, last) for each in begun for link in each.links}
+        for each in begun:
+            self._take(each, max(chosen[link] for link in each.links), tally)
+
+    def _begun(self, direction: Direction) -> bool:
+        steps = self.states.of(direction.key).steps
+        return steps >= direction.way.start if self.training else not steps
+
+    def _due(self, direction: Direction) -> bool:
+        steps = self.states.of(direction.key).steps if self.training else self._steps - 1
+        return (steps - direction.way.start) % EVERY == 0
+
+    def _choice(self, link: str, outlook: Outlook, last: Mapping[str, BoundaryReport]) -> Choice:
+        rate, compute = outlook.rates.get(link), GUESS if outlook.compute is None else outlook.compute
+        if not rate:
+            return Choice(0, 0.0, compute)
+        shared = [each for each in self.directions if link in each.links]
+        own = sum(last[each.label].wire_bytes for each in shared if each.label in last)
+        sizes = [self._sizes(each, outlook.rows, last.get(each.label)) for each in shared]
+        rest = max(outlook.carried.get(link, 0) - own, 0)
+        held = [(rest + sum(rung)) / rate for rung in zip(*sizes, strict=True)]
+        rung = mildest(held, compute, max(self.states.of(each.key).rung for each in shared))
+        return Choice(rung, held[rung], compute)
+
+    def _sizes(self, direction: Direction, rows: Sequence[int], last: BoundaryReport | None) -> list[float]:
+        """Bytes a step on each rung: by the sizes, and where it was measured as much less as that was on its rung."""
+        found: list[float] = [sum(_wire(codec, direction.spec, each) for each in rows) for codec in direction.way.rungs]
+        now = self.states.of(direction.key).rung
+        if last is None or last.codec != str(direction.way.rungs[now] or NONE) or not found[now]:
+            return found
+        return [size * last.wire_bytes / found[now] for size in found]
+
+    def _take(self, direction: Direction, choice: Choice, tally: Tally) -> None:
+        state = self.states.of(direction.key)
+        if choice.rung == state.rung:
+            return
+        self.states.put(direction.key, replace(state, rung=choice.rung))
+        tally.changed(direction.label, f"auto takes {direction.way.rungs[choice.rung] or NONE}: {choice}")
+
+
+def _tell_unseen(direction: Direction, outlook: Outlook, tally: Tally) -> None:
+    """Say so where the choice rests on the config alone."""
+    for link in direction.links:
+        if link in outlook.unseen and outlook.compute is not None:
+            rate = outlook.rates.get(link)
+            free = "takes the line to be free, as the config does"
+            so = f"goes by the config's {8e-6 * rate:.4g}mbit" if rate else free
+            note = f"auto {so}: what is written to {link} is too little at a time to see what it carries"
+            tally.add(direction.label, BoundaryReport(notes=(note,)))
+
+
+def mildest(held: Sequence[float], compute: float, now: int) -> int:
+    """The first rung whose link time hides under the computing; the last one, where none does.
+
+    >>> mildest([4.0, 2.0, 1.0, 0.5], compute=1.1, now=0), mildest([9.0, 5.0, 3.0, 2.0], compute=1.1, now=0)
+    (2, 3)
+    >>> mildest([4.0, 2.0, 1.0, 0.5], compute=1.1, now=3), mildest([4.0, 2.0, 1.0, 0.5], compute=1.3, now=3)
+    (3, 2)
+    """
+    for rung, seconds in enumerate(held):
+        if seconds <= compute * (ROOM if rung < now else 1.0):
+            return rung
+    return len(held) - 1
+
+
+def _wire(codec: Codec | None, spec: Spec, rows: int) -> int:
+    """Bytes of a micro-batch on the wire."""
+    dims = _UNKNOWN if spec.shape is None else spec.sized(rows)
+    used = fitting(codec, spec.dtype, dims)
+    return wire_bytes(nbytes(parts_of(used, spec.dtype, dims)) + PREFIX * (used is not None))

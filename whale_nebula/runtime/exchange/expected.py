@@ -1,0 +1,154 @@
+"""What the plan allows to arrive from another worker: asked for every tensor before anything is allocated for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import permutations
+from typing import NamedTuple
+
+from whale_nebula.codec.sizes import extra_bytes, numbers
+from whale_nebula.codec.way import parse_way
+from whale_nebula.errors import RemoteProtocolError
+from whale_nebula.ir.cut import Cut
+from whale_nebula.passes.exchange import bundles, shared_parts, told
+from whale_nebula.runtime.exchange.post import Slots
+from whale_nebula.spec import Spec
+from whale_nebula.transport.protocol import Key
+from whale_nebula.wire.assembly import Bound
+
+ANY_SIZE = 2**32 - 1
+"""The bound of an axis that only a step knows; the cap of a whole tensor still holds."""
+_COLUMNS = 1 << 16
+"""As many are thought of where only a step knows: a basis, which may come with a tensor, has so many rows."""
+_NARROW = {"fp16": "float16", "bf16": "bfloat16"}
+_MICRO_BATCHED = ("forward", "backward", "result")
+
+
+class Slot(NamedTuple):
+    """The part of a key that a plan fixes."""
+
+    kind: str
+    phase: int
+    number: int
+    source: str
+    destination: str
+
+
+class _Anything(Bound):
+    """Bounded by the cap of a tensor alone."""
+
+    def admits(self, dtype: str, dims: tuple[int, ...]) -> bool:
+        return True
+
+
+ANYTHING = _Anything("any", ())
+
+
+class _Table(NamedTuple):
+    bounds: Mapping[Slot, Bound]
+    micro_batches: int
+
+
+class Expected:
+    """Gives the bound of a key, for every program of a run; what no program knows is refused.
+
+    Values of variables (kind "control") are no part of a program: each is admitted before it is sent, and dropped once
+    it was received.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[Key, Bound] = {}
+        self._programs: dict[int, _Table] = {}
+        self._rounds: dict[int, Bound] = {}
+
+    def add(self, program: int, cut: Cut) -> None:
+        """Take in a program, before its first step."""
+        self._programs[program] = _Table(dict(slots(cut)), cut.program.pipeline.micro_batch)
+
+    def add_round(self, number: int, most: int) -> None:
+        """Take in what clusters that train apart tell one another: rows of so many bytes at most."""
+        self._rounds[number] = Bound("uint8", (most,))
+
+    def add_value(self, key: Key, dtype: str, shape: Iterable[int | None]) -> None:
+        """Admit the value of a variable."""
+        self._values[key] = Bound(dtype, tuple(ANY_SIZE if axis is None else axis for axis in shape))
+
+    def drop_value(self, key: Key) -> None:
+        """It was received."""
+        self._values.pop(key, None)
+
+    def __call__(self, key: Key) -> Bound:
+        """What the tensor of this key may be."""
+        if key in self._values:
+            return self._values[key]
+        if key.kind == "round" and key.program in self._rounds:
+            return self._rounds[key.program]
+        table = self._programs.get(key.program)
+        slot = Slot(key.kind, key.phase, key.slot, key.source, key.destination)
+        if table is None or slot not in table.bounds:
+            raise RemoteProtocolError(f"{key} came, which no plan of this run knows", where=f"program {key.program}")
+        count = table.micro_batches if key.kind in _MICRO_BATCHED else 0
+        once = key.micro_batch == -1 and key.kind not in ("forward", "backward")
+        if not (once or 0 <= key.micro_batch < count):
+            raise RemoteProtocolError(f"{key} came, and a step has {count} micro-batches of it")
+        return table.bounds[slot]
+
+
+def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
+    """Everything that crosses between workers in a step, and what it may be."""
+    yield from _posted(cut)
+    yield from _parts(cut)
+    yield from _told(cut)
+    yield from _scalars(cut)
+
+
+def _posted(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
+    """Boundaries and their gradients, numbered as those who send them number them."""
+    clusters = {worker.name: worker.cluster for worker in cut.workers}
+    for value, slot in Slots(cut).by_value.items():
+        spec = cut.program.graph.spec(value)
+        near, far = _bound(spec), _bound(spec, slot.codec)
+        for ends in cut.routing.joined(slot.source, slot.readers):
+            same = clusters[ends[0]] == clusters[ends[1]]
+            yield Slot(slot.kind, slot.phase, slot.number, *ends), near if same else far
+
+
+def _parts(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
+    for phase in cut.phases:
+        for part in shared_parts(cut, phase):
+            bound = _bound(part.spec)
+            for destination in part.destinations:
+                yield Slot("part", phase.index, part.slot, part.source, destination), bound
+
+
+def _told(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
+    """What replicas of a stage tell one another."""
+    for phase in cut.phases:
+        for each in told(cut, phase):
+            bound = _bound(each.specs[0])
+            if each.kind == "numbers":
+                most = cut.program.pipeline.micro_batch * sum(spec.nbytes() for spec in each.specs)
+                bound = Bound("uint8", (most,))
+            for ends in permutations(cut.routing.of(each.stage), 2):
+                yield Slot("result", phase.index, each.slot, *ends), bound
+
+
+def _scalars(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
+    for phase in cut.phases:
+        for bundle in bundles(cut, phase):
+            ends = bundle.source, bundle.destination
+            yield Slot("scalar", phase.index, bundle.number, *ends), _bound(bundle.spec)
+
+
+def _bound(spec: Spec, way: str = "none") -> Bound:
+    """The bound of a tensor as it is sent."""
+    if spec.shape is None:
+        return ANYTHING
+    most = tuple(ANY_SIZE if axis is None else axis for axis in spec.shape)
+    read = parse_way(way)
+    if read.cast is not None and spec.floating and not spec.dtype.startswith("complex"):
+        return Bound(_NARROW[read.cast], most)
+    if not read.coded:
+        return Bound(spec.dtype, most)
+    columns = spec.shape[-1] if spec.shape and spec.shape[-1] is not None else _COLUMNS
+    return Bound(spec.dtype, most, numbers(read), extra_bytes(read, (*spec.sized(unknown=1)[:-1], columns)))

@@ -1,0 +1,235 @@
+"""The end of a boundary's direction at the side that makes the tensor."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula.codec import packing as bits
+from whale_nebula.codec.deltas import Cache
+from whale_nebula.codec.objects import Codec, Dims
+from whale_nebula.codec.packing import join
+from whale_nebula.codec.precisions import FP16, Bits
+from whale_nebula.codec.sizes import elides, fitting, fitting_back, number, structure_in
+from whale_nebula.codec.way import NONE, Way
+from whale_nebula.report.records import BoundaryReport
+from whale_nebula.runtime.exchange import coding, differences
+from whale_nebula.runtime.exchange import coding as ladder
+from whale_nebula.runtime.exchange import coding as measuring
+from whale_nebula.runtime.exchange.coding import Payload, written
+from whale_nebula.runtime.exchange.incoming import Incoming
+from whale_nebula.runtime.exchange.state import AT, LANE, At, ChannelState, Residue, States
+from whale_nebula.runtime.exchange.statistics import Tally, compared, crossed
+from whale_nebula.transport.protocol import Packed
+
+
+def rounding_key(name: str, at: At) -> np.ndarray:
+    """Two 32-bit numbers from the run's seed, the boundary, the step and the micro-batch.
+
+    >>> from whale_nebula.runtime.exchange.state import At
+    >>> a, b = rounding_key("b0", At(1, 0, True)), rounding_key("b0", At(1, 1, True))
+    >>> a.dtype.name, bool((a != b).any())
+    ('uint32', True)
+    """
+    packed = struct.pack("<qqq", at.seed, at.step, at.micro_batch) + name.encode()
+    return np.array([zlib.crc32(packed), zlib.crc32(packed[::-1])], np.uint32)
+
+
+class _Sent(NamedTuple):
+    """What a tensor got of its codec, what crosses, and what stays; `again` is what the other side reads, if that is
+    known already.
+    """
+
+    codec: Codec | None
+    payload: Any
+    residue: Residue
+    state: ChannelState
+    again: Any = None
+
+
+@dataclass
+class Outgoing:
+    """Makes the tensors of one boundary, or of its gradient, small.
+
+    `name` is that of reports, `key` that of its state; `back` says that it is the gradient. Samples whose differences
+    are sent take at most `limit` bytes here. `stage` makes what is sent.
+    """
+
+    name: str
+    key: str
+    way: Way
+    states: States
+    back: bool = False
+    limit: int = differences.LIMIT
+    stage: str = ""
+
+    def send(
+        self, x: Any, at: At, tally: Tally, residue: Residue | None = None, rows: Any = None, ids: Any = None
+    ) -> tuple[Any, Residue]:
+        """What crosses for a micro-batch, and what its gradient will be treated with. `ids` are those of samples."""
+        with tally.encoding(self.name):
+            state, on = ladder.begun(self.way, self.states.of(self.key), at)
+            state = ladder.climbed(self.way, state, at, x) if on else state
+            asked = self.way.rungs[min(state.rung, len(self.way.rungs) - 1)] if on else None
+            residue = residue or Residue(_marked(rows, x, asked), dims=_dims(x))
+            sent = self._sent(x, self._fitting(asked, x, residue), state, at, residue, ids, tally)
+        if asked not in (None, sent.codec) and not tally.left_out:
+            tally.add(self.name, BoundaryReport(notes=(_fallen(asked, sent.codec, x),)))
+        state = self._measured(x, sent, ids, tally) if at.training and at.first else sent.state
+        self.states.put(self.key, state)
+        tally.add(self.name, crossed(sent.payload, x, sent.codec, state.error))
+        return sent.payload, sent.residue
+
+    def _sent(
+        self, x: Any, codec: Codec | None, state: ChannelState, at: At, residue: Residue, ids: Any, tally: Tally
+    ) -> _Sent:
+        if not self._fits(x, codec, at, residue, tally):
+            return _Sent(None, x, Residue(dims=_dims(x)), state)
+        if differences.kept(self.way, codec, _dims(x), ids):
+            payload, state, again = self._changes(x, codec, state, ids, residue.rows, tally)
+            return _Sent(codec, payload, residue, state, again)
+        return _Sent(codec, *self._encoded(x, codec, state, at, residue, tally))
+
+    def _measured(self, x: Any, sent: _Sent, ids: Any, tally: Tally) -> ChannelState:
+        """The state, and how exact what crosses is: measured now and then, and where the codec has changed."""
+        if tally.left_out:
+            return sent.state
+        state = compared(tally, self.name, self.way, self.states.of(self.key), sent.state, sent.codec)
+        if state.error is not None and not measuring.due(state.steps):
+            return state
+        again = self._again(x, sent, state, ids) if sent.again is None else sent.again
+        rows = sent.residue.rows
+        return replace(state, error=measuring.distance(_kept(x, rows), _kept(again, rows)))
+
+    def _fits(self, x: Any, codec: Codec | None, at: At, residue: Residue, tally: Tally) -> bool:
+        """Whether a tensor may be encoded: it has no NaN where that would do harm. See `finite`."""
+        watched = coding.watched(self.way, codec, _dims(x), at, back=self.back)
+        if not watched or coding.is_whole(_kept(x, residue.rows)):
+            return True
+        why = coding.left_out(self.way, self.name, self.stage, at)
+        if why:
+            tally.leave_out(why)
+        return False
+
+    def _fitting(self, codec: Codec | None, x: Any, residue: Residue) -> Codec | None:
+        """What of the codec this tensor gets: see `codec.fitting`."""
+        if isinstance(codec, Bits) or self.way.cast is not None:
+            return codec
+        dims, dtype = _dims(x), x.dtype.name
+        if residue.rows is not None:
+            dims = int(residue.rows.sum()), dims[-1]
+        if self.back:
+            return fitting_back(codec, dtype, dims, taken=residue.taken)
+        return fitting(codec, dtype, dims)
+
+    def _encoded(
+        self, x: Any, codec: Codec | None, state: ChannelState, at: At, residue: Residue, tally: Tally
+    ) -> tuple[Any, Residue, ChannelState]:
+        if self.way.cast is not None and codec is not None:
+            _tell_clamped(tally, self.name, coding.count_clamped(x) if isinstance(codec, FP16) else 0)
+            return coding.encode_cast(str(self.way), x), residue, state
+        if codec is None and residue.rows is None and not self.way.zstd:
+            return x, residue, state
+        if isinstance(codec, Bits):
+            packed = self._packed(x, codec, state, Payload(bits.pack(x.numpy())))
+            return packed if packed.nbytes < _raw(x) else x, residue, state
+        kept = _kept(x, residue.rows)
+        state, news = self._refreshed(codec, kept, state, at)
+        if self.back:
+            key = rounding_key(self.key.partition(AT)[0].partition(LANE)[0], at)
+            made = coding.encode_back(codec, kept, state.structure, residue.structure, key)
+            _tell_clamped(tally, self.name, made.clamped)
+            return self._packed(x, codec, state, Payload(made.data, news=news)), residue, state
+        made = coding.encode(codec, kept, state.structure)
+        _tell_clamped(tally, self.name, made.clamped)
+        if made.state is not None:
+            state = replace(state, structure=made.state)
+        payload = Payload(made.data, residue.rows, news)
+        residue = replace(residue, structure=made.residue, taken=structure_in(codec) is not None)
+        return self._packed(x, codec, state, payload), residue, state
+
+    def _changes(
+        self, x: Any, codec: Any, state: ChannelState, ids: Any, rows: Any, tally: Tally
+    ) -> tuple[Packed, ChannelState, Any]:
+        """Of samples that both sides know, what changed; and what the other side reads."""
+        held = Cache(self.limit) if state.held is None else state.held
+        tally.add(self.name, BoundaryReport(notes=differences.doubts(held, _dims(x), ids)))
+        before = replace(state, version=held.stamp(ids))
+        data, made = differences.encode(codec, x, ids, held, rows)
+        packed = self._packed(x, codec, before, Payload(data, rows, changes=True))
+        return packed, replace(state, held=held, version=held.version), made
+
+    def _refreshed(
+        self, codec: Codec | None, x: Any, state: ChannelState, at: At
+    ) -> tuple[ChannelState, np.ndarray | None]:
+        """What the structure wants the other side to know: with the first micro-batch of a step, and with the first of
+        all that it is used for.
+        """
+        structure = coding.own_structure(codec, back=self.back)
+        if structure is None or not structure.news(_dims(x)):
+            return state, None
+        known = state.structure is not None and structure.fits(state.structure, _dims(x))
+        if known and not (at.first and at.training):
+            return state, None
+        held = state.structure if known else structure.init(_dims(x))
+        held, news = structure.refresh(held, x, max(state.steps - 1, 0))
+        state = replace(state, structure=held)
+        if news is None:
+            return state, None
+        return replace(state, version=state.version + 1), join([_array(each) for each in news])
+
+    def _packed(self, x: Any, codec: Codec | None, state: ChannelState, payload: Payload) -> Packed:
+        data = written(payload, zstd=self.way.zstd)
+        return Packed(data, number(self.way, codec), state.version, x.dtype.name, _dims(x))
+
+    def _again(self, x: Any, sent: _Sent, state: ChannelState, ids: Any) -> Any:
+        """What the other side makes of it."""
+        if not isinstance(sent.payload, Packed):
+            return coding.decode_cast(sent.payload, x.dtype)
+        states = States()
+        states.put(self.key, state)
+        there = Incoming(self.name, self.key, self.way, states, self.back)
+        return there.take(sent.payload, Tally(), sent.residue if self.back else None, ids)[0]
+
+
+def _marked(rows: Any, x: Any, codec: Codec | None) -> Any:
+    """One truth value for each row of the matrix, or None: all are sent."""
+    if rows is None or x.shape.rank < 1:
+        return None
+    marks = np.asarray(rows).astype(bool).reshape(-1)
+    fits = marks.size == prod(_dims(x)[:-1]) and elides(codec, x.dtype.name, _dims(x), int(marks.sum()))
+    return marks if fits else None
+
+
+def _dims(x: Any) -> Dims:
+    return tuple(int(size) for size in x.shape)
+
+
+def _raw(x: Any) -> int:
+    return int(x.shape.num_elements()) * int(x.dtype.size)
+
+
+def _kept(x: Any, rows: Any) -> Any:
+    """The rows that are sent, as a matrix; the tensor itself where all are."""
+    if rows is None:
+        return x
+    return tf.boolean_mask(tf.reshape(x, [-1, x.shape[-1]]), rows)
+
+
+def _fallen(asked: Codec, codec: Codec | None, x: Any) -> str:
+    return f"{asked} would not make {x.dtype.name}{list(_dims(x))} smaller, so it crosses as {codec or NONE}"
+
+
+def _tell_clamped(tally: Tally, name: str, count: int) -> None:
+    if count:
+        tally.add(name, BoundaryReport(clamped=count, notes=("numbers beyond 65504 are clamped by fp16",)))
+
+
+def _array(x: Any) -> np.ndarray:
+    return x if isinstance(x, np.ndarray) else np.asarray(x.numpy())

@@ -1,0 +1,139 @@
+"""`nb.function`: like tf.function, for a custom loop or for inference, run by a plan."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from whale_nebula.capture.step import bind
+from whale_nebula.capture.tracing import current, uncut_on_purpose
+from whale_nebula.errors import NebulaWarning, OptionError
+from whale_nebula.errors.suggestions import did_you_mean, listed
+from whale_nebula.errors.tracebacks import short_traceback
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack
+from whale_nebula.scopes import calling_site
+from whale_nebula.scopes import options as values
+from whale_nebula.scopes.observer import observer
+from whale_nebula.scopes.options import checked
+from whale_nebula.site import script_site
+from whale_nebula.tf import private as tf_private
+
+
+@tf_private.not_rewritten
+class NebulaFunction:
+    """A step of a custom loop; call it as the function that it wraps."""
+
+    def __init__(self, fn: Callable[..., Any], whole: Iterable[str]) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn = fn
+        self._looked = False
+        name = getattr(fn, "__name__", type(fn).__name__)
+        self._step = Step(tf_private.autographed(fn), name=name, whole=frozenset(whole), lazy=True)
+
+    @short_traceback
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one step; the first call with each form of arguments captures and plans it.
+
+        Called inside another step, it is a part of that one.
+        """
+        if current() is not None or uncut_on_purpose():
+            return self._step.fn(*args, **kwargs)
+        results = self._step.run(*self.arguments(*args, **kwargs))
+        if not self._looked:
+            self._looked = True
+            self._tell_uncut()
+        return results
+
+    def _tell_uncut(self) -> None:
+        """After the first call: a function in which no stage was entered runs uncut, and says so once."""
+        made = self._step.last if observer() is None else None
+        if made is None or made.cut.program.pipeline.micro_batch > 1 or any(s.where for s in made.cut.program.stages):
+            return
+        site = script_site()
+        warning = NebulaWarning(
+            f"{self._step.name} under @nb.function runs uncut",
+            where=str(site),
+            why="no nb.stage was entered in it, and no layer in it was built under one; it is said once",
+            mend='with nb.stage(cluster="gpu"): around each of its parts; or @tf.function, if it is to stay whole',
+        )
+        warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def arguments(self, *args: Any, **kwargs: Any) -> tuple[Arguments, Unpack]:
+        """The arguments of a call by their names, and what turns their values into a call again."""
+        try:
+            found = bind(self._fn, args, kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._step.name}{inspect.signature(self._fn)}: {error}") from None
+        return found, functools.partial(_call, self._fn, [name for name, _ in found])
+
+    @property
+    def step(self) -> Step:
+        """The step behind it, for planning and verification."""
+        return self._step
+
+
+def _call(
+    fn: Callable[..., Any], names: list[str], values: list[Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The call that binds these values to these parameters."""
+    bound = inspect.BoundArguments(inspect.signature(fn), dict(zip(names, values, strict=True)))
+    return bound.args, bound.kwargs
+
+
+@checked
+def function(fn: Callable[..., Any] | None = None, *, whole: Iterable[str] = ()) -> Any:
+    """Run a function by a plan: `@nb.function` stands where `@tf.function` stood.
+
+    Every tensor argument of rank 1 or more is a batch along its first axis, except those named in `whole`.
+
+    >>> import tensorflow as tf
+    >>> import whale_nebula as nb
+    >>> @nb.function
+    ... def double(x):
+    ...     with nb.stage(cluster="gpu"):
+    ...         return 2.0 * x
+    >>> double(tf.constant([1.0, 2.0])).numpy().tolist()
+    [2.0, 4.0]
+    """
+    if isinstance(whole, str):
+        raise OptionError(
+            f"whole={whole!r} is a string",
+            where=str(calling_site()),
+            why="it lists argument names",
+            mend=f"nb.function(whole=({whole!r},))",
+        )
+    if fn is None:
+        return functools.partial(function, whole=tuple(whole))
+    return NebulaFunction(_callable(fn), _arguments_of(fn, whole))
+
+
+def _callable(fn: Any) -> Callable[..., Any]:
+    if not callable(fn):
+        raise values.refuse(
+            f"nb.function wraps a function, not {type(fn).__name__} {fn!r}",
+            mend="@nb.function over the function, or @nb.function(whole=('table',))",
+        )
+    found: Callable[..., Any] = fn
+    return found
+
+
+def _arguments_of(fn: Callable[..., Any], whole: Iterable[str]) -> tuple[str, ...]:
+    """The names in `whole`: each must be that of an argument."""
+    parameters = inspect.signature(fn).parameters.values()
+    known = [each.name for each in parameters]
+    names = tuple(whole)
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None and not any(each.kind is each.VAR_KEYWORD for each in parameters):
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise values.refuse(
+            f"whole={names!r} names {unknown!r}, and {name} has no such argument",
+            why=f"its arguments are {listed(known)}",
+            mend=did_you_mean(unknown, known),
+        )
+    return names

@@ -1,0 +1,174 @@
+"""Keras's train, test and predict functions for a model that bears scopes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.capture.surroundings import foreign_strategy
+from whale_nebula.errors import UnsupportedError
+from whale_nebula.errors.tracebacks import short_traceback
+from whale_nebula.runtime.run import current_run
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack, positional
+from whale_nebula.runtime.variables.reads import make_collective, remember_results
+from whale_nebula.site import script_site
+
+Run = Callable[[Any], Any]
+
+
+def training(run: Run, model: Any) -> Callable[[Iterator[Any]], Any]:
+    """What Keras calls with its iterator, to train or to evaluate."""
+
+    def execute(iterator: Iterator[Any]) -> Any:
+        batches = islice(iterator, model.steps_per_execution)
+        results = run(next(batches))
+        for batch in batches:
+            results = run(batch)
+        return results
+
+    return execute
+
+
+def predicting(run: Run) -> Callable[[Sequence[Any]], Any]:
+    """What Keras calls with a list of batches, to predict."""
+
+    def execute(batches: Sequence[Any]) -> Any:
+        if not isinstance(batches, list):
+            return run(batches)
+        found = [run(batch) for batch in batches]
+        return found[0] if len(found) == 1 else tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *found)
+
+    return execute
+
+
+def eager_note(model: Any) -> str:
+    """What the report says of it."""
+    count = model.steps_per_execution
+    return f"steps_per_execution={count}: the {count} steps of an execution run one by one" if count > 1 else ""
+
+
+_INPUTS = ("x", "y", "sample_weight")
+
+
+def stepper(model: Any, kind: str) -> Callable[[Any], Any]:
+    """What Keras calls with its iterator, one step at a time."""
+    _check(model)
+    opened, step = current_run(), _step(model, kind)
+    if not opened.alone:
+        make_collective(model, opened.ledger, opened.writes_files, opened.here().cluster, opened.first_of_cluster)
+    remember = None if opened.alone or kind == "predict" else remember_results(model)
+
+    @short_traceback
+    def run(data: Any) -> Any:
+        results = step.run(*_arguments(data, kind))
+        return results if remember is None else remember(results)
+
+    return predicting(run) if kind == "predict" else training(run, model)
+
+
+def keras_step(model: Any, kind: str, data: Any) -> tuple[Step, Arguments, Unpack]:
+    """A model's step and how a batch is given to it: for planning and verification."""
+    _check(model)
+    return _step(model, kind), *_arguments(data, kind)
+
+
+def as_fit_packs(parts: Sequence[Any]) -> Any:
+    """What `fit` gives a train step for x, y and sample_weight: what is not there at the end is left out, and x alone
+    is x itself, unless it is several.
+
+    >>> as_fit_packs(["x"]), as_fit_packs(["x", None]), as_fit_packs([["a", "b"]]), as_fit_packs(["x", "y", None])
+    ('x', 'x', (['a', 'b'],), ('x', 'y'))
+    """
+    kept = max((place + 1 for place, part in enumerate(parts) if part is not None), default=1)
+    alone = kept == 1 and not isinstance(parts[0], tuple | list)
+    return parts[0] if alone else tuple(parts[:kept])
+
+
+def _step(model: Any, kind: str) -> Step:
+    note = eager_note(model)
+    return Step(
+        getattr(model, f"{kind}_step"),
+        name=f"{model.name}.{kind}_step",
+        paths=lambda: _paths(model),
+        metrics=lambda: _metrics(model),
+        jit=bool(model.jit_compile),
+        notes=(note,) if note else (),
+        widens=True,
+    )
+
+
+def _arguments(data: Any, kind: str) -> tuple[Arguments, Unpack]:
+    data = _completed(_without_optionals(data), kind)
+    if not isinstance(data, tuple):
+        return [("x", data)], positional
+    kept = tuple(part is not None or _declared(_name(place)) for place, part in enumerate(data))
+    names = tuple(_name(place) if here else None for place, here in enumerate(kept))
+    return [(name, part) for name, part in zip(names, data, strict=True) if name], partial(_restored, names)
+
+
+def _completed(data: Any, kind: str) -> Any:
+    """The batch with None for the parts that Keras leaves out at its end, where the config says that there are some."""
+    parts = data if isinstance(data, tuple) else (data,)
+    named = [place + 1 for place, name in enumerate(_INPUTS) if _declared(name)]
+    if kind == "predict" or max(named, default=0) <= len(parts):
+        return data
+    return (*parts, *[None] * (max(named) - len(parts)))
+
+
+def _declared(name: str) -> bool:
+    """Whether the config gives a form to an input, or to some inside it."""
+    return any(path.partition("/")[0] == name for path in current_run().config.inputs)
+
+
+def _name(place: int) -> str:
+    """A part of a batch of Keras, (x, y, sample_weight) or what a step of the user's takes, in reports and plans."""
+    return _INPUTS[place] if place < len(_INPUTS) else f"input{place}"
+
+
+def _restored(names: tuple[str | None, ...], values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The tuple that Keras's step expects."""
+    given = iter(values)
+    return [tuple(None if name is None else next(given) for name in names)], {}
+
+
+def _without_optionals(data: Any) -> Any:
+    return tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data)
+
+
+def _paths(model: Any) -> Mapping[int, str]:
+    """Handle to path, for all that a model's step may touch."""
+    found: dict[int, str] = {}
+    for variable in [*model.variables, *_of_optimizer(model), *(v for m in model.metrics for v in m.variables)]:
+        value = getattr(variable, "value", variable)
+        found.setdefault(id(value.handle), getattr(variable, "path", value.name))
+    return found
+
+
+def _metrics(model: Any) -> Mapping[int, str]:
+    """Handle to name, for the metrics that were given to `compile`: Keras holds them in one metric of its own."""
+    given = [metric for all_of_them in model.metrics for metric in getattr(all_of_them, "metrics", ())]
+    pairs = [(getattr(variable, "value", variable), metric.name) for metric in given for variable in metric.variables]
+    return {id(value.handle): name for value, name in pairs}
+
+
+def _of_optimizer(model: Any) -> list[Any]:
+    optimizer = getattr(model, "optimizer", None)
+    return [] if optimizer is None else list(optimizer.variables)
+
+
+def _check(model: Any) -> None:
+    """What would make the step something else than one traced function in one place."""
+    strategy = model.distribute_strategy
+    if strategy is not tf.distribute.get_strategy():
+        raise foreign_strategy(strategy, f"{model.name}, {script_site()}")
+    if model.run_eagerly:
+        raise UnsupportedError(
+            "compile(run_eagerly=True) does not go with scopes",
+            where=f"{model.name}, {script_site()}",
+            why="an eager step is never traced, so it cannot be cut",
+            mend="model.compile(...) without run_eagerly; to debug eagerly, take the scopes out",
+        )

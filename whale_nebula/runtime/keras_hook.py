@@ -1,0 +1,200 @@
+"""Where Keras makes its train, test and predict functions, it asks here first.
+
+It must ask early, because a subclassed model whose first act is `fit` enters our scopes inside Keras's own trace, too
+late to cut anything. A model without scopes falls through to Keras untouched. The wrapper itself is in `late`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from whale_nebula import scopes
+from whale_nebula.capture import keras_copies, keras_tags, tracing
+from whale_nebula.capture.arguments import Declared
+from whale_nebula.capture.keras_tags import bears_scopes
+from whale_nebula.capture.placed import changes, placements_in
+from whale_nebula.runtime.run import current_run
+from whale_nebula.scopes import Placement
+from whale_nebula.scopes.observer import met_plain, observer
+from whale_nebula.tf import private as tf_private
+
+Original = Callable[..., Any]
+_CUTTING = ("cluster", "replica", "pipeline")
+
+
+class _Known(NamedTuple):
+    """By what a model's functions were made: `changes()`, where it is placed, and whether scopes around them count."""
+
+    changes: int = 0
+    placed: tuple[Placement, ...] = ()
+    inside: bool = False
+
+
+_known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+
+
+def install() -> list[scopes.Watcher]:
+    """Let scopes stamp what is traced and tag what Keras builds; gives the watchers that were not there before."""
+    return [*tracing.install(), *keras_tags.install()]
+
+
+def make_function(kind: str, original: Original, model: Any, force: bool) -> Any:
+    """What `make_train_function` and its like do for this model."""
+    install()
+    watching = observer()
+    if watching is not None and kind != "predict":
+        watching.begins()
+    inside = _inside()
+    _forget(model, inside)
+    attribute = f"{kind}_function"
+    if getattr(model, attribute) is None or force:
+        _make(kind, original, model, force, inside)
+    if inside or bears_scopes(model):
+        _share_files(kind)
+    return getattr(model, attribute)
+
+
+def _make(kind: str, original: Original, model: Any, force: bool, inside: bool) -> None:
+    if inside or bears_scopes(model):
+        setattr(model, f"{kind}_function", _stepper(model, kind))
+        return
+    keras_copies.tell_if_copy(model)
+    if _may_bear(model, kind):
+        setattr(model, f"{kind}_function", _Probe(model, kind, original))
+    else:
+        met_plain(model.name, kind)
+        original(model, force)
+
+
+def _share_files(kind: str) -> None:
+    """In several processes, callbacks that write files do it together."""
+    if kind == "train" and not current_run().alone:
+        from whale_nebula.runtime.variables.reads import share_files
+
+        share_files()
+
+
+def _inside() -> bool:
+    """Whether this is called inside scopes that say something of a whole step: copies of it, say."""
+    frames = scopes.open_frames()
+    return scopes.stage_of(frames) is None and any(frame.kind in _CUTTING for frame in frames)
+
+
+def _forget(model: Any, inside: bool) -> None:
+    """Drop a model's functions where `nb.place` was called for a part of it since they were made, or where those of a
+    model without scopes are called inside some, or outside again.
+    """
+    before = _known.get(model, _Known())
+    if (before.changes, before.inside) == (changes(), inside):
+        return
+    found = _Known(changes(), placements_in(tf_private.layers_of(model)), inside)
+    _known[model] = found
+    moved = found.placed != before.placed or (inside != before.inside and not bears_scopes(model))
+    for kind in ("train", "test", "predict") if moved else ():
+        setattr(model, f"{kind}_function", None)
+
+
+def _may_bear(model: Any, kind: str) -> bool:
+    """A subclassed model shows its scopes only when it is called, and one with a step of its own when that runs.
+
+    Nor does a functional model call a layer of the user's that says itself which shape it gives, or an RNN its cell.
+    """
+    if not isinstance(model, tf_private.KerasFunction) or _overrides(model, f"{kind}_step"):
+        return True
+    return not all(type(layer).__module__.startswith("keras.") for layer in tf_private.layers_of(model))
+
+
+def _overrides(model: Any, name: str) -> bool:
+    return getattr(type(model), name) is not getattr(keras.Model, name)
+
+
+def _stepper(model: Any, kind: str) -> Callable[[Any], Any]:
+    from whale_nebula.runtime.keras import stepper
+
+    return stepper(model, kind)
+
+
+class _Probe:
+    """Stands for a subclassed model's function until its first batch shows whether it bears scopes."""
+
+    def __init__(self, model: Any, kind: str, original: Original) -> None:
+        self._model, self._kind, self._original = model, kind, original
+        self._function: Callable[[Any], Any] | None = None
+
+    def __call__(self, iterator: Any) -> Any:
+        if self._function is not None:
+            return self._function(iterator)
+        again, batch = _peek(iterator)
+        if _overrides(self._model, "call") and not getattr(self._model, "run_eagerly", False):
+            _call_symbolically(self._model, batch)
+        return self._captured(again) if bears_scopes(self._model) else self._tried(again)
+
+    def _captured(self, again: Callable[[], Any]) -> Any:
+        _share_files(self._kind)
+        return self._settle(_stepper(self._model, self._kind))(again())
+
+    def _tried(self, again: Callable[[], Any]) -> Any:
+        """Let Keras go; where a scope turns up on the way (in a `train_step`, say), stop it and capture the step."""
+        setattr(self._model, f"{self._kind}_function", None)
+        self._original(self._model, True)
+        function = self._settle(getattr(self._model, f"{self._kind}_function"))
+        try:
+            with keras_tags.none_expected():
+                results = function(again())
+        except keras_tags.ScopeMet:
+            keras_tags.enters_scopes(self._model)
+            return self._captured(again)
+        met_plain(self._model.name, self._kind)
+        return results
+
+    def _settle(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        self._function = function
+        setattr(self._model, f"{self._kind}_function", function)
+        return function
+
+
+def _peek(iterator: Any) -> tuple[Callable[[], Any], Any]:
+    """What gives the iterator anew, with its next batch still in it; and the form of that batch."""
+    if isinstance(iterator, tf.data.Iterator):
+        return (lambda: iterator), iterator.element_spec
+    if isinstance(iterator, list):
+        return (lambda: iterator), iterator[0]
+    first = next(iter(iterator))
+    return (lambda: itertools.chain([first], iterator)), first
+
+
+def _call_symbolically(model: Any, batch: Any) -> None:
+    """Call a model without computing, so that scopes in its `call` are met; its own errors are for `fit` to show.
+
+    What is built on the way has the names that it would get in Keras's own trace.
+    """
+    x = batch[0] if isinstance(batch, (tuple, list)) else batch
+    form = _form(x)
+    try:
+        with tf.name_scope(model.name):
+            tf_private.compute_output_spec(model, form, training=False)
+    except Exception:
+        return
+
+
+def _form(x: Any) -> Any:
+    """Keras's tensors in the form of a model's inputs; one that is None has the form that the config gives it."""
+    x = tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") else None, x)
+    if any(leaf is None for leaf in tf.nest.flatten(x)):
+        forms = Declared(current_run().config.inputs, alone=False)
+        x = forms.unfolded("x", x)
+        paths = ["/".join(["x", *map(str, path)]) for path, _ in tf_private.leaf_paths(x)]
+        leaves = zip(paths, tf.nest.flatten(x), strict=True)
+        found = [forms.missing(path) if leaf is None else leaf for path, leaf in leaves]
+        x = tf.nest.pack_sequence_as(x, found)
+    return tf.nest.map_structure(lambda t: t if t is None else keras.KerasTensor(_rows_free(t.shape), t.dtype), x)
+
+
+def _rows_free(shape: Any) -> tuple[int | None, ...]:
+    return (None, *tuple(shape)[1:]) if len(shape) else ()

@@ -1,0 +1,160 @@
+"""A step of one cluster among those that train apart: its own rows, then what is due between them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from whale_nebula.feed.absent import Missing
+from whale_nebula.feed.batch import rows_of
+from whale_nebula.feed.inputs import sliced, whole
+from whale_nebula.ir.program import Leaf
+from whale_nebula.launch.leaving import Leaving
+from whale_nebula.report.records import LinkReport, MeetingsReport
+from whale_nebula.runtime.local_sgd.deltas import Flat
+from whale_nebula.runtime.local_sgd.shutdown import LeavesTogether
+from whale_nebula.runtime.local_sgd.topology import Ends, Sites
+from whale_nebula.runtime.session.session import Session
+from whale_nebula.runtime.step.clock import StepOutcome
+from whale_nebula.runtime.step.distributed import DistributedStep
+
+
+class Meetings(Protocol):
+    """One cluster's side. `met` counts what was exchanged, `waited` are the seconds that steps waited for it."""
+
+    flat: Flat
+    ends: Ends
+    steps: int
+    met: int
+    waited: float
+
+    def begin(self) -> None:
+        """From here on all clusters go their own way: what each has now is what all share."""
+
+    def tell(self) -> None:
+        """A step is over: send what is due after it."""
+
+    def take(self) -> None:
+        """Take in what is due now; it waits for what has not come yet."""
+
+    def settle_tell(self) -> None:
+        """Everybody wants the weights now: send all that was gone since they met."""
+
+    def settle_take(self) -> None:
+        """Then all clusters have the same weights, bit for bit."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing was gone since all had the same."""
+
+    @property
+    def fragments(self) -> int:
+        """How many exchanges tell the others of all weights once."""
+
+    def restart(self) -> None:
+        """The weights were replaced, in all clusters by the same ones: what was remembered belongs to others."""
+
+    def digest(self) -> int:
+        """A checksum of weights that all clusters share by now: the same in all of them."""
+
+    def close(self) -> None:
+        """Let the threads go."""
+
+
+class Runner(Protocol):
+    """What runs a cluster's own step."""
+
+    def run(self, tensors: Sequence[Any]) -> StepOutcome:
+        """Run one step."""
+        ...
+
+
+@dataclass
+class Since:
+    """Counts from the first meeting on: before it steps are traced, each in its own time."""
+
+    seconds: float = 0.0
+    _waited: float | None = None
+
+    def step(self, rounds: Meetings, seconds: float) -> MeetingsReport:
+        """Where a cluster stands with the others after one more step, which took so long."""
+        if self._waited is None and rounds.met >= rounds.fragments:
+            self._waited = rounds.waited
+        elif self._waited is not None:
+            self.seconds += seconds
+        met, waited = rounds.met / max(1, rounds.fragments), rounds.waited - (self._waited or 0.0)
+        crossed = sum(link.bytes for link in rounds.ends.sent().values())
+        others = tuple(rounds.ends.others)
+        return MeetingsReport(others, rounds.steps, met, self.seconds, waited * bool(self.seconds), crossed)
+
+
+@dataclass
+class TrainsApart:
+    """One cluster's part in this process; the others are in processes of their own."""
+
+    inner: Runner
+    leaves: Sequence[Leaf]
+    sites: Sites
+    cluster: str
+    session: Session
+    make: Callable[[], Meetings]
+    leaving: LeavesTogether
+    settle: Callable[[], None]
+    _rounds: Meetings | None = None
+    _sent: Mapping[str, LinkReport] = field(default_factory=dict)
+    _since: Since = field(default_factory=Since)
+
+    def run(self, tensors: Sequence[Any]) -> StepOutcome:
+        """Run one step; what fails here is told to all."""
+        try:
+            return self._run(tensors)
+        except Leaving:  # so do all others
+            raise
+        except BaseException as failure:
+            self.session.fail(failure)
+            raise
+
+    def _run(self, tensors: Sequence[Any]) -> StepOutcome:
+        rounds = self.rounds
+        rounds.begin()
+        self.leaving.look(rounds.steps)
+        waited = rounds.waited
+        own = own_rows(self.leaves, tensors, self.sites, self.cluster)
+        outcome = self.inner.run(own if isinstance(self.inner, DistributedStep) else whole(self.leaves, own))
+        rounds.tell()
+        rounds.take()
+        if self.leaving.now(rounds.steps):
+            self.settle()
+            self.leaving.leave()
+        before, self._sent = self._sent, rounds.ends.sent()
+        links = {name: less(sent, before.get(name)) for name, sent in self._sent.items()}
+        seconds = outcome.seconds + rounds.waited - waited
+        meetings = self._since.step(rounds, seconds)
+        return replace(outcome, seconds=seconds, links={**outcome.links, **links}, meetings=meetings)
+
+    @property
+    def rounds(self) -> Meetings:
+        """Those of its weights, made together with the other clusters at the first step."""
+        if self._rounds is None:
+            self._rounds = self.make()
+            self._sent = self._rounds.ends.sent()
+        return self._rounds
+
+
+def own_rows(leaves: Sequence[Leaf], tensors: Sequence[Any], sites: Sites, cluster: str) -> list[Any]:
+    """A cluster's share of a batch."""
+    if not any(leaf.batched for leaf in leaves):
+        return list(tensors)
+    sites.rows(cluster, rows_of(leaves, tensors))  # refuses rows that are not enough, or not as many in each input
+    cut = (leaf.batched and not isinstance(each, Missing) for leaf, each in zip(leaves, tensors, strict=True))
+    return [sliced(each, sites.rows, cluster) if own else each for each, own in zip(tensors, cut, strict=True)]
+
+
+def less(now: LinkReport, before: LinkReport | None) -> LinkReport:
+    """What has gone since."""
+    was = before or LinkReport()
+    return LinkReport(
+        now.payload_bytes - was.payload_bytes, now.bytes - was.bytes, now.raw_bytes - was.raw_bytes,
+        now.frames - was.frames,
+    )  # fmt: skip

@@ -1,0 +1,172 @@
+"""What one cluster does between its local steps: it tells how far it has come, hears the others, and takes it in.
+
+All clusters know the same *shared* weights. A fragment of what a cluster has gone since (shared minus own) is sent
+after some step, and some steps later, when those of the others are here, the outer optimizer makes one step of their
+mean. All decode the same bytes, add them in the same order and keep the same state: so the shared weights stay the same
+bits everywhere without ever being sent. What a cluster has gone *since it sent* is kept: its own weights move by as
+much as the shared ones differ from those that it had sent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from whale_nebula.ir.outer_optimizer import Numbers, Outer
+from whale_nebula.runtime.local_sgd.deltas import Differences, Flat, Range
+from whale_nebula.runtime.local_sgd.topology import Ends
+from whale_nebula.schedule.rounds import Timetable, ranges
+
+
+class Sent(NamedTuple):
+    """A fragment that is on its way: what the cluster had then, and the shared weights that will come of it."""
+
+    fragment: int
+    own: Numbers
+    shared: Future[Numbers]
+
+
+@dataclass
+class Rounds:
+    """One cluster's side. `shares` are the weights of the clusters' differences in their mean, by name."""
+
+    flat: Flat
+    ends: Ends
+    table: Timetable
+    outer: Outer
+    differences: Differences
+    shares: Mapping[str, float]
+    steps: int = 0
+    met: int = 0
+    waited: float = 0.0
+    _shared: Numbers | None = None
+    _states: dict[int, Any] = field(default_factory=dict)
+    _on_way: list[Sent] = field(default_factory=list)
+    _when: int = 0
+    _told: int = 0
+    _telling: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-tells"))
+    _hearing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "nebula-hears"))
+
+    def begin(self) -> None:
+        """From here on all clusters go their own way: what each has now is what all share."""
+        if self._shared is None:
+            self._shared = self.flat.read((0, self.flat.total))
+
+    def tell(self) -> None:
+        """A step is over: send what is due after it."""
+        self.steps += 1
+        for fragment in self.table.sends(self.steps):
+            self._send(fragment)
+
+    def take(self) -> None:
+        """Take in what is due now; it waits for what has not come yet."""
+        for fragment in self.table.takes(self.steps):
+            self._take(fragment)
+
+    def settle_tell(self) -> None:
+        """Everybody wants the weights now: take in what is on its way, then send all that was gone since."""
+        if self.settled:
+            return
+        while self._on_way:
+            self._take(self._on_way[0].fragment)
+        for fragment in range(self.table.fragments):
+            self._send(fragment)
+
+    def settle_take(self) -> None:
+        """Then all clusters have the same weights, bit for bit."""
+        for sent in self._on_way[:]:
+            self._take(sent.fragment, exactly=True)
+        self._told = self.steps
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing was gone since all had the same."""
+        return self.steps == self._told
+
+    def restart(self) -> None:
+        """The weights were replaced in all clusters, by the same ones: what was remembered belongs to others."""
+        if self._shared is not None:
+            self._shared = self.flat.read((0, self.flat.total))
+            self._states.clear()
+            self.differences.forget()
+
+    def digest(self) -> int:
+        """A checksum of what all share: the same in all clusters after as many rounds."""
+        return google_crc32c.value(b"" if self._shared is None else self._shared.tobytes())
+
+    def close(self) -> None:
+        """Let the threads go."""
+        for pool in (self._telling, self._hearing):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def fragments(self) -> int:
+        """How many fragments there are that hold anything."""
+        return sum(begin < end for begin, end in self._ranges)
+
+    # ------------------------------------------------------------------ a fragment's way
+    @cached_property
+    def _ranges(self) -> Sequence[Range]:
+        return ranges(self.flat.total, self.table.fragments)
+
+    @property
+    def _known(self) -> Numbers:
+        if self._shared is None:
+            self.begin()
+        return self._shared if self._shared is not None else np.zeros(0, np.float32)
+
+    def _send(self, fragment: int) -> None:
+        where = self._ranges[fragment]
+        if where[0] == where[1]:
+            return
+        own = self.flat.read(where)
+        gone = self._known[slice(*where)] - own
+        self._when += 1
+        told = self._telling.submit(self._tell, self._when, fragment, gone)
+        heard = self._hearing.submit(self._hear, self._when, fragment, told)
+        self._on_way.append(Sent(fragment, own, heard))
+
+    def _tell(self, when: int, fragment: int, gone: Numbers) -> Numbers:
+        data, there = self.differences.encode(fragment, gone)
+        self.ends.tell(when, fragment, data, gone.nbytes)
+        return there
+
+    def _hear(self, when: int, fragment: int, told: Future[Numbers]) -> Numbers:
+        """The shared weights of a fragment after this round."""
+        where = self._ranges[fragment]
+        size = where[1] - where[0]
+        own = told.result()
+        came = self.ends.hear(when, fragment)
+        heard = {cluster: self.differences.decode(data, size) for cluster, data in came.items()}
+        heard[self.ends.cluster] = own
+        mean = np.zeros(size, np.float32)
+        for cluster in self.ends.firsts:  # in the same order everywhere, so to the same bits
+            mean += np.float32(self.shares[cluster]) * heard[cluster]
+        before = self._known[slice(*where)]
+        state = self._states[fragment] if fragment in self._states else self.outer.init(before)
+        shared, self._states[fragment] = self.outer.update(before, mean, state)
+        return shared
+
+    def _take(self, fragment: int, *, exactly: bool = False) -> None:
+        place = next((n for n, sent in enumerate(self._on_way) if sent.fragment == fragment), None)
+        if place is None:
+            return
+        began = time.perf_counter()
+        sent = self._on_way[place]
+        shared = sent.shared.result()
+        self.waited += time.perf_counter() - began
+        del self._on_way[place]
+        where = self._ranges[fragment]
+        self._known[slice(*where)] = shared
+        if exactly or self.table.delay == 0:
+            self.flat.write(where, shared)
+        else:
+            self.flat.add(where, shared - sent.own)
+        self.met += 1

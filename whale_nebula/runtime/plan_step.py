@@ -1,0 +1,147 @@
+"""A captured step becomes the plan that a user sees: cut as it would be for running, and counted."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import whale_nebula
+from whale_nebula.capture.mirror import in_order
+from whale_nebula.capture.places import place_of
+from whale_nebula.capture.step import Captured, Signature
+from whale_nebula.feed.absent import Missing, absent_in
+from whale_nebula.feed.batch import micro_batches
+from whale_nebula.ir.canonical import canonical_lines
+from whale_nebula.ir.cut import Cut
+from whale_nebula.passes.plan import cut_program
+from whale_nebula.passes.readings import check_here
+from whale_nebula.plan.codec_advice import fallbacks
+from whale_nebula.plan.overview import Overview
+from whale_nebula.plan.plan import Plan
+from whale_nebula.plan.records import PlanLink
+from whale_nebula.plan.timing import counted
+from whale_nebula.runtime.local_sgd.plan_preview import foretold
+from whale_nebula.runtime.run import Run, current_run
+from whale_nebula.runtime.step.compiled import Workshop
+from whale_nebula.runtime.step.engine import place_workers
+from whale_nebula.runtime.step.scalars import returned_names
+from whale_nebula.runtime.step.sizes import bounded_links, link_reports
+
+
+def planned(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str] = ()) -> Plan:
+    """The plan of a captured step; `example` are tensors in the form of its leaves."""
+    with _uncollected():
+        return _planned(name, captured, example, notes)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Let Python look for no garbage meanwhile: a plan is made of many small things that stay, and none are cycles."""
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collected:
+            gc.enable()
+
+
+def _planned(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str]) -> Plan:
+    run = current_run()
+    stages = captured.program.stages
+    run.meet([stage.cluster for stage in stages], {stage.cluster: stage.where for stage in stages})
+    operations = in_order(captured.graph.get_operations())
+    workers, results = place_workers(captured, run), run.config.results
+    where = lambda op: place_of(operations[op])  # noqa: E731
+    cut = cut_program(captured.program, workers, where, results=results, apart=frozenset(run.config.inputs))
+    rows = micro_batches(captured.program.leaves, example, captured.program.pipeline.micro_batch)
+    if not run.alone:
+        check_here(cut, run.here().worker, absent_in(example), where)
+    example = [each.in_rows(sum(rows)) if isinstance(each, Missing) else each for each in example]
+    plan = _plan(name, captured, cut, rows, [tuple(tensor.shape) for tensor in example], run)
+    meetings = foretold(captured.program, captured.variables, sum(rows), run)
+    return counted(replace(plan, notes=(*plan.notes, *meetings, *notes, *_planner(run))))
+
+
+def _planner(run: Run) -> list[str]:
+    """Several processes print their plans to one terminal."""
+    return [] if run.alone else [f"this is the plan as {run.here().worker} made it; every worker makes the same"]
+
+
+def _plan(
+    name: str, captured: Captured, cut: Cut, rows: Sequence[int], shapes: Sequence[tuple[int, ...]], run: Run
+) -> Plan:
+    pipeline = cut.program.pipeline
+    model, _, step = name.rpartition(".")
+    returned = returned_names(captured.structured_outputs)
+    overview = Overview(cut, rows, run.links, shapes, model if step.endswith("_step") else "", returned)
+    plan = Plan(
+        name=name,
+        stages=overview.stages(),
+        boundaries=overview.boundaries(),
+        links=_links(cut, rows, run, overview),
+        once=overview.once(),
+        tied=overview.tied(),
+        micro_batch=pipeline.micro_batch,
+        rows=tuple(rows),
+        schedule=pipeline.schedule,
+        in_flight=pipeline.in_flight,
+        versions={
+            "tensorflow": tf.__version__, "keras": keras.__version__, "whale_nebula": whale_nebula.__version__
+        },
+        threads={
+            "intra_op": tf.config.threading.get_intra_op_parallelism_threads(),
+            "inter_op": tf.config.threading.get_inter_op_parallelism_threads(),
+        },
+        notes=(*cut.notes, *fallbacks(cut, rows)),
+        lines=canonical_lines(cut.program),
+        exchange_seconds=overview.exchange_seconds(),
+        definition=functools.partial(_graph_def, cut, functools.cache(functools.partial(_workshop, captured))),
+    )  # fmt: skip
+    return replace(plan, notes=(*plan.notes, *overview.advice(plan)))
+
+
+def _links(cut: Cut, rows: Sequence[int], run: Run, overview: Overview) -> dict[str, PlanLink]:
+    """The lines that this step uses; sizes by the formula that links count by."""
+    clusters = [stage.cluster for stage in cut.program.stages]
+    exchanged = overview.exchanged
+    unsure = bounded_links(cut, clusters, exchanged=exchanged)
+    found: dict[str, PlanLink] = {}
+    for name, link in link_reports(cut, clusters, rows, exchanged=exchanged).items():
+        line, sent = run.links.between(*name.split("->")), (link.payload_bytes, link.bytes, link.frames)
+        found[name] = PlanLink(str(line), *sent, line.rate, line.delay, at_most=name in unsure)
+    return found
+
+
+def _workshop(captured: Captured) -> Workshop:
+    return Workshop(captured.graph, captured.aliases)
+
+
+def _graph_def(cut: Cut, workshop: Callable[[], Workshop], stage: str) -> Any:
+    """The graph of a stage's forward, in the first phase in which it has one."""
+    for phase in cut.phases:
+        for found in phase.stages:
+            if cut.program.stages[found.stage].key == stage and found.forward is not None:
+                return workshop().make(found.forward).concrete.graph.as_graph_def()
+    return tf.compat.v1.GraphDef()
+
+
+def check_pinned(name: str, captured: Captured, layout: Signature) -> None:
+    """Refuse a step that is not planned as it was pinned; without pins do nothing."""
+    pins = current_run().pins
+    pin = pins.pin_of(name)
+    if pin is not None:
+        pins.check(planned(name, captured, [_example(spec) for spec in layout.specs]), pin)
+    elif pins and any(stage.where for stage in captured.program.stages):
+        pins.miss(name)
+
+
+def _example(spec: tf.TensorSpec) -> tf.Tensor:
+    return tf.zeros([1 if axis is None else axis for axis in spec.shape], spec.dtype)

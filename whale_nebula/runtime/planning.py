@@ -1,0 +1,204 @@
+"""`nb.plan`: what a step will be cut into, without running one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import reprlib
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from textwrap import shorten
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula.capture.arguments import target_wanted
+from whale_nebula.capture.step import Signature, capture, signature
+from whale_nebula.errors import NebulaWarning, OptionError, PlanError
+from whale_nebula.errors.tracebacks import short_traceback
+from whale_nebula.plan.plan import Plan
+from whale_nebula.runtime.function import NebulaFunction
+from whale_nebula.runtime.keras import as_fit_packs, keras_step
+from whale_nebula.runtime.plan_step import planned
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared
+from whale_nebula.scopes import calling_site
+from whale_nebula.scopes.options import checked
+from whale_nebula.site import script_site
+
+__all__ = ["Plan", "plan"]
+
+_ROWS = 32
+"""Rows of an example whose rows are not given."""
+
+
+@checked
+@short_traceback
+def plan(model_or_function: Any, *example: Any) -> Plan:
+    """What a step is cut into: stages, boundaries, what runs once, and the schedule. Nothing is run.
+
+    Take a Keras model and a batch `x, y[, sample_weight]`: the plan is that of its train step, or of its
+    predict step where it is not compiled. Or take an `nb.function` and its arguments. Of the example only
+    shapes and types matter: arrays, tensors, `tf.TensorSpec`, `keras.KerasTensor` or a `tf.data.Dataset`
+    all do. Variables keep their values; what the first step would build (layers, optimizer slots) is built.
+
+    >>> import tensorflow as tf
+    >>> import whale_nebula as nb
+    >>> @nb.function
+    ... def double(x):
+    ...     with nb.stage(cluster="gpu"):
+    ...         return 2.0 * x
+    >>> nb.plan(double, tf.TensorSpec([None, 4])).stages["gpu"].inputs
+    ('x',)
+    """
+    batch = _example(example)
+    subject = _subject(model_or_function, batch, _tupled(example))
+    layout, tensors = _signature(subject)
+    with target_wanted("nb.plan", model_or_function, batch):
+        step = subject.step
+        captured = capture(subject.call, layout, paths=step.paths, metrics=step.metrics, owner=step.owner)
+    if not captured.program.stages[0].where:
+        raise no_scopes(subject.step.name)
+    return planned(subject.step.name, captured, tensors, captured.projected)
+
+
+# ---------------------------------------------------------------------- what is planned
+@dataclass(frozen=True)
+class _Subject:
+    """What is planned."""
+
+    step: Step
+    arguments: Arguments
+    unpack: Unpack
+
+    def call(self, given: Sequence[Any]) -> Any:
+        """The step on these values of its arguments."""
+        args, kwargs = self.unpack(list(given))
+        return self.step.fn(*args, **kwargs)
+
+
+def _subject(given: Any, example: Sequence[Any], tupled: bool = False) -> _Subject:
+    """`tupled` examples are given to a train step as the tuple that they are, others as `fit` gives them."""
+    if isinstance(given, functools.partial) and isinstance(given.func, NebulaFunction) and not given.keywords:
+        given, example = given.func, (*given.args, *example)
+    if isinstance(given, NebulaFunction):
+        return _Subject(given.step, *given.arguments(*example))
+    if not isinstance(given, keras.Model):
+        raise OptionError(
+            f"nb.plan takes a Keras model or an nb.function, not {_what(given)}",
+            where=str(calling_site()),
+            mend="put @nb.function where the function is defined, and plan that",
+        )
+    if not example:
+        raise OptionError(
+            "nb.plan needs an example",
+            where=str(calling_site()),
+            why="what a step is depends on the form of its batch",
+            mend="nb.plan(model, x, y); keras.KerasTensor((8, 4)) stands for an array of that shape",
+        )
+    _check_example(example)
+    example = [tf.nest.map_structure(_as_fed, leaf) for leaf in example]
+    if getattr(given, "compiled", False):
+        return _Subject(*keras_step(given, "train", tuple(example) if tupled else as_fit_packs(example)))
+    _tell_left_out(given, example)
+    return _Subject(*keras_step(given, "predict", example[0]))
+
+
+def _tell_left_out(model: Any, example: Sequence[Any]) -> None:
+    """A predict step takes x alone."""
+    names = [name for name, part in zip(("y", "sample_weight"), example[1:], strict=False) if part is not None]
+    if names:
+        site = calling_site()
+        warning = NebulaWarning(
+            f"nb.plan leaves {' and '.join(names)} out: it plans the predict step of model {model.name!r}",
+            where=str(site),
+            why="a model that is not compiled has no train step",
+            mend="model.compile(...) before it, or nb.plan(model, x)",
+        )
+        warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
+
+
+def _check_example(example: Sequence[Any]) -> None:
+    """A batch of Keras: x, y and sample_weight, each an array or several."""
+    if len(example) > 3:
+        raise OptionError(
+            f"nb.plan got {len(example)} parts of a batch",
+            where=str(calling_site()),
+            why="a Keras model takes x, y and sample_weight",
+            mend="nb.plan(model, x, y)",
+        )
+    leaves = [leaf for leaf in tf.nest.flatten(list(example)) if leaf is not None]
+    if not any(hasattr(leaf, "shape") for leaf in leaves):
+        raise OptionError(
+            "nb.plan was given no array",
+            where=str(calling_site()),
+            why=f"shapes and types are taken from it, and {shorten(repr(example[0]), 50)} has none",
+            mend="nb.plan(model, np.asarray(x), np.asarray(y)); keras.KerasTensor((8, 4)) stands for such an array",
+        )
+
+
+def _what(given: Any) -> str:
+    """How a message calls what was given."""
+    return "a plain function" if inspect.isroutine(given) else f"{type(given).__name__} {reprlib.repr(given)}"
+
+
+def no_scopes(name: str) -> PlanError:
+    """The error for a step in which there is nothing to cut."""
+    return PlanError(
+        f"{name} has no scopes, so there is nothing to plan",
+        where=str(script_site()),
+        why="no op was made inside nb.stage",
+        mend='with nb.cluster(), nb.stage(cluster="gpu"): around the layers of each stage',
+    )
+
+
+# ---------------------------------------------------------------------- examples
+def _example(example: Sequence[Any]) -> Sequence[Any]:
+    """A dataset stands for what it gives."""
+    if len(example) == 1 and isinstance(example[0], tf.data.Dataset):
+        found = example[0].element_spec
+        return found if isinstance(found, tuple) else (found,)
+    return example
+
+
+def _tupled(example: Sequence[Any]) -> bool:
+    """Whether the example is a dataset of tuples: their length is what the train step sees, even if it is one."""
+    given = example[0] if len(example) == 1 else None
+    return isinstance(given, tf.data.Dataset) and isinstance(given.element_spec, tuple)
+
+
+def _as_fed(leaf: Any) -> Any:
+    """Keras feeds floating arrays in its own precision."""
+    floating = isinstance(leaf, np.ndarray) and np.issubdtype(leaf.dtype, np.floating)
+    return leaf.astype(keras.config.floatx()) if floating else leaf
+
+
+def _signature(subject: _Subject) -> tuple[Signature, list[Any]]:
+    """The signature of a call with these examples; a spec keeps the unknown axes that it has."""
+    specs: dict[int, tf.TensorSpec] = {}
+
+    def stand_in(leaf: Any) -> Any:
+        spec = _spec(leaf)
+        if spec is None:
+            return leaf
+        tensor = tf.zeros([_ROWS if axis is None else axis for axis in spec.shape], spec.dtype)
+        specs[id(tensor)] = spec
+        return tensor
+
+    arguments = [(name, tf.nest.map_structure(stand_in, value)) for name, value in subject.arguments]
+    layout, tensors = signature(arguments, subject.step.whole, declared())
+    given = [specs.get(id(tensor), spec) for tensor, spec in zip(tensors, layout.specs, strict=True)]
+    chosen = [_open(spec) if split else spec for spec, split in zip(given, layout.batched, strict=True)]
+    return replace(layout, specs=tuple(chosen)), tensors
+
+
+def _open(spec: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+
+
+def _spec(leaf: Any) -> tf.TensorSpec | None:
+    if isinstance(leaf, tf.TensorSpec):
+        return leaf
+    return tf.TensorSpec(leaf.shape, leaf.dtype) if isinstance(leaf, keras.KerasTensor) else None

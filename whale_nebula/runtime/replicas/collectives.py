@@ -1,0 +1,327 @@
+"""Sums between the workers of one cluster, by TensorFlow's own collectives: a ring on CPUs, NCCL on GPUs.
+
+Every worker of the cluster is a task of a TensorFlow cluster. Each calls the same sums under the same names, and all
+get the same bits, since every part of a sum is added up in one place and handed around.
+
+TensorFlow's runtime asks nobody who he is, so this never leaves a cluster, and a server is reached from nowhere but
+the machines of its mates. It has one more rule: device names are given when it starts. Either `open_collectives` is
+called before anything of TensorFlow runs, or `prepare_task` was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula.config.schema import PATIENCE_SECONDS
+from whale_nebula.errors import DeadlineError, LinkClosedError, NebulaError, OptionError, StateError
+from whale_nebula.ir.cut import Cut
+from whale_nebula.runtime.session.server_filter import shut
+from whale_nebula.tf import collectives as tf_collectives
+from whale_nebula.tf.private import runtime_started, traced_often
+
+BUCKET_BYTES = 1 << 21
+"""Two buckets are on their way at the same time as a third is filled; see benchmarks/replica for other sizes."""
+
+
+def buckets(dtypes: Sequence[str], sizes: Sequence[int], limit: int = BUCKET_BYTES) -> list[list[int]]:
+    """Which tensors travel together: neighbours of the same dtype up to `limit` bytes, larger ones alone.
+
+    >>> buckets(["float32", "int32", "float32"], [8, 4, 8], limit=16)
+    [[0, 2], [1]]
+    >>> buckets(["float32"] * 4, [8, 8, 8, 64], limit=16)
+    [[0, 1], [2], [3]]
+    """
+    found: list[list[int]] = []
+    filling: dict[str, tuple[list[int], int]] = {}
+    for number, (dtype, size) in enumerate(zip(dtypes, sizes, strict=True)):
+        bucket, held = filling.get(dtype, ([], limit))
+        if held + size > limit:
+            bucket, held = [], 0
+            found.append(bucket)
+        bucket.append(number)
+        filling[dtype] = bucket, held + size
+    return found
+
+
+def apply_packed(
+    tensors: Sequence[tf.Tensor], bucket: Sequence[int], do: Callable[[tf.Tensor], tf.Tensor]
+) -> list[tf.Tensor]:
+    """Do something to the tensors of a bucket as if they were one; gives each back in its own form."""
+    chosen = [tensors[number] for number in bucket]
+    if len(chosen) == 1:
+        return [do(chosen[0])]
+    packed = do(tf.concat([tf.reshape(tensor, [-1]) for tensor in chosen], 0))
+    pieces = tf.split(packed, [count(tensor) for tensor in chosen])
+    return [tf.reshape(piece, tensor.shape) for piece, tensor in zip(pieces, chosen, strict=True)]
+
+
+def count(tensor: tf.Tensor) -> int:
+    """How many numbers a tensor of known shape has."""
+    return int(np.prod(tensor.shape.as_list(), dtype=np.int64))
+
+
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
+_GLANCE_SECONDS, _GLANCES = 0.25, 4
+_CPU = "/CPU:0"
+
+
+def can_open(index: int, count: int) -> bool:
+    """Whether `open_collectives` would: TensorFlow's runtime has not started yet, or as this task."""
+    task = tf_collectives.task()
+    return (task.index, task.count) == (index, count) if task is not None else not runtime_started()
+
+
+def listening_port() -> int | None:
+    """Where TensorFlow's server listens in this process; None where none does yet."""
+    task = tf_collectives.task()
+    return None if task is None or not task.address else _port(task.address)
+
+
+def open_collectives(
+    index: int,
+    addresses: Sequence[str],
+    *,
+    patience: float = PATIENCE_SECONDS,
+    lost: Callable[[], NebulaError | None] = lambda: None,
+) -> Collectives:
+    """Become task `index` of the cluster whose workers are at `addresses` ("host:port"), and listen at one's own port.
+
+    Where all hosts are numeric, nobody but these hosts and this one reaches it then. `lost` is asked while a sum takes
+    long: of a mate that died only its neighbour in the ring hears, and the others would wait.
+    """
+    if not can_open(index, len(addresses)):
+        raise _too_late()
+    tf_collectives.serve(index, addresses)
+    shut(_port(addresses[index]), [_host(address) for address in addresses])
+    return Collectives(index, tuple(addresses), patience, lost)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def _too_late() -> StateError:
+    return StateError(
+        "TensorFlow has started in this process, and its collectives cannot be opened any more",
+        why="the names of its devices were given when it started, and what was made since is on these",
+        mend="call nb.init() before anything that makes a tensor, a variable or a layer",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Collectives:
+    """The tasks of a cluster, and which of them is this process."""
+
+    index: int
+    addresses: tuple[str, ...]
+    patience: float
+    lost: Callable[[], NebulaError | None] = lambda: None
+    _ends: list[NebulaError] = field(default_factory=list, repr=False)
+
+    def group(self, members: Sequence[int], name: str) -> Group:
+        """Some tasks that sum among themselves; all of them give the same members and the same name."""
+        chosen = tuple(sorted(set(members)))
+        if self.index not in chosen or not set(chosen) <= set(range(len(self.addresses))):
+            raise OptionError(
+                f"members={list(members)} of group {name!r} are not tasks of this cluster with task {self.index}",
+                why=f"the tasks are 0 to {len(self.addresses) - 1}, and only members make a group",
+                mend=f"members={sorted({*range(len(self.addresses))})}",
+            )
+        return Group(self, chosen, name)
+
+    def abort(self, why: str | NebulaError) -> None:
+        """Let every sum that waits fail, in whatever thread it does, and every later one: this process will end."""
+        self._ends.append(why if isinstance(why, NebulaError) else LinkClosedError("a sum was given up", why=why))
+        tf_collectives.abort(self._ends[0].what)
+
+    @contextlib.contextmanager
+    def explained(self, doing: str) -> Iterator[None]:
+        """Give up what takes longer than our patience or lost a mate, and say in our own words why it failed.
+
+        `sum` does so itself; a function that holds sums is to be called inside.
+        """
+        done = threading.Event()
+        threading.Thread(target=self._watch, args=(doing, done), name="nebula-collectives", daemon=True).start()
+        try:
+            yield
+        except tf.errors.OpError as error:
+            found = self._explanation(error, doing)
+            if found is None:
+                raise
+            raise found from error
+        finally:
+            done.set()
+
+    def _watch(self, doing: str, done: threading.Event) -> None:
+        """Give up what others will never come to. One that came to the end and left has sent all that is needed."""
+        until, glances = time.monotonic() + self.patience, 0
+        while not done.wait(_GLANCE_SECONDS):
+            lost = self.lost()
+            glances = glances + 1 if lost is not None else 0
+            if glances < _GLANCES and time.monotonic() < until:
+                continue
+            if not done.is_set():
+                self.abort(lost or self._late(doing))
+            return
+
+    def _late(self, doing: str) -> DeadlineError:
+        return DeadlineError(f"{doing}: not all workers of the cluster came to it within {self.patience:g} s")
+
+    def _lost_soon(self) -> NebulaError | None:
+        """TensorFlow may hear of an end a little before the links do, and they know whose it is."""
+        until = time.monotonic() + 2 * _GLANCE_SECONDS
+        while (found := self.lost()) is None and time.monotonic() < until:
+            time.sleep(_GLANCE_SECONDS / 25)
+        return found
+
+    def _explanation(self, error: tf.errors.OpError, doing: str) -> NebulaError | None:
+        """None where the error is not one of a collective."""
+        text = error.message
+        if not self._ends and "CollectiveReduceV2" not in text and "Collective ops is aborted by" not in text:
+            return None
+        known = self._ends[0] if self._ends else self._lost_soon()
+        if known is not None:
+            return known
+        said = re.search(r"Collective ops is aborted by: (.*)", text)
+        task = re.search(rf"remote target /job:{tf_collectives.JOB}/replica:0/task:(\d+)", text)
+        who = f"at {self.addresses[int(task[1])]}" if task else "of its cluster"
+        return LinkClosedError(f"{doing} failed: the worker {who} is gone", why=said[1] if said else text)
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Some workers of a cluster, which sum tensors among themselves."""
+
+    collectives: Collectives
+    members: tuple[int, ...]
+    name: str
+    _taken: dict[int, str] = field(default_factory=dict, repr=False)
+    _graphs: weakref.WeakKeyDictionary[Any, _InGraph] = field(default_factory=weakref.WeakKeyDictionary, repr=False)
+
+    def sum(self, tensors: Sequence[tf.Tensor], name: str = "") -> list[tf.Tensor]:
+        """The sums over all members: each calls this with tensors of the same dtypes and shapes, under the same name.
+
+        In a function that is traced it adds ops, which begin as soon as what they read is there. Functions that may
+        run at the same time need different names.
+        """
+        _check(tensors)
+        if len(self.members) == 1 or not tensors:
+            return [tf.identity(tensor) for tensor in tensors]
+        if not tf.executing_eagerly():
+            return self._added(tensors, name)
+        with self.collectives.explained(f"the sum {name!r} of group {self.name!r}"):
+            return list(self._called(list(tensors), name))
+
+    @functools.cached_property
+    def _called(self) -> Any:
+        return traced_often(tf.function(self._added, autograph=False))
+
+    def _added(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """The ops of a sum in the graph that is being traced."""
+        forms = [(tensor.dtype.name, tensor.shape.as_list()) for tensor in tensors]
+        graph = self._graphs.setdefault(tf.compat.v1.get_default_graph(), _InGraph())
+        call = f"{name}/{graph.again(f'{name}{forms}')}/{forms}"
+        sizes = [count(tensor) * tensor.dtype.size for tensor in tensors]
+        sums: list[Any] = [None] * len(tensors)
+        for bucket in buckets([dtype for dtype, _ in forms], sizes, BUCKET_BYTES):
+            reduce = functools.partial(self._reduced, key=self._key(f"{call}/{bucket[0]}"), graph=graph)
+            for number, tensor in zip(bucket, apply_packed(tensors, bucket, reduce), strict=True):
+                sums[number] = tensor
+        return sums
+
+    def _reduced(self, tensor: tf.Tensor, key: int, graph: _InGraph) -> tf.Tensor:
+        """One collective. On GPUs all members must begin theirs in the same order, so each waits for the one before."""
+        device = _device()
+        with tf.control_dependencies(graph.before()), tf.device(device):
+            found = tf.raw_ops.CollectiveReduceV2(
+                input=tensor,
+                group_size=len(self.members),
+                group_key=_number(f"{self.name}/{self.members}"),
+                instance_key=key,
+                ordering_token=[],
+                merge_op="Add",
+                final_op="Id",
+                communication_hint="auto",  # its own timeout is not used: it keeps memory for each sum until it ends
+            )
+        if device != _CPU:
+            graph.last = weakref.ref(found)
+        return found
+
+    def _key(self, call: str) -> int:
+        """What tells a sum from all others of this group, the same in every member, whatever each traced before.
+
+        The same call has the same key each time: it ends before the next begins.
+        """
+        key = _number(call)
+        if self._taken.setdefault(key, call) != call:
+            raise StateError(f"two sums of group {self.name!r} have the same key", mend="give one of them another name")
+        return key
+
+
+@dataclass
+class _InGraph:
+    """The sums of a group in one graph: how many there are of each, and which was the last."""
+
+    seen: Counter[str] = field(default_factory=Counter)
+    last: weakref.ref[tf.Tensor] | None = None
+
+    def before(self) -> list[tf.Tensor]:
+        """The sum that another waits for."""
+        last = self.last() if self.last is not None else None
+        return [] if last is None else [last]
+
+    def again(self, call: str) -> int:
+        """How often the same was called in this graph before."""
+        self.seen[call] += 1
+        return self.seen[call] - 1
+
+
+def _number(text: str) -> int:
+    """A positive int32 that stands for a text."""
+    return int.from_bytes(sha256(text.encode()).digest()[:4], "big") >> 1 or 1
+
+
+@functools.cache
+def _device() -> str:
+    return "/GPU:0" if tf.config.list_logical_devices("GPU") else _CPU
+
+
+def _check(tensors: Sequence[tf.Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.dtype.name not in DTYPES or not tensor.shape.is_fully_defined():
+            raise OptionError(
+                f"a tensor of {tensor.dtype.name}{tensor.shape} cannot be summed between workers",
+                why=f"it takes shapes that are known, and {', '.join(DTYPES)}",
+                mend="cast it, or set its shape: tensor.set_shape(...)",
+            )
+
+
+def groups(cut: Cut, own: str, collectives: Collectives | None, name: str) -> dict[int, Group]:
+    """By stage, the group of its replicas that this worker is in, each with a name of its own."""
+    if collectives is None:
+        return {}
+    cluster = next(worker.cluster for worker in cut.workers if worker.name == own)
+    tasks = sorted(worker.name for worker in cut.workers if worker.cluster == cluster)
+    hosts = {stage: cut.routing.of(stage) for stage in sorted(cut.routing.replicated)}
+    return {
+        stage: collectives.group([tasks.index(host) for host in each], f"{name} stage {stage}")
+        for stage, each in hosts.items()
+        if own in each
+    }

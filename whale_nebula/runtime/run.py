@@ -1,0 +1,447 @@
+"""What `nb.init` opens: the clusters, the links between them, and who this process is among them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from whale_nebula.config import Config, Links, load, parse_links, quantities
+from whale_nebula.errors import ConfigError, NebulaWarning, OptionError, StateError
+from whale_nebula.errors.suggestions import closest, did_you_mean, listed
+from whale_nebula.errors.tracebacks import short_traceback
+from whale_nebula.feed.ids import compared_by, names_any
+from whale_nebula.launch.attach import Attachment, attach
+from whale_nebula.launch.seeding import seed_all, unmoved
+from whale_nebula.plan.pins import Pinned, Pins, pins
+from whale_nebula.report.published import forget, watch
+from whale_nebula.report.watchers import Seen, audience
+from whale_nebula.scopes import calling_site, deal_to
+from whale_nebula.scopes import options as values
+from whale_nebula.scopes.identity import LOCAL
+from whale_nebula.scopes.observer import observer
+from whale_nebula.scopes.options import checked, scope
+from whale_nebula.site import script_site
+
+
+@dataclass(frozen=True)
+class Here:
+    """Where this process stands: its cluster and worker, whether it leads, and all the clusters there are.
+
+    In one process every cluster is here, and it leads.
+
+    >>> Here("local", "local/0", True, ("gpu", "npu"), alone=True).runs("gpu")
+    True
+    >>> Here("npu", "npu/0", True, ("gpu", "npu")).runs("gpu")
+    False
+    """
+
+    cluster: str
+    worker: str
+    lead: bool
+    clusters: tuple[str, ...]
+    alone: bool = False
+
+    def runs(self, cluster: str) -> bool:
+        """Whether this process runs stages of a cluster; true for every one where there is only one process. A name
+        that is none of a config's clusters is warned of; without a config, one that is nearly that of a cluster.
+        """
+        fixed = not self.alone or (_run is not None and bool(_run.config.clusters))
+        if cluster not in self.clusters and (fixed or closest(cluster, self.clusters, near=0.75) is not None):
+            _tell_unknown(cluster, self.clusters)
+        return self.alone or cluster == self.cluster
+
+
+def _tell_unknown(cluster: str, known: Sequence[str]) -> None:
+    site = calling_site()
+    warning = NebulaWarning(
+        f"nb.here().runs({cluster!r}) asks for a cluster that is not known",
+        where=str(site),
+        why=f"the clusters are {listed(known)}",
+        mend=did_you_mean(cluster, known),
+    )
+    warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
+
+
+@dataclass
+class Run:
+    """An open run. `nb.shutdown()` closes it, and so does leaving it as a context manager."""
+
+    config: Config
+    links: Links
+    seed: int | None = None
+    ids: str | Sequence[str] | None = None
+    attachment: Attachment | None = None
+    clusters: list[str] = field(default_factory=list)
+    programs: int = 0
+    closers: list[Any] = field(default_factory=list)
+    ledger: Any = None
+    hosts: dict[str, str] = field(default_factory=dict)
+    site: str = ""
+    pins: Pins = field(default_factory=Pins)
+    links_checked: bool = False
+    channels: dict[str, Any] = field(default_factory=dict)
+    models: Any = None
+    source: str = ""
+    compares: bool = False
+    rounds: Any = None
+
+    def __repr__(self) -> str:
+        here = self.here()
+        where = "all of them in this process" if here.alone else f"this is {here.worker}"
+        return f"<run of clusters {', '.join(here.clusters)}; {where}>"
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        shutdown()
+
+    @property
+    def writes_files(self) -> bool:
+        """Whether this process writes what the processes of its host would all write alike: the first does."""
+        worker = self.attachment.worker if self.attachment is not None else ""
+        same = [name for name, host in self.hosts.items() if host == self.hosts.get(worker)]
+        return not same or worker == min(same)
+
+    @property
+    def first_of_cluster(self) -> bool:
+        """Whether this process is the first worker of its cluster, which saves what the cluster keeps to itself."""
+        here = self.attachment
+        return here is None or here.worker == min(w for w, cluster in self.workers.items() if cluster == here.cluster)
+
+    @property
+    def alone(self) -> bool:
+        """Whether all clusters live in this process."""
+        return self.attachment is None
+
+    @property
+    def workers(self) -> Mapping[str, str]:
+        """Worker to cluster, for a run of several processes."""
+        if self.attachment is None:
+            return {}
+        return dict(sorted({self.attachment.worker: self.attachment.cluster, **self.attachment.peers}.items()))
+
+    @property
+    def cluster_sizes(self) -> dict[str, int]:
+        """How many workers each cluster of the config has, or each that has processes, where the config names none."""
+        running = list(self.workers.values())
+        listed = {name: len(cluster.workers) for name, cluster in self.config.clusters.items()}
+        return {name: max(1, running.count(name) or listed.get(name, 1)) for name in listed or dict.fromkeys(running)}
+
+    @property
+    def cluster_speeds(self) -> dict[str, tuple[float, ...]]:
+        """The speeds of the workers of each cluster whose config says that they differ, in the order of the workers."""
+        found = {}
+        for name, cluster in self.config.clusters.items():
+            told = {f"{name}/{number}": worker.speed for number, worker in enumerate(cluster.workers)}
+            workers = [worker for worker, of in self.workers.items() if of == name] or sorted(told)
+            found[name] = tuple(told.get(worker, 1.0) for worker in workers)
+        return {name: speeds for name, speeds in found.items() if len(set(speeds)) > 1}
+
+    def here(self) -> Here:
+        """Where this process stands."""
+        if self.attachment is None:
+            names = tuple(dict.fromkeys([*self.config.clusters, *self.clusters])) or ("local",)
+            return Here("local", "local/0", True, names, alone=True)
+        clusters = tuple(dict.fromkeys(self.workers.values()))
+        return Here(self.attachment.cluster, self.attachment.worker, self._leads(), clusters)
+
+    def _leads(self) -> bool:
+        """The lead is the first worker of the last stage's cluster; before a program is known, of the last one."""
+        last_cluster = self.clusters[-1] if self.clusters else list(self.workers.values())[-1]
+        last = [worker for worker, cluster in self.workers.items() if cluster == last_cluster]
+        return self.attachment is not None and self.attachment.worker == last[0]
+
+    def meet(self, clusters: Sequence[str], written: Mapping[str, str] | None = None) -> None:
+        """The clusters of a program that is about to run; `written` says for each where its stage stands.
+
+        A config that names clusters names all of them. Without one, clusters of one process come to be by being named;
+        those of several must be there.
+        """
+        self._check_named(written or {})
+        self.clusters = list(dict.fromkeys([*self.clusters, *clusters]))
+        if not self.links_checked and len(set(clusters)) > 1:
+            self.links_checked = True
+            self._check_links()
+        missing = [name for name in clusters if self.attachment and name not in self.workers.values()]
+        if missing:
+            raise self._no_worker(missing[0], (written or {}).get(missing[0]) or self.site)
+
+    def _no_worker(self, cluster: str, where: str) -> ConfigError:
+        """A stage is on a cluster that no process runs; a process that no stage is on may have a name misspelt."""
+        idle = [name for name in dict.fromkeys(self.workers.values()) if name not in self.clusters]
+        why = f"the processes of this run are {', '.join(self.workers)}"
+        mend = f"start a worker of {cluster!r}"
+        alone = list(self.workers) == ["local/0"]
+        if self.attachment is not None and (self.attachment.everywhere or alone) and self.attachment.config is None:
+            mend = f"whale-nebula run --all --clusters {','.join(self.clusters)}"
+        return ConfigError(
+            f"no process runs cluster {cluster!r}",
+            where=where,
+            why=f"{why}, and no stage is on cluster {idle[0]!r}" if idle else why,
+            mend=f"{mend}, or name another cluster in the stage",
+        )
+
+    def _check_named(self, written: Mapping[str, str]) -> None:
+        known = list(self.config.clusters)
+        unknown = next((name for name, where in written.items() if where and name not in known), None)
+        if not known or unknown is None:
+            return
+        meant = did_you_mean(unknown, known)
+        if unknown == LOCAL:
+            meant = f"name its cluster, one of {listed(known)}, or call nb.init before the model is built"
+        all_of_them = ", ".join(f"{name}: {{}}" for name in [*known, unknown])
+        raise ConfigError(
+            f"a stage is on cluster {unknown!r}, which the config does not name",
+            where=written[unknown],
+            why=f"the clusters of {self._config_said()} are {listed(known)}",
+            mend=f"{meant}\nor add it to the config: clusters: {{{all_of_them}}}",
+        )
+
+    def _config_said(self) -> str:
+        """The config in words: its file, and the line that reads it."""
+        if self.source:
+            return f"{self.source}, which nb.init reads at {self.site},"
+        return f"the config at {self.site}" if self.site else "the config"
+
+    def settle(self) -> None:
+        """Where clusters train apart they meet now, and have the same weights; all processes call it together."""
+        if self.rounds is not None:
+            self.rounds.settle()
+
+    def check_ids(self, inputs: Sequence[str]) -> None:
+        """The first step shows what inputs there are: by one of them rows are compared between processes."""
+        self.compares = self.compares or names_any(compared_by(self.ids), inputs, self.site)
+
+    def _check_links(self) -> None:
+        """The first program of several clusters shows which there are: a link of others joins nothing."""
+        known = list(dict.fromkeys([*self.config.clusters, *self.clusters, *self.workers.values()]))
+        unknown = next((name for name in self.links.names if name not in known), None)
+        if unknown is not None:
+            declared = ", ".join(f"{name!r}: {{}}" for name in [*known, unknown])
+            later = f"if it comes to be later: nb.init({{'clusters': {{{declared}}}}}, links=...)"
+            raise ConfigError(
+                f"the links of this run name cluster {unknown!r}, and no stage is on it",
+                where=self.site,
+                why=f"the clusters are {listed(known)}",
+                mend=f"{did_you_mean(unknown, known)}\n{later}",
+            )
+
+
+_LOCK = threading.RLock()
+_run: Run | None = None
+
+
+@checked
+@short_traceback
+def init(
+    config: str | Path | Mapping[str, Any] | None = None,
+    *,
+    links: str | Mapping[tuple[str, str], str] | None = None,
+    seed: int | None = None,
+    ids: str | Sequence[str] | None = None,
+    plan: Pinned | Sequence[Pinned] | None = None,
+    show: str | None = None,
+    metrics: str | os.PathLike[str] | None = None,
+    tensorboard: str | os.PathLike[str] | None = None,
+) -> Run:
+    """Open a run. It is optional: without it all clusters live in this process and links are free.
+
+    `config` is a path to clusters.yaml or the same as a dict; `links` says what the lines are like that join clusters
+    of one process; `seed` is the seed that all processes agree on; `ids` names the input by which clusters check
+    that they train on the same rows.
+
+    `plan` pins plans: files that `Plan.save` wrote, one for each step, by whose name it is found. When such a step is
+    first made and is planned otherwise than it was saved, a `PlanMismatchError` names the first difference, and nothing
+    is run. A step of another model that has no pin, and a pin that no step came for, are told as warnings.
+
+    `show` is what one sees while training: "live" is a table on the terminal, which leaves it to whoever else writes
+    there, "lines" are lines in the log, and "none", which it is unless you say so, leaves the screen to Keras and you.
+    `metrics` is a file that gets a line of JSON for every step, `tensorboard` a folder for its event files.
+
+    >>> import whale_nebula as nb
+    >>> nb.shutdown()
+    >>> run = nb.init(links="60mbit,20ms")
+    >>> run.links.between("gpu", "npu").delay
+    0.02
+    >>> nb.shutdown()
+    """
+    global _run
+    with _LOCK:
+        if _run is not None:
+            raise StateError(
+                f"a run is open already, since {_run.site}" if _run.site else "a run is open already",
+                why="nb.init was called there, or a step or a plan that stands there opened the run with free links",
+                where=str(calling_site()),
+                mend="call nb.shutdown() first, or open the run once at the top of the script",
+            )
+        site = str(calling_site())
+        watching = observer()
+        if watching is not None:  # nothing runs: nothing is held against a plan, and nothing is written
+            (config, links), plan, show, metrics, tensorboard = watching.instead(config, links), (), "none", None, None
+        attachment = attach()
+        if config is None and attachment is not None:
+            config = attachment.config  # the one that the launcher was given
+        loaded = load(_config(config, site), site)
+        if watching is not None:
+            loaded = replace(loaded, metrics=None, tensorboard=None)
+        joined = parse_links(links, loaded.clusters, site) if links is not None else loaded.links
+        held = pins(plan if plan is not None else loaded.plan, site)
+        run = Run(loaded, joined, _seed(seed), _ids(ids), attachment, site=str(script_site()), pins=held)
+        run.source = str(config) if isinstance(config, str | os.PathLike) else ""
+        if held:
+            run.closers.append(held.close)
+            atexit.register(shutdown)
+        seen = Seen(
+            loaded.show if show is None else show,
+            loaded.metrics if metrics is None else metrics,
+            loaded.tensorboard if tensorboard is None else tensorboard,
+        )
+        with unmoved(), _watched(run, seen.checked(site)):
+            deal_to(run.cluster_sizes, "" if attachment is None else attachment.cluster, run.cluster_speeds)
+            if run.attachment is not None:
+                _join(run, run.attachment)
+        _sow(run)
+        _run = run
+        return run
+
+
+@contextlib.contextmanager
+def _watched(run: Run, seen: Seen) -> Iterator[None]:
+    """Let who shall see the steps be told of them, once the run is open, until it is closed or the script ends."""
+    more: list[Any] = []
+    if seen.tensorboard is not None:
+        from whale_nebula.runtime.tensorboard import EventFiles
+
+        more.append(EventFiles(seen.tensorboard))
+    watching = audience(seen, more, lambda: run.here().lead, run.attachment.picture if run.attachment else None)
+    if watching is None:
+        yield
+        return
+    try:
+        yield
+    except BaseException:
+        watching.close()
+        raise
+    watch([watching])
+    run.closers.append(watching.close)
+    atexit.register(shutdown)
+
+
+def _config(config: Any, site: str) -> Any:
+    """What a config is given as; a line that stands in its place is none."""
+    if isinstance(config, str) and all(quantities.kind(part.strip()) for part in config.split(",")):
+        raise OptionError(
+            f"nb.init({config!r}) takes the path of a config here, and that is a line",
+            where=site,
+            why="the config comes first, and what joins clusters by its name",
+            mend=f"nb.init(links={config!r})",
+        )
+    return config
+
+
+def _seed(seed: Any) -> int | None:
+    try:
+        return None if seed is None else values.integer("seed", seed)
+    except OptionError as refusal:
+        whole = isinstance(seed, str) and seed.strip().isdigit()
+        refusal.mend = f"nb.init(seed={int(seed) if whole else 1})"
+        raise
+
+
+def _ids(ids: Any) -> Any:
+    names = [ids] if isinstance(ids, str) else ids or []
+    if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(each, str) for each in names):
+        raise values.refuse(
+            f"ids={ids!r} names no input", why="it is the name of an input, or several", mend='ids="x/id"'
+        )
+    return ids
+
+
+def _join(run: Run, attachment: Attachment) -> None:
+    """Meet the other processes. The line between them is a real one: here is where TensorFlow is needed."""
+    from whale_nebula.runtime.session.rendezvous import join
+
+    run.ledger, run.hosts = join(attachment, run.seed if run.seed is not None else run.config.seed, run.config)
+    run.closers.append(run.ledger.session.close)
+    atexit.register(shutdown)
+
+
+def _sow(run: Run) -> None:
+    """A seed that is named here sets all that draws, in one process as in several; a launcher's is set already."""
+    launched = None if run.attachment is None else run.attachment.seed
+    named = run.config.seed if run.seed is None and run.config.seed != launched else run.seed
+    if named is not None:
+        seed_all(named)
+
+
+@checked
+def shutdown() -> None:
+    """Close the run: links end in order, threads go, totals start anew. Without a run it does nothing.
+
+    >>> import whale_nebula as nb
+    >>> nb.shutdown()
+    """
+    global _run
+    with _LOCK:
+        run, _run = _run, None
+        for close in reversed(run.closers if run is not None else []):
+            close()
+        deal_to({})
+        forget()
+
+
+def report_failure(failure: BaseException) -> None:
+    """The script ends by an error that it did not catch: tell the other processes, if there are any."""
+    with _LOCK:
+        if _run is not None and _run.ledger is not None:
+            _run.ledger.session.fail(failure)
+
+
+@checked
+def here() -> Here:
+    """Where this process stands among the clusters.
+
+    >>> import whale_nebula as nb
+    >>> nb.here().lead
+    True
+    """
+    return current_run().here()
+
+
+def opened_run() -> Run | None:
+    """The open run, if there is one."""
+    return _run
+
+
+def current_run() -> Run:
+    """The open run; one without a configuration is opened where there is none."""
+    with _LOCK:
+        return _run if _run is not None else init()
+
+
+@scope
+@contextlib.contextmanager
+def gathered() -> Iterator[None]:
+    """Hold the whole model for a while: inside, variables of other clusters can be read.
+
+    Every process calls it at the same point. In one process everything is here already, and it does nothing.
+
+    >>> import tensorflow as tf
+    >>> import whale_nebula as nb
+    >>> weight = tf.Variable([1.0, 2.0])
+    >>> with nb.gathered():
+    ...     weight.numpy().tolist()
+    [1.0, 2.0]
+    """
+    run = current_run()
+    run.settle()
+    with contextlib.nullcontext() if run.alone else run.ledger.gathered():
+        yield

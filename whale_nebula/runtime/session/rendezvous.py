@@ -1,0 +1,249 @@
+"""A process that a launcher started joins the others: sockets become links, and all say HELLO."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+import whale_nebula
+from whale_nebula import __version__
+from whale_nebula.config import Config
+from whale_nebula.errors import ConfigError
+from whale_nebula.errors.foreign_text import escape_foreign_text
+from whale_nebula.launch.attach import Attachment
+from whale_nebula.launch.identity import SecurityFiles
+from whale_nebula.runtime.exchange.expected import Expected
+from whale_nebula.runtime.replicas.collectives import Collectives, can_open, listening_port, open_collectives
+from whale_nebula.runtime.session.server_filter import comes_from, free_port, shut
+from whale_nebula.runtime.session.session import Session
+from whale_nebula.runtime.variables.remote import Ledger
+from whale_nebula.tf import collectives as tf_collectives
+from whale_nebula.transport import Link, SocketLink
+
+
+class Joined(NamedTuple):
+    """Links by the worker at their other end, and what closes them all, where that is not each for itself."""
+
+    links: Mapping[str, Link]
+    close: Callable[[], None] | None = None
+
+
+def join_links(attachment: Attachment, expected: Expected, config: Config) -> Joined:
+    """Open every link; what comes over one must be `expected`."""
+    if attachment.addresses:
+        return _over_the_network(attachment, expected, config)
+    links = {
+        peer: SocketLink(
+            sock, attachment.worker, peer, attachment.workers, expect=expected, patience=config.patience
+        )
+        for peer, sock in attachment.sockets.items()
+    }
+    return Joined(links)
+
+
+def _over_the_network(attachment: Attachment, expected: Expected, config: Config) -> Joined:
+    from whale_nebula.security import Credentials
+    from whale_nebula.transport.deadlines import Deadlines
+    from whale_nebula.transport.grpc.links import GrpcLinks, Place
+
+    security = attachment.security
+    place = Place(
+        run=attachment.run_id,
+        here=attachment.worker,
+        peers={peer: attachment.addresses.get(peer) for peer in attachment.peers},
+        listen=attachment.listen,
+        gateway=attachment.gateway,
+        credentials=None if security is None else Credentials.load(*_paths(security)),
+    )
+    joined = GrpcLinks(
+        place,
+        expect=expected,
+        deadlines=Deadlines(patience=config.patience, gateway_grace=config.gateway_grace),
+        versions={"whale_nebula": __version__},
+    )
+    return Joined(joined.links, joined.close)
+
+
+def _paths(files: SecurityFiles) -> tuple[str, str, str, str | None]:
+    return files.ca, files.cert, files.key, files.revoked
+
+
+_log = logging.getLogger("whale_nebula.runtime.session.rendezvous")
+_DOING = "opening the collectives of a cluster"
+
+
+def open_among(session: Session, mates: Mapping[str, str]) -> Collectives | None:
+    """The collectives of this worker and its `mates` (worker to the host by which this one calls it).
+
+    Tasks are in the order of the workers' names. None in all of them if TensorFlow had started in one before: they do
+    without, then. All mates call this at the same point.
+    """
+    workers = sorted([session.worker, *mates])
+    index = workers.index(session.worker)
+    able = can_open(index, len(workers))
+    host = comes_from(mates[min(mates)]) if mates else "127.0.0.1"
+    own = {"able": able, "address": _address(host, listening_port() or free_port())}
+    told = {session.worker: own, **session.exchange(_DOING, own, mates)}
+    started = [worker for worker in workers if not told[worker]["able"]]
+    if started:
+        _log.info("no collectives between %s: TensorFlow had started in %s", ", ".join(workers), ", ".join(started))
+        return None
+    addresses = [told[worker]["address"] for worker in workers]
+    found = open_collectives(index, addresses, patience=session.patience, lost=lambda: session.lost(mates))
+    session.exchange(_DOING, {}, mates)  # from here on all of them listen
+    return found
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def take(device: str, worker: str) -> None:
+    """Let this process have the CPU alone, or one GPU besides. TensorFlow must not have begun to compute.
+
+    >>> take("CPU", "gpu/0")
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    kind, _, number = device.partition(":")
+    if kind == "GPU" and int(number) >= len(gpus):
+        raise ConfigError(
+            f"worker {worker} is to have {device}, and TensorFlow finds {len(gpus) or 'no'} GPU{'s' * (len(gpus) > 1)}",
+            where=f"device: of {worker} in the config",
+            why="workers of one host share out its GPUs, which are numbered from 0",
+            mend='device: CPU, or TensorFlow with its GPU parts on that host: pip install "tensorflow[and-cuda]"',
+        )
+    try:
+        tf.config.set_visible_devices([gpus[int(number)]] if kind == "GPU" else [], "GPU")
+    except RuntimeError as begun:
+        raise ConfigError(
+            f"worker {worker} cannot take {device}: TensorFlow computes already",
+            why=str(begun),
+            mend="import keras before anything is computed, so that the worker's device is set in time",
+        ) from None
+
+
+_NOWHERE = "127.0.0.1:1"  # where a mate is as long as nobody has said
+
+
+def prepare(attachment: Attachment) -> None:
+    """Take the worker's device, and be a task."""
+    if attachment.device is not None:
+        take(attachment.device, attachment.worker)
+    prepare_task(attachment)
+
+
+def prepare_task(attachment: Attachment) -> None:
+    """Let a worker that has mates in its cluster be their task once TensorFlow's runtime starts.
+
+    It does not start it: a script may go on to set threads and devices. What it makes then lives on as the
+    collectives are opened. Until they are, nobody but this machine reaches the port. Where the runtime has started,
+    nothing happens, and the collectives cannot be opened.
+    """
+    workers = tasks_of(attachment)
+    if len(workers) < 2 or tf_collectives.task() is not None:
+        return
+    index, port = workers.index(attachment.worker), free_port()
+    addresses = [f"127.0.0.1:{port}" if number == index else _NOWHERE for number in range(len(workers))]
+    tf_collectives.prepare(index, addresses, functools.partial(shut, port, ()))
+
+
+def tasks_of(attachment: Attachment) -> list[str]:
+    """The workers of one's own cluster, in the order in which they are tasks."""
+    mates = [worker for worker, cluster in attachment.peers.items() if cluster == attachment.cluster]
+    return sorted([attachment.worker, *mates])
+
+
+def join(attachment: Attachment, seed: int | None, config: Config) -> tuple[Ledger, dict[str, str]]:
+    """Open the session of this process; all name the same seed, or none. Gives a digest of every worker's host too."""
+    expected = Expected()
+    joined = join_links(attachment, expected, config)
+    session = Session(attachment.worker, joined.links, config.patience, expected, joined.close, private=config.private)
+    sheet = _sheet(attachment, seed, config)
+    told = session.hello(sheet)
+    _agree_on_seed(attachment.worker, seed, told)
+    _agree_on_config(attachment.worker, sheet, told)
+    hosts = {attachment.worker: sheet["host"], **{peer: str(theirs["host"]) for peer, theirs in told.items()}}
+    return Ledger(session, own=config.weights == "own", collectives=_collectives(attachment, session)), hosts
+
+
+def _collectives(attachment: Attachment, session: Session) -> Collectives | None:
+    """TensorFlow's sums between the workers of this cluster, where it has several, and each can be asked in time."""
+    mates = [worker for worker in tasks_of(attachment) if worker != attachment.worker]
+    addresses = {mate: attachment.addresses.get(mate, "127.0.0.1:0") for mate in mates}
+    hosts = {mate: address.rpartition(":")[0] for mate, address in addresses.items()}
+    return open_among(session, hosts) if hosts else None
+
+
+def _sheet(attachment: Attachment, seed: int | None, config: Config) -> dict[str, Any]:
+    return {
+        "run": attachment.run_id,
+        "whale_nebula": whale_nebula.__version__,
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "host": host_digest(attachment.run_id),
+        **_told_of(config),
+        "seed": seed,
+        "launched": attachment.seed,
+    }
+
+
+def _agree_on_seed(worker: str, seed: int | None, told: Mapping[str, Mapping[str, Any]]) -> None:
+    """A seed that a script names must be named by all; the launcher's was set before the script began."""
+    named = {worker: str(seed), **{peer: str(sheet["seed"]) for peer, sheet in told.items()}}
+    if len(set(named.values())) > 1:
+        said = ", ".join(f"{each}: {escape_foreign_text(named[each])}" for each in sorted(named))
+        raise ConfigError(
+            f"the processes name different seeds: {said}",
+            why="they would start from different weights",
+            mend="nb.init(seed=1) in every process, or in none",
+        )
+
+
+_ALIKE = {
+    "results": "who is sent a tensor that a step returns is a part of the plan, and all have the same plan",
+    "weights": "whether a save gathers the model is something that all do together",
+    "inputs": "every process traces the same step, by these forms of the inputs that it does not have",
+}
+"""What every config of a run must say alike, and why."""
+
+
+def _told_of(config: Config) -> dict[str, Any]:
+    forms = {name: [form.dtype, list(form.shape)] for name, form in sorted(config.inputs.items())}
+    return {"results": config.results, "weights": config.weights, "inputs": forms}
+
+
+def _agree_on_config(worker: str, own: Mapping[str, Any], told: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse configs that differ where they must not."""
+    for key, why in _ALIKE.items():
+        named = {each: str(sheet.get(key)) for each, sheet in sorted({worker: own, **told}.items())}
+        if len(set(named.values())) > 1:
+            raise ConfigError(
+                f"the configs of the processes do not say the same of {key!r}: "
+                + "; ".join(f"{each}: {escape_foreign_text(said)}" for each, said in named.items()),
+                why=why,
+                mend=f"write the same {key!r} into the config of every cluster",
+            )
+
+
+def host_digest(run: str) -> str:
+    """What tells this host and folder from others in a run: processes that share a file system write a file once.
+
+    It names neither, and the random number that a kernel draws when it starts keeps anybody from guessing them.
+    """
+    try:
+        boot = _BOOT.read_text()
+    except OSError:
+        boot = ""
+    return hashlib.sha256(f"{run}\n{boot}\n{socket.gethostname()}\n{os.path.realpath('.')}".encode()).hexdigest()[:32]
+
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")

@@ -1,0 +1,158 @@
+"""Who reaches a server that asks nobody who he is.
+
+TensorFlow's own server listens at every address of a machine and does what anybody tells it. It cannot be told to
+listen at one address only, so the kernel is told to drop what comes to its port from elsewhere, and who came between
+the server's start and that is cut off. That takes no privilege on Linux; where it cannot be done, nothing is refused
+and the caller is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ipaddress
+import logging
+import os
+import socket
+import stat
+import struct
+import time
+from collections.abc import Iterator, Sequence
+
+from whale_nebula.errors import ConfigError
+
+_LOAD_BYTE, _LOAD_WORD, _AND, _EQUAL, _RETURN = 0x30, 0x20, 0x54, 0x15, 0x06
+_NETWORK_HEADER = 0xFFF00000
+_SO_ATTACH_FILTER = 26
+_TAKE, _DROP = 0xFFFFFFFF, 0
+_LOOPBACK_4, _LOOPBACK_6 = "127.0.0.0/8", "::1/128"
+
+_log = logging.getLogger("whale_nebula.runtime.session.server_filter")
+
+_ACCEPT_SECONDS = 1.0
+_TCP_INFO_BYTES = 28  # of struct tcp_info, up to and with tcpi_unacked
+
+Rule = tuple[int, int, int, int]
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def admit_only(port: int, hosts: Sequence[str]) -> bool:
+    """Let only this machine and `hosts` (their numeric addresses) reach what this process listens for at a port. Who
+    connected before from elsewhere is cut off.
+
+    Gives whether that is so now.
+    """
+    try:
+        networks = [ipaddress.ip_network(each) for each in dict.fromkeys([_LOOPBACK_4, _LOOPBACK_6, *hosts])]
+    except ValueError:  # a name is not an address
+        return False
+    packed = b"".join(struct.pack("=HBBI", *rule) for rule in rules(networks))
+    buffer = ctypes.create_string_buffer(packed, len(packed))
+    program = struct.pack("@HP", len(packed) // 8, ctypes.addressof(buffer))
+    found = 0
+    try:
+        for listener in _sockets(port):
+            if _listens(listener):
+                listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+                _wait_accepted(listener)
+                found += 1
+    except OSError:  # another system, or a kernel that takes no filter
+        return False
+    _cut_off_strangers(port, networks)
+    return found > 0
+
+
+def _wait_accepted(listener: socket.socket) -> None:
+    """Wait until the server has accepted those who connected before, which takes a moment; no others come."""
+    limit = time.monotonic() + _ACCEPT_SECONDS
+    while _queued(listener) and time.monotonic() < limit:
+        time.sleep(0.001)
+
+
+def _queued(listener: socket.socket) -> int:
+    """How many connections of a listener are not accepted yet: the kernel says it where others have lost segments."""
+    info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    return int(struct.unpack_from("=I", info, _TCP_INFO_BYTES - 4)[0])
+
+
+def _cut_off_strangers(port: int, networks: Sequence[Network]) -> None:
+    """End the connections with a port of this process that come from no such network."""
+    for each in _sockets(port):
+        with contextlib.suppress(OSError):  # it listens, or has ended meanwhile
+            peer = ipaddress.ip_address(each.getpeername()[0].partition("%")[0])
+            peer = getattr(peer, "ipv4_mapped", None) or peer
+            if not any(peer in network for network in networks):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+def shut(port: int, hosts: Sequence[str]) -> None:
+    """Shut a port to all but this machine and `hosts`, or say that it is open."""
+    if not admit_only(port, hosts):
+        _log.warning(
+            "TensorFlow's server of this worker listens at port %d for whoever reaches this machine, and asks nobody "
+            "who he is: let a firewall admit the workers of this cluster only",
+            port,
+        )
+
+
+def rules(networks: Sequence[Network]) -> list[Rule]:
+    """A program for the kernel's packet filter that takes packets from these networks and drops all others."""
+    version = [(_LOAD_BYTE, 0, 0, _NETWORK_HEADER), (_AND, 0, 0, 0xF0)]
+    parts = [[*version, *_from(network)] for network in networks]
+    return [*(rule for part in parts for rule in part), (_RETURN, 0, 0, _DROP)]
+
+
+def _from(network: Network) -> list[Rule]:
+    """Take what comes from one network, if it has its version of IP; else go on behind this."""
+    source = 12 if network.version == 4 else 8
+    words = zip(_words(network.network_address), _words(network.netmask), strict=True)
+    tests: list[Rule] = []
+    for number, (wanted, mask) in enumerate(words):
+        tests += [(_LOAD_WORD, 0, 0, _NETWORK_HEADER + source + 4 * number), (_AND, 0, 0, mask)]
+        tests.append((_EQUAL, 0, 0, wanted))
+    steps = [(_EQUAL, 0, 0, network.version << 4), *tests, (_RETURN, 0, 0, _TAKE)]
+    end = len(steps)
+    return [(code, 0, end - at - 1 if code == _EQUAL else 0, k) for at, (code, _, _, k) in enumerate(steps)]
+
+
+def _words(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> tuple[int, ...]:
+    return struct.unpack(f"!{len(address.packed) // 4}I", address.packed)
+
+
+def _sockets(port: int) -> Iterator[socket.socket]:
+    """The sockets of this process that listen at a port, and those of the connections with it."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the folder's own descriptor is closed by now
+            if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as found:
+                    if _is_tcp(found) and found.getsockname()[1] == port:
+                        yield found
+
+
+def _is_tcp(found: socket.socket) -> bool:
+    return found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
+
+
+def _listens(found: socket.socket) -> bool:
+    return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def free_port() -> int:
+    """A port that nobody listens at, most likely for a while."""
+    for family in (socket.AF_INET6, socket.AF_INET):  # the first is where TensorFlow listens, if the machine has it
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.bind(("", 0))
+            return int(trial.getsockname()[1])
+    raise ConfigError("this machine has no free port", mend="end what listens at so many")
+
+
+def comes_from(host: str) -> str:
+    """The address of this machine that another one sees when this one calls it. Sends nothing.
+
+    >>> comes_from("127.0.0.1")
+    '127.0.0.1'
+    """
+    family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as trial:
+        trial.connect(address)
+        return str(trial.getsockname()[0])

@@ -1,0 +1,349 @@
+"""The conversation of this process with the other workers: who they are, and that all of them do the same.
+
+HELLO when they meet (versions, seed, what the config says), AGREE for each program (its digest), STEP at each step
+(rows and a fingerprint of the inputs), MEET around a read of the whole model. All say the same things in the same
+order: one that says something else has gone another way, and nobody waits for it. No graph and no code ever crosses:
+every process traces its own copy of the script. Only where digests differ does the text of a program cross, and of a
+private run not even that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from whale_nebula.errors import (
+    AbsentInputError,
+    CollectiveReadError,
+    DeadlineError,
+    InputMismatchError,
+    LinkClosedError,
+    LocalProtocolError,
+    NebulaError,
+    NonFiniteError,
+    NotYetError,
+    PlanError,
+    PlanMismatchError,
+    RemoteFailureError,
+    RemoteProtocolError,
+    ScopeError,
+    StateError,
+    TransportError,
+)
+from whale_nebula.errors.foreign_text import LIMIT, escape_foreign_text, remove_folders
+from whale_nebula.faults import failpoint
+from whale_nebula.feed.fingerprint import same
+from whale_nebula.ir.canonical import digest_lines, first_unlike
+from whale_nebula.runtime.exchange.expected import Expected
+from whale_nebula.runtime.variables.checksums import check
+from whale_nebula.site import script_site
+from whale_nebula.transport import Link
+from whale_nebula.wire.message import SESSION, build_message
+
+_WITHOUT_VALUES = (
+    AbsentInputError,
+    CollectiveReadError,
+    InputMismatchError,
+    NonFiniteError,
+    NotYetError,
+    PlanError,
+    RemoteFailureError,
+    ScopeError,
+    StateError,
+    TransportError,
+)
+"""Errors whose texts name parts of the program, workers and settings, and hold no value of the data or the weights."""
+
+
+def failure_fields(failure: BaseException, *, private: bool = False) -> dict[str, str]:
+    """The parts of an error as they are sent. Paths are names of files, without their folders.
+
+    In a `private` run an error that may hold values goes as its type and its code alone: one that is not this
+    library's, one that was raised because of such an error, and one that reads data or weights.
+
+    >>> failure_fields(ValueError("row 7 is 'Ana'"), private=True)
+    {'what': 'ValueError (its text stays where it was raised)'}
+    """
+    if private and not _is_free_of_values(failure):
+        code = f", {failure.code}" if isinstance(failure, NebulaError) else ""
+        return {"what": f"{type(failure).__name__}{code} (its text stays where it was raised)"}
+    fields = {"what": f"{type(failure).__name__}: {failure}"}
+    if isinstance(failure, NebulaError):
+        fields = {part: getattr(failure, part) for part in ("code", "what", "where", "why", "mend")}
+    return {part: remove_own_folders(text) for part, text in fields.items()}
+
+
+def remove_own_folders(text: str) -> str:
+    """A text without the folders of this host."""
+    return remove_folders(text, [os.getcwd(), str(Path.home()), *sys.path])
+
+
+def _is_free_of_values(failure: BaseException) -> bool:
+    if isinstance(failure, TransportError) and not isinstance(failure, LocalProtocolError):
+        return True  # what it was raised from is of a socket, or of what a peer sent
+    return all(isinstance(each, _WITHOUT_VALUES) for each in _chain(failure))
+
+
+def _chain(failure: BaseException) -> Iterator[BaseException]:
+    """An error and all that it was raised from, or during."""
+    due, known = [failure], set()
+    while due:
+        each = due.pop()
+        if id(each) not in known:
+            known.add(id(each))
+            yield each
+            due += [cause for cause in (each.__cause__, each.__context__) if cause is not None]
+
+
+Sheet = Mapping[str, Any]
+_OF_MATES = {"mark", "alike"}
+"""What only workers of the same cluster learn of a step."""
+_LONGEST_DIFFERENCE = 2 * LIMIT  # of two programs: a line of each
+
+
+@dataclass
+class Session:
+    """The links of this process to its peers (worker name to link), how long it waits for them, and what may come.
+
+    In a `private` run peers get no text that may hold values: of foreign exceptions, or of a program.
+    """
+
+    worker: str
+    links: Mapping[str, Link]
+    patience: float
+    expected: Expected = field(default_factory=Expected)
+    leave: Callable[[], None] | None = None
+    whole: Session | None = None
+    private: bool = False
+    _line: str = ""
+
+    def among(self, mates: Collection[str]) -> Session:
+        """The same conversation with some of the peers only; all hear of a failure. It is not closed by itself."""
+        links = {peer: link for peer, link in self.links.items() if peer in mates}
+        return Session(self.worker, links, self.patience, self.expected, whole=self, private=self.private)
+
+    def hello(self, sheet: Sheet) -> Mapping[str, Sheet]:
+        """Tell every peer who this process is; gives what each said. Unlike versions are refused."""
+        failpoint("hello.before")
+        self._say("HELLO", "nb.init", sheet)
+        told = self._hear("HELLO", "nb.init")
+        for peer, theirs in told.items():
+            for name in ("whale_nebula", "tensorflow", "keras"):
+                if theirs.get(name) != sheet.get(name):
+                    raise PlanMismatchError(
+                        f"{self.worker} runs {name} {sheet.get(name)}, "
+                        f"and {peer} runs {escape_foreign_text(theirs.get(name))}",
+                        where=peer,
+                        why="unlike versions trace unlike programs",
+                        mend=f"install {name}=={sheet.get(name)} on both",
+                    )
+        failpoint("hello.after")
+        return told
+
+    def agree(
+        self,
+        program: str,
+        digest: str,
+        lines: Sequence[str],
+        difference: Any,
+        states: Mapping[str, int] | None = None,
+    ) -> Mapping[str, Mapping[str, int]]:
+        """All workers must have traced the same program; else each names the first difference.
+
+        `states` are the versions of what codecs remember; gives what the others said of theirs.
+        """
+        doing = f"the first step of {program!r}"
+        failpoint("agree.before")
+        self._say("AGREE", doing, {"program": program, "digest": digest, "states": dict(states or {})})
+        told = self._hear("AGREE", doing)
+        unlike = {peer: theirs for peer, theirs in told.items() if theirs["digest"] != digest}
+        if not unlike and all(theirs["program"] == program for theirs in told.values()):
+            failpoint("agree.after")
+            return {peer: theirs.get("states", {}) for peer, theirs in told.items()}
+        sent = [digest_lines([line]) for line in lines] if self.private else list(lines)
+        self._say("LINES", doing, {"program": program, "lines": sent})
+        for peer, theirs in self._hear("LINES", doing).items():
+            if peer in unlike or theirs["program"] != program:
+                if not self.private:
+                    raise self._unlike(peer, program, theirs, difference(lines, theirs["lines"]))
+                raise self._unlike_line(peer, program, theirs, first_unlike(sent, theirs["lines"]), lines)
+        return {}
+
+    def _unlike_line(
+        self, peer: str, program: str, theirs: Sheet, number: int, lines: Sequence[str]
+    ) -> PlanMismatchError:
+        """The error of a private run, where peers compare digests of lines. This one's text stays in this process."""
+        error = self._unlike(peer, program, theirs, f"they differ from line {number + 1} of their text on")
+        error.add_note(f"line {number + 1} here: {lines[number] if number < len(lines) else '(the end)'}")
+        return error
+
+    def _unlike(self, peer: str, program: str, theirs: Sheet, difference: str) -> PlanMismatchError:
+        other = escape_foreign_text(theirs["program"])
+        return PlanMismatchError(
+            f"{self.worker} traced {program!r} and {peer} traced {other!r}: they are not the same",
+            where=peer,
+            why=escape_foreign_text(difference, _LONGEST_DIFFERENCE),
+            mend="run the same script with the same arguments and the same kind of batch in every process",
+        )
+
+    def start_step(
+        self,
+        sheet: Sheet,
+        mark: int = 0,
+        mates: Collection[str] = (),
+        readers: Mapping[str, Collection[str]] = MappingProxyType({}),
+    ) -> None:
+        """Announce a step: program, number, rows and fingerprints.
+
+        The fingerprint of an input that has `readers` goes to those of the peers that are among them. Only the
+        `mates`, workers of the same cluster, learn which rows of a dataset these are, as each of them may have read
+        others of these, and the checksums of the variables that they hold together.
+        """
+        failpoint("step.before")
+        for peer in self.links:
+            inputs = {name: value for name, value in sheet["inputs"].items() if peer in readers.get(name, (peer,))}
+            said = {**sheet, "inputs": inputs, "mark": mark}
+            known = said if peer in mates else {key: said[key] for key in said.keys() - _OF_MATES}
+            self._say("STEP", _step(sheet), known, (peer,))
+        failpoint("step.announced")
+
+    def check_step(self, sheet: Sheet, mark: int = 0) -> Mapping[str, Sheet]:
+        """Every peer must have announced the same step of the same program on the same rows; gives what each said."""
+        told = self._hear("STEP", _step(sheet))
+        for peer, theirs in told.items():
+            if (theirs["program"], theirs["step"]) != (sheet["program"], sheet["step"]):
+                raise self._astray(_step(sheet), peer, _at(theirs))
+            self._same_rows(peer, {"mark": mark, **sheet}, theirs)
+            check(self.worker, sheet.get("alike", {}), peer, theirs.get("alike"), sheet["step"])
+        failpoint("step.checked")
+        return told
+
+    def vote(self, name: str, step: int, phase: int, why: str) -> list[str]:
+        """Between the micro-batches of a phase and its update: say why this step is to be left out, or "", and hear
+        what all others say. Gives the reasons that there are, the same in every process.
+        """
+        doing = f"phase {phase} of step {step} of {name!r}"
+        self._say("VOTE", doing, {"why": why})
+        told = self._hear("VOTE", doing)
+        for peer, theirs in told.items():
+            if theirs.get("doing") != doing:
+                raise self._astray(doing, peer, _at(theirs))
+        votes = {self.worker: why, **{peer: theirs.get("why", "") for peer, theirs in told.items()}}
+        return [escape_foreign_text(votes[worker]) for worker in sorted(votes) if votes[worker]]
+
+    def meet(self, doing: str) -> None:
+        """Wait until every process has come to the same."""
+        try:
+            failpoint("meet.before")
+            self._say("MEET", doing, {})
+            self._hear("MEET", doing)
+            failpoint("meet.after")
+        except BaseException as failure:
+            self.fail(failure)
+            raise
+
+    def exchange(self, doing: str, sheet: Sheet, mates: Collection[str]) -> Mapping[str, Sheet]:
+        """Tell some peers something and hear theirs: the workers of one cluster, of what is nobody else's business."""
+        self._say("MEET", doing, sheet, mates)
+        told = self._hear("MEET", doing, mates)
+        for peer, theirs in told.items():
+            if theirs.get("doing") != doing:
+                raise self._astray(doing, peer, _at(theirs))
+            if missing := sheet.keys() - theirs.keys():
+                raise RemoteProtocolError(f"worker '{peer}' does not say its {', '.join(sorted(missing))}")
+        return told
+
+    def lost(self, mates: Collection[str]) -> NebulaError | None:
+        """Why one of these peers will say nothing more, if that is so by now; it does not wait."""
+        for _, link in self._links_of(mates):
+            try:
+                link.take("LOST", 0.0)  # nobody says it: this only asks how the link is
+            except DeadlineError:
+                continue
+            except NebulaError as error:
+                return error
+        return None
+
+    def _same_rows(self, peer: str, sheet: Sheet, theirs: Sheet) -> None:
+        shared = sheet["inputs"].keys() & theirs["inputs"].keys()
+        bad = [name for name in sorted(shared) if not same(sheet["inputs"][name], theirs["inputs"][name])]
+        marks = {sheet["mark"], theirs.get("mark", 0)} - {0}
+        other = len(marks) > 1
+        if sheet["rows"] != theirs["rows"] or bad or other:
+            what = f"input {bad[0]!r}" if bad else "the order of rows" if other else "the number of rows"
+            raise InputMismatchError(
+                f"{what} differs between {self.worker} and {peer} at step {sheet['step']}",
+                where=peer,
+                why="each process reads its own copy of the data, and the copies are not in the same order",
+                mend="shuffle with a seed: dataset.shuffle(n, seed=1), or fit(shuffle=False)",
+            )
+
+    def _say(self, about: str, doing: str, sheet: Sheet, peers: Collection[str] | None = None) -> None:
+        site = script_site()
+        self._line, line = str(site), str(site._replace(file=Path(site.file).name))
+        for peer, link in self._links_of(peers):
+            with self._left(doing, peer):
+                link.post(build_message(SESSION, about, **sheet, doing=doing, line=line))
+
+    def _links_of(self, peers: Collection[str] | None) -> list[tuple[str, Link]]:
+        return [(peer, link) for peer, link in self.links.items() if peers is None or peer in peers]
+
+    def _hear(self, about: str, doing: str, peers: Collection[str] | None = None) -> dict[str, dict[str, Any]]:
+        """What each peer says, which must be about the same."""
+        told = {}
+        for peer, link in self._links_of(peers):
+            with self._left(doing, peer):
+                told[peer] = link.take(SESSION, self.patience)
+            if told[peer]["about"] != about:
+                raise self._astray(doing, peer, _at(told[peer]))
+        return told
+
+    def _astray(self, doing: str, peer: str, theirs: str) -> PlanMismatchError:
+        return PlanMismatchError(
+            f"{self.worker} is at {doing} ({self._line}), {peer} at {theirs}",
+            where=peer,
+            why="the processes no longer do the same: a callback or a condition went another way in one of them",
+            mend="let every process decide alike: by returned values, which all processes get",
+        )
+
+    @contextlib.contextmanager
+    def _left(self, doing: str, peer: str) -> Iterator[None]:
+        """Where a peer is no more, say what this process still wanted to do with it."""
+        try:
+            yield
+        except LinkClosedError as closed:
+            raise LinkClosedError(
+                f"{closed.what}, and {self.worker} is at {doing} ({self._line})",
+                where=closed.where,
+                why=closed.why,
+                mend=closed.mend,
+            ) from closed
+
+    def fail(self, failure: BaseException) -> None:
+        """Tell every peer that this process failed."""
+        parts = failure_fields(failure, private=self.private)
+        for link in (self.whole or self).links.values():
+            link.fail(parts)
+
+    def close(self) -> None:
+        """End in order: all links together, where something that they stand on knows how, else one by one."""
+        if self.leave is not None:
+            self.leave()
+            return
+        for link in self.links.values():
+            link.close()
+
+
+def _step(sheet: Sheet) -> str:
+    return f"step {sheet['step']} of {sheet['name']!r}"
+
+
+def _at(theirs: Sheet) -> str:
+    at = f"{theirs.get('doing', 'something else')} ({theirs.get('line', 'at no line of a script')})"
+    return escape_foreign_text(at)

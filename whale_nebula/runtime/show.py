@@ -1,0 +1,139 @@
+"""Steps that are planned instead of being run: what `whale-nebula show` does with a script's steps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from whale_nebula.capture.step import Captured, Signature, capture
+from whale_nebula.plan.plan import Plan
+from whale_nebula.runtime.plan_step import planned
+from whale_nebula.runtime.step.step import Step, Unpack
+
+_SAVING = (
+    *((keras.Model, name) for name in ("save", "save_weights", "export")),
+    *((tf.train.Checkpoint, name) for name in ("save", "write")),
+    (tf.train.CheckpointManager, "save"),
+    *((keras.saving, name) for name in ("save_model", "save_weights")),
+    (tf.saved_model, "save"),
+)
+_BEGINNINGS = ("on_train_begin", "on_test_begin")
+_KERASS_OWN = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A step that was looked at."""
+
+    captured: Captured
+
+    @property
+    def scoped(self) -> bool:
+        """Whether there is anything to cut in it."""
+        return bool(self.captured.program.stages[0].where)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it asks for gradients."""
+        return bool(self.captured.program.requests)
+
+
+@dataclass
+class Shown:
+    """The plans of the steps that were met, each form of a step once.
+
+    With `goes_on` the script is to run on after a step; `saves` is then called with the name of whatever it is about
+    to save with.
+    """
+
+    goes_on: bool
+    saves: Callable[[str], None]
+    plans: list[Plan] = field(default_factory=list)
+    known: dict[Any, Seen] = field(default_factory=dict)
+    guarded: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    silent: bool = False
+
+    def without_callbacks(self) -> None:
+        """From now on callbacks of a script hear nothing: many open a file as soon as training begins."""
+        if not self.silent:
+            self.silent = True
+            self.guarded.enter_context(_callbacks_left_out())
+
+    def look(self, step: Step, layout: Signature, tensors: Sequence[Any], unpack: Unpack) -> Seen:
+        """Plan a step, if it is new."""
+        key = id(step), layout.key
+        if key not in self.known:
+            seen = Seen(capture(_call(step, unpack), layout, paths=step.paths, metrics=step.metrics))
+            if seen.scoped:
+                self.plans.append(planned(step.name, seen.captured, tensors, (*step.notes, *seen.captured.projected)))
+                self._guard()
+            self.known[key] = seen
+        return self.known[key]
+
+    def zeros(self, seen: Seen, tensors: Sequence[Any]) -> Any:
+        """Zeros in the form of a step's results: nothing was computed."""
+        rows = next((int(tensor.shape[0]) for tensor in tensors if tensor.shape.rank), 1)
+        results = tf.nest.flatten(seen.captured.structured_outputs, expand_composites=True)
+        return seen.captured.pack([_zero(each, rows) for each in results if isinstance(each, tf.Tensor)])
+
+    def _guard(self) -> None:
+        """From the first step that is answered with zeros on, nothing may be saved over what was trained before."""
+        if self.goes_on and len(self.plans) == 1:
+            self.guarded.enter_context(_saving_told(self.saves))
+
+
+@contextlib.contextmanager
+def _callbacks_left_out() -> Iterator[None]:
+    """While open, Keras calls no callbacks but those that keep the history and draw the bar."""
+    kind = keras.callbacks.CallbackList
+    before = {name: getattr(kind, name) for name in _BEGINNINGS}
+
+    def beginning(plain: Callable[..., None]) -> Callable[..., None]:
+        def begin(callbacks: Any, *args: Any, **kwargs: Any) -> None:
+            callbacks.callbacks = [each for each in callbacks.callbacks if type(each) in _KERASS_OWN]
+            plain(callbacks, *args, **kwargs)
+
+        return begin
+
+    for name, plain in before.items():
+        setattr(kind, name, beginning(plain))
+    try:
+        yield
+    finally:
+        for name, plain in before.items():
+            setattr(kind, name, plain)
+
+
+@contextlib.contextmanager
+def _saving_told(tell: Callable[[str], None]) -> Iterator[None]:
+    """While open, whoever saves a model is told of, and does not."""
+    before = [(kind, name, getattr(kind, name)) for kind, name in _SAVING]
+
+    def teller(what: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: tell(what)
+
+    for kind, name in _SAVING:
+        setattr(kind, name, teller(f"{kind.__name__.rpartition('.')[2]}.{name}"))
+    try:
+        yield
+    finally:
+        for kind, name, original in before:
+            setattr(kind, name, original)
+
+
+def _zero(result: Any, rows: int) -> Any:
+    shape = [] if result.shape.rank is None else [rows if axis is None else axis for axis in result.shape]
+    return tf.zeros(shape, result.dtype)
+
+
+def _call(step: Step, unpack: Unpack) -> Callable[[Sequence[Any]], Any]:
+    def call(given: Sequence[Any]) -> Any:
+        args, kwargs = unpack(list(given))
+        return step.fn(*args, **kwargs)
+
+    return call

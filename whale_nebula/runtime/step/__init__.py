@@ -1,0 +1,1 @@
+"""Executing a step: from the call of a training function to the update of its variables."""

@@ -1,0 +1,211 @@
+"""How a stage spends its time: computing and waiting, with a span for each; and what else takes time in a step.
+
+Each piece also carries its name into a profile, where TensorFlow's profiler runs (`tf.profiler`); where it does not,
+that costs a microsecond.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.ir.program import Stage
+from whale_nebula.ir.routing import Seat, row_name
+from whale_nebula.report.prediction import Basis
+from whale_nebula.report.records import (
+    ONCE,
+    BoundaryReport,
+    Elsewhere,
+    LinkReport,
+    MeetingsReport,
+    Span,
+    StageReport,
+    busiest,
+)
+from whale_nebula.runtime.exchange.statistics import Said
+from whale_nebula.transport.protocol import Key, Link
+
+annotation = tf.profiler.experimental.Trace
+"""Names what runs inside in a profile: TensorFlow's own, which does nothing unless a profile is being taken."""
+
+
+CODING = ("encode", "decode")
+"""How spans of codecs begin; the direction of what crosses follows, and the micro-batch."""
+
+
+@dataclass
+class StageClock:
+    """The time of one stage in one step, in seconds from the step's start. `doing` is what it does now."""
+
+    lane: str
+    start: float
+    cluster: str = ""
+    stage: str = ""
+    compute: float = 0.0
+    waiting: float = 0.0
+    coding: float = 0.0
+    doing: str = ""
+    spans: list[Span] = field(default_factory=list)
+    copies: int = 1
+
+    @contextlib.contextmanager
+    def computing(self, kind: str, micro_batch: int | None = None, phase: int = 0) -> Iterator[None]:
+        """Time a piece of computing."""
+        self.doing = what = kind if micro_batch is None else f"{kind} {micro_batch}"
+        with annotation(f"{self.lane}: {kind}", micro_batch=micro_batch, phase=phase):
+            began = time.perf_counter()
+            yield
+            ended = time.perf_counter()
+        self.doing = ""
+        self.compute += ended - began
+        self.spans.append(Span(self.lane, what, began - self.start, ended - self.start, micro_batch, phase))
+
+    @contextlib.contextmanager
+    def waits(self) -> Iterator[None]:
+        """Time a wait for other stages; what is decoded meanwhile is no wait."""
+        began, coded = time.perf_counter(), self.coding
+        self.doing = "waits"
+        yield
+        self.waiting += time.perf_counter() - began - (self.coding - coded)
+
+    @contextlib.contextmanager
+    def codes(self, what: str, kind: str, micro_batch: int, phase: int = 0) -> Iterator[None]:
+        """Time a codec: `what` is "encode" or "decode", `kind` the direction of what crosses."""
+        doing, self.doing = self.doing, f"{what}s {micro_batch}"
+        with annotation(f"{self.lane}: {what}", micro_batch=micro_batch, phase=phase):
+            began = time.perf_counter()
+            yield
+            ended = time.perf_counter()
+        self.doing = doing
+        self.coding += ended - began
+        said = f"{what} {kind} {micro_batch}"
+        self.spans.append(Span(self.lane, said, began - self.start, ended - self.start, micro_batch, phase))
+
+    def report(self) -> StageReport:
+        """What the report of the step says of the stage."""
+        return StageReport(self.compute, self.waiting, self.cluster, in_flight(self.spans), self.coding)
+
+
+@dataclass
+class Clocks:
+    """The clocks of one step: of each stage here (of each replica), of what runs once a step, and of the lines."""
+
+    stages: Mapping[Seat, StageClock]
+    once: StageClock
+    lines: LineClock
+
+    @classmethod
+    def start(cls, stages: Mapping[Seat, Stage], lines: LineClock) -> Clocks:
+        """Start them all; the lines' clock has begun with the step."""
+        now = time.perf_counter()
+        lanes = {seat: row_name(stage.key, stage.replicas, seat.replica) for seat, stage in stages.items()}
+        own = {
+            s: StageClock(lanes[s], now, stage.cluster, stage.key, copies=stage.replicas) for s, stage in stages.items()
+        }
+        return cls(own, StageClock(ONCE, now), lines)
+
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self.once.start
+
+    def reports(self) -> dict[str, StageReport]:
+        """What the report of the step says of its stages; of one with several replicas here, that of the busiest."""
+        found: dict[str, list[StageReport]] = {}
+        copies: dict[str, int] = {}
+        for clock in self.stages.values():
+            name = clock.stage or clock.lane
+            found.setdefault(name, []).append(clock.report())
+            copies[name] = clock.copies
+        return {name: _of(replicas, copies[name]) for name, replicas in found.items()}
+
+    def doing(self) -> dict[str, str]:
+        """What each stage does at this moment; between its pieces, nothing."""
+        return {clock.lane: clock.doing for clock in self.stages.values()}
+
+    def spans(self) -> tuple[Span, ...]:
+        """All that took time."""
+        own = [span for clock in (*self.stages.values(), self.once) for span in clock.spans]
+        return (*own, *self.lines.told)
+
+
+def in_flight(spans: Sequence[Span]) -> int:
+    """The most micro-batches of a stage that were forward and not yet backward at any time.
+
+    >>> in_flight([Span("gpu", what, 0.0, 0.0, int(what[-1])) for what in ("forward 0", "forward 1", "backward 0")])
+    2
+    """
+    computed = [span for span in spans if not span.what.startswith(CODING)]
+    twofold = {span.phase for span in computed if span.what.startswith("backward")}
+    alive: set[tuple[int, int | None]] = set()
+    most = min(len(computed), 1)
+    for span in computed:
+        if span.what.startswith("backward"):
+            alive.discard((span.phase, span.micro_batch))
+        elif span.phase in twofold:
+            alive.add((span.phase, span.micro_batch))
+            most = max(most, len(alive))
+    return most
+
+
+@dataclass
+class LineClock:
+    """When the messages of a step held their lines. Links tell it from any thread, by their own clock."""
+
+    program: int
+    step: int
+    began: float
+    told: list[Span] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, program: int, step: int, links: Iterable[tuple[str, Link]]) -> LineClock:
+        """A step begins: hear of every tensor that is sent over these links, named "a->b"."""
+        clock = cls(program, step, time.monotonic())
+        for name, link in links:
+            link.on_sent = partial(clock._sent, name)
+        return clock
+
+    def _sent(self, name: str, key: Key, size: int, began: float, ended: float) -> None:
+        if (key.program, key.step) == (self.program, self.step):
+            number = None if key.micro_batch < 0 else key.micro_batch
+            what = key.kind if number is None else f"{key.kind} {number}"
+            span = Span(name, what, began - self.began, ended - self.began, number, key.phase, size)
+            self.told.append(span)
+
+
+def held(links: Mapping[str, LinkReport], spans: Sequence[Span]) -> dict[str, LinkReport]:
+    """The same reports of links, with the seconds that their lines were held."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for span in spans:
+        seconds[span.lane] += span.end - span.start
+    return {name: link + LinkReport(seconds=seconds[name]) for name, link in links.items()}
+
+
+def _of(replicas: Sequence[StageReport], copies: int) -> StageReport:
+    """The report of a stage of which these replicas are here; of the others nothing is known here."""
+    found = busiest(replicas)
+    return found if len(replicas) == copies else replace(found, replicas=None, copies=copies)
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """The tensors that the step returns, and what was measured on the way."""
+
+    tensors: Sequence[Any]
+    seconds: float
+    counts: Sequence[int]
+    stages: Mapping[str, StageReport] = field(default_factory=dict)
+    links: Mapping[str, LinkReport] = field(default_factory=dict)
+    spans: tuple[Span, ...] = ()
+    basis: Basis | None = None
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)
+    boundaries: Mapping[str, BoundaryReport] = field(default_factory=dict)
+    said: Said = field(default_factory=Said)
+    notes: tuple[str, ...] = ()
+    meetings: MeetingsReport | None = None

@@ -1,0 +1,343 @@
+"""A plan's fragments as functions, for the stages of one worker, with what feeds each worked out once."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from whale_nebula.capture.mirror import Donor, plant
+from whale_nebula.ir.cut import Boundary, Cut, Fragment, PhasePlan, StagePhase
+from whale_nebula.ir.graph import Graph, Op
+from whale_nebula.ir.program import Stage
+from whale_nebula.passes.branches import Aliases
+from whale_nebula.passes.exchange import Bundle, Told, bundles, told
+from whale_nebula.runtime.replicas.batch_sums import ReplicaSums
+from whale_nebula.runtime.step.op_locations import Whereabouts
+from whale_nebula.spec import Value
+from whale_nebula.tf import private as tf_private
+
+
+@dataclass(frozen=True)
+class Function:
+    """A fragment that can be called: tensors of `feeds` in, tensors of `fetches` out. One that `waits` holds sums over
+    replicas, and is called inside of it.
+    """
+
+    fragment: Fragment
+    concrete: Any
+    captured: Sequence[Any]
+    waits: Callable[[], contextlib.AbstractContextManager[None]] | None = None
+
+    def __call__(self, tensors: Sequence[Any]) -> list[Any]:
+        """Run it."""
+        with contextlib.nullcontext() if self.waits is None else self.waits():
+            return tf_private.call_flat(self.concrete, tensors, self.captured)
+
+
+class Workshop:
+    """Makes functions out of one traced graph, which it reads once; `aliases` are values to read for others.
+
+    XLA compiles the fragments that `compiles` says yes to. Where replicas are processes, `sums` are those over them.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        aliases: Aliases | None = None,
+        compiles: Callable[[Fragment], bool] = lambda fragment: False,
+        sums: ReplicaSums | None = None,
+    ) -> None:
+        self.graph = graph
+        self.sums = sums
+        self._compiles = compiles
+        self._donor = Donor(graph)
+        self._donor.rename(aliases or {})
+        self._external = {internal.op.name: external for external, internal in graph.captures}
+
+    def make(self, fragment: Fragment) -> Function:
+        """Build the function of a fragment."""
+        operations = [self._donor.operations[index] for index in fragment.ops]
+        feeds = [self._donor.tensor(value) for value in fragment.feeds]
+        fetches = [self._donor.tensor(value) for value in fragment.fetches]
+        definition = self._donor.cut(fragment.ops)
+        used = {t.op.name for op in operations for t in op.inputs} | {t.op.name for t in fetches}
+        captures = {name: self._external[name] for name in used if name in self._external}
+        summed = () if self.sums is None else self.sums.ops(fragment)
+
+        def body(*tensors: Any) -> list[Any]:
+            graph = tf.compat.v1.get_default_graph()
+            known = {tensor.name: given for tensor, given in zip(feeds, tensors, strict=True)}
+            known |= {f"{name}:0": graph.capture(external) for name, external in captures.items()}
+            marks = [self._donor.tensor(Value(op)) for op in summed]
+            found = plant(definition, known, [tensor.name for tensor in (*fetches, *marks)])
+            return self._with_sums(fragment, found[: len(fetches)], found[len(fetches) :])
+
+        signature = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in feeds]
+        body.__name__ = _name(fragment)
+        xla = self._compiles(fragment) or None
+        traced = tf.function(body, input_signature=signature, autograph=False, jit_compile=xla)
+        concrete = traced.get_concrete_function()
+        waits = self.sums.explained(fragment) if self.sums is not None and summed else None
+        return Function(fragment, concrete, concrete.captured_inputs, waits)
+
+    def _with_sums(self, fragment: Fragment, fetches: list[Any], marks: list[Any]) -> list[Any]:
+        """What is fetched, once what stands for sums over replicas is summed."""
+        found = self.sums.summed(fragment, marks) if self.sums is not None and marks else {}
+        return [found.get(tensor.ref(), tensor) for tensor in fetches]
+
+
+def _name(fragment: Fragment) -> str:
+    stage = "" if fragment.stage is None else f"_stage{fragment.stage}"
+    return f"{fragment.kind}{stage}_phase{fragment.phase}"
+
+
+class Feed(NamedTuple):
+    """Where a function's input comes from.
+
+    `kind` is leaf, share, grow, arrival, holder, boundary, once or local; `what` a leaf's number or a value.
+    """
+
+    kind: str
+    what: Any
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A function and where its inputs come from."""
+
+    function: Function
+    feeds: tuple[Feed, ...]
+
+    @property
+    def fragment(self) -> Fragment:
+        """What the function is made of."""
+        return self.function.fragment
+
+    @property
+    def fetches(self) -> tuple[Value, ...]:
+        """What the function gives."""
+        return self.function.fragment.fetches
+
+
+@dataclass(frozen=True)
+class StagePieces:
+    """One stage in one phase: `forward` does all where `fused`."""
+
+    plan: StagePhase
+    forward: Piece | None
+    backward: Piece | None
+    skip: Piece | None = None
+
+
+@dataclass
+class Compiled:
+    """Everything that one worker runs of a plan."""
+
+    cut: Cut
+    worker: str
+    workshop: Workshop
+    _pieces: dict[Fragment, Piece] = field(default_factory=dict)
+    _bundles: dict[int, tuple[Bundle, ...]] = field(default_factory=dict)
+    _told: dict[int, tuple[Told, ...]] = field(default_factory=dict)
+    _later: dict[tuple[int, int], frozenset[Value]] = field(default_factory=dict)
+    _made_once: dict[int, frozenset[Value]] = field(default_factory=dict)
+
+    @cached_property
+    def stages(self) -> tuple[int, ...]:
+        """The stages of this worker."""
+        return next(w.stages for w in self.cut.workers if w.name == self.worker)
+
+    @cached_property
+    def whereabouts(self) -> Whereabouts:
+        """Where ops stand in the user's code, for when they fail."""
+        return Whereabouts(self.workshop.graph, self.cut.program.stages, len(self.cut.phases))
+
+    @cached_property
+    def boundaries(self) -> Mapping[Value, Boundary]:
+        """Boundaries by their value."""
+        return {boundary.value: boundary for boundary in self.cut.boundaries}
+
+    @cached_property
+    def masks(self) -> frozenset[Value]:
+        """What marks rows of boundaries."""
+        return frozenset(boundary.mask for boundary in self.cut.boundaries if boundary.mask is not None)
+
+    @cached_property
+    def flows(self) -> Mapping[Value, tuple[tuple[int, Value], ...]]:
+        """For the placeholder of a boundary's gradient: (stage, value) of each share, in stage order."""
+        found: dict[Value, tuple[tuple[int, Value], ...]] = {}
+        for request in self.cut.program.requests:
+            for arrival in request.arrivals:
+                shares = [(f.stage, f.gradient) for f in request.flows if f.boundary == arrival.boundary]
+                found[arrival.feed] = tuple(sorted(shares))
+        return found
+
+    @cached_property
+    def flow_targets(self) -> Mapping[Value, int]:
+        """For a share of a boundary's gradient: the stage that it goes to."""
+        labels = self.cut.program.labels
+        return {f.gradient: labels.get(f.boundary.op, 0) for r in self.cut.program.requests for f in r.flows}
+
+    def stage(self, phase: PhasePlan, stage: int) -> StagePieces | None:
+        """The functions of a stage in a phase, or None where it has nothing to do."""
+        plan = next((s for s in phase.stages if s.stage == stage), None)
+        if plan is None:
+            return None
+        return StagePieces(plan, *map(self._made, (plan.forward, plan.backward, plan.skip)))
+
+    def prologue(self, phase: PhasePlan) -> Piece | None:
+        """What runs once before the micro-batches of a phase."""
+        return self._made(phase.prologue.get(self.worker))
+
+    def bundles(self, phase: PhasePlan) -> tuple[Bundle, ...]:
+        """What the updates of a phase send one another."""
+        if phase.index not in self._bundles:
+            self._bundles[phase.index] = bundles(self.cut, phase)
+        return self._bundles[phase.index]
+
+    def told(self, phase: PhasePlan) -> tuple[Told, ...]:
+        """What replicas of stages tell one another in a phase."""
+        if phase.index not in self._told:
+            self._told[phase.index] = told(self.cut, phase)
+        return self._told[phase.index]
+
+    def updates(self, phase: PhasePlan) -> Sequence[Piece]:
+        """What runs once after them, in rounds."""
+        return [piece for f in phase.updates.get(self.worker, ()) if (piece := self._made(f)) is not None]
+
+    @cached_property
+    def whole(self) -> Piece | None:
+        """Values of the inputs alone that are computed on the whole batch."""
+        return self._made(self.cut.whole.get(self.worker))
+
+    @cached_property
+    def weight(self) -> Piece | None:
+        """What nb.loss_weight was given, for one micro-batch."""
+        return self._made(self.cut.weight.get(self.worker))
+
+    def _made(self, fragment: Fragment | None) -> Piece | None:
+        if fragment is None:
+            return None
+        if fragment not in self._pieces:
+            feeds = tuple(self._feed(fragment, value) for value in fragment.feeds)
+            self._pieces[fragment] = Piece(self.workshop.make(fragment), feeds)
+        return self._pieces[fragment]
+
+    def _feed(self, fragment: Fragment, value: Value) -> Feed:
+        program = self.cut.program
+        if value.op in program.leaf_ops:
+            return Feed("leaf", program.leaf_ops[value.op])
+        if value in (program.share, program.grow):
+            return Feed("share" if value == program.share else "grow", value)
+        if value.op in program.arrivals:
+            return Feed("arrival", value)
+        if value.op in program.holders:
+            return Feed("holder", value)
+        if fragment.stage is None or value in self._once(fragment.phase):
+            return Feed("once", value)
+        boundary = self.boundaries.get(value)
+        crosses = boundary is not None and boundary.source != fragment.stage
+        return Feed("boundary" if crosses else "local", value)
+
+    def _once(self, phase: int) -> frozenset[Value]:
+        """Values made once a step, from the whole batch or by a prologue or update, before a phase's forward."""
+        if phase not in self._made_once:
+            fragments = [self.cut.whole.get(self.worker)]
+            for earlier in self.cut.phases[: phase + 1]:
+                fragments += [earlier.prologue.get(self.worker)]
+                fragments += earlier.updates.get(self.worker, ()) if earlier.index < phase else ()
+            fetches = (value for f in fragments if f is not None for value in f.fetches if value not in f.feeds)
+            self._made_once[phase] = frozenset(fetches)
+        return self._made_once[phase]
+
+    def needed_after(self, phase: PhasePlan, stage: int) -> frozenset[Value]:
+        """Local values of a stage that a later phase reads."""
+        key = (phase.index, stage)
+        if key not in self._later:
+            fragments = [
+                fragment
+                for later in self.cut.phases[phase.index + 1 :]
+                for plan in later.stages
+                if plan.stage == stage
+                for fragment in (plan.forward, plan.backward)
+                if fragment is not None
+            ]
+            self._later[key] = frozenset(value for fragment in fragments for value in fragment.feeds)
+        return self._later[key]
+
+
+_KINDS = frozenset({"forward", "backward", "fused"})
+_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+# XLA has kernels for these, but gives checks up, and cannot tell how long the results of the others are
+_LEFT_OUT = frozenset({"Assert", "CheckNumerics", "CheckNumericsV2", "Where", "Unique", "UniqueV2", "ListDiff"})
+_NOT_HELD = frozenset({"variant", "string"})
+_REFUSAL = re.compile(r"XLA|tf2xla|compile-time constant|[Nn]ot compilable|uncompilable")
+
+
+@dataclass
+class Xla:
+    """Decides for the fragments of one plan, and takes down what it decided against."""
+
+    graph: Graph
+    stages: Sequence[Stage]
+    notes: list[str] = field(default_factory=list)
+
+    def takes(self, fragment: Fragment) -> bool:
+        """Whether a fragment is compiled."""
+        if fragment.kind not in _KINDS or fragment.stage is None:
+            return False
+        obstacle = next(self._obstacles(fragment), None)
+        if obstacle is not None:
+            self._note(f"stage {self.stages[fragment.stage].key!r} is not compiled by XLA: it holds {obstacle}")
+        return obstacle is None
+
+    def give_up(self, failure: BaseException) -> None:
+        """XLA refused something that it has kernels for."""
+        self._note(f"nothing is compiled by XLA: {_first_line(failure)}")
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _obstacles(self, fragment: Fragment) -> Iterator[str]:
+        ops = [self.graph.ops[op] for op in fragment.ops]
+        yield from _bad_ops(self.graph, ops)
+        yield from _bad_values(self.graph, (*fragment.feeds, *fragment.fetches))
+
+
+def _bad_ops(graph: Graph, ops: Collection[Op]) -> Iterator[str]:
+    for op in ops:
+        if op.functions and op.type in _CALLS:
+            yield from _bad_ops(graph.functions[op.functions[0]], graph.functions[op.functions[0]].ops)
+        elif op.functions or op.type in _LEFT_OUT or not (op.role or _has_kernel(op)):
+            yield f"{op.type} ({op.name})"
+
+
+def _has_kernel(op: Op) -> bool:
+    return op.type == "Placeholder" or tf_private.xla_takes(op.type, gpu=bool(tf.config.list_physical_devices("GPU")))
+
+
+def _bad_values(graph: Graph, values: Sequence[Value]) -> Iterator[str]:
+    for value in values:
+        if graph.spec(value).dtype in _NOT_HELD:
+            yield f"a {graph.spec(value).dtype} ({graph.ops[value.op].name})"
+
+
+def refused_by_xla(failure: BaseException) -> bool:
+    """Whether a step failed because XLA could not compile a piece of it."""
+    return _REFUSAL.search(_text(failure)) is not None
+
+
+def _text(failure: BaseException) -> str:
+    cause = failure.__cause__ or failure
+    return str(getattr(cause, "message", cause))
+
+
+def _first_line(failure: BaseException) -> str:
+    return next((line.strip() for line in _text(failure).splitlines() if _REFUSAL.search(line)), "")[:200]

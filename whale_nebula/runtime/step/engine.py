@@ -1,0 +1,453 @@
+"""What runs a captured step: the user's own function where nothing is cut, one function where all is local and free,
+and actors where links take time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from whale_nebula.capture import tracing
+from whale_nebula.capture.mirror import in_order
+from whale_nebula.capture.places import place_of
+from whale_nebula.capture.step import Captured, Signature, filled
+from whale_nebula.errors import GradientError, NebulaWarning, StageFailedError
+from whale_nebula.errors.foreign_text import escape_foreign_text
+from whale_nebula.feed.ids import compared_by, refuse_unshared
+from whale_nebula.feed.inputs import whole
+from whale_nebula.ir.canonical import canonical_lines, digest_lines, first_difference
+from whale_nebula.ir.cut import Cut, Worker
+from whale_nebula.ir.program import Program, Stage
+from whale_nebula.passes.plan import cut_program
+from whale_nebula.passes.readings import check_here, readers_of
+from whale_nebula.passes.replicas import check_hosts, spread, sums_of
+from whale_nebula.report.published import begin, publish
+from whale_nebula.report.records import StageReport
+from whale_nebula.report.report import Report
+from whale_nebula.runtime.exchange.channels import Models, Routes, coded
+from whale_nebula.runtime.exchange.state import States
+from whale_nebula.runtime.exchange.statistics import Said
+from whale_nebula.runtime.local_sgd.clusters import OfClusters, of_clusters
+from whale_nebula.runtime.local_sgd.one_process import TakesTurns
+from whale_nebula.runtime.local_sgd.step import TrainsApart
+from whale_nebula.runtime.replicas.batch_sums import ReplicaSums, replica_sums
+from whale_nebula.runtime.run import Run, current_run
+from whale_nebula.runtime.step.clock import StepOutcome, annotation
+from whale_nebula.runtime.step.compiled import Compiled, Workshop, Xla, refused_by_xla
+from whale_nebula.runtime.step.distributed import DistributedStep
+from whale_nebula.runtime.step.emulated import EmulatedStep
+from whale_nebula.runtime.step.local import LocalStep
+from whale_nebula.runtime.step.op_locations import Whereabouts
+from whale_nebula.runtime.step.rollback import whole_step
+from whale_nebula.runtime.step.scalars import Later, ScalarResults, scalar_results
+from whale_nebula.site import script_site
+from whale_nebula.tf import private as tf_private
+
+
+def tell_if_few(program: Program, name: str, made: int, rows: int) -> None:
+    """Warn where a first batch of so many rows `made` fewer micro-batches than the step called `name` asks for."""
+    if max(made, rows) < program.pipeline.micro_batch:  # replicas that add up on the way are one in one process
+        site = script_site()
+        warnings.warn_explicit(_warning(program, name, rows), NebulaWarning, site.file, site.line)
+
+
+def _warning(program: Program, name: str, rows: int) -> NebulaWarning:
+    asked = f"{_who(program)} for {program.pipeline.micro_batch} micro-batches"
+    if not any(leaf.batched for leaf in program.leaves):
+        return NebulaWarning(
+            f"{asked}, and the step has no batch: it runs as one, and its results are right",
+            where=name,
+            why="no argument of the step has rows to cut",
+            mend="give the step its batch as arguments, for batch in dataset: step(*batch), not the iterator; where it "
+            "has none, leave nb.pipeline out",
+        )
+    return NebulaWarning(
+        f"{asked}, and the first batch has {rows} row{'s' * (rows != 1)}",
+        where=name,
+        why="a micro-batch has at least one row",
+        mend=f"{_fewer(program, max(1, rows))}, or a larger batch",
+    )
+
+
+def _who(program: Program) -> str:
+    """Who asks: the replicas, where there are as many, or where they have shares by speed and nobody gave a number."""
+    most = max(program.stages, key=lambda stage: stage.replicas)
+    asked = program.pipeline.micro_batch
+    if most.replicas == asked > 1:
+        return f"the {asked} replicas of stage {most.key!r} ask"
+    shared = any(stage.speeds for stage in program.stages)
+    return "nb.pipeline, or shares by speed, ask" if shared else "nb.pipeline asks"
+
+
+def _fewer(program: Program, rows: int) -> str:
+    most = max(stage.replicas for stage in program.stages)
+    asked = [f"nb.replica({rows})"] * (most > rows) + [f"nb.pipeline(micro_batch={rows})"] * (
+        most < program.pipeline.micro_batch
+    )
+    return " and ".join(asked)
+
+
+def untaped(taped: bool) -> contextlib.AbstractContextManager[None]:
+    """Around the running of a step: what a tape of the caller's sees of it would be parts."""
+    return tf_private.unrecorded() if taped else contextlib.nullcontext()
+
+
+def refusing(name: str, variables: Iterable[Any], given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """The results of step `name` for a caller whose tape records: numbers as they are, but with no way back.
+
+    A gradient for one of the step's variables is refused, and one for what its arguments are made of; others pass.
+    """
+    fresh = [_fresh(result) for result in results]
+    followed = [each for each in given if isinstance(each, tf.Tensor) and tf_private.tape_follows(each)]
+    own = [variable for variable in variables if variable.trainable]
+    handles = {id(variable.handle) for variable in own}
+
+    def asked(sources: frozenset[int] | None) -> None:
+        if followed or sources is None or not handles.isdisjoint(sources):
+            raise _refusal(name)
+
+    tf_private.tape_told(own, followed, [tensor for tensor in fresh if _differentiable(tensor)], asked)
+    return fresh
+
+
+def _fresh(result: Any) -> Any:
+    """A tensor of its own for a result: it may be an argument that is handed back, or still on its way."""
+    if not isinstance(result, tf.Tensor | Later) or not _differentiable(result):
+        return result
+    with tf_private.unrecorded():
+        return tf.identity(result)
+
+
+def _differentiable(result: Any) -> bool:
+    return isinstance(result, tf.Tensor | Later) and bool(result.dtype.is_floating or result.dtype.is_complex)
+
+
+def _refusal(name: str) -> GradientError:
+    return GradientError(
+        f"a tape around a call of {name} is asked for a gradient through it",
+        where=str(script_site()),
+        why=f"{name} runs by a plan, and a plan has the gradients that were asked for inside the step",
+        mend=f"open the tape inside {name}, and return what you need: return loss, tape.gradient(loss, variables)\n"
+        f"or, where none is to flow back, tf.stop_gradient(...) around the call of {name}",
+    )
+
+
+Around = Callable[[Sequence[Any]], contextlib.AbstractContextManager[None]]
+
+
+_LOG = logging.getLogger("whale_nebula.runtime.run")
+
+
+class Runner(Protocol):
+    """Runs a step on the tensors of its leaves."""
+
+    def run(self, tensors: Sequence[Any]) -> StepOutcome:
+        """Run one step."""
+        ...
+
+
+@dataclass
+class Engine:
+    """A captured step with its plan and its runner."""
+
+    name: str
+    captured: Captured
+    cut: Cut
+    runner: Runner
+    worker: str = "local/0"
+    steps: int = 0
+    notes: Sequence[str] = ()
+    xla: Xla | None = None
+    without_xla: Callable[[], Runner] | None = None
+
+    def run(self, tensors: Sequence[Any]) -> Any:
+        """Run one step, report on it, and pack its results as the user's code returns them."""
+        begin(self)
+        if not isinstance(self.runner, TrainsApart | TakesTurns):
+            current_run().settle()
+        if not isinstance(self.runner, DistributedStep | TrainsApart):
+            tensors = whole(self.cut.program.leaves, tensors)
+        taped = tf_private.tape_records() and not isinstance(self.runner, Uncut)
+        with annotation("whale_nebula", step_num=self.steps, _r=1), untaped(taped):
+            outcome = self._run(tensors)
+        self.steps += 1
+        self._log(outcome.said)
+        if self.steps == 1:
+            tell_if_few(self.cut.program, self.name, len(outcome.counts), sum(outcome.counts))
+        publish(
+            Report(
+                program=self.name,
+                step=self.steps,
+                step_seconds=outcome.seconds,
+                micro_batches=len(outcome.counts),
+                stages=outcome.stages,
+                links=outcome.links,
+                spans=outcome.spans,
+                basis=outcome.basis,
+                notes=(*self.cut.notes, *self.notes, *self._notes_of_xla, *outcome.said.notes, *outcome.notes),
+                scalars=self._scalars.of(outcome.tensors),
+                worker=self.worker,
+                elsewhere=outcome.elsewhere,
+                boundaries=outcome.boundaries,
+                meetings=outcome.meetings,
+                time=time.time(),
+            )
+        )
+        if not taped:
+            return self.captured.pack(outcome.tensors)
+        return self.captured.pack(refusing(self.name, self.captured.variables.values(), tensors, outcome.tensors))
+
+    def _run(self, tensors: Sequence[Any]) -> StepOutcome:
+        """Run the step; one that XLA cannot compile after all is run without it, from then on."""
+        try:
+            return self.runner.run(tensors)
+        except StageFailedError as failure:
+            began = failure.torn and not isinstance(getattr(self.runner, "inner", self.runner), Uncut)
+            if self.xla is None or self.without_xla is None or began or not refused_by_xla(failure):
+                raise
+            self.xla.give_up(failure)
+            self.runner, self.without_xla = self.without_xla(), None
+            return self.runner.run(tensors)
+
+    def _log(self, said: Said) -> None:
+        """What both sides of a boundary say of a step, each in its own log."""
+        for line in said.fresh:
+            _LOG.info("%s: step %d of %r, %s", self.worker, self.steps, self.name, line)
+        if said.left_out:
+            _LOG.warning("%s: step %d of %r is left out: %s", self.worker, self.steps, self.name, said.left_out)
+
+    @property
+    def _notes_of_xla(self) -> Sequence[str]:
+        return () if self.xla is None else self.xla.notes
+
+    @cached_property
+    def _scalars(self) -> ScalarResults:
+        return scalar_results(self.captured.structured_outputs)
+
+    @property
+    def doing(self) -> Mapping[str, str]:
+        """What each stage does at this moment, where stages run apart."""
+        clocks = getattr(self.runner, "clocks", None)
+        return {} if clocks is None else clocks.doing()
+
+
+@dataclass
+class Uncut:
+    """One stage, one micro-batch: the user's own function."""
+
+    function: Any
+    stage: Stage
+    graph: Any
+
+    def run(self, tensors: Sequence[Any]) -> StepOutcome:
+        """Run it."""
+        start = time.perf_counter()
+        try:
+            results = tf.nest.flatten(self.function(*tensors), expand_composites=True)
+        except tf.errors.OpError as failure:
+            raise whole_step(self.stage.key, failure, Whereabouts(self.graph, [self.stage])) from failure
+        found = [leaf for leaf in results if isinstance(leaf, tf.Tensor)]
+        return StepOutcome(found, time.perf_counter() - start, (1,), {self.stage.key: StageReport()})
+
+
+def engine(
+    captured: Captured,
+    call: Callable[[Sequence[Any]], Any],
+    layout: Signature,
+    name: str,
+    *,
+    jit: bool = False,
+    lazy: bool = False,
+    notes: Sequence[str] = (),
+    models: Sequence[Any] = (),
+) -> Engine:
+    """Plan a captured step and choose what runs it. With `jit`, XLA compiles its stages where it can; with `lazy`,
+    numbers that other processes make are waited for where they are read. `models` are those that it is about.
+    """
+    run = current_run()
+    program = captured.program
+    run.meet([stage.cluster for stage in program.stages], {stage.cluster: stage.where for stage in program.stages})
+    run.programs += 1
+    operations = in_order(captured.graph.get_operations())
+    workers, results = place_workers(captured, run), run.config.results
+    apart = frozenset(run.config.inputs)
+
+    def where(number: int) -> str:
+        return place_of(operations[number])
+
+    cut = cut_program(program, workers, where, results=results, apart=apart)
+    xla = Xla(program.graph, program.stages) if jit else None
+    copied = None if program.apart is None else of_clusters(program.apart, captured, run, name, models)
+    if not run.alone:
+        _check_here(cut, run, layout, where)
+    if copied is not None:
+        _checked(copied, cut, run)
+    if not run.alone and (copied is None or copied.mates):
+        runner = _together(captured, cut, run, name, xla, lazy, copied)
+        runner = runner if copied is None else copied.around(runner)
+        return Engine(name, captured, cut, runner, run.ledger.session.worker, notes=notes, xla=xla)
+    worker = workers[0].name
+    if copied is not None:
+        copied.alone()
+
+    def choose(xla: Xla | None = None) -> Runner:
+        inner = _runner(captured, cut, run, call, layout, xla, worker)
+        return inner if copied is None else copied.around(inner)
+
+    return Engine(name, captured, cut, choose(xla), worker, notes=notes, xla=xla, without_xla=choose if jit else None)
+
+
+def _check_here(cut: Cut, run: Run, layout: Signature, where: Callable[[int], str]) -> None:
+    """What this cluster reads must be here, and what replicas add up on the way, or nobody begins."""
+    try:
+        check_here(cut, run.ledger.session.worker, layout.absent, where)
+        check_hosts(cut, run.ledger.session.worker, where, collectives=run.ledger.collectives is not None)
+    except BaseException as failure:
+        run.ledger.session.fail(failure)
+        raise
+
+
+def _checked(copied: OfClusters, cut: Cut, run: Run) -> None:
+    """What this cluster cannot train apart all get to know."""
+    try:
+        copied.check(cut)
+    except BaseException as failure:
+        if not run.alone:
+            run.ledger.session.fail(failure)
+        raise
+
+
+def place_workers(captured: Captured, run: Run) -> list[Worker]:
+    """All stages on one worker in one process; else each on workers of its cluster, one for each of its replicas."""
+    stages = captured.program.stages
+    if run.alone:
+        return [Worker("local/0", "local", tuple(range(len(stages))))]
+    own = None if captured.program.apart is None else run.here().cluster
+    clusters: dict[str, list[str]] = {}
+    for worker, cluster in run.workers.items():
+        if own in (None, cluster):
+            clusters.setdefault(cluster, []).append(worker)
+    return sorted(spread(stages, clusters), key=lambda worker: worker.name)
+
+
+def _runner(
+    captured: Captured,
+    cut: Cut,
+    run: Run,
+    call: Callable[[Sequence[Any]], Any],
+    layout: Signature,
+    xla: Xla | None,
+    worker: str = "local/0",
+) -> Runner:
+    program = captured.program
+    if len(program.stages) == 1 and program.pipeline.micro_batch == 1:
+        return Uncut(plain_function(call, layout, jit=xla is not None), program.stages[0], captured.graph)
+    compiled = Compiled(cut, worker, _workshop(captured, xla))
+    slow = any(_slow(run, a.cluster, b.cluster) for a, b in combinations(program.stages, 2))
+    if slow or coded(cut):
+        states, seed = _states(run, captured), _seed(run)
+        step = EmulatedStep(compiled, captured.variables, run.links, run.programs, states=states, seed=seed)
+        _close_with(run, step)
+        return step
+    return LocalStep(compiled, captured.variables)
+
+
+def _workshop(captured: Captured, xla: Xla | None, sums: ReplicaSums | None = None) -> Workshop:
+    if xla is None:
+        return Workshop(captured.graph, captured.aliases, sums=sums)
+    return Workshop(captured.graph, captured.aliases, xla.takes, sums)
+
+
+def _together(
+    captured: Captured, cut: Cut, run: Run, name: str, xla: Xla | None, lazy: bool, copied: OfClusters | None = None
+) -> Runner:
+    """Agree with the other processes, leave their variables to them, and run our stages. Where each cluster
+    trains a copy of its own, the others are those of this one.
+    """
+    session = run.ledger.session if copied is None else copied.near
+    lines = canonical_lines(captured.program)
+    session.expected.add(run.programs, cut)
+    ids, readers = frozenset(compared_by(run.ids)), readers_of(cut, run.config.inputs)
+    try:
+        refuse_unshared(ids, readers, {worker.name: worker.cluster for worker in cut.workers})
+        states, ends = _states(run, captured), _ends(cut, session.worker)
+        run.ledger.expect(captured.variables, cut.held)
+        told = session.agree(name, digest_lines(lines), lines, first_difference, states.versions(ends))
+        for channel in map(escape_foreign_text, states.drop(told, ends)):
+            _LOG.warning("the processes have unlike codec states of %s: all of them begin anew", channel)
+        elsewhere = {id(captured.variables[path]) for path, held in cut.held.items() if session.worker not in held}
+        captured.begin(lambda variable: id(variable) not in elsewhere)
+        run.ledger.settle(captured.variables, cut.held, () if copied is None else copied.far)
+    except BaseException as failure:
+        session.fail(failure)
+        raise
+    sums = replica_sums(cut, session.worker, run.ledger.collectives, run.programs) if sums_of(cut.program) else None
+    compiled = Compiled(cut, session.worker, _workshop(captured, xla, sums))
+    step = DistributedStep(
+        compiled, captured.variables, session, name, run.programs, ids, run.links, lazy, readers,
+        states=states, seed=_seed(run), collectives=run.ledger.collectives, leaves=copied is None,
+    )  # fmt: skip
+    _close_with(run, step)
+    return step
+
+
+def _states(run: Run, captured: Captured) -> States:
+    """What codecs remember of the model of a program."""
+    run.models = run.models or Models()
+    states = States(run.channels, run.models.number(captured.variables.values()))
+    states.forget(run.models.gone())
+    return states
+
+
+def _ends(cut: Cut, here: str) -> tuple[str, ...]:
+    """The channels of a program that this process has an end of."""
+    clusters = {worker.name: worker.cluster for worker in cut.workers}
+    return Routes(cut, cut.routing, clusters).ends(here.__eq__)
+
+
+def _close_with(run: Run, step: DistributedStep | EmulatedStep) -> None:
+    """Close a step at the end of the run; the run itself does not keep it, so a model that is dropped goes."""
+    held = weakref.ref(step)
+
+    def close() -> None:
+        if (alive := held()) is not None:
+            alive.close()
+
+    run.closers.append(close)
+
+
+def _slow(run: Run, a: str, b: str) -> bool:
+    line = run.links.between(a, b)
+    return bool(line.rate or line.delay)
+
+
+def plain_function(
+    call: Callable[[Sequence[Any]], Any],
+    layout: Signature,
+    *,
+    jit: bool = False,
+    around: Around | None = None,
+) -> Any:
+    """The user's step as a plain tf.function: the oracle of every other way to run it. It is traced inside `around`."""
+
+    def body(*tensors: Any) -> Any:
+        with tracing.uncut(), around(tensors) if around is not None else contextlib.nullcontext():
+            return call(filled(layout, tensors))
+
+    made = tf.function(body, autograph=False, input_signature=list(layout.specs), jit_compile=jit or None)
+    return tf_private.traced_often(made)
+
+
+def _seed(run: Run) -> int:
+    """What stochastic rounding is seeded with: the same in every process."""
+    return run.seed if run.seed is not None else run.config.seed or 0

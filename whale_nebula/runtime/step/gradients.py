@@ -1,0 +1,170 @@
+"""Gradients are added in micro-batch order within a stage and in stage order over stages, whatever the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.ir.graph import CAPTURE
+from whale_nebula.ir.program import GradientPart, PartKey, Program
+from whale_nebula.spec import Value
+from whale_nebula.tf import private as tf_private
+
+
+def merge(rule: str, values: Sequence[Any], shares: Sequence[Any]) -> Any:
+    """One value from a micro-batch's each.
+
+    >>> float(merge("mean", [tf.constant(1.0), tf.constant(4.0)], [0.25, 0.75]))
+    3.25
+    """
+    if len(values) == 1 or rule in ("only", "same"):
+        return values[0]
+    if rule == "last":
+        return values[-1]
+    if rule == "sum":
+        return added(values)
+    if rule == "mean":
+        return added([value * tf.cast(share, value.dtype) for value, share in zip(values, shares, strict=True)])
+    if rule.startswith("vector:"):
+        rules = rule.partition(":")[2].split(",")
+        flat = [tf.unstack(tf.reshape(value, [len(rules)])) for value in values]
+        merged = [merge(each, pieces, shares) for each, *pieces in zip(rules, *flat, strict=True)]
+        return tf.reshape(tf.stack(merged), tf.shape(values[0]))
+    return tf.concat(values, int(rule.partition(":")[2] or 0))
+
+
+def added(values: Sequence[Any]) -> Any:
+    """The sum, in the order given: bits must not depend on the schedule."""
+    first = values[0]
+    for value in values[1:]:
+        first = first + value
+    return first
+
+
+_MANY = 8
+
+
+def _pairwise(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
+    return [a + b for a, b in zip(left, right, strict=True)]
+
+
+_add_all = tf_private.traced_often(tf.function(_pairwise, autograph=False))
+
+
+@dataclass
+class Sums:
+    """The gradients of one stage, added up over micro-batches."""
+
+    program: Program
+    dense: dict[PartKey, Any] = field(default_factory=dict)
+    listed: dict[PartKey, list[tuple[Any, ...]]] = field(default_factory=dict)
+    waiting: dict[PartKey, Any] = field(default_factory=dict)
+
+    def add(self, request: int, part: GradientPart, tensors: Sequence[Any]) -> None:
+        """Take in what one micro-batch gave.
+
+        Slices at indices that are the same in each micro-batch (positions) are added: the uncut step has each once,
+        and an optimizer that squares slices would tell.
+        """
+        key = self.program.requests[request].key_of(part)
+        if part.sparse and not part.concatenated and key in self.listed:
+            self.listed[key] = [(self.listed[key][0][0] + tensors[0], tensors[1])]
+        elif part.sparse or self._by_rows(request, part.source):
+            self.listed.setdefault(key, []).append(tuple(tensors))
+        elif key in self.dense and self._same(request, part.source):
+            return
+        elif key in self.dense:
+            if key in self.waiting:
+                self.settle()
+            self.waiting[key] = tensors[0]
+        else:
+            self.dense[key] = tensors[0]
+
+    def settle(self) -> None:
+        """Do the additions that `add` put off: all of a micro-batch at once cost one call, not one each."""
+        keys = list(self.waiting)
+        sums, fresh = [self.dense[key] for key in keys], [self.waiting[key] for key in keys]
+        together = len(keys) >= _MANY and tf.executing_eagerly()
+        self.dense.update(zip(keys, (_add_all if together else _pairwise)(sums, fresh), strict=True))
+        self.waiting.clear()
+
+    def _by_rows(self, request: int, source: int) -> bool:
+        """The gradient of an input or of an activation has a row for each of the batch's: a pass knows which."""
+        merges = self.program.requests[request].merges
+        if merges:
+            return merges[source] == "rows"
+        origin = self.program.requests[request].origins[source]
+        return origin >= 0 and self.program.graph.ops[origin].role != CAPTURE
+
+    def _same(self, request: int, source: int) -> bool:
+        """The gradient of a sum over the batch is in every micro-batch what it is for all of them."""
+        merges = self.program.requests[request].merges
+        return bool(merges) and merges[source] == "same"
+
+    def has(self, key: PartKey) -> bool:
+        """Whether any micro-batch gave this gradient."""
+        return key in self.dense or key in self.listed
+
+    def lists(self, key: PartKey) -> bool:
+        """Whether a gradient has rows of each micro-batch, one after the other, and is no sum."""
+        part = self.program.gradient_parts[key]
+        return part.concatenated if part.sparse else self._by_rows(*key[:2])
+
+    def pieces(self, key: PartKey, piece: int, turns: Sequence[int]) -> dict[int, Any]:
+        """A tensor of a gradient: by micro-batch where it `lists`, else the sum of all of them under -1."""
+        if self.lists(key):
+            return {m: columns[piece] for m, columns in zip(turns, self.listed[key], strict=True)}
+        return {-1: self.listed[key][0][piece] if key in self.listed else self.dense[key]}
+
+    def put(self, key: PartKey, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Put what all replicas have of a gradient in the place of the own: the rows of all, or the sum."""
+        if self.lists(key):
+            self.listed[key] = list(rows)
+        elif len(rows[0]) > 1:
+            self.listed[key] = [(added([row[0] for row in rows]), rows[0][1])]
+        elif self._same(*key[:2]):
+            self.dense[key] = rows[0][0]
+        else:
+            self.dense[key] = added([row[0] for row in rows])
+
+    def parts(self) -> dict[PartKey, tuple[Any, ...]]:
+        """The sums: one tensor, or values and indices."""
+        found: dict[PartKey, tuple[Any, ...]] = {key: (tensor,) for key, tensor in self.dense.items()}
+        for key, pieces in self.listed.items():
+            found[key] = pieces[0] if len(pieces) == 1 else tuple(tf.concat(c, 0) for c in zip(*pieces, strict=True))
+        return found
+
+
+def total(program: Program, parts: dict[PartKey, tuple[Any, ...]]) -> dict[Value, Any]:
+    """The tensors for every gradient placeholder, from the parts of all stages."""
+    found: dict[Value, Any] = {}
+    for request in program.requests:
+        for holder in request.holders:
+            own = [parts[key] for key in sorted(parts) if key[:2] == (request.index, holder.source)]
+            if own:
+                shape = _shape(program, request.origins[holder.source])
+                found.update(zip(holder.values, _sum(own, holder.sparse, shape), strict=True))
+    return found
+
+
+def _sum(parts: Sequence[tuple[Any, ...]], sparse: bool, shape: Sequence[int] | None) -> tuple[Any, ...]:
+    if len(parts) == 1 and (len(parts[0]) > 1) == sparse:
+        return parts[0]
+    if sparse:
+        kind = tf.int64 if len({part[1].dtype for part in parts}) > 1 else parts[0][1].dtype
+        parts = [(values, tf.cast(indices, kind)) for values, indices in parts]
+        return tuple(tf.concat(columns, 0) for columns in zip(*parts, strict=True))
+    dense = [part[0] if len(part) == 1 else _dense(part, shape) for part in parts]
+    return (added(dense),)
+
+
+def _dense(part: tuple[Any, ...], shape: Sequence[int] | None) -> Any:
+    return tf.convert_to_tensor(tf.IndexedSlices(part[0], part[1], tf.constant(shape, tf.int64)))
+
+
+def _shape(program: Program, origin: int) -> Sequence[int] | None:
+    variable = program.variable_ops.get(origin)
+    return None if variable is None else [axis or 0 for axis in variable.spec.shape or ()]

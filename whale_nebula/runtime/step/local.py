@@ -1,0 +1,241 @@
+"""A step whose stages all live in this process and whose links are free: one function, and exact errors."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.codec.sizes import payload_bytes
+from whale_nebula.feed.batch import Batch, cut, micro_batches
+from whale_nebula.ir.cut import Cut, PhasePlan
+from whale_nebula.ir.integers import Shape
+from whale_nebula.ir.program import Stage
+from whale_nebula.ir.routing import Routing
+from whale_nebula.ir.sizes import is_sized, sized
+from whale_nebula.passes.batch import lines_of
+from whale_nebula.passes.replicas import pieces_here
+from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport
+from whale_nebula.runtime.exchange.channels import Routes
+from whale_nebula.runtime.exchange.coding import decode_cast, encode_cast
+from whale_nebula.runtime.exchange.post import Slots
+from whale_nebula.runtime.step.clock import StepOutcome
+from whale_nebula.runtime.step.compiled import Compiled
+from whale_nebula.runtime.step.gradients import Sums
+from whale_nebula.runtime.step.once import ASSERTION, OnceRun
+from whale_nebula.runtime.step.rollback import Guard, unfit
+from whale_nebula.runtime.step.sizes import link_reports
+from whale_nebula.runtime.step.stage_run import StageRun
+from whale_nebula.spec import Value
+from whale_nebula.tf import private as tf_private
+from whale_nebula.wire.frame import frame_count, wire_bytes
+
+NOT_BEGUN = float("inf")
+
+
+@dataclass
+class Shelf:
+    """An exchange within one trace: a dict. What goes to another cluster passes its codec, as over any link."""
+
+    slots: Slots
+    hosts: Sequence[str]
+    held: dict[tuple[Value, int, str], Any] = field(default_factory=dict)
+
+    def put(
+        self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any, rows: Any = None
+    ) -> None:
+        """Lay a value down for each cluster that reads it."""
+        slot = self.slots.by_value[value]
+        for host in dict.fromkeys(self.hosts[stage] for stage in destinations):
+            crosses = host != self.hosts[source]
+            given = decode_cast(encode_cast(slot.codec, tensor), tensor.dtype) if crosses else tensor
+            self.held[value, micro_batch, host] = given
+
+    def get(self, value: Value, micro_batch: int, stage: int) -> Any:
+        """Take a value up."""
+        return self.held[value, micro_batch, self.hosts[stage]]
+
+
+def run_in_sequence(
+    compiled: Compiled, batch: Batch, guard: Guard | None = None, begun: tf.Variable | None = None
+) -> list[Any]:
+    """Run a step; gives its results. With a `guard`, name what fails, and stop before the first update.
+
+    `begun` is written when an update starts, which is when all before it is done.
+    """
+    program = compiled.cut.program
+    once: dict[Value, Any] = {}
+    shelf = Shelf(Slots(compiled.cut), [stage.cluster for stage in program.stages])
+    worker = OnceRun(compiled, batch, once)
+    batch = worker.weighed()
+    runs = [StageRun(compiled, s, batch, shelf, once, Sums(program)) for s in range(len(program.stages))]
+    if begun is not None:
+        worker.gate = _gate(begun)
+    with _once(guard, "part that is computed from the whole batch", 0):
+        worker.whole()
+    for phase in compiled.cut.phases:
+        with _once(guard, "prologue", phase.index):
+            worker.prologue(phase)
+        for micro_batch in range(len(batch.slices)):
+            for run in runs:
+                with _named(guard, run, phase, micro_batch, "forward"):
+                    run.forward(phase, micro_batch)
+            for run in reversed(runs):
+                with _named(guard, run, phase, micro_batch, "backward"):
+                    run.backward(phase, micro_batch)
+        if worker.asserts(phase):
+            with _once(guard, ASSERTION, phase.index):
+                worker.check(phase, runs)
+        if guard is not None:
+            return []
+        worker.update(phase, runs)
+    return worker.results()
+
+
+def _gate(begun: tf.Variable) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """In a trace: given all that an update reads, an op that waits for it and notes that the update begins.
+
+    A control edge from a call waits for its effects alone, once TensorFlow has inlined it; what fails in an op
+    without effects is waited for by reading a number of every result.
+    """
+
+    def gate(tensors: Sequence[Any]) -> Sequence[Any]:
+        numbers = [tf.cast(tf.reshape(t, [-1])[:1], tf.float32) for t in tensors if t.dtype.is_floating]
+        operations = tf.compat.v1.get_default_graph().get_operations()
+        calls = [op for op in operations if op.type.endswith("PartitionedCall")]
+        with tf.control_dependencies(calls):
+            total = tf.reduce_sum(tf.concat([[0.0], *numbers], 0))
+            return [begun.assign(tf.where(tf.math.is_finite(total), total, 0.0), read_value=False)]
+
+    return gate
+
+
+def _once(guard: Guard | None, what: str, phase: int) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if guard is None else guard.once(what, phase)
+
+
+def _named(
+    guard: Guard | None, run: StageRun, phase: PhasePlan, micro_batch: int, what: str
+) -> contextlib.AbstractContextManager[None]:
+    if guard is None:
+        return contextlib.nullcontext()
+    key = run.compiled.cut.program.stages[run.stage].key
+    return guard.piece(key, phase.index, micro_batch, what)
+
+
+def one_function(compiled: Compiled, counts: Sequence[int], begun: tf.Variable) -> Any:
+    """A step of micro-batches of `counts` rows as one concrete function of the leaves."""
+    leaves = compiled.cut.program.leaves
+
+    def step(*tensors: Any) -> list[Any]:
+        begun.assign(NOT_BEGUN)
+        return run_in_sequence(compiled, cut(leaves, tensors, counts), begun=begun)
+
+    signature = [tf.TensorSpec(_given(leaf.spec.shape, leaf.batched, counts), leaf.spec.dtype) for leaf in leaves]
+    return tf.function(step, input_signature=signature, autograph=False).get_concrete_function()
+
+
+def _given(shape: tuple[int | None, ...] | None, batched: bool, counts: Sequence[int]) -> Any:
+    if shape is None or not batched or len(counts) == 1:
+        return shape
+    return (sum(counts), *shape[1:])
+
+
+_Crossed = tuple[Mapping[str, LinkReport], Mapping[str, BoundaryReport]]
+
+
+@dataclass
+class LocalStep:
+    """Runs steps as one function for each way the batch is cut."""
+
+    compiled: Compiled
+    variables: Mapping[str, Any]
+    _counted: dict[tuple[tuple[int, ...], tuple[Shape, ...]], _Crossed] = field(default_factory=dict)
+    _functions: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    _begun: Any = field(default_factory=lambda: tf.Variable(NOT_BEGUN, trainable=False, name="nebula_begun"))
+
+    def run(self, tensors: Sequence[Any]) -> StepOutcome:
+        """Run one step."""
+        program = self.compiled.cut.program
+        counts = tuple(micro_batches(program.leaves, tensors, pieces_here(program)))
+        function = self._function(counts)
+        plan = self.compiled.cut
+        guard = Guard(
+            self.variables, plan.forward_written, whereabouts=self.compiled.whereabouts, updates=plan.updates
+        )
+        start = time.perf_counter()
+        try:
+            results = tf_private.call_flat(function, tensors, function.captured_inputs)
+            seconds = time.perf_counter() - start
+            links, boundaries = self._crossed(counts, tensors)
+            return StepOutcome(results, seconds, counts, self._stages, links, boundaries=boundaries)
+        except tf.errors.OpError as failure:
+            guard.restore()
+            if float(self._begun) == NOT_BEGUN:
+                with guard.undone():
+                    self._locate(tensors, counts, guard)
+            raise guard.failed_update(failure, 0) from failure
+
+    def _function(self, counts: tuple[int, ...]) -> Any:
+        """The step for micro-batches of these rows; with one, for any number of them."""
+        key = counts if len(counts) > 1 else (0,)
+        if key not in self._functions:
+            try:
+                self._functions[key] = one_function(self.compiled, counts, self._begun)
+            except (ValueError, TypeError, tf.errors.OpError) as failure:
+                alone = lines_of(self.compiled.cut.program).alone
+                raise unfit(counts, failure, self.compiled.whereabouts, alone) from failure
+        return self._functions[key]
+
+    @cached_property
+    def _stages(self) -> Mapping[str, StageReport]:
+        """What every step says of its stages, which are not timed apart."""
+        return {stage.key: _untimed(stage) for stage in self.compiled.cut.program.stages}
+
+    def _crossed(self, counts: tuple[int, ...], tensors: Sequence[Any]) -> _Crossed:
+        """Free links carry what others would: counted, once for each way the batch is cut, and each form of it where
+        what crosses has axes that are open.
+        """
+        shapes = () if self._is_sized else tuple(tuple(tensor.shape) for tensor in tensors)
+        if (counts, shapes) not in self._counted:
+            plan = self.compiled.cut if self._is_sized else sized(self.compiled.cut, shapes, max(counts))
+            hosts = [stage.cluster for stage in plan.program.stages]
+            self._counted[counts, shapes] = link_reports(plan, hosts, counts), counted(plan, hosts, counts)
+        return self._counted[counts, shapes]
+
+    @cached_property
+    def _is_sized(self) -> bool:
+        return is_sized(self.compiled.cut)
+
+    def _locate(self, tensors: Sequence[Any], counts: Sequence[int], guard: Guard) -> None:
+        """Run the failed step again, piece by piece and without its update: the piece that fails has a name."""
+        batch = cut(self.compiled.cut.program.leaves, tensors, counts)
+        run_in_sequence(self.compiled, batch, guard=guard)
+
+
+def _untimed(stage: Stage) -> StageReport:
+    """Of a part of one function only its replicas can be counted."""
+    return StageReport(cluster=stage.cluster, replicas=() if stage.replicas == 1 else None, copies=stage.replicas)
+
+
+def counted(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mapping[str, BoundaryReport]:
+    """Every direction of a boundary that is cast, for micro-batches of so many rows; sizes that only a step knows are
+    left out.
+    """
+    routes = Routes(cut, Routing.plain(hosts))
+    found: dict[str, BoundaryReport] = {}
+    for value, (boundary, back) in routes.of.items():
+        cast, spec = routes.way(value).cast, cut.program.graph.spec(value)
+        if cast is None or not routes.links(value) or spec.shape is None or None in spec.shape[1:]:
+            continue
+        label = routes.label(boundary, back=back)
+        for rows in counts:
+            size = payload_bytes(cast, spec.dtype, spec.sized(rows))
+            told = BoundaryReport(cast, spec.nbytes(rows), size, wire_bytes(size), frame_count(size))
+            found[label] = found.get(label, BoundaryReport()) + told
+    return found

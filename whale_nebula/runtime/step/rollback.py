@@ -1,0 +1,191 @@
+"""A failed step leaves no trace: what its forward wrote is put back, and the error says where it happened."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.errors import CaptureError, StageFailedError
+from whale_nebula.runtime.step.op_locations import Whereabouts
+
+
+@contextlib.contextmanager
+def taken_back(variables: Sequence[Any]) -> Iterator[None]:
+    """Around an update whose results are wanted and whose effects are not: all variables get their values back.
+
+    >>> import tensorflow as tf
+    >>> weight = tf.Variable(1.0)
+    >>> with taken_back([weight]):
+    ...     shown = float(weight.assign(float("nan")))
+    >>> float(weight)
+    1.0
+    """
+    saved = [(variable, variable.read_value()) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in saved:
+            variable.assign(value)
+
+
+class Guard:
+    """Remembers what the forward of a step may write (it is little: seeds, averages in coupled mode).
+
+    `begun` says that an update has started: from then on nothing can be taken back, unless the program `updates`
+    nothing. `own` names the variables that are here at all; without it they all are.
+    """
+
+    _begun = False
+
+    def __init__(
+        self,
+        variables: Mapping[str, Any],
+        written: Sequence[str],
+        alone: bool = True,
+        whereabouts: Whereabouts | None = None,
+        own: Collection[str] | None = None,
+        updates: bool = True,
+    ) -> None:
+        self._updates = updates
+        self._go_on = "go on" if alone else "start all workers again"
+        self._whereabouts = whereabouts or Whereabouts()
+        self._saved = [(variables[path], variables[path].read_value()) for path in written if path in variables]
+        self._own = (variables, own)
+
+    @property
+    def begun(self) -> bool:
+        """Whether an update has started that cannot be taken back."""
+        return self._begun
+
+    def begin(self) -> None:
+        """An update starts."""
+        self._begun = self._updates
+
+    def without_trace(self, update: Callable[[], None], out: bool = True) -> Callable[[], None]:
+        """An update that is taken back where the step is left `out`, and with it what the forward wrote."""
+
+        def run() -> None:
+            variables, own = self._own
+            with taken_back([variables[path] for path in variables if own is None or path in own]):
+                update()
+            self.restore()
+
+        return run if out else update
+
+    def restore(self) -> None:
+        """Put everything back as it was before the step."""
+        for variable, value in self._saved:
+            variable.assign(value)
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """Around a step, until all its threads are still: what fails before an update is put back."""
+        try:
+            yield
+        except BaseException:
+            if not self.begun:
+                self.restore()
+            raise
+
+    @contextlib.contextmanager
+    def piece(self, stage: str, phase: int, micro_batch: int, what: str) -> Iterator[None]:
+        """Name the piece of the step that runs inside, if it fails."""
+        try:
+            yield
+        except tf.errors.OpError as failure:
+            raise self._failed(what, stage, phase, micro_batch, failure) from failure
+
+    @contextlib.contextmanager
+    def once(self, what: str, phase: int) -> Iterator[None]:
+        """Around what runs once a step and belongs to no micro-batch."""
+        try:
+            yield
+        except tf.errors.OpError as failure:
+            raise self._failed_once(what, phase, failure) from failure
+
+    def failed_update(self, failure: BaseException, phase: int) -> StageFailedError:
+        """The error for a failure after the update has started."""
+        self.begin()
+        return self._failed_once("update", phase, failure)
+
+    def _failed_once(self, what: str, phase: int, failure: BaseException) -> StageFailedError:
+        if self.begun:
+            return self._torn(failure)
+        return self._failed("step" if what == "update" else what, "", phase, None, failure)
+
+    def _failed(
+        self, what: str, stage: str, phase: int, micro_batch: int | None, failure: BaseException
+    ) -> StageFailedError:
+        where = f" of stage {stage!r}" if stage else ""
+        at = [f"phase {phase}"] * (phase > 0 or self._whereabouts.phases > 1)
+        at += [f"micro-batch {micro_batch}"] * (micro_batch is not None)
+        state = f"{self._whereabouts.mend(failure)}; the variables are as they were before the step: then {self._go_on}"
+        return StageFailedError(
+            f"the {what}{where} failed{' in ' * bool(at)}{', '.join(at)}",
+            where=self._whereabouts.of(failure, stage),
+            why=_sentence(failure),
+            mend="an earlier phase has updated some variables: go back to a checkpoint" if self.begun else state,
+            stage=stage,
+            phase=phase,
+            micro_batch=micro_batch,
+            torn=self.begun,
+        )
+
+    def _torn(self, failure: BaseException) -> StageFailedError:
+        """The error for a failure during an update: some variables are new, some old."""
+        return StageFailedError(
+            "the update failed, and the step is torn: some variables are updated and some are not",
+            where=self._whereabouts.of(failure),
+            why=_sentence(failure),
+            mend="go back to a checkpoint before going on",
+            torn=True,
+        )
+
+
+def whole_step(stage: str, failure: BaseException, whereabouts: Whereabouts) -> StageFailedError:
+    """The error for a step that runs as the user's own function: nobody knows how far it came."""
+    return StageFailedError(
+        f"the step of stage {stage!r} failed",
+        where=whereabouts.of(failure, stage),
+        why=_sentence(failure),
+        mend=f"{whereabouts.mend(failure)}; some variables may be updated, so go back to a checkpoint if that matters",
+        stage=stage,
+        torn=True,
+    )
+
+
+def uncut_step(failure: BaseException, whereabouts: Whereabouts) -> StageFailedError:
+    """The error for a step that fails without any plan; who ran it puts the variables back."""
+    return StageFailedError(
+        "the uncut step failed",
+        where=whereabouts.of(failure),
+        why=_sentence(failure),
+        mend=f"{whereabouts.mend(failure)}; the variables are as they were before",
+    )
+
+
+def unfit(counts: Sequence[int], failure: BaseException, whereabouts: Whereabouts, alone: str) -> CaptureError:
+    """The error for a step that TensorFlow cannot put together for micro-batches of these rows; nothing has run.
+    `alone` is the line that leaves the batch whole.
+    """
+    rows = " and ".join(str(count) for count in sorted(set(counts)))
+    return CaptureError(
+        f"the step cannot run in micro-batches of {rows} rows",
+        where=whereabouts.of(failure),
+        why=f"what fits the whole batch does not fit its parts: {_sentence(failure)}",
+        mend=f"{whereabouts.mend(failure)}\nor {alone}",
+    )
+
+
+_FRAMES = ("Graph execution error", "Detected at node", "<stack traces", "File ", "[[{{node")
+
+
+def _sentence(failure: BaseException) -> str:
+    """What TensorFlow said, without where it was and what it drew around it."""
+    lines = [line.strip() for line in str(getattr(failure, "message", failure)).splitlines()]
+    said = [line for line in lines if line and not line.startswith(_FRAMES)]
+    return re.sub(r"^\{\{.*?\}\} ", "", (said or [type(failure).__name__])[0])[:300]

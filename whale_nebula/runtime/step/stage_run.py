@@ -1,0 +1,190 @@
+"""One stage in one step: it takes what its functions need, runs them, and hands on what others need.
+
+The same code runs inside a traced function (all stages in one process, links free) and as an actor (a thread a
+stage); they differ in the `Exchange` that takes values from one stage to another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from whale_nebula.feed.batch import Batch
+from whale_nebula.ir.cut import PhasePlan
+from whale_nebula.ir.program import GradientPart
+from whale_nebula.passes.exchange import Told
+from whale_nebula.runtime.replicas.bucketed_allreduce import Added
+from whale_nebula.runtime.step.clock import StageClock
+from whale_nebula.runtime.step.compiled import Compiled, Feed, Piece
+from whale_nebula.runtime.step.gradients import Sums
+from whale_nebula.spec import Value
+
+
+class Exchange(Protocol):
+    """Takes values between the stages of a step."""
+
+    def put(
+        self, value: Value, micro_batch: int, source: int, destinations: Sequence[int], tensor: Any, rows: Any = None
+    ) -> None:
+        """Give a value to other stages; `rows` marks those of its rows that they need."""
+        ...
+
+    def get(self, value: Value, micro_batch: int, stage: int) -> Any:
+        """Take a value that another stage gave; waits for it."""
+        ...
+
+
+@dataclass
+class StageRun:
+    """The state of a stage within a step. `kept` is what the update will ask of the micro-batches; `turns` are those
+    that it runs here. Where it is `looked_at` how long pieces take, devices are waited for after each.
+    """
+
+    compiled: Compiled
+    stage: int
+    batch: Batch
+    exchange: Exchange
+    once: dict[Value, Any]
+    sums: Sums
+    clock: StageClock | None = None
+    turns: Sequence[int] = ()
+    adder: Added | None = None
+    looked_at: bool = False
+    added: set[Told] = field(default_factory=set)
+    local: dict[int, dict[Value, Any]] = field(default_factory=dict)
+    kept: dict[Value, dict[int, Any]] = field(default_factory=dict)
+
+    def forward(self, phase: PhasePlan, micro_batch: int) -> None:
+        """Run the forward of a micro-batch (with its backward, where they are one function)."""
+        pieces = self.compiled.stage(phase, self.stage)
+        if pieces is not None and pieces.forward is not None:
+            self._run(phase, pieces.forward, micro_batch)
+            if pieces.backward is None:
+                self._forget(phase, micro_batch)
+
+    def backward(self, phase: PhasePlan, micro_batch: int) -> None:
+        """Run the backward of a micro-batch and free what it kept."""
+        pieces = self.compiled.stage(phase, self.stage)
+        if pieces is not None and pieces.backward is not None:
+            self._run(phase, pieces.backward, micro_batch)
+        self._forget(phase, micro_batch)
+
+    def skip(self, phase: PhasePlan) -> None:
+        """Draw the seeds of a micro-batch that another replica takes."""
+        pieces = self.compiled.stage(phase, self.stage)
+        if pieces is not None and pieces.skip is not None:
+            pieces.skip.function([self._take(feed, -1) for feed in pieces.skip.feeds])
+
+    def accompany(self, phase: PhasePlan) -> None:
+        """Where there is no micro-batch for this replica, add zeros to the sums that the others wait for."""
+        sums, pieces = self.compiled.workshop.sums, self.compiled.stage(phase, self.stage)
+        if sums is not None and pieces is not None:
+            for fragment in (pieces.plan.forward, pieces.plan.backward):
+                sums.idle(fragment)
+
+    def _run(self, phase: PhasePlan, piece: Piece, micro_batch: int) -> None:
+        with _timed(None if self.clock is None else self.clock.waits()):
+            tensors = [self._take(feed, micro_batch) for feed in piece.feeds]
+        with self._computing(piece, micro_batch):
+            results = self._called(phase, piece, micro_batch, tensors)
+            self._sum(phase, piece, results)
+            if self.looked_at:
+                tf.test.experimental.sync_devices()
+        del tensors
+        self._hand_on(piece, micro_batch, results)
+
+    def _called(self, phase: PhasePlan, piece: Piece, micro_batch: int, tensors: Sequence[Any]) -> dict[Value, Any]:
+        """What a piece gives; with the last micro-batch, gradients are added up over replicas as they are made. Where
+        the piece has sums of its own, they wait: what adds up has one order in all replicas.
+        """
+        last = self.turns and micro_batch == self.turns[-1] and piece.function.waits is None
+        if self.adder is not None and last and piece.fragment.kind != "forward":
+            told = [each for each in self.compiled.told(phase) if each.stage == self.stage]
+            if self.adder.fits(piece, told):
+                return self.adder.last(self, piece, tensors, told, micro_batch)
+        return dict(zip(piece.fetches, piece.function(tensors), strict=True))
+
+    def _computing(self, piece: Piece, micro_batch: int) -> contextlib.AbstractContextManager[None]:
+        about = piece.fragment
+        return _timed(None if self.clock is None else self.clock.computing(about.kind, micro_batch, about.phase))
+
+    def _take(self, feed: Feed, micro_batch: int) -> Any:
+        kind, what = feed
+        if kind == "local":
+            return self.local[micro_batch][what]
+        if kind == "boundary":
+            return self._boundary(what, micro_batch)
+        if kind == "leaf":
+            return self.batch.slices[micro_batch][what]
+        if kind == "once":
+            return self.once[what]
+        if kind == "arrival":
+            return self._arrival(what, micro_batch)
+        return (self.batch.shares if kind == "share" else self.batch.grows)[micro_batch]
+
+    def _boundary(self, value: Value, micro_batch: int) -> Any:
+        local = self.local.setdefault(micro_batch, {})
+        if value not in local:
+            local[value] = self.exchange.get(value, micro_batch, self.stage)
+        return local[value]
+
+    def _arrival(self, feed: Value, micro_batch: int) -> Any:
+        """A boundary's gradient: the shares of all stages that read it, added in stage order."""
+        first, *rest = [self.exchange.get(g, micro_batch, self.stage) for _, g in self.compiled.flows[feed]]
+        for share in rest:
+            first = first + share
+        return first
+
+    def _sum(self, phase: PhasePlan, piece: Piece, results: dict[Value, Any]) -> None:
+        """Add up the gradients of variables; most of them go nowhere else."""
+        parts = self._parts(phase, piece)
+        done = {each.key for each in self.added}
+        for request, part in parts:
+            if self.compiled.cut.program.requests[request].key_of(part) not in done:
+                self.sums.add(request, part, [results[value] for value in part.values])
+        for value in {value for _, part in parts for value in part.values} - self.compiled.flow_targets.keys():
+            results.pop(value, None)
+        self.sums.settle()
+
+    def _hand_on(self, piece: Piece, micro_batch: int, results: dict[Value, Any]) -> None:
+        local = self.local.setdefault(micro_batch, {})
+        local.update((value, results[value]) for value in self.compiled.masks if value in results)
+        for value, tensor in results.items():
+            boundary = self.compiled.boundaries.get(value)
+            target = self.compiled.flow_targets.get(value)
+            if boundary is not None:
+                rows = self._rows(boundary.mask, micro_batch)
+                self.exchange.put(value, micro_batch, self.stage, boundary.destinations, tensor, rows)
+            elif target is not None:
+                self.exchange.put(value, micro_batch, self.stage, (target,), tensor)
+            if value in self.compiled.cut.merges:
+                self.kept.setdefault(value, {})[micro_batch] = tensor
+            if target is None:
+                local[value] = tensor
+
+    def _rows(self, mask: Value | None, micro_batch: int) -> Any:
+        """What marks the rows that are sent, or None: all of them."""
+        if mask is None:
+            return None
+        leaf = self.compiled.cut.program.leaf_ops.get(mask.op)
+        return self.local[micro_batch].get(mask) if leaf is None else self.batch.slices[micro_batch][leaf]
+
+    def _parts(self, phase: PhasePlan, piece: Piece) -> list[tuple[int, GradientPart]]:
+        if piece.fragment.kind == "forward":
+            return []
+        requests = [self.compiled.cut.program.requests[number] for number in phase.requests]
+        return [(r.index, part) for r in requests for part in r.parts if part.stage == self.stage]
+
+    def _forget(self, phase: PhasePlan, micro_batch: int) -> None:
+        """Drop what no later phase asks for."""
+        later = self.compiled.needed_after(phase, self.stage)
+        local = self.local.get(micro_batch, {})
+        self.local[micro_batch] = {value: tensor for value, tensor in local.items() if value in later}
+
+
+def _timed(clock: contextlib.AbstractContextManager[None] | None) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if clock is None else clock

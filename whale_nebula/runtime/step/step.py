@@ -1,0 +1,319 @@
+"""A user's step: captured on its first call with each form of batch, planned, and run."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import CodeType
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from whale_nebula import scopes
+from whale_nebula.capture.arguments import Declared, alive
+from whale_nebula.capture.placed import changes
+from whale_nebula.capture.step import Signature, capture, signature
+from whale_nebula.capture.surroundings import check_surroundings
+from whale_nebula.errors import CaptureError, StageFailedError
+from whale_nebula.feed.batch import micro_batches
+from whale_nebula.runtime.local_sgd.reads import meet_before_reads
+from whale_nebula.runtime.plan_step import check_pinned
+from whale_nebula.runtime.run import Run, current_run
+from whale_nebula.runtime.step.engine import Engine, engine
+from whale_nebula.runtime.variables.reads import make_all_collective
+from whale_nebula.scopes import hints as unentered
+from whale_nebula.scopes.observer import observer
+from whale_nebula.spec import Spec
+from whale_nebula.tf import private as tf_private
+
+Shapes = tuple[tuple[int | None, ...] | None, ...]
+
+
+def shapes_of(tensors: Sequence[Any]) -> Shapes:
+    """The shapes of a batch's tensors; None where there is no tensor."""
+    return tuple(_shape(tensor) for tensor in tensors)
+
+
+def _shape(tensor: Any) -> tuple[int | None, ...] | None:
+    shape = getattr(tensor, "shape", None)
+    return None if shape is None or getattr(shape, "rank", 0) is None else tuple(shape)
+
+
+def changed(names: Sequence[str], tensors: Sequence[Any], first: Shapes) -> str:
+    """In words, the first input whose rows are not shaped like those of the first batch; nothing where all are.
+
+    >>> import numpy as np
+    >>> changed(["x"], [np.ones((32, 5), "float32")], ((64, 8),))
+    "input 'x' is float32[32,5] in this batch, and was [64,8] in the first"
+    """
+    for name, tensor, before in zip(names, tensors, first, strict=False):
+        now = _shape(tensor)
+        if before is not None and now is not None and (len(now) != len(before) or now[1:] != before[1:]):
+            dtype = getattr(tensor.dtype, "name", str(tensor.dtype))
+            said = str(Spec("", before)).replace(" ", "")
+            return f"input {name!r} is {Spec(dtype, now)} in this batch, and was {said} in the first"
+    return ""
+
+
+def takes(wide: Signature, layout: Signature) -> bool:
+    """Whether a program of the form `wide` can be given a call of the form `layout`."""
+    pairs = zip(wide.specs, layout.specs, strict=True)
+    return _kind(wide) == _kind(layout) and all(_fits(free, spec.shape) for free, spec in pairs)
+
+
+def widened(layout: Signature, known: Iterable[Signature]) -> Signature | None:
+    """The form that takes `layout` and every known one that differs from it in sizes alone; None without such."""
+    alike = [other for other in known if _kind(other) == _kind(layout)]
+    if not alike:
+        return None
+    specs = layout.specs
+    for other in alike:
+        specs = tuple(_common(a, b) for a, b in zip(specs, other.specs, strict=True))
+    return replace(layout, specs=specs, key=(layout.key[0], specs, *layout.key[2:]))
+
+
+def _kind(layout: Signature) -> Any:
+    """What two forms must share: everything but sizes."""
+    return layout.key[0], tuple((spec.dtype, spec.shape.rank) for spec in layout.specs), *layout.key[2:]
+
+
+def _fits(free: tf.TensorSpec, shape: tf.TensorShape) -> bool:
+    return all(size is None or size == own for size, own in zip(free.shape, shape, strict=True))
+
+
+def _common(a: tf.TensorSpec, b: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec([x if x == y else None for x, y in zip(a.shape, b.shape, strict=True)], a.dtype)
+
+
+_LOCK = threading.Lock()
+_LOCAL = threading.local()
+_open = 0
+_plain = tf_private.KerasLayer.__call__
+
+
+@functools.wraps(_plain)  # AutoGraph goes by its module: it leaves Keras's own functions as they are
+def _called(model: Any, *args: Any, **kwargs: Any) -> Any:
+    met: list[Any] | None = getattr(_LOCAL, "met", None)
+    if met is not None and all(model is not known for known in met):
+        met.append(model)
+    return tf_private.KerasLayer.__call__(model, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def models_met() -> Iterator[list[Any]]:
+    """Gather the models that this thread calls inside, each once. Keras is then as it was."""
+    global _open
+    before, _LOCAL.met = getattr(_LOCAL, "met", None), []
+    with _LOCK:
+        _open += 1
+        keras.Model.__call__ = _called
+    try:
+        yield _LOCAL.met
+    finally:
+        _LOCAL.met = before
+        with _LOCK:
+            _open -= 1
+            if _open == 0:
+                del keras.Model.__call__
+
+
+def models_of(fn: Callable[..., Any]) -> list[Any]:
+    """The models that a function reads by their names, or that the object holds whose method it is.
+
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    >>> [found is model for found in models_of(lambda x: model(x))]
+    [True]
+    """
+    owner = getattr(fn, "__self__", None)
+    fn = inspect.unwrap(getattr(fn, "__func__", fn))
+    code: CodeType | None = getattr(fn, "__code__", None)
+    named = {} if code is None else {name: fn.__globals__.get(name) for name in _names(code)}
+    cells = [] if code is None else [cell.cell_contents for cell in fn.__closure__ or () if _filled(cell)]
+    held = [*named.values(), *cells, owner, *_held(owner), *(inner for cell in cells for inner in _held(cell))]
+    return [each for each in held if isinstance(each, keras.Model)]
+
+
+def _names(code: CodeType) -> list[str]:
+    """The names that a function reads, and the functions inside it."""
+    inner = [name for each in code.co_consts if isinstance(each, CodeType) for name in _names(each)]
+    return [*code.co_names, *inner]
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - reading it is the question
+    except ValueError:
+        return False
+    return True
+
+
+def _held(thing: Any) -> list[Any]:
+    """What an object of the user's own has as attributes: a class that holds its models and its loop, say."""
+    whole = thing is None or isinstance(thing, keras.Model | type)
+    return [] if whole else list(getattr(thing, "__dict__", {}).values())
+
+
+Arguments = Sequence[tuple[str, Any]]
+Unpack = Callable[[list[Any]], tuple[Sequence[Any], Mapping[str, Any]]]
+"""From the values of the arguments to what `fn` is called with."""
+
+
+def positional(values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Call with the values in their order."""
+    return values, {}
+
+
+def declared() -> Declared:
+    """The forms that the config of the run gives to inputs."""
+    run = current_run()
+    return Declared(run.config.inputs, run.alone)
+
+
+class Planned(NamedTuple):
+    """What a step keeps of what it has planned: see there."""
+
+    engines: dict[Any, Engine]
+    forms: list[Signature]
+    first: Shapes
+
+
+@dataclass
+class Step:
+    """Calls of `fn`, run by a plan. One engine is kept for each form of the arguments, and for the scopes around.
+
+    A step that `widens` has one engine for all forms that differ in sizes alone, from the second on.
+    """
+
+    fn: Callable[..., Any]
+    name: str
+    paths: Callable[[], Mapping[int, str]] = dict
+    metrics: Callable[[], Mapping[int, str]] = dict
+    whole: frozenset[str] = frozenset()
+    jit: bool = False
+    lazy: bool = False
+    notes: tuple[str, ...] = ()
+    widens: bool = False
+    engines: dict[Any, Engine] = field(default_factory=dict)
+    forms: list[Signature] = field(default_factory=list)
+    last: Engine | None = None
+    first: Shapes = ()
+    placed: int = -1
+    run_of_plans: weakref.ref[Run] | None = None
+    around: Any = ()
+    elsewhere: dict[Any, Planned] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def owner(self) -> Any:
+        """The model whose step it is, if it is a method of one."""
+        return getattr(self.fn, "__self__", None)
+
+    def run(self, arguments: Arguments, unpack: Unpack = positional) -> Any:
+        """Run one step on the given arguments (name and value each)."""
+        check_surroundings()
+        scopes.hold_something()
+        with self._lock:
+            layout, tensors = signature(arguments, self.whole, declared())
+            looked = self._looked_at(layout, tensors, unpack)
+            if looked is not None:
+                return looked[0]
+            self.last = self._engine(layout, unpack, tensors)
+            unentered.tell_beside(self.name)
+            return self._run(self.last, layout, tensors)
+
+    def _run(self, last: Engine, layout: Signature, tensors: list[Any]) -> Any:
+        """Run the step; one that fails on a batch that is shaped unlike the first says so."""
+        try:
+            results = last.run(tensors)
+        except StageFailedError as failure:
+            other = changed(layout.names, tensors, self.first)
+            failure.why = "\n".join(filter(None, [failure.why, other]))
+            raise
+        self.first = self.first or shapes_of(tensors)
+        return results
+
+    def plan(self, arguments: Arguments, unpack: Unpack = positional) -> Engine:
+        """Capture and plan for the given arguments without running."""
+        with self._lock:
+            layout, tensors = signature(arguments, self.whole, declared())
+            self._looked_at(layout, tensors, unpack)
+            return self._engine(layout, unpack)
+
+    def _looked_at(self, layout: Signature, tensors: list[Any], unpack: Unpack) -> tuple[Any] | None:
+        """What stands for the results where the script is only shown; None where the step is to run."""
+        watching = observer()
+        return None if watching is None else watching.look(self, layout, tensors, unpack)
+
+    def _engine(self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None) -> Engine:
+        """The engine for such arguments; of the first `tensors` it is looked at whether they are a batch at all."""
+        self._forget_others()
+        self._stand_in(scopes.around())
+        if layout.key not in self.engines:
+            found = self._taking(layout) or self._widened(layout, unpack) or self._made(layout, unpack, tensors)
+            self.engines[layout.key] = found
+        return self.engines[layout.key]
+
+    def _forget_others(self) -> None:
+        """What was planned for another run, or before `nb.place` was called, does not count."""
+        run, placed = current_run(), changes()
+        if self.run_of_plans is None or self.run_of_plans() is not run or self.placed != placed:
+            self.run_of_plans, self.placed = weakref.ref(run), placed
+            self.engines.clear()
+            self.forms.clear()
+            self.elsewhere.clear()
+            self.first = ()
+
+    def _stand_in(self, around: Any) -> None:
+        """What was planned inside other scopes than those around this call waits for another call inside them."""
+        if around != self.around:
+            self.elsewhere[self.around] = Planned(self.engines, self.forms, self.first)
+            self.engines, self.forms, self.first = self.elsewhere.pop(around, Planned({}, [], ()))
+            self.around = around
+
+    def _taking(self, layout: Signature) -> Engine | None:
+        """The engine of a form with free axes that takes this one, too."""
+        return next((self.engines[form.key] for form in self.forms if takes(form, layout)), None)
+
+    def _widened(self, layout: Signature, unpack: Unpack) -> Engine | None:
+        """An engine with free axes in the place of one more for every size; None where the step needs to know them."""
+        form = widened(layout, self.forms) if self.widens else None
+        if form is None:
+            return None
+        try:
+            return self._made(form, unpack)
+        except (CaptureError, TypeError, ValueError):
+            self.widens = False
+            return None
+
+    def _made(self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None) -> Engine:
+        self.engines = {key: kept for key, kept in self.engines.items() if alive(key[-1])}
+        self.forms = [form for form in self.forms if form.key in self.engines]
+
+        def call(given: Sequence[Any]) -> Any:
+            args, kwargs = unpack(list(given))
+            return self.fn(*args, **kwargs)
+
+        later = not current_run().alone
+        with models_met() as met:
+            captured = capture(call, layout, paths=self.paths, metrics=self.metrics, later=later, owner=self.owner)
+        try:
+            current_run().check_ids([leaf.name for leaf in captured.program.leaves])
+            if tensors is not None:
+                micro_batches(captured.program.leaves, tensors, captured.program.pipeline.micro_batch)
+            check_pinned(self.name, captured, layout)
+            notes = (*self.notes, *captured.projected)
+            models = [*met, *models_of(self.fn)]
+            found = engine(captured, call, layout, self.name, jit=self.jit, lazy=self.lazy, notes=notes, models=models)
+        finally:
+            captured.begin(lambda variable: True)  # nothing, unless the step was refused
+        make_all_collective(models, current_run())
+        meet_before_reads(models, current_run())
+        self.engines[layout.key] = found
+        self.forms.append(layout)
+        return found

@@ -1,0 +1,60 @@
+"""Processes that hold the same variables look now and then whether these are the same bits.
+
+They start alike and make the same updates of the same numbers, so they stay alike. A device that computes another way,
+a callback that writes a weight in one process only, a broken memory: without a look nobody would ever know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from whale_nebula.errors import PlanMismatchError
+from whale_nebula.ir.cut import Cut
+
+EVERY = 100
+"""Steps from one look to the next. A look reads every variable that several processes hold."""
+
+Sums = Mapping[str, int]
+"""A checksum of what the same workers hold, by the names of these workers."""
+
+
+def due(steps: int) -> bool:
+    """Whether the step after so many is one of those that are looked at: the second, and every hundredth.
+
+    >>> [step for step in range(202) if due(step)]
+    [1, 101, 201]
+    """
+    return steps % EVERY == 1
+
+
+def sums(cut: Cut, worker: str, variables: Mapping[str, Any]) -> Sums:
+    """The checksums of what a worker holds together with others of its cluster."""
+    clusters = {each.name: each.cluster for each in cut.workers}
+    found: dict[str, int] = {}
+    for path in sorted(cut.held):
+        mates = [other for other in cut.held[path] if clusters[other] == clusters[worker]]
+        if worker in mates and len(mates) > 1 and path in variables:
+            together = ", ".join(sorted(mates))
+            data = np.ascontiguousarray(variables[path].numpy())
+            found[together] = google_crc32c.extend(found.get(together, 0), data.tobytes())
+    return found
+
+
+def check(worker: str, own: Sums, peer: str, theirs: Any, step: int) -> None:
+    """Raise where another worker has other bits.
+
+    >>> check("gpu/0", {"gpu/0, gpu/1": 1}, "gpu/1", {"gpu/0, gpu/1": 1}, 101)
+    """
+    said = theirs if isinstance(theirs, dict) else {}
+    unlike = next((names for names in own if names in said and said[names] != own[names]), None)
+    if unlike is not None:
+        raise PlanMismatchError(
+            f"the replicas in {unlike} no longer have the same variables: {worker} and {peer} differ at step {step}",
+            where=peer,
+            why="something wrote a variable in one process only, or computed it in another way",
+            mend="write variables in every process alike, or in a step; then start all workers from a checkpoint",
+        )

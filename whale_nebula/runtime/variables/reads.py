@@ -1,0 +1,218 @@
+"""Methods of a Keras model that need all of it: in a run of several processes, every process calls them together.
+
+They are put on the instance when the first step is made that reads its variables, so nothing of Keras is patched.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.runtime.run import Run, current_run
+from whale_nebula.runtime.variables.remote import SUFFIX, Ledger, Plain, load_own, own_path, save_own
+from whale_nebula.tf import callbacks as tf_callbacks
+
+WRITES = ("save", "save_weights", "export")
+
+
+def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str = "", first: bool = True) -> None:
+    """Let a model's reads and saves gather it first; only one process of a host writes files.
+
+    Where each cluster keeps its own parts, the `first` worker of each saves those, and all of them load them.
+    """
+    _replace(model, "get_weights", functools.partial(_reading, ledger, lambda: _ids(model)))
+    if ledger.own:
+        _replace(model, "save_weights", functools.partial(_marked, save_own(ledger, cluster, first)))
+        _replace(model, "load_weights", functools.partial(_marked, load_own(cluster)))
+    for name in WRITES:
+        _replace(model, name, functools.partial(_writing, ledger, writes_here))
+
+
+def remember_results(model: Any) -> Callable[[Any], Any]:
+    """Let a model's `get_metrics_result` give what its last step returned; gives what is to be called with that.
+
+    Keras ends epochs and evaluations with the results of its metrics, read from their variables. A process that does
+    not hold these has nothing to read; what a step returns comes from whoever computes it, the same in every process.
+    """
+    plain = model.get_metrics_result
+    if hasattr(plain, "nebula_remember"):
+        remembered: Callable[[Any], Any] = plain.nebula_remember
+        return remembered
+    last: list[Any] = []
+
+    @functools.wraps(plain)
+    def get_metrics_result() -> Any:
+        if not last or not tf.executing_eagerly():
+            return plain()
+        return last[0] if isinstance(last[0], dict) else {}
+
+    def remember(logs: Any) -> Any:
+        last[:] = [logs]
+        return logs
+
+    get_metrics_result.nebula_remember = remember  # type: ignore[attr-defined]
+    object.__setattr__(model, "get_metrics_result", get_metrics_result)
+    return remember
+
+
+def make_all_collective(models: Iterable[Any], run: Run) -> None:
+    """Do so with those of these models that have variables of this run's programs; alone there is nobody to ask."""
+    if run.alone:
+        return
+    kept = run.ledger.kept.keys()
+    for model in models:
+        if model.built and not kept.isdisjoint(_ids(model)):
+            make_collective(model, run.ledger, run.writes_files, run.here().cluster, run.first_of_cluster)
+
+
+def _ids(model: Any) -> set[int]:
+    return {id(getattr(variable, "value", variable)) for variable in model.weights}
+
+
+def _replace(model: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    plain = getattr(model, name)
+    if not hasattr(plain, "nebula_collective"):
+        object.__setattr__(model, name, make(plain))
+
+
+def _reading(ledger: Ledger, only: Callable[[], set[int]], plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def whole(*args: Any, **kwargs: Any) -> Any:
+        with ledger.gathered(only()):
+            return plain(*args, **kwargs)
+
+    whole.nebula_collective = True  # type: ignore[attr-defined]
+    return whole
+
+
+def _marked(change: Callable[[Plain], Plain], plain: Plain) -> Plain:
+    changed = functools.wraps(plain)(change(plain))
+    changed.nebula_collective = True  # type: ignore[attr-defined]
+    return changed
+
+
+def _writing(ledger: Ledger, writes_here: bool, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Gather the model and leave the file to the process of this host that writes it; it is there on return."""
+
+    @functools.wraps(plain)
+    def whole(*args: Any, **kwargs: Any) -> None:
+        with ledger.gathered():
+            with ledger.told():
+                if writes_here:
+                    plain(*args, **kwargs)
+            ledger.session.meet(f"the end of {plain.__name__}")
+
+    whole.nebula_collective = True  # type: ignore[attr-defined]
+    return whole
+
+
+
+
+
+
+Method = Callable[..., Any]
+
+
+def share_files() -> None:
+    """Let the callbacks of the `fit` that is about to begin write together with those of other processes."""
+    kinds = tf_callbacks.CHECKPOINT | tf_callbacks.BACKUP
+    for callback in tf_callbacks.of_fit():
+        if isinstance(callback, tf_callbacks.LOGGERS) and not hasattr(callback, "nebula_shared"):
+            callback.nebula_shared = True
+            tf_callbacks.silence(callback, functools.partial(_others_write, callback))
+        if isinstance(callback, kinds) and not hasattr(callback, "nebula_shared"):
+            callback.nebula_shared = True
+            tf_callbacks.exchange(callback, "save", functools.partial(_saving, callback))
+            if isinstance(callback, tf_callbacks.BACKUP):
+                tf_callbacks.exchange(callback, "begin", functools.partial(_beginning, callback))
+                tf_callbacks.exchange(callback, "end", functools.partial(_ending, callback))
+
+
+def _together(callback: Any) -> bool:
+    """Whether all processes train its model: what `make_collective` has changed."""
+    return hasattr(callback.model.save_weights, "nebula_collective")
+
+
+def _others_write(callback: Any) -> bool:
+    """Whether another process of this host writes what this callback would write here."""
+    return _together(callback) and not current_run().writes_files
+
+
+def _saving(callback: Any, plain: Method) -> Method:
+    @functools.wraps(plain)
+    def save(*args: Any, **kwargs: Any) -> None:
+        if _together(callback):
+            tf_callbacks.make_folder(callback, *args, **kwargs)
+        if _together(callback) and isinstance(callback, tf_callbacks.BACKUP):
+            _back_up(callback, plain)
+        else:
+            plain(*args, **kwargs)
+
+    return save
+
+
+def _back_up(callback: Any, plain: Method) -> None:
+    """One process writes what is beside the weights; it is there on return."""
+    run = current_run()
+    if run.writes_files:
+        with run.ledger.told():
+            plain()
+    else:
+        callback.model.save_weights(tf_callbacks.backup_path(callback), overwrite=True)
+    run.ledger.session.meet("the end of a backup")
+
+
+def _beginning(callback: Any, plain: Method) -> Method:
+    """Restore: first the process that may write, for it repairs a broken backup; and all from the same epoch."""
+
+    @functools.wraps(plain)
+    def begin(logs: Any = None) -> None:
+        if not _together(callback):
+            plain(logs)
+            return
+        run = current_run()
+        session = run.ledger.session
+        if run.writes_files:
+            with run.ledger.told():
+                _restore(callback, plain, logs)
+        session.meet("the restore of a backup")
+        if not run.writes_files:
+            _restore(callback, plain, logs)
+        epoch = tf_callbacks.initial_epoch(callback.model)
+        session.exchange(f"a fit that begins with epoch {epoch}", {}, session.links.keys())
+
+    return begin
+
+
+def _restore(callback: Any, plain: Method, logs: Any) -> None:
+    """Keras looks for the file of the whole model; with `weights: own` there are only those of the clusters."""
+    run, path = current_run(), tf_callbacks.backup_path(callback)
+    if run.ledger.own and path.endswith(SUFFIX) and os.path.exists(own_path(path, run.here().cluster)):
+        optimizer = callback.model.optimizer
+        if optimizer is not None and not optimizer.built:
+            optimizer.build(callback.model.trainable_variables)
+        callback.model.load_weights(path)
+    plain(logs)
+
+
+def _ending(callback: Any, plain: Method) -> Method:
+    """Remove the backup when nobody is about to write it; it is gone on return."""
+
+    @functools.wraps(plain)
+    def end(logs: Any = None) -> None:
+        if not _together(callback):
+            plain(logs)
+            return
+        run = current_run()
+        session = run.ledger.session
+        session.meet("the end of a fit with a backup")
+        if run.writes_files:
+            with run.ledger.told():
+                plain(logs)
+        session.meet("the removal of a backup")
+
+    return end

@@ -1,0 +1,366 @@
+"""Variables of other clusters: emptied here, so that a model may be larger than any of its clusters.
+
+Reading such a variable would give an empty tensor without a word, so its class is exchanged for one that refuses:
+every process can ask for all of a model together (`gathered`), none can alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula.errors import CollectiveReadError, OptionError, PlanError
+from whale_nebula.runtime.replicas.collectives import Collectives
+from whale_nebula.runtime.session.session import Session
+from whale_nebula.site import script_site
+from whale_nebula.tf import private as tf_private
+from whale_nebula.transport.protocol import Key
+
+_CONTROL = 0
+
+
+@dataclass
+class Kept:
+    """A variable that programs of this run touch, and the workers that hold it."""
+
+    path: str
+    variable: Any
+    holders: tuple[str, ...]
+
+
+@dataclass
+class Ledger:
+    """Which worker holds which variable, the same in every process.
+
+    Variables are held until the run ends, those of dropped models too: Python frees them at another moment in each
+    process, and processes that disagree on what there is cannot exchange it. With `own` nothing is: each process keeps
+    its own parts (`weights: own`). `collectives` are TensorFlow's, between the workers of one's own cluster.
+    """
+
+    session: Session
+    own: bool = False
+    collectives: Collectives | None = None
+    kept: dict[int, Kept] = field(default_factory=dict)
+    exchanges: int = 0
+    whole: set[int] = field(default_factory=set)
+
+    def settle(
+        self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]], copied: Sequence[str] = ()
+    ) -> None:
+        """Take in a program: what several workers hold starts from the first one's value; the rest is emptied.
+
+        Those that it is `copied` to hold variables of their own, which are nobody else's business.
+        """
+        new = self._new(variables, held)
+        self._share([kept for kept in new if len(kept.holders) > 1])
+        for kept in new:
+            kept.holders = tuple(dict.fromkeys([*kept.holders, *copied]))
+            self.kept[id(kept.variable)] = kept
+            if self.session.worker not in kept.holders:
+                empty(kept)
+
+    def expect(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]]) -> None:
+        """Admit the values that `settle` will receive. Call it before the agreement on a program: the others send them
+        right after that.
+        """
+        shared = [kept for kept in self._new(variables, held) if len(kept.holders) > 1]
+        here = self.session.worker
+        self._admit(self.exchanges + 1, [(slot, kept) for slot, kept in enumerate(shared) if here in kept.holders[1:]])
+
+    def _new(self, variables: Mapping[str, Any], held: Mapping[str, Sequence[str]]) -> list[Kept]:
+        every = [Kept(path, variables[path], tuple(held[path])) for path in sorted(variables)]
+        for kept in every:
+            self._check(kept)
+        return [kept for kept in every if id(kept.variable) not in self.kept]
+
+    def _check(self, kept: Kept) -> None:
+        before = self.kept.get(id(kept.variable))
+        if before is not None and self.session.worker in set(kept.holders) - set(before.holders):
+            raise PlanError(
+                f"variable {kept.path!r} is on {', '.join(before.holders)}, and this program needs it on "
+                f"{', '.join(kept.holders)} as well",
+                where=kept.path,
+                why="an earlier program of this run left it to one cluster, and variables do not move",
+                mend="give its layer to the same stage in all programs",
+            )
+
+    def _share(self, several: Sequence[Kept]) -> None:
+        self.exchanges += 1
+        for slot, kept in enumerate(several):
+            self._send(slot, kept, kept.holders[1:])
+        for slot, kept in enumerate(several):
+            if self.session.worker in kept.holders[1:]:
+                kept.variable.assign(tf.convert_to_tensor(self._receive(slot, kept)))
+
+    def _send(self, slot: int, kept: Kept, destinations: Sequence[str]) -> None:
+        if kept.holders[0] == self.session.worker and destinations:
+            array = kept.variable.numpy()
+            for destination in destinations:
+                self.session.links[destination].send(self._key(slot, kept, destination), array)
+
+    def _admit(self, exchange: int, wanted: Sequence[tuple[int, Kept]]) -> None:
+        """Let these values come, and no others. All send at once, so what is asked for does not hold the sender."""
+        for slot, kept in wanted:
+            key = self._key(slot, kept, self.session.worker, exchange)
+            self.session.expected.add_value(key, kept.variable.dtype.name, kept.variable.shape)
+            self.session.links[kept.holders[0]].later(key)
+
+    def _receive(self, slot: int, kept: Kept) -> Any:
+        key = self._key(slot, kept, self.session.worker)
+        value = self.session.links[kept.holders[0]].receive(key, self.session.patience)
+        self.session.expected.drop_value(key)
+        return value
+
+    def _key(self, slot: int, kept: Kept, destination: str, exchange: int | None = None) -> Key:
+        number = self.exchanges if exchange is None else exchange
+        return Key("control", _CONTROL, number, 0, -1, slot, kept.holders[0], destination)
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Around what others wait for, a file that one process writes: nobody waits for one that could not be."""
+        try:
+            yield
+        except BaseException as failure:
+            self.session.fail(failure)
+            raise
+
+    @contextlib.contextmanager
+    def gathered(self, only: Collection[int] | None = None) -> Iterator[None]:
+        """Every process calls this at the same point; inside, each holds all variables (or those with these ids). Where
+        that is so already, inside another one, nobody is asked.
+        """
+        if self.own:
+            raise _kept_apart()
+        wanted = {key: kept for key, kept in self.kept.items() if only is None or key in only}
+        fresh = {key: kept for key, kept in wanted.items() if key not in self.whole}
+        self.whole |= fresh.keys()
+        try:
+            if fresh or not self.whole:
+                self._exchange(list(fresh.values()))
+            yield
+        finally:
+            self.whole -= fresh.keys()
+            for kept in fresh.values():
+                if self.session.worker not in kept.holders:
+                    empty(kept)
+
+    def _exchange(self, chosen: Sequence[Kept]) -> None:
+        """Send what is ours to all who do not hold it, and take what is theirs."""
+        self.exchanges += 1
+        here = self.session.worker
+        self._admit(self.exchanges, [(slot, kept) for slot, kept in enumerate(chosen) if here not in kept.holders])
+        self.session.meet(f"a read of {len(chosen)} variables")
+        everyone = tuple(sorted([here, *self.session.links]))
+        for slot, kept in enumerate(chosen):
+            self._send(slot, kept, [worker for worker in everyone if worker not in kept.holders])
+        for slot, kept in enumerate(chosen):
+            if here not in kept.holders:
+                fill(kept, self._receive(slot, kept))
+
+
+def _kept_apart() -> CollectiveReadError:
+    return CollectiveReadError(
+        "no process may hold the whole model",
+        why="the config says 'weights: own': the parts of a model stay in their clusters",
+        mend="weights: everywhere in the config of every cluster\n"
+        "or model.save_weights(\"model.weights.h5\"), which writes each cluster's own part there",
+    )
+
+
+@contextlib.contextmanager
+def blank(elsewhere: Sequence[Any]) -> Iterator[None]:
+    """Let those variables of a list that are emptied here be read as arrays that only tell their number: of shape
+    (number, 0).
+    """
+    empty_here = [(number, variable) for number, variable in enumerate(elsewhere) if isinstance(variable, _Elsewhere)]
+    for number, variable in empty_here:
+        variable.nebula_blank = number
+    try:
+        yield
+    finally:
+        for _, variable in empty_here:
+            variable.nebula_blank = None
+
+
+def empty(kept: Kept) -> None:
+    """Free a variable's memory and let reads of it say where it is."""
+    variable = kept.variable
+    nothing = tf.zeros([0], variable.dtype)
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing, validate_shape=False)
+    if not isinstance(variable, _Elsewhere):
+        variable.__class__ = _elsewhere(type(variable))
+    variable.nebula_home = (kept.path, kept.holders[0])
+
+
+def fill(kept: Kept, array: Any) -> None:
+    """Give an emptied variable its value and its class back."""
+    variable = kept.variable
+    if isinstance(variable, _Elsewhere):
+        variable.__class__ = type(variable).__mro__[2]
+    tf.raw_ops.AssignVariableOp(
+        resource=variable.handle, value=tf.cast(array, variable.dtype), validate_shape=False
+    )
+
+
+class _Elsewhere:
+    """Mixed into the class of an emptied variable: reads of its value outside a trace are refused."""
+
+    nebula_home: tuple[str, str]
+    nebula_blank: int | None = None
+
+    def _refuse(self) -> CollectiveReadError:
+        path, home = self.nebula_home
+        return CollectiveReadError(
+            f"variable {path!r} is on {home}, not in this process",
+            where=str(script_site()),
+            why="it belongs to a stage of another cluster, and its copy here is empty",
+            mend="with nb.gathered(): around the read, in every process\n"
+            "or model.get_weights() or model.save(...) in every process; they gather the whole model\n"
+            "a tf.train.Checkpoint is written by one while all stand in it: if nb.here().lead: checkpoint.save(path)",
+        )
+
+
+_CLASSES: dict[type, type] = {}
+
+
+def _elsewhere(kind: type) -> type:
+    """The class of emptied variables of a kind."""
+    if kind not in _CLASSES:
+        _CLASSES[kind] = type(f"Elsewhere{kind.__name__}", (_Elsewhere, kind), _guards(kind))
+    return _CLASSES[kind]
+
+
+def _guards(kind: Any) -> dict[str, Any]:
+    """Reads that raise when nothing is being traced; writes that every process makes are the home's business."""
+
+    def reading(name: str) -> Any:
+        plain = getattr(kind, name)
+
+        def read(variable: Any, *args: Any, **kwargs: Any) -> Any:
+            if tf.executing_eagerly():
+                if variable.nebula_blank is None:
+                    raise variable._refuse()
+                return tf.zeros([variable.nebula_blank, 0], variable.dtype)
+            return plain(variable, *args, **kwargs)
+
+        return read
+
+    def writing(name: str) -> Any:
+        plain = getattr(kind, name)
+
+        def write(variable: Any, *args: Any, **kwargs: Any) -> Any:
+            return variable if tf.executing_eagerly() else plain(variable, *args, **kwargs)
+
+        return write
+
+    reads = {name: reading(name) for name in tf_private.VARIABLE_READS}
+    writes = {name: writing(name) for name in tf_private.VARIABLE_WRITES}
+    return {**reads, **writes, tf_private.VARIABLE_HANDLE: property(_covered), "handle": property(_handle)}
+
+
+def _handle(variable: Any) -> Any:
+    return variable.__dict__[tf_private.VARIABLE_HANDLE]
+
+
+def _covered(variable: Any) -> Any:
+    return _Cover(_handle(variable))
+
+
+@dataclass(frozen=True)
+class _Cover:
+    """A handle that eager ops do not take for one, so that they read through the guarded methods."""
+
+    covered: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.covered, name)
+
+
+Plain = Callable[..., Any]
+SUFFIX = ".weights.h5"
+_ABOUT = "whale_nebula"
+
+
+def own_path(path: str | os.PathLike[str], cluster: str) -> str:
+    """Where a cluster keeps its parts of a file.
+
+    >>> own_path("run/model.weights.h5", "gpu")
+    'run/model.gpu.weights.h5'
+    """
+    text = os.fspath(path)
+    if not text.endswith(SUFFIX):
+        raise OptionError(
+            f"{text!r} is no file for the parts of a cluster",
+            why="with 'weights: own' each cluster saves its own in a file of weights",
+            mend=f'model.save_weights("{Path(text).name.partition(".")[0]}{SUFFIX}")',
+        )
+    return f"{text.removesuffix(SUFFIX)}.{cluster}{SUFFIX}"
+
+
+def save_own(ledger: Ledger, cluster: str, writes_here: bool) -> Callable[[Plain], Plain]:
+    """What `save_weights` becomes: every process calls it, and each cluster's file is there when it returns."""
+
+    def change(plain: Plain) -> Plain:
+        def save(filepath: Any, *args: Any, **kwargs: Any) -> None:
+            path = own_path(filepath, cluster)
+            if writes_here:
+                variables = [kept.variable for kept in ledger.kept.values()]
+                with ledger.told(), blank(variables):
+                    plain(path, *args, **kwargs)
+                    fill_in(path, variables, cluster)
+            ledger.session.meet(f"the end of save_weights({os.fspath(filepath)!r})")
+
+        return save
+
+    return change
+
+
+def load_own(cluster: str) -> Callable[[Plain], Plain]:
+    """What `load_weights` becomes: the cluster's own file, where there is one by the name that was saved."""
+
+    def change(plain: Plain) -> Plain:
+        def load(filepath: Any, *args: Any, **kwargs: Any) -> Any:
+            own = own_path(filepath, cluster) if os.fspath(filepath).endswith(SUFFIX) else ""
+            return plain(own if own and os.path.exists(own) else filepath, *args, **kwargs)
+
+        return load
+
+    return change
+
+
+def fill_in(path: str, variables: Sequence[Any], cluster: str) -> None:
+    """Give what was written as a variable's number that variable's shape, and NaN in the place of values."""
+    with h5py.File(path, "a") as file:
+        found: list[h5py.Dataset] = []
+        file.visititems(lambda name, each: found.append(each) if _is_number(each) else None)
+        for each in found:
+            _exchange(file, each.name, variables[each.shape[0]])
+        file.attrs[_ABOUT] = f"the parts of cluster {cluster!r}; all else is NaN"
+
+
+def _is_number(each: Any) -> bool:
+    return isinstance(each, h5py.Dataset) and len(each.shape) == 2 and each.shape[1] == 0
+
+
+def _exchange(file: h5py.File, name: str, variable: Any) -> None:
+    """Room for a variable that is never taken: HDF5 answers reads of it with the fill value."""
+    before = file[name]
+    dtype, attributes = before.dtype, dict(before.attrs)
+    del file[name]
+    made = file.create_dataset(name, tuple(variable.shape), dtype, fillvalue=_nothing(dtype, attributes))
+    made.attrs.update(attributes)
+
+
+def _nothing(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> Any:
+    """No number: of bfloat16, which HDF5 does not know, the bytes of one."""
+    if attributes.get("dtype") == "bfloat16":
+        return np.frombuffer(b"\xc0\x7f", dtype)[0]
+    return np.nan if np.issubdtype(dtype, np.floating) else None

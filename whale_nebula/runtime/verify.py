@@ -1,0 +1,376 @@
+"""`nb.verify`: does the plan give what the uncut step gives?
+
+Both run one step from the same state, which is then put back. What rounding alone makes of an update is measured: the
+uncut step is run again from weights that are one bit away. `comparing` has the limits.
+
+Of several processes each runs the uncut step for itself, while it holds the whole model, and then its part of the plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula.capture.arguments import target_wanted
+from whale_nebula.capture.counted_draws import STATE
+from whale_nebula.capture.step import Signature, plainly, signature
+from whale_nebula.codec.precisions import Bits
+from whale_nebula.codec.way import Way, parse_way
+from whale_nebula.errors import AbsentInputError, OptionError
+from whale_nebula.errors.tracebacks import short_traceback
+from whale_nebula.feed.inputs import Partial
+from whale_nebula.passes.batch import DRAWN_ANEW, lines_of
+from whale_nebula.passes.effects import is_random
+from whale_nebula.passes.replicas import SHARED
+from whale_nebula.plan import verification as comparing
+from whale_nebula.plan.verification import EXACT, HALF, Row, Runs, State, Values, Verification
+from whale_nebula.runtime.exchange.state import States
+from whale_nebula.runtime.function import NebulaFunction
+from whale_nebula.runtime.planning import no_scopes
+from whale_nebula.runtime.run import current_run, gathered
+from whale_nebula.runtime.step.engine import Engine, plain_function
+from whale_nebula.runtime.step.once import Absent
+from whale_nebula.runtime.step.op_locations import Whereabouts
+from whale_nebula.runtime.step.rollback import uncut_step
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared
+from whale_nebula.scopes import calling_site
+from whale_nebula.scopes.options import checked
+from whale_nebula.tf import private as tf_private
+
+_NUDGES = 3
+_HALVES = {"fp16": "float16", "bf16": "bfloat16"}
+_STATEFUL_RANDOM = (
+    "RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial",
+    "RandomShuffle", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2",
+)  # fmt: skip
+
+
+@checked
+@short_traceback
+def verify(model_or_function: Any, *batch: Any) -> Verification:
+    """Run one step by the plan and the same step uncut, and compare all that they return and write.
+
+    A Keras model is given a batch (x, y[, sample_weight]) for its train step, an `nb.function` its arguments.
+    Variables, optimizer, metrics and seeds are afterwards what they were before; what the step does outside
+    TensorFlow's variables (printing, a `py_function`) happens more than once. In a run of several processes every
+    process calls it with the same batch, and for a while holds the whole model, which crosses the line twice.
+
+    A variable may be as far away as 1e-3 of its update (1e-2 in half precision), and what rounding alone has been seen
+    to make of that. A plan with codecs that lose more than half precision does is not comparable.
+
+    >>> import tensorflow as tf
+    >>> import whale_nebula as nb
+    >>> weight = tf.Variable(3.0)
+    >>> @nb.function
+    ... def step(x):
+    ...     with tf.GradientTape() as tape, nb.cluster(), nb.pipeline(2):
+    ...         with nb.stage(cluster="gpu"):
+    ...             hidden = x * weight
+    ...         with nb.stage(cluster="npu"):
+    ...             loss = tf.reduce_mean(hidden**2)
+    ...     weight.assign_sub(0.1 * tape.gradient(loss, weight))
+    ...     return loss
+    >>> nb.verify(step, tf.constant([1.0, 2.0, 3.0, 4.0])).ok
+    True
+    >>> float(weight)
+    3.0
+    """
+    current_run().settle()
+    subject = _subject(model_or_function, batch)
+    layout, tensors = signature(subject.arguments, subject.step.whole, declared())
+    with target_wanted("nb.verify", model_or_function, batch):
+        engine = subject.step.plan(subject.arguments, subject.unpack)
+    with _told():
+        _check(engine, subject, layout, tensors)
+        around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None
+        plain = plain_function(lambda given: _call(subject, given), layout, around=around)
+        reasons = (*_incomparable(engine), *_without_rows(engine, tensors))
+        with _channels_kept():
+            runs = _runs(engine, plain, tensors, measured=not reasons)
+    return _judged(engine, runs, reasons)
+
+
+def _told() -> AbstractContextManager[None]:
+    """Nobody waits for a process that cannot go on."""
+    run = current_run()
+    return nullcontext() if run.alone else run.ledger.told()
+
+
+def _check(engine: Engine, subject: _Subject, layout: Signature, tensors: Sequence[Any]) -> None:
+    """What cannot be compared at all."""
+    apart = engine.captured.program.apart
+    if apart is not None:
+        raise OptionError(
+            "nb.verify has nothing to compare a step with that each cluster trains a copy of",
+            where=apart.where,
+            why="clusters that meet every so many steps do otherwise than one that has all rows in each",
+            mend='nb.replica(sync_every=1, outer="average") with plain descent is the uncut run; or verify without it',
+        )
+    if not engine.captured.program.stages[0].where:
+        raise no_scopes(subject.step.name)
+    partly = [number for number, tensor in enumerate(tensors) if isinstance(tensor, Partial)]
+    if missing := [*layout.absent, *partly]:
+        raise AbsentInputError(
+            f"nb.verify needs all of {layout.names[missing[0]]!r}, and not all of it is in this process",
+            where=str(calling_site()),
+            why="the uncut step runs in every process, on the whole batch",
+            mend="give it whole batches, without nb.shard\nor verify the script in one process, where all inputs are",
+        )
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is verified: a step, and the arguments of the call."""
+
+    step: Step
+    arguments: Arguments
+    unpack: Unpack
+
+
+def _subject(subject: Any, batch: Sequence[Any]) -> _Subject:
+    import keras
+
+    if isinstance(subject, NebulaFunction):
+        return _Subject(subject.step, *subject.arguments(*batch))
+    if not isinstance(subject, keras.Model):
+        raise OptionError(
+            f"nb.verify cannot run a {type(subject).__name__}",
+            where=str(calling_site()),
+            why="it takes a compiled Keras model, or a function under @nb.function",
+            mend="write @nb.function over the step, and give nb.verify that",
+        )
+    return _of_keras(subject, batch)
+
+
+def _of_keras(model: Any, batch: Sequence[Any]) -> _Subject:
+    from whale_nebula.runtime.keras import as_fit_packs, keras_step
+
+    if not model.compiled:
+        raise OptionError(
+            f"model {model.name!r} is not compiled",
+            where=str(calling_site()),
+            why="its train step needs a loss",
+            mend="model.compile(optimizer, loss)",
+        )
+    if not 1 <= len(batch) <= 3:
+        raise OptionError(
+            f"nb.verify got {len(batch)} parts of a batch",
+            where=str(calling_site()),
+            why="a Keras model takes x, y and sample_weight",
+            mend=f"nb.verify({model.name}, x, y)",
+        )
+    return _Subject(*keras_step(model, "train", as_fit_packs([*map(_as_fit_does, batch)])))
+
+
+def _as_fit_does(part: Any) -> Any:
+    """Keras turns floating-point arrays into its own float type."""
+    import keras
+
+    def turned(leaf: Any) -> Any:
+        array = leaf if isinstance(leaf, tf.Tensor) else np.asarray(leaf)
+        floating = not isinstance(array, tf.Tensor) and np.issubdtype(array.dtype, np.floating)
+        return tf.constant(array.astype(keras.config.floatx()) if floating else array)
+
+    return None if part is None else tf.nest.map_structure(turned, part)
+
+
+def _call(subject: _Subject, given: Sequence[Any]) -> Any:
+    args, kwargs = subject.unpack(list(given))
+    return subject.step.fn(*args, **kwargs)
+
+
+def _runs(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, measured: bool) -> Runs:
+    """The uncut step and the planned one, each from the variables as they are; these are put back."""
+    with gathered():
+        before = _values(engine)
+        again = partial(_put_back, engine, before)
+        try:
+            uncut = State(_tensors(plain(*tensors)), _values(engine))
+            shuffled = _shuffled(engine, tensors)
+            noise = _noise(engine, again, lambda: plain(*shuffled), before, uncut) if measured else {}
+        except tf.errors.OpError as failure:
+            place = Whereabouts(engine.captured.graph, engine.captured.program.stages)
+            raise uncut_step(failure, place) from failure
+        finally:
+            again()
+    try:
+        returned = engine.runner.run(tensors).tensors
+        with gathered():
+            return Runs(before, uncut, State(list(returned), _values(engine)), noise)
+    finally:
+        again()
+
+
+@contextmanager
+def _channels_kept() -> Iterator[None]:
+    """What codecs remember is afterwards what it was."""
+    states = States(current_run().channels)
+    before = states.saved()
+    try:
+        yield
+    finally:
+        states.restore(before)
+
+
+def _values(engine: Engine) -> dict[str, Any]:
+    return {path: variable.read_value() for path, variable in engine.captured.variables.items()}
+
+
+def _put_back(engine: Engine, values: Values) -> None:
+    """Give the variables these values; those of other clusters are theirs to put back."""
+    for path, value in values.items():
+        engine.captured.variables[path].assign(value)
+
+
+def _tensors(returned: Any) -> list[Any]:
+    return [tensor for tensor in tf.nest.flatten(returned) if isinstance(tensor, tf.Tensor)]
+
+
+def _noise(
+    engine: Engine, again: Callable[[], None], run: Callable[[], Any], before: Values, uncut: State
+) -> dict[str, float]:
+    """How far rounding alone moves the update of each variable: seen where each weight begins one bit away."""
+    found: dict[str, float] = {}
+    for seed in range(_NUDGES):
+        again()
+        _nudge(engine, seed)
+        near = _values(engine)
+        run()
+        for path, far in comparing.noise(before, uncut.variables, near, _values(engine)).items():
+            found[path] = max(far, found.get(path, 0.0))
+    return found
+
+
+def _nudge(engine: Engine, seed: int) -> None:
+    """Move all that is trained by the last bit of what the step computes and sends in."""
+    bit = max(comparing.BITS[dtype] for dtype in ("float32", *_halves(engine)))
+    for variable in engine.captured.program.variables:
+        live = engine.captured.variables[variable.path]
+        if variable.trainable and comparing.inexact(live):
+            live.assign(comparing.nudged(live.read_value(), bit, seed))
+
+
+def _shuffled(engine: Engine, tensors: Sequence[Any]) -> Sequence[Any]:
+    """The batch with its rows in another order, where micro-batches add its rows in another order too."""
+    leaves = engine.captured.program.leaves
+    if engine.captured.program.pipeline.micro_batch < 2 or not all(_known(leaf) for leaf in leaves):
+        return tensors
+    return [tf.reverse(t, [0]) if leaf.batched else t for leaf, t in zip(leaves, tensors, strict=True)]
+
+
+def _known(leaf: Any) -> bool:
+    return leaf.spec.dtype not in ("string", "variant", "resource")
+
+
+def _judged(engine: Engine, runs: Runs, reasons: Sequence[_Reason]) -> Verification:
+    program, halved = engine.captured.program, bool(_halves(engine))
+    names, runs, elsewhere = _here(_names(engine), runs)
+    rows = list(comparing.compared(names, runs, HALF if halved else EXACT))
+    if reasons:
+        rows = [row._replace(limit=math.inf, noisy=False) for row in rows]
+    return Verification(
+        tuple(rows),
+        tuple(stage.key for stage in program.stages),
+        program.pipeline.micro_batch,
+        not reasons,
+        (*(reason.why for reason in reasons), *_remarks(engine, rows, names, runs), *elsewhere),
+        tuple(dict.fromkeys(reason.mend for reason in reasons)),
+        "within half precision" if halved else "",
+        max(1, len(reasons)),
+    )
+
+
+def _here(names: Sequence[str], runs: Runs) -> tuple[list[str], Runs, list[str]]:
+    """What the plan returned in this process; of the rest a remark says who has it."""
+    planned = runs.planned.returned
+    kept = [number for number, tensor in enumerate(planned) if not isinstance(tensor, Absent)]
+    uncut, cut = (State([run.returned[n] for n in kept], run.variables) for run in (runs.uncut, runs.planned))
+    gone = [(name, tensor.owner) for name, tensor in zip(names, planned, strict=True) if isinstance(tensor, Absent)]
+    remarks = [f"{name} stays on {owner} (results: owner): it is compared there" for name, owner in gone]
+    return [names[n] for n in kept], replace(runs, uncut=uncut, planned=cut), remarks
+
+
+class _Reason(NamedTuple):
+    """Why two steps must differ, and how to ask for two that need not."""
+
+    why: str
+    mend: str
+
+
+def _incomparable(engine: Engine) -> tuple[_Reason, ...]:
+    """Why the two steps must differ."""
+    program, graph = engine.captured.program, engine.captured.program.graph
+    ops = [op for part in (graph, *graph.functions.values()) for op in part.ops]
+    others = (DRAWN_ANEW, SHARED)
+    coupled = [note for note in engine.cut.notes if not note.startswith(others) and "nb.compress at " not in note]
+    allowed = coupled if program.pipeline.coupled == "allow" else []
+    alone = lines_of(program).alone
+    found = [_Reason(note, f"{alone} for the check") for note in allowed]
+    counted = any(STATE in variable.path for variable in program.variables)
+    if counted or any(op.type in _STATEFUL_RANDOM for op in ops):
+        why = "the step draws random numbers whose state is in no variable of the uncut step: each run draws others"
+        found.append(_Reason(why, "draw them from a keras.random.SeedGenerator, or not at all for the check"))
+    elif program.pipeline.micro_batch > 1 and any(is_random(op) for op in ops):
+        why = "the step draws random numbers, and each micro-batch its own: reproducible, not those uncut"
+        found.append(_Reason(why, f"{alone}, or a dropout rate of zero, for the check"))
+    return (*found, *_lossy(engine))
+
+
+def _without_rows(engine: Engine, tensors: Sequence[Any]) -> Iterator[_Reason]:
+    """A batch of no rows shows nothing."""
+    batched = [t for leaf, t in zip(engine.captured.program.leaves, tensors, strict=True) if leaf.batched]
+    if any(len(tensor.shape) and tensor.shape[0] == 0 for tensor in batched):
+        yield _Reason("the batch has no rows, so nothing was compared", "give it a batch with rows")
+
+
+def _lossy(engine: Engine) -> Iterator[_Reason]:
+    """Codecs that lose more than a cast does."""
+    for boundary in engine.cut.boundaries:
+        name = f"boundary b{boundary.slot}"
+        if _loses(parse_way(boundary.codec)):
+            why = f"{name} crosses as {boundary.codec}, which loses some of it"
+            yield _Reason(why, "leave nb.compress out for the check")
+        elif boundary.backward and _loses(parse_way(boundary.backward_codec)):
+            why = f"the gradient of {name} crosses as {boundary.backward_codec}, which loses some of it"
+            kept = parse_way(boundary.codec).cast or "none"
+            yield _Reason(why, f'backward="{kept}" in nb.compress, or none of it, for the check')
+
+
+def _loses(way: Way) -> bool:
+    return way.coded and (way.auto or way.codec not in (None, Bits()))
+
+
+def _halves(engine: Engine) -> list[str]:
+    """The types of half precision that the model computes in, or that something crosses in."""
+    casts = [parse_way(text).cast for b in engine.cut.boundaries for text in (b.codec, b.backward_codec)]
+    inside = {spec.dtype for op in engine.captured.program.graph.ops for spec in op.outputs}
+    return [dtype for name, dtype in _HALVES.items() if name in casts or dtype in inside]
+
+
+def _remarks(engine: Engine, rows: Sequence[Row], names: Sequence[str], runs: Runs) -> Iterator[str]:
+    program, halves = engine.captured.program, _halves(engine)
+    if len(program.stages) == 1 and program.pipeline.micro_batch == 1:
+        yield "one stage and one micro-batch: nothing is cut, the step runs the user's own function"
+    if halves and any(math.isfinite(row.limit) for row in rows):
+        yield f"half precision ({', '.join(halves)}): the tolerance is 1e-2, of a variable 1e-2 of its update"
+    if any(row.noisy and row.ok for row in rows):
+        yield "~: rounding alone may move it as far as the step does (its gradient is all but zero): nothing is shown"
+    returned = zip(names, runs.uncut.returned, strict=True)
+    strange = [name for name, tensor in (*returned, *runs.uncut.variables.items()) if comparing.strange(tensor)]
+    if strange:
+        yield f"no numbers (NaN or infinite) in the uncut step: {', '.join(strange[:8])}{' ...' * (len(strange) > 8)}"
+
+
+def _names(engine: Engine) -> list[str]:
+    paths = tf_private.leaf_paths(engine.captured.structured_outputs)
+    return ["/".join(["returned", *map(str, path)]) for path, leaf in paths if isinstance(leaf, tf.Tensor)]
+
+
+__all__ = ["Verification", "verify"]

@@ -1,0 +1,169 @@
+"""Scopes that were made and never entered: `nb.stage(cluster="gpu")` without `with` holds nothing.
+
+That is said where a model or a step is about to run, for then it is known that it is missing there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Iterator
+
+from whale_nebula.errors import NebulaWarning
+from whale_nebula.scopes import identity
+from whale_nebula.scopes.frames import Frame, Stack
+from whale_nebula.site import Site, calling_site
+
+_waiting: dict[Site, str] = {}
+_entered: set[Site] = set()
+_idle: set[Site] = set()
+
+
+def made(written: str) -> Site:
+    """A scope is made here, as it is `written`; gives the place by which it is known."""
+    site = calling_site()
+    if site not in _entered:
+        _waiting.setdefault(site, written)
+    return site
+
+
+def entered(site: Site) -> None:
+    """The scope that was made there is entered: so will be the others that are made there."""
+    _waiting.pop(site, None)
+    _entered.add(site)
+
+
+def refused(site: Site) -> None:
+    """An error was given of the scope that was made there, which says more."""
+    _waiting.pop(site, None)
+
+
+def forget() -> None:
+    """Begin anew."""
+    _waiting.clear()
+    _entered.clear()
+    _idle.clear()
+
+
+def warn_unscoped(model: str) -> None:
+    """Say once of each scope that was never entered that it held nothing; `model` is about to run without scopes."""
+    _tell(f"model {model!r} runs uncut")
+
+
+def tell_beside(step: str) -> None:
+    """The same where a `step` is about to run that has others."""
+    _tell(f"step {step!r} runs without it")
+
+
+def tell_idle(frame: Frame, written: str) -> None:
+    """Clusters are to train copies, and no step came for that: a loop without @nb.function, say. It is said once for
+    each place.
+    """
+    if frame.touched or frame.building or frame.site in _idle:
+        return
+    _idle.add(frame.site)
+    warning = NebulaWarning(
+        f"{written} holds no step that runs by a plan",
+        where=str(frame.site),
+        why="what ran in it ran in this process alone, as if it were not there",
+        mend="@nb.function over the step of a loop, in the place of @tf.function; or the call of fit inside it",
+    )
+    warnings.warn_explicit(warning, NebulaWarning, frame.site.file, frame.site.line)
+
+
+def _tell(so: str) -> None:
+    for site, written in list(_waiting.items()):
+        entered(site)
+        warning = NebulaWarning(
+            f"{written} is never entered",
+            where=str(site),
+            why=f"a scope holds the lines inside its with block, and this one has none; {so}",
+            mend=f"with {written}: and inside it {_inside(written)}",
+        )
+        warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
+
+
+def _inside(written: str) -> str:
+    """What is to stand in it: some scopes may stand around a whole step, too."""
+    around = written.startswith(("nb.replica", "nb.pipeline", "nb.cluster", "nb.compress"))
+    return "the calls of the layers" + ", or the call of fit" * around
+
+
+_MENDS = {
+    "plain eager code": "call it from a function under @nb.function, or train the model with fit",
+    "a plain tf.function": "use @nb.function instead of @tf.function, or train the model with fit",
+    "the build of a layer": "enter it in call, where layers are called: build only makes their variables",
+}
+_said: set[tuple[Site, str]] = set()
+
+
+@contextlib.contextmanager
+def watched(frame: Frame, around: Stack) -> Iterator[None]:
+    """Around a stage: warn when it ends without having caught anything."""
+    code = "the build of a layer" if frame.building else running()
+    try:
+        yield
+    finally:
+        if not frame.touched:
+            identity.release(around)
+    if code is not None and not frame.touched:
+        outermost = around.frames[0] if around.frames else frame
+        then = "so this scope caught nothing"
+        mend = _CALLED if code == "plain eager code" and _method() == "call" else _INSIDE.get(code)
+        warn_eager(frame, code, then, where=frame.site, program=outermost.site, mend=mend)
+
+
+def running() -> str | None:
+    """What kind of code runs, as far as TensorFlow knows; nothing is said where it is not even loaded."""
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None:
+        return None
+    return "plain eager code" if tensorflow.executing_eagerly() else "a plain tf.function"
+
+
+def builds() -> bool:
+    """Whether the innermost method of a Keras layer that runs is its `build`, and not its `call`."""
+    return _method() == "build"
+
+
+def _method() -> str:
+    """Which it is, "" where none of them runs; what Keras's own layers build is no `build` of the user's."""
+    keras = sys.modules.get("keras")
+    frame = sys._getframe(1) if keras is not None else None
+    while frame is not None and keras is not None:
+        owner = frame.f_locals.get("self") if frame.f_code.co_name in ("build", "call") else None
+        if isinstance(owner, keras.Layer):
+            own = frame.f_code.co_name == "call" or not _is_kerass(type(owner))
+            return frame.f_code.co_name if own else ""
+        frame = frame.f_back
+    return ""
+
+
+def _is_kerass(kind: type) -> bool:
+    """Keras's own layers call others in their build: a Sequential, a functional model."""
+    return kind.__module__.startswith("keras.")
+
+
+_CALLED = (
+    "nothing, if that call was only to make the model's variables (nb.plan(model, x, y) makes them, too);\n"
+    "train it with fit, or call it in a function under @nb.function, and it is cut"
+)
+_INSIDE = {
+    "plain eager code": "enter it where layers are called: while a functional model is built, in the model's call, "
+    "or in a function under @nb.function;\nmaking layers in it, or calling fit, is not enough"
+}
+
+
+def warn_eager(stage: Frame, code: str, then: str, *, where: Site, program: Site, mend: str | None = None) -> None:
+    """Say that a stage runs uncut: once for a program and kind of code, not for each of its stages."""
+    if (program, code) in _said:
+        return
+    _said.add((program, code))
+    warning = NebulaWarning(
+        f"stage {stage.key!r} runs uncut",
+        where=str(where),
+        why=f"{code} is not captured, {then}; it is said once for this place",
+        mend=mend or _MENDS[code],
+    )
+    warnings.warn_explicit(warning, NebulaWarning, where.file, where.line)

@@ -1,0 +1,278 @@
+"""The words of a public call are checked before the call: an unknown one is refused with a suggestion."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import re
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Generic, NoReturn, ParamSpec, TypeVar
+
+from whale_nebula.errors import OptionError, ScopeError
+from whale_nebula.errors.suggestions import closest, did_you_mean, listed
+from whale_nebula.site import calling_site
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_COLLECTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def checked(function: Callable[P, T]) -> Callable[P, T]:
+    """The same function, but a call that does not fit its signature ends in a sentence of ours.
+
+    >>> @checked
+    ... def pipeline(micro_batch=1, *, schedule="gpipe"): ...
+    >>> pipeline(shedule="1f1b")
+    Traceback (most recent call last):
+    ...
+    whale_nebula.errors.OptionError: NB-104 nb.pipeline has no option 'shedule' (...)
+      why: its options are 'micro_batch', 'schedule'
+      mend: did you mean 'schedule'? nb.pipeline(schedule='1f1b')
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise _misfit(function.__name__, signature, args, kwargs, error) from None
+        return function(*args, **kwargs)
+
+    return call
+
+
+def scope(function: Callable[P, T]) -> Callable[P, T]:
+    """A checked function that opens a scope: what is written with it, but without its parentheses, is refused.
+
+    >>> @scope
+    ... def cluster(layout="all"): ...
+    >>> with cluster:
+    ...     pass
+    Traceback (most recent call last):
+    ...
+    whale_nebula.errors.ScopeError: NB-100 nb.cluster has no parentheses here (...)
+      why: it makes a scope when it is called
+      mend: with nb.cluster():
+    """
+    return _Opener(function)
+
+
+class _Opener(Generic[P, T]):
+    """The function of a scope, as an object: `with` asks the class of what it is given how to enter it."""
+
+    def __init__(self, function: Callable[P, T]) -> None:
+        functools.update_wrapper(self, function)
+        self._name = function.__name__
+        self._checked = checked(function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        if args and inspect.isroutine(args[0]):
+            raise no_decorator(self._name)
+        if self._name == "stage" and list(kwargs.values()) == [None]:
+            raise _names_nothing(next(iter(kwargs)))
+        return self._checked(*args, **kwargs)
+
+    def __enter__(self) -> NoReturn:
+        raise ScopeError(
+            f"nb.{self._name} has no parentheses here",
+            where=str(calling_site()),
+            why="it makes a scope when it is called",
+            mend=f"with nb.{self._name}({_SCOPE_EXAMPLES.get(self._name, '')}):",
+        )
+
+    def __exit__(self, *exc: object) -> None:
+        """Never reached: nothing is entered."""
+
+    def __repr__(self) -> str:
+        return f"<function nb.{self._name}>"
+
+
+_SCOPE_EXAMPLES = {"stage": 'cluster="gpu"', "pipeline": "micro_batch=4", "compress": "fp16=True"}
+
+
+def no_decorator(name: str) -> ScopeError:
+    """The error for a scope that is written over a function."""
+    return ScopeError(
+        f"nb.{name} is no decorator",
+        where=str(calling_site()),
+        why="a scope holds the lines that are written inside it",
+        mend=f"with nb.{name}(...): inside the function, around what belongs to it",
+    )
+
+
+def _names_nothing(option: str) -> OptionError:
+    return OptionError(
+        f"nb.stage({option}=None) names nothing",
+        where=str(calling_site()),
+        why="what was given is None: the stage would be called after its number, on any cluster",
+        mend=f'nb.stage({option}="gpu"), or nb.stage() if that is meant',
+    )
+
+
+def _misfit(
+    name: str, signature: inspect.Signature, args: Sequence[object], words: Mapping[str, object], error: TypeError
+) -> OptionError:
+    parameters = list(signature.parameters.values())
+    known = [each.name for each in parameters if each.kind not in _COLLECTS]
+    unknown = next((word for word in words if word not in known), None)
+    places = sum(each.kind in _PLACED for each in parameters)
+    collects = any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters)
+    if unknown is not None:
+        what = f"nb.{name} has no option {unknown!r}"
+        mend = _meant(name, unknown, words[unknown], known)
+        if collects and closest(unknown, known) is None:
+            mend = f"give it in its place: nb.{name}{_bare(signature)}"
+    elif len(args) > places and not collects:
+        what = f"nb.{name} takes {places or 'no'} positional argument{'s' * (places > 1)}, not {len(args)}"
+        mend = _named(name, args, known, places)
+    else:
+        what, mend = f"nb.{name}: {error}", f"nb.{name}{_bare(signature)}"
+    why = _options(name, known)
+    return OptionError(what, where=str(calling_site()), why=why, mend=mend)
+
+
+def _meant(name: str, unknown: str, value: object, known: Sequence[str]) -> str:
+    """The option that was meant, and the call with it."""
+    if not known:
+        return f"nb.{name}()"
+    meant = _ALIASES.get(unknown) if _ALIASES.get(unknown) in known else closest(unknown, known)
+    if meant in NOT_YET.get(name, ()):
+        return f"{meant!r} is not built yet: leave {unknown} out"
+    if meant is None:
+        return f"leave it out; help(nb.{name}) says what each of them does"
+    return f"did you mean {meant!r}? nb.{name}({meant}={reprlib.repr(value)})"
+
+
+_ALIASES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "microbatches": "micro_batch"}
+"""What others call an option."""
+
+NOT_YET: Mapping[str, Sequence[str]] = {"compress": ()}
+"""Options that have a name and no engine."""
+
+
+def _options(name: str, known: Sequence[str]) -> str:
+    later = [option for option in known if option in NOT_YET.get(name, ())]
+    built = [option for option in known if option not in later]
+    found = f"its options are {listed(built)}" if known else "it has no options"
+    return f"{found}; not built yet are {listed(later)}" if later else found
+
+
+def _named(name: str, args: Sequence[object], known: Sequence[str], places: int) -> str:
+    """The call with its arguments where they belong."""
+    if name == "cluster" and all(isinstance(each, str) for each in args):
+        return f"give their names as a list: nb.cluster({list(args)!r})"
+    if name == "here":
+        return f"nb.here().runs({args[0]!r})"
+    first = [reprlib.repr(each) for each in args[:places]]
+    rest = [f"{word}={reprlib.repr(each)}" for word, each in zip(known[places:], args[places:], strict=False)]
+    return "say what it is: " * bool(rest) + f"nb.{name}({', '.join([*first, *rest])})"
+
+
+def _bare(signature: inspect.Signature) -> str:
+    """A signature as one writes it: without types."""
+    empty = inspect.Parameter.empty
+    parameters = [each.replace(annotation=empty) for each in signature.parameters.values()]
+    return str(inspect.Signature(parameters))
+
+
+_NAME = re.compile(r"\w(?:[\w./-]*\w)?")
+
+
+def refuse(what: str, *, mend: str, why: str | None = None) -> OptionError:
+    """An error about what the user's line says."""
+    return OptionError(what, where=str(calling_site()), why=why, mend=mend)
+
+
+def integer(option: str, value: object) -> int:
+    """A whole number, numpy's too, but no truth value."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise refuse(f"{option}={value!r} is no whole number", mend=f"{option}={_whole(value)}") from None
+
+
+def _whole(value: object) -> int:
+    """The whole number that was probably meant, or an example."""
+    try:
+        found = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return 2
+    return int(found) if found.is_integer() and not isinstance(value, bool) else 2
+
+
+def count(option: str, value: object) -> int:
+    """A whole number of at least one."""
+    number = integer(option, value)
+    if number < 1:
+        raise refuse(f"{option}={value!r} is not a count", why="there is at least one", mend=f"{option}=1")
+    return number
+
+
+def truth(option: str, value: object) -> bool:
+    """True or False and nothing else."""
+    if not isinstance(value, bool):
+        raise refuse(f"{option}={value!r} is neither True nor False", mend=f"{option}=True")
+    return value
+
+
+def choice(option: str, value: object, known: Iterable[str]) -> str:
+    """One of the words that are known."""
+    names = list(known)
+    if not isinstance(value, str) or value not in names:
+        raise refuse(f"{option}={value!r} is not known", mend=did_you_mean(value, names))
+    return value
+
+
+def name(option: str, value: object) -> str:
+    """A name that reports and plans can be keyed by."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise refuse(
+            f"{option}={value!r} is no name",
+            why="a name is letters, digits and '_', with '.', '/' or '-' between them",
+            mend=f'{option}="{_proper(value) or _VALUE_EXAMPLES.get(option, "gpu")}"',
+        )
+    return value
+
+
+_VALUE_EXAMPLES = {"name": "encoder", "delta": "ids"}
+
+
+def _proper(value: object) -> str:
+    """The name that was probably meant."""
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    return "_".join(re.findall(_NAME, value)) if isinstance(value, str) else ""
+
+
+def _listed(value: object) -> str:
+    """The layout that was probably meant."""
+    if isinstance(value, str) and closest(value, ["all"]):
+        return 'did you mean "all"? nb.cluster()'
+    names = re.findall(_NAME, value) if isinstance(value, str) else []
+    return f"nb.cluster({names or ['gpu', 'npu']!r})"
+
+
+def layout(value: object) -> str | tuple[str, ...]:
+    """Names of clusters in order (sorted, where they come as a set), or "all"; {"all"} is "all".
+
+    >>> layout({"all"}), layout(["gpu", "npu"]), layout({"npu", "gpu"})
+    ('all', ('gpu', 'npu'), ('gpu', 'npu'))
+    """
+    if value == "all" or value in ({"all"}, ["all"], ("all",)):
+        return "all"
+    if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
+        raise refuse(f"nb.cluster({value!r}): its layout is neither 'all' nor a list of clusters", mend=_listed(value))
+    names = [name("layout", each) for each in value]
+    names = sorted(names) if isinstance(value, set | frozenset) else names
+    if not names or len(set(names)) < len(names) or "all" in names:
+        once = [each for each in dict.fromkeys(names) if each != "all"]
+        mend = f"nb.cluster({once})" if once else 'nb.cluster(), which is layout="all"'
+        raise refuse(f"layout={value!r} is no list of clusters", why="it names each cluster once", mend=mend)
+    return tuple(names)

@@ -1,0 +1,116 @@
+"""Lines of the user's script: where a call was written, and where an op comes from."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+_OURS = str(Path(__file__).resolve().parent) + "/"
+_PYTHONS_OWN = str(Path(os.__file__).parent) + "/"
+_PASSED_THROUGH = ("contextlib.py", "functools.py")
+_AUTOGRAPH = "/tensorflow/python/autograph/"
+
+
+class Site(NamedTuple):
+    """A line of the user's code.
+
+    >>> str(Site("train.py", 12))
+    'train.py:12'
+    """
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def calling_site() -> Site:
+    """The innermost line on Python's stack that is neither ours nor contextlib's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        site = Site(frame.f_code.co_filename, frame.f_lineno)
+        if not _is_machinery(site.file) and not _is_machinery((site := _written(site, frame)).file):
+            return site
+        frame = frame.f_back
+    return Site("<unknown>", 0)
+
+
+def script_site(start: FrameType | None = None) -> Site:
+    """The innermost line on Python's stack (from `start` outwards) that is in no installed package: the script's."""
+    frame: FrameType | None = start or sys._getframe(1)
+    while frame is not None:
+        site = Site(frame.f_code.co_filename, frame.f_lineno)
+        passed = _is_machinery(site.file) or _is_installed(frame)
+        if not passed and not _is_machinery((site := _written(site, frame)).file):
+            return site
+        frame = frame.f_back
+    return Site("<unknown>", 0)
+
+
+def runs_now(site: Site) -> bool:
+    """Whether the function that holds a line is running: a generator that has yielded is not.
+
+    Of functions that AutoGraph rewrote it cannot be told; they are taken to be running.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if "__autograph_generated_file" in code.co_filename:
+            return True
+        if code.co_filename == site.file and any(line == site.line for *_, line in code.co_lines()):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_installed(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return "site-packages" in file or file.startswith(("<frozen", _PYTHONS_OWN))
+
+
+def _is_machinery(file: str) -> bool:
+    return file.startswith(_OURS) or file.endswith(_PASSED_THROUGH) or _AUTOGRAPH in file
+
+
+def _written(site: Site, frame: FrameType) -> Site:
+    """The line that the user wrote, where tf.function runs a rewritten copy of it.
+
+    AutoGraph puts the copy into a file of its own and hangs a map back to the original onto the new function,
+    which the frame that called it holds.
+    """
+    caller = frame.f_back if "__autograph_generated_file" in site.file else None
+    while caller is not None:
+        origins = getattr(caller.f_locals.get("converted_f"), "ag_source_map", {})
+        if (origin := origins.get((site.file, site.line))) is not None:
+            return Site(origin.loc.filename, origin.loc.lineno)
+        caller = caller.f_back
+    return site
+
+
+class Origin(str):
+    """The user's line, and the layer that made the op there: its path in the model and its class.
+
+    >>> origin = Origin("train.py:12", layer="encoder/norm", kind="BatchNormalization")
+    >>> print(origin, "|", origin.said)
+    train.py:12 | BatchNormalization 'encoder/norm'
+    """
+
+    __slots__ = ("kind", "layer")
+
+    layer: str
+    kind: str
+
+    def __new__(cls, line: str, layer: str = "", kind: str = "") -> Origin:
+        """The line, and what is known besides."""
+        made = super().__new__(cls, line)
+        made.layer, made.kind = layer, kind
+        return made
+
+    @property
+    def said(self) -> str:
+        """The layer in words; nothing where there is none."""
+        return f"{self.kind or 'layer'} {self.layer!r}" if self.layer else ""

@@ -1,0 +1,95 @@
+"""Everything private of TensorFlow that its collectives need, beside `tf_private`: they are between processes.
+
+A process is one task of a TensorFlow cluster, and the names of its devices say which. They are given when TensorFlow's
+runtime starts: variables, iterators and functions that were made before are on devices that there are no more. So
+`prepare` says which task this process will be before anything runs, and `serve` says where the others are, whenever
+that is known. Each function has a contract test in tests/contract.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.tf.versions import require_supported
+
+require_supported()  # what follows is where it is in these versions only
+
+from tensorflow.core.protobuf import tensorflow_server_pb2  # noqa: E402
+from tensorflow.python import pywrap_tfe  # noqa: E402
+from tensorflow.python.eager import context as context_lib  # noqa: E402
+
+JOB = "worker"
+_START = "ensure_initialized"  # what everything calls that needs the runtime, and what starts it
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Which of how many tasks a process is, and where it listens."""
+
+    index: int
+    count: int
+    address: str
+
+
+def task() -> Task | None:
+    """The task that this process is to TensorFlow, whoever made it one; None where it is none."""
+    context = context_lib.context()
+    server = context._server_def or context._collective_ops_server_def
+    if server is None:
+        return None
+    jobs = {job.name: job.tasks for job in server.cluster.job}
+    own = jobs.get(server.job_name, {})
+    return Task(server.task_index, sum(map(len, jobs.values())), own.get(server.task_index, ""))
+
+
+def prepare(index: int, addresses: Sequence[str], started: Callable[[], object]) -> None:
+    """Be task `index` as soon as TensorFlow's runtime starts, which it does not by this; then call `started`.
+
+    Until then a script may set threads and devices as always.
+    """
+    context = context_lib.context()
+    start = getattr(context, _START)
+
+    @functools.wraps(start)
+    def begin() -> None:
+        serve(index, addresses)
+        started()
+
+    setattr(context, _START, begin)
+
+
+def serve(index: int, addresses: Sequence[str]) -> None:
+    """Start TensorFlow's server as task `index`, or let the one that runs know where the others are now."""
+    context = context_lib.context()
+    vars(context).pop(_START, None)  # what was prepared is done now
+    server = _server_def(context, index, addresses)
+    if context._context_handle is None:
+        context.enable_collective_ops(server)
+        context.ensure_initialized()
+        return
+    context._collective_ops_server_def = server  # `enable_collective_ops` does the same, and warns
+    with context._initialize_lock:
+        pywrap_tfe.TFE_EnableCollectiveOps(context._handle, server.SerializeToString())
+        context._initialize_logical_devices()
+    context._clear_caches()
+
+
+def _server_def(context: Any, index: int, addresses: Sequence[str]) -> Any:
+    """The tasks are in one job; the first of them knows which devices are in which group."""
+    server = tensorflow_server_pb2.ServerDef(protocol="grpc", job_name=JOB, task_index=index)
+    server.default_session_config.CopyFrom(context.config)
+    server.default_session_config.experimental.collective_group_leader = f"/job:{JOB}/replica:0/task:0"
+    job = server.cluster.job.add(name=JOB)
+    for number, address in enumerate(addresses):
+        job.tasks[number] = address
+    return server
+
+
+def abort(message: str) -> None:
+    """Let every collective that waits in this process fail, in whatever thread, and every later one."""
+    context_lib.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)

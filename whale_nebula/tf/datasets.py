@@ -1,0 +1,180 @@
+"""Everything private of tf.data that `nb.shard` needs, beside `tf_private`: what a dataset is made of, and how to make
+it anew on other rows.
+
+A dataset of a kind that is not listed here is not understood, and nothing is asked of it. Each function has a contract
+test in tests/contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from whale_nebula.tf.versions import require_supported
+
+require_supported()  # what follows is where it is in these versions only
+
+from tensorflow.python.data.ops import (  # noqa: E402
+    batch_op,
+    dataset_ops,
+    map_op,
+    padded_batch_op,
+    prefetch_op,
+    repeat_op,
+    shuffle_op,
+    skip_op,
+    take_op,
+)
+from tensorflow.python.data.util import nest  # noqa: E402
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction  # noqa: E402
+from tensorflow.python.framework import op_def_registry  # noqa: E402
+from tensorflow.python.framework.none_tensor import NoneTensorSpec  # noqa: E402
+
+_KINDS: dict[type, str] = {
+    map_op._MapDataset: "map",
+    map_op._ParallelMapDataset: "map",
+    batch_op._BatchDataset: "batch",
+    batch_op._ParallelBatchDataset: "batch",
+    padded_batch_op._PaddedBatchDataset: "padded_batch",
+    prefetch_op._PrefetchDataset: "prefetch",
+    repeat_op._RepeatDataset: "repeat",
+    shuffle_op._ShuffleDataset: "shuffle",
+    skip_op._SkipDataset: "skip",
+    take_op._TakeDataset: "take",
+    dataset_ops._OptionsDataset: "options",
+}
+_DETERMINISTIC = {"default": None, "true": True, "false": False}
+_LASTS_NOT = frozenset({
+    "Assert", "Case", "EagerPyFunc", "HashTableV2", "If", "LookupTableFindV2", "LookupTableSizeV2", "MatchingFiles",
+    "Placeholder", "Print", "PrintV2", "PyFunc", "ReadFile", "ReadVariableOp", "ResourceGather",
+    "StatefulPartitionedCall", "VarHandleOp", "While",
+})  # fmt: skip
+"""The stateful ops that neither draw nor write: a row that they are not run for leaves all other rows as they are."""
+
+
+def kind(dataset: Any) -> str:
+    """By which method of tf.data a dataset was made, or "" where it is none of those that we know."""
+    return _KINDS.get(type(dataset), "")
+
+
+def below(dataset: Any) -> tf.data.Dataset:
+    """What a dataset of a known kind takes its elements from."""
+    return dataset._input_dataset
+
+
+class Mapping(NamedTuple):
+    """What `Dataset.map` was told: a function of flat tensors, what it gives, and the other options."""
+
+    function: Any
+    gives: Any
+    options: dict[str, Any]
+
+
+def mapping(dataset: Any) -> Mapping | None:
+    """What a dataset maps by; None where that is no function that can be called again."""
+    function = dataset._map_func.function
+    if not isinstance(function, ConcreteFunction):
+        return None
+    options: dict[str, Any] = {"name": dataset._name}
+    if isinstance(dataset, map_op._ParallelMapDataset):
+        options["num_parallel_calls"] = dataset._num_parallel_calls
+        options["deterministic"] = _DETERMINISTIC[dataset._deterministic]
+        options["use_unbounded_threadpool"] = dataset._use_unbounded_threadpool
+    elif dataset._force_synchronous:
+        options["synchronous"] = True
+    return Mapping(function, dataset.element_spec, options)
+
+
+class Batching(NamedTuple):
+    """What `batch` or `padded_batch` was told; of the latter, shapes and padding values of the tensors."""
+
+    size: Any
+    options: dict[str, Any]
+    shapes: tuple[Any, ...] = ()
+    values: tuple[Any, ...] = ()
+
+
+def batching(dataset: Any) -> Batching:
+    """How a dataset makes batches."""
+    options: dict[str, Any] = {"name": dataset._name, "drop_remainder": dataset._drop_remainder}
+    if isinstance(dataset, padded_batch_op._PaddedBatchDataset):
+        shapes, values = nest.flatten(dataset._padded_shapes), nest.flatten(dataset._padding_values)
+        return Batching(dataset._batch_size, options, tuple(shapes), tuple(values))
+    if isinstance(dataset, batch_op._ParallelBatchDataset):
+        options["num_parallel_calls"] = dataset._num_parallel_calls
+        options["deterministic"] = _DETERMINISTIC[dataset._deterministic]
+    return Batching(dataset._batch_size, options)
+
+
+class _Shuffled(dataset_ops.UnaryUnchangedStructureDataset):
+    """Another dataset in the order in which one is shuffled: by its very seeds, and none is drawn for it."""
+
+    def __init__(self, source: Any, like: Any) -> None:
+        self._input_dataset, self._name = source, like._name
+        variant = tf.raw_ops.ShuffleDatasetV3(
+            input_dataset=source._variant_tensor,
+            buffer_size=like._buffer_size,
+            seed=like._seed,
+            seed2=like._seed2,
+            seed_generator=tf.raw_ops.DummySeedGenerator(),
+            reshuffle_each_iteration=like._reshuffle_each_iteration,
+            **self._common_args,
+        )
+        super().__init__(source, variant)
+
+
+_AGAIN: dict[str, Callable[[Any, Any], Any]] = {
+    "shuffle": _Shuffled,
+    "repeat": lambda source, like: source.repeat(like._count),
+    "take": lambda source, like: source.take(like._count),
+    "skip": lambda source, like: source.skip(like._count),
+    "prefetch": lambda source, like: source.prefetch(int(like._buffer_size)),
+    "options": lambda source, like: source.with_options(like.options()),
+}
+MOVES = frozenset(_AGAIN)
+"""The kinds that do the same whatever the elements are."""
+
+
+def again(dataset: Any, source: Any) -> tf.data.Dataset:
+    """What a dataset of a kind in `MOVES` does, done to another one."""
+    return _AGAIN[kind(dataset)](source, dataset)
+
+
+def lasting(function: Any) -> str:
+    """The type of an op in a function that draws or writes, so that a call changes later ones; "" where none does."""
+    graph = function.graph.as_graph_def()
+    nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
+    for node in nodes:
+        known = op_def_registry.get(node.op)
+        if known is None or (known.is_stateful and node.op not in _LASTS_NOT):
+            return str(node.op)
+    return ""
+
+
+def leaves(structure: Any) -> list[Any]:
+    """The parts of an element, or of its spec, as tf.data counts them: a list is one part."""
+    return list(nest.flatten(structure))
+
+
+def packed(structure: Any, parts: Sequence[Any]) -> Any:
+    """The same parts in their structure."""
+    return nest.pack_sequence_as(structure, list(parts))
+
+
+def nothing(spec: Any) -> bool:
+    """Whether a part of an element is None."""
+    return isinstance(spec, NoneTensorSpec)
+
+
+class Same(dataset_ops.UnaryUnchangedStructureDataset):
+    """A dataset that is another one, for a class of ours to be a `tf.data.Dataset`."""
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset, dataset._variant_tensor)
+
+
+def as_argument(iterator: Any) -> tuple[Any, Any]:
+    """How an iterator is given to a function of TensorFlow's: what describes it, and its handle."""
+    return iterator._type_spec, iterator._iterator_resource

@@ -1,0 +1,598 @@
+# ruff: noqa: E402
+"""Everything private of TensorFlow and Keras that this package touches, one small function each.
+
+Each has a contract test in tests/contract, so that an upgrade of TensorFlow or Keras fails in one place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula.tf.versions import require_supported
+
+require_supported()  # what follows is where it is in these versions only
+
+from keras.src import backend as keras_backend
+from keras.src import tree as keras_tree
+from keras.src.backend.common import global_state
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+from keras.src.backend.tensorflow.core import compute_output_spec
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.layers.core.input_layer import InputLayer as KerasInput
+from keras.src.layers.layer import Layer as KerasLayer
+from keras.src.models.sequential import Sequential as KerasSequential
+from keras.src.ops.function import Function as KerasFunction
+from keras.src.ops.node import Node as KerasNode
+from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.impl import api as autograph
+from tensorflow.python.eager import context as context_lib
+from tensorflow.python.eager import record
+from tensorflow.python.eager import tape as tape_lib
+from tensorflow.python.eager.polymorphic_function import autograph_util, function_type_utils
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function as PolymorphicFunction
+from tensorflow.python.framework import func_graph as func_graph_lib
+from tensorflow.python.framework import function_def_to_graph, kernels, op_callbacks, random_seed
+from tensorflow.python.ops import cond_v2, custom_gradient, gradients_util, handle_data_util
+from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
+from tensorflow.python.util import nest, tf_stack
+
+__all__ = [
+    "KerasFunction",
+    "KerasInput",
+    "KerasLayer",
+    "KerasNode",
+    "KerasSequential",
+    "PolymorphicFunction",
+    "TensorFlowTrainer",
+    "compute_output_spec",
+    "in_symbolic_scope",
+    "keras_tree",
+    "parallel_for",
+]
+
+FuncGraph = func_graph_lib.FuncGraph
+
+
+def stamped(graph: Any, stamps: Mapping[str, str | int]) -> contextlib.AbstractContextManager[None]:
+    """While open, every op made in `graph` carries these attributes."""
+    values = {
+        name: attr_value_pb2.AttrValue(**{"i": value} if isinstance(value, int) else {"s": value.encode()})
+        for name, value in stamps.items()
+    }
+    scope: contextlib.AbstractContextManager[None] = graph._attr_scope(values)
+    return scope
+
+
+_gradients_helper = gradients_util._GradientsHelper
+
+
+def hook_gradients(asked: Callable[..., list[Any] | None] | None) -> None:
+    """Ask `asked(targets, sources, seeds, stops, unconnected)` where `tf.gradients` is called.
+
+    So is every v1 optimizer's `compute_gradients` of a tensor. Where the answer is None, TensorFlow goes on.
+    """
+    if asked is None:
+        gradients_util._GradientsHelper = _gradients_helper
+        return
+
+    def helper(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(_gradients_helper).bind(ys, xs, grad_ys, *args, **kwargs)
+        bound.apply_defaults()
+        options = bound.arguments
+        found = None
+        if options["src_graph"] is None:
+            found = asked(ys, xs, grad_ys, options["stop_gradients"], options["unconnected_gradients"])
+        return _gradients_helper(ys, xs, grad_ys, *args, **kwargs) if found is None else found
+
+    gradients_util._GradientsHelper = helper
+
+
+def differentiate(
+    targets: Sequence[Any], sources: Sequence[Any], seeds: Sequence[Any], stops: Sequence[Any]
+) -> list[Any]:
+    """The gradients of `targets` (weighted by `seeds`) in the current graph; None, dense or IndexedSlices each."""
+    if not sources:
+        return []
+    found = _gradients_helper(
+        list(targets), list(sources), list(seeds), stop_gradients=list(stops), name="nebula"
+    )
+    return list(found)
+
+
+_build_cond = cond_v2._build_cond
+
+
+def hook_cond(takes: Callable[[Any, Sequence[Any]], bool] | None) -> None:
+    """Ask `takes(predicate, branches)` before a cond is built; where it has built one itself, nothing more is done."""
+    if takes is None:
+        cond_v2._build_cond = _build_cond
+        return
+
+    def build(
+        pred: Any, true_graph: Any, false_graph: Any, true_inputs: Any, false_inputs: Any, building_gradient: bool,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        if not building_gradient and takes(pred, (true_graph, false_graph)):
+            return None
+        return _build_cond(
+            pred, true_graph, false_graph, true_inputs, false_inputs, building_gradient=building_gradient, **options
+        )
+
+    cond_v2._build_cond = build
+
+
+_create_op = func_graph_lib.FuncGraph._create_op_internal
+
+
+def hook_ops(given: Callable[[Any, str, Sequence[Any]], Sequence[Any]] | None) -> None:
+    """Ask `given(graph, op_type, inputs)` what an op reads, before it is made in any FuncGraph."""
+    if given is None:
+        func_graph_lib.FuncGraph._create_op_internal = _create_op
+        return
+
+    def create(graph: Any, op_type: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return _create_op(graph, op_type, list(given(graph, op_type, list(inputs))), *args, **kwargs)
+
+    func_graph_lib.FuncGraph._create_op_internal = create
+
+
+def tape_records() -> bool:
+    """Whether some gradient tape records right now."""
+    return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
+
+
+def unrecorded() -> contextlib.AbstractContextManager[None]:
+    """While open, no tape of this thread records."""
+    stopped: contextlib.AbstractContextManager[None] = record.stop_recording()
+    return stopped
+
+
+def tape_follows(tensor: Any) -> bool:
+    """Whether some tape that records has followed this tensor from something that it watches."""
+    return bool(pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([tensor]))
+
+
+def tape_told(
+    variables: Sequence[Any],
+    tensors: Sequence[Any],
+    results: Sequence[Any],
+    asked: Callable[[frozenset[int] | None], None],
+) -> None:
+    """Tell the open tapes that `results` are made of variables and tensors, and that nothing flows back through them.
+
+    Whoever asks all the same has `asked` called, with the ids of what the gradient is asked for: tensors, and handles
+    of variables; with None where that cannot be told.
+    """
+    tape_lib.variables_accessed(variables)
+
+    def back(*gradients: Any) -> list[None]:
+        asked(_gradient_sources())
+        return [None] * (len(variables) + len(tensors))
+
+    given = [*(variable.handle for variable in variables), *tensors]
+    record.record_operation("NebulaStep", list(results), given, back)
+
+
+def _gradient_sources() -> frozenset[int] | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _tape_gradient.__code__:
+            return frozenset(map(id, frame.f_locals["flat_sources"]))
+        frame = frame.f_back
+    return None
+
+
+_tape_gradient = tf.GradientTape.gradient
+
+
+def tape_open(tape: tf.GradientTape) -> bool:
+    """Whether a tape can still be asked: a plain tape answers once."""
+    return tape._tape is not None
+
+
+def tape_stop(tape: tf.GradientTape) -> None:
+    """Do what `gradient` does first: a plain tape asked inside its own block stops recording."""
+    if tape._recording and not tape._persistent:
+        tape._pop_tape()
+
+
+def tape_finish(tape: tf.GradientTape) -> None:
+    """Do what `gradient` does last: a plain tape forgets what it recorded."""
+    if not tape._persistent:
+        tape._watched_variables = tape._tape.watched_variables()
+        tape._tape = None
+
+
+@contextlib.contextmanager
+def tape_reopened(tape: tf.GradientTape) -> Iterator[Callable[[Any], bool]]:
+    """Ask a tape whether it has followed a tensor: ops outside its block, or unwatched, it has not."""
+    again = not tape._recording
+    if again:
+        tape_lib.push_tape(tape._tape)
+    try:
+        yield lambda tensor: bool(pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([tensor]))
+    finally:
+        if again:
+            tape_lib.pop_tape(tape._tape)
+
+
+def resource_spec(tensor: Any) -> tuple[str, tuple[int | None, ...] | None] | None:
+    """Element type and shape of the variable behind a resource tensor."""
+    data = handle_data_util.get_resource_handle_data(tensor)
+    if data is None or not data.is_set or not data.shape_and_type:
+        return None
+    first = data.shape_and_type[0]
+    shape = tf.TensorShape(first.shape)
+    return tf.as_dtype(first.dtype).name, None if shape.rank is None else tuple(shape.as_list())
+
+
+def function_graph(graph: Any, name: str) -> Any:
+    """The FuncGraph of a function that an op of `graph` calls; those of a body may be known to a graph around it."""
+    while not graph._is_function(name) and getattr(graph, "outer_graph", None) is not None:
+        graph = graph.outer_graph
+    found = graph._get_function(name)
+    with graph.as_default():  # where the functions are that it calls by name
+        return found.graph if hasattr(found, "graph") else function_def_to_graph.function_def_to_graph(found.definition)
+
+
+def set_input(op: Any, position: int, tensor: Any) -> None:
+    """Let an op of the graph being traced read another tensor."""
+    op._update_input(position, tensor)
+
+
+def user_frames(op: Any) -> list[tuple[str, int]]:
+    """File and line of the Python frames that made an op, outermost first."""
+    return [(frame.filename, frame.lineno) for frame in op.traceback or ()]
+
+
+def stamp_of(op: Any, name: str) -> str:
+    """What `stamped` wrote on an op, as text; empty where it wrote nothing."""
+    try:
+        return bytes(op.get_attr(name)).decode()
+    except ValueError:
+        return ""
+
+
+def number_on(op: Any, name: str) -> int | None:
+    """The whole number that `stamped` wrote on an op, if it wrote one."""
+    try:
+        return int(op.get_attr(name))
+    except ValueError:
+        return None
+
+
+def layers_around(op: Any) -> tuple[tuple[str, ...], str]:
+    """The names of the Keras layers whose calls made an op, outermost first, and the file of the innermost.
+
+    Each call opens a name scope; TensorFlow numbers those that it has seen before.
+    """
+    frames = [(frame.filename, frame.name) for frame in op.traceback or ()]
+    calls = sum(name == "__call__" and file.endswith(_LAYER_FILE) for file, name in frames)
+    scopes = op.name.split("/")[:-1][:calls]
+    names = tuple(_unnumbered(op.graph, scopes[: depth + 1]) for depth in range(len(scopes)))
+    inside = [file for file, _ in frames if _LAYERS in file and not file.endswith(_LAYER_FILE)]
+    return names, inside[-1] if names and inside else ""
+
+
+_LAYERS, _LAYER_FILE = "/keras/src/layers/", "/keras/src/layers/layer.py"
+
+
+def _unnumbered(graph: Any, scopes: Sequence[str]) -> str:
+    plain = re.sub(r"_\d+$", "", scopes[-1])
+    return plain if "/".join([*scopes[:-1], plain]).lower() in graph._names_in_use else scopes[-1]
+
+
+def current_frames() -> list[tuple[str, int]]:
+    """File and line of the Python frames that lead here, outermost first."""
+    return [(frame.filename, frame.lineno) for frame in tf_stack.extract_stack()]
+
+
+def call_flat(function: Any, tensors: Sequence[Any], captured: Sequence[Any]) -> list[Any]:
+    """Call a ConcreteFunction with its tensors in order: half the price of the friendly call."""
+    return list(function._call_flat(list(tensors), captured) or ())
+
+
+def entry_layer() -> Any:
+    """The outermost Keras layer whose `call` runs now, or None."""
+    context = global_state.get_global_attribute("current_call_ctx")
+    return None if context is None else context.entry_layer
+
+
+def layers_running() -> list[Any]:
+    """The Keras layers whose calls run now, outermost first. Each call has opened a name scope."""
+    calls = [call for call in keras_calls() if call.name == "__call__"]
+    return [call.given for call in reversed(calls) if call.frame.f_code.co_filename.endswith(_LAYER_FILE)]
+
+
+def own_variable(layer: Any, name: str, values: Any) -> Any:
+    """Give a layer that is built already one more variable, as its own `build` would have made it."""
+    with tf.init_scope():
+        variable = keras.Variable(values, dtype=layer.variable_dtype, name=name)
+    variable._path = f"{layer.path or layer.name}/{name}"
+    locked = layer._tracker.locked
+    layer._tracker.unlock()
+    layer._track_variable(variable)
+    if locked:
+        layer._tracker.lock()
+    return variable
+
+
+def layers_of(model: Any) -> list[Any]:
+    """A model and every layer inside it."""
+    return list(model._flatten_layers())
+
+
+def sublayers(layer: Any) -> list[Any]:
+    """The layers directly inside a layer or model, in the order in which it got them, each once."""
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def nodes_by_depth(function: Any) -> dict[int, list[Any]]:
+    """The nodes of a functional model, by depth; of a Sequential, those of the functional model inside it."""
+    found: dict[int, list[Any]] = getattr(getattr(function, "_functional", None) or function, "_nodes_by_depth", {})
+    return found
+
+
+def on_run(node: Any, hear: Callable[[Any], None]) -> None:
+    """Tell `hear` of the arguments whenever a functional model runs this node, whatever it runs it for."""
+    fill_in = node.arguments.fill_in
+
+    def heard(tensors: Any) -> Any:
+        found = fill_in(tensors)
+        hear(found)
+        return found
+
+    node.arguments.fill_in = heard
+
+
+def on_config(operation: Any, hear: Callable[[], None]) -> None:
+    """Tell `hear` whenever a layer or operation gives its config, which is all that copies are made from."""
+    _before(operation, "get_config", hear)
+
+
+def on_build(sequential: Any, hear: Callable[[], None]) -> None:
+    """Tell `hear` whenever a Sequential has built the functional model inside it."""
+    _after(sequential, "build", hear)
+
+
+def _before(instance: Any, name: str, hear: Callable[[], None]) -> None:
+    plain = getattr(instance, name)
+
+    @functools.wraps(plain)
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        hear()
+        return plain(*args, **kwargs)
+
+    object.__setattr__(instance, name, heard)
+
+
+def _after(instance: Any, name: str, hear: Callable[[], None]) -> None:
+    plain = getattr(instance, name)
+
+    @functools.wraps(plain)
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        found = plain(*args, **kwargs)
+        hear()
+        return found
+
+    object.__setattr__(instance, name, heard)
+
+
+class KerasCall(NamedTuple):
+    """A function of Keras that runs now: its name, its first argument, and its frame."""
+
+    name: str
+    given: Any
+    frame: FrameType
+
+
+def keras_calls() -> list[KerasCall]:
+    """The functions of Keras that run now, innermost first."""
+    found: list[KerasCall] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_argcount and frame.f_globals.get("__name__", "").startswith("keras.src."):
+            found.append(KerasCall(code.co_name, frame.f_locals.get(code.co_varnames[0]), frame))
+        frame = frame.f_back
+    return found
+
+
+def in_custom_gradient() -> bool:
+    """Whether a function under `tf.custom_gradient` runs now, while a graph is made."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is custom_gradient._graph_mode_decorator.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def exporting() -> bool:
+    """Whether a model is being written as a SavedModel: what is traced then is never trained."""
+    return any(part in frame for frame, _ in current_frames() for part in _EXPORTERS)
+
+
+def ops_watched() -> bool:
+    """Whether a debugger of TensorFlow's adds ops of its own to every op that is made in this thread."""
+    return bool(op_callbacks.should_invoke_op_callbacks())
+
+
+_EXPORTERS = ("/keras/src/export/", "/tensorflow/python/saved_model/")
+
+
+def autographed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What tf.function would make of a function: Python control flow becomes TensorFlow's."""
+    context = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED, options=None)
+    converted: Callable[..., Any] = autograph.tf_convert(function, context, user_requested=True)
+    return converted
+
+
+def compiled_by_xla(function: Any) -> bool:
+    """Whether a tf.function has jit_compile=True."""
+    return bool(function._jit_compile)
+
+
+def can_inline(function: Any) -> bool:
+    """Whether a tf.function means no more than the Python function behind it."""
+    return not function._attributes and not function._run_functions_eagerly
+
+
+def run_inline(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run the Python function behind a tf.function in the current graph, as tracing it would.
+
+    Arguments are cast to its signature, AutoGraph rewrites it, op seeds are those of a graph of its own, and what
+    it returns becomes tensors.
+    """
+    bound = function_type_utils.bind_function_inputs(args, kwargs, function._function_type, function._default_values)
+    given = nest.map_structure(_as_traced, (bound.args, bound.kwargs))
+    python, options = function._python_function, function._experimental_autograph_options
+    status = ag_ctx.Status.ENABLED if function._autograph else ag_ctx.Status.DISABLED
+    if function._autograph:
+        python = autograph_util.py_func_from_autograph(python, options)
+    with ag_ctx.ControlStatusCtx(status=status, options=options), _own_op_seeds():
+        found = python(*given[0], **given[1])
+        return nest.map_structure(_as_returned, found)
+
+
+def _as_traced(leaf: Any) -> Any:
+    """What tracing makes of an argument: arrays become tensors, Python's own values stay."""
+    return tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
+
+
+def _as_returned(leaf: Any) -> Any:
+    """What a tf.function makes of a value that it returns."""
+    if leaf is None or isinstance(leaf, tf.TensorArray):
+        return leaf
+    return leaf if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable) else tf.convert_to_tensor(leaf)
+
+
+@contextlib.contextmanager
+def _own_op_seeds() -> Iterator[None]:
+    """Number the random ops that are made inside as a graph of their own would: it is the number that seeds them."""
+    graph, counts = tf.compat.v1.get_default_graph(), random_seed._graph_to_seed_dict
+    before, counts[graph] = counts.get(graph, 0), 0
+    try:
+        yield
+    finally:
+        counts[graph] = before
+
+
+def leaf_paths(structure: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """The leaves of a nested structure, each with its path, in the order of tf.nest.flatten."""
+    return list(nest.flatten_with_tuple_paths(structure)) if nest.is_nested(structure) else [((), structure)]
+
+
+def variables_later(function: Any) -> Callable[[Callable[[Any], bool]], None]:
+    """Let tracing a tf.function leave the variables that it creates without values. Gives what gives them theirs, but
+    for those of which a predicate says no.
+    """
+    pairs: list[tuple[Any, Any]] = []
+    give = function._initialize_uninitialized_variables
+    function._initialize_uninitialized_variables = pairs.extend
+
+    def begin(wanted: Callable[[Any], bool]) -> None:
+        chosen = [pair for pair in pairs if wanted(pair[0])]
+        pairs.clear()
+        give(chosen)
+
+    return begin
+
+
+VARIABLE_READS = ("_read_variable_op", "sparse_read", "gather_nd")
+"""Methods of a resource variable through which every read goes."""
+
+VARIABLE_WRITES = ("assign", "assign_add", "assign_sub", "_restore_from_tensors")
+"""Methods of a resource variable through which Keras and checkpoints write."""
+
+VARIABLE_HANDLE = "_handle"
+"""Attribute that eager ops in C++ read a variable by, past its methods, if it is an EagerTensor and nothing else."""
+
+
+def runtime_started() -> bool:
+    """Whether TensorFlow's runtime, with its threads, has started in this process."""
+    context = context_lib.context_safe()
+    return context is not None and bool(context._initialized)
+
+
+not_rewritten = autograph.autograph_artifact
+"""Decorates a class of ours whose objects AutoGraph calls as they are when it rewrites the caller."""
+
+
+@functools.cache
+def xla_takes(op_type: str, gpu: bool) -> bool:
+    """Whether XLA has a kernel for an op type. It registers its kernels when it compiles for the first time."""
+    _start_xla()
+    wanted = "XLA_GPU_JIT" if gpu else "XLA_CPU_JIT"
+    return any(kernel.device_type == wanted for kernel in kernels.get_registered_kernels_for_op(op_type).kernel)
+
+
+@functools.cache
+def _start_xla() -> None:
+    with tf.init_scope(), tf.device("CPU:0"):
+        tf.function(tf.identity, jit_compile=True, autograph=False)(tf.zeros(()))
+
+
+def forward_op(op: Any) -> Any:
+    """The op that `op` is a part of the gradient of; an op of the forward itself."""
+    return forward_op(op._original_op) if op._original_op is not None else op
+
+
+@contextlib.contextmanager
+def caching_device_kept() -> Iterator[None]:
+    """Put back what tf.scan and tf.map_fn set in the one variable scope of all graphs, and leave if a body raises."""
+    scope = tf.compat.v1.get_variable_scope()
+    before = scope._caching_device
+    try:
+        yield
+    finally:
+        scope._caching_device = before
+
+
+_set_keras_mask = keras_backend.set_keras_mask
+
+
+def hook_masks(hear: Callable[[Any, Any], None] | None) -> None:
+    """Have `hear(tensor, mask)` told of every mask that Keras puts on a tensor: a layer may take it off again."""
+    if hear is None:
+        keras_backend.set_keras_mask = _set_keras_mask
+        return
+
+    def set_keras_mask(x: Any, mask: Any) -> None:
+        _set_keras_mask(x, mask)
+        if mask is not None:
+            hear(x, mask)
+
+    keras_backend.set_keras_mask = set_keras_mask
+
+
+def dispatch_to(api: Any, kind: type, answer: Callable[..., Any]) -> None:
+    """Let `answer` do what a function of TensorFlow's cannot with arguments of a class of ours.
+
+    The public way for classes, `dispatch_for_api`, does not reach functions that are called without annotations.
+    """
+    from tensorflow.python.util import dispatch
+
+    dispatch.dispatch_for_types(api, kind)(answer)
+
+
+def traced_often(function: Any) -> Any:
+    """The same tf.function, of which TensorFlow does not say that it is traced anew with every other call.
+
+    It counts by the line that a function stands at: functions of ours that stand at one line are others each time.
+    """
+    function._omit_frequent_tracing_warning = True
+    return function

@@ -1,0 +1,75 @@
+"""Everything private of TensorFlow that its own random ops need, beside `tf_private`.
+
+What `tf.random.normal`, `tf.nn.dropout` and the like are made of keeps how much it has drawn in a kernel, where nobody
+can read it. The kernel is a Philox generator: its key is the op's first seed, its counter begins at the second, and
+each draw moves the counter on as `RngReadAndSkip` does. So the same numbers can be had from a variable. Each function
+has a contract test in tests/contract.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import tensorflow as tf
+
+from whale_nebula.tf.versions import require_supported
+
+require_supported()  # what follows is where it is in these versions only
+
+from tensorflow.python.ops import gen_random_ops, resource_variable_ops  # noqa: E402
+
+_PHILOX = 1
+_STATELESS = {
+    "random_uniform": tf.raw_ops.StatelessRandomUniformV2,
+    "random_standard_normal": tf.raw_ops.StatelessRandomNormalV2,
+    "truncated_normal": tf.raw_ops.StatelessTruncatedNormalV2,
+    "random_uniform_int": tf.raw_ops.StatelessRandomUniformIntV2,
+}
+_MAKERS: Mapping[str, Any] = MappingProxyType({name: getattr(gen_random_ops, name) for name in _STATELESS})
+
+Asked = Callable[[int, int], Any]
+
+
+def hook_draws(asked: Asked | None) -> None:
+    """Ask `asked(seed, seed2)` for a variable of `fresh_state` where a seeded random op is made.
+
+    The op then draws from that; where the answer is None, the op is made as ever. With None, the hook is taken off.
+    """
+    for name, make in _MAKERS.items():
+        setattr(gen_random_ops, name, make if asked is None else functools.partial(_drawn, name, asked))
+
+
+def _drawn(name: str, asked: Asked, /, *args: Any, **kwargs: Any) -> Any:
+    bound = inspect.signature(_MAKERS[name]).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    state = asked(int(given["seed"] or 0), int(given["seed2"] or 0)) if given["seed"] or given["seed2"] else None
+    if state is None:
+        return _MAKERS[name](*args, **kwargs)
+    kept = {key: value for key, value in given.items() if key not in ("seed", "seed2", "shape", "name")}
+    with tf.name_scope(given["name"] or name):
+        shape = tf.convert_to_tensor(given["shape"])
+        return _STATELESS[name](shape=shape, **_moved_on(state, shape), **kept)
+
+
+def fresh_state(seed: int, seed2: int, name: str) -> Any:
+    """A variable with what a kernel with these seeds begins with: the counter's two numbers, and the key.
+
+    It is no variable of the function that is traced, so nobody is asked how to make it.
+    """
+    with tf.init_scope():
+        first = tf.constant([0, seed2, seed], tf.int64)
+        return resource_variable_ops.ResourceVariable(first, trainable=False, name=name)
+
+
+def _moved_on(state: Any, shape: Any) -> dict[str, Any]:
+    """Counter and key of a draw of this shape; the next one gets others."""
+    resource_variable_ops.variable_accessed(state)
+    many = tf.cast(tf.reduce_prod(shape), tf.uint64)
+    before = tf.raw_ops.RngReadAndSkip(resource=state.handle, alg=_PHILOX, delta=many)
+    counter, key = tf.split(tf.bitcast(before, tf.uint64), [2, 1])
+    return {"counter": counter, "key": key, "alg": _PHILOX}
