@@ -103,14 +103,14 @@ def renewal(r: int, x: np.ndarray) -> Row:
     last = basis.first(basis.gram_of(x).numpy(), r)
 
     def encode(x: Any) -> Any:
-        return basis.renewed(basis.gram_of(x, rows=1024).numpy(), last)
+        return basis.renew_basis(basis.gram_of(x, rows=1024).numpy(), last)
 
     return Row(f"rank({r}), renewing the basis", encode, lambda sent: None)
 
 
 def largest(fraction: float) -> Row:
     """The largest of each row, and where they are."""
-    k = ranks.kept(COLUMNS, fraction)
+    k = ranks.kept_count(COLUMNS, fraction)
 
     def encode(x: Any) -> Any:
         at = sparse.largest(x, k)

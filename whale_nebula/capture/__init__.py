@@ -6,10 +6,10 @@ from textwrap import shorten
 from typing import Any
 
 from whale_nebula.scopes import options as values
-from whale_nebula.scopes.options import checked
+from whale_nebula.scopes.options import check_signature
 
 
-@checked
+@check_signature
 def loss_weight(tensor: Any) -> Any:
     """Inside a step: this micro-batch counts by this much; gives the tensor back.
 

@@ -70,7 +70,7 @@ class Places:
             return contextlib.nullcontext()
         if tf.compat.v1.get_default_graph() is not trace.graph:
             raise place_errors.in_body(home.spot.path, home.rule, home.placement)
-        return _entered(trace.graph, home.spot.path, home.rule, home.placement)
+        return _enter_rule(trace.graph, home.spot.path, home.rule, home.placement)
 
     def _chosen(self, layer: Any, homes: list[Home]) -> Home | None:
         """The home that this call is about, if a rule holds there; two maps may not be at odds."""
@@ -89,7 +89,7 @@ class Places:
             found = next((home for home in homes if home.spot.parent is parent), None)
             if found is not None:
                 return found
-        raise place_errors.undecided(layer, [(home.spot.path, home.rule, home.placement) for home in homes])
+        raise place_errors.undecided_error(layer, [(home.spot.path, home.rule, home.placement) for home in homes])
 
     def check(self) -> None:
         """At the end, when all layers are there: every pattern of a model that ran has matched one, in time."""
@@ -113,10 +113,10 @@ def _check_inside(opened: Frame, homes: list[Home]) -> None:
 
 
 @contextlib.contextmanager
-def _entered(graph: Any, path: str, rule: Rule, placement: Placement) -> Iterator[None]:
+def _enter_rule(graph: Any, path: str, rule: Rule, placement: Placement) -> Iterator[None]:
     frames = _outer(path, placement)
     said = f"layer {path!r} to {rule.cluster!r} by {rule.pattern.pattern!r}"
-    with scopes.imposed((*frames, placement.frame(rule, path))), tf_private.stamped(graph, {LAYER: said}):
+    with scopes.impose_frames((*frames, placement.frame(rule, path))), tf_private.stamp_ops(graph, {LAYER: said}):
         yield
 
 
@@ -138,7 +138,7 @@ _call = tf_private.KerasLayer.__call__
 
 
 @functools.wraps(_call)  # AutoGraph goes by its module: it leaves Keras's own functions as they are
-def _called(layer: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_layer(layer: Any, *args: Any, **kwargs: Any) -> Any:
     trace, places = current(), getattr(_LOCAL, "places", None)
     if trace is None or trace.graph is None or trace.busy or places is None or tf_private.in_symbolic_scope():
         return _call(layer, *args, **kwargs)  # in a symbolic scope Keras builds the model, in a graph of its own
@@ -155,7 +155,7 @@ def placing() -> Iterator[None]:
     before, places = getattr(_LOCAL, "places", None), Places()
     _LOCAL.places = places
     try:
-        with _hooked():
+        with _hook_calls():
             yield
         places.check()
     finally:
@@ -163,11 +163,11 @@ def placing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hooked() -> Iterator[None]:
+def _hook_calls() -> Iterator[None]:
     global _open
     with _LOCK:
         _open += 1
-        tf_private.KerasLayer.__call__ = _called
+        tf_private.KerasLayer.__call__ = _call_layer
     try:
         yield
     finally:

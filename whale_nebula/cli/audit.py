@@ -107,7 +107,7 @@ def report_text(verdict: Verdict, given: argparse.Namespace) -> str:
         lines.append(
             f"  {times} a crash tore the last line: {verdict.torn_bytes} bytes were set aside, and the log says so"
         )
-    lines.append(_signed(verdict, given))
+    lines.append(_describe_signature(verdict, given))
     if verdict.kept is not None:
         lines.append(f"  the peer's heads agree up to record {verdict.kept}")
     if not verdict.closed:
@@ -119,7 +119,7 @@ def report_text(verdict: Verdict, given: argparse.Namespace) -> str:
 _PAIRS = "audit verify gpu-gateway.jsonl --heads npu-gateway.heads.jsonl --ca certs/ca.pem, all of one run"
 
 
-def _signed(verdict: Verdict, given: argparse.Namespace) -> str:
+def _describe_signature(verdict: Verdict, given: argparse.Namespace) -> str:
     if verdict.signed is None:
         return "  no head in it is signed: whoever could write the file could write it anew"
     by = "by a certificate of this authority" if given.ca else "by the certificate it names itself; check with --ca"

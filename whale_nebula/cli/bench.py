@@ -19,7 +19,7 @@ from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, CredentialsError, DeadlineError, NebulaError, TransportError
 from whale_nebula.errors.suggestions import did_you_mean
 from whale_nebula.launch import gateways, secured
-from whale_nebula.launch.hosts import is_local, listening, settled
+from whale_nebula.launch.hosts import is_local, listening, settle_ports
 from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.launch.line import LineFound, Seat, measure
 from whale_nebula.launch.line.seat import others
@@ -162,11 +162,11 @@ def _text_here(found: LineFound) -> str:
 
 
 def _text(found: LineFound, config: Config) -> str:
-    from whale_nebula.launch.line.advice import advise, lopsided
+    from whale_nebula.launch.line.advice import advise, describe_asymmetry
     from whale_nebula.launch.line.seat import table
 
     advice = advise(found, config.links.between(*found.clusters))
-    said = [advice.why, advice.write and f"write: {advice.write}", lopsided(found)]
+    said = [advice.why, advice.write and f"write: {advice.write}", describe_asymmetry(found)]
     return "\n".join([table(found), *(f"  {each}" for each in said if each)])
 
 
@@ -196,7 +196,7 @@ def seat_of(config: Config, path: str, cluster: str, to: str | None) -> Seat:
         mend = f"--to: {did_you_mean(to, clusters)}" if to and clusters else "clusters: {gpu: ..., npu: ...}"
         raise ConfigError("there is nobody at the other end", where=path, why=f"{cluster} is alone", mend=mend)
     gateways.check(config, cluster)
-    credentials = _credentials(secured.configured(config, [here], path).get(here))
+    credentials = _credentials(secured.configured_files(config, [here], path).get(here))
     if credentials is not None:
         credentials.check_is(Identity.of_worker(run_name(config), here))
     return Seat(
@@ -236,7 +236,7 @@ def both_here(config: Config, clusters: Sequence[str], seconds: float) -> list[L
         )
     workers = [f"{cluster}/0" for cluster in known]
     everybody = everything(config, clusters, is_local)
-    placement = settled(Placement(tuple(workers), {each: everybody.addresses[each] for each in workers}))
+    placement = settle_ports(Placement(tuple(workers), {each: everybody.addresses[each] for each in workers}))
     with secured.for_one_run(config, workers) as files:
         told = {
             here: {

@@ -82,7 +82,7 @@ def _looked_at(given: argparse.Namespace) -> list[Check]:
     if given.config is None:
         return machine_checks(training=not given.gateway)
     checks = config_checks(given.config)
-    missing = [name for name in _NETWORK_NEEDS if packages.installed(name) is None]
+    missing = [name for name in _NETWORK_NEEDS if packages.find_version(name) is None]
     if given.cluster is None or missing:
         if given.cluster is not None:
             why = f"not looked at without {', '.join(missing)}"

@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
     logging.basicConfig(level=logging.WARNING, format="whale-nebula: %(message)s", stream=sys.stderr)
     try:
-        gateway = Gateway(_told(asked) if given.told else _site(given))
+        gateway = Gateway(_read_site(asked) if given.told else _site(given))
         gateway.start()
     except NebulaError as error:
         tell(error, as_json=given.json)
@@ -89,7 +89,7 @@ def _site(given: argparse.Namespace) -> Site:
     return site if given.audit is None else replace(site, audit=Path(os.path.abspath(given.audit)))
 
 
-def _told(asked: queue.SimpleQueue[str]) -> Site:
+def _read_site(asked: queue.SimpleQueue[str]) -> Site:
     """A launcher says where we stand in one line, and holds the pipe open as long as it wants us."""
     site = Site.from_json(sys.stdin.readline())
 

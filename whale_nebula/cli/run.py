@@ -17,7 +17,7 @@ from whale_nebula.cli.arguments import SIGNALLED, Parser, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, NebulaError, RemoteFailureError
 from whale_nebula.launch import Job, Outcome, Result, gateways
-from whale_nebula.launch.hosts import is_local, listening, settled
+from whale_nebula.launch.hosts import is_local, listening, settle_ports
 from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.launch.last_error import last_sentence, last_word, same_cause
 from whale_nebula.launch.picture import Board
@@ -29,7 +29,7 @@ from whale_nebula.report.screen import Screen, terminal
 _FAILED = RemoteFailureError.code
 
 
-def ended(result: Result, asking: Asking, *, as_json: bool) -> int:
+def report_end(result: Result, asking: Asking, *, as_json: bool) -> int:
     """Say how a run ended, if it did not end well; gives the exit status."""
     code, worker, why = _ending(result, asking)
     for line in _others(result, worker):
@@ -39,7 +39,7 @@ def ended(result: Result, asking: Asking, *, as_json: bool) -> int:
     elif why and not as_json:
         remark(why)
     if as_json:
-        codes = {name: exits.shown(each) for name, each in result.codes.items()}
+        codes = {name: exits.shell_code(each) for name, each in result.codes.items()}
         print(json.dumps({"code": code, "worker": worker, "why": why, "codes": codes}), flush=True)
     return code
 
@@ -77,13 +77,13 @@ def _ending(result: Result, asking: Asking) -> tuple[int, str | None, str]:
         return exits.SIGNALLED + asking.second, None, "the workers were killed"
     if result.late:
         left = [name for name, code in result.codes.items() if code == -signal.SIGKILL]
-        return exits.shown(-signal.SIGKILL), None, f"did not leave in time, and were killed: {', '.join(left)}"
+        return exits.shell_code(-signal.SIGKILL), None, f"did not leave in time, and were killed: {', '.join(left)}"
     if result.culprit is None:
         return exits.DONE, None, ""
     outcome = result.outcomes[_first(result, result.culprit)]
     if outcome.code == exits.LEFT:
         return exits.LEFT, None, "the workers left, and can be started again"
-    return exits.shown(outcome.code), outcome.worker, f"failed first: {_how(result, outcome)}"
+    return exits.shell_code(outcome.code), outcome.worker, f"failed first: {_how(result, outcome)}"
 
 
 def _how(result: Result, outcome: Outcome) -> str:
@@ -262,7 +262,7 @@ def _check(made: Parser, given: argparse.Namespace, script: Sequence[str]) -> No
 def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
     written = config = load(given.config)
     config = gateways.at_hand(config, is_local) if given.all else config
-    found = _placed(given, config)
+    found = _place_workers(given, config)
     if given.explain:
         print(Intent.explained(found) if given.json else found.explained())
         return exits.DONE
@@ -274,7 +274,7 @@ def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
     if config.security.insecure:
         remark(f"insecure: true in {given.config}: links are not encrypted, and nobody proves who he is")
     asking = Asking(config.patience)
-    with attended(asking), _secured(given, config, found.placement) as security:
+    with handle_signals(asking), _secure_workers(given, config, found.placement) as security:
         return _start(given, config, found.placement, security, script, asking)
 
 
@@ -289,17 +289,17 @@ def _agrees(given: argparse.Namespace, written: Config, config: Config, placemen
         remark("no gateway runs here, as not every cluster of the config names one")
 
 
-def _placed(given: argparse.Namespace, config: Config) -> Resolved:
+def _place_workers(given: argparse.Namespace, config: Config) -> Resolved:
     if given.all:
         names = [name.strip() for name in (given.clusters or "").split(",") if name.strip()]
-        return Resolved(settled(everything(config, names, is_local)), "--all", {})
+        return Resolved(settle_ports(everything(config, names, is_local)), "--all", {})
     worker = None if given.worker is None else int(given.worker)
     found = resolve(config, os.environ, Asked(given.cluster, worker, int(given.port or PORT), is_local))
-    return found._replace(placement=settled(found.placement))
+    return found._replace(placement=settle_ports(found.placement))
 
 
 @contextlib.contextmanager
-def _secured(
+def _secure_workers(
     given: argparse.Namespace, config: Config, placement: Placement
 ) -> Iterator[Mapping[str, SecurityFiles]]:
     """The certificates of all workers of this host, looked at before anything starts."""
@@ -309,7 +309,7 @@ def _secured(
         with secured.for_one_run(config, [*placement.here, *gateways.names(config)]) as made:
             yield made
     else:
-        files = secured.configured(config, placement.here, given.config)
+        files = secured.configured_files(config, placement.here, given.config)
         secured.check(files, run_name(config))
         yield files
 
@@ -334,7 +334,7 @@ def _start(
         job = others.enter_context(start_placed(argv, workers, output=output, notice=remark))
         asking.job = job
         result = job.wait(float("inf"), patience=config.patience)
-    return ended(result, asking, as_json=given.json)
+    return report_end(result, asking, as_json=given.json)
 
 
 @contextlib.contextmanager
@@ -410,7 +410,7 @@ def _say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def attended(asking: Asking) -> Iterator[None]:
+def handle_signals(asking: Asking) -> Iterator[None]:
     """Handle signals for a while, but not those that whoever started us wants to be ignored (nohup)."""
     before = {number: signal.getsignal(number) for number in HEARD}
     heard = [number for number in HEARD if before[number] is not signal.SIG_IGN]

@@ -230,7 +230,11 @@ class Gateway:
         self.journal.note("gone", target=worker, state=state, reason=why)
         said = f"its gateway has seen that {why}"
         for pair in self._all():
-            if pair.here == worker and pair.known and self._verdicts.give(pair.there, worker, _gone(worker, said)):
+            if (
+                pair.here == worker
+                and pair.known
+                and self._verdicts.give(pair.there, worker, _gone_error(worker, said))
+            ):
                 pair.end(f"worker '{worker}' is gone")
         for road in self._roads.values():
             road.trunk.send_gone(worker, said)
@@ -242,7 +246,7 @@ class Gateway:
             self._verdicts.gone(worker)
         for pair in pairs:
             if pair.known:
-                self._final(pair, _gone(worker, why))
+                self._final(pair, _gone_error(worker, why))
 
     def _final(self, pair: Pair, error: NebulaError) -> None:
         """There is no hope for a pair: its worker here, if any, is told when it asks again, which is at once."""
@@ -326,7 +330,7 @@ def _about(knock: Knock) -> str:
     return f"{knock.source} - {knock.destination}"
 
 
-def _gone(worker: str, why: str) -> NebulaError:
+def _gone_error(worker: str, why: str) -> NebulaError:
     return LinkClosedError(
         f"worker '{worker}' is gone", why=why, mend=f"look at the output of '{worker}', and start all workers again"
     )

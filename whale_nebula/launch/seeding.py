@@ -27,12 +27,12 @@ def seed_all(seed: int) -> None:
 
 
 @contextlib.contextmanager
-def unmoved() -> Iterator[None]:
+def keep_generators() -> Iterator[None]:
     """Leave Python's and NumPy's numbers where they were: weights are drawn from them, and one process comes to what is
     inside in another way than the next one.
 
     >>> random.seed(1); first = random.random(); random.seed(1)
-    >>> with unmoved():
+    >>> with keep_generators():
     ...     drawn = random.random()
     >>> drawn == first == random.random()
     True

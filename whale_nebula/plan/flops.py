@@ -174,25 +174,25 @@ def turns(op: Op, graph: Graph, numbers: Mapping[Value, Numbers]) -> int | None:
     limit = numbers.get(op.inputs[_LIMIT]) if len(op.inputs) > _LIMIT else None
     if limit is not None and len(limit) == 1 and limit[0] > 0:
         return limit[0]
-    return _counted(op, graph, [numbers.get(value) for value in op.inputs])
+    return _count_turns(op, graph, [numbers.get(value) for value in op.inputs])
 
 
-def _counted(op: Op, graph: Graph, state: list[Numbers | None]) -> int | None:
+def _count_turns(op: Op, graph: Graph, state: list[Numbers | None]) -> int | None:
     """Turn the loop with nothing but the integers that its condition asks for."""
     condition, body = graph.functions[op.functions[0]], graph.functions[op.functions[_BODY]]
-    asked = _carried(condition, body)
+    asked = _carried_places(condition, body)
     for turn in range(MOST):
-        (goes_on,) = _evaluated(condition, condition.returns[:1], state)
+        (goes_on,) = _evaluate_integers(condition, condition.returns[:1], state)
         if goes_on is None:
             return None
         if not goes_on[0]:
             return turn
-        after = dict(zip(asked, _evaluated(body, [body.returns[place] for place in asked], state), strict=True))
+        after = dict(zip(asked, _evaluate_integers(body, [body.returns[place] for place in asked], state), strict=True))
         state = [after.get(place, before) for place, before in enumerate(state)]
     return None
 
 
-def _carried(condition: Graph, body: Graph) -> list[int]:
+def _carried_places(condition: Graph, body: Graph) -> list[int]:
     """The places of what the condition reads, and of what the body makes these from."""
     found = _read(condition, condition.returns[:1])
     while True:
@@ -207,7 +207,7 @@ def _read(graph: Graph, values: Sequence[Value]) -> set[int]:
     return {place for place, argument in enumerate(graph.arguments) if argument in above}
 
 
-def _evaluated(graph: Graph, values: Sequence[Value], state: Sequence[Numbers | None]) -> list[Numbers | None]:
+def _evaluate_integers(graph: Graph, values: Sequence[Value], state: Sequence[Numbers | None]) -> list[Numbers | None]:
     known: dict[Value, Numbers] = {}
     given = zip(graph.arguments, state, strict=False)
     known.update({Value(argument): numbers for argument, numbers in given if numbers is not None})

@@ -10,10 +10,10 @@ from whale_nebula.config import Links
 from whale_nebula.ir.cut import Boundary, Cut, Fragment, StagePhase
 from whale_nebula.ir.exchanged import Exchanged
 from whale_nebula.ir.program import GradientPart, Request, Variable
-from whale_nebula.plan.codec_advice import Direction, Warned, holds, said, slowest, warned
+from whale_nebula.plan.codec_advice import Direction, Warned, advice_text, holds, slowest, warn_of_codecs
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanOnce, PlanStage, PlanTied
-from whale_nebula.plan.timing import assumed, times
+from whale_nebula.plan.timing import assumptions_of, times
 from whale_nebula.plan.work import Holdings, Work, made_in, parameters, writes
 from whale_nebula.wire.frame import wire_bytes
 
@@ -78,7 +78,7 @@ class Overview:
         found: dict[tuple[str, str], list[tuple[Warned, str]]] = {}
         for each in self.cut.boundaries:
             there, back = self._directions(each)
-            one = warned((there, back) if each.backward else (there,), partial(self._step, plan, each))
+            one = warn_of_codecs((there, back) if each.backward else (there,), partial(self._step, plan, each))
             if one is not None:
                 readers = " and ".join(stages[number].key for number in each.destinations)
                 told = one, f"{_name(each)}, {stages[each.source].key} to {readers}"
@@ -89,7 +89,7 @@ class Overview:
         """Seconds of a step in which a boundary crosses otherwise than planned, on the same assumption."""
         so = self._crossing(boundary, ways[0], ways[-1])
         others = (so if each.name == so.name else each for each in plan.boundaries)
-        return times(replace(plan, boundaries=tuple(others)), assumed(plan)).seconds
+        return times(replace(plan, boundaries=tuple(others)), assumptions_of(plan)).seconds
 
     def once(self) -> tuple[PlanOnce, ...]:
         """What runs once, in the order of its running."""
@@ -303,7 +303,7 @@ class Overview:
 def _at_once(found: Sequence[tuple[Warned, str]], where: str) -> str:
     """What is to be said of the boundaries of one line of the script: of the one by which most is lost."""
     ordered = sorted(found, key=lambda each: -each[0].lost)
-    return said([name for _, name in ordered], ordered[0][0], where)
+    return advice_text([name for _, name in ordered], ordered[0][0], where)
 
 
 def _ends(line: str) -> tuple[str, str]:

@@ -95,7 +95,7 @@ def chrome_trace(report: Report) -> dict[str, Any]:
     ]
     threads = {lane: (processes.index(p) + 1, number) for number, (lane, (p, _)) in enumerate(lanes.items(), 1)}
     whole = Span(ONCE, f"step {report.step} of {report.program}", 0.0, report.step_seconds)
-    events += [_event(span, *threads[span.lane]) for span in _ordered([whole, *report.spans])]
+    events += [_event(span, *threads[span.lane]) for span in _order_spans([whole, *report.spans])]
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": _about(report)}
 
 
@@ -120,7 +120,7 @@ def _thread(process: int, number: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": "thread_name", "pid": process, "tid": number, "args": {"name": name}}
 
 
-def _ordered(spans: Iterable[Span]) -> list[Span]:
+def _order_spans(spans: Iterable[Span]) -> list[Span]:
     return sorted(spans, key=lambda span: (span.start, -span.end))
 
 

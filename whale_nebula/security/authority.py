@@ -113,7 +113,7 @@ def everyone(run: str, config: Config) -> list[Identity]:
 def create(folder: Path, authority: Authority) -> None:
     """Put a new authority into a folder; one that is there already is left alone, with an error."""
     _prepare(folder)
-    with files.locked(folder):
+    with files.lock_folder(folder):
         if (folder / CA).exists():
             raise _exists(folder)
         if (folder / KEY).exists():

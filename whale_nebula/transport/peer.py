@@ -24,7 +24,7 @@ from whale_nebula.errors import (
 )
 from whale_nebula.faults import chunk_failpoint, failpoint
 from whale_nebula.transport.base import BYE, FAIL, absent, closed_here, silent
-from whale_nebula.transport.base import lost as gone
+from whale_nebula.transport.base import lost_error as gone
 from whale_nebula.transport.carrier import Carrier, CarrierState
 from whale_nebula.transport.deadlines import Announce, Deadlines, Waiting, log_wait
 from whale_nebula.transport.framed import ExpectKey, FramedEnd

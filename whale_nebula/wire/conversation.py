@@ -28,9 +28,9 @@ from whale_nebula.wire.frame import (
     checksum,
     chunks,
     find_fault,
+    open_header,
     pack,
     unpack,
-    unsealed,
 )
 from whale_nebula.wire.greeting import Greeting, Introduction, Prover
 from whale_nebula.wire.message import Word, decode_message, encode_message
@@ -169,7 +169,7 @@ class Conversation:
         self._connected = True
         expected = self._arrivals.expected
         packet = self._greeting_packet(self._introduction.hello(expected, self._acknowledge()))
-        self._ours = _known(self._ours.said(Word.HELLO))
+        self._ours = _require_side(self._ours.said(Word.HELLO))
         return [packet]
 
     def disconnected(self) -> None:
@@ -344,13 +344,13 @@ class Conversation:
         return [*self._acknowledged(header.ack), *events]
 
     def _take_message(self, header: Header, payload: Bytes) -> tuple[Side, list[Event]]:
-        plain = unsealed(header)
+        plain = open_header(header)
         data = self._into(np.empty(plain.length, np.uint8), header, payload) if self._sealer else payload
         message = decode_message(data.tobytes())
         return self._heard_from(plain, message), [MessageArrived(plain, message)]
 
     def _take_chunk(self, header: Header, payload: Bytes) -> tuple[Side, list[Event]]:
-        plain = unsealed(header)
+        plain = open_header(header)
         side = self._heard_from(plain, None)
         self._into(self._assembly.place(plain), header, payload)
         return side, list(self._assembly.placed(plain))
@@ -389,7 +389,7 @@ class Conversation:
             raise RemoteProtocolError(f"{escape_foreign_text(message['kind'])} in state {self._theirs.state}")
         if word is Word.HELLO:
             events.append(Answer([self._greeting_packet(self._introduction.answer(message))]))
-            self._ours = _known(self._ours.said(Word.AUTH))
+            self._ours = _require_side(self._ours.said(Word.AUTH))
         else:
             events += self._open(message)
         self._theirs = side
@@ -436,7 +436,7 @@ def _unreadable(error: Exception) -> RemoteProtocolError:
     return unreadable
 
 
-def _known(side: Side | None) -> Side:
+def _require_side(side: Side | None) -> Side:
     if side is None:
         raise LocalProtocolError("the greeting was said twice on one connection")
     return side

@@ -76,13 +76,13 @@ def transcript(hellos: tuple[Hello, Hello], signer: str) -> bytes:
     >>> transcript((a, b), "gpu/0") == transcript((b, a), "gpu/0") != transcript((a, b), "npu/0")
     True
     """
-    said = [asdict(hello) for hello in _sorted(hellos)]
+    said = [asdict(hello) for hello in _sort_hellos(hellos)]
     return _LABEL + encode_message({"kind": "TRANSCRIPT", "signer": signer, "hellos": said})
 
 
 def salt(hellos: tuple[Hello, Hello]) -> bytes:
     """Both nonces, in an order that both sides know."""
-    return b"".join(bytes.fromhex(hello.nonce) for hello in _sorted(hellos))
+    return b"".join(bytes.fromhex(hello.nonce) for hello in _sort_hellos(hellos))
 
 
 def epoch(hellos: tuple[Hello, Hello]) -> int:
@@ -90,7 +90,7 @@ def epoch(hellos: tuple[Hello, Hello]) -> int:
     return int.from_bytes(hashlib.sha256(b"epoch" + salt(hellos)).digest()[:4], "big") or 1
 
 
-def _sorted(hellos: tuple[Hello, Hello]) -> list[Hello]:
+def _sort_hellos(hellos: tuple[Hello, Hello]) -> list[Hello]:
     return sorted(hellos, key=lambda hello: hello.worker)
 
 

@@ -18,7 +18,7 @@ from whale_nebula.cli import bench
 from whale_nebula.cli import bench as bench_ends
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, CredentialsError
-from whale_nebula.launch.line.advice import path_of, saved
+from whale_nebula.launch.line.advice import load_measurement, path_of
 from whale_nebula.security import Identity
 
 QUICK = ["--seconds", "0.05"]
@@ -50,7 +50,7 @@ def test_two_sites_find_the_same_and_say_what_to_write(config: Path, capsys: pyt
     assert first["config"]["agrees"] is False
     assert first["config"]["write"].startswith("links: [{between: [gpu, npu], rate: ")
     assert "npu/0 measures the line to gpu/0" in err and "gpu/0 -> npu/0, tensors of 64 KiB" in err
-    kept = saved(path_of(config, "gpu", "npu"))
+    kept = load_measurement(path_of(config, "gpu", "npu"))
     assert kept is not None and kept.first == "gpu/0"
 
 

@@ -110,9 +110,9 @@ def test_what_is_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_gateways_host_needs_no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = {name: version for name in packages.NEEDED if (version := packages.installed(name))}
+    there = {name: version for name in packages.NEEDED if (version := packages.find_version(name))}
     missing = {name: version for name, version in there.items() if name not in packages.FOR_TRAINING}
-    monkeypatch.setattr(packages, "installed", missing.get)
+    monkeypatch.setattr(packages, "find_version", missing.get)
     assert doctor.main(["--gateway"]) == 0
     assert doctor.main([]) == 1
 
@@ -138,7 +138,7 @@ def test_settings_that_change_bits_are_noted(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_little_memory_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_allowed", lambda: 2.0**29)
+    monkeypatch.setattr(machine, "_container_limit", lambda: 2.0**29)
     assert (machine.memory_check().state, machine.memory_check().found) == ("note", "512.0 MiB")
 
 

@@ -18,7 +18,7 @@ SIGNALLED = [exits.SIGNALLED + number for number in (signal.SIGHUP, signal.SIGIN
 def test_the_operators_page_has_those_of_run() -> None:
     rows = re.findall(r"^\| ([\d, ]+) \|", PAGE, re.MULTILINE)
     told = [int(code) for row in rows for code in row.split(",")]
-    killed = exits.shown(-signal.SIGKILL)
+    killed = exits.shell_code(-signal.SIGKILL)
     assert told == [exits.DONE, exits.USAGE, exits.NO_FILE, exits.LEFT, exits.CONFIG, *SIGNALLED, killed]
 
 
@@ -29,4 +29,4 @@ def test_so_has_its_help() -> None:
 
 def test_workers_end_with_the_same_numbers() -> None:
     assert (EXIT_LEFT, EXIT_ORPHANED, SIGNALLED[1]) == (exits.LEFT, exits.ORPHANED, exits.INTERRUPTED)
-    assert [exits.shown(code) for code in (0, 3, -9)] == [0, 3, 137]
+    assert [exits.shell_code(code) for code in (0, 3, -9)] == [0, 3, 137]

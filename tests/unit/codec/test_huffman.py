@@ -60,11 +60,11 @@ def test_no_more_is_opened_than_was_due() -> None:
     bomb = zlib.compressobj(9, zlib.DEFLATED, -15)
     made = bomb.compress(bytes(50_000_000)) + bomb.flush()
     with pytest.raises(RemoteProtocolError, match="the 9 bytes that were due"):
-        huffman.opened(made, 9)
+        huffman.inflate(made, 9)
 
 
 def test_a_symbol_beyond_its_group_is_refused() -> None:
-    body = huffman.deflated(bytes([3] * 8))  # of three values, one number a symbol
+    body = huffman.deflate(bytes([3] * 8))  # of three values, one number a symbol
     data = np.frombuffer(bytes([1, 1]) + len(body).to_bytes(4, "little") + body, np.uint8)
     with pytest.raises(RemoteProtocolError, match="larger than its group's"):
         huffman.unpack(data, 1, 8)

@@ -127,7 +127,7 @@ class TestWhoIsGone:
     def test_a_gateway_speaks_of_its_own_workers_only(self, make: Callable[..., Side]) -> None:
         said = {"kind": "GONE", "id": "00", "worker": "npu/0", "why": "a lie"}
         with pytest.raises(RemoteProtocolError, match="which is not its own"):
-            make(GPU).trunk.hear(word.written(said))
+            make(GPU).trunk.hear(word.encode_control(said))
 
 
 class TestHowMuch:
@@ -138,7 +138,7 @@ class TestHowMuch:
 
         def hear() -> None:
             for number in range(3):
-                side.trunk.hear(word.written({"kind": "REFUSED", "seq": number, "why": "no"}))
+                side.trunk.hear(word.encode_control({"kind": "REFUSED", "seq": number, "why": "no"}))
                 heard.append(number)
 
         thread = threading.Thread(target=hear)
@@ -169,15 +169,15 @@ class TestWhatIsNoWord:
     )
     def test_messages(self, make: Callable[..., Side], said: dict[str, Any]) -> None:
         with pytest.raises(RemoteProtocolError, match="that is not known"):
-            make(GPU).trunk.hear(word.written(said))
+            make(GPU).trunk.hear(word.encode_control(said))
 
     @pytest.mark.parametrize(
         "frame",
         [
             b"",
             bytes(70_000),
-            word.written({"kind": "KEPT", "seq": 1})[:-1],
-            word.written({"kind": "KEPT", "seq": 1})[:-1] + b"x",
+            word.encode_control({"kind": "KEPT", "seq": 1})[:-1],
+            word.encode_control({"kind": "KEPT", "seq": 1})[:-1] + b"x",
             pack(Header(Kind.BEAT, Flag.LAST), 0),
             bytes(HEADER_BYTES),
         ],

@@ -107,7 +107,7 @@ def test_a_wrong_call_in_a_rewritten_function_is_told_at_the_users_line() -> Non
 
 
 def test_what_collects_its_arguments_takes_any_number() -> None:
-    @words.checked
+    @words.check_signature
     def gather(*given: int, **others: int) -> int:
         return len(given) + len(others)
 

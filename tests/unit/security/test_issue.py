@@ -173,7 +173,7 @@ class TestIssuing:
     def test_a_life_that_cannot_be_is_refused(self, home: Home, days: float) -> None:
         with pytest.raises(CredentialsError):
             home.files(GPU, days=days)
-        assert issue.issued(home.folder) == []
+        assert issue.list_issued(home.folder) == []
 
     def test_an_unreadable_certificate_is_in_nobodys_way(self, home: Home) -> None:
         Files.under(home.folder, GPU).cert.write_text("half")

@@ -346,4 +346,4 @@ class TestTheDenyList:
 def test_a_home_is_what_certs_makes(tmp_path: Path) -> None:
     home = Home.at(tmp_path / "certs")
     assert Trust([home.authority.certificate]).check(home.files(GPU).cert.read_bytes()).identity == GPU
-    assert [peer.identity for peer in issue.issued(home.folder)] == [GPU]
+    assert [peer.identity for peer in issue.list_issued(home.folder)] == [GPU]

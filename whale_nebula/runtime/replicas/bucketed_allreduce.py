@@ -49,7 +49,7 @@ class Added:
         if each.stage not in self.groups:
             return False
         if each.kind == "numbers":
-            return all(_carried(spec) in DTYPES for spec in each.specs)
+            return all(_sum_dtype(spec) in DTYPES for spec in each.specs)
         if each not in self._shapes:
             self._shapes[each] = self._shape(each) if each.kind == "sum" else None
         return self._shapes[each] is not None
@@ -166,7 +166,7 @@ Numbers = tuple[str, Sequence[Value]]
 """Numbers of one element type."""
 
 
-def _carried(spec: Spec) -> str:
+def _sum_dtype(spec: Spec) -> str:
     """As which element type a number is added up."""
     return "int32" if spec.dtype == "bool" else spec.dtype
 
@@ -174,7 +174,7 @@ def _carried(spec: Spec) -> str:
 def _groups(each: Told) -> Mapping[str, list[Value]]:
     found: dict[str, list[Value]] = {}
     for value, spec in zip(each.values, each.specs, strict=True):
-        found.setdefault(_carried(spec), []).append(value)
+        found.setdefault(_sum_dtype(spec), []).append(value)
     return found
 
 
@@ -185,7 +185,7 @@ def _with_row(table: Any, group: Numbers, made: Mapping[Value, Any], micro_batch
     return tf.tensor_scatter_nd_update(table, [[micro_batch]], [tf.stack(row)])
 
 
-def added(compiled: Compiled, collectives: Collectives | None, program: int) -> Added | None:
+def find_groups(compiled: Compiled, collectives: Collectives | None, program: int) -> Added | None:
     """The groups that this worker is in; None where TensorFlow's collectives are not to be had."""
     found = groups(compiled.cut, compiled.worker, collectives, f"program {program}")
     return Added(compiled.cut, found, program) if found else None

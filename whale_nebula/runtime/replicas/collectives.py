@@ -28,7 +28,7 @@ import tensorflow as tf
 from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import DeadlineError, LinkClosedError, NebulaError, OptionError, StateError
 from whale_nebula.ir.cut import Cut
-from whale_nebula.runtime.session.server_filter import shut
+from whale_nebula.runtime.session.server_filter import restrict_port
 from whale_nebula.tf import collectives as tf_collectives
 from whale_nebula.tf.private import runtime_started, traced_often
 
@@ -105,7 +105,7 @@ def open_collectives(
     if not can_open(index, len(addresses)):
         raise _too_late()
     tf_collectives.serve(index, addresses)
-    shut(_port(addresses[index]), [_host(address) for address in addresses])
+    restrict_port(_port(addresses[index]), [_host(address) for address in addresses])
     return Collectives(index, tuple(addresses), patience, lost)
 
 

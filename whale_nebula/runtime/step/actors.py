@@ -112,7 +112,7 @@ class TimedPeers:
         return found
 
 
-def seated(compiled: Compiled, routing: Routing) -> dict[Seat, Stage]:
+def seat_replicas(compiled: Compiled, routing: Routing) -> dict[Seat, Stage]:
     """The replicas that this process runs, each with its stage."""
     stages, own = compiled.cut.program.stages, compiled.worker
     found: dict[Seat, Stage] = {}

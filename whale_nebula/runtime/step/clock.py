@@ -179,7 +179,7 @@ class LineClock:
             self.told.append(span)
 
 
-def held(links: Mapping[str, LinkReport], spans: Sequence[Span]) -> dict[str, LinkReport]:
+def add_line_seconds(links: Mapping[str, LinkReport], spans: Sequence[Span]) -> dict[str, LinkReport]:
     """The same reports of links, with the seconds that their lines were held."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for span in spans:

@@ -16,7 +16,7 @@ from whale_nebula.ir.cut import Boundary, Cut, Fragment, PhasePlan, StagePhase
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.program import Stage
 from whale_nebula.passes.branches import Aliases
-from whale_nebula.passes.exchange import Bundle, Told, bundles, told
+from whale_nebula.passes.exchange import Bundle, Told, bundles, replica_messages
 from whale_nebula.runtime.replicas.batch_sums import ReplicaSums
 from whale_nebula.runtime.step.op_locations import Whereabouts
 from whale_nebula.spec import Value
@@ -204,7 +204,7 @@ class Compiled:
     def told(self, phase: PhasePlan) -> tuple[Told, ...]:
         """What replicas of stages tell one another in a phase."""
         if phase.index not in self._told:
-            self._told[phase.index] = told(self.cut, phase)
+            self._told[phase.index] = replica_messages(self.cut, phase)
         return self._told[phase.index]
 
     def updates(self, phase: PhasePlan) -> Sequence[Piece]:

@@ -21,7 +21,7 @@ from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import private as tf_private
 
 
-def joined(phase: PhasePlan, runs: Sequence[StageRun]) -> Sequence[StageRun]:
+def join_replicas(phase: PhasePlan, runs: Sequence[StageRun]) -> Sequence[StageRun]:
     """One run for each stage: values by micro-batch, and gradients that are added in the order of the replicas."""
     by_stage: dict[int, list[StageRun]] = {}
     for run in runs:
@@ -201,7 +201,7 @@ class OnceRun:
     def _gather(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
         """What all micro-batches have made becomes one; once in a phase."""
         if self._gathered != phase.index:
-            self._gathered, self._runs, self._got = phase.index, joined(phase, runs), set()
+            self._gathered, self._runs, self._got = phase.index, join_replicas(phase, runs), set()
             if self.peers is not None and self.compiled.told(phase):
                 self.peers.even(phase, self._runs)
             self._merge(self._runs)

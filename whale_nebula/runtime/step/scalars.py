@@ -107,7 +107,7 @@ class Later:
     __hash__ = object.__hash__
 
 
-def _delegated(name: str) -> Any:
+def _delegate(name: str) -> Any:
     def call(self: Later, *given: Any) -> Any:
         return getattr(self._come(), name)(*given)
 
@@ -121,4 +121,4 @@ _OPERATORS = (
     "__floordiv__", "__rfloordiv__", "__mod__", "__rmod__", "__pow__", "__rpow__",
 )  # fmt: skip
 for _name in _OPERATORS:
-    setattr(Later, _name, _delegated(_name))
+    setattr(Later, _name, _delegate(_name))

@@ -87,7 +87,7 @@ class StageRun:
                 sums.idle(fragment)
 
     def _run(self, phase: PhasePlan, piece: Piece, micro_batch: int) -> None:
-        with _timed(None if self.clock is None else self.clock.waits()):
+        with _time_stage(None if self.clock is None else self.clock.waits()):
             tensors = [self._take(feed, micro_batch) for feed in piece.feeds]
         with self._computing(piece, micro_batch):
             results = self._called(phase, piece, micro_batch, tensors)
@@ -110,7 +110,7 @@ class StageRun:
 
     def _computing(self, piece: Piece, micro_batch: int) -> contextlib.AbstractContextManager[None]:
         about = piece.fragment
-        return _timed(None if self.clock is None else self.clock.computing(about.kind, micro_batch, about.phase))
+        return _time_stage(None if self.clock is None else self.clock.computing(about.kind, micro_batch, about.phase))
 
     def _take(self, feed: Feed, micro_batch: int) -> Any:
         kind, what = feed
@@ -186,5 +186,5 @@ class StageRun:
         self.local[micro_batch] = {value: tensor for value, tensor in local.items() if value in later}
 
 
-def _timed(clock: contextlib.AbstractContextManager[None] | None) -> contextlib.AbstractContextManager[None]:
+def _time_stage(clock: contextlib.AbstractContextManager[None] | None) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if clock is None else clock

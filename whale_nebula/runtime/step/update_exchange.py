@@ -12,7 +12,7 @@ import tensorflow as tf
 from whale_nebula.ir.cut import Cut, PhasePlan
 from whale_nebula.ir.program import PartKey
 from whale_nebula.passes.exchange import Bundle, shared_parts
-from whale_nebula.runtime.replicas.exchange import Mates, bundled, unbundled
+from whale_nebula.runtime.replicas.exchange import Mates, bundle_tensors, unbundle_tensors
 from whale_nebula.runtime.step.scalars import Later
 from whale_nebula.runtime.step.stage_run import StageRun
 from whale_nebula.transport.protocol import Key, KeyKind, Link
@@ -37,11 +37,11 @@ class Wires:
 
     def send(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
         """Send what another worker needs."""
-        self.links[bundle.destination].send(self._key(bundle), bundled(tensors))
+        self.links[bundle.destination].send(self._key(bundle), bundle_tensors(tensors))
 
     def receive(self, bundle: Bundle) -> Sequence[Any]:
         """Wait for what another worker has made."""
-        return unbundled(self.links[bundle.source].receive(self._key(bundle), self.patience), bundle.specs)
+        return unbundle_tensors(self.links[bundle.source].receive(self._key(bundle), self.patience), bundle.specs)
 
     def later(self, bundle: Bundle) -> Sequence[Later]:
         """Numbers that are returned only: they come when they come."""
@@ -49,7 +49,7 @@ class Wires:
         link.later(key)
 
         def come() -> Sequence[Any]:
-            return unbundled(link.receive(key, self.patience), bundle.specs)
+            return unbundle_tensors(link.receive(key, self.patience), bundle.specs)
 
         promise = self.promises.submit(come)
         return [Later(promise, place, spec) for place, spec in enumerate(bundle.specs)]

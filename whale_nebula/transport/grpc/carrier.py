@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 
 from whale_nebula.errors import NebulaError, TransportError
-from whale_nebula.transport.base import lost
+from whale_nebula.transport.base import lost_error
 from whale_nebula.transport.carrier import CarrierState, Receiver
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.connection import Connection, Lane, reason
@@ -127,7 +127,7 @@ class GrpcCarrier(ABC):
             self._give_up(error)
         except Exception as error:
             _LOG.exception("the carrier to %s has failed", self.there)
-            self._give_up(lost(self.there, f"this side's carrier has failed: {reason(error)}"))
+            self._give_up(lost_error(self.there, f"this side's carrier has failed: {reason(error)}"))
 
     def _adopt(self, connection: Connection, trouble: str = "") -> None:
         """A fresh connection takes the place of the one before; `trouble` is what stands between it and the worker."""
@@ -194,7 +194,7 @@ class GrpcCarrier(ABC):
         return self._connections > 0 and self._refusals >= 2
 
     def _dead(self) -> NebulaError:
-        return lost(self.there, f"its address {self.where} has refused twice: no process has the port any more")
+        return lost_error(self.there, f"its address {self.where} has refused twice: no process has the port any more")
 
     def _back_off(self, attempt: int) -> float:
         return self._deadlines.again(attempt, _DRAWN.random())

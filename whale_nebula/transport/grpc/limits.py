@@ -184,7 +184,7 @@ class ConnectionGuard:
         surplus = set(find_surplus(idle, now, self._limits))
         for file, end in files.items():
             if end in surplus:
-                _shut(file, self._port, end)
+                _shut_connection(file, self._port, end)
         self._since = {end: since for end, since in idle.items() if end not in surplus}
         return len(idle)
 
@@ -210,7 +210,7 @@ def _other_end(file: int, port: int) -> End | None:
     return None
 
 
-def _shut(file: int, port: int, end: End) -> None:
+def _shut_connection(file: int, port: int, end: End) -> None:
     """End a connection, if the file still is this one: its number may be another's by now."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(file)) as one:
         host, number, *_ = one.getpeername()
