@@ -65,14 +65,14 @@ class Places:
         if opened is not None:
             _check_inside(opened, homes)
             return contextlib.nullcontext()
-        home = self._chosen(layer, homes)
+        home = self._choose_home(layer, homes)
         if home is None or home.rule is None:
             return contextlib.nullcontext()
         if tf.compat.v1.get_default_graph() is not trace.graph:
             raise place_errors.in_body(home.spot.path, home.rule, home.placement)
         return _enter_rule(trace.graph, home.spot.path, home.rule, home.placement)
 
-    def _chosen(self, layer: Any, homes: list[Home]) -> Home | None:
+    def _choose_home(self, layer: Any, homes: list[Home]) -> Home | None:
         """The home that this call is about, if a rule holds there; two maps may not be at odds."""
         placements = dict.fromkeys(home.placement for home in homes)
         chosen = [self._of_one(layer, [home for home in homes if home.placement is each]) for each in placements]

@@ -152,13 +152,13 @@ class Intent:
             gateway = self._gateway(worker)
             behind = f", behind gateway {gateway}" if gateway else ""
             lines.append(f"  {worker:<{width}}  {state:<12}  {address}{behind}")
-        return "\n".join([*lines, f"{self._secured()}; {self.found.source} says where the workers are"])
+        return "\n".join([*lines, f"{self._describe_security()}; {self.found.source} says where the workers are"])
 
     def _gateway(self, worker: str) -> str | None:
         cluster = self.config.clusters.get(cluster_of(worker))
         return None if cluster is None else cluster.gateway
 
-    def _secured(self) -> str:
+    def _describe_security(self) -> str:
         if self.config.security.insecure:
             return "insecure: links are not encrypted"
         return "certificates for this run only" if self.everywhere else "certificates as the config says"

@@ -39,7 +39,7 @@ class Rows(Structure):
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
         """The kept rows."""
         m, n = matrix(dims)
-        return ((self._kept(m), n),) if self._kept(m) < m else None
+        return ((self._kept_count(m), n),) if self._kept_count(m) < m else None
 
     def extras(self, dims: Dims) -> tuple[Part, ...]:
         """A bit for each row: whether it is kept."""
@@ -50,7 +50,7 @@ class Rows(Structure):
         from whale_nebula.codec.packing import pack_mask
         m, n = matrix(x.shape)
         rows = reshape(x, (m, n))
-        marks = strongest(rows, self._kept(m))
+        marks = strongest(rows, self._kept_count(m))
         return Reduced((take_rows(rows, marks),), (pack_mask(marks),))
 
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
@@ -58,7 +58,7 @@ class Rows(Structure):
         from whale_nebula.codec.packing import unpack_mask
         return reshape(place_rows(numbers[0], unpack_mask(extras[0], matrix(dims)[0])), dims), None
 
-    def _kept(self, m: int) -> int:
+    def _kept_count(self, m: int) -> int:
         return kept_count(m, self.fraction)
 
 

@@ -155,14 +155,14 @@ class TopK(Structure):
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
         """The kept ones of each row."""
         m, n = matrix(dims)
-        return ((m, self._kept(n)),) if self._kept(n) < n else None
+        return ((m, self._kept_count(n)),) if self._kept_count(n) < n else None
 
     def extras(self, dims: Dims) -> tuple[Part, ...]:
         """Where they stood."""
         from whale_nebula.codec import sparse as positions
 
         m, n = matrix(dims)
-        return (Part("uint8", (positions.packed_bytes(m, n, self._kept(n)),)),)
+        return (Part("uint8", (positions.packed_bytes(m, n, self._kept_count(n)),)),)
 
     def reduce(self, state: Any, x: Any) -> Reduced:
         """The largest of each row, and where they stand."""
@@ -171,7 +171,7 @@ class TopK(Structure):
 
         m, n = matrix(x.shape)
         rows = reshape(x, (m, n))
-        places = largest(rows, self._kept(n))
+        places = largest(rows, self._kept_count(n))
         return Reduced((gather(rows, places),), (positions.pack(places, n),), places)
 
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
@@ -179,7 +179,7 @@ class TopK(Structure):
         from whale_nebula.codec import sparse as positions
 
         m, n = matrix(dims)
-        places = positions.unpack(extras[0], m, n, self._kept(n))
+        places = positions.unpack(extras[0], m, n, self._kept_count(n))
         return self.expand_back(places, numbers, dims), places
 
     def reduce_back(self, residue: Any, gradient: Any) -> tuple[Any, ...]:
@@ -194,7 +194,7 @@ class TopK(Structure):
 
         return reshape(scatter(numbers[0], residue, dims[-1]), dims)
 
-    def _kept(self, n: int) -> int:
+    def _kept_count(self, n: int) -> int:
         return kept_count(n, self.fraction)
 
 

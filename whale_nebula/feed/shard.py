@@ -130,7 +130,7 @@ class Batches(tf.data.Iterator):
 
     def __next__(self) -> Any:
         if self._whole is not None:
-            raise self._mixed("is read here, and was given to a function of TensorFlow's before")
+            raise self._mixed_error("is read here, and was given to a function of TensorFlow's before")
         self._begun = True
         self._feed.settle()
         *tensors, marks, here = next(self._inner)
@@ -167,12 +167,12 @@ class Batches(tf.data.Iterator):
 
     def _all_rows(self) -> Any:
         if self._begun:
-            raise self._mixed("has given batches, and is now given to a function of TensorFlow's")
+            raise self._mixed_error("has given batches, and is now given to a function of TensorFlow's")
         if self._whole is None:
             self._whole = iter(self._dataset)
         return self._whole
 
-    def _mixed(self, what: str) -> UnsupportedError:
+    def _mixed_error(self, what: str) -> UnsupportedError:
         return UnsupportedError(
             f"an iterator of nb.shard {what}",
             where=str(calling_site()),

@@ -191,7 +191,7 @@ class Gateway:
                 inspection = Inspection.of(self.site.roster, here, there)
                 yields = self.site.cluster < cluster_of(there)
                 remembers, grace = self.site.patience, self._deadlines.grace
-                pair = Pair(here, there, inspection, self._ended, yields=yields, grace=grace, remembers=remembers)
+                pair = Pair(here, there, inspection, self._note_end, yields=yields, grace=grace, remembers=remembers)
                 self._pairs[here, there] = pair
             return pair
 
@@ -207,7 +207,7 @@ class Gateway:
             return list(self._pairs.values())
 
     # ------------------------------------------------------------------ who goes
-    def _ended(self, pair: Pair, half: Half, why: str) -> None:
+    def _note_end(self, pair: Pair, half: Half, why: str) -> None:
         self.journal.ended(pair, half, why)
         if half.side is Side.NEAR and why != REPLACED and not self._stopping.is_set():
             (self._parted.add if half.parted else self._parted.discard)(pair.here)

@@ -191,7 +191,7 @@ class _Scanner:
             constant=constant if isinstance(constant, tuple) else None,  # type: ignore[arg-type]
             functions=functions,
         )
-        return self._marked(op)
+        return self._read_marks(op)
 
     def _functions(self) -> tuple[str, ...]:
         found = []
@@ -239,7 +239,7 @@ class _Scanner:
             self.take(",")
         return tuple(found)
 
-    def _marked(self, op: Op) -> Op:
+    def _read_marks(self, op: Op) -> Op:
         while not self.done():
             if self.take("@"):
                 op = replace(op, stage=self.word())

@@ -92,10 +92,10 @@ class _Waiting(MetaPathFinder):
         finally:
             self._asking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Telling(spec.loader, self._loaded)
+            spec.loader = _Telling(spec.loader, self._note_load)
         return spec
 
-    def _loaded(self) -> None:
+    def _note_load(self) -> None:
         if self in sys.meta_path:
             sys.meta_path.remove(self)
             self._do()

@@ -142,7 +142,7 @@ class BatchFolds:
             return "mean"
         state = self.folding.of(value)
         rule = merge_rule(state)
-        return self._coupled(value, state) if rule in ("coupled", "after", "whole") else rule
+        return self._describe_coupling(value, state) if rule in ("coupled", "after", "whole") else rule
 
     @cached_property
     def lines(self) -> Mends:
@@ -163,17 +163,17 @@ class BatchFolds:
             return "rows"
         return kind if kind in ("rows", "whole") else "partial"
 
-    def _coupled(self, value: Value, state: Fold) -> str:
+    def _describe_coupling(self, value: Value, state: Fold) -> str:
         if state.good:  # each micro-batch has a value, and put together they are not the whole's
             reason = state.misplaced or f"it is {state.spoken}, and of a micro-batch alone"
             state = Fold(COUPLED, blame=value.op, reason=reason)
         refusal = verdict(state, self.program.graph, where=self.where, what=_LEAVES, lines=self.lines)
         if refusal is None or self.program.weights or self.program.pipeline.coupled == "allow":
             self._note(refusal)
-            return self._allowed(value)
+            return self._allow_coupling(value)
         raise refusal
 
-    def _allowed(self, value: Value) -> str:
+    def _allow_coupling(self, value: Value) -> str:
         spec = self.program.graph.spec(value)
         if spec.scalar:
             return "mean" if spec.floating else "last"

@@ -224,7 +224,7 @@ class _Labelling:
     needed: Mapping[int, int] = field(default_factory=dict)
 
     def run(self) -> dict[int, int]:
-        free = [op for op in self.graph.ops if not self._settled(op)]
+        free = [op for op in self.graph.ops if not self._is_settled(op)]
         self.free = frozenset(op.index for op in free)
         self.alone = made_of_variables(self.graph)
         owners = self._owners()
@@ -235,7 +235,7 @@ class _Labelling:
         self.labels.update(jointly(self.graph, self.labels, each, len(self.numbers)))
         return self.labels
 
-    def _settled(self, op: Op) -> bool:
+    def _is_settled(self, op: Op) -> bool:
         """Stamped and fixed ops are settled; ops without a place need no label."""
         if op.index in self.skip or op.role in _NOWHERE or op.type == "Const" or op.index in self.labels:
             return True

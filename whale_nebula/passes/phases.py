@@ -187,7 +187,7 @@ class _Splitter:
         self.checked = graph.ascend(self.checks) & self.once - self.held - self.effects
         for op in self.own:
             self._place(op)
-        return self._found()
+        return self._collect_parts()
 
     def _elsewhere(self, op: int) -> bool:
         return op in self.backward
@@ -349,7 +349,7 @@ class _Splitter:
         asked = [self.phase_of[r.index] for r in self.program.requests if r.start <= op.index]
         return max(asked, default=-1)
 
-    def _found(self) -> Parts:
+    def _collect_parts(self) -> Parts:
         graph = self.program.graph
         times = [self.part.get(op, 0) for op in self.part]
         phases = max([0, *(time // 3 for time in times), *self.phase_of]) + 1

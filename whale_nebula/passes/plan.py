@@ -154,14 +154,14 @@ class _Builder:
         if forward is None and backward is None:
             return None
         if backward is not None and not any(v.op in self.program.arrivals for v in backward.feeds):
-            return self._replicated(stage, phase, self._fuse(forward or Draft(backward.key), backward), None, True)
+            return self._replicate_phase(stage, phase, self._fuse(forward or Draft(backward.key), backward), None, True)
         worker = self._worker_name(stage)
-        return self._replicated(
+        return self._replicate_phase(
             stage, phase, finish(forward, worker) if forward else None, finish(backward, worker) if backward else None,
             False,
         )  # fmt: skip
 
-    def _replicated(
+    def _replicate_phase(
         self, stage: int, phase: int, forward: Fragment | None, backward: Fragment | None, fused: bool
     ) -> StagePhase:
         copies = self.program.stages[stage].replicas > 1

@@ -240,7 +240,7 @@ class Effort:
     def of(self, op: Op) -> int:
         """Floating-point operations of one op."""
         if op.index not in self.counted:
-            self.counted[op.index] = self._called(op) if op.functions else self._plain(op)
+            self.counted[op.index] = self._count_call(op) if op.functions else self._plain(op)
         return self.counted[op.index]
 
     def _plain(self, op: Op) -> int:
@@ -253,7 +253,7 @@ class Effort:
         """Bytes of a value; a list that a loop fills has what it puts in at each turn."""
         op = self.sizes.graph.ops[value.op]
         if self.sizes.graph.spec(value).dtype == "variant" and op.type in LOOPS:
-            return self.turns(op) * self._pushed(op, value.out)
+            return self.turns(op) * self._count_pushed(op, value.out)
         return self.sizes.nbytes(value)
 
     def turns(self, op: Op) -> int:
@@ -267,7 +267,7 @@ class Effort:
             self.turned[op.index] = 1 if found is None else found
         return self.turned[op.index]
 
-    def _called(self, op: Op) -> int:
+    def _count_call(self, op: Op) -> int:
         shapes = [self.sizes.shape(value) for value in op.inputs]
         numbers = [self.sizes.numbers.get(value) for value in op.inputs]
         if op.type in LOOPS:
@@ -290,7 +290,7 @@ class Effort:
         sizes = Sizes(body, self.sizes.rows, dict(zip(given, shapes, strict=False)), numbers=known)
         return Effort(sizes.follow(range(len(body))))
 
-    def _pushed(self, op: Op, place: int) -> int:
+    def _count_pushed(self, op: Op, place: int) -> int:
         """The bytes that a loop's body puts into one of its lists."""
         shapes = [self.sizes.shape(value) for value in op.inputs]
         inner = self._body(op.functions[1], shapes, [None] * len(shapes))

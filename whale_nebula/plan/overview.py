@@ -107,7 +107,7 @@ class Overview:
                 owners.setdefault(request.origins[part.source], []).append((request, part))
         variables = self.cut.program.variable_ops
         several = {op: parts for op, parts in owners.items() if len({part.stage for _, part in parts}) > 1}
-        return tuple(self._tied(variables[op], parts) for op, parts in several.items() if op in variables)
+        return tuple(self._tied_variable(variables[op], parts) for op, parts in several.items() if op in variables)
 
     # ------------------------------------------------------------------ stages
     def _stage(self, number: int, worker: str) -> PlanStage:
@@ -193,7 +193,7 @@ class Overview:
         size = sum(self.work.effort.nbytes(value) for value in part.values)
         return round(size * self._steps) if part.concatenated else size
 
-    def _tied(self, variable: Variable, parts: Sequence[tuple[Request, GradientPart]]) -> PlanTied:
+    def _tied_variable(self, variable: Variable, parts: Sequence[tuple[Request, GradientPart]]) -> PlanTied:
         stages = self.cut.program.stages
         numbers = sorted({part.stage for _, part in parts})
         sent: dict[str, int] = {}

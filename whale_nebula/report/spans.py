@@ -39,12 +39,14 @@ class Timeline(tuple["Span", ...]):
         letters = _letters(dict.fromkeys(_word(span) for span in self))
         named = ", ".join(f"{letter} {word}" for word, letter in letters.items())
         wide = max(map(len, lanes))
-        lines = [f"  {lane:{wide}} |{self._drawn(lane, whole, letters)}|  {self._said(lane)}" for lane in lanes]
+        lines = [
+            f"  {lane:{wide}} |{self._draw_lane(lane, whole, letters)}|  {self._lane_text(lane)}" for lane in lanes
+        ]
         return "\n".join([f"{duration(whole)} from left to right; {named}", *lines])
 
     __repr__ = __str__
 
-    def _drawn(self, lane: str, whole: float, letters: Mapping[str, str]) -> str:
+    def _draw_lane(self, lane: str, whole: float, letters: Mapping[str, str]) -> str:
         columns = ["."] * _WIDTH
         for span in sorted(self._of(lane), key=lambda each: each.start - each.end):  # what lies within is drawn upon it
             first = min(int(span.start / whole * _WIDTH), _WIDTH - 1)
@@ -52,7 +54,7 @@ class Timeline(tuple["Span", ...]):
             columns[first:last] = letters[_word(span)] * (min(last, _WIDTH) - first)
         return "".join(columns)
 
-    def _said(self, lane: str) -> str:
+    def _lane_text(self, lane: str) -> str:
         own = self._of(lane)
         busy, seen = 0.0, 0.0
         for span in sorted(own, key=lambda each: each.start):  # what lies within another counts once

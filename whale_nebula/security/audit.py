@@ -472,13 +472,13 @@ class KeptHeads:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
-                file.write(b"\n" * self._torn() + canonical(head.as_dict()) + b"\n")
+                file.write(b"\n" * self._is_torn() + canonical(head.as_dict()) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             raise AuditError(f"{self.path} cannot be written", why=error.strerror) from None
 
-    def _torn(self) -> bool:
+    def _is_torn(self) -> bool:
         """Whether a crash left half a line: the next one begins on a line of its own."""
         with open(self.path, "rb") as file:
             end = file.seek(0, os.SEEK_END)

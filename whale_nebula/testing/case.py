@@ -92,7 +92,7 @@ class Pupil:
         checked()
         failpoint("update.before")
         failpoint("update.begun")
-        self.held = taught(self.held, gradients, self._shared(step, scalar))
+        self.held = taught(self.held, gradients, self._share_of(step, scalar))
         failpoint("update.after")
 
     def _forwards(self, step: int) -> Iterator[tuple[int, Numbers]]:
@@ -104,7 +104,7 @@ class Pupil:
             self._put("forward", step, micro_batch, self._place + 1, kept[-1])
         yield from enumerate(kept)
 
-    def _shared(self, step: int, scalar: Numbers) -> Numbers:
+    def _share_of(self, step: int, scalar: Numbers) -> Numbers:
         """The last one's scalar, at all."""
         last = len(self._row) - 1
         if self._place != last:

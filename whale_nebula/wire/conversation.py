@@ -188,7 +188,7 @@ class Conversation:
 
         `header` and `chunk` are one of `chunks(...)`. Messages may exceed the budget; tensors wait for `room`.
         """
-        side = self._allowed(header, chunk)
+        side = self._side_after(header, chunk)
         numbered = header._replace(
             epoch=self.epoch, sequence=self._replay.next, ack=self._acknowledge()
         )
@@ -232,7 +232,7 @@ class Conversation:
         )
         return pack(header, 0), np.empty(0, np.uint8)
 
-    def _allowed(self, header: Header, chunk: Bytes) -> Side:
+    def _side_after(self, header: Header, chunk: Bytes) -> Side:
         """What this side is after the frame, if it may be sent."""
         if not self.ready:
             raise LocalProtocolError("nothing is sent before the greeting is over", mend="wait for Opened")
@@ -260,13 +260,13 @@ class Conversation:
 
     def receive(self, message: bytes | bytearray | memoryview) -> list[Event]:
         """Take one whole frame; give what it completes, in order."""
-        return self._guarded([message])
+        return self._guard_events([message])
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> list[Event]:
         """Take any bytes of a stream of frames; give what they complete, in order."""
-        return self._guarded(self._splitter.split(data))
+        return self._guard_events(self._splitter.split(data))
 
-    def _guarded(self, messages: Iterable[bytes | bytearray | memoryview]) -> list[Event]:
+    def _guard_events(self, messages: Iterable[bytes | bytearray | memoryview]) -> list[Event]:
         """The events of these frames. What is wrong is raised, now and at every later call; but where good frames came
         before it, their events are given now, and it is raised from the next call on.
         """

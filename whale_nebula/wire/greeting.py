@@ -204,7 +204,7 @@ class Introduction:
     def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Take the other side's HELLO; gives the AUTH that answers it."""
         theirs = parse_hello(message)
-        ours = self._said()
+        ours = self._require_hello()
         _check(ours, theirs)
         self._theirs = theirs
         if self._prover is None:
@@ -215,7 +215,7 @@ class Introduction:
         """Take the other side's AUTH; gives both greetings once it has proven its own."""
         if self._theirs is None:
             raise RemoteProtocolError("AUTH came before HELLO")
-        hellos = self._said(), self._theirs
+        hellos = self._require_hello(), self._theirs
         self._verify(message, hellos)
         self.proven = self.proven or self._theirs
         if self._theirs.nonce != self.proven.nonce:
@@ -236,7 +236,7 @@ class Introduction:
             proof = transcript(hellos, theirs.worker)
             self._prover.verify(theirs.certificate or "", _from_hex(signature), proof, theirs.worker)
 
-    def _said(self) -> Hello:
+    def _require_hello(self) -> Hello:
         if self._ours is None:
             raise LocalProtocolError("there is no connection to greet on")
         return self._ours

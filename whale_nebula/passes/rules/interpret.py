@@ -165,7 +165,7 @@ class _Run:
         for op in self.graph.ops:
             if not self.skip(op.index):
                 held = op.role in _HELD or op.index in self.batched or op.type == "Placeholder"
-                outcome = self._held(op) if held else self._made(op)
+                outcome = self._source_folds(op) if held else self._output_folds(op)
                 for value, found in zip(op.values, outcome, strict=True):
                     found = Fold(MEAN) if value in self.means and not found.good else found
                     self.folds[value] = self._once(value, found) if value in self.fed else found
@@ -191,7 +191,7 @@ class _Run:
         ]
         return (*self.recounts, *likes)
 
-    def _held(self, op: Op) -> tuple[Fold, ...]:
+    def _source_folds(self, op: Op) -> tuple[Fold, ...]:
         """Inputs, captures, and what the runtime feeds."""
         found = whole()
         if op.index in self.batched:
@@ -201,7 +201,7 @@ class _Run:
         inputs = op.role == INPUT or op.index in self.batched
         return (found._replace(inputs=inputs),) * len(op.outputs)
 
-    def _made(self, op: Op) -> tuple[Fold, ...]:
+    def _output_folds(self, op: Op) -> tuple[Fold, ...]:
         if op.type == "Const":
             return (_constant(op)._replace(inputs=True),)
         folds = tuple(whole() if self.skip(value.op) else self.folds[value] for value in op.inputs)
@@ -213,9 +213,9 @@ class _Run:
             if sizes is not None:
                 self.counted[op.index] = sizes
                 return (transfer(site)[0]._replace(inputs=True),)
-        return self._mended(site, transfer(site))
+        return self._fix_inputs(site, transfer(site))
 
-    def _mended(self, site: Site, outcome: Outcome) -> Outcome:
+    def _fix_inputs(self, site: Site, outcome: Outcome) -> Outcome:
         """Feed what comes from inputs alone where it meets anything else; in what is differentiated, grow.
 
         Among inputs alone it is put off until rows need it; what is only written into variables may be a sum.

@@ -144,7 +144,7 @@ class _Graph:
             data_to=arrow.destination,
             tabindex=0,
             role="button",
-            aria_label=self._said(arrow),
+            aria_label=self._arrow_text(arrow),
         )
 
     def _paths(self, arrow: Arrow) -> tuple[str, str, tuple[float, float]]:
@@ -187,7 +187,7 @@ class _Graph:
             data_stages=" ".join(map(str, tie.stages)),
         )  # fmt: skip
 
-    def _said(self, arrow: Arrow) -> str:
+    def _arrow_text(self, arrow: Arrow) -> str:
         source, destination = self.stages[arrow.source].name, self.stages[arrow.destination].name
         names = ", ".join(boundary.name for boundary in arrow.boundaries)
         return f"from {source} to {destination}: {names}, {'; '.join(_amounts(arrow, len(self.plan.rows), True))}"

@@ -78,15 +78,15 @@ class Outgoing:
             state = ladder.climb_ladder(self.way, state, at, x) if on else state
             asked = self.way.rungs[min(state.rung, len(self.way.rungs) - 1)] if on else None
             residue = residue or Residue(_mark_rows(rows, x, asked), dims=_dims(x))
-            sent = self._sent(x, self._fitting(asked, x, residue), state, at, residue, ids, tally)
+            sent = self._encode_tensor(x, self._fitting(asked, x, residue), state, at, residue, ids, tally)
         if asked not in (None, sent.codec) and not tally.left_out:
             tally.add(self.name, BoundaryReport(notes=(_fallen(asked, sent.codec, x),)))
-        state = self._measured(x, sent, ids, tally) if at.training and at.first else sent.state
+        state = self._measure_error(x, sent, ids, tally) if at.training and at.first else sent.state
         self.states.put(self.key, state)
         tally.add(self.name, report_crossing(sent.payload, x, sent.codec, state.error))
         return sent.payload, sent.residue
 
-    def _sent(
+    def _encode_tensor(
         self, x: Any, codec: Codec | None, state: ChannelState, at: At, residue: Residue, ids: Any, tally: Tally
     ) -> _Sent:
         if not self._fits(x, codec, at, residue, tally):
@@ -94,9 +94,9 @@ class Outgoing:
         if differences.keeps_differences(self.way, codec, _dims(x), ids):
             payload, state, again = self._changes(x, codec, state, ids, residue.rows, tally)
             return _Sent(codec, payload, residue, state, again)
-        return _Sent(codec, *self._encoded(x, codec, state, at, residue, tally))
+        return _Sent(codec, *self._encode_with(x, codec, state, at, residue, tally))
 
-    def _measured(self, x: Any, sent: _Sent, ids: Any, tally: Tally) -> ChannelState:
+    def _measure_error(self, x: Any, sent: _Sent, ids: Any, tally: Tally) -> ChannelState:
         """The state, and how exact what crosses is: measured now and then, and where the codec has changed."""
         if tally.left_out:
             return sent.state
@@ -128,7 +128,7 @@ class Outgoing:
             return fitting_back(codec, dtype, dims, taken=residue.taken)
         return fitting(codec, dtype, dims)
 
-    def _encoded(
+    def _encode_with(
         self, x: Any, codec: Codec | None, state: ChannelState, at: At, residue: Residue, tally: Tally
     ) -> tuple[Any, Residue, ChannelState]:
         if self.way.cast is not None and codec is not None:
@@ -137,22 +137,22 @@ class Outgoing:
         if codec is None and residue.rows is None and not self.way.zstd:
             return x, residue, state
         if isinstance(codec, Bits):
-            packed = self._packed(x, codec, state, Payload(bits.pack(x.numpy())))
+            packed = self._pack_payload(x, codec, state, Payload(bits.pack(x.numpy())))
             return packed if packed.nbytes < _raw(x) else x, residue, state
         kept = _select_rows(x, residue.rows)
-        state, news = self._refreshed(codec, kept, state, at)
+        state, news = self._refresh_state(codec, kept, state, at)
         if self.back:
             key = rounding_key(self.key.partition(AT)[0].partition(LANE)[0], at)
             made = coding.encode_back(codec, kept, state.structure, residue.structure, key)
             _tell_clamped(tally, self.name, made.clamped)
-            return self._packed(x, codec, state, Payload(made.data, news=news)), residue, state
+            return self._pack_payload(x, codec, state, Payload(made.data, news=news)), residue, state
         made = coding.encode(codec, kept, state.structure)
         _tell_clamped(tally, self.name, made.clamped)
         if made.state is not None:
             state = replace(state, structure=made.state)
         payload = Payload(made.data, residue.rows, news)
         residue = replace(residue, structure=made.residue, taken=structure_in(codec) is not None)
-        return self._packed(x, codec, state, payload), residue, state
+        return self._pack_payload(x, codec, state, payload), residue, state
 
     def _changes(
         self, x: Any, codec: Any, state: ChannelState, ids: Any, rows: Any, tally: Tally
@@ -162,10 +162,10 @@ class Outgoing:
         tally.add(self.name, BoundaryReport(notes=differences.doubts(held, _dims(x), ids)))
         before = replace(state, version=held.stamp(ids))
         data, made = differences.encode(codec, x, ids, held, rows)
-        packed = self._packed(x, codec, before, Payload(data, rows, changes=True))
+        packed = self._pack_payload(x, codec, before, Payload(data, rows, changes=True))
         return packed, replace(state, held=held, version=held.version), made
 
-    def _refreshed(
+    def _refresh_state(
         self, codec: Codec | None, x: Any, state: ChannelState, at: At
     ) -> tuple[ChannelState, np.ndarray | None]:
         """What the structure wants the other side to know: with the first micro-batch of a step, and with the first of
@@ -184,7 +184,7 @@ class Outgoing:
             return state, None
         return replace(state, version=state.version + 1), join([_array(each) for each in news])
 
-    def _packed(self, x: Any, codec: Codec | None, state: ChannelState, payload: Payload) -> Packed:
+    def _pack_payload(self, x: Any, codec: Codec | None, state: ChannelState, payload: Payload) -> Packed:
         data = payload_bytes(payload, zstd=self.way.zstd)
         return Packed(data, number(self.way, codec), state.version, x.dtype.name, _dims(x))
 

@@ -58,7 +58,7 @@ class Added:
         """Put what all replicas have in the place of what this one has, where it is not there yet. One that had no rows
         adds zeros.
         """
-        chosen = [each for each in self._chosen(told) if each not in run.added]
+        chosen = [each for each in self._choose_order(told) if each not in run.added]
         if chosen:
             own = [tensor for each in chosen for tensor in self._own(run, each)]
             self._put(run, chosen, self.groups[run.stage].sum(own, self._name(run.stage, chosen[0])))
@@ -67,7 +67,7 @@ class Added:
         self, run: Run, piece: Piece, tensors: Sequence[Any], told: Sequence[Told], micro_batch: int
     ) -> dict[Value, Any]:
         """Run the last micro-batch of a replica and add up what all have; gives what else the piece gives."""
-        chosen = self._chosen(told)
+        chosen = self._choose_order(told)
         again = any(run.sums.has(each.key) for each in chosen if each.kind == "sum")
         before = [run.sums.dense[each.key] for each in chosen if each.kind == "sum"] if again else []
         tables = [table for each in chosen if each.kind == "numbers" for table in self._own(run, each)]
@@ -109,7 +109,7 @@ class Added:
         specs.append(tf.TensorSpec([], tf.int32))
         return tf.function(body, input_signature=specs, autograph=False).get_concrete_function(), rest
 
-    def _chosen(self, told: Sequence[Told]) -> list[Told]:
+    def _choose_order(self, told: Sequence[Told]) -> list[Told]:
         """Gradients of the last layers first, as they are there first; numbers at the end."""
         taken = [each for each in reversed(told) if self.takes(each)]
         return sorted(taken, key=lambda each: each.kind == "numbers")
@@ -118,9 +118,9 @@ class Added:
         """What this replica adds."""
         if each.kind == "sum":
             return [run.sums.dense[each.key] if run.turns else tf.zeros(self._shapes[each], each.specs[0].dtype)]
-        return [self._filled(run, group) for group in _groups(each).items()]
+        return [self._fill_table(run, group) for group in _groups(each).items()]
 
-    def _filled(self, run: Run, group: Numbers) -> Any:
+    def _fill_table(self, run: Run, group: Numbers) -> Any:
         """A table with the rows of the micro-batches that this replica has done."""
         table = np.zeros(self._table(group).shape, tf.as_dtype(group[0]).as_numpy_dtype)
         for column, value in enumerate(group[1]):

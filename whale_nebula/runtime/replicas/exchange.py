@@ -43,7 +43,7 @@ class Mates:
             for run in runs:
                 self.added.add(run, [each for each in told if each.stage == run.stage])
         pairs = [(run, each) for run in runs for each in told if each.stage == run.stage]
-        shared = [(run, each) for run, each in pairs if not self._known(run, each)]
+        shared = [(run, each) for run, each in pairs if not self._is_known(run, each)]
         heard = [(self._own(run, each), run, each) for run, each in shared]
         for own, run, each in heard:
             self._tell(phase, run, each, own)
@@ -58,7 +58,7 @@ class Mates:
             run = next(run for run in runs if run.stage == stage)
             run.sums.put(gradient, list(zip(*pieces, strict=True)))
 
-    def _known(self, run: StageRun, each: Told) -> bool:
+    def _is_known(self, run: StageRun, each: Told) -> bool:
         """Whether all replicas have it: TensorFlow has added it up, or all of what it is made of on the way."""
         if each.kind == "tensor":
             same = self.compiled.cut.merges[each.values[0]] == "same"

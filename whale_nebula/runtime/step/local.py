@@ -174,7 +174,7 @@ class LocalStep:
         try:
             results = tf_private.call_flat(function, tensors, function.captured_inputs)
             seconds = time.perf_counter() - start
-            links, boundaries = self._crossed(counts, tensors)
+            links, boundaries = self._count_crossings(counts, tensors)
             return StepOutcome(results, seconds, counts, self._stages, links, boundaries=boundaries)
         except tf.errors.OpError as failure:
             guard.restore()
@@ -199,7 +199,7 @@ class LocalStep:
         """What every step says of its stages, which are not timed apart."""
         return {stage.key: _untimed_report(stage) for stage in self.compiled.cut.program.stages}
 
-    def _crossed(self, counts: tuple[int, ...], tensors: Sequence[Any]) -> _Crossed:
+    def _count_crossings(self, counts: tuple[int, ...], tensors: Sequence[Any]) -> _Crossed:
         """Free links carry what others would: counted, once for each way the batch is cut, and each form of it where
         what crosses has axes that are open.
         """

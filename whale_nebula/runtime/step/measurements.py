@@ -145,9 +145,9 @@ class Look:
             for key, took in _pieces(clocks):
                 self._seen[key].append(took)
         if steps % EVERY == _STEPS:
-            self.told = dict(self._summed())
+            self.told = dict(self._sum_phases())
 
-    def _summed(self) -> Iterator[tuple[str, float]]:
+    def _sum_phases(self) -> Iterator[tuple[str, float]]:
         """All that a micro-batch costs a stage, phase by phase."""
         found: defaultdict[int, float] = defaultdict(float)
         for (stage, _, _), many in self._seen.items():

@@ -255,12 +255,12 @@ class OnceRun:
         for bundle in self.compiled.bundles(phase):
             due = before is None or bundle.round < before
             if self.peers and due and bundle not in got and bundle.destination == self.compiled.worker:
-                late = self.lazy and before is None and self._returned(phase, bundle)
+                late = self.lazy and before is None and self._is_returned_late(phase, bundle)
                 tensors = (self.peers.later if late else self.peers.receive)(bundle)
                 self.once.update(zip((crossing.value for crossing in bundle.crossings), tensors, strict=True))
                 got.add(bundle)
 
-    def _returned(self, phase: PhasePlan, bundle: Bundle) -> bool:
+    def _is_returned_late(self, phase: PhasePlan, bundle: Bundle) -> bool:
         """Whether it is numbers that nothing waits for any more, as the last update is done."""
         return phase is self.compiled.cut.phases[-1] and bundle.specs[0].scalar
 

@@ -90,14 +90,14 @@ class StageRun:
         with _time_stage(None if self.clock is None else self.clock.waits()):
             tensors = [self._take(feed, micro_batch) for feed in piece.feeds]
         with self._computing(piece, micro_batch):
-            results = self._called(phase, piece, micro_batch, tensors)
+            results = self._call_piece(phase, piece, micro_batch, tensors)
             self._sum(phase, piece, results)
             if self.looked_at:
                 tf.test.experimental.sync_devices()
         del tensors
         self._hand_on(piece, micro_batch, results)
 
-    def _called(self, phase: PhasePlan, piece: Piece, micro_batch: int, tensors: Sequence[Any]) -> dict[Value, Any]:
+    def _call_piece(self, phase: PhasePlan, piece: Piece, micro_batch: int, tensors: Sequence[Any]) -> dict[Value, Any]:
         """What a piece gives; with the last micro-batch, gradients are added up over replicas as they are made. Where
         the piece has sums of its own, they wait: what adds up has one order in all replicas.
         """

@@ -261,7 +261,9 @@ class Step:
         self._forget_others()
         self._stand_in(scopes.around())
         if layout.key not in self.engines:
-            found = self._taking(layout) or self._widened(layout, unpack) or self._made(layout, unpack, tensors)
+            found = (
+                self._taking(layout) or self._widen_engine(layout, unpack) or self._make_engine(layout, unpack, tensors)
+            )
             self.engines[layout.key] = found
         return self.engines[layout.key]
 
@@ -286,18 +288,18 @@ class Step:
         """The engine of a form with free axes that takes this one, too."""
         return next((self.engines[form.key] for form in self.forms if takes(form, layout)), None)
 
-    def _widened(self, layout: Signature, unpack: Unpack) -> Engine | None:
+    def _widen_engine(self, layout: Signature, unpack: Unpack) -> Engine | None:
         """An engine with free axes in the place of one more for every size; None where the step needs to know them."""
         form = widen_signature(layout, self.forms) if self.widens else None
         if form is None:
             return None
         try:
-            return self._made(form, unpack)
+            return self._make_engine(form, unpack)
         except (CaptureError, TypeError, ValueError):
             self.widens = False
             return None
 
-    def _made(self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None) -> Engine:
+    def _make_engine(self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None) -> Engine:
         self.engines = {key: kept for key, kept in self.engines.items() if alive(key[-1])}
         self.forms = [form for form in self.forms if form.key in self.engines]
 

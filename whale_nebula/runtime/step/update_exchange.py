@@ -55,9 +55,9 @@ class Wires:
         return [Later(promise, place, spec) for place, spec in enumerate(bundle.specs)]
 
     def _key(self, bundle: Bundle) -> Key:
-        return self._made("scalar", bundle.phase, bundle.number, bundle.source, bundle.destination)
+        return self._make_key("scalar", bundle.phase, bundle.number, bundle.source, bundle.destination)
 
-    def _made(self, kind: str, phase: int, slot: int, source: str, destination: str) -> Key:
+    def _make_key(self, kind: str, phase: int, slot: int, source: str, destination: str) -> Key:
         return Key(cast(KeyKind, kind), self.program, self.step, phase, -1, slot, source, destination)
 
     def parts(self, phase: PhasePlan, own: dict[PartKey, tuple[Any, ...]]) -> dict[PartKey, tuple[Any, ...]]:
@@ -67,12 +67,12 @@ class Wires:
             if part.source == self.worker:
                 array = tf.convert_to_tensor(own[part.key][part.piece]).numpy()
                 for destination in part.destinations:
-                    key = self._made("part", phase.index, part.slot, self.worker, destination)
+                    key = self._make_key("part", phase.index, part.slot, self.worker, destination)
                     self.links[destination].send(key, array)
         found: dict[PartKey, list[Any]] = {key: list(tensors) for key, tensors in own.items()}
         for part in shared:
             if self.worker in part.destinations:
-                key = self._made("part", phase.index, part.slot, part.source, self.worker)
+                key = self._make_key("part", phase.index, part.slot, part.source, self.worker)
                 array = self.links[part.source].receive(key, self.patience)
                 found.setdefault(part.key, []).append(tf.convert_to_tensor(array))
         return {key: tuple(tensors) for key, tensors in found.items()}

@@ -188,7 +188,7 @@ class GrpcCarrier(ABC):
             self._changed.wait_for(woken, seconds)
             return not self._closed
 
-    def _refused(self) -> bool:
+    def _count_refusal(self) -> bool:
         """The address refused once more; whether that means that the worker, once met, is dead."""
         self._refusals += 1
         return self._connections > 0 and self._refusals >= 2
@@ -239,20 +239,20 @@ class AwaitingCarrier(GrpcCarrier):
         while not self._closed:
             if self._connection is not None:
                 attempt = 0
-                self._was_open = self._was_open or (self.where != "" and self._found())
+                self._was_open = self._was_open or (self.where != "" and self._is_port_open())
                 self._rest(self._deadlines.look, unless_connected=False)
             else:
                 self._rest(_PROMPT_SECONDS + self._back_off(attempt), unless_connected=True)
                 attempt += 1
                 if self._was_open and self._connection is None:
-                    self._found()
+                    self._is_port_open()
 
-    def _found(self) -> bool:
+    def _is_port_open(self) -> bool:
         """Whether the other worker's own port is still there; raises once it has refused twice."""
         found = probe(self.where, self._deadlines.connect)
         if found.found != "refused":
             self._refusals = 0
             return True
-        if self._refused() and self._connection is None:
+        if self._count_refusal() and self._connection is None:
             raise self._dead()
         return False

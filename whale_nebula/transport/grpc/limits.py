@@ -178,7 +178,7 @@ class ConnectionGuard:
 
     def _look(self, now: float) -> int:
         """Close what is too much; gives how many connections have no stream."""
-        files = dict(self._accepted())
+        files = dict(self._accepted_connections())
         with self._lock:
             idle = {end: self._since.get(end, now) for end in files.values() if not self._streams[end]}
         surplus = set(find_surplus(idle, now, self._limits))
@@ -188,7 +188,7 @@ class ConnectionGuard:
         self._since = {end: since for end, since in idle.items() if end not in surplus}
         return len(idle)
 
-    def _accepted(self) -> Iterable[tuple[int, End]]:
+    def _accepted_connections(self) -> Iterable[tuple[int, End]]:
         known: dict[tuple[int, int], End | None] = {}
         for name in os.listdir(_FILES):
             with contextlib.suppress(OSError):
