@@ -272,9 +272,9 @@ def shrink(data: Bytes, press: Press) -> Bytes | None:
     """
     if data.size > SAMPLE_BYTES:
         start = (data.size - SAMPLE_BYTES) // 2
-        if _pressed(data[start : start + SAMPLE_BYTES], press) is None:
+        if _try_press(data[start : start + SAMPLE_BYTES], press) is None:
             return None
-    return _pressed(data, press)
+    return _try_press(data, press)
 
 
 def unshrink(data: Bytes, size: int, press: Press) -> Bytes:
@@ -285,7 +285,7 @@ def unshrink(data: Bytes, size: int, press: Press) -> Bytes:
     return np.frombuffer(found, np.uint8)
 
 
-def _pressed(data: Bytes, press: Press) -> Bytes | None:
+def _try_press(data: Bytes, press: Press) -> Bytes | None:
     made = press.press(data)
     return np.frombuffer(made, np.uint8) if len(made) <= WORTH * data.size and data.size else None
 
