@@ -1,7 +1,7 @@
 """Checks names: a function is a verb with an object, so its name is no bare participle (`made`, `told`, `encoded`).
 
-`python tools/names.py` lists those that are; `make lint` runs it. Names that begin with a verb pass (`describe_sent`), and so do
-properties, which are values. Methods that a protocol calls when something has happened are listed in `EVENTS`.
+`python tools/names.py` lists those that are; `make lint` runs it. Names that begin with a verb pass (`describe_sent`),
+and so do properties, which are values. Methods that a protocol calls when something has happened are in `EVENTS`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def functions() -> Iterator[tuple[str, str, bool]]:
         owners = [(tree, False), *((node, True) for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]
         for owner, method in owners:
             for node in owner.body:
-                if isinstance(node, ast.FunctionDef) and not any("property" in ast.unparse(d) for d in node.decorator_list):
+                value = any("property" in ast.unparse(each) for each in getattr(node, "decorator_list", ()))
+                if isinstance(node, ast.FunctionDef) and not value:
                     yield f"{path.relative_to(PACKAGE.parent)}:{node.lineno}", node.name, method
 
 
