@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from whale_nebula.cli import arguments as exits
+from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Parser, split, tell
 from whale_nebula.errors import AuditError, NebulaError
 from whale_nebula.errors.foreign_text import escape_foreign_text
@@ -62,14 +62,14 @@ def main(argv: Sequence[str]) -> int:
     for each in (path, given.heads, given.ca):
         if each is not None and not os.path.isfile(each):
             tell(AuditError(f"there is no file {each!r}", mend="whale-nebula audit verify FILE"), as_json=given.json)
-            return exits.NO_FILE
+            return arguments.NO_FILE
     try:
         verdict = verify(path, _heads(given.heads), _trust(given.ca))
     except NebulaError as error:
         tell(error, as_json=given.json)
-        return exits.NO_DATA
+        return arguments.NO_DATA
     print(json.dumps(report_document(verdict), indent=1) if given.json else report_text(verdict, given))
-    return exits.DONE if verdict.ok else exits.FAILED
+    return arguments.DONE if verdict.ok else arguments.FAILED
 
 
 def _heads(path: str | None) -> list[Head]:

@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from whale_nebula.cli import arguments as exits
-from whale_nebula.cli import certs_shown
+from whale_nebula.cli import arguments, certs_shown
 from whale_nebula.cli.arguments import Parser, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, CredentialsError, NebulaError
@@ -116,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
         return _COMMANDS[command](given, made)
     except NebulaError as error:
         tell(error, as_json=given.json)
-        return exits.CONFIG if isinstance(error, ConfigError) else exits.FAILED
+        return arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
 
 
 # ---------------------------------------------------------------------- the commands
@@ -133,7 +132,7 @@ def _init(given: argparse.Namespace, made: Parser) -> int:
         print(json.dumps(certs_shown.authority_document(_folder(given)), indent=1))
     else:
         print(certs_shown.describe_authority(new, _folder(given)))
-    return exits.DONE
+    return arguments.DONE
 
 
 def _issue(given: argparse.Namespace, made: Parser) -> int:
@@ -146,7 +145,7 @@ def _issue(given: argparse.Namespace, made: Parser) -> int:
     signs = _with_config(authority.load(folder), config, folder)
     who = authority.everyone(signs.run, config) if given.all else [Identity(signs.run, *each) for each in wanted]
     _print_issued(issue.issue(folder, signs, who, days), given, "issued", certs_shown.where_they_go)
-    return exits.DONE
+    return arguments.DONE
 
 
 def _show(given: argparse.Namespace, made: Parser) -> int:
@@ -155,7 +154,7 @@ def _show(given: argparse.Namespace, made: Parser) -> int:
         print(json.dumps(certs_shown.document(folder), indent=1))
     else:
         certs_shown.show(folder)
-    return exits.DONE
+    return arguments.DONE
 
 
 def _renew(given: argparse.Namespace, made: Parser) -> int:
@@ -170,7 +169,7 @@ def _renew(given: argparse.Namespace, made: Parser) -> int:
             else certs_shown.describe_authority(new, folder)
         )
         print(text)
-        return exits.DONE
+        return arguments.DONE
     signs = authority.load(folder)
     if given.revoked:
         if wanted:
@@ -178,12 +177,12 @@ def _renew(given: argparse.Namespace, made: Parser) -> int:
         renewed = issue.renew_deny_list(folder, signs)
         document = {"deny_list": certs_shown.deny_list_document(renewed)}
         print(json.dumps(document, indent=1) if given.json else certs_shown.signed_list(renewed, folder))
-        return exits.DONE
+        return arguments.DONE
     who = [Identity(signs.run, *each) for each in wanted] or certs_shown.renewable(folder)
     if not who:
         raise CredentialsError("there is nothing to renew", where=str(folder), mend="whale-nebula certs issue")
     _print_issued(issue.renew(folder, signs, who, _days(given, made, DAYS)), given, "renewed", certs_shown.only_pem)
-    return exits.DONE
+    return arguments.DONE
 
 
 def _revoke(given: argparse.Namespace, made: Parser) -> int:
@@ -199,7 +198,7 @@ def _revoke(given: argparse.Namespace, made: Parser) -> int:
         print(json.dumps({"revoked": [each._asdict() for each in new]}, indent=1))
     else:
         print(certs_shown.describe_revocation(new, certs_shown.deny_list(folder), folder))
-    return exits.DONE
+    return arguments.DONE
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace, Parser], int]] = {

@@ -10,9 +10,8 @@ from typing import Any
 from cryptography import x509
 
 from whale_nebula.errors import CredentialsError, IdentityError
-from whale_nebula.security import Identity, Peer, authority, files, issue, making
+from whale_nebula.security import Identity, Peer, authority, files, issue, making, trust
 from whale_nebula.security import files as reading
-from whale_nebula.security import trust as denied
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.identity import command_options
 from whale_nebula.security.issue import Issued
@@ -113,7 +112,7 @@ def renewable(folder: Path) -> list[Identity]:
 def deny_list(folder: Path) -> SignedList | None:
     """The deny list of a folder, if it has one."""
     path = folder / files.REVOKED
-    return denied.load(path, authority.authorities(folder)) if path.exists() else None
+    return trust.load(path, authority.authorities(folder)) if path.exists() else None
 
 
 def deny_list_document(found: SignedList | None) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from whale_nebula.cli import arguments as exits
+from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Parser, remark, tell
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, IdentityError, NebulaError
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
         gateway.start()
     except NebulaError as error:
         tell(error, as_json=given.json)
-        return exits.CONFIG if isinstance(error, ConfigError | IdentityError) else exits.FAILED
+        return arguments.CONFIG if isinstance(error, ConfigError | IdentityError) else arguments.FAILED
     for number in _HEARD:
         signal.signal(number, lambda heard, _: asked.put(signal.Signals(heard).name))
     keep_freed()
@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     if not given.told:
         remark(f"{why}: the gateway ends")
     gateway.stop(why)
-    return exits.DONE
+    return arguments.DONE
 
 
 def _site(given: argparse.Namespace) -> Site:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from whale_nebula.cli import arguments as exits
+from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import SIGNALLED, Parser, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, NebulaError, RemoteFailureError
@@ -39,7 +39,7 @@ def report_end(result: Result, asking: Asking, *, as_json: bool) -> int:
     elif why and not as_json:
         remark(why)
     if as_json:
-        codes = {name: exits.shell_code(each) for name, each in result.codes.items()}
+        codes = {name: arguments.shell_code(each) for name, each in result.codes.items()}
         print(json.dumps({"code": code, "worker": worker, "why": why, "codes": codes}), flush=True)
     return code
 
@@ -51,7 +51,7 @@ def _others(result: Result, first: str | None) -> Iterator[str]:
     """
     cause = "" if first is None else result.outcomes[first].err
     for name, outcome in result.outcomes.items():
-        if name == first or outcome.code in (0, exits.LEFT) or (outcome.code < 0 and name not in result.frozen):
+        if name == first or outcome.code in (0, arguments.LEFT) or (outcome.code < 0 and name not in result.frozen):
             continue
         how = _how(result, outcome)
         same = outcome.code > 0 and same_cause(cause, outcome.err)
@@ -68,22 +68,22 @@ def _with_mend(why: str, errors: str) -> str:
 def _first(result: Result, culprit: str) -> str:
     """Who failed first: where the first that ended says that another one has failed before it, that one."""
     word = last_word(result.outcomes[culprit].err)
-    failed = [name for name, outcome in result.outcomes.items() if outcome.code > 0 and outcome.code != exits.LEFT]
+    failed = [name for name, outcome in result.outcomes.items() if outcome.code > 0 and outcome.code != arguments.LEFT]
     return next((name for name in failed if word.startswith(f"{_FAILED} worker '{name}' failed: ")), culprit)
 
 
 def _ending(result: Result, asking: Asking) -> tuple[int, str | None, str]:
     if asking.second is not None:
-        return exits.SIGNALLED + asking.second, None, "the workers were killed"
+        return arguments.SIGNALLED + asking.second, None, "the workers were killed"
     if result.late:
         left = [name for name, code in result.codes.items() if code == -signal.SIGKILL]
-        return exits.shell_code(-signal.SIGKILL), None, f"did not leave in time, and were killed: {', '.join(left)}"
+        return arguments.shell_code(-signal.SIGKILL), None, f"did not leave in time, and were killed: {', '.join(left)}"
     if result.culprit is None:
-        return exits.DONE, None, ""
+        return arguments.DONE, None, ""
     outcome = result.outcomes[_first(result, result.culprit)]
-    if outcome.code == exits.LEFT:
-        return exits.LEFT, None, "the workers left, and can be started again"
-    return exits.shell_code(outcome.code), outcome.worker, f"failed first: {_how(result, outcome)}"
+    if outcome.code == arguments.LEFT:
+        return arguments.LEFT, None, "the workers left, and can be started again"
+    return arguments.shell_code(outcome.code), outcome.worker, f"failed first: {_how(result, outcome)}"
 
 
 def _how(result: Result, outcome: Outcome) -> str:
@@ -239,12 +239,12 @@ def main(argv: Sequence[str]) -> int:
     if script and not os.path.isfile(script[0]):
         what = f"there is no script {script[0]!r}"
         tell(ConfigError(what, mend="whale-nebula run [options] path/to/train.py"), as_json=given.json)
-        return exits.NO_FILE
+        return arguments.NO_FILE
     try:
         return _run(given, script)
     except NebulaError as error:
         tell(error, as_json=given.json)
-        return exits.CONFIG
+        return arguments.CONFIG
 
 
 def _check(made: Parser, given: argparse.Namespace, script: Sequence[str]) -> None:
@@ -265,12 +265,12 @@ def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
     found = _place_workers(given, config)
     if given.explain:
         print(Intent.explained(found) if given.json else found.explained())
-        return exits.DONE
+        return arguments.DONE
     _agrees(given, written, config, found.placement)
     if given.dry_run:
         intent = Intent(found, config, given.config, script, everywhere=given.all)
         print(intent.to_json() if given.json else intent.to_text())
-        return exits.DONE
+        return arguments.DONE
     if config.security.insecure:
         remark(f"insecure: true in {given.config}: links are not encrypted, and nobody proves who he is")
     asking = Asking(config.patience)

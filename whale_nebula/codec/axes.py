@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from whale_nebula.codec import low_rank as basis
+from whale_nebula.codec import low_rank
 from whale_nebula.codec.low_rank import Matrix, leading
 from whale_nebula.codec.objects import Dims, Part, Reduced, Structure
 from whale_nebula.codec.structures import LOOKED_AT, RENEWED, matrix, reshape
@@ -72,11 +72,11 @@ class Axes(Structure):
         """Look at what crosses; axes are sent with the first step, every fiftieth, and when there is something to make
         them of for the first time.
         """
-        from whale_nebula.codec import low_rank as basis
+        from whale_nebula.codec import low_rank
 
         rows = reshape(x, matrix(x.shape))
         looked = gram_of(rows, most=LOOKED_AT if state.found else 0)
-        gram = looked if state.gram is None else basis.running(state.gram, looked)
+        gram = looked if state.gram is None else low_rank.running(state.gram, looked)
         found = state.found or bool(gram.numpy().trace() > 0)
         if state.q is not None and found == state.found and step - state.step < RENEWED:
             return state._replace(gram=gram), None
@@ -135,8 +135,8 @@ def gram_of(x: Any, *, most: int = 0) -> Any:
     single = tf.cast(x, tf.float32)
     peaked = tf.math.divide_no_nan(single, tf.reduce_max(tf.abs(single), axis=-1, keepdims=True))
     rows = tf.math.divide_no_nan(peaked, tf.norm(peaked, axis=-1, keepdims=True))
-    gram = basis.gram_of(rows)
-    return basis.finite_or(gram, tf.zeros_like(gram))
+    gram = low_rank.gram_of(rows)
+    return low_rank.finite_or(gram, tf.zeros_like(gram))
 
 
 def make_axes(gram: Matrix) -> Made:

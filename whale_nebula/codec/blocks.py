@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from whale_nebula.codec import rounding as counter
+from whale_nebula.codec import rounding
 from whale_nebula.codec.objects import Part
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.tf.lazy import tf
@@ -186,7 +186,7 @@ def _by_chance(exact: Any, columns: int, key: Any) -> Any:
     rows, count, block = tf.shape(exact)[0], exact.shape[1], exact.shape[2]
     column = tf.bitcast(tf.reshape(tf.range(count * block), [1, count, block]), tf.uint32)
     row = tf.bitcast(tf.range(rows)[:, None, None], tf.uint32)
-    chance = counter.uniform(key, row * tf.constant(columns, tf.uint32) + column)
+    chance = rounding.uniform(key, row * tf.constant(columns, tf.uint32) + column)
     lower = tf.floor(exact)
     return lower + tf.cast(chance < exact - lower, tf.float32)
 

@@ -159,27 +159,27 @@ class TopK(Structure):
 
     def extras(self, dims: Dims) -> tuple[Part, ...]:
         """Where they stood."""
-        from whale_nebula.codec import sparse as positions
+        from whale_nebula.codec import sparse
 
         m, n = matrix(dims)
-        return (Part("uint8", (positions.packed_bytes(m, n, self._kept_count(n)),)),)
+        return (Part("uint8", (sparse.packed_bytes(m, n, self._kept_count(n)),)),)
 
     def reduce(self, state: Any, x: Any) -> Reduced:
         """The largest of each row, and where they stand."""
-        from whale_nebula.codec import sparse as positions
+        from whale_nebula.codec import sparse
         from whale_nebula.codec.sparse import gather, largest
 
         m, n = matrix(x.shape)
         rows = reshape(x, (m, n))
         places = largest(rows, self._kept_count(n))
-        return Reduced((gather(rows, places),), (positions.pack(places, n),), places)
+        return Reduced((gather(rows, places),), (sparse.pack(places, n),), places)
 
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
         """Zeros but for them."""
-        from whale_nebula.codec import sparse as positions
+        from whale_nebula.codec import sparse
 
         m, n = matrix(dims)
-        places = positions.unpack(extras[0], m, n, self._kept_count(n))
+        places = sparse.unpack(extras[0], m, n, self._kept_count(n))
         return self.expand_back(places, numbers, dims), places
 
     def reduce_back(self, residue: Any, gradient: Any) -> tuple[Any, ...]:

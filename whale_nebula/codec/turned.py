@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from whale_nebula.codec import rounding as counter
+from whale_nebula.codec import rounding
 from whale_nebula.codec.blocks import SCALE, rows_and_columns
 from whale_nebula.codec.objects import Part
 from whale_nebula.errors import OptionError, RemoteProtocolError
@@ -209,7 +209,7 @@ def _turner(block: int, by_chance: bool) -> Any:
 def _apply_signs(blocks: Any, key: Any) -> Any:
     """Each number, or its opposite: as the key and its place have it."""
     places = tf.reshape(tf.range(tf.size(blocks)), tf.shape(blocks))
-    lowest = counter.bits(key, tf.bitcast(places, tf.uint32)) & 1
+    lowest = rounding.bits(key, tf.bitcast(places, tf.uint32)) & 1
     return blocks * (1 - 2 * tf.cast(tf.bitcast(lowest, tf.int32), tf.float32))
 
 

@@ -22,8 +22,7 @@ from whale_nebula.launch.seeding import keep_generators, seed_all
 from whale_nebula.plan.pins import Pinned, Pins, pins
 from whale_nebula.report.published import forget, watch
 from whale_nebula.report.watchers import Seen, audience
-from whale_nebula.scopes import calling_site, deal_to
-from whale_nebula.scopes import options as values
+from whale_nebula.scopes import calling_site, deal_to, options
 from whale_nebula.scopes.identity import LOCAL
 from whale_nebula.scopes.observer import observer
 from whale_nebula.scopes.options import check_signature, scope
@@ -349,7 +348,7 @@ def _config(config: Any, site: str) -> Any:
 
 def _seed(seed: Any) -> int | None:
     try:
-        return None if seed is None else values.integer("seed", seed)
+        return None if seed is None else options.integer("seed", seed)
     except OptionError as refusal:
         whole = isinstance(seed, str) and seed.strip().isdigit()
         refusal.mend = f"nb.init(seed={int(seed) if whole else 1})"
@@ -359,7 +358,7 @@ def _seed(seed: Any) -> int | None:
 def _ids(ids: Any) -> Any:
     names = [ids] if isinstance(ids, str) else ids or []
     if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(each, str) for each in names):
-        raise values.refuse(
+        raise options.refuse(
             f"ids={ids!r} names no input", why="it is the name of an input, or several", mend='ids="x/id"'
         )
     return ids

@@ -29,7 +29,7 @@ from whale_nebula.feed.inputs import Partial
 from whale_nebula.passes.batch import DRAWN_ANEW, lines_of
 from whale_nebula.passes.effects import is_random
 from whale_nebula.passes.replicas import SHARED
-from whale_nebula.plan import verification as comparing
+from whale_nebula.plan import verification
 from whale_nebula.plan.verification import EXACT, HALF, Row, Runs, State, Values, Verification
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.function import NebulaFunction
@@ -243,18 +243,18 @@ def _noise(
         _nudge(engine, seed)
         near = _values(engine)
         run()
-        for path, far in comparing.noise(before, uncut.variables, near, _values(engine)).items():
+        for path, far in verification.noise(before, uncut.variables, near, _values(engine)).items():
             found[path] = max(far, found.get(path, 0.0))
     return found
 
 
 def _nudge(engine: Engine, seed: int) -> None:
     """Move all that is trained by the last bit of what the step computes and sends in."""
-    bit = max(comparing.BITS[dtype] for dtype in ("float32", *_halves(engine)))
+    bit = max(verification.BITS[dtype] for dtype in ("float32", *_halves(engine)))
     for variable in engine.captured.program.variables:
         live = engine.captured.variables[variable.path]
-        if variable.trainable and comparing.inexact(live):
-            live.assign(comparing.nudge(live.read_value(), bit, seed))
+        if variable.trainable and verification.inexact(live):
+            live.assign(verification.nudge(live.read_value(), bit, seed))
 
 
 def _shuffle_rows(engine: Engine, tensors: Sequence[Any]) -> Sequence[Any]:
@@ -272,7 +272,7 @@ def _is_known(leaf: Any) -> bool:
 def _judge(engine: Engine, runs: Runs, reasons: Sequence[_Reason]) -> Verification:
     program, halved = engine.captured.program, bool(_halves(engine))
     names, runs, elsewhere = _here(_names(engine), runs)
-    rows = list(comparing.compare_tensors(names, runs, HALF if halved else EXACT))
+    rows = list(verification.compare_tensors(names, runs, HALF if halved else EXACT))
     if reasons:
         rows = [row._replace(limit=math.inf, noisy=False) for row in rows]
     return Verification(
@@ -363,7 +363,7 @@ def _remarks(engine: Engine, rows: Sequence[Row], names: Sequence[str], runs: Ru
     if any(row.noisy and row.ok for row in rows):
         yield "~: rounding alone may move it as far as the step does (its gradient is all but zero): nothing is shown"
     returned = zip(names, runs.uncut.returned, strict=True)
-    strange = [name for name, tensor in (*returned, *runs.uncut.variables.items()) if comparing.strange(tensor)]
+    strange = [name for name, tensor in (*returned, *runs.uncut.variables.items()) if verification.strange(tensor)]
     if strange:
         yield f"no numbers (NaN or infinite) in the uncut step: {', '.join(strange[:8])}{' ...' * (len(strange) > 8)}"
 

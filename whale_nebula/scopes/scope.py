@@ -10,9 +10,7 @@ from typing import NamedTuple, NoReturn
 
 from whale_nebula.errors import NestingError, NotYetError
 from whale_nebula.errors.tracebacks import short_traceback
-from whale_nebula.scopes import hints as eager
-from whale_nebula.scopes import hints as unentered
-from whale_nebula.scopes import identity
+from whale_nebula.scopes import hints, identity
 from whale_nebula.scopes.frames import Block, Frame, Stack, current_stack, keep_stack, open_frames, standing
 from whale_nebula.scopes.options import no_decorator
 from whale_nebula.site import Site, calling_site, runs_now
@@ -132,7 +130,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         self._options = MappingProxyType(dict(options))
         self._missing = missing
         self._open: dict[Frame, contextlib.ExitStack] = {}
-        self._made = unentered.note_made(repr(self))
+        self._made = hints.note_made(repr(self))
 
     @property
     def kind(self) -> str:
@@ -150,23 +148,23 @@ class Scope(contextlib.AbstractContextManager[Frame]):
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         """Scopes are no decorators: what they hold is written inside them."""
-        unentered.note_refused(self._made)
+        hints.note_refused(self._made)
         raise no_decorator(self._kind)
 
     def given(self) -> None:
         """It is not to be entered: something else, a map of places, takes what it says."""
-        unentered.note_entered(self._made)
+        hints.note_entered(self._made)
 
     @short_traceback
     def __enter__(self) -> Frame:
-        unentered.note_entered(self._made)
+        hints.note_entered(self._made)
         site = calling_site()
         around = settle(self._kind, site, current_stack())
         frame = self._frame(site, around)
         self._admit(frame, around)
         with contextlib.ExitStack() as opening:
             if self._kind == "stage" and around.recorder is None:
-                opening.enter_context(eager.watch_stage(frame, around))
+                opening.enter_context(hints.watch_stage(frame, around))
             opening.enter_context(standing(replace(around, frames=(*around.frames, frame))))
             self._open[frame] = opening.pop_all()
         return frame
@@ -181,7 +179,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         try:
             self._open.pop(frames[-1]).__exit__(kind, error, trace)
             if error is None and self._options.get("sync_every") is not None and current_stack().recorder is None:
-                unentered.tell_idle(frames[-1], repr(self))
+                hints.tell_idle(frames[-1], repr(self))
         finally:
             if frames[-1].touched and len(frames) > 1:
                 frames[-2].touched = True
@@ -207,7 +205,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         if self._kind == "stage":
             place = identity.place_in_open(around)
             key, home = identity.identify(_text(name), _text(cluster), site, around)
-            return Frame(self._kind, self._options, site, key=key, cluster=home, building=eager.builds(), place=place)
+            return Frame(self._kind, self._options, site, key=key, cluster=home, building=hints.builds(), place=place)
         opens_block = self._kind in ("cluster", "replica", "pipeline") and not _has_block(around)
         return Frame(
             self._kind,

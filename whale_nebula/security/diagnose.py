@@ -26,7 +26,7 @@ from whale_nebula.errors import (
     WrongAuthorityError,
     WrongNameError,
 )
-from whale_nebula.security import files as reading
+from whale_nebula.security import files
 from whale_nebula.security.credentials import Credentials
 from whale_nebula.security.identity import Identity
 
@@ -241,7 +241,7 @@ def _wrong_there(
     """What is wrong with the certificate that the other side shows."""
     shown = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
     try:
-        credentials.trust.check(reading.certificate(shown, address), expected, whose=f"the process at {address}")
+        credentials.trust.check(files.certificate(shown, address), expected, whose=f"the process at {address}")
     except IdentityError as error:
         return diagnosis(error, THERE)
     return None

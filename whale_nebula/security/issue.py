@@ -15,9 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from whale_nebula.errors import CredentialsError, IdentityError
 from whale_nebula.security import authority as home
-from whale_nebula.security import files, making
+from whale_nebula.security import files, making, trust
 from whale_nebula.security import files as reading
-from whale_nebula.security import trust as denied
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.files import Files, Peer
 from whale_nebula.security.identity import Identity, command_options
@@ -180,25 +179,25 @@ def _deny_list(folder: Path, authority: Authority) -> SignedList:
     path = folder / files.REVOKED
     if not path.exists():
         _sign_list(folder, authority, 1, {})
-    return denied.load(path, [authority.certificate])
+    return trust.load(path, [authority.certificate])
 
 
 def _sign_list(folder: Path, authority: Authority, number: int, revoked: Revocations) -> None:
     """Write a deny list with this number, or a higher one: that after the highest this host has had."""
     path, signer = folder / files.REVOKED, reading.public_key_digest(authority.certificate)
-    denied.save(path, authority.run, authority.key, max(number, denied.highest_number(path, signer) + 1), revoked)
+    trust.save(path, authority.run, authority.key, max(number, trust.highest_number(path, signer) + 1), revoked)
 
 
 def renew_deny_list(folder: Path, authority: Authority) -> SignedList:
     """Sign the deny list anew: that of an older version, which has no signature, too."""
     path = folder / files.REVOKED
     with files.lock_folder(folder):
-        if denied.is_unsigned(path):
-            _sign_list(folder, authority, 1, denied.load_unsigned(path))
+        if trust.is_unsigned(path):
+            _sign_list(folder, authority, 1, trust.load_unsigned(path))
         else:
             present = _deny_list(folder, authority)
             _sign_list(folder, authority, present.number + 1, present.revoked)
-        return denied.load(path, [authority.certificate])
+        return trust.load(path, [authority.certificate])
 
 
 def list_issued(folder: Path) -> list[Peer]:
@@ -236,7 +235,7 @@ def ephemeral(run: str, workers: Iterable[str], folder: str | Path | None = None
     authority = Authority.fresh(run, {}, _EPHEMERAL_DAYS, moment)
     fresh = Path(tempfile.mkdtemp(prefix="whale-nebula-", dir=folder))
     files.write(fresh / home.CA, making.certificate_bytes(authority.certificate), files.PUBLIC)
-    denied.save(fresh / files.REVOKED, run, authority.key, 1, {})
+    trust.save(fresh / files.REVOKED, run, authority.key, 1, {})
     return {
         worker: _issue(fresh, authority, identity, _EPHEMERAL_DAYS, moment).files for worker, identity in names.items()
     }

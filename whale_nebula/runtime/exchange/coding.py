@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.codec import rounding as casts
+from whale_nebula.codec import rounding
 from whale_nebula.codec.objects import Codec, Dims, Precision, Structure
 from whale_nebula.codec.packing import Mask, Zstd, join, pack_mask, shrink, split, unpack_mask, unshrink
 from whale_nebula.codec.precisions import FP16, Plain
@@ -51,9 +51,9 @@ def count_clamped(x: Any) -> int:
     [2, 0, 0]
     """
     if x.dtype.size < 4 or not x.shape.num_elements():
-        return 0 if x.dtype != tf.bfloat16 else int(casts.count_overflows(x))
+        return 0 if x.dtype != tf.bfloat16 else int(rounding.count_overflows(x))
     fits = float(tf.reduce_max(x)) < _BEYOND and float(tf.reduce_min(x)) > -_BEYOND
-    return 0 if fits else int(casts.count_overflows(x))
+    return 0 if fits else int(rounding.count_overflows(x))
 
 
 class Made(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.codec import packing as bits
+from whale_nebula.codec import packing
 from whale_nebula.codec.deltas import Cache
 from whale_nebula.codec.objects import Codec, Dims
 from whale_nebula.codec.packing import split
@@ -50,7 +50,7 @@ class Incoming:
             raise RemoteProtocolError(f"codec {came.codec} came, which is none of '{self.way}'", where=self.name)
         if isinstance(codec, Bits):
             payload = read(came.data, 0, 0, came.raw_bytes + 16, zstd=self.way.zstd)
-            return tf.convert_to_tensor(bits.unpack(payload.data, came.dtype, came.dims)), residue
+            return tf.convert_to_tensor(packing.unpack(payload.data, came.dtype, came.dims)), residue
         payload = self._read(came, codec)
         if payload.changes:
             made = self._decode_changes(codec, payload, came, ids)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.codec import packing as bits
+from whale_nebula.codec import packing
 from whale_nebula.codec.deltas import Cache
 from whale_nebula.codec.objects import Codec, Dims
 from whale_nebula.codec.packing import join
@@ -20,8 +20,6 @@ from whale_nebula.codec.sizes import elides, fitting, fitting_back, number, stru
 from whale_nebula.codec.way import NONE, Way
 from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.exchange import coding, differences
-from whale_nebula.runtime.exchange import coding as ladder
-from whale_nebula.runtime.exchange import coding as measuring
 from whale_nebula.runtime.exchange.coding import Payload, payload_bytes
 from whale_nebula.runtime.exchange.incoming import Incoming
 from whale_nebula.runtime.exchange.state import AT, LANE, At, ChannelState, Residue, States
@@ -74,8 +72,8 @@ class Outgoing:
     ) -> tuple[Any, Residue]:
         """What crosses for a micro-batch, and what its gradient will be treated with. `ids` are those of samples."""
         with tally.encoding(self.name):
-            state, on = ladder.count_step(self.way, self.states.of(self.key), at)
-            state = ladder.climb_ladder(self.way, state, at, x) if on else state
+            state, on = coding.count_step(self.way, self.states.of(self.key), at)
+            state = coding.climb_ladder(self.way, state, at, x) if on else state
             asked = self.way.rungs[min(state.rung, len(self.way.rungs) - 1)] if on else None
             residue = residue or Residue(_mark_rows(rows, x, asked), dims=_dims(x))
             sent = self._encode_tensor(x, self._fitting(asked, x, residue), state, at, residue, ids, tally)
@@ -101,11 +99,11 @@ class Outgoing:
         if tally.left_out:
             return sent.state
         state = note_changes(tally, self.name, self.way, self.states.of(self.key), sent.state, sent.codec)
-        if state.error is not None and not measuring.due(state.steps):
+        if state.error is not None and not coding.due(state.steps):
             return state
         again = self._again(x, sent, state, ids) if sent.again is None else sent.again
         rows = sent.residue.rows
-        return replace(state, error=measuring.distance(_select_rows(x, rows), _select_rows(again, rows)))
+        return replace(state, error=coding.distance(_select_rows(x, rows), _select_rows(again, rows)))
 
     def _fits(self, x: Any, codec: Codec | None, at: At, residue: Residue, tally: Tally) -> bool:
         """Whether a tensor may be encoded: it has no NaN where that would do harm. See `finite`."""
@@ -137,7 +135,7 @@ class Outgoing:
         if codec is None and residue.rows is None and not self.way.zstd:
             return x, residue, state
         if isinstance(codec, Bits):
-            packed = self._pack_payload(x, codec, state, Payload(bits.pack(x.numpy())))
+            packed = self._pack_payload(x, codec, state, Payload(packing.pack(x.numpy())))
             return packed if packed.nbytes < _raw(x) else x, residue, state
         kept = _select_rows(x, residue.rows)
         state, news = self._refresh_state(codec, kept, state, at)

@@ -27,7 +27,7 @@ from whale_nebula.runtime.plan_step import check_pinned
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.engine import Engine, engine
 from whale_nebula.runtime.variables.reads import make_all_collective
-from whale_nebula.scopes import hints as unentered
+from whale_nebula.scopes import hints
 from whale_nebula.scopes.observer import observer
 from whale_nebula.spec import Spec
 from whale_nebula.tf import private as tf_private
@@ -230,7 +230,7 @@ class Step:
             if looked is not None:
                 return looked[0]
             self.last = self._engine(layout, unpack, tensors)
-            unentered.tell_beside(self.name)
+            hints.tell_beside(self.name)
             return self._run(self.last, layout, tensors)
 
     def _run(self, last: Engine, layout: Signature, tensors: list[Any]) -> Any:

@@ -2,8 +2,7 @@ import pytest
 
 from tests.unit.passes.reduce.states import folding, read
 from whale_nebula.errors import BatchCoupledError, StaticBatchError
-from whale_nebula.passes.rules import Fold, merge_rule, verdict
-from whale_nebula.passes.rules import registry as state
+from whale_nebula.passes.rules import Fold, merge_rule, registry, verdict
 from whale_nebula.passes.rules.algebra import find_mixed_rows
 from whale_nebula.passes.rules.interpret import Bodies
 from whale_nebula.passes.rules.registry import (
@@ -127,8 +126,8 @@ def test_why_is_a_sentence_whatever_rows_are_mixed_with(kind: str, said: str) ->
 
 
 def test_every_state_can_be_spoken_of() -> None:
-    kinds = set(state._SPOKEN)
-    assert kinds == {value for name, value in vars(state).items() if name.isupper() and value == name.lower()}
+    kinds = set(registry._SPOKEN)
+    assert kinds == {value for name, value in vars(registry).items() if name.isupper() and value == name.lower()}
     assert all(Fold(kind).spoken.split()[0] in ("a", "one", "rows") for kind in kinds)
 
 
