@@ -1,7 +1,7 @@
 """Draw mutants of the package, run the tests that reach each, and report how many the tests kill.
 
-python benchmarks/mutants/run.py --result before.json                      # goes on where it stopped
-python benchmarks/mutants/run.py --redraw before.json --result after.json  # the same mutants, wherever they moved
+python benchmarks/mutants/sample.py --result before.json                      # goes on where it stopped
+python benchmarks/mutants/sample.py --redraw before.json --result after.json  # the same mutants, wherever they moved
 """
 
 from __future__ import annotations
