@@ -12,16 +12,15 @@ import whale_nebula as nb
 from tests.golden.files import FOLDER, check_golden
 from tests.golden.programs import PROGRAMS
 from tests.unit.passes.programs import Read, list_cut
-from whale_nebula.ir.canonical import canonical_lines
-from whale_nebula.ir.digest import digest_lines
-from whale_nebula.ir.plan import Cut
+from whale_nebula.ir.canonical import canonical_lines, digest_lines
+from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.program import Program
 from whale_nebula.ir.text import to_text
 from whale_nebula.passes import plan as pipeline
 from whale_nebula.passes.batch import BatchFolds
-from whale_nebula.passes.parts import Parts
+from whale_nebula.passes.phases import Parts
 
-PASSES = ("one_in_flight", "fold_batch", "split_parts", "with_merges", "_mapped")
+PASSES = ("one_in_flight", "fold_batch", "split_parts", "with_merges", "_map_workers")
 
 
 @pytest.fixture(autouse=True)
