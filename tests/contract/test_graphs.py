@@ -74,7 +74,7 @@ def test_FuncGraph_lets_a_trace_happen_twice_for_new_variables() -> None:
     assert graphs[0] is not graphs[1]
 
 
-def test_stamped_marks_ops_of_layers() -> None:
+def test_stamp_ops_marks_ops_of_layers() -> None:
     """Nearly every op that a Keras layer makes inside carries the attribute; ops outside do not."""
     layer = layers.Dense(2)
     layer.build((None, 1))
@@ -92,7 +92,7 @@ def test_stamped_marks_ops_of_layers() -> None:
     assert {op.node_def.attr["_number"].i for op in ops if op.type == "MatMul"} == {3}
 
 
-def test_stamped_does_not_reach_into_bodies() -> None:
+def test_stamp_ops_does_not_reach_into_bodies() -> None:
     """Ops of a loop's body carry no stamp, the loop itself does: a body cannot be cut."""
 
     def step(x: Any) -> Any:

@@ -64,7 +64,7 @@ def test_current_frames_end_here() -> None:
     assert (__file__, line) in frames
 
 
-def test_autographed_turns_python_control_flow_into_ops() -> None:
+def test_apply_autograph_turns_python_control_flow_into_ops() -> None:
     def step(x: Any) -> Any:
         for _ in tf.range(3):
             x = x + 1.0
@@ -74,7 +74,7 @@ def test_autographed_turns_python_control_flow_into_ops() -> None:
     assert any("While" in op.type for op in graph.get_operations())
 
 
-def test_autographed_wraps_errors_of_types_that_it_does_not_know() -> None:
+def test_apply_autograph_wraps_errors_of_types_that_it_does_not_know() -> None:
     """... and keeps ours as the context, where `capture.failures` finds it again."""
 
     class Ours(Exception):

@@ -24,7 +24,7 @@ _COLLECTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 def check_signature(function: Callable[P, T]) -> Callable[P, T]:
     """The same function, but a call that does not fit its signature ends in a sentence of ours.
 
-    >>> @checked
+    >>> @check_signature
     ... def pipeline(micro_batch=1, *, schedule="gpipe"): ...
     >>> pipeline(shedule="1f1b")
     Traceback (most recent call last):
