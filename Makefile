@@ -24,8 +24,9 @@ demo: $(READY) ## two language models in two clusters learn to translate togethe
 
 test: lint types unit ## everything that has to pass: ruff, mypy, pytest
 
-lint: $(READY) ## ruff
+lint: $(READY) ## ruff, and names of functions
 	$(BIN)/ruff check
+	$(BIN)/python tools/names.py
 
 types: $(READY) ## mypy, strict
 	$(BIN)/mypy

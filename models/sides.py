@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import keras
 
 from whale_nebula.errors import OptionError
-from whale_nebula.scopes import imposed, open_frames
+from whale_nebula.scopes import impose_frames, open_frames
 
 from .decoder import Decoder
 from .decoding import Found
@@ -63,7 +63,7 @@ class Translating(keras.Model):
         if search is None:
             return super().call(inputs, training=training, mask=mask)
         self._check(search)
-        with imposed((*open_frames(), *self._compressed)):
+        with impose_frames((*open_frames(), *self._compressed)):
             with self.sides.around("source"):
                 source = self.sides.encoder(inputs["source"] if isinstance(inputs, dict) else inputs)
             with self.sides.around("target"):

@@ -31,8 +31,9 @@ PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`make soak` runs whole grids where `make test` takes a sample."""
+    """Options of this suite: whole grids instead of samples of them, and golden files written instead of compared."""
     parser.addoption("--grid", action="store_true", help="run whole grids, not samples of them")
+    parser.addoption("--regenerate", action="store_true", help="write the golden files of tests/golden anew")
 
 
 def pytest_configure(config: pytest.Config) -> None:

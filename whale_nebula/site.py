@@ -33,7 +33,7 @@ def calling_site() -> Site:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         site = Site(frame.f_code.co_filename, frame.f_lineno)
-        if not _is_machinery(site.file) and not _is_machinery((site := _written(site, frame)).file):
+        if not _is_machinery(site.file) and not _is_machinery((site := _find_original_line(site, frame)).file):
             return site
         frame = frame.f_back
     return Site("<unknown>", 0)
@@ -45,7 +45,7 @@ def script_site(start: FrameType | None = None) -> Site:
     while frame is not None:
         site = Site(frame.f_code.co_filename, frame.f_lineno)
         passed = _is_machinery(site.file) or _is_installed(frame)
-        if not passed and not _is_machinery((site := _written(site, frame)).file):
+        if not passed and not _is_machinery((site := _find_original_line(site, frame)).file):
             return site
         frame = frame.f_back
     return Site("<unknown>", 0)
@@ -76,7 +76,7 @@ def _is_machinery(file: str) -> bool:
     return file.startswith(_OURS) or file.endswith(_PASSED_THROUGH) or _AUTOGRAPH in file
 
 
-def _written(site: Site, frame: FrameType) -> Site:
+def _find_original_line(site: Site, frame: FrameType) -> Site:
     """The line that the user wrote, where tf.function runs a rewritten copy of it.
 
     AutoGraph puts the copy into a file of its own and hangs a map back to the original onto the new function,

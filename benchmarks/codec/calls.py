@@ -21,8 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.codec import packing as bits
-from whale_nebula.codec import parse
+from whale_nebula.codec import packing, parse
 from whale_nebula.runtime.exchange import coding
 
 DIMS, TIMES = (32, 64), 200
@@ -57,9 +56,9 @@ def main() -> None:
         encode, decode = of(text)
         print(f"{text:20} encode {encode:.2f} ms, decode {decode:.2f} ms")
     numbers = np.random.default_rng(0).integers(0, 30000, 2**20)
-    packed = bits.pack(numbers)
-    there = taken(lambda: bits.pack(numbers))
-    back = taken(lambda: bits.unpack(packed, "int64", numbers.shape))
+    packed = packing.pack(numbers)
+    there = taken(lambda: packing.pack(numbers))
+    back = taken(lambda: packing.unpack(packed, "int64", numbers.shape))
     print(f"whole numbers: encode {1e6 * there / numbers.size:.1f} ns each, decode {1e6 * back / numbers.size:.1f} ns")
 
 

@@ -26,11 +26,10 @@ import numpy as np
 import tensorflow as tf
 from common import machine, verdict, write
 
-from whale_nebula.codec import Coded, axes, sparse
+from whale_nebula.codec import Coded, axes, rounding, sparse
 from whale_nebula.codec import low_rank as basis
 from whale_nebula.codec import low_rank as lowrank
 from whale_nebula.codec import low_rank as ranks
-from whale_nebula.codec import rounding as casts
 from whale_nebula.codec import sparse as positions
 from whale_nebula.codec.blocks import dequantise, quantise
 
@@ -103,14 +102,14 @@ def renewal(r: int, x: np.ndarray) -> Row:
     last = basis.first(basis.gram_of(x).numpy(), r)
 
     def encode(x: Any) -> Any:
-        return basis.renewed(basis.gram_of(x, rows=1024).numpy(), last)
+        return basis.renew_basis(basis.gram_of(x, rows=1024).numpy(), last)
 
     return Row(f"rank({r}), renewing the basis", encode, lambda sent: None)
 
 
 def largest(fraction: float) -> Row:
     """The largest of each row, and where they are."""
-    k = ranks.kept(COLUMNS, fraction)
+    k = ranks.kept_count(COLUMNS, fraction)
 
     def encode(x: Any) -> Any:
         at = sparse.largest(x, k)
@@ -141,8 +140,8 @@ def on_axes(bits: float, x: np.ndarray) -> Row:
 def rows(x: np.ndarray, optimal: Callable[[int], float]) -> list[Row]:
     """Everything that is measured."""
     return [
-        Row("fp16", casts.to_fp16, lambda sent: casts.restore(sent, "float32")),
-        Row("bf16", casts.to_bf16, lambda sent: casts.restore(sent, "float32")),
+        Row("fp16", rounding.to_fp16, lambda sent: rounding.restore(sent, "float32")),
+        Row("bf16", rounding.to_bf16, lambda sent: rounding.restore(sent, "float32")),
         blocks("int8, block 64", 8, 64, 0.013, 1 / 25),
         blocks("int8, block 64, by chance", 8, 64, None, 1 / 10, key=tf.constant(KEY)),
         blocks("int8, block 32", 8, 32),

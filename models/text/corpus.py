@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from whale_nebula.errors import DataError, OptionError
-from whale_nebula.errors.suggestions import did_you_mean, listed
+from whale_nebula.errors.suggestions import did_you_mean, list_names
 
 from .lines import read_lines
 
@@ -96,7 +96,7 @@ def _check_options(sides: Sequence[Side], empty: str) -> None:
         raise OptionError(f"empty={empty!r} is not known", mend=did_you_mean(empty, ["refuse", "skip"]))
     if empty == "skip" and len(set(sides)) < len(SIDES):
         raise OptionError(
-            f"empty='skip' needs both sides, and only {listed(sides)} is asked for",
+            f"empty='skip' needs both sides, and only {list_names(sides)} is asked for",
             why="a row that one cluster leaves out and the other does not would shift all rows after it",
             mend="take empty rows out of both files before they are dealt to the clusters",
         )
@@ -122,11 +122,11 @@ def _missing(folder: Path, split: str, side: Side, language: str) -> DataError:
     parts = sorted((stem, end) for stem, dot, end in (name.rpartition(".") for name in names) if dot)
     languages = sorted(end for stem, end in parts if stem == split)
     if languages:
-        why, mend = f"it is there in {listed(languages)}", did_you_mean(language, languages)
+        why, mend = f"it is there in {list_names(languages)}", did_you_mean(language, languages)
         what = f"{split!r} is not there in {language!r}, the {side} side"
         return DataError(what, where=str(folder), why=why, mend=mend)
     splits = sorted({stem for stem, _ in parts})
-    why = f"the folder has {listed(splits)}" if splits else "the folder has no file of the form SPLIT.LANGUAGE[.gz]"
+    why = f"the folder has {list_names(splits)}" if splits else "the folder has no file of the form SPLIT.LANGUAGE[.gz]"
     return DataError(f"there is no split {split!r}", where=str(folder), why=why, mend=did_you_mean(split, splits))
 
 

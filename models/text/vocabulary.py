@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whale_nebula.errors import DataError, OptionError
-from whale_nebula.errors.suggestions import listed
+from whale_nebula.errors.suggestions import list_names
 
 from .learner import learned
 from .lines import read_lines
@@ -34,7 +34,7 @@ class Vocabulary:
         if twice := [token for token, count in Counter(self.tokens).items() if count > 1]:
             places = [str(place + 1) for place, token in enumerate(self.tokens) if token == twice[0]]
             raise DataError(
-                f"a vocabulary that has {listed(twice[:3])} twice",
+                f"a vocabulary that has {list_names(twice[:3])} twice",
                 why=f"{twice[0]!r} is in lines {' and '.join(places)}, so it has no one id",
                 mend="take the vocab.txt that belongs to the weights",
             )
@@ -99,7 +99,7 @@ def _check_special(tokens: Sequence[str]) -> None:
     missing = [name for name in SPECIAL if name not in tokens]
     if missing:
         raise DataError(
-            f"a vocabulary without {listed(missing)}",
+            f"a vocabulary without {list_names(missing)}",
             why="sentences are begun, ended, filled up and masked with these, and they are found by their names",
             mend="take a vocab.txt of BERT's form, or one that learn_vocabulary made",
         )

@@ -118,11 +118,11 @@ def test_lasting_finds_what_draws_or_writes(function: Any, expected: str) -> Non
 COUNTER = tf.Variable(0, dtype=tf.int64)
 
 
-def test_leaves_and_packed_and_nothing_are_those_of_an_element() -> None:
+def test_leaves_and_pack_structure_and_nothing_are_those_of_an_element() -> None:
     spec = ROWS.map(lambda n: {"b": (n, None), "a": [n, n]}).element_spec
     parts = tf_datasets.leaves(spec)
     assert [tf_datasets.nothing(part) for part in parts] == [False, False, True]
-    assert tf_datasets.packed(spec, [1, 2, None]) == {"a": 1, "b": (2, None)}
+    assert tf_datasets.pack_structure(spec, [1, 2, None]) == {"a": 1, "b": (2, None)}
 
 
 def test_as_argument_is_what_a_function_takes() -> None:

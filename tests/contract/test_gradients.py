@@ -224,10 +224,10 @@ def test_in_custom_gradient_is_true_inside_one_that_is_traced() -> None:
     assert found == [False, True]
 
 
-def test_unrecorded_stops_the_tapes_of_the_caller() -> None:
+def test_without_recording_stops_the_tapes_of_the_caller() -> None:
     x = tf.Variable(1.0)
     with tf.GradientTape() as tape:
-        with tf_private.unrecorded():
+        with tf_private.without_recording():
             hidden = x * x
             assert not tf_private.tape_records()
         y = hidden * x

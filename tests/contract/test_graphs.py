@@ -74,14 +74,14 @@ def test_FuncGraph_lets_a_trace_happen_twice_for_new_variables() -> None:
     assert graphs[0] is not graphs[1]
 
 
-def test_stamped_marks_ops_of_layers() -> None:
+def test_stamp_ops_marks_ops_of_layers() -> None:
     """Nearly every op that a Keras layer makes inside carries the attribute; ops outside do not."""
     layer = layers.Dense(2)
     layer.build((None, 1))
 
     def step(x: Any) -> Any:
         graph = tf.compat.v1.get_default_graph()
-        with tf_private.stamped(graph, {"_stage": "a", "_number": 3}):
+        with tf_private.stamp_ops(graph, {"_stage": "a", "_number": 3}):
             inside = layer(x)
         return tf.sin(inside)
 
@@ -92,11 +92,11 @@ def test_stamped_marks_ops_of_layers() -> None:
     assert {op.node_def.attr["_number"].i for op in ops if op.type == "MatMul"} == {3}
 
 
-def test_stamped_does_not_reach_into_bodies() -> None:
+def test_stamp_ops_does_not_reach_into_bodies() -> None:
     """Ops of a loop's body carry no stamp, the loop itself does: a body cannot be cut."""
 
     def step(x: Any) -> Any:
-        with tf_private.stamped(tf.compat.v1.get_default_graph(), {"_stage": "a"}):
+        with tf_private.stamp_ops(tf.compat.v1.get_default_graph(), {"_stage": "a"}):
             return tf.while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, tf.sin(v)), [0, x])[1]
 
     graph = graph_of(step, VECTOR)
@@ -108,7 +108,7 @@ def test_stamped_does_not_reach_into_bodies() -> None:
 
 def test_stamp_of_an_op_is_what_was_stamped() -> None:
     def step(x: Any) -> Any:
-        with tf_private.stamped(tf.compat.v1.get_default_graph(), {"_line": "train.py:3"}):
+        with tf_private.stamp_ops(tf.compat.v1.get_default_graph(), {"_line": "train.py:3"}):
             inside = tf.sin(x)
         return tf.cos(inside)
 
@@ -326,7 +326,7 @@ def test_hook_ops_gives_an_op_and_one_in_a_body_other_inputs() -> None:
 
 def test_number_on_reads_what_stamped_wrote() -> None:
     def step(x: Any) -> Any:
-        with tf_private.stamped(tf.compat.v1.get_default_graph(), {"_nebula_test": 3}):
+        with tf_private.stamp_ops(tf.compat.v1.get_default_graph(), {"_nebula_test": 3}):
             return tf.sin(x), None
 
     graph = graph_of(lambda x: tf.cos(step(x)[0]), VECTOR)

@@ -50,7 +50,7 @@ def test_where_there_is_no_answer_keras_goes_on() -> None:
 
 def test_a_mark_can_be_taken_off() -> None:
     def body(x: Any) -> Any:
-        with tf_private.stamped(tf.compat.v1.get_default_graph(), {MARK: 1}):
+        with tf_private.stamp_ops(tf.compat.v1.get_default_graph(), {MARK: 1}):
             marked = tf.identity(x)
         assert tf_private.number_on(marked.op, MARK) == 1
         tf_moments.unmark(marked.op, MARK)

@@ -54,7 +54,7 @@ def test_user_frames_are_those_of_the_source_under_autograph() -> None:
             x = tf.sin(x)
         return tf.cos(x)
 
-    graph = tf.function(tf_private.autographed(step), autograph=False).get_concrete_function(VECTOR).graph
+    graph = tf.function(tf_private.apply_autograph(step), autograph=False).get_concrete_function(VECTOR).graph
     (op,) = [op for op in graph.get_operations() if op.type == "Cos"]
     assert __file__ in {file for file, _ in tf_private.user_frames(op)}
 
@@ -64,17 +64,17 @@ def test_current_frames_end_here() -> None:
     assert (__file__, line) in frames
 
 
-def test_autographed_turns_python_control_flow_into_ops() -> None:
+def test_apply_autograph_turns_python_control_flow_into_ops() -> None:
     def step(x: Any) -> Any:
         for _ in tf.range(3):
             x = x + 1.0
         return x
 
-    graph = graph_of(tf_private.autographed(step), tf.TensorSpec([], tf.float32))
+    graph = graph_of(tf_private.apply_autograph(step), tf.TensorSpec([], tf.float32))
     assert any("While" in op.type for op in graph.get_operations())
 
 
-def test_autographed_wraps_errors_of_types_that_it_does_not_know() -> None:
+def test_apply_autograph_wraps_errors_of_types_that_it_does_not_know() -> None:
     """... and keeps ours as the context, where `capture.failures` finds it again."""
 
     class Ours(Exception):
@@ -85,7 +85,7 @@ def test_autographed_wraps_errors_of_types_that_it_does_not_know() -> None:
         raise Ours(why="because")
 
     with pytest.raises(Exception, match="because") as caught:
-        graph_of(tf_private.autographed(step), VECTOR)
+        graph_of(tf_private.apply_autograph(step), VECTOR)
     chain: list[type] = []
     error: BaseException | None = caught.value
     while error is not None:

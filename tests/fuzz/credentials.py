@@ -27,10 +27,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import NameOID
 
 from tests.unit.security.made import GATE, GPU, Home, self_signed
-from whale_nebula.cli import audit as audit_command
+from whale_nebula.cli import audit
 from whale_nebula.errors import NebulaError
-from whale_nebula.security import Prover, Trust, chain, issue, making
-from whale_nebula.security import files as reading
+from whale_nebula.security import Prover, Trust, chain, files, issue, making
 from whale_nebula.security import trust as denied
 from whale_nebula.security.audit import AuditLog, Head, read_heads
 from whale_nebula.security.trust import check_live
@@ -150,12 +149,12 @@ class Certificates:
         self.prover.verify(text, b"0" * 70, b"said", GPU.worker)
 
     def _read(self, text: str) -> None:
-        found = reading.certificate(text, "a peer")
-        reading.authority_run(found), reading.alternative_names(found, x509.DNSName), reading.public_key_digest(found)
-        reading.signed_by(found, found), self.trust.check(found)
+        found = files.certificate(text, "a peer")
+        files.authority_run(found), files.alternative_names(found, x509.DNSName), files.public_key_digest(found)
+        files.signed_by(found, found), self.trust.check(found)
 
     def _named(self, text: str) -> None:
-        reading.peer(reading.certificate(text, "a peer"))
+        files.peer(files.certificate(text, "a peer"))
 
 
 # ---------------------------------------------------------------------- heads and logs
@@ -206,7 +205,7 @@ class DenyLists:
         if isinstance(said, dict) and draw.random() < 0.5:
             said.pop("signature", None)
             message = denied._MEANING + chain.canonical(said)
-            said["signature"] = base64.b64encode(self.home.authority.key.sign(message, reading.SIGNATURE)).decode()
+            said["signature"] = base64.b64encode(self.home.authority.key.sign(message, files.SIGNATURE)).decode()
         data = json.dumps(said).encode()
         self.path.write_bytes(garbled(draw, data) if draw.random() < 0.5 else data)
         for look in (denied.is_unsigned, denied.load_unsigned, self._used):
@@ -242,8 +241,8 @@ class Logs:
         heads, trust = draw.choice(([], self.heads)), draw.choice((None, self.trust))
         try:
             verdict = verify(self.path, heads, trust)
-            text = audit_command.report_text(verdict, Namespace(heads=heads, ca=trust))
-            text.encode("utf-8"), json.dumps(audit_command.report_document(verdict)).encode()
+            text = audit.report_text(verdict, Namespace(heads=heads, ca=trust))
+            text.encode("utf-8"), json.dumps(audit.report_document(verdict)).encode()
         except NebulaError as error:
             str(error).encode("utf-8")
         self.again.write_bytes(data)

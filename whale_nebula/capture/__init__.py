@@ -5,11 +5,11 @@ from __future__ import annotations
 from textwrap import shorten
 from typing import Any
 
-from whale_nebula.scopes import options as values
-from whale_nebula.scopes.options import checked
+from whale_nebula.scopes import options
+from whale_nebula.scopes.options import check_signature
 
 
-@checked
+@check_signature
 def loss_weight(tensor: Any) -> Any:
     """Inside a step: this micro-batch counts by this much; gives the tensor back.
 
@@ -38,7 +38,7 @@ def _number(tensor: Any) -> Any:
     except (TypeError, ValueError):
         found = None
     if found is None or not (found.dtype.is_floating or found.dtype.is_integer or found.dtype.is_bool):
-        raise values.refuse(
+        raise options.refuse(
             f"nb.loss_weight({shorten(repr(tensor), 50)}) is given no numbers",
             why="it says how much this micro-batch counts",
             mend="nb.loss_weight(tf.reduce_sum(mask))",

@@ -36,7 +36,7 @@ class Declared:
         inner = [path.removeprefix(f"{name}/") for path in self.forms if path.startswith(f"{name}/")]
         if argument is not None or name in self.forms or not inner:
             return argument
-        return _nested(inner)
+        return _nest_by_path(inner)
 
     def missing(self, path: str) -> Missing | None:
         """What stands for an input that is None, if the config names it."""
@@ -68,12 +68,12 @@ def _free(shape: tf.TensorShape) -> tf.TensorShape:
     return tf.TensorShape([None, *shape[1:]] if shape.rank else [])
 
 
-def _nested(paths: list[str]) -> Any:
+def _nest_by_path(paths: list[str]) -> Any:
     found: dict[str, Any] = {}
     for path in paths:
         first, _, rest = path.partition("/")
         found.setdefault(first, []).append(rest)
-    inside = {name: _nested(rests) if any(rests) else None for name, rests in found.items()}
+    inside = {name: _nest_by_path(rests) if any(rests) else None for name, rests in found.items()}
     return tuple(inside.values()) if all(name.isdigit() for name in inside) else inside
 
 
@@ -150,13 +150,13 @@ def target_wanted(call: str, model: Any, batch: Sequence[Any]) -> Iterator[None]
     try:
         yield
     except (ValueError, TypeError, AttributeError) as error:
-        told = _told(call, model, batch, error) if len(batch) == 1 and _has_loss(model) else None
+        told = _describe_argument_error(call, model, batch, error) if len(batch) == 1 and _has_loss(model) else None
         if told is None:
             raise
         raise told from error
 
 
-def _told(call: str, model: Any, batch: Sequence[Any], error: Exception) -> OptionError | None:
+def _describe_argument_error(call: str, model: Any, batch: Sequence[Any], error: Exception) -> OptionError | None:
     said = error.what if isinstance(error, NebulaError) else str(error).strip().splitlines()[0]
     where = str(script_site())
     if isinstance(batch[0], tuple) and 1 < len(batch[0]) < 4:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from whale_nebula.capture.loss_weights import recount, roles
 from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.capture.places import place_of
-from whale_nebula.capture.replica_sums import settled
+from whale_nebula.capture.replica_sums import settle_sums
 from whale_nebula.capture.tracing import LiveRequest, Tracing
 from whale_nebula.codec.way import ways
 from whale_nebula.ir.graph import Graph
@@ -67,7 +67,7 @@ def assemble(
         sites=tuple(str(frame.site) for frame in trace.compressions),
         apart=trace.replicas.apart,
     )
-    return settled(trace, program, where=lambda op: place_of(operations[op]))
+    return settle_sums(trace, program, where=lambda op: place_of(operations[op]))
 
 
 def _masks(trace: Tracing, value: Callable[[Any], Value]) -> dict[Value, Value]:

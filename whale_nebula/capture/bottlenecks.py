@@ -86,7 +86,7 @@ class Bottleneck:
         if name not in kept:
             kept[name] = tf_private.own_variable(self.owner, name, values())
         if tuple(kept[name].shape) != shape:
-            raise _changed(self.owner, name, tuple(kept[name].shape), shape, frame)
+            raise _rank_change_error(self.owner, name, tuple(kept[name].shape), shape, frame)
         return kept[name]
 
 
@@ -98,7 +98,7 @@ def kept_of(owner: Any) -> dict[str, Any]:
     return found
 
 
-def found(bottlenecks: Bottlenecks, tensor: Any, producer: str, frame: Frame) -> Bottleneck:
+def find_bottleneck(bottlenecks: Bottlenecks, tensor: Any, producer: str, frame: Frame) -> Bottleneck:
     """The bottleneck of a tensor of stage `producer` that goes over now."""
     owner, call = _around(tensor)
     owner = bottlenecks.owner if owner is None else owner
@@ -180,7 +180,7 @@ def _check_optimizer(model: Any, owner: Any, frame: Frame) -> None:
         )
 
 
-def _changed(owner: Any, name: str, had: tuple[int, ...], wanted: tuple[int, ...], frame: Frame) -> PlanError:
+def _rank_change_error(owner: Any, name: str, had: tuple[int, ...], wanted: tuple[int, ...], frame: Frame) -> PlanError:
     return PlanError(
         f"{name!r} of {owner.name!r} is {list(had)}, and the tensor that crosses needs {list(wanted)}",
         where=str(frame.site),

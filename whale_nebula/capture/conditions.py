@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.mirror import Donor, in_order, mirror, plant
 from whale_nebula.capture.tracing import Tracing, current
-from whale_nebula.passes.branches import NOBODY, Branch, Owners, bundled, rewired, split_branches
+from whale_nebula.passes.branches import NOBODY, Branch, Owners, bundle_aliases, rewire, split_branches
 from whale_nebula.passes.phases import SMALL
 from whale_nebula.tf import private as tf_private
 
@@ -78,13 +78,13 @@ class _Tree:
     def __post_init__(self) -> None:
         around = tf.compat.v1.get_default_graph()
         plain = mirror(self.graph)
-        aliases = bundled(plain, lambda op: True)
+        aliases = bundle_aliases(plain, lambda op: True)
         self.donor = Donor(self.graph)
         self.donor.rename(aliases)
         self.outer = {internal.name: around.capture(external) for external, internal in self.graph.captures}
         numbers = {op.name: index for index, op in enumerate(self.donor.operations)}
         given = {numbers[internal.op.name]: self.outer[internal.name].name for _, internal in self.graph.captures}
-        self.branch = Branch(rewired(plain, aliases), given)
+        self.branch = Branch(rewire(plain, aliases), given)
 
     def move(self, ops: Sequence[int]) -> None:
         """Put ops into the outer graph."""

@@ -19,7 +19,7 @@ from whale_nebula.capture.tracing import current
 from whale_nebula.tf import random as tf_random
 
 
-def _counted(seed: int, seed2: int) -> Any:
+def _find_draw_counter(seed: int, seed2: int) -> Any:
     """The variable of an op with these seeds; None where the op is to stay as it is."""
     trace = current()
     if trace is None or trace.busy or trace.plain or trace.vectorizing or tf.executing_eagerly():
@@ -33,7 +33,7 @@ def _counted(seed: int, seed2: int) -> Any:
 
 STATE = "nebula_draws"
 """How the variables' names begin; the seeds come behind, so that processes with other seeds notice it."""
-_HOOK = Hook(lambda: tf_random.hook_draws(_counted), lambda: tf_random.hook_draws(None))
+_HOOK = Hook(lambda: tf_random.hook_draws(_find_draw_counter), lambda: tf_random.hook_draws(None))
 
 
 def draws_counted() -> AbstractContextManager[None]:

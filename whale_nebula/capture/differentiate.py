@@ -250,14 +250,14 @@ def _terms(gradient: Any) -> list[tuple[Any, ...]]:
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return [(gradient,)]
-    values, indices = _concatenated(gradient.values), _concatenated(gradient.indices)
+    values, indices = _concatenated_parts(gradient.values), _concatenated_parts(gradient.indices)
     if len(values) != len(indices) or len(values) == 1:
         return [(gradient.values, gradient.indices)]
     pairs = zip(values, indices, strict=True)
     return [term for pair in pairs for term in _terms(tf.IndexedSlices(*pair, gradient.dense_shape))]
 
 
-def _concatenated(tensor: Tensor) -> Sequence[Tensor]:
+def _concatenated_parts(tensor: Tensor) -> Sequence[Tensor]:
     """What a tensor is the concatenation of."""
     return list(tensor.op.inputs)[:-1] if tensor.op.type == "ConcatV2" else [tensor]
 

@@ -115,7 +115,7 @@ def _short(trace: TracebackType | None) -> TracebackType | None:
 
 
 @contextlib.contextmanager
-def unfiltered() -> Iterator[None]:
+def keep_all_frames() -> Iterator[None]:
     """Let errors of this thread keep all their frames for a while: they say whose code raised them."""
     ours = (tf.debugging.is_traceback_filtering_enabled(), keras.config.is_traceback_filtering_enabled())
     tf.debugging.disable_traceback_filtering()
@@ -204,10 +204,10 @@ _HINT = "whale_nebula: raised while the step was captured, where the number of r
 
 
 @contextlib.contextmanager
-def translated(trace: Tracing, given: Given = ()) -> Iterator[None]:
+def translate_errors(trace: Tracing, given: Given = ()) -> Iterator[None]:
     """Around a trace: whatever it brings out is told in our words. `given` are the step's tensors."""
     try:
-        with unfiltered(), tf_private.caching_device_kept():
+        with keep_all_frames(), tf_private.caching_device_kept():
             yield
     except NebulaError:
         raise
@@ -216,14 +216,14 @@ def translated(trace: Tracing, given: Given = ()) -> Iterator[None]:
         ours = next((each for each in raised.chain if isinstance(each, NebulaError)), None)
         if ours is not None:
             raise ours from None
-        told = _told(raised, trace, given)
+        told = _translate_error(raised, trace, given)
         if told is not None:
             raise told from raised.shortened()
         error.add_note(_HINT)
         raise raised.shortened() from None
 
 
-def _told(raised: Raised, trace: Tracing, given: Given) -> NebulaError | None:
+def _translate_error(raised: Raised, trace: Tracing, given: Given) -> NebulaError | None:
     """The error in our words; None where the user's own code raised it."""
     if raised.deliberate and raised.source.startswith(("raise", "assert")):
         return None
@@ -231,7 +231,7 @@ def _told(raised: Raised, trace: Tracing, given: Given) -> NebulaError | None:
         told = rule(raised, trace)
         if told is not None:
             return told
-    return None if raised.deliberate else _refused(raised, given)
+    return None if raised.deliberate else _refused_by_tensorflow(raised, given)
 
 
 # ------------------------------------------------------------------------------------------ the number of rows
@@ -321,7 +321,7 @@ _CORRECT = (
 _ARRAYS = "give arrays, np.asarray(x): in a list each number is a tensor of its own"
 
 
-def _refused(raised: Raised, given: Given) -> CaptureError:
+def _refused_by_tensorflow(raised: Raised, given: Given) -> CaptureError:
     """TensorFlow or Keras does not take what the step does."""
     names = ", ".join(f"{name} {spec.dtype.name}{list(spec.shape)}" for name, spec in given[:_FEW])
     names += f" and {len(given) - _FEW} more" if len(given) > _FEW else ""

@@ -23,12 +23,12 @@ _call = tf_private.PolymorphicFunction.__call__
 
 
 @functools.wraps(_call)  # AutoGraph goes by its module: it calls TensorFlow's own objects as they are
-def _called(function: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
     trace = current()
     if trace is None or trace.busy or tf.compat.v1.get_default_graph() is not trace.graph:
         return _call(function, *args, **kwargs)
     if tf_private.compiled_by_xla(function):
-        with _compiled(trace):
+        with _forbid_scopes_in_xla(trace):
             return _call(function, *args, **kwargs)
     if not tf_private.can_inline(function):
         return _call(function, *args, **kwargs)
@@ -36,7 +36,7 @@ def _called(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _compiled(trace: Tracing) -> Iterator[None]:
+def _forbid_scopes_in_xla(trace: Tracing) -> Iterator[None]:
     """Around the call of a function that XLA compiles: a scope inside it says so."""
     before, trace.compiled = trace.compiled, True
     try:
@@ -51,7 +51,7 @@ def inlining() -> Iterator[None]:
     global _open
     with _LOCK:
         _open += 1
-        tf_private.PolymorphicFunction.__call__ = _called
+        tf_private.PolymorphicFunction.__call__ = _call_inlined
     try:
         yield
     finally:

@@ -87,7 +87,7 @@ def _plain(source: Any) -> Any:
     return getattr(source, "value", source) if not isinstance(source, (tf.Tensor, tf.Variable)) else source
 
 
-def vectorized(*args: Any, **kwargs: Any) -> Any:
+def vectorize_plainly(*args: Any, **kwargs: Any) -> Any:
     """Stands in for TensorFlow's vectorizer: what a tape is asked in a body (a Jacobian's, a map's) is part of it."""
     trace = current()
     if trace is None:
@@ -99,7 +99,7 @@ def vectorized(*args: Any, **kwargs: Any) -> Any:
         trace.busy, trace.vectorizing = before
 
 
-def _entered(tape: tf.GradientTape) -> tf.GradientTape:
+def _enter_tape(tape: tf.GradientTape) -> tf.GradientTape:
     """Stands in for `tf.GradientTape.__enter__`: the tapes of a trace are known."""
     trace = current()
     if trace is not None:
@@ -107,7 +107,7 @@ def _entered(tape: tf.GradientTape) -> tf.GradientTape:
     return _original_enter(tape)
 
 
-def _marked(tensor: Any, mask: Any) -> None:
+def _mark_mask(tensor: Any, mask: Any) -> None:
     """Keras says which rows of a tensor count."""
     trace = current()
     if trace is not None:
@@ -116,9 +116,9 @@ def _marked(tensor: Any, mask: Any) -> None:
 
 def _put() -> None:
     tf.GradientTape.gradient = gradient
-    tf.GradientTape.__enter__ = _entered
-    tf_private.hook_masks(_marked)
-    tf_private.parallel_for._pfor_impl = vectorized
+    tf.GradientTape.__enter__ = _enter_tape
+    tf_private.hook_masks(_mark_mask)
+    tf_private.parallel_for._pfor_impl = vectorize_plainly
 
 
 def _take() -> None:
@@ -131,26 +131,26 @@ def _take() -> None:
 _HOOK = Hook(_put, _take)
 
 
-def intercepted() -> AbstractContextManager[None]:
+def intercept_gradients() -> AbstractContextManager[None]:
     """Put `gradient` in the place of TensorFlow's, and take it off again when the last trace ends."""
     return _HOOK.held()
 
 
-def _asked(targets: Any, sources: Any, seeds: Any, stops: Any, unconnected: Any) -> list[Any] | None:
+def _ask_trace(targets: Any, sources: Any, seeds: Any, stops: Any, unconnected: Any) -> list[Any] | None:
     """The gradients, or None where TensorFlow is to find them: in a body, or while a tape records."""
     trace = current()
     if trace is None or trace.busy:
         return None
     if tf_private.tape_records():
-        check_nested(trace.bottlenecks, _listed(targets), _listed(sources))
+        check_nested(trace.bottlenecks, _as_list(targets), _as_list(sources))
         return None
-    ends = [tf.convert_to_tensor(target) for target in _listed(targets)]
+    ends = [tf.convert_to_tensor(target) for target in _as_list(targets)]
     _check_first_order(trace, ends)
     if tf.compat.v1.get_default_graph() is not trace.graph:
         return None
     trace.busy = True
     try:
-        return _answer(trace, ends, _listed(sources), seeds, stops, unconnected)
+        return _answer(trace, ends, _as_list(sources), seeds, stops, unconnected)
     finally:
         trace.busy = False
 
@@ -158,15 +158,15 @@ def _asked(targets: Any, sources: Any, seeds: Any, stops: Any, unconnected: Any)
 def _answer(
     trace: Tracing, ends: Sequence[Any], sources: Sequence[Any], seeds: Any, stops: Any, unconnected: Any
 ) -> list[Any]:
-    starts = [None] * len(ends) if seeds is None else _listed(seeds)
-    found = differentiate(trace, None, ends, sources, starts, stops=[] if stops is None else _listed(stops))
+    starts = [None] * len(ends) if seeds is None else _as_list(seeds)
+    found = differentiate(trace, None, ends, sources, starts, stops=[] if stops is None else _as_list(stops))
     if getattr(unconnected, "value", unconnected) == "zero":
         pairs = zip(found, sources, strict=True)
         return [tf.zeros_like(source) if gradient is None else gradient for gradient, source in pairs]
     return found
 
 
-def _listed(given: Any) -> list[Any]:
+def _as_list(given: Any) -> list[Any]:
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
@@ -199,7 +199,7 @@ def _second_order() -> GradientError:
     )
 
 
-_GRAPH_HOOK = Hook(lambda: tf_private.hook_gradients(_asked), lambda: tf_private.hook_gradients(None))
+_GRAPH_HOOK = Hook(lambda: tf_private.hook_gradients(_ask_trace), lambda: tf_private.hook_gradients(None))
 
 
 def graph_asked() -> AbstractContextManager[None]:

@@ -109,7 +109,7 @@ _told: weakref.WeakSet[Any] = weakref.WeakSet()
 def watch(operation: Any) -> None:
     """Hear when this layer or operation, which was called under scopes, gives its config."""
     if not hasattr(operation.get_config, "nebula_heard"):
-        tf_private.on_config(operation, _asked)
+        tf_private.on_config(operation, _require_copy_by_user)
         operation.get_config.nebula_heard = True
 
 
@@ -120,7 +120,7 @@ def watch_node(node: Any) -> None:
 
 def _ran(arguments: Any) -> None:
     if any(isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten(arguments)):
-        _asked()
+        _require_copy_by_user()
 
 
 def tell_if_copy(model: Any) -> None:
@@ -141,7 +141,7 @@ def tell_if_copy(model: Any) -> None:
         )
 
 
-def _asked() -> None:
+def _require_copy_by_user() -> None:
     """The outermost call of Keras that copies a whole model is what the user wrote."""
     calls = [call for call in tf_private.keras_calls() if isinstance(call.given, keras.Model)]
     found = next((call for call in reversed(calls) if call.name in _WAYS), None)

@@ -29,16 +29,16 @@ _call = tf_private.KerasSequential.call
 def _noting_node(function: Any, node: Any) -> Any:
     """Keras asks this for each node just before it calls the node's operation."""
     _LOCAL.frames = _frames(function, node)
-    _LOCAL.line = built_at(_tagged(function, node))
+    _LOCAL.line = built_at(_tag_call(function, node))
     return _operation_for(function, node)
 
 
 def _frames(function: Any, node: Any) -> Frames:
     """A Sequential's layers carry their own scopes; elsewhere the nodes do."""
-    return frames_of(_tagged(function, node))
+    return frames_of(_tag_call(function, node))
 
 
-def _tagged(function: Any, node: Any) -> Any:
+def _tag_call(function: Any, node: Any) -> Any:
     return node.operation if getattr(_LOCAL, "sequential", None) is function else node
 
 
@@ -81,7 +81,7 @@ def _built_at(line: str) -> contextlib.AbstractContextManager[None]:
     trace, graph = current(), tf.compat.v1.get_default_graph()
     if trace is None or trace.graph is not graph:
         return contextlib.nullcontext()
-    return tf_private.stamped(graph, {BUILT: line})
+    return tf_private.stamp_ops(graph, {BUILT: line})
 
 
 def _call_sequential(model: Any, *args: Any, **kwargs: Any) -> Any:

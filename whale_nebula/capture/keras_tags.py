@@ -19,7 +19,7 @@ from whale_nebula import scopes
 from whale_nebula.capture import keras_copies
 from whale_nebula.capture.keras_copies import Frames, built_under_scopes, frames_of, tag
 from whale_nebula.capture.placed import placements_in
-from whale_nebula.capture.projection import learned
+from whale_nebula.capture.projection import learned_rank
 from whale_nebula.capture.tracing import current, uncut_on_purpose
 from whale_nebula.scopes import Frame
 from whale_nebula.scopes.hints import running
@@ -33,18 +33,18 @@ def watch_node(node: Any, frames: Frames) -> None:
     frames = frames_of(node.operation) or frames
     stage, around = scopes.stage_of(frames), scopes.compress_of(frames)
     if stage is not None:
-        projects = around is not None and learned(around) is not None
+        projects = around is not None and learned_rank(around) is not None
         tf_private.on_run(node, functools.partial(_ran, stage, projects))
 
 
 def watch_sequential(model: Any) -> None:
     """Hear when the layers of a Sequential run; it makes their nodes later, and anew with each layer."""
     if not hasattr(model.build, "nebula_heard"):
-        tf_private.on_build(model, functools.partial(_built, model))
+        tf_private.on_build(model, functools.partial(_mark_built, model))
         model.build.nebula_heard = True
 
 
-def _built(model: Any) -> None:
+def _mark_built(model: Any) -> None:
     for level in tf_private.nodes_by_depth(model).values():
         for node in level:
             if not frames_of(node):

@@ -50,11 +50,11 @@ def recount(trace: Tracing) -> None:
     ).recounts:
         reader = operations[consumer]
         with trace.graph.as_default(), tf.control_dependencies(None):
-            made = _shaped(reader.inputs[place], operations[rows.op].outputs[rows.out], axis, sizes)
+            made = _shape_like(reader.inputs[place], operations[rows.op].outputs[rows.out], axis, sizes)
         tf_private.set_input(reader, place, made)
 
 
-def _shaped(before: Any, data: Any, axis: int, sizes: tuple[int | None, ...]) -> Any:
+def _shape_like(before: Any, data: Any, axis: int, sizes: tuple[int | None, ...]) -> Any:
     """A shape with the rows of `data`, or zeros or ones of that shape: what was read `before`."""
     dtype = tf.int32 if before.op.type in _FILLED else before.dtype
     rows = tf.shape(data, dtype)[axis]
@@ -95,14 +95,14 @@ def weigh(trace: Tracing, targets: Sequence[Tensor], seeds: Sequence[Any]) -> li
         return [seed * tf.cast(trace.feed("share"), seed.dtype) for seed in ones]
     recount(trace)
     kinds = _kinds(trace, targets)
-    return [_weighed(trace, seed, _SHARES.get(kind, 0)) for seed, kind in zip(ones, kinds, strict=True)]
+    return [_weigh_seed(trace, seed, _SHARES.get(kind, 0)) for seed, kind in zip(ones, kinds, strict=True)]
 
 
 _SHARES = {"mean": 1, "whole": 1, "inverse": 2}
 """How often a target's weight is its micro-batch's share of the rows. One divided by these rows is too large itself."""
 
 
-def _weighed(trace: Tracing, seed: Tensor, times: int) -> Tensor:
+def _weigh_seed(trace: Tracing, seed: Tensor, times: int) -> Tensor:
     for _ in range(times):
         seed = seed * tf.cast(trace.feed("share"), seed.dtype)
     return seed

@@ -208,11 +208,11 @@ class Donor:
             kept = [given for given in node.input if not given.startswith("^") or given[1:] in chosen]
             del node.input[:]
             node.input.extend(kept)
-        for name in self._called(definition.node):
+        for name in self._called_functions(definition.node):
             definition.library.function.add().CopyFrom(self._library[name])
         return definition
 
-    def _called(self, nodes: Iterable[Any]) -> list[str]:
+    def _called_functions(self, nodes: Iterable[Any]) -> list[str]:
         """The library functions that nodes call, and those that these call."""
         found: dict[str, None] = {}
         waiting = list(nodes)

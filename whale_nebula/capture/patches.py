@@ -55,10 +55,10 @@ def tell_later(tapes: Iterable[Any]) -> None:
     """The trace has ended: let those of its tapes that can still be asked say why there is no answer."""
     for tape in tapes:
         for question in _QUESTIONS if tf_private.tape_open(tape) else ():
-            setattr(tape, question, partial(_asked, tape, question))
+            setattr(tape, question, partial(_ask_tape, tape, question))
 
 
-def _asked(tape: Any, question: str, *args: Any, **kwargs: Any) -> Any:
+def _ask_tape(tape: Any, question: str, *args: Any, **kwargs: Any) -> Any:
     try:
         return getattr(tf.GradientTape, question)(tape, *args, **kwargs)
     except (TypeError, ValueError) as error:

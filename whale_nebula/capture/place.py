@@ -7,11 +7,11 @@ from typing import Any
 
 from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.scopes.frames import current_stack
-from whale_nebula.scopes.options import checked
+from whale_nebula.scopes.options import check_signature
 from whale_nebula.scopes.placing import placement
 
 
-@checked
+@check_signature
 @short_traceback
 def place(model: Any, mapping: Mapping[str, Any]) -> None:
     """Give a model's layers to clusters by their paths; its code stays as it is.

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula import scopes
-from whale_nebula.capture import placed as place_errors
+from whale_nebula.capture import placed
 from whale_nebula.capture.placed import Home, homes_of, placed_models
 from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.ir.graph import LAYER
@@ -65,20 +65,20 @@ class Places:
         if opened is not None:
             _check_inside(opened, homes)
             return contextlib.nullcontext()
-        home = self._chosen(layer, homes)
+        home = self._choose_home(layer, homes)
         if home is None or home.rule is None:
             return contextlib.nullcontext()
         if tf.compat.v1.get_default_graph() is not trace.graph:
-            raise place_errors.in_body(home.spot.path, home.rule, home.placement)
-        return _entered(trace.graph, home.spot.path, home.rule, home.placement)
+            raise placed.in_body(home.spot.path, home.rule, home.placement)
+        return _enter_rule(trace.graph, home.spot.path, home.rule, home.placement)
 
-    def _chosen(self, layer: Any, homes: list[Home]) -> Home | None:
+    def _choose_home(self, layer: Any, homes: list[Home]) -> Home | None:
         """The home that this call is about, if a rule holds there; two maps may not be at odds."""
         placements = dict.fromkeys(home.placement for home in homes)
         chosen = [self._of_one(layer, [home for home in homes if home.placement is each]) for each in placements]
         found = [home for home in chosen if home is not None and home.rule is not None]
         if len({home.rule and home.rule.key for home in found}) > 1:
-            raise place_errors.two_maps([(home.spot.path, home.rule, home.placement) for home in found])
+            raise placed.two_maps([(home.spot.path, home.rule, home.placement) for home in found])
         return next(iter(found), None)
 
     def _of_one(self, layer: Any, homes: list[Home]) -> Home | None:
@@ -89,7 +89,7 @@ class Places:
             found = next((home for home in homes if home.spot.parent is parent), None)
             if found is not None:
                 return found
-        raise place_errors.undecided(layer, [(home.spot.path, home.rule, home.placement) for home in homes])
+        raise placed.undecided_error(layer, [(home.spot.path, home.rule, home.placement) for home in homes])
 
     def check(self) -> None:
         """At the end, when all layers are there: every pattern of a model that ran has matched one, in time."""
@@ -98,10 +98,10 @@ class Places:
                 continue
             found = homes_of(model, placement)
             if found.unmatched:
-                raise place_errors.no_match(model, placement, found.unmatched[0])
+                raise placed.no_match(model, placement, found.unmatched[0])
             for home in found.homes:
                 if home.rule is not None and id(home.spot.layer) in self.strangers:
-                    raise place_errors.too_late(home.spot.path, home.rule, placement)
+                    raise placed.too_late(home.spot.path, home.rule, placement)
 
 
 def _check_inside(opened: Frame, homes: list[Home]) -> None:
@@ -109,14 +109,14 @@ def _check_inside(opened: Frame, homes: list[Home]) -> None:
     fits = any(home.rule is None or home.rule.key == opened.key for home in homes)
     for home in homes:
         if home.rule is not None and not (fits and "layer" in opened.options):
-            raise place_errors.two_stages(home.spot.path, home.rule, home.placement, opened)
+            raise placed.two_stages(home.spot.path, home.rule, home.placement, opened)
 
 
 @contextlib.contextmanager
-def _entered(graph: Any, path: str, rule: Rule, placement: Placement) -> Iterator[None]:
+def _enter_rule(graph: Any, path: str, rule: Rule, placement: Placement) -> Iterator[None]:
     frames = _outer(path, placement)
     said = f"layer {path!r} to {rule.cluster!r} by {rule.pattern.pattern!r}"
-    with scopes.imposed((*frames, placement.frame(rule, path))), tf_private.stamped(graph, {LAYER: said}):
+    with scopes.impose_frames((*frames, placement.frame(rule, path))), tf_private.stamp_ops(graph, {LAYER: said}):
         yield
 
 
@@ -126,7 +126,7 @@ def _outer(path: str, placement: Placement) -> list[Frame]:
     for own in placement.frames:
         same = [frame for frame in found if frame.kind == own.kind != "compress" and frame is not own]
         if same:
-            raise place_errors.two_scopes(path, placement, own, same[0])
+            raise placed.two_scopes(path, placement, own, same[0])
         found += [own] * (own not in found)
     return found
 
@@ -138,7 +138,7 @@ _call = tf_private.KerasLayer.__call__
 
 
 @functools.wraps(_call)  # AutoGraph goes by its module: it leaves Keras's own functions as they are
-def _called(layer: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_layer(layer: Any, *args: Any, **kwargs: Any) -> Any:
     trace, places = current(), getattr(_LOCAL, "places", None)
     if trace is None or trace.graph is None or trace.busy or places is None or tf_private.in_symbolic_scope():
         return _call(layer, *args, **kwargs)  # in a symbolic scope Keras builds the model, in a graph of its own
@@ -155,7 +155,7 @@ def placing() -> Iterator[None]:
     before, places = getattr(_LOCAL, "places", None), Places()
     _LOCAL.places = places
     try:
-        with _hooked():
+        with _hook_calls():
             yield
         places.check()
     finally:
@@ -163,11 +163,11 @@ def placing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hooked() -> Iterator[None]:
+def _hook_calls() -> Iterator[None]:
     global _open
     with _LOCK:
         _open += 1
-        tf_private.KerasLayer.__call__ = _called
+        tf_private.KerasLayer.__call__ = _call_layer
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from whale_nebula.errors import BoundaryInBodyError, OptionError, PlacementError
-from whale_nebula.errors.suggestions import closest, listed
+from whale_nebula.errors.suggestions import closest, list_names
 from whale_nebula.scopes import Frame, Placement, Rule
 from whale_nebula.tf import private as tf_private
 
@@ -61,7 +61,7 @@ _TAILS = ("(/.*)?", "/.*", "/.+", ".*", "/")
 def no_match(model: Any, placement: Placement, rule: Rule) -> PlacementError:
     """A pattern that no layer's path matches."""
     paths = list(dict.fromkeys(spot.path for spot in spots(model)))
-    head, tail = _parted(rule.pattern.pattern)
+    head, tail = _split_suffix(rule.pattern.pattern)
     return PlacementError(
         f"nb.place: no layer of {model.name!r} matches {rule.pattern.pattern!r}",
         where=str(placement.site),
@@ -70,7 +70,7 @@ def no_match(model: Any, placement: Placement, rule: Rule) -> PlacementError:
     )
 
 
-def _parted(pattern: str) -> tuple[str, str]:
+def _split_suffix(pattern: str) -> tuple[str, str]:
     """A pattern without what stands at its end for all that is inside."""
     tail = next((tail for tail in _TAILS if pattern.endswith(tail)), "")
     return pattern.removesuffix(tail), tail
@@ -83,7 +83,7 @@ def _nearby(head: str, paths: Sequence[str]) -> str:
 
 def _list_some(paths: Sequence[str]) -> str:
     more = len(paths) - _SHOWN
-    return listed(paths[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return list_names(paths[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _beginning(head: str, paths: Sequence[str]) -> str | None:
@@ -136,14 +136,14 @@ def _leaving_out(paths: Sequence[str], rules: Sequence[Rule]) -> str:
     both = [path for path in matched[few] if path in matched[many]]
     if len(both) == len(matched[many]):
         return f"leave {less!r} or {more!r} out: they match the same layers"
-    gone = re.escape(both[0]) if len(both) == 1 else _grouped(less)
-    return f"let one of them leave it out: (?!{gone}$){_grouped(more)}"
+    gone = re.escape(both[0]) if len(both) == 1 else _group_pattern(less)
+    return f"let one of them leave it out: (?!{gone}$){_group_pattern(more)}"
 
 
-def _grouped(pattern: str) -> str:
+def _group_pattern(pattern: str) -> str:
     """A pattern that other things can be written beside: a '|' in it ends at its own end.
 
-    >>> _grouped("block_1.*"), _grouped("block_1.*|head")
+    >>> _group_pattern("block_1.*"), _group_pattern("block_1.*|head")
     ('block_1.*', '(?:block_1.*|head)')
     """
     return f"(?:{pattern})" if "|" in pattern else pattern
@@ -174,7 +174,7 @@ def two_maps(homes: PlacedLayers) -> PlacementError:
     )
 
 
-def undecided(layer: Any, homes: PlacedLayers) -> PlacementError:
+def undecided_error(layer: Any, homes: PlacedLayers) -> PlacementError:
     """A shared layer that is given to two stages, called from neither of its places."""
     said = [f"{path!r} ({f'under {rule}' if rule else 'under no pattern'})" for path, rule, _ in homes]
     return PlacementError(

@@ -33,11 +33,11 @@ def _line(op: Any) -> str:
     frames = tf_private.user_frames(op)
     built = tf_private.stamp_of(op, BUILT)
     if built:
-        return _innermost(frames[_replayed(frames) :]) or built
+        return _innermost(frames[_find_replayed_frame(frames) :]) or built
     return _innermost(frames)
 
 
-def _replayed(frames: Sequence[tuple[str, int]]) -> int:
+def _find_replayed_frame(frames: Sequence[tuple[str, int]]) -> int:
     """The number of the first frame inside the innermost node that was replayed."""
     return max((number + 1 for number, (file, _) in enumerate(frames) if file == _REPLAY), default=0)
 

@@ -42,22 +42,22 @@ def projecting() -> AbstractContextManager[None]:
     return _HOOK.held()
 
 
-def learned(frame: Frame) -> Rank | None:
+def learned_rank(frame: Frame) -> Rank | None:
     """The learned basis that a compress scope asks for, if it does.
 
     >>> import whale_nebula as nb
     >>> with nb.cluster(), nb.compress(rank=4) as frame:
-    ...     learned(frame)
+    ...     learned_rank(frame)
     """
     codec = frame.options.get("codec")
     members = codec.members if isinstance(codec, Codec) else ()
     return next((part for part in members if isinstance(part, Rank) and part.basis == "learned"), None)
 
 
-def given(graph: Any, op_type: str, inputs: Sequence[Any]) -> Sequence[Any]:
+def find_inputs(graph: Any, op_type: str, inputs: Sequence[Any]) -> Sequence[Any]:
     """What an op that is about to be made in `graph` is to read, where it would read these."""
     trace = current()
-    if trace is None or trace.busy or not any(map(learned, trace.compressions)):
+    if trace is None or trace.busy or not any(map(learned_rank, trace.compressions)):
         return inputs
     consumer = _consumer(trace, graph, op_type, inputs)
     if consumer is None:
@@ -127,7 +127,7 @@ def _entering(trace: Tracing, tensor: Any, consumer: str) -> Any:
     if home is None or home.stage == consumer:
         return tensor
     frame = _covering(trace, home)
-    rank = learned(frame) if frame is not None else None
+    rank = learned_rank(frame) if frame is not None else None
     if frame is None or rank is None or not tensor.dtype.is_floating or (tensor.shape.rank or 0) < 2:
         return tensor
     if not shrinks(tensor, rank):
@@ -138,7 +138,7 @@ def _entering(trace: Tracing, tensor: Any, consumer: str) -> Any:
         if tf_private.in_custom_gradient():
             raise _in_custom_gradient(frame)
         with trace.graph.as_default(), tf.control_dependencies(None):
-            trace.bottlenecks.entered[key] = _projected(trace, tensor, rank, frame, home.stage, consumer)
+            trace.bottlenecks.entered[key] = _project(trace, tensor, rank, frame, home.stage, consumer)
     return trace.bottlenecks.entered[key]
 
 
@@ -171,31 +171,31 @@ def shrinks(tensor: Any, rank: Rank) -> bool:
     return columns is not None and columns > rank.r
 
 
-def _projected(trace: Tracing, tensor: Any, rank: Rank, frame: Frame, producer: str, consumer: str) -> Any:
+def _project(trace: Tracing, tensor: Any, rank: Rank, frame: Frame, producer: str, consumer: str) -> Any:
     known, columns = trace.bottlenecks, tensor.shape[-1]
     if tensor.ref() not in known.small:
-        made = bottlenecks.found(known, tensor, producer, frame)
+        made = bottlenecks.find_bottleneck(known, tensor, producer, frame)
         down = made.down(columns, rank.r, frame)
         known.use(made.owner, down)
         known.say(f"{rank.r} numbers cross for every {columns} of a row, on the learned basis {down.path!r}")
-        with _stamped(trace, made.name, {STAGE: producer, COMPRESS: trace.compression_of(frame)}):
-            small = _times(_normed(tensor) if rank.norm else tensor, down)
+        with _stamp_ops(trace, made.name, {STAGE: producer, COMPRESS: trace.compression_of(frame)}):
+            small = _times(_normalize_rows(tensor) if rank.norm else tensor, down)
         trace.masks.extend([(small, mask) for marked, mask in trace.masks if marked is tensor])
         known.small[tensor.ref()] = made, small
     made, small = known.small[tensor.ref()]
     up = made.up(consumer, columns, rank.r, frame)
     known.use(made.owner, up)
-    with _stamped(trace, made.name, {STAGE: consumer}):
+    with _stamp_ops(trace, made.name, {STAGE: consumer}):
         found = _times(small, up)
         found.set_shape(tensor.shape)
         return found
 
 
 @contextlib.contextmanager
-def _stamped(trace: Tracing, name: str, stamps: dict[str, str | int]) -> Iterator[None]:
+def _stamp_ops(trace: Tracing, name: str, stamps: dict[str, str | int]) -> Iterator[None]:
     """Ops made inside bear these stamps, and gradients flow through them, whatever tape is open here."""
     before = len(trace.graph.get_operations())
-    with tf.name_scope(f"{name}/"), tf_private.stamped(trace.graph, stamps):
+    with tf.name_scope(f"{name}/"), tf_private.stamp_ops(trace.graph, stamps):
         yield
     trace.grown.update(op.name for op in trace.graph.get_operations()[before:])
 
@@ -204,26 +204,26 @@ def _times(tensor: Any, variable: Any) -> Any:
     return tf.tensordot(tensor, tf.cast(variable.value, tensor.dtype), 1)
 
 
-def _normed(tensor: Any) -> Any:
+def _normalize_rows(tensor: Any) -> Any:
     """Each row with mean zero and variance one."""
     mean, variance = tf.nn.moments(tensor, [-1], keepdims=True)
     return (tensor - mean) * tf.math.rsqrt(variance + _EPSILON)
 
 
-_HOOK = Hook(lambda: tf_private.hook_ops(given), lambda: tf_private.hook_ops(None))
+_HOOK = Hook(lambda: tf_private.hook_ops(find_inputs), lambda: tf_private.hook_ops(None))
 
 
 def check_crossed(trace: Tracing, program: Program) -> None:
     """Refuse a step in which something crosses whole that a learned basis covers: it was found too late."""
-    if not any(map(learned, trace.compressions)):
+    if not any(map(learned_rank, trace.compressions)):
         return
     graph, operations = program.graph, in_order(trace.graph.get_operations())
     for op in filter(_forward(program), graph.ops):
         for value in op.inputs:
             tensor = operations[value.op].outputs[value.out]
             apart = program.labels.get(value.op, program.labels[op.index]) != program.labels[op.index]
-            if apart and _covered(trace, tensor, op):
-                raise _crossed(tensor, place_of(operations[op.index]))
+            if apart and _is_covered(trace, tensor, op):
+                raise _crossed_error(tensor, place_of(operations[op.index]))
 
 
 def _forward(program: Program) -> Callable[[Op], bool]:
@@ -238,16 +238,16 @@ def _forward(program: Program) -> Callable[[Op], bool]:
     return forward
 
 
-def _covered(trace: Tracing, tensor: Any, reader: Op) -> bool:
+def _is_covered(trace: Tracing, tensor: Any, reader: Op) -> bool:
     home = home_of(trace, tensor)
     if home is None:
         return False
     number = reader.compress if home.compress is None else home.compress
-    rank = None if number is None else learned(trace.compressions[number])
+    rank = None if number is None else learned_rank(trace.compressions[number])
     return rank is not None and shrinks(tensor, rank)
 
 
-def _crossed(tensor: Any, where: str) -> NotYetError:
+def _crossed_error(tensor: Any, where: str) -> NotYetError:
     return NotYetError(
         f"a learned basis for {tensor.name!r}, which is read before it is known in which stage",
         where=where,

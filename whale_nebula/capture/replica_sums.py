@@ -35,7 +35,7 @@ _GRADIENT = "NebulaReplicaSum"
 def over_replicas(trace: Tracing, part: Any) -> Any:
     """The sum over all replicas of what each of them has."""
     graph = trace.graph
-    with tf_private.stamped(graph, {SUMMED: 1}), graph.gradient_override_map({"Identity": _GRADIENT}):
+    with tf_private.stamp_ops(graph, {SUMMED: 1}), graph.gradient_override_map({"Identity": _GRADIENT}):
         total = tf.identity(part, "replica_sum")
     trace.summed.append(total.op)
     return total
@@ -43,11 +43,11 @@ def over_replicas(trace: Tracing, part: Any) -> Any:
 
 @tf.RegisterGradient(_GRADIENT)
 def _gradient(_: Any, gradient: Any) -> Any:
-    trace = _traced()
+    trace = _own_trace()
     return gradient if trace is None else over_replicas(trace, gradient)
 
 
-def _traced() -> Tracing | None:
+def _own_trace() -> Tracing | None:
     """The trace, where ops that are made now are a part of its graph itself, and not of a body."""
     trace = current()
     if trace is None or trace.plain or trace.vectorizing or tf.executing_eagerly():
@@ -57,7 +57,7 @@ def _traced() -> Tracing | None:
 
 def _moments(x: Any, axes: Sequence[int], keepdims: bool) -> tuple[Any, Any] | None:
     """Mean and variance, by Keras's own formula; None where they are those of what is there."""
-    trace = _traced()
+    trace = _own_trace()
     own = [tf.reduce_sum(each, axes, keepdims=True) for each in (x, tf.square(x), tf.ones_like(x))] if trace else []
     if trace is None or not all(each.shape.is_fully_defined() for each in own):
         return None
@@ -75,7 +75,7 @@ def moments_synchronized() -> AbstractContextManager[None]:
     return _HOOK.held()
 
 
-def settled(trace: Tracing, program: Program, where: Where) -> Program:
+def settle_sums(trace: Tracing, program: Program, where: Where) -> Program:
     """The program of a trace: its sums over replicas stay, are those of micro-batches alone, or are refused."""
     refused = refusal(program, where)
     if not trace.summed or (refused is None and program.pipeline.micro_batch > 1):

@@ -84,7 +84,8 @@ class Replicas:
         before = self.of.setdefault(key, frame)
         if before is not frame and _count(before) != _count(frame):
             raise OptionError(
-                f"stage {key!r} stands in {_said(frame)}, and where it was entered first in {_said(before)}",
+                f"stage {key!r} stands in {_describe_frame(frame)}, and where it was entered first in "
+                f"{_describe_frame(before)}",
                 where=str(site),
                 why="entering a stage again continues it, and a stage has as many replicas everywhere",
                 mend="the same nb.replica(...) around both, or a name of its own for the second: nb.stage(name=...)",
@@ -96,7 +97,7 @@ class Replicas:
         named = None if stage is None or self.apart is None else stage.options.get("cluster")
         if named is not None and self.slow is not None:
             raise OptionError(
-                f"nb.stage(cluster={named!r}) stands in {_said(self.slow)}",
+                f"nb.stage(cluster={named!r}) stands in {_describe_frame(self.slow)}",
                 where=str(site),
                 why="with sync_every each cluster trains a copy of all that is inside, so no stage of it is on one",
                 mend=f'nb.stage(name="{named}"), or leave sync_every out',
@@ -134,7 +135,7 @@ def _count(frame: Frame | None) -> int:
     return 1 if frame is None else int(frame.options["count"] or 0)
 
 
-def _said(frame: Frame | None) -> str:
+def _describe_frame(frame: Frame | None) -> str:
     if frame is None:
         return "none"
     every = frame.options.get("sync_every")
@@ -151,9 +152,9 @@ def _tell_around(around: Frame | None, frame: Frame) -> None:
         return
     _told.add((around.site, frame.site))
     warning = NebulaWarning(
-        f"{_said(around).partition(' at ')[0]} around the step does not count",
+        f"{_describe_frame(around).partition(' at ')[0]} around the step does not count",
         where=str(around.site),
-        why=f"what it holds stands in {_said(frame)}; it is said once for this place",
+        why=f"what it holds stands in {_describe_frame(frame)}; it is said once for this place",
         mend="leave one of the two out",
     )
     warnings.warn_explicit(warning, NebulaWarning, around.site.file, around.site.line)
@@ -161,7 +162,7 @@ def _tell_around(around: Frame | None, frame: Frame) -> None:
 
 def _stageless(frame: Frame, stages: Sequence[Stage]) -> NestingError:
     return NestingError(
-        f"{_said(frame)} holds no nb.stage",
+        f"{_describe_frame(frame)} holds no nb.stage",
         where=str(frame.site),
         why=f"the step has stages elsewhere ({', '.join(stage.key for stage in stages[:3])}), and copies are made of "
         "stages",

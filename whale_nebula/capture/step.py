@@ -18,9 +18,9 @@ from whale_nebula.capture.assemble import assemble
 from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.conditions import conditions_split
 from whale_nebula.capture.counted_draws import draws_counted
-from whale_nebula.capture.errors import check_constants, translated
+from whale_nebula.capture.errors import check_constants, translate_errors
 from whale_nebula.capture.inlining import inlining
-from whale_nebula.capture.intercept import graph_asked, intercepted
+from whale_nebula.capture.intercept import graph_asked, intercept_gradients
 from whale_nebula.capture.keras_copies import stages_of
 from whale_nebula.capture.keras_replay import replaying
 from whale_nebula.capture.patches import tell_later
@@ -166,12 +166,12 @@ def capture(
         trace.begin(tf.compat.v1.get_default_graph(), list(tensors))
         with scopes.numbering(), scopes.told_again():
             _meet(trace, owner)
-            return call(filled(layout, tensors))
+            return call(fill_layout(layout, tensors))
 
     given = list(zip(layout.names, layout.specs, strict=True))
     function = tf.function(body, autograph=False)
     begin = tf_private.variables_later(function) if later else _have_begun
-    with translated(trace, given), tracing.tracing(trace), _tensorflow(), _keras():
+    with translate_errors(trace, given), tracing.tracing(trace), _tensorflow(), _keras():
         traced = function.get_concrete_function(*layout.specs)
     tell_later(trace.tapes)
     graph = traced.graph
@@ -192,7 +192,7 @@ def capture(
 def plainly(tensors: Sequence[Any], owner: Any = None) -> Iterator[None]:
     """In the trace of a step that runs uncut: project what the step cut would project, and leave all else as it is."""
     trace = Tracing(plain=True, bottlenecks=Bottlenecks(owner))
-    with tracing.tracing(trace), intercepted(), inlining(), projecting(), _keras(), scopes.numbering():
+    with tracing.tracing(trace), intercept_gradients(), inlining(), projecting(), _keras(), scopes.numbering():
         trace.begin(tf.compat.v1.get_default_graph(), list(tensors))
         with scopes.told_again():
             _meet(trace, owner)
@@ -207,7 +207,7 @@ def _meet(trace: Tracing, owner: Any) -> None:
 
 @contextlib.contextmanager
 def _tensorflow() -> Iterator[None]:
-    with intercepted(), graph_asked(), inlining(), conditions_split(), projecting(), draws_counted():
+    with intercept_gradients(), graph_asked(), inlining(), conditions_split(), projecting(), draws_counted():
         yield
 
 
@@ -217,7 +217,7 @@ def _keras() -> Iterator[None]:
         yield
 
 
-def filled(layout: Signature, tensors: Sequence[Any]) -> list[Any]:
+def fill_layout(layout: Signature, tensors: Sequence[Any]) -> list[Any]:
     """The user's arguments with the trace's tensors in their places."""
     found, plain, given = iter(tensors), iter(layout.plain), iter(layout.given)
 

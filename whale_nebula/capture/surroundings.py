@@ -25,7 +25,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def check_surroundings() -> None:
     """Refuse a step where TensorFlow is told to run it another way than by a plan."""
     if _started_before_fork:
-        raise _forked()
+        raise _forked_error()
     if tf.config.functions_run_eagerly():
         raise UnsupportedError(
             "tf.config.run_functions_eagerly(True) does not go with scopes",
@@ -71,7 +71,7 @@ def _inside() -> UnsupportedError:
     )
 
 
-def _forked() -> StateError:
+def _forked_error() -> StateError:
     return StateError(
         "this process was forked from one where TensorFlow runs already",
         where=_line(),

@@ -50,7 +50,7 @@ _BY_NAME = {"while_body": _LOOP, "while_cond": _LOOP, "cond_true": _BRANCH, "con
 
 def in_body(frame: Frame, graph: str | None, *, compiled: bool = False) -> BoundaryInBodyError:
     """The error for a scope that was entered in a body; `graph` names its graph, where it has one of its own."""
-    body = _VECTORIZED if graph is None else _named(graph)
+    body = _VECTORIZED if graph is None else _body_of(graph)
     body = _COMPILED if compiled and body is _FUNCTION else body
     return BoundaryInBodyError(
         f"nb.{frame.kind} is entered inside {body.called}",
@@ -60,7 +60,7 @@ def in_body(frame: Frame, graph: str | None, *, compiled: bool = False) -> Bound
     )
 
 
-def _named(graph: str) -> _Body:
+def _body_of(graph: str) -> _Body:
     return next((body for part, body in _BY_NAME.items() if part in graph), _FUNCTION)
 
 
@@ -297,14 +297,14 @@ class _Stamper:
             trace.replicas.compressed(scopes.open_frames())
         graph = tf.compat.v1.get_default_graph()
         if frame.kind == "replica" and graph is trace.graph:
-            return tf_private.stamped(graph, {COPIED: 1})
+            return tf_private.stamp_ops(graph, {COPIED: 1})
         if frame.kind not in ("stage", "compress"):
             return contextlib.nullcontext()
         if graph is not trace.graph or trace.vectorizing:
             raise in_body(frame, None if graph is trace.graph else graph.name, compiled=trace.compiled)
         if frame.kind == "stage":
-            return tf_private.stamped(graph, {STAGE: trace.stage_of(frame)})
-        return tf_private.stamped(graph, {COMPRESS: trace.compression_of(frame)})
+            return tf_private.stamp_ops(graph, {STAGE: trace.stage_of(frame)})
+        return tf_private.stamp_ops(graph, {COMPRESS: trace.compression_of(frame)})
 
 
 def install() -> list[scopes.Watcher]:

@@ -135,10 +135,10 @@ SIGNALLED = 128
 """Plus the number of a signal: 137 is SIGKILL, by which also a worker is ended that is frozen or will not leave."""
 
 
-def shown(code: int) -> int:
+def shell_code(code: int) -> int:
     """How a shell shows the exit code of a process that a signal may have ended.
 
-    >>> shown(3), shown(-9)
+    >>> shell_code(3), shell_code(-9)
     (3, 137)
     """
     return code if code >= 0 else SIGNALLED - code

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from whale_nebula.cli import arguments as exits
+from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Parser, split, tell
 from whale_nebula.errors import AuditError, NebulaError
 from whale_nebula.errors.foreign_text import escape_foreign_text
@@ -62,14 +62,14 @@ def main(argv: Sequence[str]) -> int:
     for each in (path, given.heads, given.ca):
         if each is not None and not os.path.isfile(each):
             tell(AuditError(f"there is no file {each!r}", mend="whale-nebula audit verify FILE"), as_json=given.json)
-            return exits.NO_FILE
+            return arguments.NO_FILE
     try:
         verdict = verify(path, _heads(given.heads), _trust(given.ca))
     except NebulaError as error:
         tell(error, as_json=given.json)
-        return exits.NO_DATA
+        return arguments.NO_DATA
     print(json.dumps(report_document(verdict), indent=1) if given.json else report_text(verdict, given))
-    return exits.DONE if verdict.ok else exits.FAILED
+    return arguments.DONE if verdict.ok else arguments.FAILED
 
 
 def _heads(path: str | None) -> list[Head]:
@@ -107,7 +107,7 @@ def report_text(verdict: Verdict, given: argparse.Namespace) -> str:
         lines.append(
             f"  {times} a crash tore the last line: {verdict.torn_bytes} bytes were set aside, and the log says so"
         )
-    lines.append(_signed(verdict, given))
+    lines.append(_describe_signature(verdict, given))
     if verdict.kept is not None:
         lines.append(f"  the peer's heads agree up to record {verdict.kept}")
     if not verdict.closed:
@@ -119,7 +119,7 @@ def report_text(verdict: Verdict, given: argparse.Namespace) -> str:
 _PAIRS = "audit verify gpu-gateway.jsonl --heads npu-gateway.heads.jsonl --ca certs/ca.pem, all of one run"
 
 
-def _signed(verdict: Verdict, given: argparse.Namespace) -> str:
+def _describe_signature(verdict: Verdict, given: argparse.Namespace) -> str:
     if verdict.signed is None:
         return "  no head in it is signed: whoever could write the file could write it anew"
     by = "by a certificate of this authority" if given.ca else "by the certificate it names itself; check with --ca"

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from whale_nebula.cli import arguments as exits
+from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Parser, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, CredentialsError, DeadlineError, NebulaError, TransportError
 from whale_nebula.errors.suggestions import did_you_mean
 from whale_nebula.launch import gateways, secured
-from whale_nebula.launch.hosts import is_local, listening, settled
+from whale_nebula.launch.hosts import is_local, listening, settle_ports
 from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.launch.line import LineFound, Seat, measure
 from whale_nebula.launch.line.seat import others
@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
         return _run(given)
     except NebulaError as error:
         tell(error, as_json=given.json)
-        return exits.CONFIG if isinstance(error, ConfigError | CredentialsError) else exits.FAILED
+        return arguments.CONFIG if isinstance(error, ConfigError | CredentialsError) else arguments.FAILED
 
 
 def _check(made: Parser, given: argparse.Namespace) -> None:
@@ -118,7 +118,7 @@ def _run(given: argparse.Namespace) -> int:
         names = [name.strip() for name in (given.clusters or "").split(",") if name.strip()]
         found = both_here(config, names, seconds)
         print(_json(found, None) if given.json else "\n\n".join(map(_text_here, found)))
-        return exits.DONE
+        return arguments.DONE
     found = []
     for each in this_end(config, given.config, given.cluster, given.to, seconds):
         found.append(each)
@@ -127,7 +127,7 @@ def _run(given: argparse.Namespace) -> int:
             print("\n" + _text(each, config), flush=True)
     if given.json:
         print(_json(found, config))
-    return exits.DONE
+    return arguments.DONE
 
 
 def _keep(found: LineFound, config: str) -> None:
@@ -162,11 +162,11 @@ def _text_here(found: LineFound) -> str:
 
 
 def _text(found: LineFound, config: Config) -> str:
-    from whale_nebula.launch.line.advice import advise, lopsided
+    from whale_nebula.launch.line.advice import advise, describe_asymmetry
     from whale_nebula.launch.line.seat import table
 
     advice = advise(found, config.links.between(*found.clusters))
-    said = [advice.why, advice.write and f"write: {advice.write}", lopsided(found)]
+    said = [advice.why, advice.write and f"write: {advice.write}", describe_asymmetry(found)]
     return "\n".join([table(found), *(f"  {each}" for each in said if each)])
 
 
@@ -196,7 +196,7 @@ def seat_of(config: Config, path: str, cluster: str, to: str | None) -> Seat:
         mend = f"--to: {did_you_mean(to, clusters)}" if to and clusters else "clusters: {gpu: ..., npu: ...}"
         raise ConfigError("there is nobody at the other end", where=path, why=f"{cluster} is alone", mend=mend)
     gateways.check(config, cluster)
-    credentials = _credentials(secured.configured(config, [here], path).get(here))
+    credentials = _credentials(secured.configured_files(config, [here], path).get(here))
     if credentials is not None:
         credentials.check_is(Identity.of_worker(run_name(config), here))
     return Seat(
@@ -236,7 +236,7 @@ def both_here(config: Config, clusters: Sequence[str], seconds: float) -> list[L
         )
     workers = [f"{cluster}/0" for cluster in known]
     everybody = everything(config, clusters, is_local)
-    placement = settled(Placement(tuple(workers), {each: everybody.addresses[each] for each in workers}))
+    placement = settle_ports(Placement(tuple(workers), {each: everybody.addresses[each] for each in workers}))
     with secured.for_one_run(config, workers) as files:
         told = {
             here: {
@@ -284,7 +284,7 @@ def _output(worker: str, process: subprocess.Popen[str], limit: float) -> str:
         code = process.wait()
     finally:
         late.cancel()
-    if code != exits.DONE:
+    if code != arguments.DONE:
         raise DeadlineError(f"the end {worker} on this machine has failed, with {code}", why="its words stand above")
     return output
 
@@ -302,15 +302,15 @@ def be_told() -> int:
         found = list(measure(seat, seconds=float(said["seconds"]), patience=_HERE_PATIENCE, tell=say))
     except NebulaError as error:
         tell(error, as_json=False)
-        return exits.FAILED
+        return arguments.FAILED
     print(json.dumps([each.to_json() for each in found]), flush=True)
-    return exits.DONE
+    return arguments.DONE
 
 
 def _leave_with_launcher() -> None:
     while sys.stdin.read(1):
         pass
-    os._exit(exits.ORPHANED)
+    os._exit(arguments.ORPHANED)
 
 
 def _nothing(text: str) -> None:

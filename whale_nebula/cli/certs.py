@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from whale_nebula.cli import arguments as exits
-from whale_nebula.cli import certs_shown
+from whale_nebula.cli import arguments, certs_shown
 from whale_nebula.cli.arguments import Parser, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, CredentialsError, NebulaError
@@ -116,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
         return _COMMANDS[command](given, made)
     except NebulaError as error:
         tell(error, as_json=given.json)
-        return exits.CONFIG if isinstance(error, ConfigError) else exits.FAILED
+        return arguments.CONFIG if isinstance(error, ConfigError) else arguments.FAILED
 
 
 # ---------------------------------------------------------------------- the commands
@@ -132,13 +131,13 @@ def _init(given: argparse.Namespace, made: Parser) -> int:
     if given.json:
         print(json.dumps(certs_shown.authority_document(_folder(given)), indent=1))
     else:
-        print(certs_shown.made(new, _folder(given)))
-    return exits.DONE
+        print(certs_shown.describe_authority(new, _folder(given)))
+    return arguments.DONE
 
 
 def _issue(given: argparse.Namespace, made: Parser) -> int:
     folder, config = _folder(given), _config(given)
-    days, wanted = _days(given, made, DAYS), _wanted(given, made)
+    days, wanted = _days(given, made, DAYS), _wanted_certificates(given, made)
     if given.all and (wanted or given.config is None):
         made.refuse("--all takes its workers from --config clusters.yaml, and from nothing else")
     if not given.all and not wanted:
@@ -146,7 +145,7 @@ def _issue(given: argparse.Namespace, made: Parser) -> int:
     signs = _with_config(authority.load(folder), config, folder)
     who = authority.everyone(signs.run, config) if given.all else [Identity(signs.run, *each) for each in wanted]
     _print_issued(issue.issue(folder, signs, who, days), given, "issued", certs_shown.where_they_go)
-    return exits.DONE
+    return arguments.DONE
 
 
 def _show(given: argparse.Namespace, made: Parser) -> int:
@@ -155,11 +154,11 @@ def _show(given: argparse.Namespace, made: Parser) -> int:
         print(json.dumps(certs_shown.document(folder), indent=1))
     else:
         certs_shown.show(folder)
-    return exits.DONE
+    return arguments.DONE
 
 
 def _renew(given: argparse.Namespace, made: Parser) -> int:
-    folder, wanted = _folder(given), _wanted(given, made)
+    folder, wanted = _folder(given), _wanted_certificates(given, made)
     if given.ca:
         if wanted:
             made.refuse("--ca renews the authority's certificate, and no other")
@@ -167,10 +166,10 @@ def _renew(given: argparse.Namespace, made: Parser) -> int:
         text = (
             json.dumps(certs_shown.authority_document(folder), indent=1)
             if given.json
-            else certs_shown.made(new, folder)
+            else certs_shown.describe_authority(new, folder)
         )
         print(text)
-        return exits.DONE
+        return arguments.DONE
     signs = authority.load(folder)
     if given.revoked:
         if wanted:
@@ -178,16 +177,16 @@ def _renew(given: argparse.Namespace, made: Parser) -> int:
         renewed = issue.renew_deny_list(folder, signs)
         document = {"deny_list": certs_shown.deny_list_document(renewed)}
         print(json.dumps(document, indent=1) if given.json else certs_shown.signed_list(renewed, folder))
-        return exits.DONE
+        return arguments.DONE
     who = [Identity(signs.run, *each) for each in wanted] or certs_shown.renewable(folder)
     if not who:
         raise CredentialsError("there is nothing to renew", where=str(folder), mend="whale-nebula certs issue")
     _print_issued(issue.renew(folder, signs, who, _days(given, made, DAYS)), given, "renewed", certs_shown.only_pem)
-    return exits.DONE
+    return arguments.DONE
 
 
 def _revoke(given: argparse.Namespace, made: Parser) -> int:
-    folder, wanted = _folder(given), _wanted(given, made)
+    folder, wanted = _folder(given), _wanted_certificates(given, made)
     if bool(wanted) == bool(given.serial):
         made.refuse("which? --cluster gpu --index 0, or --serial with its first digits")
     signs = authority.load(folder)
@@ -198,8 +197,8 @@ def _revoke(given: argparse.Namespace, made: Parser) -> int:
     if given.json:
         print(json.dumps({"revoked": [each._asdict() for each in new]}, indent=1))
     else:
-        print(certs_shown.revoked(new, certs_shown.deny_list(folder), folder))
-    return exits.DONE
+        print(certs_shown.describe_revocation(new, certs_shown.deny_list(folder), folder))
+    return arguments.DONE
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace, Parser], int]] = {
@@ -230,7 +229,7 @@ def _days(given: argparse.Namespace, made: Parser, usual: float) -> float:
         made.refuse(f"--days takes a number, and {given.days!r} is none")
 
 
-def _wanted(given: argparse.Namespace, made: Parser) -> list[tuple[str, str, int]]:
+def _wanted_certificates(given: argparse.Namespace, made: Parser) -> list[tuple[str, str, int]]:
     """Cluster, role and number of those that the options name; none where they name nobody."""
     if given.cluster is None:
         if given.role or given.index or given.count:
@@ -276,7 +275,7 @@ def _with_config(signs: Authority, config: Config, folder: Path) -> Authority:
 
 def _of(folder: Path, who: Sequence[Identity]) -> list[str]:
     """The serial numbers of all that somebody ever had: an old certificate serves a thief as well."""
-    found = [peer.serial for peer in issue.issued(folder) if peer.identity in who]
+    found = [peer.serial for peer in issue.list_issued(folder) if peer.identity in who]
     if not found:
         said = ", ".join(each.worker for each in who)
         raise CredentialsError(f"{said} has no certificate here", where=str(folder), mend="whale-nebula certs show")
@@ -284,7 +283,7 @@ def _of(folder: Path, who: Sequence[Identity]) -> list[str]:
 
 
 def _by_serial(folder: Path, start: str) -> list[str]:
-    found = [peer.serial for peer in issue.issued(folder) if peer.serial.startswith(start.lower())]
+    found = [peer.serial for peer in issue.list_issued(folder) if peer.serial.startswith(start.lower())]
     if len(found) != 1:
         said = f"{len(found)} certificates begin with" if found else "no certificate has"
         raise CredentialsError(f"{said} the serial {start!r}", where=str(folder), mend="whale-nebula certs show")

@@ -10,9 +10,8 @@ from typing import Any
 from cryptography import x509
 
 from whale_nebula.errors import CredentialsError, IdentityError
-from whale_nebula.security import Identity, Peer, authority, files, issue, making
+from whale_nebula.security import Identity, Peer, authority, files, issue, making, trust
 from whale_nebula.security import files as reading
-from whale_nebula.security import trust as denied
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.identity import command_options
 from whale_nebula.security.issue import Issued
@@ -34,12 +33,12 @@ def moment(at: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M} UTC"
 
 
-def left(until: datetime, at: datetime) -> str:
+def time_left(until: datetime, at: datetime) -> str:
     """How long something is good from now, to the nearest day or hour.
 
     >>> now = datetime(2026, 1, 1)
-    >>> left(datetime(2026, 1, 7, 12), now), left(datetime(2026, 1, 1, 5), now), left(datetime(2025, 1, 1), now)
-    ('6 days', '5 hours', 'over')
+    >>> [time_left(until, now) for until in (datetime(2026, 1, 7, 12), datetime(2026, 1, 1, 5), datetime(2025, 1, 1))]
+    ['6 days', '5 hours', 'over']
     """
     rest = until - at
     if rest <= timedelta():
@@ -63,7 +62,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     """Every certificate of a folder as the fields of its row."""
     present = deny_list(folder)
     revoked = {} if present is None else present.revoked
-    found = issue.issued(folder)
+    found = issue.list_issued(folder)
     at = making.now()
     current = {_current(folder, peer, at) for peer in {peer.identity: peer for peer in found}.values()}
     return [_row(peer, at, peer.serial in current, revoked.get(peer.serial)) for peer in found]
@@ -78,7 +77,7 @@ def _row(peer: Peer, at: datetime, current: bool, revoked: Revocation | None) ->
         "uri": peer.identity.uri,
         "serial": peer.serial,
         "not_after": peer.not_after.isoformat(),
-        "left": left(peer.not_after, at),
+        "left": time_left(peer.not_after, at),
         "state": "revoked" if revoked else said,
         "why": revoked.why if revoked else "",
     }
@@ -105,7 +104,7 @@ def renewable(folder: Path) -> list[Identity]:
     """Who has a certificate in use, not revoked."""
     present = deny_list(folder)
     revoked = {} if present is None else present.revoked
-    found = {peer.identity: peer for peer in issue.issued(folder)}
+    found = {peer.identity: peer for peer in issue.list_issued(folder)}
     used = {identity: _current(folder, newest, making.now()) for identity, newest in found.items()}
     return sorted(identity for identity, serial in used.items() if serial is not None and serial not in revoked)
 
@@ -113,7 +112,7 @@ def renewable(folder: Path) -> list[Identity]:
 def deny_list(folder: Path) -> SignedList | None:
     """The deny list of a folder, if it has one."""
     path = folder / files.REVOKED
-    return denied.load(path, authority.authorities(folder)) if path.exists() else None
+    return trust.load(path, authority.authorities(folder)) if path.exists() else None
 
 
 def deny_list_document(found: SignedList | None) -> dict[str, Any] | None:
@@ -172,9 +171,8 @@ def _authority_line(certificate: x509.Certificate, folder: Path) -> str:
     at, end = making.now(), certificate.not_valid_after_utc
     said = state(certificate.not_valid_before_utc, end, at)
     where = "" if (folder / authority.KEY).exists() else "; its key is on another host"
-    return (
-        f"run {reading.authority_run(certificate)}: authority good until {moment(end)} ({left(end, at)}, {said}){where}"
-    )
+    run = reading.authority_run(certificate)
+    return f"run {run}: authority good until {moment(end)} ({time_left(end, at)}, {said}){where}"
 
 
 def _deny_list_line(found: SignedList | None) -> str:
@@ -185,7 +183,7 @@ def _deny_list_line(found: SignedList | None) -> str:
 
 
 # ---------------------------------------------------------------------- what was done
-def made(new: Authority, folder: Path) -> str:
+def describe_authority(new: Authority, folder: Path) -> str:
     """After init, and after the authority was renewed."""
     return "\n".join(
         [
@@ -228,7 +226,7 @@ def only_pem(made: Sequence[Issued]) -> str:
     return "\n".join(["", "the keys are the same; copy these, if they are for another host:", *lines])
 
 
-def revoked(new: Sequence[Revocation], present: SignedList | None, folder: Path) -> str:
+def describe_revocation(new: Sequence[Revocation], present: SignedList | None, folder: Path) -> str:
     """After a revocation."""
     if not new or present is None:
         return "nothing changed: it was revoked already"

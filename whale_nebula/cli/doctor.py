@@ -6,10 +6,9 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from whale_nebula.cli import arguments as exits
+from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Parser, tell
-from whale_nebula.cli.checks import Check, config_checks, machine_checks
-from whale_nebula.cli.checks import local as packages
+from whale_nebula.cli.checks import Check, config_checks, local, machine_checks
 from whale_nebula.errors import NebulaError
 
 _DESCRIPTION = """\
@@ -64,9 +63,9 @@ def main(argv: Sequence[str]) -> int:
         checks = _looked_at(given)
     except NebulaError as error:
         tell(error, as_json=given.json)
-        return exits.CONFIG
+        return arguments.CONFIG
     print(_json(checks) if given.json else _text(checks))
-    return exits.DONE if all(check.state != "bad" for check in checks) else exits.FAILED
+    return arguments.DONE if all(check.state != "bad" for check in checks) else arguments.FAILED
 
 
 def _check(made: Parser, given: argparse.Namespace) -> None:
@@ -82,7 +81,7 @@ def _looked_at(given: argparse.Namespace) -> list[Check]:
     if given.config is None:
         return machine_checks(training=not given.gateway)
     checks = config_checks(given.config)
-    missing = [name for name in _NETWORK_NEEDS if packages.installed(name) is None]
+    missing = [name for name in _NETWORK_NEEDS if local.find_version(name) is None]
     if given.cluster is None or missing:
         if given.cluster is not None:
             why = f"not looked at without {', '.join(missing)}"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from whale_nebula.cli import arguments as exits
+from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Parser, remark, tell
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, IdentityError, NebulaError
@@ -68,11 +68,11 @@ def main(argv: Sequence[str]) -> int:
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
     logging.basicConfig(level=logging.WARNING, format="whale-nebula: %(message)s", stream=sys.stderr)
     try:
-        gateway = Gateway(_told(asked) if given.told else _site(given))
+        gateway = Gateway(_read_site(asked) if given.told else _site(given))
         gateway.start()
     except NebulaError as error:
         tell(error, as_json=given.json)
-        return exits.CONFIG if isinstance(error, ConfigError | IdentityError) else exits.FAILED
+        return arguments.CONFIG if isinstance(error, ConfigError | IdentityError) else arguments.FAILED
     for number in _HEARD:
         signal.signal(number, lambda heard, _: asked.put(signal.Signals(heard).name))
     keep_freed()
@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     if not given.told:
         remark(f"{why}: the gateway ends")
     gateway.stop(why)
-    return exits.DONE
+    return arguments.DONE
 
 
 def _site(given: argparse.Namespace) -> Site:
@@ -89,7 +89,7 @@ def _site(given: argparse.Namespace) -> Site:
     return site if given.audit is None else replace(site, audit=Path(os.path.abspath(given.audit)))
 
 
-def _told(asked: queue.SimpleQueue[str]) -> Site:
+def _read_site(asked: queue.SimpleQueue[str]) -> Site:
     """A launcher says where we stand in one line, and holds the pipe open as long as it wants us."""
     site = Site.from_json(sys.stdin.readline())
 

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in BUILT:
-        return _built(words[0], words[1:])
+        return _run_command(words[0], words[1:])
     made = parser()
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         made.error(f"there is no command {words[0]!r}; {did_you_mean(words[0], COMMANDS)}")
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return NOT_YET
 
 
-def _built(command: str, words: Sequence[str]) -> int:
+def _run_command(command: str, words: Sequence[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal's encoding lacks is escaped, as on stderr
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from whale_nebula.cli import arguments as exits
+from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import SIGNALLED, Parser, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, NebulaError, RemoteFailureError
 from whale_nebula.launch import Job, Outcome, Result, gateways
-from whale_nebula.launch.hosts import is_local, listening, settled
+from whale_nebula.launch.hosts import is_local, listening, settle_ports
 from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.launch.last_error import last_sentence, last_word, same_cause
 from whale_nebula.launch.picture import Board
@@ -29,7 +29,7 @@ from whale_nebula.report.screen import Screen, terminal
 _FAILED = RemoteFailureError.code
 
 
-def ended(result: Result, asking: Asking, *, as_json: bool) -> int:
+def report_end(result: Result, asking: Asking, *, as_json: bool) -> int:
     """Say how a run ended, if it did not end well; gives the exit status."""
     code, worker, why = _ending(result, asking)
     for line in _others(result, worker):
@@ -39,7 +39,7 @@ def ended(result: Result, asking: Asking, *, as_json: bool) -> int:
     elif why and not as_json:
         remark(why)
     if as_json:
-        codes = {name: exits.shown(each) for name, each in result.codes.items()}
+        codes = {name: arguments.shell_code(each) for name, each in result.codes.items()}
         print(json.dumps({"code": code, "worker": worker, "why": why, "codes": codes}), flush=True)
     return code
 
@@ -51,7 +51,7 @@ def _others(result: Result, first: str | None) -> Iterator[str]:
     """
     cause = "" if first is None else result.outcomes[first].err
     for name, outcome in result.outcomes.items():
-        if name == first or outcome.code in (0, exits.LEFT) or (outcome.code < 0 and name not in result.frozen):
+        if name == first or outcome.code in (0, arguments.LEFT) or (outcome.code < 0 and name not in result.frozen):
             continue
         how = _how(result, outcome)
         same = outcome.code > 0 and same_cause(cause, outcome.err)
@@ -68,22 +68,22 @@ def _with_mend(why: str, errors: str) -> str:
 def _first(result: Result, culprit: str) -> str:
     """Who failed first: where the first that ended says that another one has failed before it, that one."""
     word = last_word(result.outcomes[culprit].err)
-    failed = [name for name, outcome in result.outcomes.items() if outcome.code > 0 and outcome.code != exits.LEFT]
+    failed = [name for name, outcome in result.outcomes.items() if outcome.code > 0 and outcome.code != arguments.LEFT]
     return next((name for name in failed if word.startswith(f"{_FAILED} worker '{name}' failed: ")), culprit)
 
 
 def _ending(result: Result, asking: Asking) -> tuple[int, str | None, str]:
     if asking.second is not None:
-        return exits.SIGNALLED + asking.second, None, "the workers were killed"
+        return arguments.SIGNALLED + asking.second, None, "the workers were killed"
     if result.late:
         left = [name for name, code in result.codes.items() if code == -signal.SIGKILL]
-        return exits.shown(-signal.SIGKILL), None, f"did not leave in time, and were killed: {', '.join(left)}"
+        return arguments.shell_code(-signal.SIGKILL), None, f"did not leave in time, and were killed: {', '.join(left)}"
     if result.culprit is None:
-        return exits.DONE, None, ""
+        return arguments.DONE, None, ""
     outcome = result.outcomes[_first(result, result.culprit)]
-    if outcome.code == exits.LEFT:
-        return exits.LEFT, None, "the workers left, and can be started again"
-    return exits.shown(outcome.code), outcome.worker, f"failed first: {_how(result, outcome)}"
+    if outcome.code == arguments.LEFT:
+        return arguments.LEFT, None, "the workers left, and can be started again"
+    return arguments.shell_code(outcome.code), outcome.worker, f"failed first: {_how(result, outcome)}"
 
 
 def _how(result: Result, outcome: Outcome) -> str:
@@ -152,13 +152,13 @@ class Intent:
             gateway = self._gateway(worker)
             behind = f", behind gateway {gateway}" if gateway else ""
             lines.append(f"  {worker:<{width}}  {state:<12}  {address}{behind}")
-        return "\n".join([*lines, f"{self._secured()}; {self.found.source} says where the workers are"])
+        return "\n".join([*lines, f"{self._describe_security()}; {self.found.source} says where the workers are"])
 
     def _gateway(self, worker: str) -> str | None:
         cluster = self.config.clusters.get(cluster_of(worker))
         return None if cluster is None else cluster.gateway
 
-    def _secured(self) -> str:
+    def _describe_security(self) -> str:
         if self.config.security.insecure:
             return "insecure: links are not encrypted"
         return "certificates for this run only" if self.everywhere else "certificates as the config says"
@@ -239,12 +239,12 @@ def main(argv: Sequence[str]) -> int:
     if script and not os.path.isfile(script[0]):
         what = f"there is no script {script[0]!r}"
         tell(ConfigError(what, mend="whale-nebula run [options] path/to/train.py"), as_json=given.json)
-        return exits.NO_FILE
+        return arguments.NO_FILE
     try:
         return _run(given, script)
     except NebulaError as error:
         tell(error, as_json=given.json)
-        return exits.CONFIG
+        return arguments.CONFIG
 
 
 def _check(made: Parser, given: argparse.Namespace, script: Sequence[str]) -> None:
@@ -262,19 +262,19 @@ def _check(made: Parser, given: argparse.Namespace, script: Sequence[str]) -> No
 def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
     written = config = load(given.config)
     config = gateways.at_hand(config, is_local) if given.all else config
-    found = _placed(given, config)
+    found = _place_workers(given, config)
     if given.explain:
         print(Intent.explained(found) if given.json else found.explained())
-        return exits.DONE
+        return arguments.DONE
     _agrees(given, written, config, found.placement)
     if given.dry_run:
         intent = Intent(found, config, given.config, script, everywhere=given.all)
         print(intent.to_json() if given.json else intent.to_text())
-        return exits.DONE
+        return arguments.DONE
     if config.security.insecure:
         remark(f"insecure: true in {given.config}: links are not encrypted, and nobody proves who he is")
     asking = Asking(config.patience)
-    with attended(asking), _secured(given, config, found.placement) as security:
+    with handle_signals(asking), _secure_workers(given, config, found.placement) as security:
         return _start(given, config, found.placement, security, script, asking)
 
 
@@ -289,17 +289,17 @@ def _agrees(given: argparse.Namespace, written: Config, config: Config, placemen
         remark("no gateway runs here, as not every cluster of the config names one")
 
 
-def _placed(given: argparse.Namespace, config: Config) -> Resolved:
+def _place_workers(given: argparse.Namespace, config: Config) -> Resolved:
     if given.all:
         names = [name.strip() for name in (given.clusters or "").split(",") if name.strip()]
-        return Resolved(settled(everything(config, names, is_local)), "--all", {})
+        return Resolved(settle_ports(everything(config, names, is_local)), "--all", {})
     worker = None if given.worker is None else int(given.worker)
     found = resolve(config, os.environ, Asked(given.cluster, worker, int(given.port or PORT), is_local))
-    return found._replace(placement=settled(found.placement))
+    return found._replace(placement=settle_ports(found.placement))
 
 
 @contextlib.contextmanager
-def _secured(
+def _secure_workers(
     given: argparse.Namespace, config: Config, placement: Placement
 ) -> Iterator[Mapping[str, SecurityFiles]]:
     """The certificates of all workers of this host, looked at before anything starts."""
@@ -309,7 +309,7 @@ def _secured(
         with secured.for_one_run(config, [*placement.here, *gateways.names(config)]) as made:
             yield made
     else:
-        files = secured.configured(config, placement.here, given.config)
+        files = secured.configured_files(config, placement.here, given.config)
         secured.check(files, run_name(config))
         yield files
 
@@ -334,7 +334,7 @@ def _start(
         job = others.enter_context(start_placed(argv, workers, output=output, notice=remark))
         asking.job = job
         result = job.wait(float("inf"), patience=config.patience)
-    return ended(result, asking, as_json=given.json)
+    return report_end(result, asking, as_json=given.json)
 
 
 @contextlib.contextmanager
@@ -410,7 +410,7 @@ def _say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def attended(asking: Asking) -> Iterator[None]:
+def handle_signals(asking: Asking) -> Iterator[None]:
     """Handle signals for a while, but not those that whoever started us wants to be ignored (nohup)."""
     before = {number: signal.getsignal(number) for number in HEARD}
     heard = [number for number in HEARD if before[number] is not signal.SIG_IGN]

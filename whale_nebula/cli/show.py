@@ -345,10 +345,10 @@ _NO_REPORT = (
 def _print(plans: Sequence[Plan], given: argparse.Namespace) -> None:
     for number, plan in enumerate(plans):
         if given.html is not None:
-            _write(_numbered(given.html, number), plan.to_html())
+            _write(_numbered_path(given.html, number), plan.to_html())
         if given.save is not None:
-            plan.save(_numbered(given.save, number))
-            remark(f"saved {_numbered(given.save, number)}")
+            plan.save(_numbered_path(given.save, number))
+            remark(f"saved {_numbered_path(given.save, number)}")
     silent = given.html is not None or given.save is not None
     if given.json:
         _print_json(plans, several=given.all or int(given.steps or 1) > 1)
@@ -374,10 +374,10 @@ def _write(path: str, text: str) -> None:
     remark(f"wrote {path} ({len(text.encode()) / 1024:.0f} KiB)")
 
 
-def _numbered(path: str, number: int) -> str:
+def _numbered_path(path: str, number: int) -> str:
     """The file of one of several plans: plan.html, plan-2.html ...
 
-    >>> _numbered("out/plan.html", 0), _numbered("out/plan.html", 1)
+    >>> _numbered_path("out/plan.html", 0), _numbered_path("out/plan.html", 1)
     ('out/plan.html', 'out/plan-2.html')
     """
     stem, dot = os.path.splitext(path)

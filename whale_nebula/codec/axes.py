@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from whale_nebula.codec import low_rank as basis
+from whale_nebula.codec import low_rank
 from whale_nebula.codec.low_rank import Matrix, leading
 from whale_nebula.codec.objects import Dims, Part, Reduced, Structure
-from whale_nebula.codec.structures import LOOKED_AT, RENEWED, matrix, reshaped
+from whale_nebula.codec.structures import LOOKED_AT, RENEWED, matrix, reshape
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.tf.lazy import tf
 
@@ -72,11 +72,11 @@ class Axes(Structure):
         """Look at what crosses; axes are sent with the first step, every fiftieth, and when there is something to make
         them of for the first time.
         """
-        from whale_nebula.codec import low_rank as basis
+        from whale_nebula.codec import low_rank
 
-        rows = reshaped(x, matrix(x.shape))
+        rows = reshape(x, matrix(x.shape))
         looked = gram_of(rows, most=LOOKED_AT if state.found else 0)
-        gram = looked if state.gram is None else basis.running(state.gram, looked)
+        gram = looked if state.gram is None else low_rank.running(state.gram, looked)
         found = state.found or bool(gram.numpy().trace() > 0)
         if state.q is not None and found == state.found and step - state.step < RENEWED:
             return state._replace(gram=gram), None
@@ -85,7 +85,7 @@ class Axes(Structure):
 
     def learn(self, state: Held, news: Sequence[Any], dims: Dims) -> Held:
         """The axes that came."""
-        return Held(heard(*news))
+        return Held(restore_axes(*news))
 
     def reduce(self, state: Held, x: Any) -> Reduced:
         """Coordinates."""
@@ -135,8 +135,8 @@ def gram_of(x: Any, *, most: int = 0) -> Any:
     single = tf.cast(x, tf.float32)
     peaked = tf.math.divide_no_nan(single, tf.reduce_max(tf.abs(single), axis=-1, keepdims=True))
     rows = tf.math.divide_no_nan(peaked, tf.norm(peaked, axis=-1, keepdims=True))
-    gram = basis.gram_of(rows)
-    return basis.finite_or(gram, tf.zeros_like(gram))
+    gram = low_rank.gram_of(rows)
+    return low_rank.finite_or(gram, tf.zeros_like(gram))
 
 
 def make_axes(gram: Matrix) -> Made:
@@ -148,18 +148,18 @@ def make_axes(gram: Matrix) -> Made:
     ([[0, 127], [127, 0]], [1.0, 1.0])
     """
     plain = np.eye(len(gram))
-    told = _rounded(leading(gram.astype(np.float64), len(gram)).vectors if np.trace(gram) > 0 else plain)
+    told = _round_axes(leading(gram.astype(np.float64), len(gram)).vectors if np.trace(gram) > 0 else plain)
     axes = _upright(*told)
     if axes is None:
-        told = _rounded(plain)
-        axes = heard(*told)
+        told = _round_axes(plain)
+        axes = restore_axes(*told)
     return Made(axes, *told)
 
 
-def heard(numbers: Numbers, largest: Largest) -> AxisColumns:
+def restore_axes(numbers: Numbers, largest: Largest) -> AxisColumns:
     """The axes that these are, at right angles and of length one: what either side goes by.
 
-    >>> axes = heard(*make_axes(np.float32([[2, 1], [1, 2]]))[1:])
+    >>> axes = restore_axes(*make_axes(np.float32([[2, 1], [1, 2]]))[1:])
     >>> bool(np.allclose(axes.T @ axes, np.eye(2), atol=1e-6)), bool(np.allclose(np.abs(axes), 0.5**0.5, atol=1e-2))
     (True, True)
     """
@@ -169,7 +169,7 @@ def heard(numbers: Numbers, largest: Largest) -> AxisColumns:
     return axes
 
 
-def _rounded(vectors: Matrix) -> tuple[Numbers, Largest]:
+def _round_axes(vectors: Matrix) -> tuple[Numbers, Largest]:
     largest = np.abs(vectors).max(axis=0).astype(np.float16)
     return np.rint(vectors / largest * _LEVELS).clip(-_LEVELS, _LEVELS).astype(np.int8), largest
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from whale_nebula.codec import rounding as counter
+from whale_nebula.codec import rounding
 from whale_nebula.codec.objects import Part
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.tf.lazy import tf
@@ -124,9 +124,9 @@ def _quantiser(
     def encode(matrix: Any, *key: Any) -> tuple[Any, Any]:
         blocks = _cut(tf.cast(matrix, tf.float32), columns, block)
         scales, whole = _scales(blocks, bits, dtype)
-        integers = _joined(divided(blocks, scales, whole, *key), columns)
+        integers = _join_blocks(divided(blocks, scales, whole, *key), columns)
         sent = tf.where(whole, tf.bitcast(scales, tf.int32), _NAN)[:, :, 0]
-        return _upper_half(sent), integers if bits == 8 else _paired(integers, columns)
+        return _upper_half(sent), integers if bits == 8 else _pair_nibbles(integers, columns)
 
     return tf.function(encode, input_signature=signature, autograph=False)
 
@@ -137,9 +137,9 @@ def _dequantiser(bits: int, block: int, columns: int, dtype: str) -> Callable[..
     signature = [tf.TensorSpec([None, part.dims[1]], part.dtype) for part in (scales, integers)]
 
     def decode(scales: Any, integers: Any) -> Any:
-        single = integers if bits == 8 else _unpaired(integers, columns)
+        single = integers if bits == 8 else _unpair_nibbles(integers, columns)
         blocks = tf.cast(_cut(single, columns, block), tf.float32)
-        return tf.cast(_joined(blocks * tf.cast(scales, tf.float32)[:, :, None], columns), dtype)
+        return tf.cast(_join_blocks(blocks * tf.cast(scales, tf.float32)[:, :, None], columns), dtype)
 
     return tf.function(decode, input_signature=signature, autograph=False)
 
@@ -152,7 +152,7 @@ def _cut(matrix: Any, columns: int, block: int) -> Any:
     return tf.reshape(matrix, [-1, count, block])
 
 
-def _joined(blocks: Any, columns: int) -> Any:
+def _join_blocks(blocks: Any, columns: int) -> Any:
     """What `_cut` cut, without what it filled up."""
     whole = tf.reshape(blocks, [-1, blocks.shape[1] * blocks.shape[2]])
     return whole if whole.shape[1] == columns else whole[:, :columns]
@@ -186,7 +186,7 @@ def _by_chance(exact: Any, columns: int, key: Any) -> Any:
     rows, count, block = tf.shape(exact)[0], exact.shape[1], exact.shape[2]
     column = tf.bitcast(tf.reshape(tf.range(count * block), [1, count, block]), tf.uint32)
     row = tf.bitcast(tf.range(rows)[:, None, None], tf.uint32)
-    chance = counter.uniform(key, row * tf.constant(columns, tf.uint32) + column)
+    chance = rounding.uniform(key, row * tf.constant(columns, tf.uint32) + column)
     lower = tf.floor(exact)
     return lower + tf.cast(chance < exact - lower, tf.float32)
 
@@ -196,7 +196,7 @@ def _upper_half(patterns: Any) -> Any:
     return tf.bitcast(tf.cast(tf.bitwise.right_shift(tf.bitcast(patterns, tf.uint32), 16), tf.uint16), SCALE)
 
 
-def _paired(integers: Any, columns: int) -> Any:
+def _pair_nibbles(integers: Any, columns: int) -> Any:
     """Two in a byte: the left half of a row in the lower four bits, the right half in the upper ones."""
     half = -(-columns // 2)
     shifted = tf.bitcast(integers + 8, tf.uint8)
@@ -204,7 +204,7 @@ def _paired(integers: Any, columns: int) -> Any:
     return tf.bitwise.bitwise_or(shifted[:, :half], tf.bitwise.left_shift(right, tf.constant(4, tf.uint8)))
 
 
-def _unpaired(pairs: Any, columns: int) -> Any:
+def _unpair_nibbles(pairs: Any, columns: int) -> Any:
     left = tf.bitwise.bitwise_and(pairs, tf.constant(15, tf.uint8))
     right = tf.bitwise.right_shift(pairs, tf.constant(4, tf.uint8))
     return tf.bitcast(tf.concat([left, right[:, : columns - left.shape[1]]], axis=1), tf.int8) - 8

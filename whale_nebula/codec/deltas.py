@@ -118,7 +118,7 @@ class Cache:
         old = self.get(ids) if len(ids) else np.empty((0, *ints.shape[1:]), np.float16)
         if ints.shape != old.shape or not np.issubdtype(ints.dtype, np.integer):
             raise RemoteProtocolError(f"changes {ints.dtype}{list(ints.shape)} of rows {list(old.shape)}")
-        return self._write(ids, changed(old, ints, scales, block))
+        return self._write(ids, apply_changes(old, ints, scales, block))
 
     def as_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """All that it holds, for a checkpoint: ids and rows in the order in which they go, the version and a count."""
@@ -130,12 +130,12 @@ class Cache:
         """The cache that these arrays are of."""
         cache = cls(limit_bytes)
         rows = np.asarray(arrays["rows"], np.float16)
-        cache._lay(_checked(arrays["ids"], rows), rows)
+        cache._lay(_check_ids(arrays["ids"], rows), rows)
         cache.version, cache._missed = (int(each) for each in arrays["version"])
         return cache
 
     def _write(self, ids: Ids, rows: Rows) -> Rows:
-        numbers = _checked(ids, rows)
+        numbers = _check_ids(ids, rows)
         if self._rows and rows.shape[1:] != self._shape():
             raise LocalProtocolError(
                 f"rows of sizes {rows.shape[1:]} among rows of sizes {self._shape()}",
@@ -171,7 +171,7 @@ class Cache:
         return next((row.nbytes + _OVERHEAD for row in self._rows.values()), 0)
 
 
-def changed(old: Rows | None, ints: npt.NDArray[Any], scales: npt.NDArray[Any], block: int) -> Rows:
+def apply_changes(old: Rows | None, ints: npt.NDArray[Any], scales: npt.NDArray[Any], block: int) -> Rows:
     """Rows that integers have changed; without any, those that the integers alone are."""
     change = ints.astype(np.float32)
     change *= _spread(scales, ints.shape, block)
@@ -184,7 +184,7 @@ def _numbers(ids: Ids) -> list[int]:
     return [int(each) for each in ids]
 
 
-def _checked(ids: Ids, rows: Rows) -> list[int]:
+def _check_ids(ids: Ids, rows: Rows) -> list[int]:
     if ids.ndim != 1 or rows.ndim < 1 or len(ids) != len(rows):
         raise LocalProtocolError(f"ids of sizes {ids.shape} for rows of sizes {rows.shape}")
     return _numbers(ids)

@@ -111,7 +111,7 @@ def pack(numbers: Integers) -> Bytes:
     if not numbers.size:
         return np.empty(0, np.uint8)
     for group in _groups(numbers):
-        together, most, made = _packed(group)
+        together, most, made = _pack_group(group)
         found += [bytes([together, most]), len(made).to_bytes(4, "little"), made]
     return np.frombuffer(b"".join(found), np.uint8)
 
@@ -134,15 +134,15 @@ def unpack(data: Bytes, rows: int, columns: int) -> tuple[Integers, int]:
             raise RemoteProtocolError("packed numbers end before their last group")
         size = int.from_bytes(head[2:].tobytes(), "little")
         body = data[place + GROUP_HEAD : place + GROUP_HEAD + size]
-        made[:, start : start + width] = _unpacked(int(head[0]), int(head[1]), body, size, rows, width)
+        made[:, start : start + width] = _unpack_group(int(head[0]), int(head[1]), body, size, rows, width)
         place += GROUP_HEAD + size
     return made[:, :columns], place
 
 
-def deflated(data: bytes, *, runs: bool = False) -> bytes:
+def deflate(data: bytes, *, runs: bool = False) -> bytes:
     """Bytes by the frequencies of their values; with `runs` also by runs of equal ones, where these are less.
 
-    >>> opened(deflated(b"aaab"), 4), len(deflated(bytes(900), runs=True)) < len(deflated(bytes(900)))
+    >>> inflate(deflate(b"aaab"), 4), len(deflate(bytes(900), runs=True)) < len(deflate(bytes(900)))
     (b'aaab', True)
     """
     ways = (zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE) if runs else (zlib.Z_HUFFMAN_ONLY,)
@@ -154,7 +154,7 @@ def _by(way: int, data: bytes) -> bytes:
     return made.compress(data) + made.flush()
 
 
-def opened(data: bytes, size: int) -> bytes:
+def inflate(data: bytes, size: int) -> bytes:
     """The bytes before, of which there must be so many: no more are made."""
     stream = zlib.decompressobj(-15)
     try:
@@ -174,16 +174,16 @@ def _groups(numbers: Integers) -> Iterator[Integers]:
         yield group if group.shape[1] == width else np.pad(group, [(0, 0), (0, width - group.shape[1])])
 
 
-def _packed(group: Integers) -> tuple[int, int, bytes]:
+def _pack_group(group: Integers) -> tuple[int, int, bytes]:
     """How many numbers are a symbol, the largest magnitude, and the bytes; none for zeros."""
     most = max(int(group.max(initial=0)), -int(group.min(initial=0)))
     if not most:
         return 1, 0, b""
     if most > _SINGLE:
-        return 0, 0, deflated(np.ascontiguousarray(group, "<i2").view(np.uint8).reshape(-1, 2).T.tobytes())
+        return 0, 0, deflate(np.ascontiguousarray(group, "<i2").view(np.uint8).reshape(-1, 2).T.tobytes())
     fitting = [together for together in TOGETHER if (2 * most + 1) ** together <= _SYMBOLS]
     tried = fitting if group.size <= _TRIED else fitting[:1]
-    made = ((each, most, deflated(_symbols(group, each, most), runs=most == 1)) for each in tried)
+    made = ((each, most, deflate(_symbols(group, each, most), runs=most == 1)) for each in tried)
     return min(made, key=lambda one: len(one[2]))
 
 
@@ -196,7 +196,7 @@ def _symbols(group: Integers, together: int, most: int) -> bytes:
     return made.tobytes()
 
 
-def _unpacked(together: int, most: int, body: Bytes, size: int, rows: int, width: int) -> Any:
+def _unpack_group(together: int, most: int, body: Bytes, size: int, rows: int, width: int) -> Any:
     levels = 2 * most + 1
     known = together in (0, *TOGETHER) and levels ** max(together, 1) <= _SYMBOLS
     if body.size != size or not known:
@@ -204,9 +204,9 @@ def _unpacked(together: int, most: int, body: Bytes, size: int, rows: int, width
     if together == 1 and most == size == 0:
         return 0
     if together == 0:
-        halves = np.frombuffer(opened(body.tobytes(), 2 * rows * width), np.uint8).reshape(2, -1)
+        halves = np.frombuffer(inflate(body.tobytes(), 2 * rows * width), np.uint8).reshape(2, -1)
         return np.ascontiguousarray(halves.T).view("<i2").reshape(rows, width)
-    symbols = np.frombuffer(opened(body.tobytes(), rows * width // together), np.uint8)
+    symbols = np.frombuffer(inflate(body.tobytes(), rows * width // together), np.uint8)
     if int(symbols.max(initial=0)) >= levels**together:
         raise RemoteProtocolError("a packed number is larger than its group's largest")
     return _digits(together, most)[symbols].reshape(rows, width)
@@ -258,7 +258,7 @@ def quantise(x: Numbers, size: int, *, whole: bool) -> Bytes:
     True
     """
     rows = _rows(x)
-    scales = deflated(rows.codes.tobytes())
+    scales = deflate(rows.codes.tobytes())
     room = size - HEAD - len(scales)
     distance, integers, packed = _finest(rows.single, room)
     scale = np.float32(min(rows.top * distance * _longer(rows, integers, distance, whole), float(_LARGEST)))
@@ -281,7 +281,7 @@ def dequantise(data: Bytes, rows: int, columns: int) -> Numbers:
     size = int.from_bytes(data[4:HEAD].tobytes(), "little")
     if data.size < HEAD + size or not 0 <= scale < np.inf:
         raise RemoteProtocolError("packed numbers begin with bytes that mean nothing")
-    codes = np.frombuffer(opened(data[HEAD : HEAD + size].tobytes(), rows), np.uint8)
+    codes = np.frombuffer(inflate(data[HEAD : HEAD + size].tobytes(), rows), np.uint8)
     integers, used = unpack(data[HEAD + size :], rows, columns)
     if data[HEAD + size + used :].any():
         raise RemoteProtocolError("packed numbers go on behind their end")
@@ -327,16 +327,20 @@ def _finest(single: Numbers, room: int) -> _Fitting:
     first = max(finest, 2.0 ** float(np.clip(2.05 - 8 * room / max(1, single.size), np.log2(_FINEST), 5)))
     if len(some) < len(single):
         share = len(some) / len(single)
-        found = _searched(some, room * share + _CODES * (1 - share), first, finest=finest, looks=_LOOKS, full=_FULL)
-        tried = _searched(single, room, found.distance, finest=finest, looks=_FEW_LOOKS, full=_NEARLY_FULL)
+        found = _search_finest(
+            some, room * share + _CODES * (1 - share), first, finest=finest, looks=_LOOKS, full=_FULL
+        )
+        tried = _search_finest(single, room, found.distance, finest=finest, looks=_FEW_LOOKS, full=_NEARLY_FULL)
     else:
-        tried = _searched(single, room, first, finest=finest, looks=_LOOKS, full=_FULL)
+        tried = _search_finest(single, room, first, finest=finest, looks=_LOOKS, full=_FULL)
     while tried.packed.size > room:
         tried = _fitting(single, 1.5 * tried.distance)
     return tried
 
 
-def _searched(single: Numbers, room: float, distance: float, *, finest: float, looks: int, full: float) -> _Fitting:
+def _search_finest(
+    single: Numbers, room: float, distance: float, *, finest: float, looks: int, full: float
+) -> _Fitting:
     """The finest that was found to fit; where none was, the coarsest that was looked at.
 
     An octave more takes up to a bit a number less; so much is known, and where it fits is enclosed from both sides.

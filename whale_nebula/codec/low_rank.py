@@ -180,7 +180,7 @@ def first(gram: Matrix, r: int) -> Basis:
     return leading(gram.astype(np.float64), r).vectors.astype(np.float16)
 
 
-def renewed(gram: Matrix, last: Basis, steps: int = 2) -> Basis:
+def renew_basis(gram: Matrix, last: Basis, steps: int = 2) -> Basis:
     """The basis after some steps of subspace iteration, turned so that it is as near to the last one as it can be.
 
     Directions without energy stay as they are; so does all of it, if the matrix is zero or not finite.
@@ -229,10 +229,10 @@ def rank_of(m: int, n: int, ratio: float) -> int:
     return max(k, 0)
 
 
-def kept(n: int, fraction: float) -> int:
+def kept_count(n: int, fraction: float) -> int:
     """How many of a row's `n` numbers are kept.
 
-    >>> kept(768, 0.1), kept(8, 0.01), kept(0, 0.5)
+    >>> kept_count(768, 0.1), kept_count(8, 0.01), kept_count(0, 0.5)
     (77, 1, 0)
     """
     return min(n, max(1, round(fraction * n)))

@@ -59,11 +59,11 @@ class Codec:
 
     def __str__(self) -> str:
         pairs = [(getattr(self, field.name), field.default) for field in fields(self)]
-        shown = [_written(value) for value, default in pairs if value != default]
+        shown = [_format_value(value) for value, default in pairs if value != default]
         return f"{self.name}({', '.join(shown)})" if shown else self.name
 
 
-def _written(value: object) -> str:
+def _format_value(value: object) -> str:
     """Numbers as Python writes them (numpy's too), words bare."""
     return repr(float(value)) if isinstance(value, float) else str(value)
 

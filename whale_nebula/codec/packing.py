@@ -32,7 +32,7 @@ def pack(array: npt.NDArray[Any]) -> Bytes:
     >>> pack(np.array([1000, 1001, 1003])).size, pack(np.zeros(10**6, np.int64)).size
     (10, 9)
     """
-    dtype = _known(array.dtype.name)
+    dtype = _numpy_dtype(array.dtype.name)
     if dtype == np.bool_:
         return np.packbits(array.reshape(-1), bitorder="little")
     words = array_bytes(array).view(_word(dtype))
@@ -40,7 +40,7 @@ def pack(array: npt.NDArray[Any]) -> Bytes:
     above = words - least
     width = int(above.max()).bit_length() if words.size else 0
     head = np.array([width, *np.frombuffer(least.tobytes(), np.uint8)], np.uint8)
-    return np.concatenate([head, _squeezed(above, width)])
+    return np.concatenate([head, _squeeze_bits(above, width)])
 
 
 def unpack(data: Bytes, dtype: str, dims: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -49,7 +49,7 @@ def unpack(data: Bytes, dtype: str, dims: tuple[int, ...]) -> npt.NDArray[Any]:
     >>> unpack(pack(np.array([[-3, 900]])), "int64", (1, 2)).tolist()
     [[-3, 900]]
     """
-    kind, count = _known(dtype), math.prod(dims)
+    kind, count = _numpy_dtype(dtype), math.prod(dims)
     if kind == np.bool_:
         _check_size(data, _whole_bytes(count))
         _check_rest(data, count)
@@ -69,7 +69,7 @@ def unpack(data: Bytes, dtype: str, dims: tuple[int, ...]) -> npt.NDArray[Any]:
     return above.view(kind).reshape(dims)
 
 
-def _known(name: str) -> np.dtype[Any]:
+def _numpy_dtype(name: str) -> np.dtype[Any]:
     if name not in TYPES:
         raise LocalProtocolError(f"{name} is not packed to bits", why=f"that is for {', '.join(TYPES)}")
     return np.dtype(name).newbyteorder("<")
@@ -95,17 +95,17 @@ def _check_rest(data: Bytes, count: int) -> None:
         raise RemoteProtocolError("packed numbers have more bits than there are numbers")
 
 
-def _squeezed(values: _Words, width: int) -> Bytes:
+def _squeeze_bits(values: _Words, width: int) -> Bytes:
     """`width` bits of each value."""
     lanes = 8 * values.itemsize
     full = values.size - values.size % lanes
     rest = np.zeros(lanes, values.dtype)
     rest[: values.size - full] = values[full:]
-    ends = _laid(rest, width).view(np.uint8)[: _whole_bytes((values.size - full) * width)]
-    return np.concatenate([_laid(values[:full], width).view(np.uint8), ends])
+    ends = _lay_rows(rest, width).view(np.uint8)[: _whole_bytes((values.size - full) * width)]
+    return np.concatenate([_lay_rows(values[:full], width).view(np.uint8), ends])
 
 
-def _laid(values: _Words, width: int) -> _Words:
+def _lay_rows(values: _Words, width: int) -> _Words:
     """Values, a multiple of the bits of a word, as `width` rows of words: the first row has the lowest bits."""
     bits = 8 * values.itemsize
     lanes = values.reshape(bits, -1)
@@ -118,7 +118,7 @@ def _laid(values: _Words, width: int) -> _Words:
 
 
 def _spread(data: Bytes, width: int, count: int, word: np.dtype[Any]) -> _Words:
-    """The values that `_squeezed` made these bytes of."""
+    """The values that `_squeeze_bits` made these bytes of."""
     lanes = 8 * word.itemsize
     full = count - count % lanes
     place = full // 8 * width
@@ -126,13 +126,13 @@ def _spread(data: Bytes, width: int, count: int, word: np.dtype[Any]) -> _Words:
     rest[: data.size - place] = data[place:]
     rows = np.frombuffer(data[:place].tobytes(), word)
     values = np.empty(count, word)
-    values[:full] = _lifted(rows, width, full)
-    values[full:] = _lifted(rest.view(word), width, lanes)[: count - full]
+    values[:full] = _lift_rows(rows, width, full)
+    values[full:] = _lift_rows(rest.view(word), width, lanes)[: count - full]
     return values
 
 
-def _lifted(rows: _Words, width: int, count: int) -> _Words:
-    """The values that `_laid` made these rows of."""
+def _lift_rows(rows: _Words, width: int, count: int) -> _Words:
+    """The values that `_lay_rows` made these rows of."""
     bits = 8 * rows.itemsize
     if not width:
         return np.zeros(count, rows.dtype)
@@ -162,7 +162,7 @@ def pack_mask(mask: Mask) -> Bytes:
     >>> pack_mask(np.array([True, True, False])).tolist()
     [3]
     """
-    return pack(_checked(mask))
+    return pack(_check_mask(mask))
 
 
 def unpack_mask(data: Bytes, rows: int) -> Mask:
@@ -180,7 +180,7 @@ def keep(matrix: npt.NDArray[Any], mask: Mask) -> npt.NDArray[Any]:
     >>> keep(np.arange(6).reshape(3, 2), np.array([True, False, True])).tolist()
     [[0, 1], [4, 5]]
     """
-    if _checked(mask).shape != matrix.shape[:1]:
+    if _check_mask(mask).shape != matrix.shape[:1]:
         raise LocalProtocolError(f"a mask of {mask.size} rows over a matrix of sizes {matrix.shape}")
     return matrix if mask.all() else matrix[mask]
 
@@ -191,7 +191,7 @@ def put_back(rows: npt.NDArray[Any], mask: Mask) -> npt.NDArray[Any]:
     >>> put_back(np.array([[0, 1], [4, 5]]), np.array([True, False, True])).tolist()
     [[0, 1], [0, 0], [4, 5]]
     """
-    sent = int(np.count_nonzero(_checked(mask)))
+    sent = int(np.count_nonzero(_check_mask(mask)))
     if rows.shape[:1] != (sent,):
         raise RemoteProtocolError(f"rows of sizes {rows.shape} came under a mask that marks {sent}")
     if sent == mask.size:
@@ -201,7 +201,7 @@ def put_back(rows: npt.NDArray[Any], mask: Mask) -> npt.NDArray[Any]:
     return matrix
 
 
-def _checked(mask: Mask) -> Mask:
+def _check_mask(mask: Mask) -> Mask:
     if mask.dtype != np.bool_ or mask.ndim != 1:
         raise LocalProtocolError(f"a mask of {mask.dtype}{list(mask.shape)}", why="a mask is one bool for each row")
     return mask
@@ -231,7 +231,7 @@ def split(buffer: Bytes, parts: Sequence[Part]) -> list[npt.NDArray[Any]]:
     if buffer.size != sum(sizes):
         raise RemoteProtocolError(
             f"{buffer.size} bytes came where {sum(sizes)} were due",
-            why=f"this codec makes {_told(parts)} of such a tensor",
+            why=f"this codec makes {_describe_parts(parts)} of such a tensor",
         )
     found, place = [], 0
     for part, size in zip(parts, sizes, strict=True):
@@ -247,7 +247,7 @@ def _array(data: Bytes, part: Part) -> npt.NDArray[Any]:
     return array_from(data, code, part.dims)
 
 
-def _told(parts: Sequence[Part]) -> str:
+def _describe_parts(parts: Sequence[Part]) -> str:
     return ", ".join(f"{part.dtype}{list(part.dims)}" for part in parts) or "nothing"
 
 
@@ -272,9 +272,9 @@ def shrink(data: Bytes, press: Press) -> Bytes | None:
     """
     if data.size > SAMPLE_BYTES:
         start = (data.size - SAMPLE_BYTES) // 2
-        if _pressed(data[start : start + SAMPLE_BYTES], press) is None:
+        if _try_press(data[start : start + SAMPLE_BYTES], press) is None:
             return None
-    return _pressed(data, press)
+    return _try_press(data, press)
 
 
 def unshrink(data: Bytes, size: int, press: Press) -> Bytes:
@@ -285,7 +285,7 @@ def unshrink(data: Bytes, size: int, press: Press) -> Bytes:
     return np.frombuffer(found, np.uint8)
 
 
-def _pressed(data: Bytes, press: Press) -> Bytes | None:
+def _try_press(data: Bytes, press: Press) -> Bytes | None:
     made = press.press(data)
     return np.frombuffer(made, np.uint8) if len(made) <= WORTH * data.size and data.size else None
 

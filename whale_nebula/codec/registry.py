@@ -134,9 +134,9 @@ def from_flags(
     """
     _check_basis(basis, rank)
     made = {
-        "svd": None if svd is None else _made("svd", svd, SVD, 0.6),
-        "rank": None if rank is None else _made("rank", rank, partial(Rank, basis=basis), 96),
-        "topk": None if topk is None else _made("topk", topk, TopK, 0.1),
+        "svd": None if svd is None else _make_codec("svd", svd, SVD, 0.6),
+        "rank": None if rank is None else _make_codec("rank", rank, partial(Rank, basis=basis), 96),
+        "topk": None if topk is None else _make_codec("topk", topk, TopK, 0.1),
     }
     bits = {FP16(): fp16, BF16(): bf16, INT8(): int8, INT4(): int4, INT3(): int3, INT2(): int2, INT1(): int1}
     structure = _one("structure", {flag: codec for flag, codec in made.items() if codec is not None})
@@ -146,7 +146,7 @@ def from_flags(
     return structure >> precision
 
 
-def _made(flag: str, value: Any, kind: Callable[[Any], Codec], usual: float) -> Codec:
+def _make_codec(flag: str, value: Any, kind: Callable[[Any], Codec], usual: float) -> Codec:
     """A structure of one number; what is wrong with it is said of the flag, which is what was written."""
     try:
         return kind(value)

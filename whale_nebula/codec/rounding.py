@@ -58,13 +58,13 @@ def to_fp16(x: Any) -> Any:
     [65504.0, -65504.0, 1.0, inf, nan]
     """
     half = _half(x)
-    return tf.cond(tf.reduce_any(tf.math.is_inf(half)), lambda: _held(x), lambda: half)
+    return tf.cond(tf.reduce_any(tf.math.is_inf(half)), lambda: _clamp(x), lambda: half)
 
 
-def clamped(x: Any) -> Any:
+def count_overflows(x: Any) -> Any:
     """How many finite numbers half precision would make infinite (an int64 scalar).
 
-    >>> int(clamped(tf.constant([1e9, -65521.0, 65519.0, float("inf")])))
+    >>> int(count_overflows(tf.constant([1e9, -65521.0, 65519.0, float("inf")])))
     2
     """
     return tf.math.count_nonzero(tf.math.is_finite(x) & ~tf.math.is_finite(_half(x)))
@@ -93,7 +93,7 @@ def _half(x: Any) -> Any:
     return tf.cast(tf.cast(x, tf.float32), tf.float16)  # a float64 by the same two steps, compiled or not
 
 
-def _held(x: Any) -> Any:
+def _clamp(x: Any) -> Any:
     """The slower way, gone only where something is too large: within the range, but for what was infinite before."""
     single = tf.cast(x, tf.float32)
     within = tf.clip_by_value(single, tf.float16.min, tf.float16.max)

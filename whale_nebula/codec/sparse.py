@@ -33,7 +33,7 @@ def largest(x: Any, k: int) -> Positions:
     m, n = exact.shape
     if not m or not k:
         return np.zeros((m, k), np.int32)
-    magnitude = _ordered(np.asarray(exact))
+    magnitude = _by_magnitude(np.asarray(exact))
     least = np.partition(magnitude, n - k, axis=1)[:, n - k, None]
     chosen = magnitude >= least
     _drop_ties(chosen, magnitude, least, k)
@@ -62,7 +62,7 @@ def scatter(values: Any, positions: Any, n: int) -> Any:
     return tf.reshape(tf.scatter_nd(flat, tf.reshape(values, [-1]), shape), [m, n])
 
 
-def _ordered(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _by_magnitude(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Whole numbers in the order of the magnitudes: the bits of each without its sign; those of NaN come last."""
     return np.abs(x).view(f"i{x.itemsize}")
 
@@ -111,7 +111,7 @@ def unpack(data: Bytes, m: int, n: int, k: int) -> Positions:
     [[0, 2, 3]]
     """
     if data.size != packed_bytes(m, n, k):
-        raise _refused(f"{data.size} bytes came, and {packed_bytes(m, n, k)} are due", m, n, k)
+        raise _positions_error(f"{data.size} bytes came, and {packed_bytes(m, n, k)} are due", m, n, k)
     if _index_bytes(m, n, k) < _mask_bytes(m, n):
         return _from_indices(data, m, n, k)
     return _from_mask(data, m, n, k)
@@ -132,10 +132,10 @@ def _chunks(n: int) -> int:
 def _from_mask(data: Bytes, m: int, n: int, k: int) -> Positions:
     bits = np.unpackbits(data, bitorder="little")
     if bits[m * n :].any():
-        raise _refused("bits are set behind the last column", m, n, k)
+        raise _positions_error("bits are set behind the last column", m, n, k)
     mask = bits[: m * n].view(np.bool_).reshape(m, n)
     if (np.count_nonzero(mask, axis=1) != k).any():
-        raise _refused("a row has another number of them", m, n, k)
+        raise _positions_error("a row has another number of them", m, n, k)
     return (np.flatnonzero(mask) % max(n, 1)).astype(np.int32).reshape(m, k)
 
 
@@ -161,12 +161,12 @@ def _from_indices(data: Bytes, m: int, n: int, k: int) -> Positions:
     high = (triples[:, 1] >> 4) | (triples[:, 2] << 4)
     flat = np.stack([low, high], axis=1).reshape(-1)
     if flat[m * k :].any():
-        raise _refused("bits are set behind the last index", m, n, k)
+        raise _positions_error("bits are set behind the last index", m, n, k)
     positions = flat[: m * k].astype(np.int32).reshape(m, k) + start
     if (positions >= n).any():
-        raise _refused("a position is behind the last column", m, n, k)
+        raise _positions_error("a position is behind the last column", m, n, k)
     if (positions[:, 1:] <= positions[:, :-1]).any():
-        raise _refused("the positions of a row do not ascend", m, n, k)
+        raise _positions_error("the positions of a row do not ascend", m, n, k)
     return positions
 
 
@@ -177,10 +177,10 @@ def _chunk_starts(table: Bytes, m: int, n: int, k: int) -> Any:
     counts = np.ascontiguousarray(table).view("<u2").reshape(m, -1).astype(np.int64)
     ends = counts.cumsum(axis=1)
     if (ends > k).any():
-        raise _refused("a row's chunks hold more", m, n, k)
+        raise _positions_error("a row's chunks hold more", m, n, k)
     order = np.arange(k)[None]
     return np.int32(CHUNK) * sum((order >= end[:, None]).astype(np.int32) for end in ends.T)
 
 
-def _refused(what: str, m: int, n: int, k: int) -> RemoteProtocolError:
+def _positions_error(what: str, m: int, n: int, k: int) -> RemoteProtocolError:
     return RemoteProtocolError(f"these are no positions of {k} columns out of {n} in {m} rows: {what}")

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from whale_nebula.codec.low_rank import kept
+from whale_nebula.codec.low_rank import kept_count
 from whale_nebula.codec.objects import Dims, Part, Precision, Reduced, Structure
 from whale_nebula.codec.packing import Mask
 from whale_nebula.codec.precisions import INT1, INT2
-from whale_nebula.codec.structures import check_share, matrix, reshaped
+from whale_nebula.codec.structures import check_share, matrix, reshape
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.tf.lazy import tf
 
@@ -39,7 +39,7 @@ class Rows(Structure):
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
         """The kept rows."""
         m, n = matrix(dims)
-        return ((self._kept(m), n),) if self._kept(m) < m else None
+        return ((self._kept_count(m), n),) if self._kept_count(m) < m else None
 
     def extras(self, dims: Dims) -> tuple[Part, ...]:
         """A bit for each row: whether it is kept."""
@@ -49,17 +49,17 @@ class Rows(Structure):
         """The rows, and which they are."""
         from whale_nebula.codec.packing import pack_mask
         m, n = matrix(x.shape)
-        rows = reshaped(x, (m, n))
-        marks = strongest(rows, self._kept(m))
-        return Reduced((taken(rows, marks),), (pack_mask(marks),))
+        rows = reshape(x, (m, n))
+        marks = strongest(rows, self._kept_count(m))
+        return Reduced((take_rows(rows, marks),), (pack_mask(marks),))
 
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
         """Zeros but for them."""
         from whale_nebula.codec.packing import unpack_mask
-        return reshaped(placed(numbers[0], unpack_mask(extras[0], matrix(dims)[0])), dims), None
+        return reshape(place_rows(numbers[0], unpack_mask(extras[0], matrix(dims)[0])), dims), None
 
-    def _kept(self, m: int) -> int:
-        return kept(m, self.fraction)
+    def _kept_count(self, m: int) -> int:
+        return kept_count(m, self.fraction)
 
 
 def strongest(x: Any, k: int) -> Mask:
@@ -77,19 +77,19 @@ def strongest(x: Any, k: int) -> Mask:
     return marks
 
 
-def taken(x: Any, marks: Mask) -> Any:
+def take_rows(x: Any, marks: Mask) -> Any:
     """These rows, in their order.
 
-    >>> taken(tf.constant([[1.0], [2.0], [3.0]]), np.array([True, False, True])).numpy().tolist()
+    >>> take_rows(tf.constant([[1.0], [2.0], [3.0]]), np.array([True, False, True])).numpy().tolist()
     [[1.0], [3.0]]
     """
     return tf.gather(x, np.flatnonzero(marks))
 
 
-def placed(rows: Any, marks: Mask) -> Any:
+def place_rows(rows: Any, marks: Mask) -> Any:
     """The matrix that is zero but for these rows.
 
-    >>> placed(tf.constant([[1.0], [3.0]]), np.array([True, False, True])).numpy().tolist()
+    >>> place_rows(tf.constant([[1.0], [3.0]]), np.array([True, False, True])).numpy().tolist()
     [[1.0], [0.0], [3.0]]
     """
     places = np.flatnonzero(marks)
@@ -98,10 +98,10 @@ def placed(rows: Any, marks: Mask) -> Any:
     return tf.scatter_nd(places[:, None], rows, [len(marks), rows.shape[1]])
 
 
-def mingled(strong: Any, weak: Any, marks: Mask) -> Any:
+def merge_rows(strong: Any, weak: Any, marks: Mask) -> Any:
     """The matrix of which these are the marked rows and the others.
 
-    >>> mingled(tf.constant([[1.0], [3.0]]), tf.constant([[2.0]]), np.array([True, False, True])).numpy().tolist()
+    >>> merge_rows(tf.constant([[1.0], [3.0]]), tf.constant([[2.0]]), np.array([True, False, True])).numpy().tolist()
     [[1.0], [2.0], [3.0]]
     """
     places = np.concatenate([np.flatnonzero(marks), np.flatnonzero(~marks)])
@@ -132,9 +132,9 @@ class Mixed(Precision):
         """Both by their own precision."""
         from whale_nebula.codec.packing import pack_mask
         dims = tuple(int(size) for size in x.shape)
-        rows = reshaped(x, matrix(dims))
+        rows = reshape(x, matrix(dims))
         marks = strongest(rows, self._sizes(dims)[0][0])
-        pieces = INT2().encode(taken(rows, marks), key), INT1().encode(taken(rows, ~marks), key)
+        pieces = INT2().encode(take_rows(rows, marks), key), INT1().encode(take_rows(rows, ~marks), key)
         return pack_mask(marks), *pieces[0], *pieces[1]
 
     def decode(self, parts: Sequence[Any], dims: Dims, dtype: str) -> Any:
@@ -146,10 +146,10 @@ class Mixed(Precision):
         if int(marks.sum()) != strong[0]:
             raise RemoteProtocolError(f"{int(marks.sum())} of {len(marks)} rows are marked, where {strong[0]} were due")
         rows = INT2().decode(encoded[:3], strong, dtype), INT1().decode(encoded[3:], weak, dtype)
-        return reshaped(mingled(*rows, marks), dims)
+        return reshape(merge_rows(*rows, marks), dims)
 
     def _sizes(self, dims: Dims) -> tuple[Dims, Dims]:
         """Of the strong rows, and of the others."""
         rows, columns = matrix(dims)
-        strong = kept(rows, self.fraction)
+        strong = kept_count(rows, self.fraction)
         return (strong, columns), (rows - strong, columns)

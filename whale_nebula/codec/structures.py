@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from whale_nebula.codec.low_rank import kept, rank_of
+from whale_nebula.codec.low_rank import kept_count, rank_of
 from whale_nebula.codec.objects import Dims, Part, Reduced, Structure
 from whale_nebula.errors import OptionError
 from whale_nebula.errors.suggestions import did_you_mean
@@ -50,13 +50,13 @@ class SVD(Structure):
         from whale_nebula.codec.low_rank import factor
 
         m, n = matrix(x.shape)
-        return Reduced(tuple(factor(reshaped(x, (m, n)), rank_of(m, n, self.ratio))))
+        return Reduced(tuple(factor(reshape(x, (m, n)), rank_of(m, n, self.ratio))))
 
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
         """Their product."""
         from whale_nebula.codec.low_rank import restore
 
-        return reshaped(restore(*numbers), dims), None
+        return reshape(restore(*numbers), dims), None
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Rank(Structure):
         """Look at what crosses; the basis is sent with the first step, and every fiftieth."""
         from whale_nebula.codec import low_rank as basis
 
-        rows = reshaped(x, matrix(x.shape))
+        rows = reshape(x, matrix(x.shape))
         if state.q is None:
             gram = basis.gram_of(rows)
             made = Shared(basis.first(gram.numpy(), self.r), gram)
@@ -109,7 +109,7 @@ class Rank(Structure):
         gram = basis.running(state.gram, basis.gram_of(rows, rows=LOOKED_AT))
         if step == 0 or step % RENEWED:
             return Shared(state.q, gram), None
-        made = Shared(basis.renewed(gram.numpy(), state.q), gram)
+        made = Shared(basis.renew_basis(gram.numpy(), state.q), gram)
         return made, (made.q,)
 
     def learn(self, state: Shared, news: Sequence[Any], dims: Dims) -> Shared:
@@ -155,47 +155,47 @@ class TopK(Structure):
     def numbers(self, dims: Dims) -> tuple[Dims, ...] | None:
         """The kept ones of each row."""
         m, n = matrix(dims)
-        return ((m, self._kept(n)),) if self._kept(n) < n else None
+        return ((m, self._kept_count(n)),) if self._kept_count(n) < n else None
 
     def extras(self, dims: Dims) -> tuple[Part, ...]:
         """Where they stood."""
-        from whale_nebula.codec import sparse as positions
+        from whale_nebula.codec import sparse
 
         m, n = matrix(dims)
-        return (Part("uint8", (positions.packed_bytes(m, n, self._kept(n)),)),)
+        return (Part("uint8", (sparse.packed_bytes(m, n, self._kept_count(n)),)),)
 
     def reduce(self, state: Any, x: Any) -> Reduced:
         """The largest of each row, and where they stand."""
-        from whale_nebula.codec import sparse as positions
+        from whale_nebula.codec import sparse
         from whale_nebula.codec.sparse import gather, largest
 
         m, n = matrix(x.shape)
-        rows = reshaped(x, (m, n))
-        places = largest(rows, self._kept(n))
-        return Reduced((gather(rows, places),), (positions.pack(places, n),), places)
+        rows = reshape(x, (m, n))
+        places = largest(rows, self._kept_count(n))
+        return Reduced((gather(rows, places),), (sparse.pack(places, n),), places)
 
     def expand(self, state: Any, numbers: Sequence[Any], extras: Sequence[Any], dims: Dims) -> tuple[Any, Any]:
         """Zeros but for them."""
-        from whale_nebula.codec import sparse as positions
+        from whale_nebula.codec import sparse
 
         m, n = matrix(dims)
-        places = positions.unpack(extras[0], m, n, self._kept(n))
+        places = sparse.unpack(extras[0], m, n, self._kept_count(n))
         return self.expand_back(places, numbers, dims), places
 
     def reduce_back(self, residue: Any, gradient: Any) -> tuple[Any, ...]:
         """The gradient at the same places."""
         from whale_nebula.codec.sparse import gather
 
-        return (gather(reshaped(gradient, matrix(gradient.shape)), residue),)
+        return (gather(reshape(gradient, matrix(gradient.shape)), residue),)
 
     def expand_back(self, residue: Any, numbers: Sequence[Any], dims: Dims) -> Any:
         """Zeros but for it."""
         from whale_nebula.codec.sparse import scatter
 
-        return reshaped(scatter(numbers[0], residue, dims[-1]), dims)
+        return reshape(scatter(numbers[0], residue, dims[-1]), dims)
 
-    def _kept(self, n: int) -> int:
-        return kept(n, self.fraction)
+    def _kept_count(self, n: int) -> int:
+        return kept_count(n, self.fraction)
 
 
 def matrix(dims: Sequence[int]) -> tuple[int, int]:
@@ -207,7 +207,7 @@ def matrix(dims: Sequence[int]) -> tuple[int, int]:
     return prod(int(size) for size in dims[:-1]), int(dims[-1])
 
 
-def reshaped(x: Any, dims: Sequence[int]) -> Any:
+def reshape(x: Any, dims: Sequence[int]) -> Any:
     """The same numbers in another shape."""
     import tensorflow as tf
 

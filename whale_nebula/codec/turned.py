@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from whale_nebula.codec import rounding as counter
+from whale_nebula.codec import rounding
 from whale_nebula.codec.blocks import SCALE, rows_and_columns
 from whale_nebula.codec.objects import Part
 from whale_nebula.errors import OptionError, RemoteProtocolError
@@ -81,11 +81,11 @@ def turner(block: int) -> npt.NDArray[np.int8]:
     >>> bool((h @ h.T == 8 * np.eye(8)).all())
     True
     """
-    return _SIGNS[:block, None] * unsigned(block)
+    return _SIGNS[:block, None] * remove_signs(block)
 
 
 @cache
-def unsigned(block: int) -> npt.NDArray[np.int8]:
+def remove_signs(block: int) -> npt.NDArray[np.int8]:
     """The same for blocks whose signs were changed before."""
     made = np.ones((1, 1), np.int8)
     while len(made) < block:
@@ -187,7 +187,7 @@ def _quantiser(bits: int, most: int, columns: int, dtype: str, by_chance: bool) 
     def encode(matrix: Any, key: Any) -> tuple[Any, Any]:
         wide = tf.pad(tf.cast(matrix, tf.float32), [[0, 0], [0, count * block - columns]])
         blocks = tf.reshape(wide, [-1, block])
-        turned = (_signed(blocks, key) if by_chance else blocks) @ _turner(block, by_chance)
+        turned = (_apply_signs(blocks, key) if by_chance else blocks) @ _turner(block, by_chance)
         mean = tf.reduce_mean(tf.abs(turned), axis=1, keepdims=True)
         whole = mean < float("inf")
         relative = tf.where(whole, tf.math.divide_no_nan(turned, mean), 0.0)
@@ -196,20 +196,20 @@ def _quantiser(bits: int, most: int, columns: int, dtype: str, by_chance: bool) 
         scales = _best(relative, 2 * steps + 1, by_chance) * mean * (1 / _ROOM / block)
         sent = tf.where(whole, tf.where(scales < _SMALLEST, 0.0, scales), float("nan"))
         codes = tf.reshape(tf.cast(steps + half, tf.uint8), [-1, count * block])
-        return tf.cast(tf.reshape(sent, [-1, count]), SCALE), _packed(codes, bits)
+        return tf.cast(tf.reshape(sent, [-1, count]), SCALE), _pack_planes(codes, bits)
 
     signature = [tf.TensorSpec([None, columns], dtype), tf.TensorSpec([2], tf.uint32)]
     return tf.function(encode, input_signature=signature, autograph=False)
 
 
 def _turner(block: int, by_chance: bool) -> Any:
-    return tf.constant((unsigned(block) if by_chance else turner(block)) * _ROOM, tf.float32)
+    return tf.constant((remove_signs(block) if by_chance else turner(block)) * _ROOM, tf.float32)
 
 
-def _signed(blocks: Any, key: Any) -> Any:
+def _apply_signs(blocks: Any, key: Any) -> Any:
     """Each number, or its opposite: as the key and its place have it."""
     places = tf.reshape(tf.range(tf.size(blocks)), tf.shape(blocks))
-    lowest = counter.bits(key, tf.bitcast(places, tf.uint32)) & 1
+    lowest = rounding.bits(key, tf.bitcast(places, tf.uint32)) & 1
     return blocks * (1 - 2 * tf.cast(tf.bitcast(lowest, tf.int32), tf.float32))
 
 
@@ -221,7 +221,7 @@ def _best(numbers: Any, odd: Any, unbiased: bool) -> Any:
     return product / tf.reduce_sum(odd * odd, axis=1, keepdims=True)
 
 
-def _packed(codes: Any, bits: int) -> Any:
+def _pack_planes(codes: Any, bits: int) -> Any:
     """Plane by plane; of each, a part of a row after the other, from the lowest bits to the highest."""
     planes, below = [], 0
     for width in PLANES[bits]:
@@ -234,7 +234,7 @@ def _packed(codes: Any, bits: int) -> Any:
     return tf.concat(planes, axis=1)
 
 
-def _unpacked(packed: Any, bits: int, columns: int) -> Any:
+def _unpack_planes(packed: Any, bits: int, columns: int) -> Any:
     """The codes of rows of so many columns."""
     codes, below = tf.constant(0, tf.uint8), 0
     planes = tf.split(packed, [columns * width // 8 for width in PLANES[bits]], axis=1)
@@ -260,10 +260,10 @@ def _dequantiser(bits: int, most: int, columns: int, dtype: str, by_chance: bool
     largest = min(float(tf.as_dtype(dtype).max), float(tf.float32.max))
 
     def decode(scales: Any, packed: Any, key: Any) -> Any:
-        odd = 2 * tf.cast(_unpacked(packed, bits, count * block), tf.float32) - float(2**bits - 1)
-        back = tf.constant((unsigned(block) if by_chance else turner(block)).T, tf.float32)
+        odd = 2 * tf.cast(_unpack_planes(packed, bits, count * block), tf.float32) - float(2**bits - 1)
+        back = tf.constant((remove_signs(block) if by_chance else turner(block)).T, tf.float32)
         turned = tf.reshape(odd, [-1, block]) @ back
-        integers = _signed(turned, key) if by_chance else turned
+        integers = _apply_signs(turned, key) if by_chance else turned
         wide = integers * tf.reshape(tf.cast(scales, tf.float32), [-1, 1])
         bounded = tf.where(tf.abs(wide) > largest, tf.sign(wide) * largest, wide)
         return tf.cast(tf.reshape(bounded, [-1, count * block])[:, :columns], dtype)

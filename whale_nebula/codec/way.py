@@ -169,7 +169,7 @@ def ways(options: Mapping[str, Any], *, training: bool = True) -> tuple[Way, Way
     there = _without_learned(codec)
     back = _without_learned(_back(codec, backward))
     check_delta(common.delta, there)
-    return _ramped(replace(common, codec=there), options), _ramped(replace(common, codec=back, delta=None), options)
+    return _add_ramp(replace(common, codec=there), options), _add_ramp(replace(common, codec=back, delta=None), options)
 
 
 def _common(options: Mapping[str, Any]) -> Way:
@@ -217,7 +217,7 @@ def _without_learned(codec: Codec | None) -> Codec | None:
     return next((part for part in codec.members if isinstance(part, Precision)), None)
 
 
-def _ramped(way: Way, options: Mapping[str, Any]) -> Way:
+def _add_ramp(way: Way, options: Mapping[str, Any]) -> Way:
     """With the precisions that come before its own."""
     ramp = options.get("ramp")
     if ramp is None or ramp is False or way.precision is None:

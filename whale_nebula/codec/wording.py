@@ -12,23 +12,23 @@ _MARKED = "only marked rows"
 _RENEWED = {"rank": "the basis itself", "axes": "the axes themselves"}
 
 
-def sent(amount: str, text: str) -> str:
+def describe_bytes(amount: str, text: str) -> str:
     """So many bytes, and as what, in few words; the rest is in `details`.
 
-    >>> [sent("32 KiB", text) for text in ("none", "int8, from step 100", "none, mask", "auto", "bits")]
+    >>> [describe_bytes("32 KiB", text) for text in ("none", "int8, from step 100", "none, mask", "auto", "bits")]
     ['32 KiB', '32 KiB as int8', 'at most 32 KiB, only marked rows', 'at most 32 KiB', 'at most 32 KiB']
     """
     way = parse_way(text)
-    amount = f"at most {amount}" if bounded(text) else amount
+    amount = f"at most {amount}" if has_open_size(text) else amount
     if _codec(way):
         return f"{amount} {_codec(way)}"
     return f"{amount}, {_MARKED}" if way.mask is not None and not way.auto else amount
 
 
-def bounded(text: str) -> bool:
+def has_open_size(text: str) -> bool:
     """Whether values decide how many bytes cross, so that sizes tell no more than the most it can be.
 
-    >>> [bounded(text) for text in ("int8", "int8, mask", "auto")]
+    >>> [has_open_size(text) for text in ("int8", "int8, mask", "auto")]
     [False, True, True]
     """
     way = parse_way(text)

@@ -165,7 +165,7 @@ def _worker(place: Place) -> WorkerSpec:
 
 def _links(place: Place, clusters: Mapping[str, Cluster]) -> Links:
     pairs: dict[tuple[str, str], Line] = {}
-    for each in _listed(place, clusters):
+    for each in _iterate_links(place, clusters):
         table = each.table(("between", "rate", "delay", "loss"))
         a, b = _ends(table.key("between"), clusters)
         if (a, b) in pairs or (b, a) in pairs:
@@ -178,7 +178,7 @@ def _links(place: Place, clusters: Mapping[str, Cluster]) -> Links:
     return Links(None, pairs)
 
 
-def _listed(place: Place, clusters: Mapping[str, Cluster]) -> Iterator[Place]:
+def _iterate_links(place: Place, clusters: Mapping[str, Cluster]) -> Iterator[Place]:
     """The links one by one; a line, or one link without a list, is shown as the list that was meant."""
     if isinstance(place.value, str | Mapping):
         raise place.wrong(f"{place.value!r} is no list of links", mend=f"links: [{_meant(place.value, clusters)}]")

@@ -95,7 +95,7 @@ class _Told(Exception):
             return self.what
         head = f"{self.code} {self.what}" + (f" ({self.where})" if self._shows_where() else "")
         parts = [("why", self.why), ("mend", self.mend)]
-        return "\n".join([head, *(_indented(name, text) for name, text in parts if text)])
+        return "\n".join([head, *(_indent_part(name, text) for name, text in parts if text)])
 
 
     def _shows_where(self) -> bool:
@@ -107,7 +107,7 @@ def _printable(text: str) -> str:
     return text if text.isascii() and text.isprintable() else escape_foreign_text(text, _LONGEST, lines=True)
 
 
-def _indented(name: str, text: str) -> str:
+def _indent_part(name: str, text: str) -> str:
     rest = " " * len(f"  {name}: ")
     return f"  {name}: " + textwrap.indent(text, rest).lstrip(" ")
 

@@ -23,14 +23,16 @@ def escape_foreign_text(text: object, limit: int = LIMIT, *, lines: bool = False
     whole = str(text)
     kept, taken = "", 0
     for character in whole:
-        shown = character if character.isprintable() or (lines and character in "\n\t") else _escaped(character)
+        shown = (
+            character if character.isprintable() or (lines and character in "\n\t") else _escape_character(character)
+        )
         if len(kept) + len(shown) > limit:
             break
         kept, taken = kept + shown, taken + 1
     return kept if taken == len(whole) else f"{kept}... ({len(whole) - taken} characters more)"
 
 
-def _escaped(character: str) -> str:
+def _escape_character(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
@@ -46,10 +48,10 @@ def remove_folders(text: str, known: Iterable[str] = ()) -> str:
     for folder in sorted((each.rstrip("/") for each in known), key=len, reverse=True):
         if folder.startswith("/") and folder != "/":
             text = text.replace(f"{folder}/", "./")
-    return _FOLDERS.sub(_shortened, text)
+    return _FOLDERS.sub(_shorten_path, text)
 
 
-def _shortened(found: re.Match[str]) -> str:
+def _shorten_path(found: re.Match[str]) -> str:
     """Nothing before a file's name; the last folder's name where the path ends with a folder."""
     if not _AFTER.match(found.string, found.end()):
         return ""

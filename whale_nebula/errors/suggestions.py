@@ -51,13 +51,13 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
         return f"did you mean {meant!r}?"
     if not names:
         return "leave it out: nothing is known here"
-    return f"choose one of {listed(names)}"
+    return f"choose one of {list_names(names)}"
 
 
-def listed(names: Iterable[str]) -> str:
+def list_names(names: Iterable[str]) -> str:
     """Names as a message says them.
 
-    >>> listed(["gpu", "npu"])
+    >>> list_names(["gpu", "npu"])
     "'gpu', 'npu'"
     """
     return ", ".join(repr(name) for name in names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from whale_nebula.errors import OptionError
-from whale_nebula.errors.suggestions import did_you_mean, listed
+from whale_nebula.errors.suggestions import did_you_mean, list_names
 
 
 def compared_by(ids: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ def names_any(ids: Sequence[str], inputs: Sequence[str], where: str) -> bool:
     raise OptionError(
         f"nb.init(ids={given}) names no input of this step",
         where=where,
-        why=f"its inputs are {listed(inputs)}; by ids that are none of them no row would be compared",
+        why=f"its inputs are {list_names(inputs)}; by ids that are none of them no row would be compared",
         mend=_mend(ids[0], inputs),
     )
 

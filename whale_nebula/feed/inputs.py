@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.errors import AbsentInputError
-from whale_nebula.feed.rows import AllRows, Mask, Reads, Rows, Takes, Within, rows_of, tagged
+from whale_nebula.feed.rows import AllRows, Mask, Reads, Rows, Takes, Within, rows_of, tag_rows
 from whale_nebula.ir.program import Leaf
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
@@ -102,7 +102,7 @@ class Given:
         return int(google_crc32c.value(b"".join(rows.marks.tobytes() for rows in batches.values())))
 
 
-def given(leaves: Sequence[Leaf], tensors: Sequence[Any], reads: Sequence[Reads]) -> Given:
+def take_inputs(leaves: Sequence[Leaf], tensors: Sequence[Any], reads: Sequence[Reads]) -> Given:
     """Take the tensors of a step, and tell the datasets that they come from which rows it reads. One that is not here
     is refused: nothing is ever computed with it.
     """
@@ -118,7 +118,7 @@ def given(leaves: Sequence[Leaf], tensors: Sequence[Any], reads: Sequence[Reads]
 
 def whole(leaves: Sequence[Leaf], tensors: Sequence[Any]) -> Sequence[Any]:
     """The tensors of a step that reads all rows."""
-    return given(leaves, tensors, [AllRows()] * len(leaves)).tensors
+    return take_inputs(leaves, tensors, [AllRows()] * len(leaves)).tensors
 
 
 def _not_here(name: str, wanted: Mask, here: Mask) -> AbsentInputError:
@@ -148,7 +148,7 @@ class _Part:
         self.feed.take(Within(read, self.span, self.name), name)
 
 
-def sliced(tensor: Any, span: Span, name: str) -> Any:
+def slice_rows(tensor: Any, span: Span, name: str) -> Any:
     """The rows of a tensor that a `name` has of it, as `span` says (name and number of rows to first and last)."""
     begin, end = span(name, len(tensor))
     rows = rows_of(tensor)
@@ -156,4 +156,4 @@ def sliced(tensor: Any, span: Span, name: str) -> Any:
         return tensor[begin:end]
     part = Rows(_Part(rows.feed, span, name), rows.here[begin:end], rows.marks[begin:end])
     whole = tensor.tensor if isinstance(tensor, Partial) else tensor
-    return tagged(whole[begin:end], part) if part.whole else Partial(whole[begin:end], part)
+    return tag_rows(whole[begin:end], part) if part.whole else Partial(whole[begin:end], part)

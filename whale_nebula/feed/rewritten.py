@@ -97,10 +97,10 @@ class Line:
         for step in reversed(self.before):
             rows = rows if tf_datasets.kind(step) in _OF_ROWS else _again(step, rows, _MADE)
         batching = tf_datasets.batching(self.batches)
-        rows = _told(_marked(rows), batching, wanted)
+        rows = _flag_wanted_rows(_mark_elements(rows), batching, wanted)
         for step in reversed(self.before):
             rows = _on_rows(step, rows)
-        return _batched(rows, batching)
+        return _batch_rows(rows, batching)
 
 
 def _again(step: Any, source: Any, made: Made) -> Any:
@@ -118,7 +118,7 @@ def taken_apart(dataset: tf.data.Dataset) -> Line | NotUnderstood:
     kind = tf_datasets.kind(batches)
     if kind not in ("batch", "padded_batch"):
         return NotUnderstood(
-            f"it ends in {_called(batches)}, and what is looked for is .batch(...)",
+            f"it ends in {_name_of_op(batches)}, and what is looked for is .batch(...)",
             "end it with .map(parse).batch(size); what changes rows goes before .batch",
         )
     refused: list[NotUnderstood] = []
@@ -133,13 +133,15 @@ def taken_apart(dataset: tf.data.Dataset) -> Line | NotUnderstood:
 def _unfit(dataset: tf.data.Dataset, batches: Any, before: Sequence[Any], source: Any) -> NotUnderstood | None:
     """Why rows cannot be left out of a pipeline that is made of what is known."""
     if not all(can_be_blank(spec) for spec in _tensors(source.element_spec)):
-        return NotUnderstood(f"{_called(source)} yields more than dense tensors", "map before .batch from dense ones")
+        return NotUnderstood(
+            f"{_name_of_op(source)} yields more than dense tensors", "map before .batch from dense ones"
+        )
     if _in_any_order(dataset, before):
         return NotUnderstood(
             "deterministic=False: each process would have rows in an order of its own", "leave deterministic=False out"
         )
     top = next(step for step in before if tf_datasets.kind(step) == "map")
-    if not _sized(top.element_spec, tf_datasets.batching(batches)):
+    if not _has_equal_rows(top.element_spec, tf_datasets.batching(batches)):
         return NotUnderstood(
             f"the sizes of a row are not known before it is read: {top.element_spec}",
             "tf.ensure_shape(...) in the function of .map, or .padded_batch(padded_shapes=...) with numbers",
@@ -195,26 +197,26 @@ def _tensors(spec: Any) -> list[Any]:
     return [part for part in tf_datasets.leaves(spec) if not tf_datasets.nothing(part)]
 
 
-def _sized(spec: Any, batching: tf_datasets.Batching) -> bool:
+def _has_equal_rows(spec: Any, batching: tf_datasets.Batching) -> bool:
     """Whether rows have the same sizes in every batch, whatever is read of it."""
     parts = _tensors(spec)
     shapes = batching.shapes or [None] * len(parts)
-    return all(_fixed(part.shape, padded) for part, padded in zip(parts, shapes, strict=True))
+    return all(_is_fixed_shape(part.shape, padded) for part, padded in zip(parts, shapes, strict=True))
 
 
-def _fixed(shape: tf.TensorShape, padded: Any) -> bool:
+def _is_fixed_shape(shape: tf.TensorShape, padded: Any) -> bool:
     if padded is None or shape.rank is None:
         return bool(shape.is_fully_defined())
     sizes = tf.get_static_value(padded)
     return sizes is not None and all(size >= 0 or own is not None for size, own in zip(sizes, shape, strict=True))
 
 
-def _called(dataset: Any) -> str:
+def _name_of_op(dataset: Any) -> str:
     return f".{tf_datasets.kind(dataset)}(...)" if tf_datasets.kind(dataset) else type(dataset).__name__.strip("_")
 
 
 # ---------------------------------------------------------------------- rows: their tensors, a mark, and whether wanted
-def _marked(source: tf.data.Dataset) -> tf.data.Dataset:
+def _mark_elements(source: tf.data.Dataset) -> tf.data.Dataset:
     """The tensors of each element, and a number that is another for another element."""
 
     def mark(*element: Any) -> tuple[Any, ...]:
@@ -236,7 +238,7 @@ def _sample(tensor: Any) -> Any:
 _SAMPLE = 256
 
 
-def _told(rows: tf.data.Dataset, batching: tf_datasets.Batching, wanted: Wanted) -> tf.data.Dataset:
+def _flag_wanted_rows(rows: tf.data.Dataset, batching: tf_datasets.Batching, wanted: Wanted) -> tf.data.Dataset:
     """Rows, each with whether it is wanted; for that it must be known how many there are in its batch."""
 
     def tell(*parts: Any) -> tf.data.Dataset:
@@ -265,7 +267,7 @@ def _on_rows(step: Any, rows: tf.data.Dataset) -> tf.data.Dataset:
     return rows.map(_as_it_is(apply), **mapping.options)
 
 
-def _batched(rows: tf.data.Dataset, batching: tf_datasets.Batching) -> tf.data.Dataset:
+def _batch_rows(rows: tf.data.Dataset, batching: tf_datasets.Batching) -> tf.data.Dataset:
     if not batching.shapes:
         return rows.batch(batching.size, **batching.options)
     values = (*batching.values, tf.constant(0, tf.int64), tf.constant(False))

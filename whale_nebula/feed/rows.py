@@ -177,7 +177,7 @@ class Rows:
 _NAME = "_nebula_rows"
 
 
-def tagged(tensor: Any, rows: Rows) -> Any:
+def tag_rows(tensor: Any, rows: Rows) -> Any:
     """The same tensor, of which can be told that it is a part of this batch."""
     setattr(tensor, _NAME, rows)
     return tensor

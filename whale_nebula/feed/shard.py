@@ -12,16 +12,16 @@ import tensorflow as tf
 from whale_nebula.errors import OptionError, UnsupportedError
 from whale_nebula.feed.inputs import Partial
 from whale_nebula.feed.rewritten import Line, Made, NotUnderstood, taken_apart
-from whale_nebula.feed.rows import Feed, Rows, tagged
+from whale_nebula.feed.rows import Feed, Rows, tag_rows
 from whale_nebula.launch.attach import attach
-from whale_nebula.scopes.options import checked
+from whale_nebula.scopes.options import check_signature
 from whale_nebula.site import calling_site
 from whale_nebula.tf import datasets as tf_datasets
 
 _LOG = logging.getLogger("whale_nebula.feed")
 
 
-@checked
+@check_signature
 def shard(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """A dataset of the same batches, of which each process reads the rows that its micro-batches are made of.
 
@@ -39,10 +39,10 @@ def shard(dataset: tf.data.Dataset) -> tf.data.Dataset:
         raise _no_dataset(dataset)
     if attach() is None or isinstance(dataset, Sharded) or not tf.executing_eagerly():
         return dataset
-    return sharded(dataset)
+    return shard_rows(dataset)
 
 
-def sharded(dataset: tf.data.Dataset, before: Sharded | None = None) -> tf.data.Dataset:
+def shard_rows(dataset: tf.data.Dataset, before: Sharded | None = None) -> tf.data.Dataset:
     """The dataset by rows, or as it is where that is not possible; `before` is what it was before a last step."""
     line = taken_apart(dataset)
     if isinstance(line, NotUnderstood):
@@ -75,27 +75,27 @@ class Sharded(tf_datasets.Same):
 
     def prefetch(self, buffer_size: Any, name: str | None = None) -> tf.data.Dataset:
         """The same by rows, made ahead of time."""
-        return sharded(self._dataset.prefetch(buffer_size, name=name), self)
+        return shard_rows(self._dataset.prefetch(buffer_size, name=name), self)
 
     def repeat(self, count: Any = None, name: str | None = None) -> tf.data.Dataset:
         """The same by rows, several times."""
-        return sharded(self._dataset.repeat(count, name=name), self)
+        return shard_rows(self._dataset.repeat(count, name=name), self)
 
     def take(self, count: Any, name: str | None = None) -> tf.data.Dataset:
         """The first batches by rows."""
-        return sharded(self._dataset.take(count, name=name), self)
+        return shard_rows(self._dataset.take(count, name=name), self)
 
     def skip(self, count: Any, name: str | None = None) -> tf.data.Dataset:
         """All but the first batches by rows."""
-        return sharded(self._dataset.skip(count, name=name), self)
+        return shard_rows(self._dataset.skip(count, name=name), self)
 
     def shuffle(self, *args: Any, **kwargs: Any) -> tf.data.Dataset:
         """The same batches by rows, in another order."""
-        return sharded(self._dataset.shuffle(*args, **kwargs), self)
+        return shard_rows(self._dataset.shuffle(*args, **kwargs), self)
 
     def with_options(self, options: tf.data.Options, name: str | None = None) -> tf.data.Dataset:
         """The same by rows, with these options."""
-        return sharded(self._dataset.with_options(options, name=name), self)
+        return shard_rows(self._dataset.with_options(options, name=name), self)
 
 
 def _on_all_rows(name: str) -> Callable[..., Any]:
@@ -130,14 +130,14 @@ class Batches(tf.data.Iterator):
 
     def __next__(self) -> Any:
         if self._whole is not None:
-            raise self._mixed("is read here, and was given to a function of TensorFlow's before")
+            raise self._mixed_error("is read here, and was given to a function of TensorFlow's before")
         self._begun = True
         self._feed.settle()
         *tensors, marks, here = next(self._inner)
         rows = Rows(self._feed, here.numpy(), marks.numpy())
-        found = iter(tagged(tensor, rows) if rows.whole else Partial(tensor, rows) for tensor in tensors)
+        found = iter(tag_rows(tensor, rows) if rows.whole else Partial(tensor, rows) for tensor in tensors)
         specs = tf_datasets.leaves(self.element_spec)
-        return tf_datasets.packed(
+        return tf_datasets.pack_structure(
             self.element_spec, [None if tf_datasets.nothing(spec) else next(found) for spec in specs]
         )
 
@@ -167,12 +167,12 @@ class Batches(tf.data.Iterator):
 
     def _all_rows(self) -> Any:
         if self._begun:
-            raise self._mixed("has given batches, and is now given to a function of TensorFlow's")
+            raise self._mixed_error("has given batches, and is now given to a function of TensorFlow's")
         if self._whole is None:
             self._whole = iter(self._dataset)
         return self._whole
 
-    def _mixed(self, what: str) -> UnsupportedError:
+    def _mixed_error(self, what: str) -> UnsupportedError:
         return UnsupportedError(
             f"an iterator of nb.shard {what}",
             where=str(calling_site()),

@@ -26,10 +26,10 @@ from whale_nebula.wire.tensor import dtype_code
 _MOST = 64 << 10
 
 
-def written(message: Mapping[str, Any]) -> bytes:
+def encode_control(message: Mapping[str, Any]) -> bytes:
     """A message as a frame.
 
-    >>> read(written({"kind": "KEPT", "seq": 99}))
+    >>> read(encode_control({"kind": "KEPT", "seq": 99}))
     {'kind': 'KEPT', 'seq': 99}
     """
     data = encode_message(message)
@@ -166,8 +166,8 @@ class Trunk:
         """Say that one of our workers is gone: now, and over every stream to come while it is."""
         said = {"kind": "GONE", "id": secrets.token_hex(8), "worker": worker, "why": why}
         with self._changed:
-            self._of_gone[worker] = written(said)
-        self._say(written(said))
+            self._of_gone[worker] = encode_control(said)
+        self._say(encode_control(said))
 
     def unsay(self, worker: str) -> None:
         """A worker is there again."""
@@ -251,11 +251,11 @@ class Trunk:
         except (AuditError, IdentityError) as error:
             reason = f"{error.what}: {error.why}" if error.why else error.what
             self._noted("not kept", actor=self.there.uri, decision="deny", reason=reason)
-            self._say(written({"kind": "REFUSED", "seq": head.seq, "why": reason}))
+            self._say(encode_control({"kind": "REFUSED", "seq": head.seq, "why": reason}))
             return
         if new:
             self._noted("kept", actor=self.there.uri, log_seq=head.seq, digest=head.digest)
-        self._say(written({"kind": "KEPT", "seq": head.seq}))
+        self._say(encode_control({"kind": "KEPT", "seq": head.seq}))
 
 
 def _is_worker_of(name: str, cluster: str) -> bool:
@@ -265,4 +265,4 @@ def _is_worker_of(name: str, cluster: str) -> bool:
 
 
 def _of_head(head: Head) -> bytes:
-    return written({"kind": "HEAD", "head": head.as_dict()})
+    return encode_control({"kind": "HEAD", "head": head.as_dict()})

@@ -191,7 +191,7 @@ class Gateway:
                 inspection = Inspection.of(self.site.roster, here, there)
                 yields = self.site.cluster < cluster_of(there)
                 remembers, grace = self.site.patience, self._deadlines.grace
-                pair = Pair(here, there, inspection, self._ended, yields=yields, grace=grace, remembers=remembers)
+                pair = Pair(here, there, inspection, self._note_end, yields=yields, grace=grace, remembers=remembers)
                 self._pairs[here, there] = pair
             return pair
 
@@ -207,7 +207,7 @@ class Gateway:
             return list(self._pairs.values())
 
     # ------------------------------------------------------------------ who goes
-    def _ended(self, pair: Pair, half: Half, why: str) -> None:
+    def _note_end(self, pair: Pair, half: Half, why: str) -> None:
         self.journal.ended(pair, half, why)
         if half.side is Side.NEAR and why != REPLACED and not self._stopping.is_set():
             (self._parted.add if half.parted else self._parted.discard)(pair.here)
@@ -230,7 +230,11 @@ class Gateway:
         self.journal.note("gone", target=worker, state=state, reason=why)
         said = f"its gateway has seen that {why}"
         for pair in self._all():
-            if pair.here == worker and pair.known and self._verdicts.give(pair.there, worker, _gone(worker, said)):
+            if (
+                pair.here == worker
+                and pair.known
+                and self._verdicts.give(pair.there, worker, _gone_error(worker, said))
+            ):
                 pair.end(f"worker '{worker}' is gone")
         for road in self._roads.values():
             road.trunk.send_gone(worker, said)
@@ -242,7 +246,7 @@ class Gateway:
             self._verdicts.gone(worker)
         for pair in pairs:
             if pair.known:
-                self._final(pair, _gone(worker, why))
+                self._final(pair, _gone_error(worker, why))
 
     def _final(self, pair: Pair, error: NebulaError) -> None:
         """There is no hope for a pair: its worker here, if any, is told when it asks again, which is at once."""
@@ -326,7 +330,7 @@ def _about(knock: Knock) -> str:
     return f"{knock.source} - {knock.destination}"
 
 
-def _gone(worker: str, why: str) -> NebulaError:
+def _gone_error(worker: str, why: str) -> NebulaError:
     return LinkClosedError(
         f"worker '{worker}' is gone", why=why, mend=f"look at the output of '{worker}', and start all workers again"
     )

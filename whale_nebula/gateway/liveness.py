@@ -160,7 +160,7 @@ class Health:
     def handler(self) -> Any:
         """What a listener serves."""
         check = grpc.unary_unary_rpc_method_handler(
-            self._checked(self._servicer.Check),
+            self._check_rate(self._servicer.Check),
             request_deserializer=health_pb2.HealthCheckRequest.FromString,
             response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
         )
@@ -175,7 +175,7 @@ class Health:
         """Nothing is served any more."""
         self._servicer.enter_graceful_shutdown()
 
-    def _checked(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _check_rate(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def serve(request: Any, context: Any) -> Any:
             who = visitor(context)
             if not self._asked.take(who.names[0] if who.names else who.host)[1]:

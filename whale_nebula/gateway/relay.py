@@ -185,14 +185,14 @@ class Inspection:
         if len(frame) != HEADER_BYTES + header.length:
             raise RemoteProtocolError(f"{len(frame) - HEADER_BYTES} bytes came in a frame of {header.length}")
         ends = (header.source, header.destination)
-        if (ends if outward else ends[::-1]) != self._known(ends if outward else ends[::-1]):
+        if (ends if outward else ends[::-1]) != self._require_known(ends if outward else ends[::-1]):
             raise RemoteProtocolError(
                 f"a frame from worker {ends[0]} to worker {ends[1]}, which is not the pair of this stream",
                 why="a worker speaks for itself only",
             )
         return header
 
-    def _known(self, ends: tuple[int, int]) -> tuple[int, int]:
+    def _require_known(self, ends: tuple[int, int]) -> tuple[int, int]:
         if self.numbers is None:
             if ends[0] == ends[1]:
                 raise RemoteProtocolError(f"a frame from worker {ends[0]} to itself")

@@ -89,7 +89,7 @@ class _Functions:
         if original not in self._names:
             self._names[original] = "itself"
             self.graphs.setdefault("itself", Graph(()))
-            body = _ordered(self.source[original], self, _plain_roots(self.source[original]), _body_form).graph
+            body = _order_ops(self.source[original], self, _plain_roots(self.source[original]), _body_form).graph
             text = to_text(replace(body, functions=self.graphs))
             self._names[original] = self._by_text.setdefault(text, f"f{len(self._by_text)}")
             self.graphs[self._names[original]] = body
@@ -109,13 +109,13 @@ def _plain_roots(graph: Graph) -> list[int]:
     return [*graph.arguments, *(v.op for v in graph.returns), *(op.index for op in graph.ops if op.stateful)]
 
 
-def _ordered(
+def _order_ops(
     graph: Graph, functions: _Functions, roots: Iterable[int], form: Callable[[Graph, Op], _Form]
 ) -> _Ordered:
     """The ops that roots need, in canonical order, each in its canonical form."""
     order = _order(graph, roots)
     numbers = {index: number for number, index in enumerate(order)}
-    ops = tuple(_renumbered(graph.ops[index], form(graph, graph.ops[index]), numbers, functions) for index in order)
+    ops = tuple(_renumber_op(graph.ops[index], form(graph, graph.ops[index]), numbers, functions) for index in order)
     arguments = tuple(numbers[index] for index in graph.arguments if index in numbers)
     returns = tuple(Value(numbers[op], out) for op, out in graph.returns if op in numbers)
     return _Ordered(Graph(ops, functions.graphs, arguments, returns), numbers)
@@ -140,7 +140,7 @@ def _order(graph: Graph, roots: Iterable[int]) -> list[int]:
     return list(done)
 
 
-def _renumbered(op: Op, form: _Form, numbers: Mapping[int, int], functions: _Functions) -> Op:
+def _renumber_op(op: Op, form: _Form, numbers: Mapping[int, int], functions: _Functions) -> Op:
     """The op in its form; made outright, because `replace` takes three times as long, and there are many."""
     return Op(
         index=numbers[op.index],
@@ -180,7 +180,7 @@ class _Main:
         self.names = _held_names(program)
         self.starts = [request.start for request in program.requests]
         functions = _Functions(program.graph.functions)
-        self.ordered = _ordered(program.graph, functions, self._roots(), self._form)
+        self.ordered = _order_ops(program.graph, functions, self._roots(), self._form)
 
     def graph(self) -> Graph:
         return self.ordered.graph
@@ -310,7 +310,7 @@ def first_difference(
     mine, theirs = pairs[at]
     inside = next((line for line, _ in reversed(pairs[:at]) if line and line.startswith("func ")), "")
     indented = (mine or theirs or "").startswith("  ")
-    return _told(mine, theirs, words) + (f" (in {_split(inside)[0]})" if indented and inside else "")
+    return _describe_difference(mine, theirs, words) + (f" (in {_split(inside)[0]})" if indented and inside else "")
 
 
 def first_unlike(here: Sequence[str], there: Sequence[str]) -> int:
@@ -327,7 +327,7 @@ def _lines(program: Program | Sequence[str]) -> Sequence[str]:
     return canonical_lines(program) if isinstance(program, Program) else program
 
 
-def _told(mine: str | None, theirs: str | None, words: Words) -> str:
+def _describe_difference(mine: str | None, theirs: str | None, words: Words) -> str:
     here, there = words
     if mine is None or theirs is None:
         what, rest = _split(mine or theirs or "")

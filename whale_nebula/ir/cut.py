@@ -168,14 +168,14 @@ class Cut:
     @cached_property
     def routing(self) -> Routing:
         """Which worker takes which micro-batch of a stage."""
-        return self._routed(lambda device: device.worker)
+        return self._routing_from(lambda device: device.worker)
 
     @cached_property
     def routing_by_cluster(self) -> Routing:
         """The same, where all workers of a cluster share their memory."""
-        return self._routed(lambda device: self.program.stages[device.stage].cluster)
+        return self._routing_from(lambda device: self.program.stages[device.stage].cluster)
 
-    def _routed(self, host: Callable[[VirtualDevice], str]) -> Routing:
+    def _routing_from(self, host: Callable[[VirtualDevice], str]) -> Routing:
         found: list[list[str]] = [[] for _ in self.program.stages]
         for device in sorted(self.devices, key=lambda device: (device.stage, device.replica)):
             found[device.stage].append(host(device))

@@ -38,7 +38,7 @@ class Exchanged:
         part, variable = self._part(each.part)
         if not part.sparse:
             return _dense(each.spec, variable)
-        rows = self._listed(part, counts)
+        rows = self._list_size(part, counts)
         width = _width(each.spec, variable if each.piece == 0 else None)
         return None if rows is None or width is None else rows * width
 
@@ -56,7 +56,7 @@ class Exchanged:
         program, (request, source, *_) = self.cut.program, key
         return program.gradient_parts[key], program.variable_ops.get(program.requests[request].origins[source])
 
-    def _listed(self, part: GradientPart, counts: Sequence[int]) -> int | None:
+    def _list_size(self, part: GradientPart, counts: Sequence[int]) -> int | None:
         """Micro-batches list their rows one after the other; at indices that are always the same they are added."""
         found = [self._of_one(part.values[1], rows) for rows in (counts if part.concatenated else counts[:1])]
         known = [rows for rows in found if rows is not None]
@@ -64,10 +64,10 @@ class Exchanged:
 
     def _of_one(self, indices: Value, rows: int) -> int | None:
         if (indices, rows) not in self._rows:
-            self._rows[indices, rows] = self._followed(indices, rows)
+            self._rows[indices, rows] = self._follow_indices(indices, rows)
         return self._rows[indices, rows]
 
-    def _followed(self, indices: Value, rows: int) -> int | None:
+    def _follow_indices(self, indices: Value, rows: int) -> int | None:
         graph = self.cut.program.graph
         static = graph.spec(indices).shape
         if static and static[0] is not None:

@@ -134,12 +134,12 @@ def _fill(site: Site) -> Sequence[Numbers | None]:
     return [value * math.prod(dims)]
 
 
-def _inverted(site: Site) -> Sequence[Numbers | None]:
+def _invert_permutation(site: Site) -> Sequence[Numbers | None]:
     given = site.numbers[0]
     return [None if given is None else tuple(given.index(place) for place in range(len(given)))]
 
 
-def _stitched(site: Site) -> Sequence[Numbers | None]:
+def _stitch_numbers(site: Site) -> Sequence[Numbers | None]:
     """DynamicStitch: the first half of the inputs says where the numbers of the second half go."""
     half = len(site.numbers) // 2
     if any(each is None for each in site.numbers):
@@ -156,7 +156,7 @@ def _select(site: Site) -> Sequence[Numbers | None]:
     return [tuple(a if c else b for c, a, b in zip(chosen, yes, no, strict=True))]
 
 
-def _folded(fold: Callable[[Numbers], int]) -> Rule:
+def _fold_numbers(fold: Callable[[Numbers], int]) -> Rule:
     def rule(site: Site) -> Sequence[Numbers | None]:
         given = site.numbers[0]
         if given is None or (site.rank(0) or 0) > 1:
@@ -190,10 +190,10 @@ def _reduced_axes(site: Site) -> Sequence[Numbers | None]:
     if left is None or right is None:
         return [None, None]
     whole = broadcast(left, right)
-    return [_expanded(left, whole), _expanded(right, whole)]
+    return [_expand_shape(left, whole), _expand_shape(right, whole)]
 
 
-def _expanded(shape: Numbers, whole: Numbers) -> Numbers:
+def _expand_shape(shape: Numbers, whole: Numbers) -> Numbers:
     padded = (1,) * (len(whole) - len(shape)) + shape
     missing = len(whole) - len(shape)
     return tuple(axis for axis, size in enumerate(padded) if axis < missing or (size == 1 and whole[axis] != 1))
@@ -224,14 +224,14 @@ RULES: Mapping[str, Rule] = {
     "Slice": _slice,
     "Range": _range,
     "Fill": _fill,
-    "InvertPermutation": _inverted,
-    "DynamicStitch": _stitched,
+    "InvertPermutation": _invert_permutation,
+    "DynamicStitch": _stitch_numbers,
     "SelectV2": _select,
-    "Prod": _folded(math.prod),
-    "Sum": _folded(sum),
-    "Max": _folded(max),
-    "Min": _folded(min),
-    "All": _folded(lambda given: int(all(given))),
+    "Prod": _fold_numbers(math.prod),
+    "Sum": _fold_numbers(sum),
+    "Max": _fold_numbers(max),
+    "Min": _fold_numbers(min),
+    "All": _fold_numbers(lambda given: int(all(given))),
     "Neg": lambda site: [None if site.numbers[0] is None else tuple(-number for number in site.numbers[0])],
     "AddV2": _elementwise(lambda a, b: a + b),
     "Add": _elementwise(lambda a, b: a + b),

@@ -60,10 +60,10 @@ def by_speed(speeds: Sequence[float], count: int) -> Order:
     return order(shares(speeds, count)) if len(set(speeds)) > 1 else ()
 
 
-def taken(given: Order, replicas: int, count: int) -> tuple[int, ...]:
+def take_counts(given: Order, replicas: int, count: int) -> tuple[int, ...]:
     """How many of `count` micro-batches each of so many replicas takes by an order.
 
-    >>> taken((1, 0, 1), 2, 4), taken((), 3, 4)
+    >>> take_counts((1, 0, 1), 2, 4), take_counts((), 3, 4)
     ((1, 3), (2, 1, 1))
     """
     turns = given or tuple(range(replicas))
@@ -80,7 +80,7 @@ def spacing(given: Order, replicas: int, *, least: bool = False) -> float:
     >>> spacing((1, 0, 1), 2), spacing((1, 0, 1), 2, least=True), spacing((), 4)
     (3.0, 1.5, 4.0)
     """
-    found = taken(given, replicas, len(given) or replicas)
+    found = take_counts(given, replicas, len(given) or replicas)
     return sum(found) / (max(found) if least else min(found))
 
 

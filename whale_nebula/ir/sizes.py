@@ -50,7 +50,7 @@ class Sizes:
     def shape(self, value: Value) -> Shape:
         """The shape of a value; one that was not followed has `rows` wherever a size is open."""
         found = self.shapes.get(value)
-        return filled(self.graph.spec(value), self.rows) if found is None else found
+        return fill_shape(self.graph.spec(value), self.rows) if found is None else found
 
     def nbytes(self, value: Value) -> int:
         """The bytes of a value; 0 for what is no plain tensor (a handle, a list of tensors)."""
@@ -64,11 +64,11 @@ class Sizes:
     def _visit(self, op: Op) -> None:
         if op.index in self.like:
             self.shapes[Value(op.index)] = self.shape(self.like[op.index])
-        if _settled(op):
+        if _is_settled(op):
             return
         site = self.site(op)
         for value, spec, shape in zip(op.values, op.outputs, _shapes(site, self._open(op), self.rows), strict=True):
-            self.shapes.setdefault(value, shape if _fits(spec, shape) else filled(spec, self.rows))
+            self.shapes.setdefault(value, shape if _fits(spec, shape) else fill_shape(spec, self.rows))
         if any(spec.dtype in _WHOLE for spec in op.outputs):
             self._count(op, integers(site))
 
@@ -90,16 +90,16 @@ class Sizes:
         return None
 
 
-def filled(spec: Spec, rows: int) -> Shape:
+def fill_shape(spec: Spec, rows: int) -> Shape:
     """A shape with `rows` for each size that is open.
 
-    >>> filled(Spec("float32", (None, 64)), 8)
+    >>> fill_shape(Spec("float32", (None, 64)), 8)
     (8, 64)
     """
     return tuple(rows if axis is None else axis for axis in spec.shape or ())
 
 
-def _settled(op: Op) -> bool:
+def _is_settled(op: Op) -> bool:
     """Nothing to find out: all sizes are written down, and nobody computes with the numbers."""
     known = all(spec.shape is not None and None not in spec.shape for spec in op.outputs)
     return known and not any(spec.dtype in _WHOLE and _few(spec) for spec in op.outputs)
@@ -148,7 +148,7 @@ def _reshape(site: Site) -> Shape | None:
     return tuple(math.prod(given) // rest if size < 0 else size for size in wanted)
 
 
-def _said(place: int) -> Callable[[Site], Shape | None]:
+def _shape_from_input(place: int) -> Callable[[Site], Shape | None]:
     """An input says what the shape is."""
     return lambda site: site.numbers[place]
 
@@ -168,7 +168,7 @@ def _reduce(site: Site) -> Shape | None:
     return tuple(size for axis, size in enumerate(given) if axis not in gone)
 
 
-def _joined(site: Site) -> Shape | None:
+def _join_shapes(site: Site) -> Shape | None:
     first, second = site.shapes[:2]
     return None if first is None or second is None else broadcast(first, second)
 
@@ -226,19 +226,19 @@ _DRAWN = (
 
 RULES: Mapping[str, Callable[[Site], Shape | None]] = {
     "Reshape": _reshape,
-    "BroadcastTo": _said(1),
-    "Fill": _said(0),
+    "BroadcastTo": _shape_from_input(1),
+    "Fill": _shape_from_input(0),
     "Tile": _tile,
-    **dict.fromkeys(_DRAWN, _said(0)),
+    **dict.fromkeys(_DRAWN, _shape_from_input(0)),
     **dict.fromkeys(_SUMS, _reduce),
-    **dict.fromkeys(_BOTH, _joined),
+    **dict.fromkeys(_BOTH, _join_shapes),
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _product),
     "Transpose": _transpose,
     "GatherV2": _gather,
     "ResourceGather": _lookup,
     "ConcatV2": _concat,
-    "Conv2DBackpropInput": _said(0),
-    "StridedSliceGrad": _said(0),
+    "Conv2DBackpropInput": _shape_from_input(0),
+    "StridedSliceGrad": _shape_from_input(0),
 }
 
 
@@ -247,7 +247,7 @@ def is_sized(cut: Cut) -> bool:
     return not any(_open(cut.program, value) for value in _crossing(cut))
 
 
-def sized(cut: Cut, shapes: Sequence[Shape], rows: int) -> Cut:
+def fill_cut_sizes(cut: Cut, shapes: Sequence[Shape], rows: int) -> Cut:
     """The plan with the sizes of what crosses filled in, for inputs of these shapes with so many rows each."""
     program = cut.program
     leaves = {
@@ -259,7 +259,7 @@ def sized(cut: Cut, shapes: Sequence[Shape], rows: int) -> Cut:
     sizes = Sizes(program.graph, rows, leaves).follow(sorted(above))
     ops = list(program.graph.ops)
     for value, of in open_ones.items():
-        ops[value.op] = _filled(ops[value.op], value.out, sizes.shape(of))
+        ops[value.op] = _fill_op(ops[value.op], value.out, sizes.shape(of))
     return replace(cut, program=replace(program, graph=replace(program.graph, ops=tuple(ops))))
 
 
@@ -274,7 +274,7 @@ def _open(program: Program, value: Value) -> bool:
     return shape is None or None in shape[1:]
 
 
-def _filled(op: Op, out: int, shape: Shape) -> Op:
+def _fill_op(op: Op, out: int, shape: Shape) -> Op:
     """The op with a size for each axis of an output but the first, where that is the batch's."""
     outputs = list(op.outputs)
     known = outputs[out].shape

@@ -92,14 +92,14 @@ class _Block:
         if len(numbers) < len(self.ops):
             raise TextError("two ops have the same number")
         try:
-            ops = tuple(_renumbered(op, numbers) for op in self.ops)
+            ops = tuple(_renumber_inputs(op, numbers) for op in self.ops)
             returns = tuple(Value(numbers[op], out) for op, out in self.returns)
             return Graph(ops, functions, tuple(numbers[op] for op in self.arguments), returns)
         except KeyError as missing:
             raise TextError(f"%{missing.args[0]} is read, but no line makes it") from None
 
 
-def _renumbered(op: Op, numbers: Mapping[int, int]) -> Op:
+def _renumber_inputs(op: Op, numbers: Mapping[int, int]) -> Op:
     inputs = tuple(Value(numbers[source], out) for source, out in op.inputs)
     control = tuple(numbers[source] for source in op.control)
     return replace(op, index=numbers[op.index], inputs=inputs, control=control)
@@ -191,7 +191,7 @@ class _Scanner:
             constant=constant if isinstance(constant, tuple) else None,  # type: ignore[arg-type]
             functions=functions,
         )
-        return self._marked(op)
+        return self._read_marks(op)
 
     def _functions(self) -> tuple[str, ...]:
         found = []
@@ -239,7 +239,7 @@ class _Scanner:
             self.take(",")
         return tuple(found)
 
-    def _marked(self, op: Op) -> Op:
+    def _read_marks(self, op: Op) -> Op:
         while not self.done():
             if self.take("@"):
                 op = replace(op, stage=self.word())
@@ -304,7 +304,7 @@ class _Printer:
 
     def __init__(self, graph: Graph, names: bool) -> None:
         self.graph, self.names = graph, names
-        self.called = tuple(_called(graph))
+        self.called = tuple(_called_functions(graph))
         self.aliases = {name: name if names else f"f{number}" for number, name in enumerate(self.called)}
 
     def lines(self) -> Iterator[str]:
@@ -351,7 +351,7 @@ class _Printer:
             yield f"compress={op.compress}"
 
 
-def _called(graph: Graph) -> Iterator[str]:
+def _called_functions(graph: Graph) -> Iterator[str]:
     """Every function that a graph calls, directly or not, each once, callers first."""
     seen: set[str] = set()
     queue = [graph]

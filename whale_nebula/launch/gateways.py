@@ -15,7 +15,7 @@ from pathlib import Path
 from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError, TransportError
 from whale_nebula.gateway.site import Site
-from whale_nebula.launch.hosts import settled
+from whale_nebula.launch.hosts import settle_ports
 from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.launch.placed import run_name
 from whale_nebula.launch.resolve import Placement, cluster_of
@@ -56,7 +56,7 @@ def at_hand(config: Config, local: Callable[[str], bool]) -> Config:
     """
     given = {name: cluster.gateway for name, cluster in config.clusters.items()}
     addresses = {name: each if local(host_of(each)) else ANY for name, each in given.items() if each is not None}
-    found = settled(Placement((), addresses)).addresses if len(addresses) == len(given) else {}
+    found = settle_ports(Placement((), addresses)).addresses if len(addresses) == len(given) else {}
     return replace(
         config, clusters={name: replace(each, gateway=found.get(name)) for name, each in config.clusters.items()}
     )

@@ -33,7 +33,7 @@ def is_local(host: str) -> bool:
     return False
 
 
-def settled(placement: Placement) -> Placement:
+def settle_ports(placement: Placement) -> Placement:
     """The placement with a free port for every address that has none yet, no two the same."""
     with contextlib.ExitStack() as held:
         found = {
@@ -64,10 +64,10 @@ def _listening(worker: str, address: str, written: bool) -> str:
     host, port = host_of(address), int(address.rpartition(":")[2])
     if written:
         _check_name(worker, address, host)
-    problem = _tried(host, port)
+    problem = _try_to_listen(host, port)
     if problem == errno.EADDRNOTAVAIL:
         host = "::" if ":" in host else "0.0.0.0"  # noqa: S104 - who comes in is asked for a certificate
-        address, problem = f"[::]:{port}" if host == "::" else f"{host}:{port}", _tried(host, port)
+        address, problem = f"[::]:{port}" if host == "::" else f"{host}:{port}", _try_to_listen(host, port)
     if problem is None:
         return address
     raise ConfigError(
@@ -88,7 +88,7 @@ def _check_name(worker: str, address: str, host: str) -> None:
         ) from None
 
 
-def _tried(host: str, port: int) -> int | None:
+def _try_to_listen(host: str, port: int) -> int | None:
     """The error that keeps anybody from listening there; None where there is none, or where only a worker can know."""
     with contextlib.suppress(socket.gaierror):
         family, kind, _, _, end = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

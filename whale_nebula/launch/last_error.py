@@ -119,13 +119,13 @@ def own_lines(error: BaseException, path: str) -> str:
     """
     ours, trace = isinstance(error, NebulaError), _from(error.__traceback__, path)
     told = traceback.TracebackException(type(error), error, trace or error.__traceback__)
-    written = [frame for frame in told.stack if not _installed(frame.filename)]
+    written = [frame for frame in told.stack if not _is_installed(frame.filename)]
     if trace is None or (ours and written):
         told.stack = traceback.StackSummary.from_list(written)
     return "".join(told.format(chain=not ours))
 
 
-def _installed(file: str) -> bool:
+def _is_installed(file: str) -> bool:
     return file.startswith((_OURS, _PYTHONS, "<")) or "site-packages" in file or "__autograph_generated" in file
 
 

@@ -92,7 +92,7 @@ def leave_on_signals() -> None:
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     heard = [number for number in _HEARD if number != signal.SIGHUP or not ignored]
-    forks = _Forks({number: signal.signal(number, _asked) for number in heard})
+    forks = _Forks({number: signal.signal(number, _ask_to_leave) for number in heard})
     os.register_at_fork(before=forks.hold, after_in_parent=forks.free, after_in_child=forks.restore)
 
 
@@ -115,6 +115,6 @@ class _Forks:
         self.free()
 
 
-def _asked(number: int, frame: FrameType | None) -> None:
+def _ask_to_leave(number: int, frame: FrameType | None) -> None:
     if departure.asked is None:
         departure.ask(signal.Signals(number).name)

@@ -111,7 +111,7 @@ def spawn(
     processes: dict[str, subprocess.Popen[bytes]] = {}
     leash, hold = os.pipe()
     try:
-        with _connected(workers) as ends:
+        with _connect_workers(workers) as ends:
             for worker, cluster in workers.items():
                 peers = {name: Peer(workers[name], end.fileno()) for name, end in ends[worker].items()}
                 identity = Identity(worker, cluster, peers, run_id, seed, leash, os.getpid())
@@ -126,7 +126,7 @@ def spawn(
 
 
 @contextlib.contextmanager
-def _connected(workers: Mapping[str, str]) -> Iterator[dict[str, dict[str, socket.socket]]]:
+def _connect_workers(workers: Mapping[str, str]) -> Iterator[dict[str, dict[str, socket.socket]]]:
     """A socket pair between every two workers (worker -> peer -> end), closed here once all have theirs."""
     ends: dict[str, dict[str, socket.socket]] = {worker: {} for worker in workers}
     with contextlib.ExitStack() as stack:

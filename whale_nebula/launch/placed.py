@@ -121,7 +121,7 @@ def start_placed(
     leash, hold = os.pipe()
     try:
         for worker, identity in workers.items():
-            with _piped(worker, pulses) as pulse, _drawn(worker, pictures, terminal) as picture:
+            with _pipe_to(worker, pulses) as pulse, _draw_screen(worker, pictures, terminal) as picture:
                 told = replace(identity, leash=leash, launcher=os.getpid(), pulse=pulse)
                 told = replace(told, picture=picture, terminal=terminal)
                 processes[worker] = start(argv, told)
@@ -137,7 +137,7 @@ def start_placed(
 
 
 @contextlib.contextmanager
-def _piped(worker: str, ends: dict[str, int]) -> Iterator[int]:
+def _pipe_to(worker: str, ends: dict[str, int]) -> Iterator[int]:
     """The worker's end of a new pipe, closed here once the worker has it; our end is kept."""
     ends[worker], theirs = os.pipe()
     try:
@@ -146,5 +146,7 @@ def _piped(worker: str, ends: dict[str, int]) -> Iterator[int]:
         os.close(theirs)
 
 
-def _drawn(worker: str, ends: dict[str, int], terminal: int | None) -> contextlib.AbstractContextManager[int | None]:
-    return contextlib.nullcontext() if terminal is None else _piped(worker, ends)
+def _draw_screen(
+    worker: str, ends: dict[str, int], terminal: int | None
+) -> contextlib.AbstractContextManager[int | None]:
+    return contextlib.nullcontext() if terminal is None else _pipe_to(worker, ends)

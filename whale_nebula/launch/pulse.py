@@ -198,7 +198,7 @@ class Ward:
         now = vitals(pid)
         if now is None:
             return False
-        said = _drained(self._pulses[worker])
+        said = _drain(self._pulses[worker])
         ends, code = code_said(said)
         if ends:
             self.ended[worker] = code
@@ -206,7 +206,7 @@ class Ward:
         return frozen(heard, partial(runnable, pid), self._ending if worker in self.ended else self._silence)
 
 
-def _drained(fd: int) -> bytes:
+def _drain(fd: int) -> bytes:
     """What has come; it is taken out. The end of a process is nothing."""
     found = b""
     with suppress(BlockingIOError):

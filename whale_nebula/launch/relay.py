@@ -13,7 +13,7 @@ from typing import IO
 
 from whale_nebula.launch.last_error import Kept
 from whale_nebula.report.screen import Screen
-from whale_nebula.security.diagnose import refused
+from whale_nebula.security.diagnose import read_refusal
 
 REST_SECONDS = 2.0
 _TAIL = 4096
@@ -119,7 +119,7 @@ class Relay:
         return self._kept.back(line.decode(errors="replace"))
 
     def _explain(self, line: bytes, sink: Sink) -> None:
-        meant = refused(line.decode(errors="replace"))
+        meant = read_refusal(line.decode(errors="replace"))
         if meant is not None and meant not in self._explained:
             self._explained.add(meant)
             sink.write(f"whale-nebula: worker {self._worker}: {meant}\n".encode())

@@ -60,7 +60,7 @@ def remove_abandoned(home: Path) -> None:
                 os.close(lock)
 
 
-def configured(config: Config, workers: Iterable[str], path: str | None) -> dict[str, SecurityFiles]:
+def configured_files(config: Config, workers: Iterable[str], path: str | None) -> dict[str, SecurityFiles]:
     """The files that the config names for each worker, or their usual names beside it; none where it is insecure."""
     if config.security.insecure:
         return {}
@@ -68,7 +68,7 @@ def configured(config: Config, workers: Iterable[str], path: str | None) -> dict
     found = {
         worker: Files.of(config.security, Identity.of_worker(run_name(config), worker), base) for worker in workers
     }
-    return {worker: _told(files) for worker, files in found.items()}
+    return {worker: _require_files(files) for worker, files in found.items()}
 
 
 def check(files: Mapping[str, SecurityFiles], run: str) -> None:
@@ -98,9 +98,9 @@ def for_one_run(config: Config, workers: Iterable[str]) -> Iterator[dict[str, Se
         return
     with own_folder() as folder:
         made = ephemeral(run_name(config), workers, folder)
-        yield {worker: _told(files) for worker, files in made.items()}
+        yield {worker: _require_files(files) for worker, files in made.items()}
 
 
-def _told(files: Files) -> SecurityFiles:
+def _require_files(files: Files) -> SecurityFiles:
     ca, cert, key, revoked = (path and os.path.abspath(path) for path in files)
     return SecurityFiles(str(ca), str(cert), str(key), None if revoked is None else str(revoked))

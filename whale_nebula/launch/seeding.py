@@ -27,12 +27,12 @@ def seed_all(seed: int) -> None:
 
 
 @contextlib.contextmanager
-def unmoved() -> Iterator[None]:
+def keep_generators() -> Iterator[None]:
     """Leave Python's and NumPy's numbers where they were: weights are drawn from them, and one process comes to what is
     inside in another way than the next one.
 
     >>> random.seed(1); first = random.random(); random.seed(1)
-    >>> with unmoved():
+    >>> with keep_generators():
     ...     drawn = random.random()
     >>> drawn == first == random.random()
     True
@@ -92,10 +92,10 @@ class _Waiting(MetaPathFinder):
         finally:
             self._asking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Telling(spec.loader, self._loaded)
+            spec.loader = _Telling(spec.loader, self._note_load)
         return spec
 
-    def _loaded(self) -> None:
+    def _note_load(self) -> None:
         if self in sys.meta_path:
             sys.meta_path.remove(self)
             self._do()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from whale_nebula.errors import CaptureError, NebulaError
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.effects import draws, is_check, is_effect, is_random, resources, written
+from whale_nebula.passes.effects import draws, is_check, is_effect, is_random, resources, written_handles
 from whale_nebula.passes.rules import COUPLED, ROWS, WHOLE, Fold, Folding, fold, merge_rule, verdict
 from whale_nebula.passes.rules.verdict import Mends, mends
 from whale_nebula.spec import Value
@@ -30,10 +30,10 @@ class Asserted(NamedTuple):
     refused: tuple[Fold, ...]
 
 
-def asserted(graph: Graph, checks: Collection[int], folding: Folding) -> Asserted:
+def split_assertions(graph: Graph, checks: Collection[int], folding: Folding) -> Asserted:
     """Part the checks that each micro-batch cannot make of its own rows."""
     of_all = [op for op in sorted(checks) if not _each(graph, graph.ops[op], folding)]
-    refused = [_refused(graph, op, folding) for op in of_all]
+    refused = [_assertion_refusal(graph, op, folding) for op in of_all]
     good = frozenset(op for op, why in zip(of_all, refused, strict=True) if why is None)
     return Asserted(good, tuple(why for why in refused if why is not None))
 
@@ -60,11 +60,11 @@ def _holds(graph: Graph, value: Value, folding: Folding) -> bool:
         least = 1 if op.type.endswith("Equal") else 0
         if folding.of(high).kind == "count" and max(folding.of(low).literal or (least + 1,)) <= least:
             return True  # no micro-batch is empty
-        return _bound(graph, low, "Max", folding) and _bound(graph, high, "Min", folding)
+        return _is_extremum(graph, low, "Max", folding) and _is_extremum(graph, high, "Min", folding)
     return op.type == "Equal" and _counts_alike(*(folding.of(each) for each in op.inputs))
 
 
-def _bound(graph: Graph, value: Value, kind: str, folding: Folding) -> bool:
+def _is_extremum(graph: Graph, value: Value, kind: str, folding: Folding) -> bool:
     """Whether a value is the largest (smallest) of rows, or the same everywhere."""
     state, op = folding.of(value), graph.ops[value.op]
     return state.kind == WHOLE or (op.type == kind and folding.of(op.inputs[0]).kind == ROWS)
@@ -78,7 +78,7 @@ def _counts_alike(left: Fold, right: Fold) -> bool:
     return counts or (left.kind == right.kind == WHOLE)
 
 
-def _refused(graph: Graph, check: int, folding: Folding) -> Fold | None:
+def _assertion_refusal(graph: Graph, check: int, folding: Folding) -> Fold | None:
     """Why an assertion cannot be made of merged values, or None where it can."""
     states = [folding.of(value) for value in graph.ops[check].inputs]
     bad = next((state for state in states if state.kind == COUPLED), None)
@@ -99,7 +99,7 @@ def rereads(
     """
     for write in own:
         if is_effect(write, graph) and any(folding.of(value).kind != WHOLE for value in write.inputs):
-            handles = set(written(write, graph))
+            handles = set(written_handles(write, graph))
             touching = (op for op in graph.ops if op.outputs and op is not write)
             readers = [op for op in touching if handles.intersection(resources(op, graph))]
             after = graph.descend([write.index], control=True) if readers and write.index in once else None
@@ -142,7 +142,7 @@ class BatchFolds:
             return "mean"
         state = self.folding.of(value)
         rule = merge_rule(state)
-        return self._coupled(value, state) if rule in ("coupled", "after", "whole") else rule
+        return self._describe_coupling(value, state) if rule in ("coupled", "after", "whole") else rule
 
     @cached_property
     def lines(self) -> Mends:
@@ -163,17 +163,17 @@ class BatchFolds:
             return "rows"
         return kind if kind in ("rows", "whole") else "partial"
 
-    def _coupled(self, value: Value, state: Fold) -> str:
+    def _describe_coupling(self, value: Value, state: Fold) -> str:
         if state.good:  # each micro-batch has a value, and put together they are not the whole's
             reason = state.misplaced or f"it is {state.spoken}, and of a micro-batch alone"
             state = Fold(COUPLED, blame=value.op, reason=reason)
         refusal = verdict(state, self.program.graph, where=self.where, what=_LEAVES, lines=self.lines)
         if refusal is None or self.program.weights or self.program.pipeline.coupled == "allow":
             self._note(refusal)
-            return self._allowed(value)
+            return self._allow_coupling(value)
         raise refusal
 
-    def _allowed(self, value: Value) -> str:
+    def _allow_coupling(self, value: Value) -> str:
         spec = self.program.graph.spec(value)
         if spec.scalar:
             return "mean" if spec.floating else "last"
@@ -212,7 +212,7 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     own = [op for op in program.graph.ops if op.index not in backward]
     checks = frozenset(op.index for op in own if is_check(op, program.graph, program.returns))
     targets = [value for request in program.requests for value in request.targets]
-    folded = functools.partial(_folded, program, backward, targets, checks=checks)
+    folded = functools.partial(_fold_program, program, backward, targets, checks=checks)
     folding = folded()
     allowed = program.pipeline.coupled == "allow"
     if allowed and not all(state.good for state in folding.folds.values()):
@@ -236,7 +236,7 @@ def fold_batch(program: Program, where: Where = lambda op: "") -> BatchFolds:
     return found
 
 
-def _folded(program: Program, backward: set[int], targets: Sequence[Value], **options: Any) -> Folding:
+def _fold_program(program: Program, backward: set[int], targets: Sequence[Value], **options: Any) -> Folding:
     batched = {leaf.op: 0 for leaf in program.leaves if leaf.batched}
     skip = (backward - _looked_up(program)).__contains__
     return fold(program.graph, batched, targets=targets, skip=skip, **options)
@@ -247,7 +247,7 @@ def entries_per_row(program: Program, values: Collection[Value]) -> Mapping[Valu
     if not values:
         return {}
     backward = {op for request in program.requests for op in request.backward}
-    folding = _folded(program, backward, [value for request in program.requests for value in request.targets])
+    folding = _fold_program(program, backward, [value for request in program.requests for value in request.targets])
     found = {value: folding.of(value) for value in values}
     alike = (n for n, each in found.items() if each.kind == ROWS and each.axis == 0 and not each.ragged)
     return {n: found[n].per for n in alike if found[n].per > 0}  # 0: as many as only a step knows
@@ -262,7 +262,7 @@ def _assert_once(found: BatchFolds) -> None:
     """Assertions of what all rows make wait for it; those that cannot are refused."""
     if found.folding is None:
         return
-    about_all = asserted(found.program.graph, found.checks, found.folding)
+    about_all = split_assertions(found.program.graph, found.checks, found.folding)
     for state in about_all.refused:
         found.refuse(state, "what is asserted", (_LATER,))
     found.once, found.checks = found.once | about_all.once, found.checks - about_all.once
@@ -300,11 +300,11 @@ def _terms(program: Program, folding: Folding, targets: Iterable[Value]) -> froz
 def _waits(op: Op, program: Program, folding: Folding) -> bool:
     """Whether an op must wait for merged values: a function of them, or a write of one."""
     if is_effect(op, program.graph):
-        return bool(resources(op, program.graph)) and all(state.kind in _MERGED for state in _given(op, folding))
+        return bool(resources(op, program.graph)) and all(state.kind in _MERGED for state in _input_folds(op, folding))
     return any(folding.of(value).kind in _ONCE for value in op.values)
 
 
-def _given(op: Op, folding: Folding) -> list[Fold]:
+def _input_folds(op: Op, folding: Folding) -> list[Fold]:
     return [folding.of(value) for value in op.inputs]
 
 
@@ -317,7 +317,7 @@ def _beside_coupled(own: list[Op], found: BatchFolds) -> set[int]:
         return set()
     folding, graph = found.folding, found.program.graph
     writes = [op for op in own if is_effect(op, graph) and resources(op, graph)]
-    coupled = [op for op in writes if op.index not in found.once and not all(s.good for s in _given(op, folding))]
+    coupled = [op for op in writes if op.index not in found.once and not all(s.good for s in _input_folds(op, folding))]
 
     def other(op: int) -> bool:
         return any(folding.of(value).kind != "mean" for value in graph.ops[op].values)
@@ -332,8 +332,8 @@ def _check_effects(own: list[Op], found: BatchFolds) -> None:
         writes = is_effect(op, found.program.graph) and resources(op, found.program.graph)
         if found.folding is None or op.index in found.once or not writes:
             continue
-        what, ways = _written(op, found.program)
-        for state in _put_down(op, _given(op, found.folding)):
+        what, ways = _describe_write(op, found.program)
+        for state in _put_down(op, _input_folds(op, found.folding)):
             found.refuse(state, what, ways)
 
 
@@ -354,7 +354,7 @@ def _read_again(own: list[Op], found: BatchFolds) -> set[int]:
 def _written_by(write: Op, read: Op, program: Program) -> str:
     """What an op has written that another one reads: a variable by its name, or a lookup table, which has none."""
     graph = program.graph
-    known = (program.variable_ops.get(handle) for handle in written(write, graph))
+    known = (program.variable_ops.get(handle) for handle in written_handles(write, graph))
     path = next((variable.path for variable in known if variable is not None), None)
     inner = [each for op in (write, read) for name in op.functions for each in graph.functions[name].ops]
     table = any(op.type.startswith("LookupTable") for op in (write, read, *inner))
@@ -405,7 +405,7 @@ def _check_given(found: BatchFolds) -> None:
         found.refuse(state, "a gradient that is given")
 
 
-def _written(op: Op, program: Program) -> tuple[str, tuple[str, ...]]:
+def _describe_write(op: Op, program: Program) -> tuple[str, tuple[str, ...]]:
     """What a write changes, as a part of a sentence, and the ways out that other writes have not."""
     known = program.variable_ops
     variables = [known[handle] for handle in resources(op, program.graph) if handle in known]
@@ -428,12 +428,12 @@ def divides(program: Program) -> bool:
         return True
     tried = replace(program, pipeline=replace(pipeline, micro_batch=max(2, pipeline.micro_batch), coupled="error"))
     try:
-        return _uncoupled(fold_batch(tried))
+        return _are_uncoupled(fold_batch(tried))
     except NebulaError:
         return False
 
 
-def _uncoupled(folds: BatchFolds) -> bool:
+def _are_uncoupled(folds: BatchFolds) -> bool:
     folding, program = folds.folding, folds.program
     if folding is None or program.weights:
         return True

@@ -151,14 +151,14 @@ def unbundle(program: Program) -> tuple[Program, Aliases]:
     {}
     """
     held = program.graph.descend(program.holders) if program.holders else set()
-    aliases = bundled(program.graph, lambda op: op in held and program.request_of(op) is None)
+    aliases = bundle_aliases(program.graph, lambda op: op in held and program.request_of(op) is None)
     if not aliases:
         return program, {}
     returns = tuple(aliases.get(value, value) for value in program.returns)
-    return replace(program, graph=rewired(program.graph, aliases), returns=returns), aliases
+    return replace(program, graph=rewire(program.graph, aliases), returns=returns), aliases
 
 
-def bundled(graph: Graph, chosen: Callable[[int], bool]) -> Aliases:
+def bundle_aliases(graph: Graph, chosen: Callable[[int], bool]) -> Aliases:
     """What each output of the chosen bundles stands for."""
     found: dict[Value, Value] = {}
     for op in graph.ops:
@@ -167,7 +167,7 @@ def bundled(graph: Graph, chosen: Callable[[int], bool]) -> Aliases:
     return found
 
 
-def rewired(graph: Graph, aliases: Aliases) -> Graph:
+def rewire(graph: Graph, aliases: Aliases) -> Graph:
     """The graph in which every op reads what the bundle was given."""
     ops = tuple(replace(op, inputs=tuple(aliases.get(value, value) for value in op.inputs)) for op in graph.ops)
     return Graph(ops, graph.functions, graph.arguments, graph.returns)

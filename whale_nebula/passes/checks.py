@@ -10,7 +10,7 @@ from whale_nebula.ir.cut import Worker
 from whale_nebula.ir.graph import LAYER, Graph, Op
 from whale_nebula.ir.program import Program, Stage
 from whale_nebula.passes.batch import BatchFolds
-from whale_nebula.passes.effects import is_random, is_read, resources, seeded_by, written
+from whale_nebula.passes.effects import is_random, is_read, resources, seeded_by, written_handles
 from whale_nebula.passes.phases import FORWARD, UPDATE, Parts
 from whale_nebula.passes.rules import COUPLED, ROWS, SAME_SEED, Fold
 from whale_nebula.site import Origin
@@ -70,7 +70,7 @@ def check_order(
         for value in op.inputs:
             source = labels.get(value.op, stage)
             if source > stage and phase_of(value.op) == phase_of(op.index):
-                placed = _placed(graph, labels, op.index), _placed(graph, labels, value.op)
+                placed = _find_placed_layer(graph, labels, op.index), _find_placed_layer(graph, labels, value.op)
                 raise _cycle(graph, stages[source], stages[stage], value.op, op.index, where, placed)
 
 
@@ -99,24 +99,24 @@ def _cycle(
     return StageOrderError(
         f"stage {later.key!r} feeds stage {earlier.key!r}, which comes before it",
         where=where(reader) or read.name,
-        why=f"{_said(where(reader)) or f'op {read.name!r} ({read.type})'} of {earlier.key!r} "
-        f"reads {_said(where(source)) or repr(made.name)} of {later.key!r}{_line(where(source))}: "
+        why=f"{_describe_layer(where(reader)) or f'op {read.name!r} ({read.type})'} of {earlier.key!r} "
+        f"reads {_describe_layer(where(source)) or repr(made.name)} of {later.key!r}{_line(where(source))}: "
         "stages must follow one another, and entering a stage again continues it"
         + (f"; nb.place gives {placed[0]} and {placed[1]}" if all(placed) else ""),
         mend=f"give the second a name: {second}" + " in the map of nb.place" * all(placed),
     )
 
 
-def _said(origin: str) -> str:
+def _describe_layer(origin: str) -> str:
     """The layer that an op lies in, in words."""
     return origin.said if isinstance(origin, Origin) else ""
 
 
 def _line(origin: str) -> str:
-    return f" ({origin})" if _said(origin) else ""
+    return f" ({origin})" if _describe_layer(origin) else ""
 
 
-def _placed(graph: Graph, labels: Mapping[int, int], op: int) -> str:
+def _find_placed_layer(graph: Graph, labels: Mapping[int, int], op: int) -> str:
     """Which layer of `nb.place` an op belongs to, or else the nearest one before it in the same stage."""
     queue, seen = [op], {op}
     while queue:
@@ -180,7 +180,7 @@ def check_shared(
             for written_by in sorted(stage for other, stage in writers if other == handle and stage != reader):
                 together = any(written_by in stages and reader in stages for stages in workers)
                 if program.pipeline.micro_batch > 1 or not together:
-                    raise _shared(program, handle, written_by, reader, where(op.index) or op.name)
+                    raise _shared_variable_error(program, handle, written_by, reader, where(op.index) or op.name)
 
 
 def _forward(program: Program, parts: Parts) -> Iterator[tuple[Op, int]]:
@@ -193,7 +193,7 @@ def _forward(program: Program, parts: Parts) -> Iterator[tuple[Op, int]]:
 
 def _writes(op: Op, program: Program, parts: Parts) -> tuple[int, ...]:
     each = op.index in parts.effects and parts.part.get(op.index, 0) % 3 == FORWARD
-    return written(op, program.graph) if each else ()
+    return written_handles(op, program.graph) if each else ()
 
 
 def _reads(op: Op, parts: Parts) -> bool:
@@ -201,7 +201,7 @@ def _reads(op: Op, parts: Parts) -> bool:
     return op.index in parts.leading and bool(op.outputs)
 
 
-def _shared(program: Program, handle: int, writer: int, reader: int, where: str) -> PlacementError:
+def _shared_variable_error(program: Program, handle: int, writer: int, reader: int, where: str) -> PlacementError:
     name = program.variable_ops[handle].path if handle in program.variable_ops else program.graph.ops[handle].name
     return PlacementError(
         f"{name!r} is written in the forward of stage {program.stages[writer].key!r} and read in that of "

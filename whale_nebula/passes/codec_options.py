@@ -9,7 +9,7 @@ from whale_nebula.errors import OptionError, PlanError
 from whale_nebula.errors.suggestions import did_you_mean
 from whale_nebula.ir.cut import Boundary, Cut, Fragment, Worker
 from whale_nebula.ir.program import Leaf, Program
-from whale_nebula.passes.effects import is_effect, written
+from whale_nebula.passes.effects import is_effect, written_handles
 from whale_nebula.passes.replicas import running
 from whale_nebula.spec import Value
 from whale_nebula.wire.tensor import DTYPE_NAMES
@@ -42,7 +42,7 @@ def asked_mask(program: Program, value: Value, readers: Collection[int] | None =
     return next((name for way in ways if (name := parse_way(way).mask) is not None), None)
 
 
-def unmarked(program: Program, value: Value, readers: Collection[int] | None = None) -> str | None:
+def mask_refusal(program: Program, value: Value, readers: Collection[int] | None = None) -> str | None:
     """Why a boundary that `mask_of` has no mask for crosses whole; None where none was asked for."""
     name = asked_mask(program, value, readers)
     if name is None or _not_given(program, name) or not program.graph.spec(value).floating:
@@ -120,7 +120,7 @@ def compress_notes(program: Program, boundaries: Sequence[Boundary]) -> Iterator
         if counting is not None:
             used.add(_site(program, counting))
             others = _around(program, each, counting)
-            overruled |= {site: _said(each, site, _site(program, counting)) for site in others}
+            overruled |= {site: _describe_overruled(each, site, _site(program, counting)) for site in others}
     yield from overruled.values()
     if program.apart is not None:  # they say how differences of weights cross
         return
@@ -140,7 +140,7 @@ def _around(program: Program, boundary: Boundary, counting: int) -> Iterator[str
     yield from sorted(sites - {_site(program, counting)})
 
 
-def _said(boundary: Boundary, site: str, counting: str) -> str:
+def _describe_overruled(boundary: Boundary, site: str, counting: str) -> str:
     return f"b{boundary.slot}: nb.compress at {site} does not count: what makes the tensor stands in one, at {counting}"
 
 
@@ -153,7 +153,7 @@ def lane_notes(program: Program, boundaries: Sequence[Boundary], workers: Sequen
     several = [len(names) > 1 for names in running(len(program.stages), workers)]
     for each in boundaries:
         dims = program.graph.spec(each.value).sized(unknown=1) or (1, 1)
-        kept = dict.fromkeys(_kept(text, dims) for text in (each.codec, each.backward_codec))
+        kept = dict.fromkeys(_describe_memory(text, dims) for text in (each.codec, each.backward_codec))
         if any(several[stage] for stage in (each.source, *each.destinations)):
             yield from (f"b{each.slot}: each pair of workers has {what}, so {_SO}" for what in kept if what)
 
@@ -161,10 +161,10 @@ def lane_notes(program: Program, boundaries: Sequence[Boundary], workers: Sequen
 _SO = "results depend on how many workers there are"
 
 
-def _kept(text: str, dims: tuple[int, ...]) -> str:
+def _describe_memory(text: str, dims: tuple[int, ...]) -> str:
     """What is remembered from one micro-batch to the next, in words; empty where that is nothing.
 
-    >>> _kept("rank(4) >> int8", (8, 16)), _kept("topk(0.5)", (8, 16))
+    >>> _describe_memory("rank(4) >> int8", (8, 16)), _describe_memory("topk(0.5)", (8, 16))
     ('a basis of its own', '')
     """
     way = parse_way(text)
@@ -203,10 +203,10 @@ def skip(program: Program, fragment: Fragment | None) -> tuple[Fragment | None, 
     if fragment is None:
         return None, ()
     graph, own = program.graph, frozenset(fragment.ops)
-    writes = [op for op in fragment.ops if is_effect(graph.ops[op], graph) and written(graph.ops[op], graph)]
+    writes = [op for op in fragment.ops if is_effect(graph.ops[op], graph) and written_handles(graph.ops[op], graph)]
     asks = _asks(program, fragment)
     free = [op for op in writes if asks.isdisjoint(_above([op], program, own))]
-    bound = {handle for op in writes if op not in free for handle in written(graph.ops[op], graph)}
+    bound = {handle for op in writes if op not in free for handle in written_handles(graph.ops[op], graph)}
     drifting = tuple(sorted(program.variable_ops[handle].path for handle in bound if handle in program.variable_ops))
     if not free:
         return None, drifting

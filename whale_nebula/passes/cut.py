@@ -129,7 +129,7 @@ class Cutter:
             self._updates(phase, workers)
             for kind in ("backward", "forward"):
                 for stage in reversed(range(len(self.program.stages))):
-                    self._staged(kind, phase, stage)
+                    self._add_stage(kind, phase, stage)
             for worker in workers:
                 self._prologue(phase, worker)
         weighing = [worker for worker in workers if not self.apart or self._weighs(worker)]
@@ -221,7 +221,7 @@ class Cutter:
             return self._cross(value, draft.key[1], worker)
         return None if op.role or op.type == "Const" else self._in_update(draft, op, value)
 
-    def _staged(self, kind: str, phase: int, stage: int) -> None:
+    def _add_stage(self, kind: str, phase: int, stage: int) -> None:
         draft = self.draft((kind, phase, stage, 0))
         if kind == "forward":
             self._marks(draft)
@@ -352,7 +352,7 @@ class Cutter:
             part = self._time(op, 3 * phase + FORWARD)
         if part % 3 == UPDATE:
             return ("update", part // 3, worker, self.homes.rounds(part // 3, worker))
-        once = op.index in self.parts.effects or self._pinned(op, 3 * phase + FORWARD)
+        once = op.index in self.parts.effects or self._is_pinned(op, 3 * phase + FORWARD)
         if part % 3 == PROLOGUE and once:
             return ("prologue", part // 3, worker, 0)
         home = phase if part % 3 == PROLOGUE else part // 3
@@ -365,7 +365,7 @@ class Cutter:
             return own
         return min(at, self.parts.latest.get(op.index, at))
 
-    def _pinned(self, op: Op, at: int) -> bool:
+    def _is_pinned(self, op: Op, at: int) -> bool:
         return self.parts.latest.get(op.index, at) < at
 
     def _in_backward(self, draft: Draft, op: Op, value: Value) -> Key | None:
@@ -384,7 +384,7 @@ class Cutter:
         """What a backward computes anew instead of keeping it: reads of variables; with recompute, all it can."""
         if is_read(op) and op.type == "ReadVariableOp":
             return self.parts.forward_written.isdisjoint(resources(op, self.program.graph)) and (
-                self.parts.part.get(op.index, 0) // 3 in (0, phase) and not self._pinned(op, 3 * phase + FORWARD)
+                self.parts.part.get(op.index, 0) // 3 in (0, phase) and not self._is_pinned(op, 3 * phase + FORWARD)
             )
         if not self.program.pipeline.recompute or op.stateful or op.index in self.parts.effects:
             return False
@@ -394,10 +394,10 @@ class Cutter:
         worker = draft.key[2]
         part = self.parts.part.get(op.index, 0)
         if part % 3 == UPDATE:
-            return self._updated(op, value, part // 3, worker)
+            return self._updated_key(op, value, part // 3, worker)
         return None
 
-    def _updated(self, op: Op, value: Value, phase: int, worker: int) -> Key:
+    def _updated_key(self, op: Op, value: Value, phase: int, worker: int) -> Key:
         """A value of an earlier phase's update: this worker's own, or sent by one that has it."""
         if worker not in self.homes.of(op.index):
             return self._cross(value, phase, worker)
@@ -407,24 +407,24 @@ class Cutter:
         _, phase, worker, number = draft.key
         at = 3 * phase + UPDATE
         if op.index in self.parts.pure:
-            return self._told(value, phase, worker)
+            return self._input_key(value, phase, worker)
         if op.index in self.parts.late.terms:
             return self._before(value, phase, worker)
         part = self._time(op, at)
         if part % 3 == FORWARD:
-            return self._merged(op, value, part, phase, worker)
+            return self._merged_key(op, value, part, phase, worker)
         if part < at and part % 3 == UPDATE:
-            return self._updated(op, value, part // 3, worker)
+            return self._updated_key(op, value, part // 3, worker)
         if worker not in self.homes.of(op.index):
             return self._cross(value, phase, worker)
-        if part < at and (op.index in self.parts.effects or self._pinned(op, at)):
+        if part < at and (op.index in self.parts.effects or self._is_pinned(op, at)):
             return ("prologue", part // 3, worker, 0)
         if number == FIRST:
             return None
         made = self.homes.round_of(op.index, worker)
         return None if made == number or self._cheap(op) else ("update", phase, worker, made)
 
-    def _told(self, value: Value, phase: int, worker: int) -> Key | None:
+    def _input_key(self, value: Value, phase: int, worker: int) -> Key | None:
         """A value of inputs alone: computed right here, but for a number of inputs that only others are given."""
         home = self._apart.home(value, worker)
         if home is None:
@@ -446,7 +446,7 @@ class Cutter:
         """Reads are made anew in each round: nothing is written before the last."""
         return is_read(op) or not op.inputs
 
-    def _merged(self, op: Op, value: Value, part: int, phase: int, worker: int) -> Key:
+    def _merged_key(self, op: Op, value: Value, part: int, phase: int, worker: int) -> Key:
         """A forward value that an update reads: asked of its stage, and sent on if that is another worker's."""
         stage = self._label(op.index)
         self.demanded.setdefault(value, set()).add(worker)

@@ -99,7 +99,7 @@ def _writes(body: Graph, position: int) -> bool:
     return any(op.inputs[at].op == argument for op in effects for at in written_inputs(op, body))
 
 
-def written(op: Op, graph: Graph) -> tuple[int, ...]:
+def written_handles(op: Op, graph: Graph) -> tuple[int, ...]:
     """The captured handles that an effect may write."""
     handles = (op.inputs[position].op for position in written_inputs(op, graph))
     return tuple(handle for handle in handles if graph.ops[handle].role == CAPTURE)

@@ -149,7 +149,7 @@ class Told(NamedTuple):
     path: str = ""
 
 
-def told(cut: Cut, phase: PhasePlan) -> tuple[Told, ...]:
+def replica_messages(cut: Cut, phase: PhasePlan) -> tuple[Told, ...]:
     """All that replicas of stages tell one another in a phase."""
     every = [each for stage in sorted(cut.routing.replicated) for each in _of_stage(cut, phase, stage)]
     return tuple(each._replace(slot=slot) for slot, each in enumerate(every))

@@ -26,10 +26,10 @@ def with_merges(program: Program, folds: BatchFolds) -> Program:
     """Say of every gradient that is asked for how it is put together; what cannot be is refused."""
     if folds.folding is None:
         return program
-    return replace(program, requests=tuple(_merged(program, folds, request) for request in program.requests))
+    return replace(program, requests=tuple(_merge_request(program, folds, request) for request in program.requests))
 
 
-def _merged(program: Program, folds: BatchFolds, request: Request) -> Request:
+def _merge_request(program: Program, folds: BatchFolds, request: Request) -> Request:
     return replace(
         request,
         merges=tuple(_merge(program, folds, request, source) for source in range(len(request.origins))),
@@ -68,12 +68,12 @@ def _merge(program: Program, folds: BatchFolds, request: Request, source: int) -
         return _RULES[state.kind]
     if state.kind == ROWS and not (state.axis or state.misplaced or sparse):
         return ROWS
-    folds.refuse(_refused(state, value), "a gradient that is asked for")
+    folds.refuse(_refuse_fold(state, value), "a gradient that is asked for")
     shape = program.graph.spec(value).shape
     return ROWS if shape and shape[0] is None else ADDED
 
 
-def _refused(state: Fold, value: Value) -> Fold:
+def _refuse_fold(state: Fold, value: Value) -> Fold:
     if not state.good:
         return state
     reason = state.misplaced or f"the gradient of {state.spoken} is asked for"

@@ -14,7 +14,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph, Op
-from whale_nebula.passes.effects import is_effect, is_random, is_read, resources, written
+from whale_nebula.passes.effects import is_effect, is_random, is_read, resources, written_handles
 from whale_nebula.spec import Value
 
 Edges = Mapping[tuple[Hashable, Hashable], int]
@@ -174,7 +174,7 @@ def together(
 def _touching_written(graph: Graph, labels: Mapping[int, int], free: Collection[int]) -> Iterator[list[Op]]:
     """Of each variable that a free op writes, all ops that touch it."""
     writes = (op for op in graph.ops if op.index in free and is_effect(op, graph))
-    found: dict[int, list[Op]] = {handle: [] for op in writes for handle in written(op, graph)}
+    found: dict[int, list[Op]] = {handle: [] for op in writes for handle in written_handles(op, graph)}
     for op in graph.ops if found else ():
         for handle in set(resources(op, graph)) & found.keys() if op.index in labels else ():
             found[handle].append(op)
@@ -224,7 +224,7 @@ class _Labelling:
     needed: Mapping[int, int] = field(default_factory=dict)
 
     def run(self) -> dict[int, int]:
-        free = [op for op in self.graph.ops if not self._settled(op)]
+        free = [op for op in self.graph.ops if not self._is_settled(op)]
         self.free = frozenset(op.index for op in free)
         self.alone = made_of_variables(self.graph)
         owners = self._owners()
@@ -235,7 +235,7 @@ class _Labelling:
         self.labels.update(jointly(self.graph, self.labels, each, len(self.numbers)))
         return self.labels
 
-    def _settled(self, op: Op) -> bool:
+    def _is_settled(self, op: Op) -> bool:
         """Stamped and fixed ops are settled; ops without a place need no label."""
         if op.index in self.skip or op.role in _NOWHERE or op.type == "Const" or op.index in self.labels:
             return True

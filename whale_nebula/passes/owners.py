@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from whale_nebula.errors import NotYetError
 from whale_nebula.ir.graph import CAPTURE, HOLDER, Op
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.effects import is_read, resources, written
+from whale_nebula.passes.effects import is_read, resources, written_handles
 from whale_nebula.passes.phases import FORWARD, PROLOGUE, SMALL, UPDATE, Parts
 from whale_nebula.spec import Value
 
@@ -65,7 +65,7 @@ class Homes:
 
     def of_effect(self, op: Op) -> Where:
         """The workers that must run an effect: all that hold what it writes; without a variable, just one."""
-        handles = written(op, self.program.graph)
+        handles = written_handles(op, self.program.graph)
         if not handles:
             return frozenset({min(self._meet(op))})
         found = self.everywhere
@@ -123,7 +123,7 @@ class Homes:
             if self._is_number_of_all(op):
                 continue
             together = self._meet(op) & self.of_effect(op)
-            for handle in self.common.intersection(written(op, self.program.graph)):
+            for handle in self.common.intersection(written_handles(op, self.program.graph)):
                 narrow = self.variables[handle] & together
                 if narrow and narrow != self.variables[handle]:
                     self.variables[handle], changed = narrow, True
@@ -134,13 +134,13 @@ class Homes:
         graph = self.program.graph
         reads = [op.index for op in graph.ops if is_read(op) and op.inputs[0].op == handle]
         below = graph.descend(reads) & set(self.parts.effects) if reads else set()
-        return any(not self.common.issuperset(written(graph.ops[index], graph)) for index in below)
+        return any(not self.common.issuperset(written_handles(graph.ops[index], graph)) for index in below)
 
     def _is_number_of_all(self, op: Op) -> bool:
         """Whether an effect writes single numbers, which can cross, into variables that all workers hold."""
         specs = [self.program.graph.spec(value) for value in op.inputs]
         numbers = all(spec.scalar for spec in specs if spec.dtype != "resource")
-        handles = written(op, self.program.graph)
+        handles = written_handles(op, self.program.graph)
         return numbers and bool(handles) and self.slots.isdisjoint(handles) and self.common.issuperset(handles)
 
     def _home(self, op: Op) -> Where:

@@ -50,9 +50,9 @@ def late_sums(program: Program, small: Callable[[Op], bool], each: Callable[[Op]
     homes = _homes(program) if waiting else {}
     found: set[int] = set()
     for op in program.graph.ops:
-        if op.index in waiting and (_penalised(op, program, homes) or any(v.op in found for v in op.inputs)):
+        if op.index in waiting and (_is_penalty(op, program, homes) or any(v.op in found for v in op.inputs)):
             found.add(op.index)
-    return _parted(program, found, homes)
+    return _split_penalties(program, found, homes)
 
 
 def _homes(program: Program) -> dict[int, set[int]]:
@@ -67,7 +67,7 @@ def _homes(program: Program) -> dict[int, set[int]]:
     return found
 
 
-def _parted(program: Program, sums: set[int], homes: dict[int, set[int]]) -> Late:
+def _split_penalties(program: Program, sums: set[int], homes: dict[int, set[int]]) -> Late:
     """What is made of several stages' variables is a sum, too; its terms are made of one's."""
     terms: set[int] = set()
     stack = [value.op for op in sums for value in program.graph.ops[op].inputs if value.op in homes]
@@ -112,7 +112,7 @@ def _readers(program: Program, op: Op) -> Iterator[Op]:
     return (reader for value in op.values for reader in program.graph.consumers(value))
 
 
-def _penalised(op: Op, program: Program, homes: dict[int, set[int]]) -> bool:
+def _is_penalty(op: Op, program: Program, homes: dict[int, set[int]]) -> bool:
     own = {program.labels.get(op.index, -1)}
     return op.type in _ADDS and any(homes.get(value.op, own) - own for value in op.inputs)
 
@@ -187,7 +187,7 @@ class _Splitter:
         self.checked = graph.ascend(self.checks) & self.once - self.held - self.effects
         for op in self.own:
             self._place(op)
-        return self._found()
+        return self._collect_parts()
 
     def _elsewhere(self, op: int) -> bool:
         return op in self.backward
@@ -302,14 +302,14 @@ class _Splitter:
         """Numbers of the forward that no stage needs: a metric's sum, a returned loss. They can wait."""
         given = [value for value in op.inputs if value.op in self.batch and value.op not in self.pure]
         specs = [self.program.graph.spec(value) for value in given or op.values]
-        return all(map(_known, specs)) and sum(spec.nbytes() for spec in specs) <= SMALL
+        return all(map(_has_known_size, specs)) and sum(spec.nbytes() for spec in specs) <= SMALL
 
     def _row_made(self) -> set[int]:
         """Ops that rows of the batch are made of: the shape that a sample weight is broadcast to is one, too."""
         found: set[int] = set()
         each = self.batch - self.pure - self.effects - self.held
         for op in reversed(self.own):
-            if op.index in found or (op.index in each and not all(map(_known, op.outputs))):
+            if op.index in found or (op.index in each and not all(map(_has_known_size, op.outputs))):
                 found.update(value.op for value in op.inputs)
         return found
 
@@ -349,7 +349,7 @@ class _Splitter:
         asked = [self.phase_of[r.index] for r in self.program.requests if r.start <= op.index]
         return max(asked, default=-1)
 
-    def _found(self) -> Parts:
+    def _collect_parts(self) -> Parts:
         graph = self.program.graph
         times = [self.part.get(op, 0) for op in self.part]
         phases = max([0, *(time // 3 for time in times), *self.phase_of]) + 1
@@ -389,9 +389,9 @@ def _next(early: int, kind: int) -> int:
 
 def _is_number(op: Op) -> bool:
     """Whether an op gives sizes, counts and sums: the rows of a stage's own ops stay with the stage."""
-    return all(_known(spec) and spec.nbytes() <= SMALL for spec in op.outputs)
+    return all(_has_known_size(spec) and spec.nbytes() <= SMALL for spec in op.outputs)
 
 
-def _known(spec: Spec) -> bool:
+def _has_known_size(spec: Spec) -> bool:
     """Whether the size does not depend on the batch."""
     return spec.shape is not None and None not in spec.shape

@@ -28,12 +28,12 @@ from whale_nebula.passes.codec_options import (
     ids_of,
     lane_notes,
     mask_of,
+    mask_refusal,
     scopes_of,
     skip,
-    unmarked,
 )
 from whale_nebula.passes.cut import Cutter, Draft, Key, finish
-from whale_nebula.passes.effects import written
+from whale_nebula.passes.effects import written_handles
 from whale_nebula.passes.exchange import clusters_apart, exchanges
 from whale_nebula.passes.gradient_merges import with_merges
 from whale_nebula.passes.owners import Homes
@@ -65,12 +65,12 @@ def cut_program(
     program = with_merges(program, folds)
     check_order(program.graph, program.labels, program.stages, phase_of=parts.phase, where=where)
     check_shared(program, parts, [set(worker.stages) for worker in workers], where)
-    cut = _mapped(program, workers, parts, folds, results, apart)
+    cut = _map_workers(program, workers, parts, folds, results, apart)
     check_crossable(cut, where)
     return replace(cut, exchange=_exchange(cut, parts, folds, results, apart))
 
 
-def _mapped(
+def _map_workers(
     program: Program,
     workers: Sequence[Worker],
     parts: Parts,
@@ -90,7 +90,7 @@ def _exchange(
     workers = clusters_apart(cut.program)
     if len(workers) > len(cut.workers) or (len(cut.workers) == 1 and len(workers) > 1):
         with contextlib.suppress(NotYetError):
-            return exchanges(_mapped(cut.program, workers, parts, folds, results, apart))
+            return exchanges(_map_workers(cut.program, workers, parts, folds, results, apart))
     return exchanges(cut)
 
 
@@ -123,7 +123,7 @@ class _Builder:
             forward_written=tuple(
                 sorted(variables[op].path for op in self.parts.forward_written if op in variables)
             ),
-            updates=any(written(self.program.graph.ops[op], self.program.graph) for op in self.parts.effects),
+            updates=any(written_handles(self.program.graph.ops[op], self.program.graph) for op in self.parts.effects),
             notes=(*self.folds.notes, *([str(self.program.apart)] if self.program.apart else ())),
             owners={value: tuple(names[w] for w in sorted(owned)) for value, owned in self.cutter.owned.items()},
             orders=orders(self.program),
@@ -154,14 +154,14 @@ class _Builder:
         if forward is None and backward is None:
             return None
         if backward is not None and not any(v.op in self.program.arrivals for v in backward.feeds):
-            return self._replicated(stage, phase, self._fuse(forward or Draft(backward.key), backward), None, True)
+            return self._replicate_phase(stage, phase, self._fuse(forward or Draft(backward.key), backward), None, True)
         worker = self._worker_name(stage)
-        return self._replicated(
+        return self._replicate_phase(
             stage, phase, finish(forward, worker) if forward else None, finish(backward, worker) if backward else None,
             False,
         )  # fmt: skip
 
-    def _replicated(
+    def _replicate_phase(
         self, stage: int, phase: int, forward: Fragment | None, backward: Fragment | None, fused: bool
     ) -> StagePhase:
         copies = self.program.stages[stage].replicas > 1
@@ -225,7 +225,7 @@ class _Builder:
             if readers:
                 mask = mask_of(self.program, value, readers)
                 there, back = (self._codec(value, readers, direction, mask) for direction in (0, 1))
-                reason = unmarked(self.program, value, readers) if mask is None else None
+                reason = mask_refusal(self.program, value, readers) if mask is None else None
                 if reason is not None:
                     self.folds.notes.append(f"b{len(found)}: all its rows cross: {reason}")
                 found.append(

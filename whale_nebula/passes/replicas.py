@@ -120,7 +120,7 @@ def refusal(program: Program, where: Where) -> BatchCoupledError | None:
     for stage, ops in sums_of(program).items() if count > 1 else ():
         replicas = program.stages[stage].replicas
         if replicas != count:
-            return _refused(program, stage, ops[0], where, _several(program.stages[stage], count))
+            return _batch_sum_error(program, stage, ops[0], where, _several(program.stages[stage], count))
     return None
 
 
@@ -130,12 +130,12 @@ def check_hosts(cut: Cut, worker: str, where: Where, *, collectives: bool) -> No
         key, replicas, hosts = cut.program.stages[stage].key, cut.program.stages[stage].replicas, cut.routing.of(stage)
         if len(hosts) < replicas:
             why = f"stage {key!r} has {replicas} replicas, each needs a worker of its own, and there are {len(hosts)}"
-            raise _refused(cut.program, stage, ops[0], where, why)
+            raise _batch_sum_error(cut.program, stage, ops[0], where, why)
         if worker in hosts and not collectives:
-            raise _refused(cut.program, stage, ops[0], where, _STARTED)
+            raise _batch_sum_error(cut.program, stage, ops[0], where, _STARTED)
         outside = next((op for fragment in _outside(cut) for op in fragment.ops if op in ops), None)
         if outside is not None:
-            raise _refused(cut.program, stage, outside, where, _ELSEWHERE)
+            raise _batch_sum_error(cut.program, stage, outside, where, _ELSEWHERE)
 
 
 def _outside(cut: Cut) -> Iterator[Fragment]:
@@ -171,7 +171,7 @@ def _several(stage: Stage, count: int) -> str:
     )
 
 
-def _refused(program: Program, stage: int, op: int, where: Where, why: str) -> BatchCoupledError:
+def _batch_sum_error(program: Program, stage: int, op: int, where: Where, why: str) -> BatchCoupledError:
     line = where(op)
     layer = line.said if isinstance(line, Origin) else ""
     return BatchCoupledError(

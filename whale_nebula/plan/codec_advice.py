@@ -16,7 +16,7 @@ from whale_nebula.codec.objects import Dims
 from whale_nebula.codec.precisions import BF16, FP16, Bits
 from whale_nebula.codec.sizes import payload_bytes, used_codec
 from whale_nebula.codec.way import NONE, Way, parse_way
-from whale_nebula.codec.wording import bounded
+from whale_nebula.codec.wording import has_open_size
 from whale_nebula.config import Links
 from whale_nebula.ir.cut import Boundary, Cut
 from whale_nebula.plan.timing import duration
@@ -187,15 +187,16 @@ class Warned(NamedTuple):
 
 def advice(name: str, ways: Sequence[Direction], where: str, step: Step) -> Iterator[str]:
     """A warning for one boundary, which is called `name`, with the line to change: see `warned`."""
-    found = warned(ways, step)
+    found = warn_of_codecs(ways, step)
     if found is not None:
-        yield said([name], found, where)
+        yield advice_text([name], found, where)
 
 
-def said(names: Sequence[str], found: Warned, where: str) -> str:
+def advice_text(names: Sequence[str], found: Warned, where: str) -> str:
     """A warning for boundaries that one line of the script is about; what it says is true of the first.
 
-    >>> said(["b0, gpu to npu", "b1, gpu to npu"], Warned("'int8' takes long", "leave nb.compress out", 1.0), "t.py:3")
+    >>> found = Warned("'int8' takes long", "leave nb.compress out", 1.0)
+    >>> advice_text(["b0, gpu to npu", "b1, gpu to npu"], found, "t.py:3")
     "warning: b0, gpu to npu: 'int8' takes long: leave nb.compress out, t.py:3 (for b1, too)"
     """
     others = [name.partition(",")[0] for name in names[1:]]
@@ -203,14 +204,14 @@ def said(names: Sequence[str], found: Warned, where: str) -> str:
     return f"warning: {names[0]}: {found.what}: {found.mend}{f', {where}' if where else ''}{too}"
 
 
-def warned(ways: Sequence[Direction], step: Step) -> Warned | None:
+def warn_of_codecs(ways: Sequence[Direction], step: Step) -> Warned | None:
     """What to change of a codec with which a step takes longer, or with whose structure it does, or with that of its
     gradient. Of several it is the one without which a step is the shortest.
 
     `ways` are those of the tensor and, if it returns, of its gradient. What saves more than sizes tell (a mask) may be
     worth it in ways that are not known before.
     """
-    found = [] if bounded(ways[0].way) else [*_without_codec(ways, step), *_milder(ways, step)]
+    found = [] if has_open_size(ways[0].way) else [*_without_codec(ways, step), *_milder(ways, step)]
     found += _without_structure(ways, step)
     return max(found, key=lambda each: each.lost, default=None)
 

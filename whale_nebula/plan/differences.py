@@ -24,7 +24,9 @@ def op_difference(mine: Sequence[str], theirs: Sequence[str], words: Words) -> s
     """The first difference of the ops; of what follows them (gradient requests, results) if the ops are the same."""
     try:
         graphs = _graph(mine), _graph(theirs)
-        said = _told(*graphs, words, stamps=False) or _told(*graphs, words, stamps=True)
+        said = _describe_op_difference(*graphs, words, stamps=False) or _describe_op_difference(
+            *graphs, words, stamps=True
+        )
     except TextError:  # a file of another version may say things that we do not know
         said = ""
     return said or first_difference(_without_arguments(mine), _without_arguments(theirs), words)
@@ -39,7 +41,7 @@ def _graph(lines: Sequence[str]) -> Graph:
     return scan_graph("\n".join(line for line in lines if line.startswith(_OPS)))
 
 
-def _told(mine: Graph, theirs: Graph, words: Words, *, stamps: bool) -> str:
+def _describe_op_difference(mine: Graph, theirs: Graph, words: Words, *, stamps: bool) -> str:
     """Where the ops part; that a scope gave an op to its stage is the last thing to be said."""
     own, other = _Meanings(mine, stamps), _Meanings(theirs, stamps)
     fresh, gone = own.parting(other.all), other.parting(own.all)
@@ -47,7 +49,7 @@ def _told(mine: Graph, theirs: Graph, words: Words, *, stamps: bool) -> str:
         return ""
     if not fresh or not gone:
         graph, op, (there, not_there) = (mine, fresh[0], words) if fresh else (theirs, gone[0], words[::-1])
-        return f"{_named(op)} exists {there}, and not {not_there}{_near(graph, op)}"
+        return f"{_name_op(op)} exists {there}, and not {not_there}{_near(graph, op)}"
     first = fresh[0]
     match = max(gone, key=lambda each: own.likeness(first, other, each))
     return next(_op_differences(mine, first, theirs, match, words)) + _near(mine, first)
@@ -62,7 +64,7 @@ class _Meanings:
         bodies = {name: _body(function) for name, function in graph.functions.items()}
         for op in graph.ops:
             stamp = stamps and _STAMPED in op.attributes
-            self.of[op.index] = hash((_said(op, bodies), stamp, *(self._of(value) for value in op.inputs)))
+            self.of[op.index] = hash((_op_signature(op, bodies), stamp, *(self._of(value) for value in op.inputs)))
         self.all = set(self.of.values())
 
     def _of(self, value: Value) -> Hashable:
@@ -84,10 +86,10 @@ class _Meanings:
 
 
 def _body(function: Graph) -> Hashable:
-    return tuple((_said(op, {}), op.inputs) for op in function.ops), function.returns
+    return tuple((_op_signature(op, {}), op.inputs) for op in function.ops), function.returns
 
 
-def _said(op: Op, bodies: Mapping[str, Hashable]) -> Hashable:
+def _op_signature(op: Op, bodies: Mapping[str, Hashable]) -> Hashable:
     name = op.name if op.role else ""
     called = tuple(bodies.get(each, each) for each in op.functions)
     attributes = tuple(item for item in sorted(op.attributes.items()) if item[0] != _STAMPED)
@@ -97,9 +99,9 @@ def _said(op: Op, bodies: Mapping[str, Hashable]) -> Hashable:
 def _op_differences(mine: Graph, own: Op, theirs: Graph, other: Op, words: Words) -> Iterator[str]:
     """What two ops differ in, the plainest first."""
     here, there = words
-    name = _named(own)
+    name = _name_op(own)
     if own.type != other.type or own.role or other.role:
-        yield f"{name} stands {here} where {_named(other)} stands {there}"
+        yield f"{name} stands {here} where {_name_op(other)} stands {there}"
     if own.stage != other.stage:
         yield f"{name} is in stage {own.stage!r} {here}, in {other.stage!r} {there}"
     for key in sorted({*own.attributes, *other.attributes} - {_STAMPED}):
@@ -107,7 +109,7 @@ def _op_differences(mine: Graph, own: Op, theirs: Graph, other: Op, words: Words
         if a != b:
             yield f"{name} has {key.removeprefix('_')}={a!r} {here}, {b!r} {there}"
     if own.outputs != other.outputs:
-        yield f"{name} gives {_joined(own.outputs)} {here}, {_joined(other.outputs)} {there}"
+        yield f"{name} gives {_join_parts(own.outputs)} {here}, {_join_parts(other.outputs)} {there}"
     for a, b in zip(_constants(mine, own), _constants(theirs, other), strict=False):
         if a != b:
             yield f"{name} reads the constant {a} {here}, {b} {there}"
@@ -116,7 +118,7 @@ def _op_differences(mine: Graph, own: Op, theirs: Graph, other: Op, words: Words
         yield f"{name} is given to its stage by a scope {inside}, and by none {outside}"
     if own.functions:
         yield f"the body of {name} is another one {here} than {there}"
-    yield f"{name} reads {_joined(own.inputs)} {here}, {_joined(other.inputs)} {there}"
+    yield f"{name} reads {_join_parts(own.inputs)} {here}, {_join_parts(other.inputs)} {there}"
 
 
 def _constants(graph: Graph, op: Op) -> Iterator[str]:
@@ -127,11 +129,11 @@ def _constants(graph: Graph, op: Op) -> Iterator[str]:
             yield f"{said[0] if isinstance(said, tuple) and len(said) == 1 else said}"
 
 
-def _named(op: Op) -> str:
+def _name_op(op: Op) -> str:
     return f"op {op.index} ({op.role} {op.name!r})" if op.role else f"op {op.index} {op.type}"
 
 
-def _joined(parts: Sequence[object]) -> str:
+def _join_parts(parts: Sequence[object]) -> str:
     return ", ".join(map(str, parts)) or "nothing"
 
 
@@ -198,14 +200,14 @@ def _stages(mine: Plan, theirs: Plan, words: Words) -> Iterator[str]:
     for name in dict.fromkeys([*mine.stages, *theirs.stages]):
         own, other = mine.stages.get(name), theirs.stages.get(name)
         if own is None or other is None:
-            yield _renamed(mine, theirs, words) or _only(f"stage {name!r}", own is not None, words)
+            yield _describe_renamed_stage(mine, theirs, words) or _only(f"stage {name!r}", own is not None, words)
         elif own.cluster != other.cluster:
             yield f"stage {name!r} is on cluster {own.cluster!r} {here}, on {other.cluster!r} {there}"
         else:
             yield from _unlike(f"the number of replicas of stage {name!r}", own.replicas, other.replicas, words)
             yield from _unlike(f"the order of the replicas of stage {name!r}", _turns(own), _turns(other), words)
     if list(mine.stages) != list(theirs.stages):
-        yield f"the stages follow one another as {_listed(mine)} {here}, as {_listed(theirs)} {there}"
+        yield f"the stages follow one another as {_list_stages(mine)} {here}, as {_list_stages(theirs)} {there}"
 
 
 def _turns(stage: PlanStage) -> str:
@@ -213,7 +215,7 @@ def _turns(stage: PlanStage) -> str:
     return " ".join(map(str, stage.order)) or "the plain one"
 
 
-def _renamed(mine: Plan, theirs: Plan, words: Words) -> str:
+def _describe_renamed_stage(mine: Plan, theirs: Plan, words: Words) -> str:
     """A stage that has another name in the same place: by `nb.place` a stage is called after its cluster."""
     pairs = list(zip(mine.stages.values(), theirs.stages.values(), strict=False))
     unlike = [(own, other) for own, other in pairs if own.name != other.name]
@@ -224,7 +226,7 @@ def _renamed(mine: Plan, theirs: Plan, words: Words) -> str:
     return f"stage number {pairs.index(unlike[0])} is {said[0]} {words[0]}, {said[1]} {words[1]}"
 
 
-def _listed(plan: Plan) -> str:
+def _list_stages(plan: Plan) -> str:
     return ", ".join(plan.stages)
 
 

@@ -23,13 +23,13 @@ SHOWN = "whale_nebula shown plan 1"
 
 def save(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a plan."""
-    document = {"format": FORMAT, **_digests(plan), **_kept(plan)}
+    document = {"format": FORMAT, **_digests(plan), **_saved_fields(plan)}
     Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def to_json(plan: Plan) -> str:
     """A plan for other programs to read: without the program's text, and with what is told from the rest."""
-    kept = _kept(plan)
+    kept = _saved_fields(plan)
     del kept["lines"]
     for name, stage in plan.stages.items():
         kept["stages"][name]["memory_bytes"] = stage.memory_bytes
@@ -80,22 +80,22 @@ def _read(kind: type[Plan], text: str) -> tuple[Plan, str]:
     digest, _ = document.pop("digest"), document.pop("program_digest")
     document |= {
         "stages": {name: _stage(each) for name, each in document["stages"].items()},
-        "links": {name: _made(PlanLink, each) for name, each in document["links"].items()},
-        "boundaries": tuple(_made(PlanBoundary, each) for each in document["boundaries"]),
-        "once": tuple(_made(PlanOnce, each) for each in document["once"]),
-        "tied": tuple(_made(PlanTied, each) for each in document["tied"]),
+        "links": {name: _make_record(PlanLink, each) for name, each in document["links"].items()},
+        "boundaries": tuple(_make_record(PlanBoundary, each) for each in document["boundaries"]),
+        "once": tuple(_make_record(PlanOnce, each) for each in document["once"]),
+        "tied": tuple(_make_record(PlanTied, each) for each in document["tied"]),
     }
-    return _made(kind, document), digest
+    return _make_record(kind, document), digest
 
 
 def _stage(values: Mapping[str, Any]) -> PlanStage:
     """A stage; files of earlier versions have no layers."""
-    layers = tuple(_made(PlanLayer, each) for each in values.get("layers", ()))
-    made: PlanStage = _made(PlanStage, {**values, "layers": layers})
+    layers = tuple(_make_record(PlanLayer, each) for each in values.get("layers", ()))
+    made: PlanStage = _make_record(PlanStage, {**values, "layers": layers})
     return made
 
 
-def _made(kind: Any, values: Mapping[str, Any]) -> Any:
+def _make_record(kind: Any, values: Mapping[str, Any]) -> Any:
     return kind(**{name: tuple(each) if isinstance(each, list) else each for name, each in values.items()})
 
 
@@ -103,7 +103,7 @@ def _digests(plan: Plan) -> dict[str, Any]:
     return {"digest": plan.digest, "program_digest": plan.program_digest}
 
 
-def _kept(plan: Plan) -> dict[str, Any]:
+def _saved_fields(plan: Plan) -> dict[str, Any]:
     return {name: _plain(getattr(plan, name)) for name in _names(type(plan)) if name != "definition"}
 
 

@@ -174,25 +174,25 @@ def turns(op: Op, graph: Graph, numbers: Mapping[Value, Numbers]) -> int | None:
     limit = numbers.get(op.inputs[_LIMIT]) if len(op.inputs) > _LIMIT else None
     if limit is not None and len(limit) == 1 and limit[0] > 0:
         return limit[0]
-    return _counted(op, graph, [numbers.get(value) for value in op.inputs])
+    return _count_turns(op, graph, [numbers.get(value) for value in op.inputs])
 
 
-def _counted(op: Op, graph: Graph, state: list[Numbers | None]) -> int | None:
+def _count_turns(op: Op, graph: Graph, state: list[Numbers | None]) -> int | None:
     """Turn the loop with nothing but the integers that its condition asks for."""
     condition, body = graph.functions[op.functions[0]], graph.functions[op.functions[_BODY]]
-    asked = _carried(condition, body)
+    asked = _carried_places(condition, body)
     for turn in range(MOST):
-        (goes_on,) = _evaluated(condition, condition.returns[:1], state)
+        (goes_on,) = _evaluate_integers(condition, condition.returns[:1], state)
         if goes_on is None:
             return None
         if not goes_on[0]:
             return turn
-        after = dict(zip(asked, _evaluated(body, [body.returns[place] for place in asked], state), strict=True))
+        after = dict(zip(asked, _evaluate_integers(body, [body.returns[place] for place in asked], state), strict=True))
         state = [after.get(place, before) for place, before in enumerate(state)]
     return None
 
 
-def _carried(condition: Graph, body: Graph) -> list[int]:
+def _carried_places(condition: Graph, body: Graph) -> list[int]:
     """The places of what the condition reads, and of what the body makes these from."""
     found = _read(condition, condition.returns[:1])
     while True:
@@ -207,7 +207,7 @@ def _read(graph: Graph, values: Sequence[Value]) -> set[int]:
     return {place for place, argument in enumerate(graph.arguments) if argument in above}
 
 
-def _evaluated(graph: Graph, values: Sequence[Value], state: Sequence[Numbers | None]) -> list[Numbers | None]:
+def _evaluate_integers(graph: Graph, values: Sequence[Value], state: Sequence[Numbers | None]) -> list[Numbers | None]:
     known: dict[Value, Numbers] = {}
     given = zip(graph.arguments, state, strict=False)
     known.update({Value(argument): numbers for argument, numbers in given if numbers is not None})
@@ -240,7 +240,7 @@ class Effort:
     def of(self, op: Op) -> int:
         """Floating-point operations of one op."""
         if op.index not in self.counted:
-            self.counted[op.index] = self._called(op) if op.functions else self._plain(op)
+            self.counted[op.index] = self._count_call(op) if op.functions else self._plain(op)
         return self.counted[op.index]
 
     def _plain(self, op: Op) -> int:
@@ -253,7 +253,7 @@ class Effort:
         """Bytes of a value; a list that a loop fills has what it puts in at each turn."""
         op = self.sizes.graph.ops[value.op]
         if self.sizes.graph.spec(value).dtype == "variant" and op.type in LOOPS:
-            return self.turns(op) * self._pushed(op, value.out)
+            return self.turns(op) * self._count_pushed(op, value.out)
         return self.sizes.nbytes(value)
 
     def turns(self, op: Op) -> int:
@@ -267,7 +267,7 @@ class Effort:
             self.turned[op.index] = 1 if found is None else found
         return self.turned[op.index]
 
-    def _called(self, op: Op) -> int:
+    def _count_call(self, op: Op) -> int:
         shapes = [self.sizes.shape(value) for value in op.inputs]
         numbers = [self.sizes.numbers.get(value) for value in op.inputs]
         if op.type in LOOPS:
@@ -290,7 +290,7 @@ class Effort:
         sizes = Sizes(body, self.sizes.rows, dict(zip(given, shapes, strict=False)), numbers=known)
         return Effort(sizes.follow(range(len(body))))
 
-    def _pushed(self, op: Op, place: int) -> int:
+    def _count_pushed(self, op: Op, place: int) -> int:
         """The bytes that a loop's body puts into one of its lists."""
         shapes = [self.sizes.shape(value) for value in op.inputs]
         inner = self._body(op.functions[1], shapes, [None] * len(shapes))

@@ -10,10 +10,10 @@ from whale_nebula.config import Links
 from whale_nebula.ir.cut import Boundary, Cut, Fragment, StagePhase
 from whale_nebula.ir.exchanged import Exchanged
 from whale_nebula.ir.program import GradientPart, Request, Variable
-from whale_nebula.plan.codec_advice import Direction, Warned, holds, said, slowest, warned
+from whale_nebula.plan.codec_advice import Direction, Warned, advice_text, holds, slowest, warn_of_codecs
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanOnce, PlanStage, PlanTied
-from whale_nebula.plan.timing import assumed, times
+from whale_nebula.plan.timing import assumptions_of, times
 from whale_nebula.plan.work import Holdings, Work, made_in, parameters, writes
 from whale_nebula.wire.frame import wire_bytes
 
@@ -78,7 +78,7 @@ class Overview:
         found: dict[tuple[str, str], list[tuple[Warned, str]]] = {}
         for each in self.cut.boundaries:
             there, back = self._directions(each)
-            one = warned((there, back) if each.backward else (there,), partial(self._step, plan, each))
+            one = warn_of_codecs((there, back) if each.backward else (there,), partial(self._step, plan, each))
             if one is not None:
                 readers = " and ".join(stages[number].key for number in each.destinations)
                 told = one, f"{_name(each)}, {stages[each.source].key} to {readers}"
@@ -89,7 +89,7 @@ class Overview:
         """Seconds of a step in which a boundary crosses otherwise than planned, on the same assumption."""
         so = self._crossing(boundary, ways[0], ways[-1])
         others = (so if each.name == so.name else each for each in plan.boundaries)
-        return times(replace(plan, boundaries=tuple(others)), assumed(plan)).seconds
+        return times(replace(plan, boundaries=tuple(others)), assumptions_of(plan)).seconds
 
     def once(self) -> tuple[PlanOnce, ...]:
         """What runs once, in the order of its running."""
@@ -107,7 +107,7 @@ class Overview:
                 owners.setdefault(request.origins[part.source], []).append((request, part))
         variables = self.cut.program.variable_ops
         several = {op: parts for op, parts in owners.items() if len({part.stage for _, part in parts}) > 1}
-        return tuple(self._tied(variables[op], parts) for op, parts in several.items() if op in variables)
+        return tuple(self._tied_variable(variables[op], parts) for op, parts in several.items() if op in variables)
 
     # ------------------------------------------------------------------ stages
     def _stage(self, number: int, worker: str) -> PlanStage:
@@ -193,7 +193,7 @@ class Overview:
         size = sum(self.work.effort.nbytes(value) for value in part.values)
         return round(size * self._steps) if part.concatenated else size
 
-    def _tied(self, variable: Variable, parts: Sequence[tuple[Request, GradientPart]]) -> PlanTied:
+    def _tied_variable(self, variable: Variable, parts: Sequence[tuple[Request, GradientPart]]) -> PlanTied:
         stages = self.cut.program.stages
         numbers = sorted({part.stage for _, part in parts})
         sent: dict[str, int] = {}
@@ -303,7 +303,7 @@ class Overview:
 def _at_once(found: Sequence[tuple[Warned, str]], where: str) -> str:
     """What is to be said of the boundaries of one line of the script: of the one by which most is lost."""
     ordered = sorted(found, key=lambda each: -each[0].lost)
-    return said([name for _, name in ordered], ordered[0][0], where)
+    return advice_text([name for _, name in ordered], ordered[0][0], where)
 
 
 def _ends(line: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whale_nebula.errors import NebulaWarning, OptionError, PlanError, PlanMismatchError
-from whale_nebula.errors.suggestions import listed
+from whale_nebula.errors.suggestions import list_names
 from whale_nebula.plan.differences import plan_difference
 from whale_nebula.plan.plan import Plan
 from whale_nebula.site import Site, script_site
@@ -41,7 +41,9 @@ class Pins:
         if name in self.plans:
             return name
         if name not in self.renumbered:
-            alike = [known for known in self.plans if _unnumbered(known) == _unnumbered(name) and known not in self.met]
+            alike = [
+                known for known in self.plans if _strip_number(known) == _strip_number(name) and known not in self.met
+            ]
             if len(alike) != 1:
                 return None
             self.renumbered[name] = alike[0]
@@ -57,21 +59,21 @@ class Pins:
                 f"{plan.name} is not planned as it was pinned{f' as {pin}' if pin != plan.name else ''}",
                 where=source,
                 why=difference,
-                mend=(_NAMED if pin != plan.name else _LAYERS if _renumbered(plan, pinned) else "")
+                mend=(_NAMED if pin != plan.name else _LAYERS if _differs_in_numbers_alone(plan, pinned) else "")
                 + "change it back; or pin it anew: whale-nebula show train.py --save plan.json, "
                 "or nb.plan(model, x, y).save(path);\nor leave plan= out of nb.init",
             )
 
     def miss(self, name: str) -> None:
         """Say once that a step has no pin, unless another step of its model has one."""
-        model, _, step = _unnumbered(name).rpartition(".")
-        pinned = [_unnumbered(known).rpartition(".") for known in self.plans]
+        model, _, step = _strip_number(name).rpartition(".")
+        pinned = [_strip_number(known).rpartition(".") for known in self.plans]
         if name in self.met or any(model and each == model and other != step for each, _, other in pinned):
             return
         self.met.add(name)
         _warn(
             f"{name} has no pinned plan, and runs as it is planned now",
-            f"a pin is found by the step's name, and those pinned are {listed(self.plans)}",
+            f"a pin is found by the step's name, and those pinned are {list_names(self.plans)}",
             "name the model as it was pinned: keras.Model(..., name=...); or pin it too: nb.init(plan=[..., path])",
             script_site(),
         )
@@ -80,7 +82,7 @@ class Pins:
         """At the end of the run, say which pins no step was held against."""
         for name, (_, source) in self.plans.items():
             if name not in self.met:
-                steps = f"the steps that ran with scopes are {listed(sorted(self.met))}" if self.met else ""
+                steps = f"the steps that ran with scopes are {list_names(sorted(self.met))}" if self.met else ""
                 file, _, line = self.site.rpartition(":")
                 what = f"{name} has a pinned plan, and no such step was run"
                 _warn(what, steps, f"leave {source} out of plan=", Site(file, int(line)))
@@ -99,16 +101,16 @@ _LAYERS = (
 )
 
 
-def _renumbered(one: Plan, other: Plan) -> bool:
+def _differs_in_numbers_alone(one: Plan, other: Plan) -> bool:
     """Whether two plans differ in nothing but the numbers that Keras gives to layers without a name."""
     lines = [sorted(re.sub(r"_\d+\b", "", line) for line in plan.lines) for plan in (one, other)]
     return lines[0] == lines[1]
 
 
-def _unnumbered(name: str) -> str:
+def _strip_number(name: str) -> str:
     """The name of a step without the number that Keras gave its model.
 
-    >>> _unnumbered("functional_1.train_step"), _unnumbered("net.train_step"), _unnumbered("step_2")
+    >>> _strip_number("functional_1.train_step"), _strip_number("net.train_step"), _strip_number("step_2")
     ('functional.train_step', 'net.train_step', 'step_2')
     """
     return re.sub(r"_\d+(?=\.\w+$)", "", name)

@@ -62,9 +62,9 @@ class Plan:
     @cached_property
     def digest(self) -> str:
         """What is computed, where, with which codecs, and by which versions and numbers of threads."""
-        return digest_lines(self._said())
+        return digest_lines(self._digest_lines())
 
-    def _said(self) -> Iterator[str]:
+    def _digest_lines(self) -> Iterator[str]:
         yield f"program {self.program_digest}"
         for stage in self.stages.values():
             copies = "" if stage.replicas == 1 else f" replicas={stage.replicas}"

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from whale_nebula.codec.wording import bounded, details, sent, words
-from whale_nebula.ir.routing import row_name, seconds, taken
+from whale_nebula.codec.wording import describe_bytes, details, has_open_size, words
+from whale_nebula.ir.routing import row_name, seconds, take_counts
 from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
 from whale_nebula.plan.timing import PhaseTimes, Times, duration, step_text, times
-from whale_nebula.report.straggler import WORTH, mend, said, waits
+from whale_nebula.report.straggler import WORTH, mend, straggler_text, waits
 from whale_nebula.report.units import size
 from whale_nebula.schedule import draw
 from whale_nebula.spec import Spec
@@ -79,7 +79,7 @@ def share_lines(plan: Plan) -> Iterator[str]:
     for stage in plan.stages.values():
         if not stage.order and not stage.speeds:
             continue
-        shares = taken(stage.order, stage.replicas, len(plan.rows))
+        shares = take_counts(stage.order, stage.replicas, len(plan.rows))
         by = f" (speeds {_ratio(stage.speeds)})" if stage.speeds else ""
         order = f", in the order {' '.join(map(str, stage.order))}" if stage.order else " in turn"
         yield f"{stage.name}: replicas take {_ratio(shares)} of {len(plan.rows)} micro-batches{order}{by}"
@@ -97,7 +97,9 @@ def _idle(stage: PlanStage, shares: Sequence[int], count: int, rows: int) -> Ite
     took = seconds(shares, stage.speeds)
     idle = waits(took) / max(took)
     if idle > WORTH:
-        yield said(stage.name, took, f"{100 * idle:.0f} % of what that takes", mend(stage.speeds, count, rows))
+        yield straggler_text(
+            stage.name, took, f"{100 * idle:.0f} % of what that takes", mend(stage.speeds, count, rows)
+        )
 
 
 _STAGE_HEAD = (
@@ -108,7 +110,7 @@ _STAGE_HEAD = (
 
 def _stage(number: int, stage: PlanStage) -> list[str]:
     counts = (stage.forward_ops, stage.backward_ops, len(stage.variables), stage.parameters)
-    words = [_listed(stage.inputs), _listed(stage.outputs)]
+    words = [_list_words(stage.inputs), _list_words(stage.outputs)]
     return [str(number), stage.name, stage.cluster, worker_of(stage), *(f"{count:,}" for count in counts), *words]
 
 
@@ -124,13 +126,13 @@ def _work(plan: Plan) -> Iterator[str]:
     """FLOPs, and what the memory of a stage is made of."""
     if not any(stage.flops or stage.memory_bytes for stage in plan.stages.values()):
         return
-    yield from _table([_WORK_HEAD, *map(_worked, plan.stages.values())], numbers=range(1, 8))
+    yield from _table([_WORK_HEAD, *map(_work_columns, plan.stages.values())], numbers=range(1, 8))
     loops = sum(stage.open_loops for stage in plan.stages.values())
     if loops:
         yield f"{loops} loop{'s' * (loops > 1)} of unknown length count as one turn: there is more to do than that"
 
 
-def _worked(stage: PlanStage) -> list[str]:
+def _work_columns(stage: PlanStage) -> list[str]:
     kept = f"{size(stage.activation_bytes)} × {stage.in_flight}" if stage.in_flight * stage.activation_bytes else "-"
     parts = (stage.variable_bytes, stage.gradient_bytes, stage.slot_bytes, stage.memory_bytes)
     flops = (stage.forward_flops, stage.backward_flops)
@@ -154,16 +156,16 @@ def _boundaries(plan: Plan) -> Iterator[str]:
 def _boundary(each: PlanBoundary, phases: bool, timed: bool) -> list[str]:
     name = f"{each.name} (phase {each.phase})" if phases else each.name
     spec = str(Spec(each.dtype, each.shape))
-    sent = _sent(each.bytes, each.taken[0])
-    back = _sent(each.backward_bytes, each.taken[1]) if each.backward else "does not return"
+    sent = _describe_sent(each.bytes, each.taken[0])
+    back = _describe_sent(each.backward_bytes, each.taken[1]) if each.backward else "does not return"
     if each.backward and len(each.destinations) > 1:
         back += " from each"
-    known = [name, spec, each.maker or "-", each.source, _listed(each.destinations), sent, back, in_a_step(each)]
-    return [*known, *[_held(each)] * timed]
+    known = [name, spec, each.maker or "-", each.source, _list_words(each.destinations), sent, back, in_a_step(each)]
+    return [*known, *[_describe_holder(each)] * timed]
 
 
-def _sent(count: int | None, codec: str) -> str:
-    return sent("as many bytes as it has" if count is None else size(count), codec)
+def _describe_sent(count: int | None, codec: str) -> str:
+    return describe_bytes("as many bytes as it has" if count is None else size(count), codec)
 
 
 def codec_lines(each: PlanBoundary) -> Iterator[str]:
@@ -186,11 +188,11 @@ def in_a_step(each: PlanBoundary, unknown: str = "?") -> str:
     if None in ways:
         return unknown
     total = sum(way or 0 for way in ways)
-    most = "at most " if any(map(bounded, (each.codec, each.backward_codec)[: len(ways)])) else ""
+    most = "at most " if any(map(has_open_size, (each.codec, each.backward_codec)[: len(ways)])) else ""
     return f"{most}{size(total)}" if total else "none"
 
 
-def _held(each: PlanBoundary) -> str:
+def _describe_holder(each: PlanBoundary) -> str:
     ways = [each.seconds, each.backward_seconds] if each.backward else [each.seconds]
     return " + ".join(duration(way) for way in ways if way is not None)
 
@@ -202,12 +204,12 @@ def _links(plan: Plan) -> Iterator[str]:
     rows = [["", "line", "tensors a step", *["it is held"] * timed]]
     for name, link in plan.links.items():
         held = duration(link.seconds) if link.seconds else ""
-        rows.append([name, link.line, carried(link), *[held] * timed])
+        rows.append([name, link.line, bytes_on_link(link), *[held] * timed])
     yield from _table(rows)
     yield from links_bound(plan)
 
 
-def carried(link: PlanLink) -> str:
+def bytes_on_link(link: PlanLink) -> str:
     """Bytes that a step puts on a link."""
     return f"at most {size(link.bytes)}" if link.at_most else size(link.bytes)
 
@@ -226,7 +228,7 @@ def links_bound(plan: Plan) -> Iterator[str]:
     yield f"{said};" if speeds else said
     if speeds:
         yield "a stage that computes its FLOPs in less time waits for the line:"
-        yield f"  {_listed(speeds)}"
+        yield f"  {_list_words(speeds)}"
 
 
 def tied_lines(plan: Plan) -> Iterator[str]:
@@ -255,7 +257,7 @@ def once_lines(plan: Plan) -> Iterator[str]:
     for each in plan.once:
         where = f" on {each.worker}" if several else ""
         phase = f"phase {each.phase}, " if phased and each.kind != "whole" else ""
-        yield f"{phase}{_WHEN[each.kind]}{where}: {each.ops:,} ops{_rounds(each)}{_written(each)}"
+        yield f"{phase}{_WHEN[each.kind]}{where}: {each.ops:,} ops{_rounds(each)}{_format_boundary(each)}"
 
 
 _WHEN = {
@@ -269,7 +271,7 @@ def _rounds(each: PlanOnce) -> str:
     return f" in {each.rounds} rounds with scalars between them" if each.rounds > 1 else ""
 
 
-def _written(each: PlanOnce) -> str:
+def _format_boundary(each: PlanOnce) -> str:
     if not each.writes:
         return ", which write nothing"
     others = len(each.writes) - each.trainable
@@ -286,7 +288,7 @@ def _schedule(plan: Plan) -> Iterator[str]:
     margin = _margin(plan, drawn)
     for phase in drawn.phases:
         yield from ([f"phase {phase.phase}"] if _phases(plan) > 1 else [])
-        yield from _drawn(phase, margin, lines=drawn.assumed.timed)
+        yield from _draw_phase(phase, margin, lines=drawn.assumed.timed)
     if drawn.assumed.timed:
         yield step_text(plan)
 
@@ -309,7 +311,7 @@ def seats(phase: PhaseTimes) -> list[str]:
     ]
 
 
-def _drawn(phase: PhaseTimes, margin: int, *, lines: bool) -> list[str]:
+def _draw_phase(phase: PhaseTimes, margin: int, *, lines: bool) -> list[str]:
     """A row a stage and, where lines take time, a row a line."""
     shown = phase.timeline.lines if lines else ()
     own = max([len("stage 0") + 2 * any(stage.replicas > 1 for stage in phase.stages), *map(len, shown)])
@@ -329,7 +331,7 @@ def _table(rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> Iterat
         yield "  ".join(cells).rstrip()
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_words(names: Sequence[str]) -> str:
     if len(names) > _LISTED:
         names = [*names[: _LISTED - 1], f"{len(names) - _LISTED + 1} more"]
     return ", ".join(names) or "-"
@@ -377,12 +379,12 @@ def _lines(plan: Plan) -> Iterator[str]:
 def _arrows(boundary: PlanBoundary) -> Iterator[str]:
     source, spec = _id("stage", boundary.source), _text(str(Spec(boundary.dtype, boundary.shape)))
     for name in boundary.destinations:
-        yield f'{source} -- "{spec}{_coded(boundary.taken[0])}" --> {_id("stage", name)}'
+        yield f'{source} -- "{spec}{_describe_codec(boundary.taken[0])}" --> {_id("stage", name)}'
         if boundary.backward:
-            yield f'{_id("stage", name)} -. "gradient{_coded(boundary.taken[1], back=True)}" .-> {source}'
+            yield f'{_id("stage", name)} -. "gradient{_describe_codec(boundary.taken[1], back=True)}" .-> {source}'
 
 
-def _coded(codec: str, *, back: bool = False) -> str:
+def _describe_codec(codec: str, *, back: bool = False) -> str:
     said = words(codec, back=back)
     return "" if not said else f"{' ' if said.startswith('as ') else ', '}{_text(said)}"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from whale_nebula.ir.routing import taken
+from whale_nebula.ir.routing import take_counts
 from whale_nebula.plan.records import PlanBoundary, PlanStage
 from whale_nebula.schedule import Hop, Line, Timeline, Work, limits, pace, simulate
 from whale_nebula.wire.frame import wire_bytes
@@ -151,7 +151,7 @@ def step_text(plan: Plan, given: Assumed | None = None) -> str:
     return f"so a step takes about {duration(drawn + plan.exchange_seconds)}: {both}; updates come on top"
 
 
-def assumed(plan: Plan) -> Assumed:
+def assumptions_of(plan: Plan) -> Assumed:
     """What the drawn schedule of a plan takes for granted."""
     return Assumed(SPEED) if _travels(plan) else Assumed()
 
@@ -177,7 +177,7 @@ def _travels(plan: Plan) -> dict[str, float]:
 
 def times(plan: Plan, given: Assumed | None = None, *, most: int | None = None) -> Times:
     """The schedule of a plan in time; `most` limits the micro-batches."""
-    given = given or assumed(plan)
+    given = given or assumptions_of(plan)
     count = len(plan.rows) if most is None else min(len(plan.rows), most)
     found = (_phase(plan, phase, count, given) for phase in range(_phases(plan)))
     return Times(given, count, tuple(each for each in found if each.stages))
@@ -197,10 +197,10 @@ def in_flight(plan: Plan) -> dict[str, int]:
 def _busiest_holds(stage: PlanStage, limit: int) -> int:
     """How many of those in flight the replica with the largest share holds."""
     period = len(stage.order) or stage.replicas
-    return ceil(limit * max(taken(stage.order, stage.replicas, period)) / period)
+    return ceil(limit * max(take_counts(stage.order, stage.replicas, period)) / period)
 
 
-def counted(plan: Plan) -> Plan:
+def count_in_flight(plan: Plan) -> Plan:
     """The plan with the limits of its stages filled in."""
     held = in_flight(plan)
     return replace(plan, stages={name: replace(s, in_flight=held[name]) for name, s in plan.stages.items()})
@@ -217,7 +217,7 @@ def _phase(plan: Plan, phase: int, count: int, given: Assumed) -> PhaseTimes:
     works = list(_works(plan, stages, phase, given))
     hops = _hops(plan, [stage.name for stage in stages])
     if given.timed:
-        works = _coded(plan, stages, works)
+        works = _add_codec_time(plan, stages, works)
     else:
         hops = {pair: _free(hop) for pair, hop in hops.items()}
     timeline = simulate(works, hops, count, name=plan.schedule, in_flight=plan.in_flight)
@@ -231,7 +231,7 @@ def _phase(plan: Plan, phase: int, count: int, given: Assumed) -> PhaseTimes:
 # ---------------------------------------------------------------------- what the simulator is told
 def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, given: Assumed) -> Iterator[Work]:
     if given.speed is not None:
-        yield from (_counted(stage, phase, len(plan.rows), given.speed) for stage in stages)
+        yield from (_stage_work(stage, phase, len(plan.rows), given.speed) for stage in stages)
         return
     most = max(stage.flops for stage in stages) if given.by_flops else 0
     for stage in stages:
@@ -240,14 +240,14 @@ def _works(plan: Plan, stages: Sequence[PlanStage], phase: int, given: Assumed) 
         yield _work(stage, forward * unit, backward * unit if backward else None)
 
 
-def _coded(plan: Plan, stages: Sequence[PlanStage], works: Sequence[Work]) -> list[Work]:
+def _add_codec_time(plan: Plan, stages: Sequence[PlanStage], works: Sequence[Work]) -> list[Work]:
     """With what codecs take."""
     taken = coding(plan, [stage.name for stage in stages])
     both = ((work, taken[stage.name]) for work, stage in zip(works, stages, strict=True))
     return [replace(work, coding=each.forward, coding_back=each.backward) for work, each in both]
 
 
-def _counted(stage: PlanStage, phase: int, micro_batches: int, speed: float) -> Work:
+def _stage_work(stage: PlanStage, phase: int, micro_batches: int, speed: float) -> Work:
     """A micro-batch's part of a stage's FLOPs; where it runs in several phases, in equal parts."""
 
     def takes(letter: str, flops: int) -> float:
@@ -280,11 +280,11 @@ def _hops(plan: Plan, names: Sequence[str]) -> dict[tuple[int, int], Hop]:
                 reached.add((each.name, plan.stages[name].cluster))
                 there = wire_bytes(each.bytes or 0) if first else 0
                 back = wire_bytes(each.backward_bytes or 0) if each.backward else None
-                found[pair] = _joined(plan, each.source, name, there, back, found.get(pair))
+                found[pair] = _extend_hop(plan, each.source, name, there, back, found.get(pair))
     return found
 
 
-def _joined(plan: Plan, a: str, b: str, there: float, back: float | None, before: Hop | None) -> Hop:
+def _extend_hop(plan: Plan, a: str, b: str, there: float, back: float | None, before: Hop | None) -> Hop:
     """A hop with one more boundary on it."""
     hop = before or Hop(_line(plan, a, b), _line(plan, b, a), 0.0, None)
     both = hop.backward if back is None else (hop.backward or 0.0) + back

@@ -177,7 +177,7 @@ class Runs:
     noise: Mapping[str, float] = field(default_factory=dict)
 
 
-def compared(names: Sequence[str], runs: Runs, tolerance: Tolerance) -> Iterator[Row]:
+def compare_tensors(names: Sequence[str], runs: Runs, tolerance: Tolerance) -> Iterator[Row]:
     """A row for each tensor that was returned, by its name, and for each variable."""
     found = runs.uncut.returned
     largest = max((_norm(_numbers(t)) for t in found if inexact(t)), default=0.0)
@@ -229,7 +229,7 @@ def noise(before: Values, after: Values, near: Values, near_after: Values) -> di
     return {path: _norm(_less(*pair)) if pair[0].shape == pair[1].shape else 0.0 for path, pair in pairs.items()}
 
 
-def nudged(value: Any, bit: float, seed: int) -> Any:
+def nudge(value: Any, bit: float, seed: int) -> Any:
     """A tensor with each of its numbers a bit larger or smaller."""
     signs = np.random.default_rng(seed).choice((-1.0, 1.0), tuple(value.shape))
     wide = tf.complex128 if value.dtype.is_complex else tf.float64

@@ -154,7 +154,7 @@ class Holdings:
                 continue
             above = [value.op for value in graph.ops[index].inputs]
             needed.update(above)
-            found.update({op: index for op in above if op in variables and not self._ignored(op)})
+            found.update({op: index for op in above if op in variables and not self._is_ignored(op)})
         return dict(sorted(found.items(), key=lambda item: item[1]))
 
     def _ends(self, fragment: Fragment) -> Iterator[int]:
@@ -166,7 +166,7 @@ class Holdings:
         yield from (value.op for request in program.requests for value in request.targets)
         yield from (boundary.value.op for boundary in self.cut.boundaries)
 
-    def _ignored(self, variable: int) -> bool:
+    def _is_ignored(self, variable: int) -> bool:
         """Where nothing is trained, what the step writes without a scope is a metric."""
         return not self.cut.program.requests and variable in self._written
 

@@ -51,10 +51,10 @@ class Advised:
 
     def applied(self, basis: Basis) -> Basis:
         """The step with every boundary sent so: fewer bytes, and what one core takes to make them fewer."""
-        there, back = partial(self._taken, self.there, False), partial(self._taken, self.back, True)
+        there, back = partial(self._codec_seconds, self.there, False), partial(self._codec_seconds, self.back, True)
         return basis.numbers_of(*self.widths).coded_by(there, back, basis)
 
-    def _taken(self, precision: Precision, back: bool, count: float) -> tuple[float, float]:
+    def _codec_seconds(self, precision: Precision, back: bool, count: float) -> tuple[float, float]:
         return cost(precision, (round(count),), back=back) or (0.0, 0.0)
 
 
@@ -181,10 +181,10 @@ class _Told:
             return f"{self._who()}; {self._mend()}"
         share = _percent(exchange / self.whole)
         if rest <= NOTHING * self.whole:
-            return f"{self._exchanged(share, 'the step')}, and no codec touches that"
-        return f"{self._who()}, and {self._exchanged(share, 'it')}; {self._mend()}"
+            return f"{self._exchange_text(share, 'the step')}, and no codec touches that"
+        return f"{self._who()}, and {self._exchange_text(share, 'it')}; {self._mend()}"
 
-    def _exchanged(self, share: str, step: str) -> str:
+    def _exchange_text(self, share: str, step: str) -> str:
         words = list(dict.fromkeys(chain.from_iterable(one.what for each in self.basis.exchange for one in each)))
         if not words:
             return f"what clusters exchange once a step holds {step} for {share}"
@@ -227,12 +227,12 @@ class _Told:
         taken = {each.line: seconds(each.applied(self.basis)) for each in advisable(self.basis)}
         best = min(taken.values())
         if not self.worth(best):
-            return f"no codec would help, because {self._spared()}"
+            return f"no codec would help, because {self._no_gain_text()}"
         line = next(line for line, took in taken.items() if took <= (1.0 + NOTHING) * best)
         hides = taken[line] <= (1.0 + NOTHING) * self.without_lines.seconds
         return f"{line} would {'hide it' if hides else 'help, though not hide it'}: {self._instead(taken[line])}"
 
-    def _spared(self) -> str:
+    def _no_gain_text(self) -> str:
         """Why no codec shortens a step that a line of any rate would."""
         hops = [(p.numbers.get(pair), hop) for p in self.basis.phases for pair, hop in p.hops.items()]
         whole = sum(hop.forward + (hop.backward or 0.0) for _, hop in hops)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from whale_nebula.report.text import crossed, encoded, scalars_text
+from whale_nebula.report.text import coded_boundaries, describe_crossing, scalars_text
 from whale_nebula.report.units import duration, size
 
 if TYPE_CHECKING:
@@ -129,7 +129,9 @@ def step_line(report: Report, rate: float | None) -> str:
             parts.append(f"{name} computes {computes}, waits {waits}, {stage.in_flight} in flight")
     links = {**report.links, **report.elsewhere.links}
     parts += [f"{name} {size(link.bytes)}" for name, link in links.items()]
-    return "; ".join([*parts, *(crossed(name, each) for name, each in encoded(report.boundaries).items())])
+    return "; ".join(
+        [*parts, *(describe_crossing(name, each) for name, each in coded_boundaries(report.boundaries).items())]
+    )
 
 
 def _audible(logger: logging.Logger) -> Callable[[], None]:

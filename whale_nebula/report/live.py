@@ -16,7 +16,7 @@ from whale_nebula.report.lines import Rate, per_second
 from whale_nebula.report.published import under_way
 from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport
 from whale_nebula.report.screen import Canvas
-from whale_nebula.report.text import encoded, scalars_text
+from whale_nebula.report.text import coded_boundaries, scalars_text
 from whale_nebula.report.units import duration, size
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def step_table(report: Report, rate: float | None, doing: Mapping[str, str], bot
     parts: list[RenderableType] = [Rule(title, style="dim", align="left"), _head(report, rate), _stages(report, doing)]
     if report.links or report.elsewhere.links:
         parts.append(_links(report))
-    if boundaries := encoded(report.boundaries):
+    if boundaries := coded_boundaries(report.boundaries):
         parts.append(_boundaries(boundaries))
     if bottleneck:
         parts.append(Text(bottleneck, style="italic"))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from whale_nebula.ir.routing import taken
+from whale_nebula.ir.routing import take_counts
 from whale_nebula.schedule.lines import Hop, Hops, Line, Work, pace
 from whale_nebula.schedule.schedules import limits, schedule
 from whale_nebula.schedule.simulate import Timeline, run_lists
@@ -111,7 +111,9 @@ class Basis:
         What the codecs of before took still counts, which is too much where these replace them.
         """
         phases = zip(self.phases, before.phases, strict=True)
-        return replace(self, phases=tuple(replace(p, works=_coded(p, old.hops, there, back)) for p, old in phases))
+        return replace(
+            self, phases=tuple(replace(p, works=_add_codec_time(p, old.hops, there, back)) for p, old in phases)
+        )
 
     def over(self, change: Callable[[Line], Line]) -> Basis:
         """The same over other lines."""
@@ -121,11 +123,11 @@ class Basis:
 
     def balanced(self) -> Basis:
         """The same computing, in equal parts; each stage keeps its own proportion of forward to backward."""
-        return self._phases(lambda phase: replace(phase, works=_balanced(phase.works)))
+        return self._phases(lambda phase: replace(phase, works=_balance_works(phase.works)))
 
     def divided(self, parts: int) -> Basis:
         """Each micro-batch in so many, where computing divides as evenly as the bytes do."""
-        smaller = self._phases(lambda phase: _divided(phase, parts))
+        smaller = self._phases(lambda phase: _divide_phase(phase, parts))
         return replace(smaller, micro_batches=self.micro_batches * parts, rows=self.rows // parts)
 
     def _phases(self, change: Callable[[PhaseBasis], PhaseBasis]) -> Basis:
@@ -152,7 +154,7 @@ def _less(hop: Hop, there: Numbers, back: Numbers, widths: tuple[float, float]) 
     return replace(hop, forward=hop.forward - there.saves(widths[0]), backward=backward)
 
 
-def _coded(phase: PhaseBasis, old: Hops, there: Taken, back: Taken) -> tuple[Work, ...]:
+def _add_codec_time(phase: PhaseBasis, old: Hops, there: Taken, back: Taken) -> tuple[Work, ...]:
     works = list(phase.works)
     for (a, b), hop in phase.hops.items():
         numbers = phase.numbers.get((a, b), (Numbers(), Numbers()))
@@ -172,7 +174,7 @@ def _over(hop: Hop, change: Callable[[Line], Line]) -> Hop:
     return replace(hop, there=there, back=None if hop.back is None else change(hop.back))
 
 
-def _balanced(works: tuple[Work, ...]) -> tuple[Work, ...]:
+def _balance_works(works: tuple[Work, ...]) -> tuple[Work, ...]:
     own = [work.seconds - work.codecs for work in works]
     busy = [seconds for seconds in own if seconds]
     mean = sum(busy) / len(busy) if busy else 0.0
@@ -185,7 +187,7 @@ def _times(work: Work, factor: float) -> Work:
     return replace(work, forward=work.forward * factor, backward=backward, overhead=work.overhead * factor)
 
 
-def _divided(phase: PhaseBasis, parts: int) -> PhaseBasis:
+def _divide_phase(phase: PhaseBasis, parts: int) -> PhaseBasis:
     smaller = (_times(work, 1 / parts) for work in phase.works)
     works = tuple(replace(w, coding=w.coding / parts, coding_back=w.coding_back / parts) for w in smaller)
     hops = {pair: _smaller(hop, parts) for pair, hop in phase.hops.items()}
@@ -288,7 +290,7 @@ def _timeline(basis: Basis, phase: PhaseBasis) -> Timeline:
 def _codecs(basis: Basis, number: int) -> float:
     """Seconds a step that a stage encodes and decodes."""
     works = (phase.works[number] for phase in basis.phases)
-    return sum(max(taken(work.order, work.replicas, basis.micro_batches)) * work.codecs for work in works)
+    return sum(max(take_counts(work.order, work.replicas, basis.micro_batches)) * work.codecs for work in works)
 
 
 def _stage(timelines: list[Timeline], number: int, codecs: float) -> StagePrediction:

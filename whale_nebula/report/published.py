@@ -83,7 +83,7 @@ def under_way() -> UnderWay | None:
     return _published.under_way
 
 
-def watched() -> bool:
+def is_watched() -> bool:
     """Whether somebody is told of every step."""
     return bool(_published.audience)
 
@@ -126,7 +126,7 @@ def last_report(program: str | None = None) -> Report:
         return shown
     if program is None:
         return kept[next(reversed(kept))]
-    return kept[_named(program, list(kept))]
+    return kept[_find_program(program, list(kept))]
 
 
 def _nothing(plain: str) -> StateError:
@@ -146,7 +146,7 @@ def _nothing(plain: str) -> StateError:
     )
 
 
-def _named(program: str, names: Sequence[str]) -> str:
+def _find_program(program: str, names: Sequence[str]) -> str:
     """The program of that name, else the last one whose name ends with it; `names` are in the order of last steps."""
     found = [name for name in names if isinstance(program, str) and name.endswith(program)]
     if not program or not found:

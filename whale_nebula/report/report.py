@@ -186,9 +186,9 @@ def _report(values: Mapping[str, Any]) -> Report:
     report = Report(
         **plain,
         stages={name: _stage(each) for name, each in values["stages"].items()},
-        links={name: _made(LinkReport, each) for name, each in values["links"].items()},
+        links={name: _make_record(LinkReport, each) for name, each in values["links"].items()},
         boundaries={name: _boundary(each) for name, each in values.get("boundaries", {}).items()},
-        spans=tuple(_made(Span, each) for each in values.get("spans", ())),
+        spans=tuple(_make_record(Span, each) for each in values.get("spans", ())),
         basis=None if values["basis"] is None else _basis_of(values["basis"]),
         notes=tuple(values["notes"]),
         run=_totals(values["run"]),
@@ -206,7 +206,7 @@ def _meetings(values: Mapping[str, Any] | None) -> MeetingsReport | None:
 def _stage(values: Mapping[str, Any]) -> StageReport:
     known = values.get("replicas", ())
     replicas = None if known is None else tuple(_stage(each) for each in known)
-    made: StageReport = _made(StageReport, {**values, "replicas": replicas})
+    made: StageReport = _make_record(StageReport, {**values, "replicas": replicas})
     return made
 
 
@@ -221,23 +221,23 @@ def _prediction(values: Mapping[str, Any] | None) -> Prediction | None:
 
 
 def _totals(values: Mapping[str, Any]) -> RunTotals:
-    links = {name: _made(LinkReport, each) for name, each in values["links"].items()}
+    links = {name: _make_record(LinkReport, each) for name, each in values["links"].items()}
     return RunTotals(values["steps"], values["seconds"], links)
 
 
-def _made(kind: Any, values: Mapping[str, Any]) -> Any:
+def _make_record(kind: Any, values: Mapping[str, Any]) -> Any:
     return kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})
 
 
 def _boundary(values: Mapping[str, Any]) -> BoundaryReport:
-    made: BoundaryReport = _made(BoundaryReport, {**values, "notes": tuple(values["notes"])})
+    made: BoundaryReport = _make_record(BoundaryReport, {**values, "notes": tuple(values["notes"])})
     return made
 
 
 def _basis_of(values: Mapping[str, Any]) -> Basis:
     phases = tuple(_phase_of(each) for each in values["phases"])
-    rounds = tuple(tuple(_carried(one) for one in together) for together in values["exchange"])
-    basis: Basis = _made(Basis, {**values, **_tuples(values), "phases": phases, "exchange": rounds})
+    rounds = tuple(tuple(_read_carried(one) for one in together) for together in values["exchange"])
+    basis: Basis = _make_record(Basis, {**values, **_tuples(values), "phases": phases, "exchange": rounds})
     return basis
 
 
@@ -255,7 +255,9 @@ def _phase_of(values: Mapping[str, Any]) -> PhaseBasis:
 
 
 def _work(values: Mapping[str, Any]) -> Work:
-    made: Work = _made(Work, {name: tuple(each) if isinstance(each, list) else each for name, each in values.items()})
+    made: Work = _make_record(
+        Work, {name: tuple(each) if isinstance(each, list) else each for name, each in values.items()}
+    )
     return made
 
 
@@ -268,7 +270,7 @@ def _hop(values: Mapping[str, Any]) -> Hop:
     return Hop(_way(values["there"]), _way(values["back"]), values["forward"], values["backward"])
 
 
-def _carried(values: Mapping[str, Any]) -> Carried:
+def _read_carried(values: Mapping[str, Any]) -> Carried:
     return Carried(_line(values["line"]), values["bytes"], tuple(values.get("what", ())))
 
 

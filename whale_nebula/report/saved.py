@@ -43,7 +43,7 @@ def document(report: Report) -> dict[str, Any]:
         "stages": {name: _stage(stage) for name, stage in report.stages.items()},
         "links": {name: _link(link) for name, link in report.links.items()},
         "boundaries": {name: _link(boundary) for name, boundary in report.boundaries.items()},
-        "predicted": None if report.prediction is None else _predicted(report.prediction),
+        "predicted": None if report.prediction is None else _prediction_fields(report.prediction),
         **({} if report.meetings is None else {"meetings": _flat(report.meetings)}),
         "notes": list(report.notes),
         "run": {
@@ -69,7 +69,7 @@ def _link(link: LinkReport | BoundaryReport) -> dict[str, Any]:
     return {**_flat(link), "ratio": link.ratio}
 
 
-def _predicted(prediction: Prediction) -> dict[str, Any]:
+def _prediction_fields(prediction: Prediction) -> dict[str, Any]:
     stages = {name: _flat(stage) for name, stage in prediction.stages.items()}
     return {
         "seconds": prediction.seconds,
@@ -79,7 +79,7 @@ def _predicted(prediction: Prediction) -> dict[str, Any]:
 
 
 def _basis(basis: Basis) -> dict[str, Any]:
-    rounds = [[{**_flat(one), "line": _rated(one.line)} for one in together] for together in basis.exchange]
+    rounds = [[{**_flat(one), "line": _line_fields(one.line)} for one in together] for together in basis.exchange]
     return {**_flat(basis), "phases": [_phase(phase) for phase in basis.phases], "exchange": rounds}
 
 
@@ -91,10 +91,10 @@ def _phase(phase: PhaseBasis) -> dict[str, Any]:
 
 
 def _crosses(hop: Hop) -> dict[str, Any]:
-    return {**_flat(hop), "there": _rated(hop.there), "back": _rated(hop.back)}
+    return {**_flat(hop), "there": _line_fields(hop.there), "back": _line_fields(hop.back)}
 
 
-def _rated(line: Line | None) -> dict[str, Any] | None:
+def _line_fields(line: Line | None) -> dict[str, Any] | None:
     """A line whose rate is null is as fast as memory: JSON knows no infinity."""
     if line is None:
         return None

@@ -39,12 +39,14 @@ class Timeline(tuple["Span", ...]):
         letters = _letters(dict.fromkeys(_word(span) for span in self))
         named = ", ".join(f"{letter} {word}" for word, letter in letters.items())
         wide = max(map(len, lanes))
-        lines = [f"  {lane:{wide}} |{self._drawn(lane, whole, letters)}|  {self._said(lane)}" for lane in lanes]
+        lines = [
+            f"  {lane:{wide}} |{self._draw_lane(lane, whole, letters)}|  {self._lane_text(lane)}" for lane in lanes
+        ]
         return "\n".join([f"{duration(whole)} from left to right; {named}", *lines])
 
     __repr__ = __str__
 
-    def _drawn(self, lane: str, whole: float, letters: Mapping[str, str]) -> str:
+    def _draw_lane(self, lane: str, whole: float, letters: Mapping[str, str]) -> str:
         columns = ["."] * _WIDTH
         for span in sorted(self._of(lane), key=lambda each: each.start - each.end):  # what lies within is drawn upon it
             first = min(int(span.start / whole * _WIDTH), _WIDTH - 1)
@@ -52,7 +54,7 @@ class Timeline(tuple["Span", ...]):
             columns[first:last] = letters[_word(span)] * (min(last, _WIDTH) - first)
         return "".join(columns)
 
-    def _said(self, lane: str) -> str:
+    def _lane_text(self, lane: str) -> str:
         own = self._of(lane)
         busy, seen = 0.0, 0.0
         for span in sorted(own, key=lambda each: each.start):  # what lies within another counts once
@@ -95,7 +97,7 @@ def chrome_trace(report: Report) -> dict[str, Any]:
     ]
     threads = {lane: (processes.index(p) + 1, number) for number, (lane, (p, _)) in enumerate(lanes.items(), 1)}
     whole = Span(ONCE, f"step {report.step} of {report.program}", 0.0, report.step_seconds)
-    events += [_event(span, *threads[span.lane]) for span in _ordered([whole, *report.spans])]
+    events += [_event(span, *threads[span.lane]) for span in _order_spans([whole, *report.spans])]
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": _about(report)}
 
 
@@ -120,7 +122,7 @@ def _thread(process: int, number: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": "thread_name", "pid": process, "tid": number, "args": {"name": name}}
 
 
-def _ordered(spans: Iterable[Span]) -> list[Span]:
+def _order_spans(spans: Iterable[Span]) -> list[Span]:
     return sorted(spans, key=lambda span: (span.start, -span.end))
 
 

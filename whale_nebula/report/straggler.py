@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from whale_nebula.ir.routing import NEAR, enough, excess, row_name, seconds, shares, taken
+from whale_nebula.ir.routing import NEAR, enough, excess, row_name, seconds, shares, take_counts
 from whale_nebula.report.records import ALONE, StageReport
 from whale_nebula.report.units import duration
 
@@ -29,10 +29,10 @@ def waits(seconds: Sequence[float]) -> float:
     return sum(max(seconds) - each for each in seconds) / max(1, len(seconds) - 1) if seconds else 0.0
 
 
-def said(stage: str, seconds: Sequence[float], waiting: str, mend: str = "") -> str:
+def straggler_text(stage: str, seconds: Sequence[float], waiting: str, mend: str = "") -> str:
     """Who is slowest, and that the others wait for it.
 
-    >>> said("npu", [0.08, 0.068], "12 ms of 80 ms", "micro_batch=3 would let shares follow speed")
+    >>> straggler_text("npu", [0.08, 0.068], "12 ms of 80 ms", "micro_batch=3 would let shares follow speed")
     'npu.0 is the slowest of npu: npu.1 waits 12 ms of 80 ms; micro_batch=3 would let shares follow speed'
     """
     slowest = max(range(len(seconds)), key=lambda replica: (seconds[replica], -replica))
@@ -69,7 +69,7 @@ def sentence(report: Report) -> str:
     if not name or waits(told[name]) <= WORTH * report.step_seconds:
         return ""
     waiting = f"{duration(waits(told[name]))} of {duration(report.step_seconds)}"
-    return said(name, told[name], waiting, _mend(report, name, told[name]))
+    return straggler_text(name, told[name], waiting, _mend(report, name, told[name]))
 
 
 def _seconds(stage: StageReport) -> list[float]:
@@ -84,7 +84,7 @@ def _mend(report: Report, stage: str, computed: Sequence[float]) -> str:
     if basis is None or stage not in basis.stages or report.worker == ALONE or not all(computed):
         return ""
     work = basis.phases[0].works[basis.stages.index(stage)]
-    own = taken(work.order, len(computed), count)
+    own = take_counts(work.order, len(computed), count)
     speeds = [share / took for share, took in zip(own, computed, strict=True)]
     if not all(own):
         return ""

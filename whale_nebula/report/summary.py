@@ -93,8 +93,8 @@ class Program:
         stages = {
             name: replace(
                 stage,
-                compute_seconds=_measured(self.computes(name)),
-                wait_seconds=_measured(self.waits(name)),
+                compute_seconds=_finite_or_none(self.computes(name)),
+                wait_seconds=_finite_or_none(self.waits(name)),
             )
             for name, stage in self.last.stages.items()
         }
@@ -155,7 +155,7 @@ def summary_text(reports: Sequence[Report], broken: int = 0) -> str:
 def _program(program: Program) -> Iterator[str]:
     many = f"{len(program.reports)} step{'s' * (len(program.reports) != 1)}"
     rate = "" if program.per_second is None else f", {per_second(program.per_second)}"
-    yield f"{program.program} in {program.worker}: {many}, {_said(program.seconds(), duration)} each{rate}"
+    yield f"{program.program} in {program.worker}: {many}, {_format_measure(program.seconds(), duration)} each{rate}"
     for name in program.last.scalars:
         values = [report.scalars[name] for report in program.reports if name in report.scalars]
         yield f"  {name}: {values[0]:.4g} at first, {values[-1]:.4g} at last"
@@ -163,16 +163,18 @@ def _program(program: Program) -> Iterator[str]:
         computes, waits = program.computes(name), program.waits(name)
         if computes is not None and waits is not None:
             whose = of_stage(program.last, name)
-            yield f"  stage {name}: computes {_said(computes, duration, whose)}, waits {_said(waits, duration, whose)}"
+            computed, waited = (_format_measure(each, duration, whose) for each in (computes, waits))
+            yield f"  stage {name}: computes {computed}, waits {waited}"
     for name in program.last.links:
         whose = of_link(program.last, name)
-        yield f"  link {name}: {_said(program.carries(name), size, whose)} a step, {size(program.carried(name))} in all"
+        a_step = _format_measure(program.carries(name), size, whose)
+        yield f"  link {name}: {a_step} a step, {size(program.carried(name))} in all"
     yield f"  bottleneck: {program.typical().bottleneck}"
     if program.typical().straggler:
         yield f"  straggler: {program.typical().straggler}"
 
 
-def _said(number: Beside, unit: Callable[[float], str], whose: str = "") -> str:
+def _format_measure(number: Beside, unit: Callable[[float], str], whose: str = "") -> str:
     said = unit(number.measured)
     return said if number.predicted is None else f"{said} (predicted {unit(number.predicted)}{whose})"
 
@@ -209,7 +211,7 @@ def _program_document(program: Program) -> dict[str, Any]:
     }
 
 
-def _measured(number: Beside | None) -> float | None:
+def _finite_or_none(number: Beside | None) -> float | None:
     return None if number is None else number.measured
 
 

@@ -26,22 +26,22 @@ def boundary_lines(boundaries: Mapping[str, BoundaryReport]) -> list[str]:
     boundary     codec  raw -> payload      on the wire  error   encode  decode
     b0 gpu->npu  int8   4.0 KiB -> 1.1 KiB  29.7 %       0.0093  2.0 ms  1.0 ms
     """
-    rows = [_row(name, each) for name, each in encoded(boundaries).items()]
+    rows = [_row(name, each) for name, each in coded_boundaries(boundaries).items()]
     if not rows:
         return []
     widths = [max(map(len, column)) for column in zip(_HEADS, *rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (_HEADS, *rows)]
 
 
-def encoded(boundaries: Mapping[str, BoundaryReport]) -> dict[str, BoundaryReport]:
+def coded_boundaries(boundaries: Mapping[str, BoundaryReport]) -> dict[str, BoundaryReport]:
     """The directions whose tensors a codec made small."""
     return {name: each for name, each in boundaries.items() if _small(each)}
 
 
-def crossed(name: str, each: BoundaryReport) -> str:
+def describe_crossing(name: str, each: BoundaryReport) -> str:
     """A direction in a few words.
 
-    >>> crossed("b0 gpu->npu", BoundaryReport("int8", 4096, 1088, 1216, 1, error=0.0093))
+    >>> describe_crossing("b0 gpu->npu", BoundaryReport("int8", 4096, 1088, 1216, 1, error=0.0093))
     'b0 gpu->npu as int8 1.2 KiB (29.7 %, off by 0.0093)'
     """
     off = "" if each.error is None else f", off by {each.error:.2g}"
@@ -148,10 +148,10 @@ def scalars_text(report: Report) -> str:
 def _stage(stage: StageReport, predicted: StagePrediction | None, whose: str) -> str:
     if stage.compute_seconds is None or stage.wait_seconds is None:
         return f"part of one local function, not timed apart{_copies(stage)}"
-    computes = _predicted(None if predicted is None else predicted.compute_seconds, whose)
-    waits = _predicted(None if predicted is None else predicted.wait_seconds, whose)
+    computes = _predicted_text(None if predicted is None else predicted.compute_seconds, whose)
+    waits = _predicted_text(None if predicted is None else predicted.wait_seconds, whose)
     said = f"computes {duration(stage.compute_seconds)}{computes}, waits {duration(stage.wait_seconds)}{waits}"
-    codecs = _predicted(None if predicted is None else predicted.codec_seconds, whose)
+    codecs = _predicted_text(None if predicted is None else predicted.codec_seconds, whose)
     said += f", encodes and decodes {duration(stage.codec_seconds)}{codecs}" if stage.codec_seconds else ""
     return said + _copies(stage)
 
@@ -206,9 +206,9 @@ def _once(report: Report) -> str | None:
     if not own:
         return None
     told = report.basis
-    said = f"computes {duration(took - waited)}{_predicted(None if told is None else told.once)}"
-    return f"{said}, waits {duration(waited)}{_predicted(None if told is None else told.exchange_seconds)}"
+    said = f"computes {duration(took - waited)}{_predicted_text(None if told is None else told.once)}"
+    return f"{said}, waits {duration(waited)}{_predicted_text(None if told is None else told.exchange_seconds)}"
 
 
-def _predicted(seconds: float | None, whose: str = "") -> str:
+def _predicted_text(seconds: float | None, whose: str = "") -> str:
     return "" if seconds is None else f" (predicted {duration(seconds)}{whose})"

@@ -11,13 +11,13 @@ from typing import Any
 from whale_nebula.capture.step import bind
 from whale_nebula.capture.tracing import current, uncut_on_purpose
 from whale_nebula.errors import NebulaWarning, OptionError
-from whale_nebula.errors.suggestions import did_you_mean, listed
+from whale_nebula.errors.suggestions import did_you_mean, list_names
 from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack
 from whale_nebula.scopes import calling_site
 from whale_nebula.scopes import options as values
 from whale_nebula.scopes.observer import observer
-from whale_nebula.scopes.options import checked
+from whale_nebula.scopes.options import check_signature
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private
 
@@ -31,7 +31,7 @@ class NebulaFunction:
         self._fn = fn
         self._looked = False
         name = getattr(fn, "__name__", type(fn).__name__)
-        self._step = Step(tf_private.autographed(fn), name=name, whole=frozenset(whole), lazy=True)
+        self._step = Step(tf_private.apply_autograph(fn), name=name, whole=frozenset(whole), lazy=True)
 
     @short_traceback
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -86,7 +86,7 @@ def _call(
     return bound.args, bound.kwargs
 
 
-@checked
+@check_signature
 def function(fn: Callable[..., Any] | None = None, *, whole: Iterable[str] = ()) -> Any:
     """Run a function by a plan: `@nb.function` stands where `@tf.function` stood.
 
@@ -133,7 +133,7 @@ def _arguments_of(fn: Callable[..., Any], whole: Iterable[str]) -> tuple[str, ..
         name = getattr(fn, "__name__", type(fn).__name__)
         raise values.refuse(
             f"whole={names!r} names {unknown!r}, and {name} has no such argument",
-            why=f"its arguments are {listed(known)}",
+            why=f"its arguments are {list_names(known)}",
             mend=did_you_mean(unknown, known),
         )
     return names

@@ -102,24 +102,24 @@ def _step(model: Any, kind: str) -> Step:
 
 
 def _arguments(data: Any, kind: str) -> tuple[Arguments, Unpack]:
-    data = _completed(_without_optionals(data), kind)
+    data = _complete_batch(_without_optionals(data), kind)
     if not isinstance(data, tuple):
         return [("x", data)], positional
-    kept = tuple(part is not None or _declared(_name(place)) for place, part in enumerate(data))
+    kept = tuple(part is not None or _is_declared(_name(place)) for place, part in enumerate(data))
     names = tuple(_name(place) if here else None for place, here in enumerate(kept))
-    return [(name, part) for name, part in zip(names, data, strict=True) if name], partial(_restored, names)
+    return [(name, part) for name, part in zip(names, data, strict=True) if name], partial(_restore_batch, names)
 
 
-def _completed(data: Any, kind: str) -> Any:
+def _complete_batch(data: Any, kind: str) -> Any:
     """The batch with None for the parts that Keras leaves out at its end, where the config says that there are some."""
     parts = data if isinstance(data, tuple) else (data,)
-    named = [place + 1 for place, name in enumerate(_INPUTS) if _declared(name)]
+    named = [place + 1 for place, name in enumerate(_INPUTS) if _is_declared(name)]
     if kind == "predict" or max(named, default=0) <= len(parts):
         return data
     return (*parts, *[None] * (max(named) - len(parts)))
 
 
-def _declared(name: str) -> bool:
+def _is_declared(name: str) -> bool:
     """Whether the config gives a form to an input, or to some inside it."""
     return any(path.partition("/")[0] == name for path in current_run().config.inputs)
 
@@ -129,7 +129,7 @@ def _name(place: int) -> str:
     return _INPUTS[place] if place < len(_INPUTS) else f"input{place}"
 
 
-def _restored(names: tuple[str | None, ...], values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+def _restore_batch(names: tuple[str | None, ...], values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """The tuple that Keras's step expects."""
     given = iter(values)
     return [tuple(None if name is None else next(given) for name in names)], {}

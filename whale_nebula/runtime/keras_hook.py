@@ -133,13 +133,13 @@ class _Probe:
         again, batch = _peek(iterator)
         if _overrides(self._model, "call") and not getattr(self._model, "run_eagerly", False):
             _call_symbolically(self._model, batch)
-        return self._captured(again) if bears_scopes(self._model) else self._tried(again)
+        return self._capture_step(again) if bears_scopes(self._model) else self._try_plainly(again)
 
-    def _captured(self, again: Callable[[], Any]) -> Any:
+    def _capture_step(self, again: Callable[[], Any]) -> Any:
         _share_files(self._kind)
         return self._settle(_stepper(self._model, self._kind))(again())
 
-    def _tried(self, again: Callable[[], Any]) -> Any:
+    def _try_plainly(self, again: Callable[[], Any]) -> Any:
         """Let Keras go; where a scope turns up on the way (in a `train_step`, say), stop it and capture the step."""
         setattr(self._model, f"{self._kind}_function", None)
         self._original(self._model, True)
@@ -149,7 +149,7 @@ class _Probe:
                 results = function(again())
         except keras_tags.ScopeMet:
             keras_tags.enters_scopes(self._model)
-            return self._captured(again)
+            return self._capture_step(again)
         met_plain(self._model.name, self._kind)
         return results
 

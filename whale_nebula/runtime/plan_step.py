@@ -26,7 +26,7 @@ from whale_nebula.plan.codec_advice import fallbacks
 from whale_nebula.plan.overview import Overview
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanLink
-from whale_nebula.plan.timing import counted
+from whale_nebula.plan.timing import count_in_flight
 from whale_nebula.runtime.local_sgd.plan_preview import foretold
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.compiled import Workshop
@@ -35,14 +35,14 @@ from whale_nebula.runtime.step.scalars import returned_names
 from whale_nebula.runtime.step.sizes import bounded_links, link_reports
 
 
-def planned(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str] = ()) -> Plan:
+def plan_step(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str] = ()) -> Plan:
     """The plan of a captured step; `example` are tensors in the form of its leaves."""
-    with _uncollected():
-        return _planned(name, captured, example, notes)
+    with _without_garbage_collection():
+        return _build_plan(name, captured, example, notes)
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def _without_garbage_collection() -> Iterator[None]:
     """Let Python look for no garbage meanwhile: a plan is made of many small things that stay, and none are cycles."""
     collected = gc.isenabled()
     gc.disable()
@@ -53,7 +53,7 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _planned(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str]) -> Plan:
+def _build_plan(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str]) -> Plan:
     run = current_run()
     stages = captured.program.stages
     run.meet([stage.cluster for stage in stages], {stage.cluster: stage.where for stage in stages})
@@ -67,7 +67,7 @@ def _planned(name: str, captured: Captured, example: Sequence[Any], notes: Seque
     example = [each.in_rows(sum(rows)) if isinstance(each, Missing) else each for each in example]
     plan = _plan(name, captured, cut, rows, [tuple(tensor.shape) for tensor in example], run)
     meetings = foretold(captured.program, captured.variables, sum(rows), run)
-    return counted(replace(plan, notes=(*plan.notes, *meetings, *notes, *_planner(run))))
+    return count_in_flight(replace(plan, notes=(*plan.notes, *meetings, *notes, *_planner(run))))
 
 
 def _planner(run: Run) -> list[str]:
@@ -138,7 +138,7 @@ def check_pinned(name: str, captured: Captured, layout: Signature) -> None:
     pins = current_run().pins
     pin = pins.pin_of(name)
     if pin is not None:
-        pins.check(planned(name, captured, [_example(spec) for spec in layout.specs]), pin)
+        pins.check(plan_step(name, captured, [_example(spec) for spec in layout.specs]), pin)
     elif pins and any(stage.where for stage in captured.program.stages):
         pins.miss(name)
 

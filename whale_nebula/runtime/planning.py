@@ -22,10 +22,10 @@ from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.plan.plan import Plan
 from whale_nebula.runtime.function import NebulaFunction
 from whale_nebula.runtime.keras import as_fit_packs, keras_step
-from whale_nebula.runtime.plan_step import planned
-from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared
+from whale_nebula.runtime.plan_step import plan_step
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared_inputs
 from whale_nebula.scopes import calling_site
-from whale_nebula.scopes.options import checked
+from whale_nebula.scopes.options import check_signature
 from whale_nebula.site import script_site
 
 __all__ = ["Plan", "plan"]
@@ -34,7 +34,7 @@ _ROWS = 32
 """Rows of an example whose rows are not given."""
 
 
-@checked
+@check_signature
 @short_traceback
 def plan(model_or_function: Any, *example: Any) -> Plan:
     """What a step is cut into: stages, boundaries, what runs once, and the schedule. Nothing is run.
@@ -54,14 +54,14 @@ def plan(model_or_function: Any, *example: Any) -> Plan:
     ('x',)
     """
     batch = _example(example)
-    subject = _subject(model_or_function, batch, _tupled(example))
+    subject = _subject(model_or_function, batch, _is_tuple_dataset(example))
     layout, tensors = _signature(subject)
     with target_wanted("nb.plan", model_or_function, batch):
         step = subject.step
         captured = capture(subject.call, layout, paths=step.paths, metrics=step.metrics, owner=step.owner)
     if not captured.program.stages[0].where:
         raise no_scopes(subject.step.name)
-    return planned(subject.step.name, captured, tensors, captured.projected)
+    return plan_step(subject.step.name, captured, tensors, captured.projected)
 
 
 # ---------------------------------------------------------------------- what is planned
@@ -163,7 +163,7 @@ def _example(example: Sequence[Any]) -> Sequence[Any]:
     return example
 
 
-def _tupled(example: Sequence[Any]) -> bool:
+def _is_tuple_dataset(example: Sequence[Any]) -> bool:
     """Whether the example is a dataset of tuples: their length is what the train step sees, even if it is one."""
     given = example[0] if len(example) == 1 else None
     return isinstance(given, tf.data.Dataset) and isinstance(given.element_spec, tuple)
@@ -188,7 +188,7 @@ def _signature(subject: _Subject) -> tuple[Signature, list[Any]]:
         return tensor
 
     arguments = [(name, tf.nest.map_structure(stand_in, value)) for name, value in subject.arguments]
-    layout, tensors = signature(arguments, subject.step.whole, declared())
+    layout, tensors = signature(arguments, subject.step.whole, declared_inputs())
     given = [specs.get(id(tensor), spec) for tensor, spec in zip(tensors, layout.specs, strict=True)]
     chosen = [_open(spec) if split else spec for spec, split in zip(given, layout.batched, strict=True)]
     return replace(layout, specs=tuple(chosen)), tensors

@@ -14,19 +14,18 @@ from typing import Any
 
 from whale_nebula.config import Config, Links, load, parse_links, quantities
 from whale_nebula.errors import ConfigError, NebulaWarning, OptionError, StateError
-from whale_nebula.errors.suggestions import closest, did_you_mean, listed
+from whale_nebula.errors.suggestions import closest, did_you_mean, list_names
 from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.feed.ids import compared_by, names_any
 from whale_nebula.launch.attach import Attachment, attach
-from whale_nebula.launch.seeding import seed_all, unmoved
+from whale_nebula.launch.seeding import keep_generators, seed_all
 from whale_nebula.plan.pins import Pinned, Pins, pins
 from whale_nebula.report.published import forget, watch
 from whale_nebula.report.watchers import Seen, audience
-from whale_nebula.scopes import calling_site, deal_to
-from whale_nebula.scopes import options as values
+from whale_nebula.scopes import calling_site, deal_to, options
 from whale_nebula.scopes.identity import LOCAL
 from whale_nebula.scopes.observer import observer
-from whale_nebula.scopes.options import checked, scope
+from whale_nebula.scopes.options import check_signature, scope
 from whale_nebula.site import script_site
 
 
@@ -63,7 +62,7 @@ def _tell_unknown(cluster: str, known: Sequence[str]) -> None:
     warning = NebulaWarning(
         f"nb.here().runs({cluster!r}) asks for a cluster that is not known",
         where=str(site),
-        why=f"the clusters are {listed(known)}",
+        why=f"the clusters are {list_names(known)}",
         mend=did_you_mean(cluster, known),
     )
     warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
@@ -196,12 +195,12 @@ class Run:
             return
         meant = did_you_mean(unknown, known)
         if unknown == LOCAL:
-            meant = f"name its cluster, one of {listed(known)}, or call nb.init before the model is built"
+            meant = f"name its cluster, one of {list_names(known)}, or call nb.init before the model is built"
         all_of_them = ", ".join(f"{name}: {{}}" for name in [*known, unknown])
         raise ConfigError(
             f"a stage is on cluster {unknown!r}, which the config does not name",
             where=written[unknown],
-            why=f"the clusters of {self._config_said()} are {listed(known)}",
+            why=f"the clusters of {self._config_said()} are {list_names(known)}",
             mend=f"{meant}\nor add it to the config: clusters: {{{all_of_them}}}",
         )
 
@@ -230,7 +229,7 @@ class Run:
             raise ConfigError(
                 f"the links of this run name cluster {unknown!r}, and no stage is on it",
                 where=self.site,
-                why=f"the clusters are {listed(known)}",
+                why=f"the clusters are {list_names(known)}",
                 mend=f"{did_you_mean(unknown, known)}\n{later}",
             )
 
@@ -239,7 +238,7 @@ _LOCK = threading.RLock()
 _run: Run | None = None
 
 
-@checked
+@check_signature
 @short_traceback
 def init(
     config: str | Path | Mapping[str, Any] | None = None,
@@ -304,7 +303,7 @@ def init(
             loaded.metrics if metrics is None else metrics,
             loaded.tensorboard if tensorboard is None else tensorboard,
         )
-        with unmoved(), _watched(run, seen.checked(site)):
+        with keep_generators(), _watch_steps(run, seen.checked(site)):
             deal_to(run.cluster_sizes, "" if attachment is None else attachment.cluster, run.cluster_speeds)
             if run.attachment is not None:
                 _join(run, run.attachment)
@@ -314,7 +313,7 @@ def init(
 
 
 @contextlib.contextmanager
-def _watched(run: Run, seen: Seen) -> Iterator[None]:
+def _watch_steps(run: Run, seen: Seen) -> Iterator[None]:
     """Let who shall see the steps be told of them, once the run is open, until it is closed or the script ends."""
     more: list[Any] = []
     if seen.tensorboard is not None:
@@ -349,7 +348,7 @@ def _config(config: Any, site: str) -> Any:
 
 def _seed(seed: Any) -> int | None:
     try:
-        return None if seed is None else values.integer("seed", seed)
+        return None if seed is None else options.integer("seed", seed)
     except OptionError as refusal:
         whole = isinstance(seed, str) and seed.strip().isdigit()
         refusal.mend = f"nb.init(seed={int(seed) if whole else 1})"
@@ -359,7 +358,7 @@ def _seed(seed: Any) -> int | None:
 def _ids(ids: Any) -> Any:
     names = [ids] if isinstance(ids, str) else ids or []
     if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(each, str) for each in names):
-        raise values.refuse(
+        raise options.refuse(
             f"ids={ids!r} names no input", why="it is the name of an input, or several", mend='ids="x/id"'
         )
     return ids
@@ -382,7 +381,7 @@ def _sow(run: Run) -> None:
         seed_all(named)
 
 
-@checked
+@check_signature
 def shutdown() -> None:
     """Close the run: links end in order, threads go, totals start anew. Without a run it does nothing.
 
@@ -405,7 +404,7 @@ def report_failure(failure: BaseException) -> None:
             _run.ledger.session.fail(failure)
 
 
-@checked
+@check_signature
 def here() -> Here:
     """Where this process stands among the clusters.
 

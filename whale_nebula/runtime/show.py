@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.step import Captured, Signature, capture
 from whale_nebula.plan.plan import Plan
-from whale_nebula.runtime.plan_step import planned
+from whale_nebula.runtime.plan_step import plan_step
 from whale_nebula.runtime.step.step import Step, Unpack
 
 _SAVING = (
@@ -70,7 +70,7 @@ class Shown:
         if key not in self.known:
             seen = Seen(capture(_call(step, unpack), layout, paths=step.paths, metrics=step.metrics))
             if seen.scoped:
-                self.plans.append(planned(step.name, seen.captured, tensors, (*step.notes, *seen.captured.projected)))
+                self.plans.append(plan_step(step.name, seen.captured, tensors, (*step.notes, *seen.captured.projected)))
                 self._guard()
             self.known[key] = seen
         return self.known[key]

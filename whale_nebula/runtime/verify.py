@@ -29,7 +29,7 @@ from whale_nebula.feed.inputs import Partial
 from whale_nebula.passes.batch import DRAWN_ANEW, lines_of
 from whale_nebula.passes.effects import is_random
 from whale_nebula.passes.replicas import SHARED
-from whale_nebula.plan import verification as comparing
+from whale_nebula.plan import verification
 from whale_nebula.plan.verification import EXACT, HALF, Row, Runs, State, Values, Verification
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.function import NebulaFunction
@@ -39,9 +39,9 @@ from whale_nebula.runtime.step.engine import Engine, plain_function
 from whale_nebula.runtime.step.once import Absent
 from whale_nebula.runtime.step.op_locations import Whereabouts
 from whale_nebula.runtime.step.rollback import uncut_step
-from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared
+from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared_inputs
 from whale_nebula.scopes import calling_site
-from whale_nebula.scopes.options import checked
+from whale_nebula.scopes.options import check_signature
 from whale_nebula.tf import private as tf_private
 
 _NUDGES = 3
@@ -52,7 +52,7 @@ _STATEFUL_RANDOM = (
 )  # fmt: skip
 
 
-@checked
+@check_signature
 @short_traceback
 def verify(model_or_function: Any, *batch: Any) -> Verification:
     """Run one step by the plan and the same step uncut, and compare all that they return and write.
@@ -84,20 +84,20 @@ def verify(model_or_function: Any, *batch: Any) -> Verification:
     """
     current_run().settle()
     subject = _subject(model_or_function, batch)
-    layout, tensors = signature(subject.arguments, subject.step.whole, declared())
+    layout, tensors = signature(subject.arguments, subject.step.whole, declared_inputs())
     with target_wanted("nb.verify", model_or_function, batch):
         engine = subject.step.plan(subject.arguments, subject.unpack)
-    with _told():
+    with _tell_failures():
         _check(engine, subject, layout, tensors)
         around = partial(plainly, owner=subject.step.owner) if engine.captured.projected else None
         plain = plain_function(lambda given: _call(subject, given), layout, around=around)
         reasons = (*_incomparable(engine), *_without_rows(engine, tensors))
         with _channels_kept():
             runs = _runs(engine, plain, tensors, measured=not reasons)
-    return _judged(engine, runs, reasons)
+    return _judge(engine, runs, reasons)
 
 
-def _told() -> AbstractContextManager[None]:
+def _tell_failures() -> AbstractContextManager[None]:
     """Nobody waits for a process that cannot go on."""
     run = current_run()
     return nullcontext() if run.alone else run.ledger.told()
@@ -193,7 +193,7 @@ def _runs(engine: Engine, plain: Callable[..., Any], tensors: Sequence[Any], *, 
         again = partial(_put_back, engine, before)
         try:
             uncut = State(_tensors(plain(*tensors)), _values(engine))
-            shuffled = _shuffled(engine, tensors)
+            shuffled = _shuffle_rows(engine, tensors)
             noise = _noise(engine, again, lambda: plain(*shuffled), before, uncut) if measured else {}
         except tf.errors.OpError as failure:
             place = Whereabouts(engine.captured.graph, engine.captured.program.stages)
@@ -243,36 +243,36 @@ def _noise(
         _nudge(engine, seed)
         near = _values(engine)
         run()
-        for path, far in comparing.noise(before, uncut.variables, near, _values(engine)).items():
+        for path, far in verification.noise(before, uncut.variables, near, _values(engine)).items():
             found[path] = max(far, found.get(path, 0.0))
     return found
 
 
 def _nudge(engine: Engine, seed: int) -> None:
     """Move all that is trained by the last bit of what the step computes and sends in."""
-    bit = max(comparing.BITS[dtype] for dtype in ("float32", *_halves(engine)))
+    bit = max(verification.BITS[dtype] for dtype in ("float32", *_halves(engine)))
     for variable in engine.captured.program.variables:
         live = engine.captured.variables[variable.path]
-        if variable.trainable and comparing.inexact(live):
-            live.assign(comparing.nudged(live.read_value(), bit, seed))
+        if variable.trainable and verification.inexact(live):
+            live.assign(verification.nudge(live.read_value(), bit, seed))
 
 
-def _shuffled(engine: Engine, tensors: Sequence[Any]) -> Sequence[Any]:
+def _shuffle_rows(engine: Engine, tensors: Sequence[Any]) -> Sequence[Any]:
     """The batch with its rows in another order, where micro-batches add its rows in another order too."""
     leaves = engine.captured.program.leaves
-    if engine.captured.program.pipeline.micro_batch < 2 or not all(_known(leaf) for leaf in leaves):
+    if engine.captured.program.pipeline.micro_batch < 2 or not all(_is_known(leaf) for leaf in leaves):
         return tensors
     return [tf.reverse(t, [0]) if leaf.batched else t for leaf, t in zip(leaves, tensors, strict=True)]
 
 
-def _known(leaf: Any) -> bool:
+def _is_known(leaf: Any) -> bool:
     return leaf.spec.dtype not in ("string", "variant", "resource")
 
 
-def _judged(engine: Engine, runs: Runs, reasons: Sequence[_Reason]) -> Verification:
+def _judge(engine: Engine, runs: Runs, reasons: Sequence[_Reason]) -> Verification:
     program, halved = engine.captured.program, bool(_halves(engine))
     names, runs, elsewhere = _here(_names(engine), runs)
-    rows = list(comparing.compared(names, runs, HALF if halved else EXACT))
+    rows = list(verification.compare_tensors(names, runs, HALF if halved else EXACT))
     if reasons:
         rows = [row._replace(limit=math.inf, noisy=False) for row in rows]
     return Verification(
@@ -363,7 +363,7 @@ def _remarks(engine: Engine, rows: Sequence[Row], names: Sequence[str], runs: Ru
     if any(row.noisy and row.ok for row in rows):
         yield "~: rounding alone may move it as far as the step does (its gradient is all but zero): nothing is shown"
     returned = zip(names, runs.uncut.returned, strict=True)
-    strange = [name for name, tensor in (*returned, *runs.uncut.variables.items()) if comparing.strange(tensor)]
+    strange = [name for name, tensor in (*returned, *runs.uncut.variables.items()) if verification.strange(tensor)]
     if strange:
         yield f"no numbers (NaN or infinite) in the uncut step: {', '.join(strange[:8])}{' ...' * (len(strange) > 8)}"
 

@@ -6,7 +6,7 @@ Pure Python: nothing here knows tensors, and everything can be tried without a c
 from whale_nebula.schedule.drawing import draw, picture
 from whale_nebula.schedule.instructions import Backward, Forward, Fused, Instruction, from_text, to_text
 from whale_nebula.schedule.limits import Pace
-from whale_nebula.schedule.lines import Hop, Line, Work, pace, timed, uniform
+from whale_nebula.schedule.lines import Hop, Line, Work, hop_of_seconds, pace, uniform
 from whale_nebula.schedule.schedules import DEFAULT, SCHEDULES, Schedule, limits, schedule
 from whale_nebula.schedule.simulate import Span, Timeline, run_lists, simulate
 
@@ -26,13 +26,13 @@ __all__ = [
     "Work",
     "draw",
     "from_text",
+    "hop_of_seconds",
     "limits",
     "pace",
     "picture",
     "run_lists",
     "schedule",
     "simulate",
-    "timed",
     "to_text",
     "uniform",
 ]

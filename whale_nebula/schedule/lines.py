@@ -117,10 +117,10 @@ def _alone(line: Line | None, size: float) -> float:
 Hops = Mapping[tuple[int, int], Hop]
 
 
-def timed(name: str, back: str, *, seconds: float = 0.0, delay: float = 0.0) -> Hop:
+def hop_of_seconds(name: str, back: str, *, seconds: float = 0.0, delay: float = 0.0) -> Hop:
     """A hop given by the seconds that a message holds the line, alike in both directions.
 
-    >>> timed("0->1", "1->0", seconds=1.5, delay=0.25).round_trip
+    >>> hop_of_seconds("0->1", "1->0", seconds=1.5, delay=0.25).round_trip
     3.5
     """
     return Hop(Line(name, 1.0, delay), Line(back, 1.0, delay), seconds, seconds)
@@ -133,7 +133,7 @@ def uniform(stages: int, *, seconds: float = 0.0, delay: float = 0.0) -> dict[tu
     [(0, 1), (1, 2)]
     """
     return {
-        (s, s + 1): timed(f"{s}->{s + 1}", f"{s + 1}->{s}", seconds=seconds, delay=delay)
+        (s, s + 1): hop_of_seconds(f"{s}->{s + 1}", f"{s + 1}->{s}", seconds=seconds, delay=delay)
         for s in range(stages - 1)
     }
 

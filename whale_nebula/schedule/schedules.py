@@ -201,7 +201,7 @@ def limits(
     own = schedule(name).limit
     check_count("micro_batch", micro_batches)
     if in_flight is not None:
-        found = tuple(descending(_chosen(in_flight, stages, micro_batches)))
+        found = tuple(descending(_choose_limits(in_flight, stages, micro_batches)))
     else:
         found = tuple(descending(own(stage, stages, micro_batches, pace) for stage in range(stages)))
     pairs = zip(orders or [()] * len(replicas), replicas, strict=True)
@@ -210,7 +210,7 @@ def limits(
     return tuple(min(int(limit * copies), micro_batches) for limit, copies in zip(found, most, strict=True))
 
 
-def _chosen(in_flight: Chosen, stages: int, micro_batches: int) -> Iterator[int]:
+def _choose_limits(in_flight: Chosen, stages: int, micro_batches: int) -> Iterator[int]:
     chosen = in_flight if isinstance(in_flight, list | tuple) else [in_flight] * stages
     if len(chosen) != stages:
         raise OptionError(

@@ -28,11 +28,11 @@ def check_compress_options(flags: Mapping[str, Any], codec: Any, backward: Any, 
     """The options as a frame holds them: the flags have become a codec."""
     try:
         made = codecs.from_flags(**flags)
-        chosen = _given(codec, made)
+        chosen = _codec_or_text(codec, made)
         options = {"codec": chosen, "backward": _backward(backward), **_others(others, chosen)}
         ways(options)
     except OptionError as error:
-        raise _located(error) from None
+        raise _add_place(error) from None
     if chosen is None and not any(options[name] for name in _CHANGES):
         raise values.refuse("nb.compress() names no codec", mend="nb.compress(fp16=True)")
     return options
@@ -116,7 +116,7 @@ def _one_of(option: str, value: Any, words: tuple[str, ...]) -> str:
     return str(value)
 
 
-def _given(codec: Any, made: Codec | None) -> Codec | str | None:
+def _codec_or_text(codec: Any, made: Codec | None) -> Codec | str | None:
     if codec is None:
         return made
     if made is not None:
@@ -129,7 +129,7 @@ def _given(codec: Any, made: Codec | None) -> Codec | str | None:
 
 
 def _codec(option: str, value: Any) -> Codec:
-    codec = _parsed(option, value) if isinstance(value, str) else value
+    codec = _parse_option(option, value) if isinstance(value, str) else value
     if isinstance(codec, codecs.Bits):
         why = "whole numbers cross in as few bits as they need by themselves"
         raise values.refuse(f"{option}={value!r} is no codec to choose", why=why, mend="leave it out")
@@ -141,7 +141,7 @@ def _codec(option: str, value: Any) -> Codec:
     raise values.refuse(f"{option}={value!r} is no codec", mend=f"{option}=nb.codec.FP16()")
 
 
-def _parsed(option: str, text: str) -> Codec:
+def _parse_option(option: str, text: str) -> Codec:
     """What is wrong with a text is said of the option, which is what was written."""
     try:
         return codecs.parse(text, _OTHERS[option])
@@ -156,7 +156,7 @@ def _step(value: Any) -> int:
     return number
 
 
-def _located(error: NebulaError) -> OptionError:
+def _add_place(error: NebulaError) -> OptionError:
     """The same, and where the user wrote it."""
     return OptionError(error.what, where=str(calling_site()), why=error.why, mend=error.mend)
 
@@ -227,7 +227,7 @@ def _outer(value: Any, mode: str) -> Outer | str:
     return found
 
 
-def _made(options: Mapping[str, Any]) -> Outer:
+def _make_outer(options: Mapping[str, Any]) -> Outer:
     """The optimizer itself; a server adds what comes, which is the average."""
     found: Outer = NAMED[options["outer"]] if isinstance(options["outer"], str) else options["outer"]
     return Average() if options["mode"] == ASYNC else found
@@ -247,7 +247,7 @@ def apart_of(frames: Sequence[Frame], frame: Frame | None = None) -> Apart | Non
         every=every,
         fragments=1 if later else options["fragments"] or 0,
         delay=0 if later else time_to_arrive(every) if delay is None else delay,
-        outer=_made(options),
+        outer=_make_outer(options),
         codec=str(_way(squeeze)) if squeeze is not None else "none",
         clusters=layout if isinstance(layout, tuple) else (),
         mode=options["mode"],

@@ -125,7 +125,7 @@ def standing(stack: Stack) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unmoved() -> Iterator[None]:
+def keep_stack() -> Iterator[None]:
     """Leave the stack as it is, whatever is closed inside."""
     stack = _STACK.get()
     try:
@@ -142,7 +142,7 @@ def reenter(frames: Sequence[Frame]) -> contextlib.AbstractContextManager[None]:
     return standing(replace(_STACK.get(), frames=tuple(frames), replayed=len(frames)))
 
 
-def imposed(frames: Sequence[Frame]) -> contextlib.AbstractContextManager[None]:
+def impose_frames(frames: Sequence[Frame]) -> contextlib.AbstractContextManager[None]:
     """Open exactly these frames; what is entered inside must fit in them, as if they were written here."""
     return standing(replace(_STACK.get(), frames=tuple(frames), replayed=0))
 

@@ -20,7 +20,7 @@ _entered: set[Site] = set()
 _idle: set[Site] = set()
 
 
-def made(written: str) -> Site:
+def note_made(written: str) -> Site:
     """A scope is made here, as it is `written`; gives the place by which it is known."""
     site = calling_site()
     if site not in _entered:
@@ -28,13 +28,13 @@ def made(written: str) -> Site:
     return site
 
 
-def entered(site: Site) -> None:
+def note_entered(site: Site) -> None:
     """The scope that was made there is entered: so will be the others that are made there."""
     _waiting.pop(site, None)
     _entered.add(site)
 
 
-def refused(site: Site) -> None:
+def note_refused(site: Site) -> None:
     """An error was given of the scope that was made there, which says more."""
     _waiting.pop(site, None)
 
@@ -74,7 +74,7 @@ def tell_idle(frame: Frame, written: str) -> None:
 
 def _tell(so: str) -> None:
     for site, written in list(_waiting.items()):
-        entered(site)
+        note_entered(site)
         warning = NebulaWarning(
             f"{written} is never entered",
             where=str(site),
@@ -99,7 +99,7 @@ _said: set[tuple[Site, str]] = set()
 
 
 @contextlib.contextmanager
-def watched(frame: Frame, around: Stack) -> Iterator[None]:
+def watch_stage(frame: Frame, around: Stack) -> Iterator[None]:
     """Around a stage: warn when it ends without having caught anything."""
     code = "the build of a layer" if frame.building else running()
     try:

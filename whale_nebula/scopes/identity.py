@@ -67,11 +67,11 @@ def identify(name: str | None, cluster: str | None, site: Site, stack: Stack) ->
     """(key, cluster) of a stage that is entered on this stack; its block takes note."""
     block = _block(stack)
     number = block.entries
-    key = name or cluster or _numbered(number, site, stack)
+    key = name or cluster or _number_key(number, site, stack)
     around = cluster_block_of(stack.frames)
     known = block.stages.get(key)
     if name is None and cluster is None and known is not None:
-        raise _taken(key, site, known)
+        raise _taken_error(key, site, known)
     home = cluster or (known.cluster if known is not None else _dealt_to(number, around))
     _check_same(key, home, site, known)
     check_layout(home, site, around)
@@ -104,7 +104,7 @@ def _block(stack: Stack) -> Block:
     return next((frame.block for frame in stack.frames if frame.block is not None), stack.block)
 
 
-def _numbered(number: int, site: Site, stack: Stack) -> str:
+def _number_key(number: int, site: Site, stack: Stack) -> str:
     if stack.replayed:
         raise StageIdentityError(
             "nb.stage() has neither a name nor a cluster, inside a layer that was built under scopes",
@@ -154,7 +154,7 @@ def check_layout(cluster: str, site: Site, around: Frame | None, what: str = "nb
         )
 
 
-def _taken(key: str, site: Site, known: Known) -> StageIdentityError:
+def _taken_error(key: str, site: Site, known: Known) -> StageIdentityError:
     return StageIdentityError(
         f"nb.stage() at {site} would be called {key!r}, as the stage at {known.site} is",
         where=str(site),
@@ -175,11 +175,11 @@ class Numbers:
         ordered = sorted(fresh, key=lambda frame: frame.place or 0)
         block = current_stack().block
         for frame in ordered:
-            if _unnamed(frame) and frame.dealt is not None and _key(frame.dealt) not in block.stages:
+            if _is_unnamed(frame) and frame.dealt is not None and _key(frame.dealt) not in block.stages:
                 self._settle(frame, frame.dealt, block, around)
         for number, frame in enumerate(ordered, block.entries):
             if frame not in self.homes:
-                self._settle(frame, _free(number, block) if _unnamed(frame) else number, block, around)
+                self._settle(frame, _free(number, block) if _is_unnamed(frame) else number, block, around)
         last = max((frame.dealt for frame in ordered if frame.dealt is not None), default=-1)
         block.entries = max(block.entries + len(ordered), last + 1)
 
@@ -189,18 +189,18 @@ class Numbers:
         return self.homes.get(frame, (frame.key, frame.cluster))
 
     def _settle(self, frame: Frame, number: int, block: Block, around: Sequence[Frame]) -> None:
-        key = _key(number) if _unnamed(frame) else str(frame.key)
+        key = _key(number) if _is_unnamed(frame) else str(frame.key)
         if frame.options.get("cluster") is not None:
             cluster = str(frame.cluster)
         else:
             frame.dealt = number if frame.dealt is None else frame.dealt
             known = block.stages.get(key)
-            cluster = known.cluster if known else dealt_to(number if _unnamed(frame) else frame.dealt, around)
+            cluster = known.cluster if known else dealt_to(number if _is_unnamed(frame) else frame.dealt, around)
         block.stages.setdefault(key, Known(cluster, frame.site))
         self.homes[frame] = key, cluster
 
 
-def _unnamed(frame: Frame) -> bool:
+def _is_unnamed(frame: Frame) -> bool:
     return frame.options.get("name") is None and frame.options.get("cluster") is None
 
 

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from whale_nebula.scopes import hints as unentered
+from whale_nebula.scopes import hints
 
 
 class PlanShown(BaseException):
@@ -72,7 +72,7 @@ def met_plain(name: str, kind: str) -> None:
     """Say that a model without scopes is about to run."""
     global _plain
     _plain = f"{name}'s {kind}_step"
-    unentered.warn_unscoped(name)
+    hints.warn_unscoped(name)
     if _observer is not None:
         _observer.plain(name, kind)
 

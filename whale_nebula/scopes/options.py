@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NoReturn, ParamSpec, TypeVar
 
 from whale_nebula.errors import OptionError, ScopeError
-from whale_nebula.errors.suggestions import closest, did_you_mean, listed
+from whale_nebula.errors.suggestions import closest, did_you_mean, list_names
 from whale_nebula.site import calling_site
 
 P = ParamSpec("P")
@@ -21,10 +21,10 @@ _PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KE
 _COLLECTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def checked(function: Callable[P, T]) -> Callable[P, T]:
+def check_signature(function: Callable[P, T]) -> Callable[P, T]:
     """The same function, but a call that does not fit its signature ends in a sentence of ours.
 
-    >>> @checked
+    >>> @check_signature
     ... def pipeline(micro_batch=1, *, schedule="gpipe"): ...
     >>> pipeline(shedule="1f1b")
     Traceback (most recent call last):
@@ -68,7 +68,7 @@ class _Opener(Generic[P, T]):
     def __init__(self, function: Callable[P, T]) -> None:
         functools.update_wrapper(self, function)
         self._name = function.__name__
-        self._checked = checked(function)
+        self._checked = check_signature(function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         if args and inspect.isroutine(args[0]):
@@ -129,7 +129,7 @@ def _misfit(
             mend = f"give it in its place: nb.{name}{_bare(signature)}"
     elif len(args) > places and not collects:
         what = f"nb.{name} takes {places or 'no'} positional argument{'s' * (places > 1)}, not {len(args)}"
-        mend = _named(name, args, known, places)
+        mend = _name_arguments(name, args, known, places)
     else:
         what, mend = f"nb.{name}: {error}", f"nb.{name}{_bare(signature)}"
     why = _options(name, known)
@@ -158,11 +158,11 @@ NOT_YET: Mapping[str, Sequence[str]] = {"compress": ()}
 def _options(name: str, known: Sequence[str]) -> str:
     later = [option for option in known if option in NOT_YET.get(name, ())]
     built = [option for option in known if option not in later]
-    found = f"its options are {listed(built)}" if known else "it has no options"
-    return f"{found}; not built yet are {listed(later)}" if later else found
+    found = f"its options are {list_names(built)}" if known else "it has no options"
+    return f"{found}; not built yet are {list_names(later)}" if later else found
 
 
-def _named(name: str, args: Sequence[object], known: Sequence[str], places: int) -> str:
+def _name_arguments(name: str, args: Sequence[object], known: Sequence[str], places: int) -> str:
     """The call with its arguments where they belong."""
     if name == "cluster" and all(isinstance(each, str) for each in args):
         return f"give their names as a list: nb.cluster({list(args)!r})"
@@ -251,7 +251,7 @@ def _proper(value: object) -> str:
     return "_".join(re.findall(_NAME, value)) if isinstance(value, str) else ""
 
 
-def _listed(value: object) -> str:
+def _suggest_layout(value: object) -> str:
     """The layout that was probably meant."""
     if isinstance(value, str) and closest(value, ["all"]):
         return 'did you mean "all"? nb.cluster()'
@@ -268,7 +268,9 @@ def layout(value: object) -> str | tuple[str, ...]:
     if value == "all" or value in ({"all"}, ["all"], ("all",)):
         return "all"
     if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
-        raise refuse(f"nb.cluster({value!r}): its layout is neither 'all' nor a list of clusters", mend=_listed(value))
+        raise refuse(
+            f"nb.cluster({value!r}): its layout is neither 'all' nor a list of clusters", mend=_suggest_layout(value)
+        )
     names = [name("layout", each) for each in value]
     names = sorted(names) if isinstance(value, set | frozenset) else names
     if not names or len(set(names)) < len(names) or "all" in names:

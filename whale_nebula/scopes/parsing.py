@@ -34,7 +34,7 @@ class Tree:
     def scope(self, frame: Frame, around: Sequence[Frame], missing: str | None) -> None:
         """Take down a scope."""
         frame.touched = True
-        self._nodes[frame] = node = Node(_line(described(frame), missing))
+        self._nodes[frame] = node = Node(_line(describe_scope(frame), missing))
         self._place(around).append(node)
 
     def statement(self, text: str, around: Sequence[Frame], missing: str | None) -> None:
@@ -66,17 +66,17 @@ def parsing() -> Iterator[Tree]:
         yield tree
 
 
-def described(frame: Frame) -> str:
+def describe_scope(frame: Frame) -> str:
     """A scope in one line: a stage by its key and cluster, others by the options that are not as usual.
 
     >>> from whale_nebula.site import Site
-    >>> described(Frame("pipeline", {"micro_batch": 4, "in_flight": None}, Site("train.py", 3)))
+    >>> describe_scope(Frame("pipeline", {"micro_batch": 4, "in_flight": None}, Site("train.py", 3)))
     'pipeline micro_batch=4'
     """
     if frame.kind == "stage":
         return f"stage {frame.key} on {frame.cluster}"
     usual = _usual(frame.kind)
-    shown = [f"{name}={_written(value)}" for name, value in frame.options.items() if value != usual.get(name)]
+    shown = [f"{name}={_format_option(value)}" for name, value in frame.options.items() if value != usual.get(name)]
     return " ".join([frame.kind, *shown])
 
 
@@ -87,7 +87,7 @@ def _usual(kind: str) -> Mapping[str, object]:
     return {name: parameter.default for name, parameter in parameters.items()}
 
 
-def _written(value: object) -> str:
+def _format_option(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

@@ -79,24 +79,26 @@ def _rule(pattern: Any, home: Any, stack: Stack) -> Rule:
     if isinstance(home, Scope):
         home.given()
     key, found = identity.identify(name, cluster, calling_site(), stack)
-    return Rule(_compiled(pattern), key, found)
+    return Rule(_compile_pattern(pattern), key, found)
 
 
-def _compiled(pattern: Any) -> re.Pattern[str]:
+def _compile_pattern(pattern: Any) -> re.Pattern[str]:
     if not isinstance(pattern, str):
         raise values.refuse(f"{pattern!r} is no pattern", why="layer paths are matched by a regex", mend=_MEND)
     try:
         return re.compile(pattern)
     except re.error as error:
         raise values.refuse(
-            f"{pattern!r} is no regular expression", why=str(error), mend=repr(_corrected(pattern, error.pos or 0))
+            f"{pattern!r} is no regular expression",
+            why=str(error),
+            mend=repr(_correct_pattern(pattern, error.pos or 0)),
         ) from None
 
 
-def _corrected(pattern: str, wrong: int) -> str:
+def _correct_pattern(pattern: str, wrong: int) -> str:
     """The regex that was probably meant: with the star of a file name, or with what is wrong taken as a letter.
 
-    >>> _corrected("*dense*", 0)
+    >>> _correct_pattern("*dense*", 0)
     '.*dense.*'
     """
     starred = re.sub(r"(?<![.)\]\w\\])\*|(?<=\w)\*$", ".*", pattern)  # a star that repeats nothing, or ends a name

@@ -10,7 +10,7 @@ from whale_nebula.schedule.schedules import DEFAULT, SCHEDULES
 from whale_nebula.scopes import compressing
 from whale_nebula.scopes import options as values
 from whale_nebula.scopes.frames import Frame, current_stack
-from whale_nebula.scopes.options import checked, scope
+from whale_nebula.scopes.options import check_signature, scope
 from whale_nebula.scopes.scope import Missing, Scope
 from whale_nebula.site import calling_site
 
@@ -209,7 +209,7 @@ def compress(
     return Scope("compress", options, compressing.missing_of(options))
 
 
-@checked
+@check_signature
 def auto_parallel(**limits: Any) -> None:
     """Let the planner find the stages; one line, no scopes. It has no engine yet: raises `NotYetError`."""
     words = [f"{name}={value}" for name, value in limits.items()]

@@ -10,10 +10,8 @@ from typing import NamedTuple, NoReturn
 
 from whale_nebula.errors import NestingError, NotYetError
 from whale_nebula.errors.tracebacks import short_traceback
-from whale_nebula.scopes import hints as eager
-from whale_nebula.scopes import hints as unentered
-from whale_nebula.scopes import identity
-from whale_nebula.scopes.frames import Block, Frame, Stack, current_stack, open_frames, standing, unmoved
+from whale_nebula.scopes import hints, identity
+from whale_nebula.scopes.frames import Block, Frame, Stack, current_stack, keep_stack, open_frames, standing
 from whale_nebula.scopes.options import no_decorator
 from whale_nebula.site import Site, calling_site, runs_now
 
@@ -77,10 +75,10 @@ def _violation(kind: str, site: Site, outer: Frame) -> NestingError:
         why, mend = _TWICE[kind], _INSTEAD[kind]
     elif outer.kind == "compress":
         why = "compress stands anywhere inside a cluster block, not around it"
-        mend = _swapped(kind, outer.kind)
+        mend = _swap_text(kind, outer.kind)
     else:
         why = f"from the outside to the inside it is {' > '.join(LEVELS)}"
-        mend = _swapped(kind, outer.kind)
+        mend = _swap_text(kind, outer.kind)
     return NestingError(
         f"nb.{kind} stands inside nb.{outer.kind} at {outer.site}",
         where=str(site),
@@ -108,7 +106,7 @@ def _left_open(kind: str, site: Site, outer: Frame) -> NestingError:
     )
 
 
-def _swapped(inner: str, outer: str) -> str:
+def _swap_text(inner: str, outer: str) -> str:
     return f"swap them:\nwith nb.{inner}(...):\n    with nb.{outer}(...):"
 
 
@@ -132,7 +130,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         self._options = MappingProxyType(dict(options))
         self._missing = missing
         self._open: dict[Frame, contextlib.ExitStack] = {}
-        self._made = unentered.made(repr(self))
+        self._made = hints.note_made(repr(self))
 
     @property
     def kind(self) -> str:
@@ -150,23 +148,23 @@ class Scope(contextlib.AbstractContextManager[Frame]):
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         """Scopes are no decorators: what they hold is written inside them."""
-        unentered.refused(self._made)
+        hints.note_refused(self._made)
         raise no_decorator(self._kind)
 
     def given(self) -> None:
         """It is not to be entered: something else, a map of places, takes what it says."""
-        unentered.entered(self._made)
+        hints.note_entered(self._made)
 
     @short_traceback
     def __enter__(self) -> Frame:
-        unentered.entered(self._made)
+        hints.note_entered(self._made)
         site = calling_site()
         around = settle(self._kind, site, current_stack())
         frame = self._frame(site, around)
         self._admit(frame, around)
         with contextlib.ExitStack() as opening:
             if self._kind == "stage" and around.recorder is None:
-                opening.enter_context(eager.watched(frame, around))
+                opening.enter_context(hints.watch_stage(frame, around))
             opening.enter_context(standing(replace(around, frames=(*around.frames, frame))))
             self._open[frame] = opening.pop_all()
         return frame
@@ -181,7 +179,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         try:
             self._open.pop(frames[-1]).__exit__(kind, error, trace)
             if error is None and self._options.get("sync_every") is not None and current_stack().recorder is None:
-                unentered.tell_idle(frames[-1], repr(self))
+                hints.tell_idle(frames[-1], repr(self))
         finally:
             if frames[-1].touched and len(frames) > 1:
                 frames[-2].touched = True
@@ -190,7 +188,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         """Close all the same, with what is open inside, so that the stack is clean; and say so, once."""
         ended = next((frame for frame in self._open if frame.closed), None)
         if ended is not None:
-            with unmoved():
+            with keep_stack():
                 self._open.pop(ended).close()
             return
         mine = next((number for number, frame in enumerate(frames) if frame in self._open), None)
@@ -207,7 +205,7 @@ class Scope(contextlib.AbstractContextManager[Frame]):
         if self._kind == "stage":
             place = identity.place_in_open(around)
             key, home = identity.identify(_text(name), _text(cluster), site, around)
-            return Frame(self._kind, self._options, site, key=key, cluster=home, building=eager.builds(), place=place)
+            return Frame(self._kind, self._options, site, key=key, cluster=home, building=hints.builds(), place=place)
         opens_block = self._kind in ("cluster", "replica", "pipeline") and not _has_block(around)
         return Frame(
             self._kind,

@@ -142,17 +142,19 @@ class AuditLog:
         try:
             self._link, aside = chain.tail_of(lines, before)
         except chain.BrokenError as error:
-            raise _broken(self.path, str(error)) from None
+            raise _broken_error(self.path, str(error)) from None
         if self._link == START and lines:
-            raise _broken(self.path, "it does not begin with a record")
+            raise _broken_error(self.path, "it does not begin with a record")
         self._first = before.seq + 1
         if rest and not aside and _follows(rest, self._link):  # only its newline is missing
             self._put(b"\n")
             self._link, rest = Link(self._link.seq + 1, chain.digest(rest)), b""
         if aside and not chain.is_torn_recovery(rest):
-            raise _broken(self.path, f"record {self._link.seq + 1} is none, and a crash tears only what has no newline")
+            raise _broken_error(
+                self.path, f"record {self._link.seq + 1} is none, and a crash tears only what has no newline"
+            )
         if rest and not aside and not chain.is_torn_record(rest):
-            raise _broken(self.path, f"what stands at its end is no beginning of record {self._link.seq + 1}")
+            raise _broken_error(self.path, f"what stands at its end is no beginning of record {self._link.seq + 1}")
         if rest:
             torn = b"\n".join([*aside, rest])
             self._write(chain.RECOVERED, {"torn": chain.digest(torn), **self._about()}, ahead=b"\n")
@@ -189,7 +191,7 @@ class AuditLog:
             "action": action,
             **{key: value[:_LONGEST] if isinstance(value, str) else value for key, value in said.items()},
         }
-        line, link = _forged(self._link, record)
+        line, link = _forge_record(self._link, record)
         self._put(ahead + line + b"\n")
         self._link = link
         self._unsigned += 1
@@ -283,7 +285,7 @@ def _follows(line: bytes, before: Link) -> bool:
     return True
 
 
-def _forged(before: Link, record: dict[str, Any]) -> tuple[bytes, Link]:
+def _forge_record(before: Link, record: dict[str, Any]) -> tuple[bytes, Link]:
     try:
         return chain.forge(before, record)
     except (TypeError, ValueError) as error:
@@ -313,7 +315,7 @@ def _whole(file: int, size: int) -> bytes:
         return reading.read(size)
 
 
-def _broken(path: Path, why: str) -> AuditError:
+def _broken_error(path: Path, why: str) -> AuditError:
     return AuditError(
         "the audit log was changed since it was written",
         where=str(path),
@@ -355,13 +357,13 @@ def _before(path: Path, data: bytes) -> Link:
     lines, rest = chain.split(older[-1].read_bytes())
     begin = chain.parse(lines[0]) if lines else None
     if begin is None or rest:
-        raise _broken(older[-1], "it does not begin and end with a record")
+        raise _broken_error(older[-1], "it does not begin and end with a record")
     try:
         link, aside = chain.tail_of(lines, Link(int(begin["seq"]) - 1, str(begin["prev"])))
     except chain.BrokenError as error:
-        raise _broken(older[-1], str(error)) from None
+        raise _broken_error(older[-1], str(error)) from None
     if aside:
-        raise _broken(older[-1], "it does not end with a record")
+        raise _broken_error(older[-1], "it does not end with a record")
     return link
 
 
@@ -470,13 +472,13 @@ class KeptHeads:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
-                file.write(b"\n" * self._torn() + canonical(head.as_dict()) + b"\n")
+                file.write(b"\n" * self._is_torn() + canonical(head.as_dict()) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             raise AuditError(f"{self.path} cannot be written", why=error.strerror) from None
 
-    def _torn(self) -> bool:
+    def _is_torn(self) -> bool:
         """Whether a crash left half a line: the next one begins on a line of its own."""
         with open(self.path, "rb") as file:
             end = file.seek(0, os.SEEK_END)

@@ -28,9 +28,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from whale_nebula.config.schema import Config
 from whale_nebula.errors import CredentialsError
 from whale_nebula.errors.suggestions import did_you_mean
-from whale_nebula.security import files, making
+from whale_nebula.security import files, making, trust
 from whale_nebula.security import files as reading
-from whale_nebula.security import trust as denied
 from whale_nebula.security.identity import GATEWAY, WORKER, Identity, name
 from whale_nebula.security.trust import check_dates
 
@@ -113,14 +112,14 @@ def everyone(run: str, config: Config) -> list[Identity]:
 def create(folder: Path, authority: Authority) -> None:
     """Put a new authority into a folder; one that is there already is left alone, with an error."""
     _prepare(folder)
-    with files.locked(folder):
+    with files.lock_folder(folder):
         if (folder / CA).exists():
             raise _exists(folder)
         if (folder / KEY).exists():
             raise _certificate_lost(folder)
         files.write(folder / KEY, making.key_bytes(authority.key), files.SECRET, replace=False)
         save_clusters(folder, authority)
-        denied.save(folder / files.REVOKED, authority.run, authority.key, 1, {})
+        trust.save(folder / files.REVOKED, authority.run, authority.key, 1, {})
         files.write(folder / CA, making.certificate_bytes(authority.certificate), files.PUBLIC, replace=False)
 
 

@@ -26,7 +26,7 @@ from whale_nebula.errors import (
     WrongAuthorityError,
     WrongNameError,
 )
-from whale_nebula.security import files as reading
+from whale_nebula.security import files
 from whale_nebula.security.credentials import Credentials
 from whale_nebula.security.identity import Identity
 
@@ -44,11 +44,11 @@ _ALERTS: dict[str, tuple[type[IdentityError], str]] = {
 }
 
 
-def heard(error: OSError, address: str) -> IdentityError | None:
+def read_alert(error: OSError, address: str) -> IdentityError | None:
     """What the other side says of us in a TLS alert, if it is one.
 
     >>> error = ssl.SSLError(1, "[SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca")
-    >>> heard(error, "10.77.0.2:7101").code
+    >>> read_alert(error, "10.77.0.2:7101").code
     'NB-421'
     """
     reason = str(getattr(error, "reason", None) or error).upper()
@@ -75,13 +75,13 @@ _WORDS: tuple[tuple[str, type[IdentityError], str], ...] = (
 )
 
 
-def spoken(text: str, who: str) -> IdentityError | None:
+def read_grpc_error(text: str, who: str) -> IdentityError | None:
     """What gRPC means: a line of a server's log about a client, or the details of a client's failed call.
 
     `who` is the other side, as far as it is known: "a client", or an address.
 
     >>> line = "Handshake failed with error SSL_ERROR_SSL: ...:PEER_DID_NOT_RETURN_A_CERTIFICATE: ..."
-    >>> print(spoken(line, "a client").what, "/", spoken("Socket closed", "a client"))
+    >>> print(read_grpc_error(line, "a client").what, "/", read_grpc_error("Socket closed", "a client"))
     a client shows no certificate / None
     """
     lower = text.lower()
@@ -94,19 +94,19 @@ def spoken(text: str, who: str) -> IdentityError | None:
 _REFUSED = "Handshake failed with error"
 
 
-def refused(line: str) -> str | None:
+def read_refusal(line: str) -> str | None:
     """What a line of gRPC's log says of somebody with whom TLS did not come about, in our words; None for others.
 
     It does not say who dialled whom: either side writes it that does not take the certificate of the other.
 
-    >>> refused("I1122 tls.cc:1] Handshake failed with error SSL_ERROR_SSL: ...:CERTIFICATE_VERIFY_FAILED")
+    >>> read_refusal("I1122 tls.cc:1] Handshake failed with error SSL_ERROR_SSL: ...:CERTIFICATE_VERIFY_FAILED")
     'TLS was refused: the other side shows a certificate that is not taken (NB-420)'
-    >>> refused("certificate has expired") is None
+    >>> read_refusal("certificate has expired") is None
     True
     """
     if _REFUSED not in line:
         return None
-    error = spoken(line, "the other side")
+    error = read_grpc_error(line, "the other side")
     return "TLS was refused: " + (f"{error.what} ({error.code})" if error is not None else "the line above says why")
 
 
@@ -194,7 +194,7 @@ def _probe_tls(
     except (ssl.SSLError, ConnectionError) as error:
         return _no_handshake(address, error, line.gettimeout() or _SPEAKS_SECONDS)
     with contextlib.closing(secured):
-        return _wrong_there(address, secured, credentials, expected) or _refused(address, secured, credentials)
+        return _wrong_there(address, secured, credentials, expected) or _probe_refusal(address, secured, credentials)
 
 
 def _context(credentials: Credentials) -> ssl.SSLContext:
@@ -211,7 +211,7 @@ def _context(credentials: Credentials) -> ssl.SSLContext:
 
 
 def _no_handshake(address: str, error: OSError, timeout: float) -> Diagnosis:
-    told = heard(error, address)
+    told = read_alert(error, address)
     if told is not None:
         return diagnosis(told, HERE)
     if _speaks_plaintext(address, timeout):
@@ -241,13 +241,13 @@ def _wrong_there(
     """What is wrong with the certificate that the other side shows."""
     shown = ssl.DER_cert_to_PEM_cert(secured.getpeercert(binary_form=True) or b"")
     try:
-        credentials.trust.check(reading.certificate(shown, address), expected, whose=f"the process at {address}")
+        credentials.trust.check(files.certificate(shown, address), expected, whose=f"the process at {address}")
     except IdentityError as error:
         return diagnosis(error, THERE)
     return None
 
 
-def _refused(address: str, secured: ssl.SSLSocket, credentials: Credentials) -> Diagnosis | None:
+def _probe_refusal(address: str, secured: ssl.SSLSocket, credentials: Credentials) -> Diagnosis | None:
     """What the other side says of us. TLS 1.3 says it after the handshake, so something must be read.
 
     Who takes us in speaks first (HTTP/2 begins with settings); who does not sends an alert, or just hangs up.
@@ -259,7 +259,7 @@ def _refused(address: str, secured: ssl.SSLSocket, credentials: Credentials) -> 
     except TimeoutError:
         return None
     except OSError as error:
-        told = heard(error, address)
+        told = read_alert(error, address)
         if told is not None:
             return diagnosis(told, HERE)
     said = IdentityError(

@@ -175,7 +175,7 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """One command at a time changes what lies in a folder."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -173,12 +173,12 @@ _OWN_CLUSTER = frozenset({(WORKER, Call.RELAY)})
 _SERVES = {Call.OPEN_PAIR: (WORKER,), Call.RELAY: (GATEWAY,), Call.AUDIT_HEADS: (GATEWAY,)}
 
 
-def allowed(caller: Identity, call: Call, here: Identity) -> bool:
+def is_allowed(caller: Identity, call: Call, here: Identity) -> bool:
     """Whether a caller may make a call to this process.
 
-    >>> allowed(Identity("mt", "gpu"), Call.RELAY, Identity("mt", "gpu", GATEWAY))
+    >>> is_allowed(Identity("mt", "gpu"), Call.RELAY, Identity("mt", "gpu", GATEWAY))
     True
-    >>> allowed(Identity("mt", "gpu"), Call.RELAY, Identity("mt", "npu", GATEWAY))
+    >>> is_allowed(Identity("mt", "gpu"), Call.RELAY, Identity("mt", "npu", GATEWAY))
     False
     """
     return refusal(caller, call, here) == ""

@@ -15,9 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from whale_nebula.errors import CredentialsError, IdentityError
 from whale_nebula.security import authority as home
-from whale_nebula.security import files, making
+from whale_nebula.security import files, making, trust
 from whale_nebula.security import files as reading
-from whale_nebula.security import trust as denied
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.files import Files, Peer
 from whale_nebula.security.identity import Identity, command_options
@@ -41,8 +40,8 @@ def issue(
     """New keys and certificates for all of these, or an error before any of them is made."""
     moment = at or making.now()
     home.check_current(authority, moment)
-    with files.locked(folder):
-        revoked, known = _deny_list(folder, authority).revoked, issued(folder)
+    with files.lock_folder(folder):
+        revoked, known = _deny_list(folder, authority).revoked, list_issued(folder)
         for identity in wanted:
             authority.check(identity)
             _check_free([each for each in known if each.identity == identity and each.serial not in revoked], moment)
@@ -65,7 +64,7 @@ def _check_free(held: Sequence[Peer], at: datetime) -> None:
 def _issue(folder: Path, authority: Authority, identity: Identity, days: float, at: datetime) -> Issued:
     key = making.new_key()
     until, clipped = _until(authority, days, at)
-    made = _signed(authority, identity, key.public_key(), until, at)
+    made = _sign_certificate(authority, identity, key.public_key(), until, at)
     paths = Files.under(folder, identity)
     _keep(folder, made)
     files.write(paths.key, making.key_bytes(key), files.SECRET)
@@ -78,7 +77,7 @@ def _until(authority: Authority, days: float, at: datetime) -> tuple[datetime, b
     return min(wanted, most), wanted > most
 
 
-def _signed(
+def _sign_certificate(
     authority: Authority, identity: Identity, public: ec.EllipticCurvePublicKey, until: datetime, at: datetime
 ) -> x509.Certificate:
     return making.process_certificate(identity, public, authority.certificate, authority.key, until, at)
@@ -99,7 +98,7 @@ def renew(
     """
     moment = at or making.now()
     home.check_current(authority, moment)
-    with files.locked(folder):
+    with files.lock_folder(folder):
         revoked = _deny_list(folder, authority).revoked
         found = [_renewable(folder, authority, identity, revoked) for identity in wanted]
         return [_renew(folder, authority, each, days, moment) for each in found]
@@ -140,7 +139,7 @@ def _renew(folder: Path, authority: Authority, old: x509.Certificate, days: floa
     if not isinstance(public, ec.EllipticCurvePublicKey):
         raise CredentialsError(f"the key of {identity.worker} is none of ours", mend="revoke it, and issue a new one")
     until, clipped = _until(authority, days, at)
-    made = _signed(authority, identity, public, until, at)
+    made = _sign_certificate(authority, identity, public, until, at)
     paths = Files.under(folder, identity)
     _keep(folder, made)
     files.write(paths.cert, making.certificate_bytes(made), files.PUBLIC)
@@ -161,10 +160,10 @@ def revoke(
 ) -> list[Revocation]:
     """Put certificates on the deny list, and all others of the same keys; gives those that were not on it yet."""
     moment = f"{at or making.now():%Y-%m-%dT%H:%M:%SZ}"
-    with files.locked(folder):
+    with files.lock_folder(folder):
         present = _deny_list(folder, authority)
         revoked = present.revoked
-        known = {peer.serial: peer for peer in issued(folder)}
+        known = {peer.serial: peer for peer in list_issued(folder)}
         if unknown := [each for each in serials if each not in known]:
             raise CredentialsError(f"no certificate has the serial {unknown[0]!r}", mend="whale-nebula certs show")
         keys = {known[each].key for each in serials}
@@ -180,28 +179,28 @@ def _deny_list(folder: Path, authority: Authority) -> SignedList:
     path = folder / files.REVOKED
     if not path.exists():
         _sign_list(folder, authority, 1, {})
-    return denied.load(path, [authority.certificate])
+    return trust.load(path, [authority.certificate])
 
 
 def _sign_list(folder: Path, authority: Authority, number: int, revoked: Revocations) -> None:
     """Write a deny list with this number, or a higher one: that after the highest this host has had."""
     path, signer = folder / files.REVOKED, reading.public_key_digest(authority.certificate)
-    denied.save(path, authority.run, authority.key, max(number, denied.highest_number(path, signer) + 1), revoked)
+    trust.save(path, authority.run, authority.key, max(number, trust.highest_number(path, signer) + 1), revoked)
 
 
 def renew_deny_list(folder: Path, authority: Authority) -> SignedList:
     """Sign the deny list anew: that of an older version, which has no signature, too."""
     path = folder / files.REVOKED
-    with files.locked(folder):
-        if denied.is_unsigned(path):
-            _sign_list(folder, authority, 1, denied.load_unsigned(path))
+    with files.lock_folder(folder):
+        if trust.is_unsigned(path):
+            _sign_list(folder, authority, 1, trust.load_unsigned(path))
         else:
             present = _deny_list(folder, authority)
             _sign_list(folder, authority, present.number + 1, present.revoked)
-        return denied.load(path, [authority.certificate])
+        return trust.load(path, [authority.certificate])
 
 
-def issued(folder: Path) -> list[Peer]:
+def list_issued(folder: Path) -> list[Peer]:
     """Every certificate that was issued here or copied here, the newest of each identity last."""
     return [peer for peer, _ in _issued_certificates(folder)]
 
@@ -236,7 +235,7 @@ def ephemeral(run: str, workers: Iterable[str], folder: str | Path | None = None
     authority = Authority.fresh(run, {}, _EPHEMERAL_DAYS, moment)
     fresh = Path(tempfile.mkdtemp(prefix="whale-nebula-", dir=folder))
     files.write(fresh / home.CA, making.certificate_bytes(authority.certificate), files.PUBLIC)
-    denied.save(fresh / files.REVOKED, run, authority.key, 1, {})
+    trust.save(fresh / files.REVOKED, run, authority.key, 1, {})
     return {
         worker: _issue(fresh, authority, identity, _EPHEMERAL_DAYS, moment).files for worker, identity in names.items()
     }

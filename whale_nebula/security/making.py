@@ -46,7 +46,7 @@ def authority_certificate(run: str, key: ec.EllipticCurvePrivateKey, until: date
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"whale_nebula {run}")])
     public = key.public_key()
     return (
-        _begun(name, name, public, until, at)
+        _begin_certificate(name, name, public, until, at)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(run_uri(run))]), critical=False)
@@ -71,7 +71,7 @@ def process_certificate(
     names = [x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)]
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
     return (
-        _begun(name, authority.subject, public, until, at)
+        _begin_certificate(name, authority.subject, public, until, at)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
@@ -82,7 +82,7 @@ def process_certificate(
     )
 
 
-def _begun(
+def _begin_certificate(
     subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, until: datetime, at: datetime
 ) -> x509.CertificateBuilder:
     return (

@@ -348,7 +348,7 @@ class BadLine:
             return (self._draw.choice(earlier), frame) if earlier else (frame,)
         return {
             Ill.DUPLICATE: (frame, frame),
-            Ill.CORRUPT: (self._flipped(frame),),
+            Ill.CORRUPT: (self._flip_bit(frame),),
             Ill.TRUNCATE: (frame[: self._draw.randrange(len(frame))],),
             Ill.LOSE: (),
         }[ill]
@@ -359,7 +359,7 @@ class BadLine:
         self._sleep(0.01)
         return cable.overtake(passage.source) or passage.frame
 
-    def _flipped(self, frame: bytes) -> bytes:
+    def _flip_bit(self, frame: bytes) -> bytes:
         data = bytearray(frame)
         data[self._draw.randrange(len(data))] ^= 1 << self._draw.randrange(8)
         return bytes(data)

@@ -46,7 +46,7 @@ def taught(held: Numbers, gradients: Sequence[Numbers], scalar: Numbers) -> Numb
     return held
 
 
-def undisturbed(workers: int, steps: int) -> list[Numbers]:
+def run_undisturbed(workers: int, steps: int) -> list[Numbers]:
     """What each worker holds at the end of a good run."""
     held = [fresh(place) for place in range(workers)]
     for step in range(steps):
@@ -66,7 +66,7 @@ def undisturbed(workers: int, steps: int) -> list[Numbers]:
     return held
 
 
-def bound(key: Key) -> Bound | None:
+def bound_of(key: Key) -> Bound | None:
     """What may come."""
     known = key.program == PROGRAM and key.kind in SIZES and key.phase == 0
     return Bound("uint32", (SIZES[key.kind],)) if known else None
@@ -92,7 +92,7 @@ class Pupil:
         checked()
         failpoint("update.before")
         failpoint("update.begun")
-        self.held = taught(self.held, gradients, self._shared(step, scalar))
+        self.held = taught(self.held, gradients, self._share_of(step, scalar))
         failpoint("update.after")
 
     def _forwards(self, step: int) -> Iterator[tuple[int, Numbers]]:
@@ -104,7 +104,7 @@ class Pupil:
             self._put("forward", step, micro_batch, self._place + 1, kept[-1])
         yield from enumerate(kept)
 
-    def _shared(self, step: int, scalar: Numbers) -> Numbers:
+    def _share_of(self, step: int, scalar: Numbers) -> Numbers:
         """The last one's scalar, at all."""
         last = len(self._row) - 1
         if self._place != last:
@@ -229,7 +229,7 @@ def grid(hits: tuple[int, ...] = (1, 2, 3, 5)) -> Iterator[Case]:
                 for seconds in _SECONDS.get(action, (0.0,)):
                     for hit in (1,) if point.startswith(_ONCE) else hits:
                         fault = Fault(point, action, seconds, hit, worker=worker)
-                        yield Case(hit, faults=(fault,), lines=_broken(point))
+                        yield Case(hit, faults=(fault,), lines=_faults_of_point(point))
     for ill in Ill:
         for here, there in (NAMES[:2], NAMES[1::-1]):
             for number in range(0, 40, 2):
@@ -237,7 +237,7 @@ def grid(hits: tuple[int, ...] = (1, 2, 3, 5)) -> Iterator[Case]:
                     yield Case(number, lines=(LineFault(here, there, ill, number, seconds),))
 
 
-def _broken(point: str) -> tuple[LineFault, ...]:
+def _faults_of_point(point: str) -> tuple[LineFault, ...]:
     """What brings a failpoint about that is about broken connections."""
     if not point.startswith(("connection.", "frames.")):
         return ()
@@ -287,7 +287,7 @@ def _line(draw: random.Random, row: tuple[str, ...], steps: int) -> LineFault:
 DEADLY = (Action.KILL, Action.RAISE)
 
 
-def planned(error: BaseException) -> bool:
+def is_planned(error: BaseException) -> bool:
     """Whether a failpoint raised it."""
     return isinstance(error, RunError) and "failpoint" in str(error)
 
@@ -309,7 +309,7 @@ def judge(found: Found) -> list[str]:
     case, outcomes = found.case, found.outcomes
     living = {worker: each for worker, each in outcomes.items() if each.killed is None}
     wrong = ["it hangs"] if found.hangs else []
-    expected = dict(zip(case.row, undisturbed(case.workers, case.steps), strict=True))
+    expected = dict(zip(case.row, run_undisturbed(case.workers, case.steps), strict=True))
     for worker, each in outcomes.items():
         if each.held is not None and (each.held.tobytes() != expected[worker].tobytes() or each.leftover):
             wrong.append(f"{worker} has come to something else ({each.leftover} tensors are left)")
@@ -317,7 +317,7 @@ def judge(found: Found) -> list[str]:
         if each.held is None and each.error is None and not found.hangs:
             wrong.append(f"{worker} has no end")
         if each.error is not None:
-            wrong += _misnamed(case, worker, each.error)
+            wrong += _misnamed_workers(case, worker, each.error)
     if not fatal(case) and not found.went_on:
         wrong.append(f"it stopped: {next((str(e.error) for e in outcomes.values() if e.error), 'nobody said why')}")
     applied = [each.applied for each in outcomes.values()]
@@ -328,11 +328,11 @@ def judge(found: Found) -> list[str]:
     return wrong + _late(found, living)
 
 
-def _misnamed(case: Case, worker: str, error: BaseException) -> list[str]:
+def _misnamed_workers(case: Case, worker: str, error: BaseException) -> list[str]:
     if not isinstance(error, NebulaError):
         return [f"{worker} stopped by {error!r}"]
     others = [each for each in case.row if each != worker]
-    named = planned(error) or any(each in str(error) for each in others)
+    named = is_planned(error) or any(each in str(error) for each in others)
     return [] if named else [f"{worker} stopped without a name: {error}"]
 
 

@@ -33,13 +33,13 @@ from whale_nebula.testing.case import (
     Numbers,
     Outcome,
     Pupil,
-    bound,
+    bound_of,
+    is_planned,
     judge,
-    planned,
 )
 from whale_nebula.testing.stepping import Gone, Over, Turns
 from whale_nebula.transport import clock, mailbox, outbox, peer, tally
-from whale_nebula.transport.base import lost
+from whale_nebula.transport.base import lost_error
 from whale_nebula.transport.carrier import Receiver
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.mailbox import Waiters
@@ -84,7 +84,7 @@ class _World:
         """Threads that take turns, small chunks, and failpoints that know whose code runs."""
         chunk, frame.CHUNK_BYTES = frame.CHUNK_BYTES, _CHUNK
         try:
-            with self.turns.instead_of_threads(_SWAPPED), failpoints.planned(_Everyone(self)):
+            with self.turns.instead_of_threads(_SWAPPED), failpoints.with_plan(_Everyone(self)):
                 yield
         finally:
             frame.CHUNK_BYTES = chunk
@@ -159,7 +159,7 @@ class _World:
             end,
             Greeting("simulated", here, there),
             self.case.row,
-            expect=bound,
+            expect=bound_of,
             budget=_BUDGET,
             window=2 * _BUDGET,
             deadlines=_DEADLINES,
@@ -172,7 +172,7 @@ class _World:
         """Nobody listens at its address any more: who dials it, or looks for it, is refused twice."""
         for ends, cable in self.cables.items():
             if worker in ends:
-                self._later(NOTICED, partial(cable.kill, worker, lost(worker, why)))
+                self._later(NOTICED, partial(cable.kill, worker, lost_error(worker, why)))
 
     # What happens to it.
 
@@ -231,7 +231,7 @@ class _World:
         struck = [*self.struck, *(fault for line in self.lines for fault in line.struck)]
         found = Found(self.case, self.outcomes, reached, struck, self.turns.time, self.turns.hangs, self.when)
         found.wrong = judge(found)
-        found.wrong += [f"{name} broke: {error!r}" for name, error in self.turns.broken if not planned(error)]
+        found.wrong += [f"{name} broke: {error!r}" for name, error in self.turns.broken if not is_planned(error)]
         return found
 
 

@@ -200,7 +200,7 @@ class Turns:
 
     def _next(self, me: Turn | None) -> None:
         """Hand over to who is next; comes back when it is this one's turn again."""
-        chosen = self._unwound() if self.over else self._chosen()
+        chosen = self._unwound() if self.over else self._choose_turn()
         if chosen is None or chosen is not me:
             self.current = chosen
             (self._home if chosen is None else chosen.baton).release()
@@ -216,7 +216,7 @@ class Turns:
             self._all.pop()
         return self._all[-1] if self._all else None
 
-    def _chosen(self) -> Turn | None:
+    def _choose_turn(self) -> Turn | None:
         while True:
             while self._ready:
                 turn = self._ready.pop(self._draw.randrange(len(self._ready)))

@@ -42,7 +42,7 @@ def exchange(callback: Any, name: str, change: Callable[[Method], Method]) -> No
 def silence(callback: Any, silent: Callable[[], bool]) -> None:
     """Let a callback do nothing where `silent` says so, and take back what it has written already."""
     for name in _HOOKS:
-        setattr(callback, name, _silenced(getattr(callback, name), silent))
+        setattr(callback, name, _silence_method(getattr(callback, name), silent))
     if isinstance(callback, keras.callbacks.TensorBoard) and silent():
         for writer in callback._writers.values():
             writer.close()
@@ -52,7 +52,7 @@ def silence(callback: Any, silent: Callable[[], bool]) -> None:
                 tf.io.gfile.remove(path)
 
 
-def _silenced(plain: Method, silent: Callable[[], bool]) -> Method:
+def _silence_method(plain: Method, silent: Callable[[], bool]) -> Method:
     @functools.wraps(plain)
     def hook(*args: Any, **kwargs: Any) -> Any:
         return None if silent() else plain(*args, **kwargs)

@@ -158,7 +158,7 @@ def leaves(structure: Any) -> list[Any]:
     return list(nest.flatten(structure))
 
 
-def packed(structure: Any, parts: Sequence[Any]) -> Any:
+def pack_structure(structure: Any, parts: Sequence[Any]) -> Any:
     """The same parts in their structure."""
     return nest.pack_sequence_as(structure, list(parts))
 

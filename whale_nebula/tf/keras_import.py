@@ -51,9 +51,9 @@ def _wrap(trainer: type, hook: Hook) -> None:
 
 def _wrapper(kind: str, original: Callable[..., Any], hook: Hook) -> Callable[..., Any]:
     def make(model: Any, force: bool = False) -> Any:
-        from whale_nebula.tf.versions import unsupported
+        from whale_nebula.tf.versions import find_unsupported
 
-        if unsupported() is not None:  # a scope says so where it is entered, and this model has entered none
+        if find_unsupported() is not None:  # a scope says so where it is entered, and this model has entered none
             return original(model, force)
         return hook().make_function(kind, original, model, force)
 

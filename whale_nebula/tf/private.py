@@ -66,7 +66,7 @@ __all__ = [
 FuncGraph = func_graph_lib.FuncGraph
 
 
-def stamped(graph: Any, stamps: Mapping[str, str | int]) -> contextlib.AbstractContextManager[None]:
+def stamp_ops(graph: Any, stamps: Mapping[str, str | int]) -> contextlib.AbstractContextManager[None]:
     """While open, every op made in `graph` carries these attributes."""
     values = {
         name: attr_value_pb2.AttrValue(**{"i": value} if isinstance(value, int) else {"s": value.encode()})
@@ -154,7 +154,7 @@ def tape_records() -> bool:
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
 
 
-def unrecorded() -> contextlib.AbstractContextManager[None]:
+def without_recording() -> contextlib.AbstractContextManager[None]:
     """While open, no tape of this thread records."""
     stopped: contextlib.AbstractContextManager[None] = record.stop_recording()
     return stopped
@@ -282,7 +282,7 @@ def layers_around(op: Any) -> tuple[tuple[str, ...], str]:
     frames = [(frame.filename, frame.name) for frame in op.traceback or ()]
     calls = sum(name == "__call__" and file.endswith(_LAYER_FILE) for file, name in frames)
     scopes = op.name.split("/")[:-1][:calls]
-    names = tuple(_unnumbered(op.graph, scopes[: depth + 1]) for depth in range(len(scopes)))
+    names = tuple(_strip_numbers(op.graph, scopes[: depth + 1]) for depth in range(len(scopes)))
     inside = [file for file, _ in frames if _LAYERS in file and not file.endswith(_LAYER_FILE)]
     return names, inside[-1] if names and inside else ""
 
@@ -290,7 +290,7 @@ def layers_around(op: Any) -> tuple[tuple[str, ...], str]:
 _LAYERS, _LAYER_FILE = "/keras/src/layers/", "/keras/src/layers/layer.py"
 
 
-def _unnumbered(graph: Any, scopes: Sequence[str]) -> str:
+def _strip_numbers(graph: Any, scopes: Sequence[str]) -> str:
     plain = re.sub(r"_\d+$", "", scopes[-1])
     return plain if "/".join([*scopes[:-1], plain]).lower() in graph._names_in_use else scopes[-1]
 
@@ -434,7 +434,7 @@ def ops_watched() -> bool:
 _EXPORTERS = ("/keras/src/export/", "/tensorflow/python/saved_model/")
 
 
-def autographed(function: Callable[..., Any]) -> Callable[..., Any]:
+def apply_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
     """What tf.function would make of a function: Python control flow becomes TensorFlow's."""
     context = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED, options=None)
     converted: Callable[..., Any] = autograph.tf_convert(function, context, user_requested=True)

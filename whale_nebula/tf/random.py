@@ -40,10 +40,10 @@ def hook_draws(asked: Asked | None) -> None:
     The op then draws from that; where the answer is None, the op is made as ever. With None, the hook is taken off.
     """
     for name, make in _MAKERS.items():
-        setattr(gen_random_ops, name, make if asked is None else functools.partial(_drawn, name, asked))
+        setattr(gen_random_ops, name, make if asked is None else functools.partial(_draw_counter, name, asked))
 
 
-def _drawn(name: str, asked: Asked, /, *args: Any, **kwargs: Any) -> Any:
+def _draw_counter(name: str, asked: Asked, /, *args: Any, **kwargs: Any) -> Any:
     bound = inspect.signature(_MAKERS[name]).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments

@@ -21,12 +21,12 @@ BACKEND = "tensorflow"
 
 def require_supported() -> None:
     """Raise where TensorFlow or Keras is out of its range, or Keras runs on something else than TensorFlow."""
-    refusal = unsupported()
+    refusal = find_unsupported()
     if refusal is not None:
         raise refusal
 
 
-def unsupported() -> NebulaError | None:
+def find_unsupported() -> NebulaError | None:
     """Why the TensorFlow and Keras at hand cannot be used, or None where they can."""
     for name in RANGES:
         found = _version(name)

@@ -82,7 +82,7 @@ def closed_here(here: str, there: str) -> NebulaError:
     )
 
 
-def lost(there: str, why: str) -> NebulaError:
+def lost_error(there: str, why: str) -> NebulaError:
     """The other worker went without a word."""
     return LinkClosedError(
         f"worker '{there}' is gone", why=why, mend=f"look at the output of '{there}': its process has ended"
@@ -115,7 +115,7 @@ def silent(there: str, where: str, seconds: float, why: str) -> NebulaError:
 _COMMON = (InputMismatchError, PlanMismatchError, LinkClosedError, RemoteFailureError)
 
 
-def failed(there: str, reason: object) -> NebulaError:
+def failed_error(there: str, reason: object) -> NebulaError:
     """The other worker has said that it failed, and why.
 
     What concerns several workers (that they differ, that another one is gone) reads the same at each of them. All of it

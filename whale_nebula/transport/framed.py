@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from whale_nebula.errors import LocalProtocolError, NebulaError, RemoteProtocolError
-from whale_nebula.transport.base import BYE, FAIL, LinkEnd, closed_by, failed, refuse_reserved
+from whale_nebula.transport.base import BYE, FAIL, LinkEnd, closed_by, failed_error, refuse_reserved
 from whale_nebula.transport.mailbox import Mailbox, Waiters
 from whale_nebula.transport.outbox import Outbox, Parcel
 from whale_nebula.transport.protocol import Key, Packed, Payload, Roster
@@ -31,23 +31,23 @@ class Described(NamedTuple):
     raw_bytes: int
 
 
-def described(header: Header, payload: Payload) -> Described:
+def describe_payload(header: Header, payload: Payload) -> Described:
     """A payload under the header of its key.
 
     >>> packed = Packed(np.zeros(5, np.uint8), codec=3, state=9, dtype="float32", dims=(4, 8))
-    >>> sent = described(Header(Kind.SCALAR), packed)
+    >>> sent = describe_payload(Header(Kind.SCALAR), packed)
     >>> sent.header.codec, sent.header.state, sent.header.dims, sent.data.size, sent.raw_bytes
     (3, 9, (4, 8), 5, 128)
     """
     if isinstance(payload, Packed):
-        checked(payload)
+        check_packed(payload)
         return Described(_with(header, payload), payload.data, payload.raw_bytes)
     array = np.asarray(payload)
     header = header._replace(dtype=dtype_code(array.dtype.name), dims=array.shape)
     return Described(header, array_bytes(array), array.nbytes)
 
 
-def arrived(event: TensorArrived) -> Payload:
+def read_payload(event: TensorArrived) -> Payload:
     """What came, as it was sent."""
     header, dtype = event.header, dtype_of(event.header.dtype)
     if not header.encoded or dtype is None:
@@ -55,7 +55,7 @@ def arrived(event: TensorArrived) -> Payload:
     return Packed(event.array, header.codec, header.state, dtype.name, header.dims)
 
 
-def checked(packed: Packed) -> Packed:
+def check_packed(packed: Packed) -> Packed:
     """Refuse what no frame can say, wherever it goes: a memory link takes no more than the others."""
     fault = _fault(packed)
     if fault:
@@ -120,7 +120,7 @@ class FramedEnd(LinkEnd):
     ) -> None:
         """Queue a tensor for the writer. `size` is not needed here: the array has one."""
         self._check(key, self.here, self.there)
-        header, data, raw = described(self._roster.header(key), array)
+        header, data, raw = describe_payload(self._roster.header(key), array)
         self._put(Parcel(header, data))
         self._tally.tensor(data.nbytes, raw if raw_bytes is None else raw_bytes)
 
@@ -165,14 +165,14 @@ class FramedEnd(LinkEnd):
             check_message(event.message)
             self._told(event.message, event.header.whole)
         else:
-            self._inbox.put(self._roster.key(event.header), arrived(event))
+            self._inbox.put(self._roster.key(event.header), read_payload(event))
 
     def _told(self, message: dict[str, Any], size: int) -> None:
         if message["kind"] == BYE:
             self._inbox.end(partial(closed_by, self.there))
             self._say_farewell()
         elif message["kind"] == FAIL:
-            self._inbox.end(partial(failed, self.there, message.get("reason")), at_once=True)
+            self._inbox.end(partial(failed_error, self.there, message.get("reason")), at_once=True)
         else:
             self._inbox.put_message(message, size=size)
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from whale_nebula.errors import LocalProtocolError
-from whale_nebula.transport.base import BYE, FAIL, LinkEnd, closed_by, closed_here, failed, refuse_reserved
+from whale_nebula.transport.base import BYE, FAIL, LinkEnd, closed_by, closed_here, failed_error, refuse_reserved
 from whale_nebula.transport.clock import Clock, MonotonicClock
-from whale_nebula.transport.framed import checked
+from whale_nebula.transport.framed import check_packed
 from whale_nebula.transport.mailbox import Mailbox
 from whale_nebula.transport.protocol import Key, Packed, Payload
 from whale_nebula.wire.message import decode_message, encode_message
@@ -94,7 +94,7 @@ class MemoryLink(LinkEnd):
         data = encode_message({"kind": FAIL, "reason": dict(reason)})
         due = self._line.occupy(self._tally.message(len(data)), overtakes=True).due
         told = decode_message(data)["reason"]
-        self._outbox.end(lambda: failed(self.here, told), due=due, at_once=True)
+        self._outbox.end(lambda: failed_error(self.here, told), due=due, at_once=True)
 
     def close(self) -> None:
         """End in order: what was sent before still arrives. Closing twice does nothing."""
@@ -152,7 +152,7 @@ class MemoryNetwork:
 def _checked_size(array: Payload, size: int | None) -> int:
     """The payload's bytes, after refusing what a real link would refuse."""
     if isinstance(array, Packed):
-        return checked(array).nbytes
+        return check_packed(array).nbytes
     dtype = getattr(array, "dtype", None)
     if dtype is not None:
         dtype_code(str(getattr(dtype, "name", dtype)))

@@ -295,7 +295,7 @@ class Sending:
         if parcel is None:
             return None
         ((header, chunk),) = chunks(parcel.header, parcel.payload)
-        return self._framed(header, chunk, parcel)
+        return self._frame_chunk(header, chunk, parcel)
 
     def _due(self) -> Shipment | None:
         packet = self._conversation.due()
@@ -314,9 +314,9 @@ class Sending:
         header, chunk = next(self._chunks)
         if header.last:
             self._parcel = None
-        return self._framed(header, chunk, parcel)
+        return self._frame_chunk(header, chunk, parcel)
 
-    def _framed(self, header: Header, chunk: Bytes, parcel: Parcel) -> Shipment:
+    def _frame_chunk(self, header: Header, chunk: Bytes, parcel: Parcel) -> Shipment:
         packet = self._conversation.frame(header, chunk)
         return Shipment(packet, parcel, last=header.last, share=HEADER_BYTES + chunk.size)
 

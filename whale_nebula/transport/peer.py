@@ -24,7 +24,7 @@ from whale_nebula.errors import (
 )
 from whale_nebula.faults import chunk_failpoint, failpoint
 from whale_nebula.transport.base import BYE, FAIL, absent, closed_here, silent
-from whale_nebula.transport.base import lost as gone
+from whale_nebula.transport.base import lost_error as gone
 from whale_nebula.transport.carrier import Carrier, CarrierState
 from whale_nebula.transport.deadlines import Announce, Deadlines, Waiting, log_wait
 from whale_nebula.transport.framed import ExpectKey, FramedEnd
@@ -265,7 +265,7 @@ class PeerLink(FramedEnd):
         """The next frame and the connection it is for; None once there will be none."""
         with self._changed:
             while not self._ended.is_set() and not (self._fail_heard and self._over):
-                shipment = self._given()
+                shipment = self._next_shipment()
                 if shipment is not None and self._sending.connection is not None:
                     self._meter.busy(self._now())
                     self._fail_answered |= self._fail_heard
@@ -275,7 +275,7 @@ class PeerLink(FramedEnd):
                 self._changed.wait(self._until_beat())
             return None
 
-    def _given(self) -> Shipment | None:
+    def _next_shipment(self) -> Shipment | None:
         try:
             return self._sending.next()
         except LocalProtocolError as error:

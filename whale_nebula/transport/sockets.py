@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from whale_nebula.errors import NebulaError, RemoteProtocolError
-from whale_nebula.transport.base import closed_here, lost
+from whale_nebula.transport.base import closed_here, lost_error
 from whale_nebula.transport.framed import ExpectKey, FramedEnd
 from whale_nebula.transport.outbox import Outbox, Parcel
 from whale_nebula.wire.assembly import FrameDecoder
@@ -50,7 +50,7 @@ class SocketLink(FramedEnd):
     ) -> None:
         super().__init__(here, there, workers, Outbox(budget), expect=expect, patience=patience)
         self._grace = grace
-        self._socket = _tuned(connection)
+        self._socket = _tune_socket(connection)
         self._decoder = FrameDecoder(self._bound)
         self._sequence = 0
         self._reader = threading.Thread(target=self._read, name=f"nebula-read-{there}", daemon=True)
@@ -87,7 +87,7 @@ class SocketLink(FramedEnd):
                 self._write_parcel(parcel)
             self._socket.shutdown(socket.SHUT_WR)
         except OSError as error:
-            self._inbox.end(partial(lost, self.there, f"writing to it failed: {error}"))
+            self._inbox.end(partial(lost_error, self.there, f"writing to it failed: {error}"))
         finally:
             self._outbox.stop()
 
@@ -116,11 +116,11 @@ class SocketLink(FramedEnd):
     def _read(self) -> None:
         try:
             self._read_events()
-            self._inbox.end(partial(lost, self.there, "the connection ended without a farewell"))
+            self._inbox.end(partial(lost_error, self.there, "the connection ended without a farewell"))
         except RemoteProtocolError as error:
             self._refuse(error)
         except OSError as error:
-            self._inbox.end(partial(lost, self.there, f"reading from it failed: {error}"))
+            self._inbox.end(partial(lost_error, self.there, f"reading from it failed: {error}"))
         finally:
             self._outbox.finish()
 
@@ -144,7 +144,7 @@ class SocketLink(FramedEnd):
             raise RemoteProtocolError(f"a frame of epoch {header.epoch}: a link over a socket has none")
 
 
-def _tuned(connection: socket.socket) -> socket.socket:
+def _tune_socket(connection: socket.socket) -> socket.socket:
     """Blocking, with room for a few chunks in the kernel, and without waiting to fill packets."""
     connection.setblocking(True)
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):

@@ -28,9 +28,9 @@ from whale_nebula.wire.frame import (
     checksum,
     chunks,
     find_fault,
+    open_header,
     pack,
     unpack,
-    unsealed,
 )
 from whale_nebula.wire.greeting import Greeting, Introduction, Prover
 from whale_nebula.wire.message import Word, decode_message, encode_message
@@ -169,7 +169,7 @@ class Conversation:
         self._connected = True
         expected = self._arrivals.expected
         packet = self._greeting_packet(self._introduction.hello(expected, self._acknowledge()))
-        self._ours = _known(self._ours.said(Word.HELLO))
+        self._ours = _require_side(self._ours.said(Word.HELLO))
         return [packet]
 
     def disconnected(self) -> None:
@@ -188,7 +188,7 @@ class Conversation:
 
         `header` and `chunk` are one of `chunks(...)`. Messages may exceed the budget; tensors wait for `room`.
         """
-        side = self._allowed(header, chunk)
+        side = self._side_after(header, chunk)
         numbered = header._replace(
             epoch=self.epoch, sequence=self._replay.next, ack=self._acknowledge()
         )
@@ -232,7 +232,7 @@ class Conversation:
         )
         return pack(header, 0), np.empty(0, np.uint8)
 
-    def _allowed(self, header: Header, chunk: Bytes) -> Side:
+    def _side_after(self, header: Header, chunk: Bytes) -> Side:
         """What this side is after the frame, if it may be sent."""
         if not self.ready:
             raise LocalProtocolError("nothing is sent before the greeting is over", mend="wait for Opened")
@@ -260,13 +260,13 @@ class Conversation:
 
     def receive(self, message: bytes | bytearray | memoryview) -> list[Event]:
         """Take one whole frame; give what it completes, in order."""
-        return self._guarded([message])
+        return self._guard_events([message])
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> list[Event]:
         """Take any bytes of a stream of frames; give what they complete, in order."""
-        return self._guarded(self._splitter.split(data))
+        return self._guard_events(self._splitter.split(data))
 
-    def _guarded(self, messages: Iterable[bytes | bytearray | memoryview]) -> list[Event]:
+    def _guard_events(self, messages: Iterable[bytes | bytearray | memoryview]) -> list[Event]:
         """The events of these frames. What is wrong is raised, now and at every later call; but where good frames came
         before it, their events are given now, and it is raised from the next call on.
         """
@@ -344,13 +344,13 @@ class Conversation:
         return [*self._acknowledged(header.ack), *events]
 
     def _take_message(self, header: Header, payload: Bytes) -> tuple[Side, list[Event]]:
-        plain = unsealed(header)
+        plain = open_header(header)
         data = self._into(np.empty(plain.length, np.uint8), header, payload) if self._sealer else payload
         message = decode_message(data.tobytes())
         return self._heard_from(plain, message), [MessageArrived(plain, message)]
 
     def _take_chunk(self, header: Header, payload: Bytes) -> tuple[Side, list[Event]]:
-        plain = unsealed(header)
+        plain = open_header(header)
         side = self._heard_from(plain, None)
         self._into(self._assembly.place(plain), header, payload)
         return side, list(self._assembly.placed(plain))
@@ -389,7 +389,7 @@ class Conversation:
             raise RemoteProtocolError(f"{escape_foreign_text(message['kind'])} in state {self._theirs.state}")
         if word is Word.HELLO:
             events.append(Answer([self._greeting_packet(self._introduction.answer(message))]))
-            self._ours = _known(self._ours.said(Word.AUTH))
+            self._ours = _require_side(self._ours.said(Word.AUTH))
         else:
             events += self._open(message)
         self._theirs = side
@@ -436,7 +436,7 @@ def _unreadable(error: Exception) -> RemoteProtocolError:
     return unreadable
 
 
-def _known(side: Side | None) -> Side:
+def _require_side(side: Side | None) -> Side:
     if side is None:
         raise LocalProtocolError("the greeting was said twice on one connection")
     return side

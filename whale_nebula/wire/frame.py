@@ -158,7 +158,7 @@ def pack(header: Header, payload_crc: int, *, sealed: bool = False) -> bytes:
     return body + _CRC.pack(google_crc32c.value(body))
 
 
-def authenticated(header: Header) -> bytes:
+def sealed_header_bytes(header: Header) -> bytes:
     """What a seal binds its chunk to: the header's bytes without `ack` and the checksums."""
     return _laid_out(header._replace(ack=0), 0)
 
@@ -205,7 +205,7 @@ def checksum(chunk: Bytes) -> int:
     return google_crc32c.value(chunk) if chunk.size else 0
 
 
-def unsealed(header: Header) -> Header:
+def open_header(header: Header) -> Header:
     """The header that a sealed frame's chunk has once it is open; any other header as it is."""
     if not header.flags & Flag.SEALED:
         return header
@@ -218,7 +218,7 @@ def find_fault(header: Header, *, sealed: bool = False) -> str | None:
         return _fault_of_bare(header)
     if header.flags & Flag.SEALED and not sealed:
         return "the frame is sealed, and this link has no key"
-    plain = unsealed(header)
+    plain = open_header(header)
     return _fault_of_kind(plain) or _fault_of_tensor(plain) or _fault_of_chunk(plain)
 
 

@@ -76,13 +76,13 @@ def transcript(hellos: tuple[Hello, Hello], signer: str) -> bytes:
     >>> transcript((a, b), "gpu/0") == transcript((b, a), "gpu/0") != transcript((a, b), "npu/0")
     True
     """
-    said = [asdict(hello) for hello in _sorted(hellos)]
+    said = [asdict(hello) for hello in _sort_hellos(hellos)]
     return _LABEL + encode_message({"kind": "TRANSCRIPT", "signer": signer, "hellos": said})
 
 
 def salt(hellos: tuple[Hello, Hello]) -> bytes:
     """Both nonces, in an order that both sides know."""
-    return b"".join(bytes.fromhex(hello.nonce) for hello in _sorted(hellos))
+    return b"".join(bytes.fromhex(hello.nonce) for hello in _sort_hellos(hellos))
 
 
 def epoch(hellos: tuple[Hello, Hello]) -> int:
@@ -90,7 +90,7 @@ def epoch(hellos: tuple[Hello, Hello]) -> int:
     return int.from_bytes(hashlib.sha256(b"epoch" + salt(hellos)).digest()[:4], "big") or 1
 
 
-def _sorted(hellos: tuple[Hello, Hello]) -> list[Hello]:
+def _sort_hellos(hellos: tuple[Hello, Hello]) -> list[Hello]:
     return sorted(hellos, key=lambda hello: hello.worker)
 
 
@@ -204,7 +204,7 @@ class Introduction:
     def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Take the other side's HELLO; gives the AUTH that answers it."""
         theirs = parse_hello(message)
-        ours = self._said()
+        ours = self._require_hello()
         _check(ours, theirs)
         self._theirs = theirs
         if self._prover is None:
@@ -215,7 +215,7 @@ class Introduction:
         """Take the other side's AUTH; gives both greetings once it has proven its own."""
         if self._theirs is None:
             raise RemoteProtocolError("AUTH came before HELLO")
-        hellos = self._said(), self._theirs
+        hellos = self._require_hello(), self._theirs
         self._verify(message, hellos)
         self.proven = self.proven or self._theirs
         if self._theirs.nonce != self.proven.nonce:
@@ -236,7 +236,7 @@ class Introduction:
             proof = transcript(hellos, theirs.worker)
             self._prover.verify(theirs.certificate or "", _from_hex(signature), proof, theirs.worker)
 
-    def _said(self) -> Hello:
+    def _require_hello(self) -> Hello:
         if self._ours is None:
             raise LocalProtocolError("there is no connection to greet on")
         return self._ours

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from whale_nebula.errors import DamagedFrameError, RemoteProtocolError
-from whale_nebula.wire.frame import TAG_BYTES, Flag, Header, authenticated, unsealed
+from whale_nebula.wire.frame import TAG_BYTES, Flag, Header, open_header, sealed_header_bytes
 from whale_nebula.wire.tensor import Bytes
 
 _KEY_BYTES = 32
@@ -55,19 +55,19 @@ class Sealer:
         """A numbered frame as it travels: its header, and its chunk as ciphertext and tag."""
         header = header._replace(flags=header.flags | Flag.SEALED, length=header.length + TAG_BYTES)
         sealed = np.empty(header.length, np.uint8)
-        self._seal.encrypt_into(_nonce(header), chunk.data, authenticated(header), sealed.data)
+        self._seal.encrypt_into(_nonce(header), chunk.data, sealed_header_bytes(header), sealed.data)
         return header, sealed
 
     def open(self, header: Header, sealed: Bytes, place: Bytes) -> Header:
         """Put the chunk of a sealed frame in its place; gives the header that it has unsealed."""
         try:
-            self._open.decrypt_into(_nonce(header), sealed.data, authenticated(header), place.data)
+            self._open.decrypt_into(_nonce(header), sealed.data, sealed_header_bytes(header), place.data)
         except InvalidTag:
             raise DamagedFrameError(
                 f"the seal of frame {header.sequence} is broken",
                 why="it was changed on its way, or sealed with another key",
             ) from None
-        return unsealed(header)
+        return open_header(header)
 
 
 def _nonce(header: Header) -> bytes:

@@ -9,7 +9,7 @@ import numpy as np
 
 import whale_nebula as nb
 from tests.processes.telling import bits, tell
-from whale_nebula.runtime.step import estimates as outlook
+from whale_nebula.runtime.step import estimates
 
 STEPS, ROWS, WIDTH = 4, 8, 32
 
@@ -31,8 +31,8 @@ def told(first: str, second: str) -> None:
 
 def _line(rate: float | None) -> None:
     """Let every line have this rate, and stages compute a millisecond a step: what a test can foresee."""
-    outlook.Seen._rate = lambda self, name: rate  # type: ignore[method-assign]
-    outlook.slowest = lambda medians, count: 1e-3 if medians else None  # type: ignore[assignment]
+    estimates.Seen._rate = lambda self, name: rate  # type: ignore[method-assign]
+    estimates.slowest = lambda medians, count: 1e-3 if medians else None  # type: ignore[assignment]
 
 
 def _model(first: str, second: str, **options: Any) -> keras.Model:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.scripts.refusals.telling import batch, fit, functional, marked, sub, told
-from whale_nebula.capture import errors as constants
+from whale_nebula.capture import errors
 from whale_nebula.errors import (
     BatchAxisError,
     CaptureError,
@@ -276,7 +276,7 @@ def test_a_constant_that_no_graph_can_hold() -> None:
 
 
 def test_constants_that_are_too_much_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "LIMIT", 1000)
+    monkeypatch.setattr(errors, "LIMIT", 1000)
     small, large = np.ones((10, 4), "float32"), np.ones((250, 1), "float32")
 
     @nb.function

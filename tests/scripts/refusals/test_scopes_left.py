@@ -16,8 +16,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from tests.scripts.refusals.telling import fit, functional, marked, sub, told
 from whale_nebula.errors import NestingError, StateError
-from whale_nebula.scopes import hints as eager
-from whale_nebula.scopes import open_frames
+from whale_nebula.scopes import hints, open_frames
 from whale_nebula.tf import private as tf_private
 
 layers = keras.layers
@@ -26,7 +25,7 @@ layers = keras.layers
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever a test did, no scope is open after it, and nothing of Keras is hooked."""
-    monkeypatch.setattr(eager, "running", lambda: None)  # that eager code runs uncut is another story
+    monkeypatch.setattr(hints, "running", lambda: None)  # that eager code runs uncut is another story
     hooked = tf_private.KerasNode.__init__
     yield
     assert open_frames() == ()

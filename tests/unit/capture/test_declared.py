@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.capture.arguments import Declared
-from whale_nebula.capture.step import filled, signature
+from whale_nebula.capture.step import fill_layout, signature
 from whale_nebula.config import InputSpec
 from whale_nebula.errors import AbsentInputError, InputMismatchError
 from whale_nebula.feed.absent import Missing
@@ -37,13 +37,13 @@ def test_every_process_has_the_same_signature(here: str) -> None:
 @pytest.mark.parametrize("here", GIVEN)
 def test_the_trace_gets_a_tensor_for_each(here: str) -> None:
     layout, _ = signature(GIVEN[here], declared=TWO)
-    x, y = filled(layout, ["s", "t", "y"])
+    x, y = fill_layout(layout, ["s", "t", "y"])
     assert (x, y) == ({"source": "s", "target": "t"}, "y")
 
 
 def test_a_none_that_the_config_does_not_name_is_a_none() -> None:
     layout, tensors = signature([("x", {"other": None, "source": SOURCE})], declared=TWO)
-    assert filled(layout, tensors)[0]["other"] is None
+    assert fill_layout(layout, tensors)[0]["other"] is None
     assert layout.absent == ()
 
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.capture.intercept import intercepted
+from whale_nebula.capture.intercept import intercept_gradients
 from whale_nebula.capture.keras_replay import replaying
 from whale_nebula.capture.tracing import Tracing, current, tracing
 from whale_nebula.errors import GradientError, NebulaError, StaticBatchError
@@ -25,9 +25,9 @@ def square_slope() -> float:
 
 
 def test_it_is_taken_off_again() -> None:
-    with intercepted():
+    with intercept_gradients():
         assert tf.GradientTape.gradient is not ORIGINAL
-        with intercepted():
+        with intercept_gradients():
             pass
         assert tf.GradientTape.gradient is not ORIGINAL
         assert tf.GradientTape.__enter__ is not ENTER
@@ -51,7 +51,7 @@ def test_it_is_taken_off_when_the_step_raises() -> None:
 
 def test_other_threads_get_tensorflows_own() -> None:
     found: list[float] = []
-    with intercepted(), tracing(Tracing(graph=tf.Graph())):
+    with intercept_gradients(), tracing(Tracing(graph=tf.Graph())):
         assert current() is not None
         thread = threading.Thread(target=lambda: found.append(square_slope()))
         thread.start()
@@ -60,7 +60,7 @@ def test_other_threads_get_tensorflows_own() -> None:
 
 
 def test_eager_code_in_the_same_thread_gets_tensorflows_own() -> None:
-    with intercepted(), tracing(Tracing(graph=tf.Graph())):
+    with intercept_gradients(), tracing(Tracing(graph=tf.Graph())):
         assert square_slope() == 6.0
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 import whale_nebula as nb
 from whale_nebula.capture import stageless
 from whale_nebula.errors import NebulaWarning, UnsupportedError
-from whale_nebula.scopes import hints as eager
+from whale_nebula.scopes import hints
 
 layers = keras.layers
 X, Y = np.ones((8, 4), "float32"), np.ones((8, 3), "float32")
@@ -21,7 +21,7 @@ X, Y = np.ones((8, 4), "float32"), np.ones((8, 3), "float32")
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(eager, "_said", set())
+    monkeypatch.setattr(hints, "_said", set())
     monkeypatch.setattr(stageless, "_said", set())
     nb.shutdown()
     yield

@@ -7,7 +7,7 @@ import tensorflow as tf
 from whale_nebula.capture.mirror import COMPRESS, STAGE, in_order, mirror
 from whale_nebula.capture.places import place_of
 from whale_nebula.spec import Value
-from whale_nebula.tf.private import stamped
+from whale_nebula.tf.private import stamp_ops
 
 
 def traced(fn: Any, *specs: Any) -> Any:
@@ -27,7 +27,7 @@ def test_ops_edges_and_specs() -> None:
 
 def test_stamps_become_fields_and_are_no_attributes() -> None:
     def fn(x: Any) -> Any:
-        with stamped(tf.compat.v1.get_default_graph(), {STAGE: "a", COMPRESS: 2}):
+        with stamp_ops(tf.compat.v1.get_default_graph(), {STAGE: "a", COMPRESS: 2}):
             return tf.sin(x)
 
     sin = next(op for op in mirror(traced(fn, VECTOR)).ops if op.type == "Sin")

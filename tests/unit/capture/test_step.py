@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.capture.step import bind, capture, filled, signature
+from whale_nebula.capture.step import bind, capture, fill_layout, signature
 from whale_nebula.errors import UnsupportedError
 
 
@@ -37,7 +37,7 @@ def test_rows_may_change_and_nothing_else() -> None:
 
 def test_arguments_are_filled_again() -> None:
     layout, tensors = signature([("x", {"a": np.ones(2), "b": "text"}), ("y", [tf.zeros(2), 3])])
-    first, second = filled(layout, ["A", "B"])
+    first, second = fill_layout(layout, ["A", "B"])
     assert first == {"a": "A", "b": "text"}
     assert second == ["B", 3]
     assert len(tensors) == 2

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from whale_nebula.cli import arguments as exits
-from whale_nebula.cli import audit
+from whale_nebula.cli import arguments, audit
 from whale_nebula.cli.main import main
-from whale_nebula.security import Credentials, Files, Identity, chain, ephemeral
-from whale_nebula.security import identity as policy
+from whale_nebula.security import Credentials, Files, Identity, chain, ephemeral, identity
 from whale_nebula.security.audit import AuditLog, KeptHeads
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -56,7 +54,7 @@ def run(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
 def test_a_whole_log(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     held = f"--heads {logs}/from-npu/npu-gateway.heads.jsonl --ca {logs}/ca.pem"
     code, out, _ = run(f"verify {logs}/audit/gpu-gateway.jsonl {held}", capsys)
-    assert code == exits.DONE
+    assert code == arguments.DONE
     assert "254 records, each as it was written" in out
     assert "3 heads" in out and "by a certificate of this authority" in out
     assert "the peer's heads agree up to record 252" in out
@@ -67,17 +65,17 @@ def test_what_was_not_looked_at_is_said(logs: Path, capsys: pytest.CaptureFixtur
     assert "check with --ca" in out
     assert "peer's heads agree" not in out
     code, out, _ = run(f"verify {logs}/cut/gpu-gateway.jsonl", capsys)
-    assert (code, "only a peer's heads can tell" in out) == (exits.DONE, True)
+    assert (code, "only a peer's heads can tell" in out) == (arguments.DONE, True)
 
 
 @pytest.mark.parametrize(("name", "bad"), [("changed", 151), ("cut", 230)])
 def test_a_log_that_is_not_whole(logs: Path, capsys: pytest.CaptureFixture[str], name: str, bad: int) -> None:
     line = f"verify {logs}/{name}/gpu-gateway.jsonl --heads {logs}/from-npu/npu-gateway.heads.jsonl"
     code, out, _ = run(line, capsys)
-    assert (code, f"record {bad} is the first that is wrong" in out) == (exits.FAILED, True)
+    assert (code, f"record {bad} is the first that is wrong" in out) == (arguments.FAILED, True)
     code, out, _ = run(f"{line} --json", capsys)
     said = json.loads(out)
-    assert (code, said["ok"], said["bad"]) == (exits.FAILED, False, bad)
+    assert (code, said["ok"], said["bad"]) == (arguments.FAILED, False, bad)
 
 
 def test_heads_of_another_log_accuse_nobody(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,10 +86,10 @@ def test_heads_of_another_log_accuse_nobody(logs: Path, tmp_path: Path, capsys: 
     log.close()
     line = f"verify {logs}/audit/gpu-gateway.jsonl"
     code, out, _ = run(f"{line} --heads {tmp_path}/gpu-gateway.heads.jsonl", capsys)
-    assert (code, "first that is wrong" in out) == (exits.FAILED, False)
+    assert (code, "first that is wrong" in out) == (arguments.FAILED, False)
     assert "these are heads of the log of nebula://mt/npu/gateway/0" in out and "--heads npu-gateway.heads.jsonl" in out
     code, out, _ = run(f"{line} --ca {theirs.files.ca}", capsys)
-    assert (code, "written anew" in out, "ca.pem is of another run" in out) == (exits.FAILED, False, True)
+    assert (code, "written anew" in out, "ca.pem is of another run" in out) == (arguments.FAILED, False, True)
 
 
 @pytest.mark.parametrize("options", ["", "--json"])
@@ -108,7 +106,7 @@ def test_a_log_that_somebody_forged_with_odd_parts(
         made.append(line)
     (tmp_path / "forged.jsonl").write_bytes(b"\n".join(made) + b"\n")
     code, out, err = run(f"verify {tmp_path}/forged.jsonl --ca {logs}/ca.pem {options}", capsys)
-    assert (code, err) == (exits.FAILED, "")
+    assert (code, err) == (arguments.FAILED, "")
     if options:
         assert (json.loads(out)["ok"], json.loads(out)["bad"]) == (False, 0)
     else:
@@ -141,11 +139,11 @@ def test_json(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("check x", 2),
         ("verify a b", 2),
         ("verify {logs}/audit/gpu-gateway.jsonl --had x", 2),
-        ("verify {logs}/no.jsonl", exits.NO_FILE),
-        ("verify {logs}/audit/gpu-gateway.jsonl --heads {logs}/no.jsonl", exits.NO_FILE),
-        ("verify {logs}/audit/gpu-gateway.jsonl --heads {logs}/ca.pem", exits.NO_DATA),
-        ("verify {logs}/audit/gpu-gateway.jsonl --ca {logs}/from-npu/npu-gateway.heads.jsonl", exits.NO_DATA),
-        ("verify {logs}/ca.pem", exits.FAILED),
+        ("verify {logs}/no.jsonl", arguments.NO_FILE),
+        ("verify {logs}/audit/gpu-gateway.jsonl --heads {logs}/no.jsonl", arguments.NO_FILE),
+        ("verify {logs}/audit/gpu-gateway.jsonl --heads {logs}/ca.pem", arguments.NO_DATA),
+        ("verify {logs}/audit/gpu-gateway.jsonl --ca {logs}/from-npu/npu-gateway.heads.jsonl", arguments.NO_DATA),
+        ("verify {logs}/ca.pem", arguments.FAILED),
     ],
 )
 def test_how_it_ends(logs: Path, capsys: pytest.CaptureFixture[str], line: str, code: int) -> None:
@@ -191,5 +189,5 @@ def test_the_pages_table_of_who_may_what_is_the_table() -> None:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "|" in line]
     roles, found = rows[0][1:], set()
     for call, *cells in rows[2:]:
-        found |= {(role, policy.Call(call.split(":")[0])) for role, cell in zip(roles, cells, strict=True) if cell}
-    assert found == policy.ALLOWED
+        found |= {(role, identity.Call(call.split(":")[0])) for role, cell in zip(roles, cells, strict=True) if cell}
+    assert found == identity.ALLOWED

@@ -13,12 +13,11 @@ import pytest
 
 from tests.unit.security.made import Home
 from tests.unit.transport.crossing import free_address
-from whale_nebula.cli import arguments as exits
-from whale_nebula.cli import bench
+from whale_nebula.cli import arguments, bench
 from whale_nebula.cli import bench as bench_ends
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, CredentialsError
-from whale_nebula.launch.line.advice import path_of, saved
+from whale_nebula.launch.line.advice import load_measurement, path_of
 from whale_nebula.security import Identity
 
 QUICK = ["--seconds", "0.05"]
@@ -42,7 +41,7 @@ def test_two_sites_find_the_same_and_say_what_to_write(config: Path, capsys: pyt
     with ThreadPoolExecutor(2) as pool:
         call = ["link", "--config", str(config), "--json", *QUICK]
         codes = [pool.submit(bench.main, [*call, "--cluster", cluster]) for cluster in ("gpu", "npu")]
-        assert [code.result(60) for code in codes] == [exits.DONE, exits.DONE]
+        assert [code.result(60) for code in codes] == [arguments.DONE, arguments.DONE]
     out, err = capsys.readouterr()
     one, end = json.JSONDecoder().raw_decode(out)
     (first,), (second,) = one["lines"], json.loads(out[end:])["lines"]
@@ -50,20 +49,20 @@ def test_two_sites_find_the_same_and_say_what_to_write(config: Path, capsys: pyt
     assert first["config"]["agrees"] is False
     assert first["config"]["write"].startswith("links: [{between: [gpu, npu], rate: ")
     assert "npu/0 measures the line to gpu/0" in err and "gpu/0 -> npu/0, tensors of 64 KiB" in err
-    kept = saved(path_of(config, "gpu", "npu"))
+    kept = load_measurement(path_of(config, "gpu", "npu"))
     assert kept is not None and kept.first == "gpu/0"
 
 
 def test_whoever_does_not_come_is_an_error(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text(config.read_text().replace("patience: 20s", "patience: 1s"))
-    assert bench.main(["link", "--config", str(config), "--cluster", "npu", "--json"]) == exits.FAILED
+    assert bench.main(["link", "--config", str(config), "--cluster", "npu", "--json"]) == arguments.FAILED
     told = json.loads(capsys.readouterr().out)
     assert told["code"] == "NB-402" and "'gpu/0' did not come within 1 s" in told["what"]
     assert told["where"] and "bench link --config clusters.yaml --cluster gpu" in told["mend"]
 
 
 def test_both_ends_here(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["link", "--all", "--clusters", "b,a", "--json", *QUICK]) == exits.DONE
+    assert bench.main(["link", "--all", "--clusters", "b,a", "--json", *QUICK]) == arguments.DONE
     (line,) = json.loads(capsys.readouterr().out)["lines"]
     assert (line["first"], line["second"], line["config"]) == ("a/0", "b/0", None)
     assert all(each["there"] > 0 and each["cpu_seconds_per_gb"] > 0 for each in line["crossings"])
@@ -77,7 +76,7 @@ def test_an_end_leaves_with_who_started_it() -> None:
         told = {"run": "mt", "here": "gpu/0", "addresses": {"gpu/0": here, "npu/0": there}}
         end.stdin.write(json.dumps({**told, "files": None, "seconds": 1, "aloud": False}) + "\n")
         end.stdin.close()
-        assert end.wait(30) == exits.ORPHANED
+        assert end.wait(30) == arguments.ORPHANED
 
 
 class TestTheSeat:
@@ -120,7 +119,7 @@ clusters:
         Path(path).write_text(self.CLUSTERS)
         with pytest.raises(CredentialsError):
             bench_ends.seat_of(load(path), path, "gpu", None)
-        assert bench.main(["link", "--config", path, "--cluster", "gpu"]) == exits.CONFIG
+        assert bench.main(["link", "--config", path, "--cluster", "gpu"]) == arguments.CONFIG
 
 
 @pytest.mark.parametrize(
@@ -140,11 +139,11 @@ clusters:
 def test_a_line_that_says_nothing_is_refused(line: str) -> None:
     with pytest.raises(SystemExit) as ended:
         bench.main(line.split())
-    assert ended.value.code == exits.USAGE
+    assert ended.value.code == arguments.USAGE
 
 
 def test_one_end_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["link", "--all", "--clusters", "gpu"]) == exits.CONFIG
+    assert bench.main(["link", "--all", "--clusters", "gpu"]) == arguments.CONFIG
     assert "a line has two ends" in capsys.readouterr().err
 
 

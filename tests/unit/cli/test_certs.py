@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from whale_nebula.cli import arguments as exits
-from whale_nebula.cli import certs
+from whale_nebula.cli import arguments, certs
 from whale_nebula.errors import CredentialsError
 from whale_nebula.security import Credentials, Files, Identity
 
@@ -83,7 +82,7 @@ def test_a_config_elsewhere_has_its_certificates_beside_it(shell: Shell) -> None
     assert "site/certs/gpu-worker-0.key" in out and not Path("certs").exists()
     assert "gpu/0" in shell.good("show --config site/clusters.yaml")
     assert "renewed gpu/1" in shell.good("renew --cluster gpu --index 1 --config site/clusters.yaml")
-    assert shell("show")[0] == exits.FAILED
+    assert shell("show")[0] == arguments.FAILED
 
 
 def test_files_that_lie_where_certs_was_called_are_pointed_at(shell: Shell) -> None:
@@ -137,7 +136,7 @@ def test_show_works_where_the_authoritys_key_is_not(shell: Shell) -> None:
     assert "its key is on another host" in out
     assert "gpu/0" in out
     code, _, err = shell("issue --cluster npu")
-    assert (code, "run this command there" in err) == (exits.FAILED, True)
+    assert (code, "run this command there" in err) == (arguments.FAILED, True)
 
 
 def test_a_revoked_worker_gets_a_new_key(shell: Shell) -> None:
@@ -156,7 +155,7 @@ def test_a_certificate_that_does_not_read_is_named_with_what_mends_it(shell: She
     shell.good("issue --cluster gpu --count 2")
     Path("certs/gpu-worker-1.pem").write_text("junk")
     code, _, err = shell("show")
-    assert (code, "the certificate of gpu/1 does not read" in err) == (exits.FAILED, True)
+    assert (code, "the certificate of gpu/1 does not read" in err) == (arguments.FAILED, True)
     assert "mv certs/gpu-worker-1.pem certs/gpu-worker-1.pem.broken, then whale-nebula certs renew --cluster gpu" in err
     Path("certs/gpu-worker-1.pem").rename("certs/gpu-worker-1.pem.broken")
     shell.good("renew --cluster gpu --index 1")
@@ -168,7 +167,7 @@ def test_files_that_were_moved_to_their_host_are_still_somebodys(shell: Shell) -
     shell.good("issue --cluster gpu")
     for path in Path("certs").glob("gpu-worker-0.*"):
         path.rename(path.name)
-    assert shell("issue --cluster gpu")[0] == exits.FAILED
+    assert shell("issue --cluster gpu")[0] == arguments.FAILED
     assert [each["state"] for each in json.loads(shell.good("show --json"))["certificates"]] == ["good"]
     assert "renewed gpu/0" in shell.good("renew")
     assert Path("certs/gpu-worker-0.pem").exists() and not Path("certs/gpu-worker-0.key").exists()
@@ -192,7 +191,7 @@ def test_the_deny_list_is_signed_anew(shell: Shell) -> None:
     shell.good("init --run mt")
     Path("certs/revoked.json").write_text('{"format": "whale_nebula revoked 1", "run": "mt", "revoked": {}}')
     code, _, err = shell("show")
-    assert (code, "whale-nebula certs renew --revoked" in err) == (exits.FAILED, True)
+    assert (code, "whale-nebula certs renew --revoked" in err) == (arguments.FAILED, True)
     assert "copy to every host: certs/revoked.json   now number 1" in shell.good("renew --revoked")
     assert json.loads(shell.good("renew --revoked --json")) == {"deny_list": {"number": 2, "certificates": 0}}
     assert "deny list number 2: no certificates" in shell.good("show")
@@ -209,7 +208,7 @@ def test_a_certificate_that_is_cut_short_by_its_authority_is_told(shell: Shell) 
 def test_a_new_cluster_is_taken_from_the_config(shell: Shell) -> None:
     shell.good("init --config clusters.yaml")
     Path("clusters.yaml").write_text(CONFIG + '  tpu: {workers: ["10.77.0.3:7101"]}\n')
-    assert shell("issue --cluster tpu")[0] == exits.FAILED
+    assert shell("issue --cluster tpu")[0] == arguments.FAILED
     shell.good("issue --cluster tpu --config clusters.yaml")
     shell.good("issue --cluster tpu --role gateway")
 
@@ -271,7 +270,7 @@ def test_refusals_change_nothing_and_say_why(shell: Shell) -> None:
 
 def test_refusals_as_json(shell: Shell) -> None:
     code, out, _ = shell("issue --cluster gpu --json")
-    assert (code, json.loads(out)["code"]) == (exits.FAILED, "NB-428")
+    assert (code, json.loads(out)["code"]) == (arguments.FAILED, "NB-428")
 
 
 @pytest.mark.parametrize("command", ["init", "issue", "show", "renew", "revoke"])

@@ -15,8 +15,7 @@ import pytest
 
 import whale_nebula
 from whale_nebula.cli import doctor
-from whale_nebula.cli.checks import local as machine
-from whale_nebula.cli.checks import local as packages
+from whale_nebula.cli.checks import local
 from whale_nebula.cli.checks.local import config_checks, in_order, requirements, within
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.resolve import Placement
@@ -67,7 +66,7 @@ def test_the_ranges_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     wanted = {line.split(";")[0] for line in project["dependencies"]}
     assert {name + range_ for name, range_ in requirements().items()} == wanted
-    assert packages.python_check().why == f"supported: {project['requires-python']}"
+    assert local.python_check().why == f"supported: {project['requires-python']}"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +95,7 @@ def test_ranges_begin_with_their_lower_end() -> None:
 def test_a_version_out_of_range_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(packages, "requirements", lambda: {"keras": ">=4.0"})
+    monkeypatch.setattr(local, "requirements", lambda: {"keras": ">=4.0"})
     assert doctor.main([]) == 1
     told = capsys.readouterr().out
     assert "BAD   Keras" in told and 'mend: pip install "keras>=4.0"' in told
@@ -104,42 +103,42 @@ def test_a_version_out_of_range_is_an_error(
 
 
 def test_what_is_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "NEEDED", {"no-such-package": "It"})
+    monkeypatch.setattr(local, "NEEDED", {"no-such-package": "It"})
     assert doctor.main(["--json"]) == 1
-    assert packages.package_check("no-such-package").found == "not installed"
+    assert local.package_check("no-such-package").found == "not installed"
 
 
 def test_a_gateways_host_needs_no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = {name: version for name in packages.NEEDED if (version := packages.installed(name))}
-    missing = {name: version for name, version in there.items() if name not in packages.FOR_TRAINING}
-    monkeypatch.setattr(packages, "installed", missing.get)
+    there = {name: version for name in local.NEEDED if (version := local.find_version(name))}
+    missing = {name: version for name, version in there.items() if name not in local.FOR_TRAINING}
+    monkeypatch.setattr(local, "find_version", missing.get)
     assert doctor.main(["--gateway"]) == 0
     assert doctor.main([]) == 1
 
 
 def test_another_backend_of_keras_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "jax")
-    assert machine.backend_check().state == "bad"
+    assert local.backend_check().state == "bad"
     monkeypatch.delenv("KERAS_BACKEND")
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
-    assert machine.backend_check().found == "tensorflow"
+    assert local.backend_check().found == "tensorflow"
     (tmp_path / "keras.json").write_text('{"backend": "torch"}')
-    assert (machine.backend_check().state, machine.backend_check().found) == ("bad", "torch")
+    assert (local.backend_check().state, local.backend_check().found) == ("bad", "torch")
     (tmp_path / "keras.json").write_text("[")
-    assert machine.backend_check().state == "ok"
+    assert local.backend_check().state == "ok"
 
 
 def test_settings_that_change_bits_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert (machine.onednn_check().state, machine.onednn_check().found) == ("note", "off")
-    (threads,) = machine.threads_checks()
+    assert (local.onednn_check().state, local.onednn_check().found) == ("note", "off")
+    (threads,) = local.threads_checks()
     assert threads.state == "note" and "OMP_NUM_THREADS=1" in threads.why
 
 
 def test_little_memory_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_allowed", lambda: 2.0**29)
-    assert (machine.memory_check().state, machine.memory_check().found) == ("note", "512.0 MiB")
+    monkeypatch.setattr(local, "_container_limit", lambda: 2.0**29)
+    assert (local.memory_check().state, local.memory_check().found) == ("note", "512.0 MiB")
 
 
 def test_a_config_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

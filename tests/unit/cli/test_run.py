@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from whale_nebula.cli import arguments as exits
+from whale_nebula.cli import arguments
 from whale_nebula.cli.main import main
 
 SOON = 60.0
@@ -91,7 +91,7 @@ def config(tmp_path: Path) -> Callable[[str], str]:
 class TestWhatWouldBeStarted:
     def test_one_of_two_clusters(self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]) -> None:
         path = script("")
-        assert main(["run", "--config", config(), "--cluster", "gpu", "--dry-run", path, "--lr", "1"]) == exits.DONE
+        assert main(["run", "--config", config(), "--cluster", "gpu", "--dry-run", path, "--lr", "1"]) == arguments.DONE
         assert capsys.readouterr().out.splitlines() == [
             f"run 'mt' of {path} --lr 1, seed 3",
             "  gpu/0  starts here   10.77.0.1:7101, behind gateway 10.77.0.9:7100",
@@ -121,9 +121,9 @@ class TestWhatWouldBeStarted:
     ) -> None:
         monkeypatch.setenv("SLURM_JOB_ID", "1")
         monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
-        assert main(["run", "--explain"]) == exits.DONE
+        assert main(["run", "--explain"]) == arguments.DONE
         assert capsys.readouterr().out.splitlines()[-1] == "Slurm: yes, it says where the workers are"
-        assert main(["run", "--explain", "--json"]) == exits.DONE
+        assert main(["run", "--explain", "--json"]) == arguments.DONE
         found = json.loads(capsys.readouterr().out)
         assert (found["answered"], list(found["declined"])) == ("Slurm", ["config", "TF_CONFIG"])
 
@@ -144,7 +144,7 @@ class TestWhatIsRefused:
     def test_command_lines(self, words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as ended:
             main(["run", *words])
-        assert ended.value.code == exits.USAGE
+        assert ended.value.code == arguments.USAGE
         assert why in capsys.readouterr().err
 
     @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ class TestWhatIsRefused:
     def test_what_could_never_run_though_it_is_only_asked_what_would_be(
         self, options: list[str], text: str, why: str, script: Callable, config: Callable, capsys: pytest.CaptureFixture
     ) -> None:
-        assert main(["run", "--config", config(text), *options, "--dry-run", script("")]) == exits.CONFIG
+        assert main(["run", "--config", config(text), *options, "--dry-run", script("")]) == arguments.CONFIG
         assert why in capsys.readouterr().err
 
     @pytest.mark.parametrize(
@@ -171,28 +171,28 @@ class TestWhatIsRefused:
     def test_names_of_clusters(
         self, clusters: str, why: str, mend: str, script: Callable, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert main(["run", "--all", "--clusters", clusters, script("")]) == exits.CONFIG
+        assert main(["run", "--all", "--clusters", clusters, script("")]) == arguments.CONFIG
         told = capsys.readouterr().err
         assert "NB-500" in told and why in told and mend in told
 
     def test_no_script(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["run", "--all", "--clusters", "gpu,npu", "nowhere.py"]) == exits.NO_FILE
+        assert main(["run", "--all", "--clusters", "gpu,npu", "nowhere.py"]) == arguments.NO_FILE
         assert "nowhere.py" in capsys.readouterr().err
 
     def test_all_of_what(self, script: Callable, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["run", "--all", script("")]) == exits.CONFIG
+        assert main(["run", "--all", script("")]) == arguments.CONFIG
         assert "--all --clusters gpu,npu" in capsys.readouterr().err
 
     def test_a_broken_config_as_json(
         self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert main(["run", "--json", "--config", config("clutsers: {}"), script("")]) == exits.CONFIG
+        assert main(["run", "--json", "--config", config("clutsers: {}"), script("")]) == arguments.CONFIG
         assert json.loads(capsys.readouterr().out)["mend"] == "did you mean 'clusters'?"
 
     def test_certificates_that_are_not_there(
         self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert main(["run", "--config", config(), "--cluster", "gpu", script("")]) == exits.CONFIG
+        assert main(["run", "--config", config(), "--cluster", "gpu", script("")]) == arguments.CONFIG
         told = capsys.readouterr().err
         assert "NB-42" in told and "mend:" in told
 
@@ -201,14 +201,14 @@ class TestWhatIsRefused:
     ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as busy:
             path = config(f'clusters: {{gpu: {{workers: ["127.0.0.1:{busy.getsockname()[1]}"]}}}}')
-            assert main(["run", "--all", "--config", path, script("")]) == exits.CONFIG
+            assert main(["run", "--all", "--config", path, script("")]) == arguments.CONFIG
         assert "worker gpu/0 cannot listen" in capsys.readouterr().err
 
     def test_insecure_does_not_listen_more_widely_than_it_says(
         self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]
     ) -> None:
         path = config(PAIR.replace("10.77.0.1", "192.0.2.1") + "security: {insecure: true}\n")
-        assert main(["run", "--config", path, "--cluster", "gpu", script("")]) == exits.CONFIG
+        assert main(["run", "--config", path, "--cluster", "gpu", script("")]) == arguments.CONFIG
         assert "is no address of this host" in capsys.readouterr().err
 
 
@@ -222,7 +222,7 @@ if me.cluster == "gpu":
 else:
     print("an error", file=sys.stderr)
 """
-        assert main(["run", *BOTH, script(code), "--all", "-x"]) == exits.DONE
+        assert main(["run", *BOTH, script(code), "--all", "-x"]) == arguments.DONE
         out, err = capfdbinary.readouterr()
         assert out == b"\xff\x00 raw\r\n--all -x\nno end"
         assert err == b"an error\n"
@@ -243,7 +243,9 @@ else:
         assert ended["codes"] == {"gpu/0": 0, "npu/0": 7}
 
     def test_why_it_failed_is_its_last_word(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
-        assert main(["run", "--all", "--clusters", "gpu", script("raise ValueError('no such thing')")]) == exits.FAILED
+        assert (
+            main(["run", "--all", "--clusters", "gpu", script("raise ValueError('no such thing')")]) == arguments.FAILED
+        )
         told = capfd.readouterr().err.splitlines()
         assert told[-1] == "whale-nebula: worker gpu/0 failed first: exit code 1: ValueError: no such thing"
 
@@ -257,7 +259,7 @@ if me.cluster == "npu":
     sys.exit("ended with it")
 raise nb.errors.StateError("not now", where="train.py:3", why="too early", mend="do it later")
 """
-        assert main(["run", *BOTH, script(code)]) == exits.FAILED
+        assert main(["run", *BOTH, script(code)]) == arguments.FAILED
         told = capfd.readouterr().err.splitlines()
         assert told[-4:] == [
             "whale-nebula: worker npu/0 failed, too: exit code 1: ended with it",
@@ -276,7 +278,7 @@ def refuse():
     raise nb.errors.StateError("not now", where="train.py:3", why="too early", mend="do it later")
 refuse()
 """
-        assert main(["run", *BOTH, script(code)]) == exits.FAILED
+        assert main(["run", *BOTH, script(code)]) == arguments.FAILED
         told = capfd.readouterr().err
         assert [told.count(part) for part in ("why: too early", "mend: do it later", "NB-305")] == [1, 1, 1]
         lines = told.splitlines()
@@ -289,7 +291,7 @@ refuse()
         self, script: Callable, capfd: pytest.CaptureFixture[str]
     ) -> None:
         path = script("if me.cluster == 'npu': raise ValueError('no such thing')")
-        assert main(["run", *BOTH, path]) == exits.FAILED
+        assert main(["run", *BOTH, path]) == arguments.FAILED
         lines = capfd.readouterr().err.splitlines()
         assert lines[0] == "whale-nebula: worker npu/0 ends by an error"
         assert lines[1] == "Traceback (most recent call last):"
@@ -306,7 +308,7 @@ if me.cluster == "npu":
 time.sleep(0.5)
 raise nb.errors.StateError("not now", mend="do it later")
 """
-        assert main(["run", "--json", *BOTH, script(code)]) == exits.FAILED
+        assert main(["run", "--json", *BOTH, script(code)]) == arguments.FAILED
         told = capfd.readouterr()
         ended = json.loads(told.out)
         assert (ended["worker"], ended["why"]) == ("gpu/0", "failed first: exit code 1: NB-305 not now")
@@ -323,7 +325,7 @@ if me.cluster == "npu":
     wait_for_end("gpu")
 raise nb.errors.StateError(f"{me.worker} cannot", mend=f"mend {me.cluster}")
 """
-        assert main(["run", *BOTH, script(code)]) == exits.FAILED
+        assert main(["run", *BOTH, script(code)]) == arguments.FAILED
         assert capfd.readouterr().err.splitlines()[-4:] == [
             "whale-nebula: worker npu/0 failed, too: exit code 1: NB-305 npu/0 cannot",
             "  mend: mend npu",
@@ -335,11 +337,11 @@ raise nb.errors.StateError(f"{me.worker} cannot", mend=f"mend {me.cluster}")
         self, script: Callable, capfd: pytest.CaptureFixture[str]
     ) -> None:
         code = "sys.excepthook = lambda *told: print('hooked', file=sys.stderr)\nraise ValueError('no')"
-        assert main(["run", "--all", "--clusters", "gpu", script(code)]) == exits.FAILED
+        assert main(["run", "--all", "--clusters", "gpu", script(code)]) == arguments.FAILED
         assert capfd.readouterr().err.splitlines()[0] == "hooked"
 
     def test_workers_know_whether_all_are_here(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
-        assert main(["run", "--all", "--clusters", "gpu", script("print(me.everywhere)")]) == exits.DONE
+        assert main(["run", "--all", "--clusters", "gpu", script("print(me.everywhere)")]) == arguments.DONE
         assert capfd.readouterr().out == "True\n"
 
     def test_a_worker_that_is_killed(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
@@ -348,7 +350,7 @@ raise nb.errors.StateError(f"{me.worker} cannot", mend=f"mend {me.cluster}")
 
     def test_certificates_live_as_long_as_the_run(self, script: Callable, capfd: pytest.CaptureFixture[str]) -> None:
         code = "print(os.path.dirname(me.security.key), oct(os.stat(os.path.dirname(me.security.key)).st_mode))"
-        assert main(["run", "--all", "--clusters", "gpu", script(code)]) == exits.DONE
+        assert main(["run", "--all", "--clusters", "gpu", script(code)]) == arguments.DONE
         folder, mode = capfd.readouterr().out.split()
         assert stat.S_IMODE(int(mode, 8)) == 0o700
         assert not Path(folder).exists()
@@ -357,7 +359,7 @@ raise nb.errors.StateError(f"{me.worker} cannot", mend=f"mend {me.cluster}")
         self, script: Callable, config: Callable, capfd: pytest.CaptureFixture[str]
     ) -> None:
         path = config("clusters: {gpu: {}}\nsecurity: {insecure: true}")
-        assert main(["run", "--config", path, script("print(me.security)")]) == exits.DONE
+        assert main(["run", "--config", path, script("print(me.security)")]) == arguments.DONE
         out, err = capfd.readouterr()
         assert out == "None\n"
         assert f"insecure: true in {path}: links are not encrypted" in err
@@ -366,7 +368,7 @@ raise nb.errors.StateError(f"{me.worker} cannot", mend=f"mend {me.cluster}")
         self, script: Callable, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "beside_it.py").write_text("HERE = 'beside it'")
-        assert main(["run", script("import beside_it; print(beside_it.HERE)")]) == exits.DONE
+        assert main(["run", script("import beside_it; print(beside_it.HERE)")]) == arguments.DONE
         assert capfd.readouterr().out == "beside it\n"
 
 
@@ -388,7 +390,7 @@ for step in range(10**6):
         with running([*BOTH, script(self.STEPS)], lines=2) as process:
             process.send_signal(number)
             _, err = process.communicate(timeout=SOON)
-        assert process.returncode == exits.LEFT
+        assert process.returncode == arguments.LEFT
         assert f"whale-nebula: {number.name}: the workers leave after their next step" in err
         assert f"whale-nebula: worker npu/0 leaves: npu/0 was asked to end: {number.name}" in err
         assert err.splitlines()[-1] == "whale-nebula: the workers left, and can be started again"
@@ -396,7 +398,7 @@ for step in range(10**6):
     def test_a_worker_without_steps_leaves_at_once(self, script: Callable) -> None:
         with running([*BOTH, script("print(1, flush=True); time.sleep(300)")], lines=2) as process:
             process.terminate()
-            assert process.wait(SOON) == exits.LEFT
+            assert process.wait(SOON) == arguments.LEFT
 
     def test_the_second_ends_them_at_once(self, script: Callable) -> None:
         with running([*BOTH, script(self.DEAF + "print(1, flush=True); time.sleep(300)")], lines=2) as process:

@@ -16,7 +16,7 @@ import pytest
 
 import whale_nebula as nb
 from tests.unit.ir.traced import inference
-from whale_nebula.cli import arguments as exits
+from whale_nebula.cli import arguments
 from whale_nebula.cli.show import check, main
 from whale_nebula.scopes.observer import observer
 
@@ -113,7 +113,7 @@ def script(tmp_path: Path) -> Iterator[Script]:
 def test_keras_is_stopped_at_its_first_step(
     line: str, name: str, script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([script(MODEL + line + "\nprint('it went on')")]) == exits.DONE
+    assert main([script(MODEL + line + "\nprint('it went on')")]) == arguments.DONE
     told = capsys.readouterr()
     assert told.out.startswith(f"plan of {name}\n")
     assert "schedule" in told.out and "it went on" not in told.out + told.err
@@ -128,18 +128,18 @@ finally:
     same = [np.array_equal(a, b) for a, b in zip(before, model.get_weights())]
     print(same, int(model.optimizer.iterations))
 """
-    assert main([script(MODEL + code)]) == exits.DONE
+    assert main([script(MODEL + code)]) == arguments.DONE
     assert "[True, True, True, True] 0" in capsys.readouterr().err
 
 
 def test_a_subclassed_model_whose_first_act_is_fit(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([script(SUBCLASSED)]) == exits.DONE
+    assert main([script(SUBCLASSED)]) == arguments.DONE
     told = capsys.readouterr()
     assert told.out.startswith("plan of own.train_step") and "trained" not in told.err
 
 
 def test_what_the_script_prints_goes_to_stderr(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([script("print('hello')\n" + MODEL + "model.fit(x, y, verbose=0)"), "--json"]) == exits.DONE
+    assert main([script("print('hello')\n" + MODEL + "model.fit(x, y, verbose=0)"), "--json"]) == arguments.DONE
     told = capsys.readouterr()
     found = json.loads(told.out)
     assert "hello" in told.err
@@ -150,26 +150,26 @@ def test_what_the_script_prints_goes_to_stderr(script: Script, capsys: pytest.Ca
 def test_the_script_gets_its_arguments(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     path = script("import sys, os\nprint(sys.argv[1:], sys.path[0] == os.path.dirname(__file__), __name__)\n" + GAN)
     before = list(sys.argv), list(sys.path)
-    assert main(["--mermaid", path, "--epochs", "3", "--", "--json"]) == exits.DONE
+    assert main(["--mermaid", path, "--epochs", "3", "--", "--json"]) == arguments.DONE
     assert "['--epochs', '3', '--json'] True __main__" in capsys.readouterr().err
     assert (sys.argv, sys.path) == before
 
 
 def test_an_nb_function_is_stopped_too(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([script(GAN)]) == exits.DONE
+    assert main([script(GAN)]) == arguments.DONE
     told = capsys.readouterr()
     assert told.out.startswith("plan of critic\n") and told.err == ""
 
 
 def test_several_steps_are_answered_with_zeros(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([script(GAN), "--steps", "2", "--json"]) == exits.DONE
+    assert main([script(GAN), "--steps", "2", "--json"]) == arguments.DONE
     told = capsys.readouterr()
     assert [plan["name"] for plan in json.loads(told.out)["plans"]] == ["critic", "generator"]
     assert told.err == "critic 0.0\n"
 
 
 def test_all_steps_until_the_script_ends(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([script(GAN), "--all", "--text"]) == exits.DONE
+    assert main([script(GAN), "--all", "--text"]) == arguments.DONE
     told = capsys.readouterr()
     assert told.out.count("plan of ") == 2
     assert "generator [0.0, 0.0, 0.0, 0.0]" in told.err
@@ -190,7 +190,7 @@ report.save({str(tmp_path / "step.json")!r})
 report.save_trace({str(tmp_path / "trace.json")!r})
 """
     )
-    assert main([script(code), "--all"]) == exits.DONE
+    assert main([script(code), "--all"]) == arguments.DONE
     told = capsys.readouterr()
     assert "the script is only shown, and no step was run" in told.err
     assert "[0, 0] [0.0, 0.0]" in told.err
@@ -199,7 +199,7 @@ report.save_trace({str(tmp_path / "trace.json")!r})
 
 
 def test_an_option_that_is_nearly_ours_is_remarked_on(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([script(GAN), "--htlm", "plan.html", "--epochs", "3"]) == exits.DONE
+    assert main([script(GAN), "--htlm", "plan.html", "--epochs", "3"]) == arguments.DONE
     told = capsys.readouterr().err
     assert "--htlm was handed to the script; did you mean --html?" in told
     assert "--epochs" not in told
@@ -207,7 +207,7 @@ def test_an_option_that_is_nearly_ours_is_remarked_on(script: Script, capsys: py
 
 def test_untrained_weights_are_never_saved(script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = MODEL + f"model.fit(x, y, verbose=0)\nmodel.save_weights({str(tmp_path / 'w.weights.h5')!r})\nprint('saved')"
-    assert main([script(code), "--all"]) == exits.DONE
+    assert main([script(code), "--all"]) == arguments.DONE
     told = capsys.readouterr().err
     assert "the script was about to save by Model.save_weights, with nothing trained: it was ended here" in told
     assert list(tmp_path.glob("*.h5")) == []
@@ -234,7 +234,7 @@ model.evaluate(x, y, verbose=0, callbacks=[Loud()])
 print(found.history["loss"])
 """
     )
-    assert main([script(code), *words]) == exits.DONE
+    assert main([script(code), *words]) == arguments.DONE
     told = capsys.readouterr()
     assert told.out.startswith("plan of small.train_step") and told.err == "[0.0]\n" * len(words)
     assert log.read_text() == "epoch,loss\n0,1.5\n"
@@ -247,11 +247,11 @@ def test_a_plan_is_saved_drawn_and_shown_again(
     script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved, page = tmp_path / "plan.json", tmp_path / "plan.html"
-    assert main([script(GAN), "--save", str(saved), "--html", str(page)]) == exits.DONE
+    assert main([script(GAN), "--save", str(saved), "--html", str(page)]) == arguments.DONE
     told = capsys.readouterr()
     assert told.out == "" and f"wrote {page}" in told.err and f"saved {saved}" in told.err
     assert page.read_text().startswith("<!doctype html>")
-    assert main([str(saved)]) == exits.DONE
+    assert main([str(saved)]) == arguments.DONE
     assert capsys.readouterr().out == nb.Plan.load(saved).to_text() + "\n"
 
 
@@ -260,12 +260,12 @@ def test_the_line_of_the_command_goes_before_that_of_the_script(
     script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = script(MODEL + "nb.init(links='60mbit')\nmodel.fit(x, y, verbose=0)")
-    assert main([path, "--links", "1mbit,5ms", "--json"]) == exits.DONE
+    assert main([path, "--links", "1mbit,5ms", "--json"]) == arguments.DONE
     found = json.loads(capsys.readouterr().out)
     assert (found["links"]["gpu->npu"]["rate"], found["links"]["gpu->npu"]["delay"]) == (1e6, 0.005)
     assert found["predicted"]["seconds"] > 0
     nb.shutdown()
-    assert main([path, "--json"]) == exits.DONE
+    assert main([path, "--json"]) == arguments.DONE
     assert json.loads(capsys.readouterr().out)["links"]["gpu->npu"]["rate"] == 60e6
 
 
@@ -278,7 +278,7 @@ def test_a_config_of_the_command_goes_before_that_of_the_script(
         f"metrics: {tmp_path / 'metrics.jsonl'}\n"
     )
     path = script(MODEL + "nb.init(links='60mbit', metrics='never.jsonl')\nmodel.fit(x, y, verbose=0)")
-    assert main([path, "--config", str(config), "--json"]) == exits.DONE
+    assert main([path, "--config", str(config), "--json"]) == arguments.DONE
     assert json.loads(capsys.readouterr().out)["links"]["gpu->npu"]["rate"] == 2e6
     assert not (tmp_path / "metrics.jsonl").exists() and not Path("never.jsonl").exists()
 
@@ -286,13 +286,13 @@ def test_a_config_of_the_command_goes_before_that_of_the_script(
 # ---------------------------------------------------------------------- what cannot be shown
 def test_a_script_that_fails_shows_its_own_traceback(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     path = script("def f():\n    raise ValueError('bad luck')\n\nf()")
-    assert main([path]) == exits.FAILED
+    assert main([path]) == arguments.FAILED
     told = capsys.readouterr()
     lines = [line for line in told.err.splitlines() if line.startswith("  File ")]
     assert [line.split(",")[0] for line in lines] == [f'  File "{path}"'] * 2
     assert "ValueError: bad luck" in told.err
     assert told.err.endswith(f"whale-nebula: {path} raised ValueError before its first step with scopes\n")
-    assert main([path, "--json"]) == exits.FAILED
+    assert main([path, "--json"]) == arguments.FAILED
     found = json.loads(capsys.readouterr().out)
     assert (found["where"], found["why"]) == (path, "bad luck")
 
@@ -301,10 +301,10 @@ def test_an_error_of_ours_comes_with_the_scripts_lines_alone(
     script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = script(MODEL.replace("nb.pipeline(2)", "nb.pipeline(2), nb.stage(cluster='x')"))
-    assert main([path]) == exits.FAILED
+    assert main([path]) == arguments.FAILED
     told = capsys.readouterr().err
     assert told.count("  File ") == 1 and "NB-101" in told
-    assert main([path, "--json"]) == exits.FAILED
+    assert main([path, "--json"]) == arguments.FAILED
     assert json.loads(capsys.readouterr().out)["code"] == "NB-101"
 
 
@@ -315,7 +315,7 @@ def test_scripts_that_end_early(code: str, status: int, script: Script, capsys: 
 
 
 def test_an_interrupt_is_one(script: Script) -> None:
-    assert main([script("raise KeyboardInterrupt")]) == exits.INTERRUPTED
+    assert main([script("raise KeyboardInterrupt")]) == arguments.INTERRUPTED
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_an_interrupt_is_one(script: Script) -> None:
     ],
 )
 def test_a_script_without_a_step_says_so(code: str, script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([script(code)]) == exits.NOTHING
+    assert main([script(code)]) == arguments.NOTHING
     assert "made no step with scopes, so there is nothing to show" in capsys.readouterr().err
 
 
@@ -352,7 +352,7 @@ print("trained")
 def test_a_model_without_scopes_predicts_but_is_not_trained(
     own: bool, script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([script(PLAIN.format(own=own)), "--json"]) == exits.NOTHING
+    assert main([script(PLAIN.format(own=own)), "--json"]) == arguments.NOTHING
     told = capsys.readouterr()
     assert "rows 3" in told.err and "trained" not in told.err
     assert json.loads(told.out)["why"] == "plain has no scopes, and was about to be trained"
@@ -360,7 +360,7 @@ def test_a_model_without_scopes_predicts_but_is_not_trained(
 
 def test_a_function_without_scopes_is_not_trained_either(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     code = GAN.replace(', nb.cluster(), nb.stage(cluster="gpu")', "")
-    assert main([script(code)]) == exits.NOTHING
+    assert main([script(code)]) == arguments.NOTHING
     assert "critic has no scopes, and was about to be trained" in capsys.readouterr().err
 
 
@@ -378,7 +378,7 @@ def test_what_is_no_script_is_not_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).write_text(text)
-    assert main([name]) == exits.NO_DATA
+    assert main([name]) == arguments.NO_DATA
     told = capsys.readouterr().err
     assert f"{name} is no script: it holds no Python" in told and mend in told
     assert "Traceback" not in told
@@ -394,12 +394,12 @@ def test_a_script_may_have_any_name(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "status"),
     [
-        (["nothing.py"], exits.NO_FILE),
-        (["--report", "nothing.jsonl"], exits.NO_FILE),
-        (["{script}", "--config", "nothing.yaml"], exits.CONFIG),
-        (["{script}", "--links", "10mbut"], exits.CONFIG),
-        (["{other}"], exits.NO_DATA),
-        (["{script}", "--html", "/no/such/folder/plan.html"], exits.NO_DATA),
+        (["nothing.py"], arguments.NO_FILE),
+        (["--report", "nothing.jsonl"], arguments.NO_FILE),
+        (["{script}", "--config", "nothing.yaml"], arguments.CONFIG),
+        (["{script}", "--links", "10mbut"], arguments.CONFIG),
+        (["{other}"], arguments.NO_DATA),
+        (["{script}", "--html", "/no/such/folder/plan.html"], arguments.NO_DATA),
     ],
 )
 def test_files_that_are_wrong(
@@ -428,7 +428,7 @@ def test_files_that_are_wrong(
 def test_command_lines_that_are_wrong(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
-    assert ended.value.code == exits.USAGE
+    assert ended.value.code == arguments.USAGE
 
 
 def test_as_a_user_starts_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whale_nebula.codec.low_rank import expand, first, gram_of, project, renewed, running
+from whale_nebula.codec.low_rank import expand, first, gram_of, project, renew_basis, running
 
 
 def rows(m: int, n: int, seed: int = 0, decay: float = 0.2) -> np.ndarray:
@@ -70,14 +70,14 @@ def test_renewing_follows_the_data() -> None:
     far = first(gram(rows(300, 40)[:, ::-1]), 8)
     q = far
     for _ in range(4):
-        q = renewed(gram(x), q)
+        q = renew_basis(gram(x), q)
     assert error(x, far) > 2 * smallest(x, 8)
     assert error(x, q) <= 1.05 * smallest(x, 8) + 1e-3
 
 
 def test_one_renewal_comes_near_the_best_again_after_a_small_change() -> None:
     before, after = rows(300, 40), rows(300, 40) + 0.1 * rows(300, 40, seed=1)[:, ::-1]
-    q = renewed(gram(after), first(gram(before), 8))
+    q = renew_basis(gram(after), first(gram(before), 8))
     assert error(after, q) <= 1.02 * smallest(after, 8) + 1e-3
 
 
@@ -87,7 +87,7 @@ def test_coordinates_do_not_jump() -> None:
     x[:, :8] *= 5.0  # eight directions alike: nothing tells one from the other
     y = np.roll(x, 1, axis=1)[:, np.r_[1:9, 0, 9:40]]
     last = first(gram(x), 8)
-    new = renewed(gram(y), last)
+    new = renew_basis(gram(y), last)
     fresh = first(gram(y), 8)
     before = project(tf.constant(x), last)
     assert tf.norm(project(tf.constant(x), new) - before) <= 0.35 * tf.norm(before)
@@ -98,7 +98,7 @@ def test_directions_without_energy_stay_as_they_are() -> None:
     x = rows(50, 12)
     x[:, 6:] = 0
     last = np.eye(12, 12, dtype=np.float16)[:, 4:8]
-    new = renewed(gram(x), last)
+    new = renew_basis(gram(x), last)
     np.testing.assert_allclose(new.astype(np.float64).T @ new, np.eye(4), atol=2e-3)
     np.testing.assert_allclose(np.abs(new[6:8, 2:]), np.eye(2), atol=1e-3)
 
@@ -107,21 +107,21 @@ def test_directions_without_energy_stay_as_they_are() -> None:
 def test_a_matrix_that_says_nothing_changes_nothing(value: float) -> None:
     last = first(gram(rows(30, 8)), 3)
     empty = np.full((8, 8), value, np.float32)
-    assert renewed(empty, last) is last
+    assert renew_basis(empty, last) is last
     assert first(empty, 3).tolist() == np.eye(8, 3).tolist()
 
 
 def test_the_same_data_make_the_same_bits() -> None:
     g = gram(rows(300, 40))
     assert first(g, 8).tobytes() == first(g.copy(), 8).tobytes()
-    assert renewed(g, first(g, 8)).tobytes() == renewed(g.copy(), first(g, 8)).tobytes()
+    assert renew_basis(g, first(g, 8)).tobytes() == renew_basis(g.copy(), first(g, 8)).tobytes()
 
 
 def test_scale_does_not_matter() -> None:
     g = gram(rows(300, 40))
     last = first(gram(rows(300, 40, seed=5)), 8)
     for scale in (2.0**-80, 2.0**80):
-        assert renewed(g * np.float32(scale), last).tobytes() == renewed(g, last).tobytes()
+        assert renew_basis(g * np.float32(scale), last).tobytes() == renew_basis(g, last).tobytes()
 
 
 class TestTheRunningSum:

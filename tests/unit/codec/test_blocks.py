@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from whale_nebula.codec import blocks as graph
+from whale_nebula.codec import blocks
 from whale_nebula.codec.blocks import dequantise, levels, parts, quantise, rounded_up
 from whale_nebula.errors import RemoteProtocolError
 
@@ -168,7 +168,7 @@ def test_compiled_or_not_the_bytes_are_the_same(
     x = np.random.default_rng(0).standard_normal((1030, 99)).astype("float32")
     x[3, 5], x[7, 0], x[8], x[9], x[10, :50] = np.nan, np.inf, 0, x[9] * 1e-40, 3.4e38
     plain = quantise(tf.constant(x), bits=bits, block=block, key=key)
-    monkeypatch.setattr(graph, "_COMPILED_FROM", 1000)
+    monkeypatch.setattr(blocks, "_COMPILED_FROM", 1000)
     compiled = quantise(tf.constant(x), bits=bits, block=block, key=key)
     for one, other in zip(plain, compiled, strict=True):
         assert one.numpy().tobytes() == other.numpy().tobytes()

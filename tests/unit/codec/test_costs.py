@@ -26,7 +26,7 @@ from whale_nebula.codec import (
     parse,
 )
 from whale_nebula.codec.costs import CAST, COPY, SPEED, Cost, cost, renewing
-from whale_nebula.codec.wording import details, sent, words
+from whale_nebula.codec.wording import describe_bytes, details, words
 
 DIMS = (8192, 768)
 MEASURED = Path(__file__).parents[3] / "benchmarks" / "codec" / "result.json"
@@ -189,7 +189,7 @@ def test_costs_are_added_by_side() -> None:
     ],
 )  # fmt: skip
 def test_a_way_in_words(way: str, cell: str, rest: str | None) -> None:
-    assert sent("8 B", way) == cell
+    assert describe_bytes("8 B", way) == cell
     if rest is not None:
         assert details(way) == rest
     assert words(way).startswith("as") or not words(way) or "8 B as" not in cell

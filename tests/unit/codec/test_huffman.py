@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from whale_nebula.codec import entropy_coding as huffman
+from whale_nebula.codec import entropy_coding
 from whale_nebula.errors import RemoteProtocolError
 
 LARGEST = st.sampled_from([0, 1, 3, 7, 127, 128, 32767])
@@ -19,8 +19,8 @@ LARGEST = st.sampled_from([0, 1, 3, 7, 127, 128, 32767])
 def test_whatever_is_packed_comes_back(data: st.DataObject, most: int) -> None:
     shape = data.draw(hnp.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=70))
     numbers = data.draw(hnp.arrays("int16", shape, elements=st.integers(-most, most)))
-    packed = huffman.pack(numbers)
-    again, used = huffman.unpack(np.append(packed, np.uint8(7)), *shape)
+    packed = entropy_coding.pack(numbers)
+    again, used = entropy_coding.unpack(np.append(packed, np.uint8(7)), *shape)
     np.testing.assert_array_equal(again, numbers)
     assert used == packed.size
 
@@ -32,18 +32,18 @@ def test_numbers_take_little_more_than_their_entropy(deviation: float, more: flo
     numbers = np.rint(np.random.default_rng(0).normal(size=(4000, 64)) * deviation).astype(np.int16)
     shares = np.unique(numbers, return_counts=True)[1] / numbers.size
     entropy = -(shares * np.log2(shares)).sum()
-    assert entropy < 8 * huffman.pack(numbers).size / numbers.size < entropy + more
+    assert entropy < 8 * entropy_coding.pack(numbers).size / numbers.size < entropy + more
 
 
 def test_each_group_of_columns_has_its_own_frequencies() -> None:
     drawn = np.random.default_rng(0).normal(size=(4000, 64))
     sizes = np.geomspace(8, 1 / 8, 64)
     apart, mixed = (np.rint(drawn * each).astype(np.int16) for each in (sizes, sizes.reshape(8, 8).T.reshape(-1)))
-    assert huffman.pack(apart).size < 0.85 * huffman.pack(mixed).size
+    assert entropy_coding.pack(apart).size < 0.85 * entropy_coding.pack(mixed).size
 
 
 def test_what_is_no_packed_matrix_is_refused() -> None:
-    good = huffman.pack(np.eye(16, dtype=np.int16))
+    good = entropy_coding.pack(np.eye(16, dtype=np.int16))
     for bad in (
         good[:-1],  # the last group ends early
         good[:3],
@@ -53,21 +53,21 @@ def test_what_is_no_packed_matrix_is_refused() -> None:
         _with(good, 6, 0xFF),  # no deflated bytes
     ):
         with pytest.raises(RemoteProtocolError):
-            huffman.unpack(bad, 16, 16)
+            entropy_coding.unpack(bad, 16, 16)
 
 
 def test_no_more_is_opened_than_was_due() -> None:
     bomb = zlib.compressobj(9, zlib.DEFLATED, -15)
     made = bomb.compress(bytes(50_000_000)) + bomb.flush()
     with pytest.raises(RemoteProtocolError, match="the 9 bytes that were due"):
-        huffman.opened(made, 9)
+        entropy_coding.inflate(made, 9)
 
 
 def test_a_symbol_beyond_its_group_is_refused() -> None:
-    body = huffman.deflated(bytes([3] * 8))  # of three values, one number a symbol
+    body = entropy_coding.deflate(bytes([3] * 8))  # of three values, one number a symbol
     data = np.frombuffer(bytes([1, 1]) + len(body).to_bytes(4, "little") + body, np.uint8)
     with pytest.raises(RemoteProtocolError, match="larger than its group's"):
-        huffman.unpack(data, 1, 8)
+        entropy_coding.unpack(data, 1, 8)
 
 
 def _with(data: np.ndarray, place: int, value: int) -> np.ndarray:

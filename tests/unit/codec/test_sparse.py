@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from whale_nebula.codec.low_rank import kept
+from whale_nebula.codec.low_rank import kept_count
 from whale_nebula.codec.sparse import gather, largest, scatter
 
 ANY_FLOAT = hnp.arrays(
@@ -29,8 +29,8 @@ def by_sorting(x: np.ndarray, k: int) -> list[list[int]]:
 
 @given(st.integers(0, 5000), st.floats(0, 1, exclude_min=True))
 def test_how_many_are_kept(n: int, fraction: float) -> None:
-    assert kept(n, fraction) == (0 if n == 0 else max(1, round(fraction * n)))
-    assert kept(n, 1.0) == n
+    assert kept_count(n, fraction) == (0 if n == 0 else max(1, round(fraction * n)))
+    assert kept_count(n, 1.0) == n
 
 
 @settings(deadline=None)

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 
 from whale_nebula.codec import INT1, INT2, Mixed, Rows
 from whale_nebula.codec.sizes import fitting, parts_of
-from whale_nebula.codec.strong import placed, strongest, taken
+from whale_nebula.codec.strong import place_rows, strongest, take_rows
 from whale_nebula.errors import RemoteProtocolError
 
 MATRICES = hnp.arrays(
@@ -24,7 +24,7 @@ def test_no_row_that_is_left_out_is_larger_than_one_that_is_kept(x: np.ndarray, 
     marks, norms = strongest(tf.constant(x), k), (x.astype("float64") ** 2).sum(axis=1)
     assert marks.sum() == k
     assert norms[marks].min() >= norms[~marks].max(initial=0)
-    again = placed(taken(tf.constant(x), marks), marks).numpy()
+    again = place_rows(take_rows(tf.constant(x), marks), marks).numpy()
     np.testing.assert_array_equal(again, np.where(marks[:, None], x, 0))
 
 
@@ -58,7 +58,7 @@ def test_where_all_rows_are_kept_the_precision_does_it_alone() -> None:
 
 def test_a_choice_of_more_rows_than_came_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="2 rows came under a mask that marks 3"):
-        placed(tf.ones([2, 3]), np.ones(3, np.bool_))
+        place_rows(tf.ones([2, 3]), np.ones(3, np.bool_))
     with pytest.raises(RemoteProtocolError):
         Rows(0.5).expand(None, [tf.ones([2, 8])], [np.array([0b11110111], np.uint8)], (4, 8))
 

@@ -11,9 +11,9 @@ import tensorflow as tf
 from whale_nebula.capture.step import signature
 from whale_nebula.errors import AbsentInputError
 from whale_nebula.feed.fingerprint import fingerprints, same
-from whale_nebula.feed.inputs import Partial, given, sliced, whole
+from whale_nebula.feed.inputs import Partial, slice_rows, take_inputs, whole
 from whale_nebula.feed.rewritten import blank
-from whale_nebula.feed.rows import AllRows, Feed, Rows, RowsRead, Within, rows_of, tagged
+from whale_nebula.feed.rows import AllRows, Feed, Rows, RowsRead, Within, rows_of, tag_rows
 from whale_nebula.ir.program import Leaf
 from whale_nebula.ir.routing import Routing
 from whale_nebula.spec import Spec
@@ -69,7 +69,7 @@ def test_as_an_argument_of_a_step_it_stays_what_it_is() -> None:
 
 def test_a_step_that_reads_what_is_here_gets_it_and_is_counted_in() -> None:
     feed = Feed()
-    found = given([LEAF], [part([0, 0, 1, 1], feed)], [READ])
+    found = take_inputs([LEAF], [part([0, 0, 1, 1], feed)], [READ])
     assert isinstance(found.tensors[0], tf.Tensor) and found.here(0).tolist() == [False, False, True, True]
     assert feed.taking == {READ} and feed.own(4).all()
     feed.settle()
@@ -79,7 +79,7 @@ def test_a_step_that_reads_what_is_here_gets_it_and_is_counted_in() -> None:
 def test_a_step_that_reads_more_is_refused_and_counted_in_from_then_on() -> None:
     feed = Feed()
     with pytest.raises(AbsentInputError, match="reads 1 rows of input 'x' that are not here, row 2 first"):
-        given([LEAF], [part([1, 1, 0, 1], feed)], [READ])
+        take_inputs([LEAF], [part([1, 1, 0, 1], feed)], [READ])
     with pytest.raises(AbsentInputError, match="reads 2 rows"):
         whole([LEAF], [part([0, 0, 1, 1], feed)])
     assert feed.taking == {READ, AllRows()}
@@ -87,22 +87,22 @@ def test_a_step_that_reads_more_is_refused_and_counted_in_from_then_on() -> None
 
 def test_a_whole_tensor_is_counted_in_as_well() -> None:
     feed = Feed()
-    tensor = tagged(tf.zeros([4, 2]), rows([1, 1, 1, 1], feed))
-    assert given([LEAF], [tensor], [READ]).tensors[0] is tensor
+    tensor = tag_rows(tf.zeros([4, 2]), rows([1, 1, 1, 1], feed))
+    assert take_inputs([LEAF], [tensor], [READ]).tensors[0] is tensor
     assert feed.taking == {READ}
 
 
 def test_tensors_of_elsewhere_are_left_as_they_are() -> None:
     tensor = tf.zeros([4, 2])
-    found = given([LEAF], [tensor], [READ])
+    found = take_inputs([LEAF], [tensor], [READ])
     assert found.tensors[0] is tensor and found.rows == {} and found.here(0) is None and found.mark == 0
 
 
 def test_the_mark_is_that_of_the_rows_whether_they_are_here_or_not() -> None:
     one, other = part([1, 1, 1, 1]), part([0, 0, 1, 1])
-    assert given([LEAF], [one], [READ]).mark == given([LEAF], [other], [READ]).mark != 0
+    assert take_inputs([LEAF], [one], [READ]).mark == take_inputs([LEAF], [other], [READ]).mark != 0
     moved = Partial(other.tensor, Rows(Feed(), rows_of(other).here, np.array([1, 0, 2, 3])))
-    assert given([LEAF], [moved], [READ]).mark != given([LEAF], [other], [READ]).mark
+    assert take_inputs([LEAF], [moved], [READ]).mark != take_inputs([LEAF], [other], [READ]).mark
 
 
 def test_a_fingerprint_is_of_the_micro_batches_that_are_here() -> None:
@@ -139,19 +139,19 @@ class TestAPartOfABatch:
         return (0, count // 2) if name == "first" else (count // 2, count)
 
     def test_a_plain_tensor_is_sliced(self) -> None:
-        assert sliced(tf.range(4), self.halves, "second").numpy().tolist() == [2, 3]
+        assert slice_rows(tf.range(4), self.halves, "second").numpy().tolist() == [2, 3]
 
     def test_what_is_read_of_it_is_told_in_rows_of_the_batch(self) -> None:
         feed = Feed()
-        found = sliced(part([0, 0, 0, 1], feed), self.halves, "second")
+        found = slice_rows(part([0, 0, 0, 1], feed), self.halves, "second")
         assert isinstance(found, Partial) and rows_of(found).here.tolist() == [False, True]
-        given([LEAF], [found], [READ])
+        take_inputs([LEAF], [found], [READ])
         assert feed.taking == {Within(READ, self.halves, "second")}
         feed.settle()
         assert feed.own(8).astype(int).tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
 
     def test_one_whose_rows_are_all_here_is_a_tensor(self) -> None:
-        found = sliced(part([0, 0, 1, 1]), self.halves, "second")
+        found = slice_rows(part([0, 0, 1, 1]), self.halves, "second")
         assert isinstance(found, tf.Tensor) and rows_of(found).whole and found.numpy().tolist() == [[4, 5], [6, 7]]
-        again = sliced(tagged(tf.range(4), rows([1, 1, 1, 1])), self.halves, "first")
+        again = slice_rows(tag_rows(tf.range(4), rows([1, 1, 1, 1])), self.halves, "first")
         assert again.numpy().tolist() == [0, 1] and rows_of(again).marks.tolist() == [0, 1]

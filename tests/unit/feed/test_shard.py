@@ -16,7 +16,7 @@ import whale_nebula as nb
 from whale_nebula.errors import AbsentInputError, OptionError, UnsupportedError
 from whale_nebula.feed.inputs import Partial
 from whale_nebula.feed.rows import RowsRead, rows_of
-from whale_nebula.feed.shard import Sharded, sharded
+from whale_nebula.feed.shard import Sharded, shard_rows
 from whale_nebula.ir.routing import Routing
 
 ROWS, WIDE = 22, 3
@@ -115,7 +115,7 @@ def bound() -> Callable[[tf.data.Dataset], Sharded]:
     """A dataset by rows of which a step has taken a batch."""
 
     def bind(dataset: tf.data.Dataset) -> Sharded:
-        found = sharded(dataset)
+        found = shard_rows(dataset)
         assert isinstance(found, Sharded)
         found.feed.take(SECOND)
         return found
@@ -127,7 +127,7 @@ class TestWhatIsUnderstood:
     @pytest.mark.parametrize("chain", CHAINS)
     def test_all_rows_are_the_same_as_long_as_nothing_is_known(self, chain: str) -> None:
         expected = [[flat(batch) for batch in dataset] for dataset in [made(chain)] for _ in range(2)]
-        found = sharded(made(chain))
+        found = shard_rows(made(chain))
         assert isinstance(found, Sharded) and found.element_spec == made(chain).element_spec
         for epoch in expected:
             batches = list(found)
@@ -151,20 +151,20 @@ class TestWhatIsUnderstood:
         assert len(parsed) == sum(int(each.sum()) for each in here) == 4 + 4 + 3
 
     def test_marks_tell_rows_apart_whether_they_are_here_or_not(self, bound: Callable[..., Sharded]) -> None:
-        own, all_rows = bound(made("shuffled before")), sharded(made("shuffled before"))
+        own, all_rows = bound(made("shuffled before")), shard_rows(made("shuffled before"))
         marks = [[rows_of(batch).marks.tolist() for batch in dataset] for dataset in (own, all_rows)]
         assert marks[0] == marks[1]
         assert len({mark for batch in marks[0] for mark in batch}) == ROWS
 
     def test_marks_of_large_elements_are_of_some_of_their_numbers(self) -> None:
         rows = np.random.default_rng(0).normal(size=(6, 40, 40)).astype("float32")
-        found = sharded(tf.data.Dataset.from_tensor_slices(rows).map(tf.reduce_sum).batch(6))
+        found = shard_rows(tf.data.Dataset.from_tensor_slices(rows).map(tf.reduce_sum).batch(6))
         assert len(set(rows_of(next(iter(found))).marks.tolist())) == 6
 
     def test_options_stay(self) -> None:
         options = tf.data.Options()
         options.threading.private_threadpool_size = 3
-        found = sharded(made("plain").with_options(options))
+        found = shard_rows(made("plain").with_options(options))
         assert isinstance(found, Sharded)
         assert found.options().threading.private_threadpool_size == 3
         assert found._rows.options().threading.private_threadpool_size == 3
@@ -175,7 +175,7 @@ class TestWhatIsUnderstood:
             list(make(tf.data.Dataset.range(9).map(parse).shuffle(9).batch(4)))
             return tf.random.uniform([2]).numpy().tolist()
 
-        assert drawn(sharded) == drawn(lambda dataset: dataset)
+        assert drawn(shard_rows) == drawn(lambda dataset: dataset)
 
 
 class TestWhatIsNot:
@@ -184,7 +184,7 @@ class TestWhatIsNot:
         chain, why = WHOLE[name]
         dataset = chain(tf.data.Dataset.range(ROWS))
         with caplog.at_level(logging.WARNING, "whale_nebula.feed"):
-            assert sharded(dataset) is dataset
+            assert shard_rows(dataset) is dataset
         assert "nb.shard reads whole batches" in caplog.text and "mend: " in caplog.text
         assert re.search(why, caplog.text)
 
@@ -230,7 +230,7 @@ class TestWhatComesAfterIt:
     def test_what_was_put_on_the_dataset_is_on_it_too(self) -> None:
         dataset = made("plain")
         dataset.class_names = ["a", "b"]  # type: ignore[attr-defined]
-        found = sharded(dataset)
+        found = shard_rows(dataset)
         assert isinstance(found, Sharded) and found.class_names == ["a", "b"]
         with pytest.raises(AttributeError):
             _ = found.no_such_thing
@@ -285,7 +285,7 @@ class TestWhatComesAfterIt:
 
 class TestAnIterator:
     def test_it_ends_as_others_do(self) -> None:
-        batches = iter(sharded(made("plain")))
+        batches = iter(shard_rows(made("plain")))
         assert isinstance(batches, tf.data.Iterator) and iter(batches) is batches
         assert [batches.get_next().shape[0] for _ in range(3)] == [8, 8, 6]
         with pytest.raises(tf.errors.OutOfRangeError):
@@ -293,14 +293,14 @@ class TestAnIterator:
         assert not bool(batches.get_next_as_optional().has_value())
 
     def test_as_optional_it_gives_whole_batches_only(self, bound: Callable[..., Sharded]) -> None:
-        whole = iter(sharded(made("plain"))).get_next_as_optional()
+        whole = iter(shard_rows(made("plain"))).get_next_as_optional()
         assert bool(whole.has_value()) and whole.get_value().shape[0] == 8
         with pytest.raises(AbsentInputError):
             iter(bound(made("plain"))).get_next_as_optional()
 
     def test_it_is_not_saved_in_silence(self, tmp_path: Any) -> None:
         with pytest.raises(UnsupportedError, match="cannot be saved in a checkpoint"):
-            tf.train.Checkpoint(batches=iter(sharded(made("plain")))).save(str(tmp_path / "checkpoint"))
+            tf.train.Checkpoint(batches=iter(shard_rows(made("plain")))).save(str(tmp_path / "checkpoint"))
 
 
 def _here(rows: int) -> list[int]:

@@ -26,7 +26,7 @@ from whale_nebula.errors import (
     TransportError,
     WrongNameError,
 )
-from whale_nebula.gateway import control as word
+from whale_nebula.gateway import control
 from whale_nebula.gateway.gateway import Gateway
 from whale_nebula.gateway.relay import Side
 from whale_nebula.gateway.route import Road
@@ -499,7 +499,7 @@ class TestAuditHeads:
         with files.ca.open("ab") as file:  # as ca.pem is copied to the host while the gateway runs
             file.write((new.folder / "ca.pem").read_bytes())
         head = Head.sign(new.of("npu/gateway"), 7, "ab" * 32)
-        gateway._roads["npu"].trunk.hear(word.written({"kind": "HEAD", "head": head.as_dict()}))
+        gateway._roads["npu"].trunk.hear(control.encode_control({"kind": "HEAD", "head": head.as_dict()}))
         gateway.stop("a test")
         assert list(read_heads(gateway.site.heads)) == [head]
 

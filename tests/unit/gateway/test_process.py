@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.unit.gateway.town import CLUSTERS, GPU, NPU, SOON, Town, certificates, key, town, written
-from whale_nebula.cli import arguments as exits
+from whale_nebula.cli import arguments
 from whale_nebula.cli.main import main
 from whale_nebula.config import load
 from whale_nebula.gateway.site import Site
@@ -92,7 +92,7 @@ class TestKilledAndStartedAgain:
             made.leave()
             for process in started.values():
                 process.send_signal(signal.SIGTERM)
-            assert [process.wait(SOON) for process in started.values()] == [exits.DONE] * 2
+            assert [process.wait(SOON) for process in started.values()] == [arguments.DONE] * 2
             heads = list(read_heads(made.sites["gpu"].heads))
             assert verify(made.sites["npu"].audit, heads).bad is None
             log = verify(made.sites["gpu"].audit)
@@ -112,7 +112,7 @@ class TestTheCommand:
             line = listens(process)
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=SOON)
-        assert process.returncode == exits.DONE
+        assert process.returncode == arguments.DONE
         assert line.startswith("whale-nebula: gateway of cluster gpu, run mt, listens on 127.0.0.1:")
         assert "to npu (it dials us); trusts everybody" in line
         assert err.decode().splitlines()[0].startswith("whale-nebula: INSECURE: TRUE.")
@@ -122,9 +122,9 @@ class TestTheCommand:
     def test_keys_of_others_beside_its_own_are_warned_of(self, tmp_path: Path) -> None:
         (tmp_path / "clusters.yaml").write_text(self.CONFIG.replace("true", "false"))
         folder = ["--folder", str(tmp_path / "certs")]
-        assert main(["certs", "init", "--run", "mt", *folder]) == exits.DONE
-        assert main(["certs", "issue", "--cluster", "gpu", *folder]) == exits.DONE
-        assert main(["certs", "issue", "--cluster", "gpu", "--role", "gateway", *folder]) == exits.DONE
+        assert main(["certs", "init", "--run", "mt", *folder]) == arguments.DONE
+        assert main(["certs", "issue", "--cluster", "gpu", *folder]) == arguments.DONE
+        assert main(["certs", "issue", "--cluster", "gpu", "--role", "gateway", *folder]) == arguments.DONE
         words = ["gateway", "--config", str(tmp_path / "clusters.yaml"), "--cluster", "gpu", "--listen", "127.0.0.1:0"]
         process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         with ended(process):
@@ -137,11 +137,11 @@ class TestTheCommand:
     @pytest.mark.parametrize(
         ("words", "text", "code", "why"),
         [
-            (["--cluster", "tpu"], CONFIG, exits.CONFIG, "no cluster 'tpu'"),
-            (["--cluster", "npu"], CONFIG, exits.CONFIG, "names no gateway"),
-            (["--cluster", "gpu", "--listen", "7100"], CONFIG, exits.CONFIG, "'7100' is no address"),
-            (["--cluster", "gpu"], CONFIG.replace("true", "false"), exits.CONFIG, "cannot be read"),
-            (["--cluster", "gpu", "--listen", "192.0.2.1:7100"], CONFIG, exits.FAILED, "cannot listen on"),
+            (["--cluster", "tpu"], CONFIG, arguments.CONFIG, "no cluster 'tpu'"),
+            (["--cluster", "npu"], CONFIG, arguments.CONFIG, "names no gateway"),
+            (["--cluster", "gpu", "--listen", "7100"], CONFIG, arguments.CONFIG, "'7100' is no address"),
+            (["--cluster", "gpu"], CONFIG.replace("true", "false"), arguments.CONFIG, "cannot be read"),
+            (["--cluster", "gpu", "--listen", "192.0.2.1:7100"], CONFIG, arguments.FAILED, "cannot listen on"),
         ],
     )
     def test_what_is_wrong_is_said_before_anything_is_served(
@@ -155,7 +155,7 @@ class TestTheCommand:
     def test_without_a_config_it_asks_for_one(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as left:
             main(["gateway", "--cluster", "gpu"])
-        assert left.value.code == exits.USAGE
+        assert left.value.code == arguments.USAGE
         assert "--config clusters.yaml --cluster gpu" in capsys.readouterr().err
 
 
@@ -166,7 +166,7 @@ class TestALauncher:
             assert "listens on 127.0.0.1:" in listens(process)
             assert process.stdin is not None
             process.stdin.close()
-            assert process.wait(SOON) == exits.DONE
+            assert process.wait(SOON) == arguments.DONE
         assert written(tmp_path / "audit.jsonl")[-1]["reason"] == "its launcher has ended it"
 
     def test_brings_all_gateways_of_a_config_to_this_machine(self, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_run_all_starts_the_gateways_too(tmp_path: Path) -> None:
         text=True,
         timeout=60.0,
     )
-    assert done.returncode == exits.DONE, done.stderr
+    assert done.returncode == arguments.DONE, done.stderr
     assert "gpu/gateway and npu/gateway run here, too; their audit logs go with the run" in done.stderr
     said = sorted(done.stdout.splitlines())
     assert [line.partition(" behind ")[0] for line in said] == ["gpu/0 hears npu/0", "npu/0 hears gpu/0"]

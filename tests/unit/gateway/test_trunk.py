@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.gateway.town import certificates, until
 from whale_nebula.errors import RemoteProtocolError, TransportError
-from whale_nebula.gateway import control as word
+from whale_nebula.gateway import control
 from whale_nebula.gateway.control import Trunk
 from whale_nebula.security import Credentials, Files, Identity
 from whale_nebula.security.audit import Head, KeptHeads
@@ -96,7 +96,7 @@ class TestHeads:
         gpu.lane.end("a test")
         head = Head.sign(Credentials.of(files["gpu/gateway"]), 7, "ab" * 32)
         gpu.trunk.send_head(head)
-        assert word.read(gpu.next(gpu.joined()))["head"] == head.as_dict()
+        assert control.read(gpu.next(gpu.joined()))["head"] == head.as_dict()
 
 
 class TestWhoIsGone:
@@ -122,12 +122,12 @@ class TestWhoIsGone:
         gpu.trunk.unsay("gpu/0")
         lane = gpu.joined()
         gpu.trunk.send_gone("gpu/1", "its port refuses")
-        assert word.read(gpu.next(lane))["worker"] == "gpu/1"
+        assert control.read(gpu.next(lane))["worker"] == "gpu/1"
 
     def test_a_gateway_speaks_of_its_own_workers_only(self, make: Callable[..., Side]) -> None:
         said = {"kind": "GONE", "id": "00", "worker": "npu/0", "why": "a lie"}
         with pytest.raises(RemoteProtocolError, match="which is not its own"):
-            make(GPU).trunk.hear(word.written(said))
+            make(GPU).trunk.hear(control.encode_control(said))
 
 
 class TestHowMuch:
@@ -138,7 +138,7 @@ class TestHowMuch:
 
         def hear() -> None:
             for number in range(3):
-                side.trunk.hear(word.written({"kind": "REFUSED", "seq": number, "why": "no"}))
+                side.trunk.hear(control.encode_control({"kind": "REFUSED", "seq": number, "why": "no"}))
                 heard.append(number)
 
         thread = threading.Thread(target=hear)
@@ -169,15 +169,15 @@ class TestWhatIsNoWord:
     )
     def test_messages(self, make: Callable[..., Side], said: dict[str, Any]) -> None:
         with pytest.raises(RemoteProtocolError, match="that is not known"):
-            make(GPU).trunk.hear(word.written(said))
+            make(GPU).trunk.hear(control.encode_control(said))
 
     @pytest.mark.parametrize(
         "frame",
         [
             b"",
             bytes(70_000),
-            word.written({"kind": "KEPT", "seq": 1})[:-1],
-            word.written({"kind": "KEPT", "seq": 1})[:-1] + b"x",
+            control.encode_control({"kind": "KEPT", "seq": 1})[:-1],
+            control.encode_control({"kind": "KEPT", "seq": 1})[:-1] + b"x",
             pack(Header(Kind.BEAT, Flag.LAST), 0),
             bytes(HEADER_BYTES),
         ],

@@ -6,7 +6,7 @@ import pytest
 
 import whale_nebula as nb
 from tests.unit.ir.test_timing import plan, stage
-from whale_nebula.plan.timing import Coding, assumed, coding, step_text, times
+from whale_nebula.plan.timing import Coding, assumptions_of, coding, step_text, times
 
 TAKEN = {"codec_seconds": 0.8, "encode_seconds": 0.6, "backward_codec_seconds": 0.4, "backward_encode_seconds": 0.1}
 
@@ -50,7 +50,7 @@ def test_the_drawing_and_the_step_count_it_where_lines_take_time() -> None:
     assert after.timeline.busy(1) == pytest.approx(before.timeline.busy(1) + 4 * (0.05 + 0.025))
     assert times(coded(slow)).seconds > times(slow).seconds
     assert ", with codecs; " in step_text(coded(slow)) and "codecs" not in step_text(slow)
-    assert times(coded(free)).seconds == times(free).seconds and not assumed(free).timed
+    assert times(coded(free)).seconds == times(free).seconds and not assumptions_of(free).timed
     assert " with codecs, " in step_text(replace(coded(slow), exchange_seconds=0.1))
 
 

@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whale_nebula.ir.routing import MOST, NEAR, by_speed, enough, excess, order, seconds, shares, taken
+from whale_nebula.ir.routing import MOST, NEAR, by_speed, enough, excess, order, seconds, shares, take_counts
 
 SPEEDS = st.lists(st.floats(0.05, 20.0), min_size=1, max_size=6)
 
@@ -35,7 +35,7 @@ def test_only_proportions_count(speeds: list[float], times: int, count: int) -> 
 def test_an_order_gives_each_its_share_in_every_period(given_shares: list[int], rounds: int) -> None:
     count = sum(given_shares)
     found = order(given_shares)
-    assert taken(found, len(given_shares), rounds * count) == tuple(rounds * share for share in given_shares)
+    assert take_counts(found, len(given_shares), rounds * count) == tuple(rounds * share for share in given_shares)
 
 
 @given(given_shares=st.lists(st.integers(1, 9), min_size=2, max_size=5))
@@ -51,7 +51,7 @@ def test_an_order_is_spread_evenly(given_shares: list[int]) -> None:
 @given(st.integers(1, 6), st.integers(1, 30))
 def test_who_are_equally_fast_take_turns(replicas: int, count: int) -> None:
     assert by_speed([3.0] * replicas, count) == ()
-    assert taken((), replicas, count) == tuple(len(range(r, count, replicas)) for r in range(replicas))
+    assert take_counts((), replicas, count) == tuple(len(range(r, count, replicas)) for r in range(replicas))
 
 
 @given(st.lists(SPEEDS, max_size=3), st.integers(1, 6))

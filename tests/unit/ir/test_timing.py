@@ -11,7 +11,7 @@ from whale_nebula.plan.timing import (
     SPEED,
     Assumed,
     as_long_as_a_message,
-    assumed,
+    assumptions_of,
     duration,
     in_flight,
     step_text,
@@ -79,9 +79,9 @@ def test_stages_may_be_taken_to_compute_as_long_as_a_message_travels() -> None:
 
 
 def test_a_line_with_nothing_but_delay_takes_time_too() -> None:
-    assert assumed(plan(None, 0.02)) == Assumed(SPEED)
+    assert assumptions_of(plan(None, 0.02)) == Assumed(SPEED)
     assert as_long_as_a_message(plan(None, 0.02)) == Assumed(seconds=0.02, line="a->b")
-    assert assumed(plan(None)) == as_long_as_a_message(plan(None)) == Assumed()
+    assert assumptions_of(plan(None)) == as_long_as_a_message(plan(None)) == Assumed()
 
 
 def test_what_clusters_exchange_once_is_part_of_a_step() -> None:

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.hosts import is_local, listening, settled
+from whale_nebula.launch.hosts import is_local, listening, settle_ports
 from whale_nebula.launch.resolve import ANY, Placement
 
 
@@ -19,7 +19,7 @@ def test_what_is_local() -> None:
 
 def test_every_worker_gets_a_port_of_its_own() -> None:
     workers = {f"gpu/{number}": ANY for number in range(50)}
-    found = settled(Placement(tuple(workers), {**workers, "npu/0": "10.77.0.2:7101"}))
+    found = settle_ports(Placement(tuple(workers), {**workers, "npu/0": "10.77.0.2:7101"}))
     assert found.addresses["npu/0"] == "10.77.0.2:7101"
     ports = {address for worker, address in found.addresses.items() if worker != "npu/0"}
     assert len(ports) == 50

@@ -10,7 +10,7 @@ import pytest
 
 from whale_nebula.config import load
 from whale_nebula.errors import CredentialsError, IdentityError, NebulaError, WrongNameError
-from whale_nebula.launch.secured import check, check_names, configured, for_one_run
+from whale_nebula.launch.secured import check, check_names, configured_files, for_one_run
 
 WORKERS = ("gpu/0", "npu/0")
 CONFIG = load({"run": "mt", "clusters": {"gpu": {}, "npu": {}}})
@@ -35,13 +35,13 @@ def test_it_is_gone_after_an_error_too() -> None:
 
 
 def test_the_files_of_a_config_lie_beside_it(tmp_path: Path) -> None:
-    found = configured(CONFIG, WORKERS, str(tmp_path / "clusters.yaml"))["npu/0"]
+    found = configured_files(CONFIG, WORKERS, str(tmp_path / "clusters.yaml"))["npu/0"]
     assert (found.ca, found.cert) == (str(tmp_path / "certs/ca.pem"), str(tmp_path / "certs/npu-worker-0.pem"))
 
 
 def test_files_that_are_not_there_are_told_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(NebulaError) as refused:
-        check(configured(CONFIG, WORKERS, str(tmp_path / "clusters.yaml")), "mt")
+        check(configured_files(CONFIG, WORKERS, str(tmp_path / "clusters.yaml")), "mt")
     assert refused.value.mend
 
 
@@ -71,6 +71,6 @@ def test_names_that_no_certificate_can_hold_are_told_before_anything_starts(run:
 
 
 def test_insecure_is_without_files() -> None:
-    assert configured(INSECURE, WORKERS, None) == {}
+    assert configured_files(INSECURE, WORKERS, None) == {}
     with for_one_run(INSECURE, WORKERS) as files:
         assert files == {}

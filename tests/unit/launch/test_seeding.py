@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from whale_nebula.launch import seeding
-from whale_nebula.launch.seeding import unmoved, when_loaded
+from whale_nebula.launch.seeding import keep_generators, when_loaded
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_what_joining_draws_is_not_missed() -> None:
     expected = random.random(), np.random.rand()
     random.seed(3)
     np.random.seed(3)
-    with pytest.raises(ConnectionError), unmoved():
+    with pytest.raises(ConnectionError), keep_generators():
         random.random(), np.random.rand()
         raise ConnectionError
     assert (random.random(), np.random.rand()) == expected

@@ -251,7 +251,12 @@ def cut_text(text: str, workers: Callable[[Program], Sequence[Worker]] = alone) 
     """All that the passes made of a program, a line each."""
     found = read(text)
     plan = cut_program(found.program, workers(found.program))
-    return "\n".join(_CutText(plan, found).lines())
+    return "\n".join(list_cut(plan, found))
+
+
+def list_cut(plan: Cut, found: Read) -> list[str]:
+    """The lines of a plan whose program was read, or captured."""
+    return _CutText(plan, found).lines()
 
 
 class _CutText:

@@ -7,7 +7,7 @@ from tests.unit.passes.programs import alone, program_of
 from whale_nebula.capture.mirror import mirror
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.text import from_text
-from whale_nebula.passes.batch import asserted
+from whale_nebula.passes.batch import split_assertions
 from whale_nebula.passes.effects import is_check, is_effect
 from whale_nebula.passes.plan import cut_program
 from whale_nebula.passes.rules import fold
@@ -116,11 +116,11 @@ ALONE = """
 )
 def test_each_micro_batch_asserts_what_holds_of_all_where_it_holds_of_each(condition: int, found: str) -> None:
     graph = from_text(ALONE.replace("CONDITION", str(condition)))
-    once, refused = asserted(graph, {16}, fold(graph, {0: 0}, checks={16}))
+    once, refused = split_assertions(graph, {16}, fold(graph, {0: 0}, checks={16}))
     assert (16 in once, len(refused)) == (found == "once", int(found == "refused"))
 
 
 def test_rows_are_not_sent_to_be_printed_by_an_assertion_of_all_of_them() -> None:
     graph = from_text(ALONE.replace("CONDITION", "9, %4"))
-    once, (refused,) = asserted(graph, {16}, fold(graph, {0: 0}, checks={16}))
+    once, (refused,) = split_assertions(graph, {16}, fold(graph, {0: 0}, checks={16}))
     assert not once and "says something of each" in refused.reason

@@ -13,9 +13,9 @@ import pytest
 import whale_nebula as nb
 from tests.unit.report.making import full
 from tests.unit.report.terminal import stand_in
-from whale_nebula.report.published import publish, watched
+from whale_nebula.report.published import is_watched, publish
 from whale_nebula.report.watchers import Seen
-from whale_nebula.runtime.run import _watched
+from whale_nebula.runtime.run import _watch_steps
 
 
 @pytest.fixture(autouse=True)
@@ -55,15 +55,15 @@ def test_a_run_that_is_not_opened_after_all_leaves_nobody_watching(
 ) -> None:
     seen, before = stand_in(monkeypatch), threading.active_count()
     with nb.init() as run:
-        with pytest.raises(TypeError), _watched(run, Seen("live", tmp_path / "run.jsonl")):
+        with pytest.raises(TypeError), _watch_steps(run, Seen("live", tmp_path / "run.jsonl")):
             assert sys.stdout is not seen
             raise TypeError("nobody joins")
-        assert (sys.stdout, watched(), threading.active_count()) == (seen, False, before)
+        assert (sys.stdout, is_watched(), threading.active_count()) == (seen, False, before)
 
 
 def test_without_a_word_nobody_watches() -> None:
     nb.init()
-    assert not watched()
+    assert not is_watched()
 
 
 def test_metrics_are_complete_when_the_run_is_closed(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_metrics_are_complete_when_the_run_is_closed(tmp_path: Path) -> None:
             publish(full())
     lines = (tmp_path / "run.jsonl").read_text().splitlines()
     assert [json.loads(line)["run"]["steps"] for line in lines] == [1, 2, 3]
-    assert not watched()
+    assert not is_watched()
 
 
 def test_the_config_says_it_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

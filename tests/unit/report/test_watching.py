@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.report.making import full
-from whale_nebula.report.published import begin, forget, last_report, publish, under_way, watch, watched
+from whale_nebula.report.published import begin, forget, is_watched, last_report, publish, under_way, watch
 from whale_nebula.report.report import Report
 from whale_nebula.report.watchers import Watching
 
@@ -82,7 +82,7 @@ class Step:
 
 def test_a_step_is_under_way_until_it_is_reported() -> None:
     begin(Step())
-    assert (under_way(), watched()) == (None, False)  # nobody looks
+    assert (under_way(), is_watched()) == (None, False)  # nobody looks
     watching = Watching([])
     watch([watching])
     begin(Step())

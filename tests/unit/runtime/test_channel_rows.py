@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.unit.passes.examples import DESCENT, TWO_STAGES
 from tests.unit.passes.programs import apart, cut, program_of
-from whale_nebula.codec import packing as bits
+from whale_nebula.codec import packing
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.passes.batch import entries_per_row
 from whale_nebula.runtime.exchange.channels import Channels
@@ -59,7 +59,7 @@ def test_any_others_are_refused_before_they_are_allocated(micro_batches: int, ro
 
 def test_integers_that_are_all_the_same_are_refused_too() -> None:
     channels, value = begun(1)
-    data = np.concatenate([np.zeros(4, np.uint8), bits.pack(np.zeros(1 << 20, np.int64))])
+    data = np.concatenate([np.zeros(4, np.uint8), packing.pack(np.zeros(1 << 20, np.int64))])
     with pytest.raises(RemoteProtocolError, match="where 4 are due"):
         channels.decode(value, Packed(data, 1, 0, "int64", (1 << 27, 8)), "b/0", 0)
 

@@ -19,7 +19,7 @@ from whale_nebula.runtime.exchange.incoming import Incoming
 from whale_nebula.runtime.exchange.outgoing import Outgoing
 from whale_nebula.runtime.exchange.state import AT, At, ChannelState, Residue, States
 from whale_nebula.runtime.exchange.statistics import Tally
-from whale_nebula.transport.framed import checked
+from whale_nebula.transport.framed import check_packed
 from whale_nebula.transport.protocol import Packed
 
 COLUMNS = 48
@@ -72,7 +72,7 @@ class Pair:
         at = At(step, micro_batch, training, self.seed)
         self.payload, self.sent = self.out.send(tf.constant(x), at, self.tally, None, rows)
         if isinstance(self.payload, Packed):
-            checked(self.payload)
+            check_packed(self.payload)
         made, self.got = self.into.take(self.payload, self.tally)
         return made.numpy()
 

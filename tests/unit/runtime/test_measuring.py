@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from whale_nebula.codec.way import parse_way
 from whale_nebula.report.records import BoundaryReport
-from whale_nebula.runtime.exchange import coding as measuring
+from whale_nebula.runtime.exchange import coding
 from whale_nebula.runtime.exchange.coding import decode_cast
 from whale_nebula.runtime.exchange.incoming import Incoming
 from whale_nebula.runtime.exchange.outgoing import Outgoing
@@ -98,7 +98,7 @@ def test_what_crosses_as_it_is_has_none() -> None:
 def test_between_measurements_the_last_is_told() -> None:
     ends = Ends("int4")
     first = [ends.cross((step + 1.0) * drawn(step))[0].error for step in range(9)]
-    measured = [measuring.due(step + 1) for step in range(9)]
+    measured = [coding.due(step + 1) for step in range(9)]
     assert measured == [True, True, False, True, False, False, False, True, False]
     for step in range(1, 9):
         assert (first[step] != first[step - 1]) == measured[step]
@@ -134,7 +134,7 @@ def test_further_micro_batches_are_not_measured() -> None:
 def test_measuring_leaves_what_both_sides_remember_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ends, others = Ends("rank(8) >> int8"), Ends("rank(8) >> int8")
     made = [ends.cross(drawn(step))[1] for step in range(4)]
-    monkeypatch.setattr(measuring, "due", lambda step: False)
+    monkeypatch.setattr(coding, "due", lambda step: False)
     for step in range(4):
         np.testing.assert_array_equal(made[step], others.cross(drawn(step))[1])
     assert ends.there.of("x at b").version == ends.here.of("x at a").version == 1
@@ -166,8 +166,8 @@ def test_a_gradient_that_is_clamped_is_counted() -> None:
 
 def test_infinities_are_nothing_to_clamp() -> None:
     x = tf.constant([[np.inf, 1.0, -np.inf, np.nan]])
-    assert measuring.count_clamped(x) == 0
-    assert measuring.count_clamped(tf.concat([x, x + 1e6], axis=0)) == 1
+    assert coding.count_clamped(x) == 0
+    assert coding.count_clamped(tf.concat([x, x + 1e6], axis=0)) == 1
 
 
 # ----------------------------------------------------------------------------------- smaller

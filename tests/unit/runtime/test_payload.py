@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from whale_nebula.codec.sizes import PREFIX
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.runtime.exchange.coding import Payload, read, written
+from whale_nebula.runtime.exchange.coding import Payload, payload_bytes, read
 
 BYTES = st.binary(max_size=300).map(lambda data: np.frombuffer(data, np.uint8))
 ROWS = st.none() | st.lists(st.booleans(), min_size=1, max_size=70).map(np.array)
@@ -19,7 +19,7 @@ NEWS = st.none() | st.binary(min_size=1, max_size=40).map(lambda data: np.frombu
 @given(BYTES, ROWS, NEWS, st.booleans(), st.booleans())
 def test_what_was_written_is_read(data: Any, rows: Any, news: Any, changes: bool, zstd: bool) -> None:
     given = Payload(data, rows, news, changes)
-    crossed = written(given, zstd=zstd)
+    crossed = payload_bytes(given, zstd=zstd)
     found = read(crossed, 0 if rows is None else rows.size, 0 if news is None else news.size, data.size)
     assert found.data.tobytes() == data.tobytes()
     assert found.changes == changes
@@ -45,7 +45,7 @@ def test_any_bytes_are_read_or_refused(data: bytes, rows: int, news: int, most: 
 
 
 def test_what_is_said_to_be_packed_is_bounded_before_it_is_unpacked() -> None:
-    crossed = written(Payload(np.zeros(100_000, np.uint8)), zstd=True)
+    crossed = payload_bytes(Payload(np.zeros(100_000, np.uint8)), zstd=True)
     assert crossed.size < 1000
     with pytest.raises(RemoteProtocolError, match=r"100000 bytes are said to be packed where there are at most 60."):
         read(crossed, 0, 0, 600)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from whale_nebula.ir.cut import Boundary, Cut, VirtualDevice, Worker
 from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.program import Pipeline, Program, Stage
-from whale_nebula.ir.routing import Seat, order, shares, taken
+from whale_nebula.ir.routing import Seat, order, shares, take_counts
 from whale_nebula.ir.text import from_text
 from whale_nebula.report.records import Span
 from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock
@@ -20,10 +20,10 @@ from whale_nebula.runtime.step.measurements import (
     EVERY,
     WORTH,
     Look,
+    better_orders,
     changes,
     hear,
     looked_at,
-    moved,
     replicas,
     slowness,
 )
@@ -91,28 +91,28 @@ def test_a_stage_is_known_once_all_of_its_replicas_are() -> None:
 
 def test_who_is_faster_gets_more() -> None:
     cut = plan()
-    assert moved(cut, {1: {"npu/0": 0.2, "npu/1": 0.1}}) == ((), (1, 0, 1))
-    assert moved(cut, {1: {"npu/0": 0.1, "npu/1": 0.2}}) == ((), (0, 1, 0))
+    assert better_orders(cut, {1: {"npu/0": 0.2, "npu/1": 0.1}}) == ((), (1, 0, 1))
+    assert better_orders(cut, {1: {"npu/0": 0.1, "npu/1": 0.2}}) == ((), (0, 1, 0))
 
 
 def test_noise_moves_nothing() -> None:
-    assert moved(plan(6), {1: {"npu/0": 0.2, "npu/1": 0.15}}) == ()
-    assert moved(plan(2), {1: {"npu/0": 0.4, "npu/1": 0.1}}) == ()
+    assert better_orders(plan(6), {1: {"npu/0": 0.2, "npu/1": 0.15}}) == ()
+    assert better_orders(plan(2), {1: {"npu/0": 0.4, "npu/1": 0.1}}) == ()
 
 
 def test_what_has_moved_goes_back_where_the_others_catch_up() -> None:
     cut = plan(turns=(1, 0, 1))
-    assert moved(cut, {1: {"npu/0": 0.1, "npu/1": 0.1}}) == ()
+    assert better_orders(cut, {1: {"npu/0": 0.1, "npu/1": 0.1}}) == ()
     assert list(changes(cut, plan())) == ["the replicas of npu take 3 : 3 micro-batches, and took 2 : 4"]
 
 
 def test_what_the_config_says_is_not_moved() -> None:
-    assert moved(plan(speeds=(1.0, 1.0)), {1: {"npu/0": 0.4, "npu/1": 0.1}}) == ()
+    assert better_orders(plan(speeds=(1.0, 1.0)), {1: {"npu/0": 0.4, "npu/1": 0.1}}) == ()
 
 
 def test_replicas_on_one_worker_share_what_it_does() -> None:
     cut = plan(9, "npu/0", "npu/1", "npu/0")
-    assert taken(moved(cut, {1: {"npu/0": 0.1, "npu/1": 0.1}})[1], 3, 9)[1] in (4, 5)
+    assert take_counts(better_orders(cut, {1: {"npu/0": 0.1, "npu/1": 0.1}})[1], 3, 9)[1] in (4, 5)
 
 
 @given(
@@ -127,7 +127,7 @@ def test_what_has_moved_stays_while_little_changes(told: list[float], noise: lis
     cut = plan(count, *hosts, turns=best)
     shaken = [each * much for each, much in zip(told, noise, strict=False)]
     assert 1.0 / (1.0 - WORTH) > 1.03 / 0.97
-    assert moved(cut, {1: dict(zip(hosts, shaken, strict=True))}) == cut.orders
+    assert better_orders(cut, {1: dict(zip(hosts, shaken, strict=True))}) == cut.orders
 
 
 def test_all_numbers_of_a_report_follow_from_the_same_look() -> None:
@@ -150,4 +150,4 @@ def test_what_codecs_remember_does_not_depend_on_what_was_measured(codec: str, m
     workers = Worker("gpu/0", "gpu", (0,)), Worker("npu/0", "npu", (1,)), Worker("npu/1", "npu", (1,))
     boundary = Boundary(0, Value(0), 0, 0, (1,), True, codec=codec)
     cut = replace(cut, program=replace(cut.program, graph=graph), workers=workers, boundaries=(boundary,))
-    assert bool(moved(cut, {1: {"npu/0": 0.2, "npu/1": 0.1}})) is moves
+    assert bool(better_orders(cut, {1: {"npu/0": 0.2, "npu/1": 0.1}})) is moves

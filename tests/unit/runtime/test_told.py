@@ -9,7 +9,7 @@ from whale_nebula.codec.precisions import Bits
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.exchange.state import ChannelState
-from whale_nebula.runtime.exchange.statistics import Tally, compared
+from whale_nebula.runtime.exchange.statistics import Tally, note_changes
 
 NAME = "b0 gpu->npu"
 SENT = BoundaryReport("int8", 400, 100, 120, 1, 0.5, 0.0, 0.01)
@@ -73,7 +73,7 @@ def test_a_codec_that_is_another_than_before_is_told(
     way: str, before: str, codec: str | None, expected: list[str]
 ) -> None:
     tally, state = Tally(), ChannelState(codec=before, error=0.5)
-    found = compared(tally, NAME, parse_way(way), state, state, codec and parse(codec))
+    found = note_changes(tally, NAME, parse_way(way), state, state, codec and parse(codec))
     assert tally.changes() == tuple(f"{NAME}: {what}" for what in expected)
     assert found.codec == str(codec or "none")
     known = before or ("none" if way == "auto" else "")
@@ -82,12 +82,12 @@ def test_a_codec_that_is_another_than_before_is_told(
 
 def test_a_basis_that_crosses_is_told() -> None:
     tally, state, codec = Tally(), ChannelState(codec="rank(4) >> int8", version=1), Rank(4) >> INT8()
-    compared(tally, NAME, Way(codec), state, replace(state, version=2), codec)
+    note_changes(tally, NAME, Way(codec), state, replace(state, version=2), codec)
     assert tally.changes() == (f"{NAME}: basis 1 -> 2",)
 
 
 def test_whole_numbers_that_cross_as_they_are_have_not_changed() -> None:
     tally, state = Tally(), ChannelState()
     for codec in (Bits(), None, Bits()):
-        state = compared(tally, NAME, Way(Bits()), state, state, codec)
+        state = note_changes(tally, NAME, Way(Bits()), state, state, codec)
     assert tally.changes() == () and state.error == 0.0

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.capture.step import signature
-from whale_nebula.runtime.step.step import Step, takes, widened
+from whale_nebula.runtime.step.step import Step, takes, widen_signature
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def _form(*shape: int, dtype: str = "float32", **plain: Any) -> Any:
 
 
 def test_axes_that_differ_are_free_and_others_stay() -> None:
-    wide = widened(_form(2, 5, 3), [_form(4, 7, 3)])
+    wide = widen_signature(_form(2, 5, 3), [_form(4, 7, 3)])
     assert wide is not None
     assert wide.specs == (tf.TensorSpec([None, None, 3], tf.float32),)
     assert takes(wide, _form(8, 9, 3))
@@ -35,7 +35,7 @@ def test_axes_that_differ_are_free_and_others_stay() -> None:
 
 @pytest.mark.parametrize("other", [_form(4, 7, dtype="int32"), _form(4, 7, 3), _form(4, 7, flag=True)])
 def test_forms_that_differ_in_more_than_sizes_are_not_widened(other: Any) -> None:
-    assert widened(_form(4, 5), [other]) is None
+    assert widen_signature(_form(4, 5), [other]) is None
     assert not takes(other, _form(4, 5))
 
 

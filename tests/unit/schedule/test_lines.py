@@ -2,7 +2,7 @@
 
 import pytest
 
-from whale_nebula.schedule import Hop, Line, Work, pace, timed, uniform
+from whale_nebula.schedule import Hop, Line, Work, hop_of_seconds, pace, uniform
 
 
 def test_work_adds_up_and_pays_its_overhead_forward() -> None:
@@ -33,31 +33,31 @@ def test_pace_of_unequal_stages_is_that_of_the_slowest() -> None:
 
 
 def test_pace_gives_each_hop_its_own_trip() -> None:
-    hops = {(0, 1): timed("a->b", "b->a", seconds=1.0, delay=2.0), (1, 2): Hop()}
+    hops = {(0, 1): hop_of_seconds("a->b", "b->a", seconds=1.0, delay=2.0), (1, 2): Hop()}
     assert pace([Work(1.0, 2.0)] * 3, hops).trips == (6.0, 0.0)
 
 
 def test_pace_adds_up_what_a_shared_line_carries() -> None:
     """Stage 1 is back in the first cluster's neighbour: two hops share a line, in each direction."""
-    hops = {(0, 1): timed("a->b", "b->a", seconds=1.0), (0, 2): timed("a->b", "b->a", seconds=2.0)}
+    hops = {(0, 1): hop_of_seconds("a->b", "b->a", seconds=1.0), (0, 2): hop_of_seconds("a->b", "b->a", seconds=2.0)}
     assert pace([Work(1.0, 2.0)] * 3, hops).held == 3.0
 
 
 def test_pace_knows_that_a_way_back_shares_the_line_of_another_way_there() -> None:
     """Stages 0 and 2 in cluster a, stage 1 in b: activations of (1, 2) and gradients of (0, 1) go b->a."""
-    hops = {(0, 1): timed("a->b", "b->a", seconds=1.0), (1, 2): timed("b->a", "a->b", seconds=2.0)}
+    hops = {(0, 1): hop_of_seconds("a->b", "b->a", seconds=1.0), (1, 2): hop_of_seconds("b->a", "a->b", seconds=2.0)}
     assert pace([Work(1.0, 2.0)] * 3, hops).held == 3.0
 
 
 def test_pace_takes_the_longest_way_over_skips() -> None:
-    hops = {**uniform(3, seconds=1.0), (0, 2): timed("a->c", "c->a", seconds=9.0)}
+    hops = {**uniform(3, seconds=1.0), (0, 2): hop_of_seconds("a->c", "c->a", seconds=9.0)}
     assert pace([Work(1.0, 2.0)] * 3, hops).trips == (16.0, 2.0)
 
 
 def test_pace_where_a_stage_feeds_only_one_further_on() -> None:
-    hops = {(0, 2): timed("a->c", "c->a", seconds=1.0), (1, 2): timed("b->c", "c->b", seconds=1.0)}
+    hops = {(0, 2): hop_of_seconds("a->c", "c->a", seconds=1.0), (1, 2): hop_of_seconds("b->c", "c->b", seconds=1.0)}
     assert pace([Work(1.0, 2.0)] * 3, hops).trips == (0.0, 2.0)
-    slower = {**hops, (1, 2): timed("b->c", "c->b", seconds=5.0)}
+    slower = {**hops, (1, 2): hop_of_seconds("b->c", "c->b", seconds=5.0)}
     assert pace([Work(1.0, 2.0)] * 3, slower).trips == (0.0, 10.0)
 
 

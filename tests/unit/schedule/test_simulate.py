@@ -15,10 +15,10 @@ from whale_nebula.schedule import (
     Timeline,
     Work,
     from_text,
+    hop_of_seconds,
     run_lists,
     schedule,
     simulate,
-    timed,
     uniform,
 )
 
@@ -73,17 +73,23 @@ def test_delay_holds_no_line() -> None:
 
 def test_hops_that_share_a_line_take_turns() -> None:
     shared: Hops = {
-        (0, 1): timed("a->b", "b->a", seconds=2.0),
-        (0, 2): timed("a->b", "b->a", seconds=2.0),
+        (0, 1): hop_of_seconds("a->b", "b->a", seconds=2.0),
+        (0, 2): hop_of_seconds("a->b", "b->a", seconds=2.0),
     }
-    apart: Hops = {(0, 1): timed("a->b", "b->a", seconds=2.0), (0, 2): timed("a->c", "c->a", seconds=2.0)}
+    apart: Hops = {
+        (0, 1): hop_of_seconds("a->b", "b->a", seconds=2.0),
+        (0, 2): hop_of_seconds("a->c", "c->a", seconds=2.0),
+    }
     works = [Work(1.0)] * 3
     assert simulate(works, shared, 1).seconds == 6.0
     assert simulate(works, apart, 1).seconds == 4.0
 
 
 def test_a_way_back_may_share_the_line_of_another_way_there() -> None:
-    hops: Hops = {(0, 1): timed("a->b", "b->a", seconds=3.0), (1, 2): timed("b->a", "a->b", seconds=3.0)}
+    hops: Hops = {
+        (0, 1): hop_of_seconds("a->b", "b->a", seconds=3.0),
+        (1, 2): hop_of_seconds("b->a", "a->b", seconds=3.0),
+    }
     timeline = simulate([EVEN] * 3, hops, 4)
     assert {span.what for span in timeline.of("b->a")} == {"F", "B"}
     held = timeline.of("b->a")
@@ -105,7 +111,7 @@ def test_bytes_and_rates_of_each_direction() -> None:
 
 def test_a_skip_connection_is_waited_for() -> None:
     works = [EVEN] * 3
-    skip: Hops = {**uniform(3), (0, 2): timed("0->2", "2->0", seconds=0.5, delay=10.0)}
+    skip: Hops = {**uniform(3), (0, 2): hop_of_seconds("0->2", "2->0", seconds=0.5, delay=10.0)}
     assert simulate(works, uniform(3), 1).seconds == 9.0
     assert simulate(works, skip, 1).seconds == 1.0 + 10.5 + 3.0 + 10.5 + 2.0
 

@@ -7,13 +7,12 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from whale_nebula.errors import NebulaWarning
-from whale_nebula.scopes import Site, open_frames
-from whale_nebula.scopes import hints as eager
+from whale_nebula.scopes import Site, hints, open_frames
 
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager, "_said", set())
+    monkeypatch.setattr(hints, "_said", set())
 
 
 def test_a_stage_in_eager_code_warns_once_for_its_line() -> None:

@@ -7,14 +7,14 @@ import pytest
 
 import whale_nebula as nb
 from whale_nebula.errors import NebulaWarning
-from whale_nebula.scopes import hints as unentered
+from whale_nebula.scopes import hints
 from whale_nebula.scopes.placing import placement
 
 
 def told() -> list[str]:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", NebulaWarning)
-        unentered.warn_unscoped("small")
+        hints.warn_unscoped("small")
     return [str(each.message) for each in found]
 
 
@@ -56,7 +56,7 @@ def test_a_stage_that_is_given_to_a_map_of_places_is_not_told() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_without_any_nothing_is_said() -> None:
-    unentered.warn_unscoped("small")
+    hints.warn_unscoped("small")
 
 
 def test_a_scope_that_was_refused_is_not_told_again() -> None:

@@ -11,8 +11,7 @@ import pytest
 
 import whale_nebula as nb
 from whale_nebula.errors import NebulaError, OptionError, ScopeError
-from whale_nebula.scopes import options as words
-from whale_nebula.scopes import parsing
+from whale_nebula.scopes import options, parsing
 
 SCOPES = ("cluster", "replica", "pipeline", "stage", "split", "compress", "gathered")
 
@@ -107,7 +106,7 @@ def test_a_wrong_call_in_a_rewritten_function_is_told_at_the_users_line() -> Non
 
 
 def test_what_collects_its_arguments_takes_any_number() -> None:
-    @words.checked
+    @options.check_signature
     def gather(*given: int, **others: int) -> int:
         return len(given) + len(others)
 

@@ -21,8 +21,7 @@ from whale_nebula.errors import (
     WrongAuthorityError,
     WrongNameError,
 )
-from whale_nebula.security import Credentials, CurrentCredentials, Files, Prover, issue, making
-from whale_nebula.security import files as reading
+from whale_nebula.security import Credentials, CurrentCredentials, Files, Prover, files, issue, making
 
 
 @pytest.fixture
@@ -267,7 +266,7 @@ class TestProof:
     def test_what_is_no_certificate_proves_nothing(self, both: tuple[Prover, Prover], odd: str) -> None:
         """Whatever its parser raises, and whenever."""
         pem = both[1].certificate
-        der = reading.certificate(pem, "").public_bytes(serialization.Encoding.DER)
+        der = files.certificate(pem, "").public_bytes(serialization.Encoding.DER)
         changed = {
             "version": der.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x3c"),
             "key": der.replace(b"\x03\x42\x00\x04", b"\x03\x42\x00\x07"),  # a point that is none

@@ -28,7 +28,7 @@ from whale_nebula.errors import (
     WrongNameError,
 )
 from whale_nebula.security import Credentials, Files, Identity, issue, making
-from whale_nebula.security.diagnose import KINDS, Diagnosis, inspect_own, probe, spoken
+from whale_nebula.security.diagnose import KINDS, Diagnosis, inspect_own, probe, read_grpc_error
 
 
 class Place(NamedTuple):
@@ -232,8 +232,8 @@ class TestWhatGrpcSays:
 
     def test_a_server_that_is_somebody_else_is_refused_by_grpc_itself(self, place: Place) -> None:
         with grpc_server(place.home.files(Identity("mt", "h"))) as address:
-            assert spoken(self.call(address, place.npu, Identity("mt", "h")), address) is None
-            assert isinstance(spoken(self.call(address, place.npu, GPU), address), WrongNameError)
+            assert read_grpc_error(self.call(address, place.npu, Identity("mt", "h")), address) is None
+            assert isinstance(read_grpc_error(self.call(address, place.npu, GPU), address), WrongNameError)
 
     def test_what_a_client_is_told(self, place: Place, tmp_path: Path) -> None:
         now = making.now()
@@ -244,7 +244,7 @@ class TestWhatGrpcSays:
         }
         for kind, paths in bad.items():
             with grpc_server(paths, place.home.folder / "ca.pem") as address:
-                assert type(spoken(self.call(address, place.npu, GPU), address)) is kind
+                assert type(read_grpc_error(self.call(address, place.npu, GPU), address)) is kind
 
     def test_what_a_server_writes_about_its_clients(self, place: Place, tmp_path: Path) -> None:
         now = making.now()
@@ -259,7 +259,7 @@ class TestWhatGrpcSays:
         with talkative_server(good, tmp_path / "log") as address:
             for shown in clients.values():
                 knock(address, shown)
-        said = [spoken(line, "a client") for line in (tmp_path / "log").read_text().splitlines()]
+        said = [read_grpc_error(line, "a client") for line in (tmp_path / "log").read_text().splitlines()]
         assert [type(each) for each in said if each] == list(clients)
 
 
@@ -311,5 +311,5 @@ def knock(address: str, shown: Files | bytes | None) -> None:
 
 
 def test_a_line_of_grpc_about_something_else_is_none_of_ours() -> None:
-    assert spoken("I1121 22:14:50 http2 keepalive watchdog fired", "a client") is None
-    assert spoken("", "a client") is None
+    assert read_grpc_error("I1121 22:14:50 http2 keepalive watchdog fired", "a client") is None
+    assert read_grpc_error("", "a client") is None

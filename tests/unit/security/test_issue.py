@@ -12,8 +12,7 @@ import pytest
 from tests.unit.security.made import DAY, GATE, GPU, NPU, RUN, Home
 from whale_nebula.config import load
 from whale_nebula.errors import CredentialsError, ExpiredError, IdentityError, RevokedError
-from whale_nebula.security import Credentials, Files, Identity, authority, ephemeral, issue, making
-from whale_nebula.security import trust as denied
+from whale_nebula.security import Credentials, Files, Identity, authority, ephemeral, issue, making, trust
 from whale_nebula.security.authority import Authority
 
 
@@ -22,8 +21,8 @@ def home(tmp_path: Path) -> Home:
     return Home.at(tmp_path / "certs", at=making.now() - 10 * DAY)
 
 
-def deny_list(home: Home) -> denied.SignedList:
-    return denied.load(home.folder / "revoked.json", [home.authority.certificate])
+def deny_list(home: Home) -> trust.SignedList:
+    return trust.load(home.folder / "revoked.json", [home.authority.certificate])
 
 
 def everything(folder: Path) -> dict[str, bytes]:
@@ -173,7 +172,7 @@ class TestIssuing:
     def test_a_life_that_cannot_be_is_refused(self, home: Home, days: float) -> None:
         with pytest.raises(CredentialsError):
             home.files(GPU, days=days)
-        assert issue.issued(home.folder) == []
+        assert issue.list_issued(home.folder) == []
 
     def test_an_unreadable_certificate_is_in_nobodys_way(self, home: Home) -> None:
         Files.under(home.folder, GPU).cert.write_text("half")
@@ -274,7 +273,7 @@ class TestRevoking:
         home.credentials(NPU)  # a process reads it
         (home.folder / "revoked.json").unlink()
         home.files(GATE)
-        assert deny_list(home) == denied.SignedList(3, deny_list(home).signer, {})
+        assert deny_list(home) == trust.SignedList(3, deny_list(home).signer, {})
 
     def test_a_list_of_an_older_version_is_signed_anew(self, home: Home) -> None:
         paths = home.files(GPU)
@@ -291,7 +290,7 @@ class TestRevoking:
         assert len(deny_list(home).revoked) == 1
 
     def test_a_forged_list_is_not_signed_anew(self, home: Home) -> None:
-        denied.save(home.folder / "revoked.json", RUN, making.new_key(), 9, {})
+        trust.save(home.folder / "revoked.json", RUN, making.new_key(), 9, {})
         with pytest.raises(CredentialsError, match="not signed by the run's authority"):
             issue.renew_deny_list(home.folder, home.authority)
 

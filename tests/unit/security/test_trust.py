@@ -19,8 +19,7 @@ from whale_nebula.errors import (
     WrongAuthorityError,
     WrongNameError,
 )
-from whale_nebula.security import Identity, Trust, check_live, issue, making
-from whale_nebula.security import files as reading
+from whale_nebula.security import Identity, Trust, check_live, files, issue, making
 from whale_nebula.security import trust as denied
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.trust import DenyList, Revocation
@@ -41,13 +40,13 @@ def test_a_good_certificate_says_who_it_is() -> None:
     for form in (shown, making.certificate_bytes(shown), making.certificate_bytes(shown).decode()):
         assert TRUST.check(form, GPU).identity == GPU
     found = TRUST.check(shown)
-    assert (found.serial, found.not_after) == (reading.serial(shown), shown.not_valid_after_utc)
+    assert (found.serial, found.not_after) == (files.serial(shown), shown.not_valid_after_utc)
 
 
 def test_it_holds_what_the_design_says() -> None:
     shown = signed()
-    assert reading.alternative_names(shown) == ["nebula://mt/gpu/worker/0"]
-    assert reading.alternative_names(shown, x509.DNSName) == [GPU.dns]
+    assert files.alternative_names(shown) == ["nebula://mt/gpu/worker/0"]
+    assert files.alternative_names(shown, x509.DNSName) == [GPU.dns]
     uses = shown.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert set(uses) == {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
     assert shown.public_key().curve.name == "secp256r1"
@@ -187,14 +186,14 @@ class TestTheDenyList:
         return tmp_path / "revoked.json"
 
     def put(self, path: Path, number: int, *shown: x509.Certificate, by: Authority = HOME) -> None:
-        entries = [Revocation(reading.serial(each), GPU.uri, "2026-11-21T22:00:00Z", "stolen") for each in shown]
+        entries = [Revocation(files.serial(each), GPU.uri, "2026-11-21T22:00:00Z", "stolen") for each in shown]
         denied.save(path, by.run, by.key, number, {each.serial: each for each in entries})
 
     def held(self, path: Path) -> DenyList:
         return DenyList(path, TRUST.authorities)
 
     def denies(self, found: DenyList, shown: x509.Certificate) -> bool:
-        return found.find(reading.serial(shown), TRUST.authorities) is not None
+        return found.find(files.serial(shown), TRUST.authorities) is not None
 
     def test_a_revoked_certificate_is_refused_though_all_else_is_right(self, path: Path) -> None:
         shown, other = signed(), signed()
@@ -317,19 +316,19 @@ class TestTheDenyList:
         moment = making.now()
         renewed = making.authority_certificate(RUN, HOME.key, moment + 90 * DAY, moment)
         self.put(path, 1, shown := signed())
-        assert DenyList(path, [renewed]).find(reading.serial(shown), [renewed]) is not None
+        assert DenyList(path, [renewed]).find(files.serial(shown), [renewed]) is not None
 
     def test_a_list_of_a_new_authority_is_taken_once_that_is_trusted(
         self, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         new, shown, serial = Authority.fresh(RUN, {}), signed(), ""
         self.put(path, 5, shown)
-        found, serial = self.held(path), reading.serial(theirs := signed(new))
+        found, serial = self.held(path), files.serial(theirs := signed(new))
         self.put(path, 1, theirs, by=new)
         assert found.find(serial, TRUST.authorities) is None
         both = [HOME.certificate, new.certificate]
         assert found.find(serial, both) is not None
-        assert found.find(reading.serial(shown), both) is not None  # that list is still the newest of its authority
+        assert found.find(files.serial(shown), both) is not None  # that list is still the newest of its authority
         assert len(caplog.records) == 1
 
     def test_asking_reads_the_file_only_when_it_changed(self, path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -346,4 +345,4 @@ class TestTheDenyList:
 def test_a_home_is_what_certs_makes(tmp_path: Path) -> None:
     home = Home.at(tmp_path / "certs")
     assert Trust([home.authority.certificate]).check(home.files(GPU).cert.read_bytes()).identity == GPU
-    assert [peer.identity for peer in issue.issued(home.folder)] == [GPU]
+    assert [peer.identity for peer in issue.list_issued(home.folder)] == [GPU]

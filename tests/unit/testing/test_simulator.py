@@ -141,7 +141,7 @@ class TestTheJudge:
 
     def test_one_that_ends_well_alone(self) -> None:
         found = simulate(Case.parse("seed=1 faults=npu/0:forward.before=raise@3"))
-        found.outcomes["npu/0"].held = lesson.undisturbed(2, 3)[1]
+        found.outcomes["npu/0"].held = lesson.run_undisturbed(2, 3)[1]
         assert any("ended well" in text for text in judge(found))
 
     def test_a_hang(self) -> None:
@@ -153,7 +153,7 @@ class TestTheJudge:
         plain = lesson.ahead
         monkeypatch.setattr(lesson, "back", lambda kept, came: plain(kept[: lesson.NARROW], came, 0, 0))
         good("seed=1")  # all do the same: the oracle, too
-        monkeypatch.setattr("whale_nebula.testing.case.undisturbed", lambda *case: [lesson.fresh(0)] * 2)
+        monkeypatch.setattr("whale_nebula.testing.case.run_undisturbed", lambda *case: [lesson.fresh(0)] * 2)
         assert len(simulate(Case.parse("seed=1")).wrong) == 2
 
 

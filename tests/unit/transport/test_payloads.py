@@ -17,7 +17,7 @@ from tests.unit.transport.crossing import workers
 from whale_nebula.errors import LocalProtocolError, RemoteFailureError, RemoteProtocolError
 from whale_nebula.testing.carrier import Cable
 from whale_nebula.transport.deadlines import Deadlines
-from whale_nebula.transport.framed import arrived, checked, described
+from whale_nebula.transport.framed import check_packed, describe_payload, read_payload
 from whale_nebula.transport.memory import MemoryNetwork
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.protocol import Key, Link, LinkTotals, Packed
@@ -177,7 +177,7 @@ def test_it_crosses_a_network_too() -> None:
     dims=st.lists(st.integers(0, 9), max_size=8).map(tuple),
 )
 def test_a_header_says_all_of_it(data: bytes, codec: int, state: int, dtype: str, dims: tuple[int, ...]) -> None:
-    payload = checked(Packed(np.frombuffer(data, np.uint8), codec, state, dtype, dims))
-    header, payload_bytes, raw = described(Header(Kind.SCALAR), payload)
+    payload = check_packed(Packed(np.frombuffer(data, np.uint8), codec, state, dtype, dims))
+    header, payload_bytes, raw = describe_payload(Header(Kind.SCALAR), payload)
     assert raw == payload.raw_bytes
-    assert same(arrived(TensorArrived(header, payload_bytes)), payload)
+    assert same(read_payload(TensorArrived(header, payload_bytes)), payload)

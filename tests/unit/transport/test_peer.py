@@ -17,7 +17,7 @@ from whale_nebula.errors import (
     RemoteProtocolError,
 )
 from whale_nebula.testing.carrier import Cable, Passage
-from whale_nebula.transport.base import lost
+from whale_nebula.transport.base import lost_error
 from whale_nebula.transport.deadlines import Deadlines, Wait
 from whale_nebula.transport.memory import MemoryNetwork
 from whale_nebula.transport.peer import Faults, PeerLink
@@ -304,7 +304,7 @@ class TestCuts:
         pair.cable.cut()
         with pytest.raises(RemoteProtocolError, match="'npu/0' was restarted"):
             pair.here.receive(back(), SOON)
-        pair.cable.kill("gpu/0", lost("gpu/0", "so that the other end has not to be waited for"))
+        pair.cable.kill("gpu/0", lost_error("gpu/0", "so that the other end has not to be waited for"))
 
 
 class TestBudget:
@@ -345,11 +345,11 @@ class TestAbsence:
         pair = make()
         pair.begin()
         pair.there.take("SESSION", SOON)
-        pair.cable.kill("npu/0", lost("npu/0", "its address has refused twice"))
+        pair.cable.kill("npu/0", lost_error("npu/0", "its address has refused twice"))
         for attempt in (lambda: pair.here.receive(back(), SOON), lambda: pair.here.send(key(), np.zeros(3))):
             with pytest.raises(LinkClosedError, match="worker 'npu/0' is gone"):
                 attempt()
-        pair.cable.kill("gpu/0", lost("gpu/0", "so that the other end has not to be waited for"))
+        pair.cable.kill("gpu/0", lost_error("gpu/0", "so that the other end has not to be waited for"))
 
     def test_silence_is_announced_and_ended(self, make: Callable[..., Pair]) -> None:
         said: list[Wait] = []
@@ -413,7 +413,7 @@ class TestAbsence:
         with pytest.raises(DeadlineError, match="worker 'npu/0' was not heard for"):
             pair.here.take("AGREE", 0.0)
         for worker in WORKERS:
-            pair.cable.kill(worker, lost(worker, "so that nobody waits for what does not come any more"))
+            pair.cable.kill(worker, lost_error(worker, "so that nobody waits for what does not come any more"))
 
     def test_beats_keep_a_quiet_link_alive(self, make: Callable[..., Pair]) -> None:
         beats = threading.Semaphore(0)

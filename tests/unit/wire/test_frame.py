@@ -22,9 +22,9 @@ from whale_nebula.wire.frame import (
     chunks,
     frame_count,
     frames,
+    open_header,
     pack,
     unpack,
-    unsealed,
     wire_bytes,
 )
 from whale_nebula.wire.tensor import dtype_code
@@ -236,7 +236,7 @@ SEALED = GOOD._replace(flags=Flag.LAST | Flag.SEALED, length=24 + TAG_BYTES)
 
 def test_a_sealed_frame_counts_its_tag_and_is_the_same_tensor() -> None:
     assert unpack(pack(SEALED, 0, sealed=True), sealed=True) == (SEALED, 0)
-    assert unsealed(SEALED) == GOOD == unsealed(GOOD)
+    assert open_header(SEALED) == GOOD == open_header(GOOD)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,15 @@ from whale_nebula.cli.checks.local import Check
 from whale_nebula.errors import ConfigError, IdentityError
 from whale_nebula.launch import gateways
 from whale_nebula.launch.hosts import listening
-from whale_nebula.launch.line.advice import LineFound, advise, delay_text, lopsided, path_of, rate_text, saved
+from whale_nebula.launch.line.advice import (
+    LineFound,
+    advise,
+    delay_text,
+    describe_asymmetry,
+    load_measurement,
+    path_of,
+    rate_text,
+)
 from whale_nebula.launch.line.seat import unlike, versions
 from whale_nebula.launch.resolve import Placement, host_of
 from whale_nebula.security import Credentials, Files
@@ -126,19 +134,21 @@ def line_checks(host: Host) -> Iterator[Check]:
     code = f"whale_nebula {ours['whale_nebula']}, TensorFlow {ours['tensorflow'] or 'not installed'}"
     yield Check("versions here", "ok", f"code {ours['code']}", f"{code}: the same in every cluster")
     for cluster in host.others:
-        found = saved(path_of(host.path, host.cluster, cluster))
+        found = load_measurement(path_of(host.path, host.cluster, cluster))
         if found is None or set(found.clusters) != {host.cluster, cluster}:
-            yield _unmeasured(host, cluster)
+            yield _unmeasured_check(host, cluster)
         else:
-            yield from _measured(host, cluster, found, ours)
+            yield from _measured_checks(host, cluster, found, ours)
 
 
-def _unmeasured(host: Host, cluster: str) -> Check:
+def _unmeasured_check(host: Host, cluster: str) -> Check:
     mend = f"whale-nebula bench link --config {host.path} --cluster {host.cluster}, and there with --cluster {cluster}"
-    return Check(f"line to {cluster}", "note", "not measured yet", f"the config says {_said(host, cluster)}", mend)
+    return Check(
+        f"line to {cluster}", "note", "not measured yet", f"the config says {_describe_end(host, cluster)}", mend
+    )
 
 
-def _measured(host: Host, cluster: str, found: LineFound, ours: Mapping[str, Any]) -> Iterator[Check]:
+def _measured_checks(host: Host, cluster: str, found: LineFound, ours: Mapping[str, Any]) -> Iterator[Check]:
     age = timedelta(seconds=max(0.0, time.time() - found.when))
     ago = f"measured {days(age)} ago"
     yield _line(host, cluster, found, ago, old=age > _OLD)
@@ -154,7 +164,7 @@ def _line(host: Host, cluster: str, found: LineFound, ago: str, *, old: bool) ->
         return Check(label, "warning", text, f"{advice.why}; {ago}", advice.write)
     if old:
         return Check(label, "note", text, ago, f"whale-nebula bench link --config {host.path} --cluster {host.cluster}")
-    return Check(label, "ok", text, "; ".join(filter(None, [advice.why, lopsided(found), ago])))
+    return Check(label, "ok", text, "; ".join(filter(None, [advice.why, describe_asymmetry(found), ago])))
 
 
 def clocks(found: LineFound, cluster: str, ago: str) -> Check:
@@ -181,7 +191,7 @@ def alike(cluster: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], ago:
     return Check(f"versions at {cluster}", "warning", said, f"{ago}; a run would refuse to start", mend)
 
 
-def _said(host: Host, cluster: str) -> str:
+def _describe_end(host: Host, cluster: str) -> str:
     said = host.config.links.between(host.cluster, cluster)
     return "nothing of it" if str(said) == "free" else str(said)
 
@@ -312,7 +322,7 @@ def name_checks(host: Host) -> Iterator[Check]:
     """Whether the names of hosts in the config mean anything here."""
     named = {host_of(each) for each in (*host.workers.values(), *(t.address for t in host.targets()))}
     with ThreadPoolExecutor(_AT_ONCE) as beside:
-        found = dict(zip(sorted(named), beside.map(_resolved, sorted(named)), strict=True))
+        found = dict(zip(sorted(named), beside.map(_resolve_name, sorted(named)), strict=True))
     wrong = {name: why for name, (right, why) in found.items() if not right}
     for name, why in wrong.items():
         mend = f"write its number instead of {name} in {host.path}, or mend /etc/hosts or the name server"
@@ -322,7 +332,7 @@ def name_checks(host: Host) -> Iterator[Check]:
         yield Check("host names", "ok", f"{len(found)} known", said)
 
 
-def _resolved(name: str) -> tuple[bool, str]:
+def _resolve_name(name: str) -> tuple[bool, str]:
     try:
         return True, str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
@@ -341,7 +351,7 @@ def _port(host: Host, name: str, address: str) -> Check:
     try:
         found = listening(Placement((name,), {name: address}), written=True)[name]
     except ConfigError as error:
-        return _taken(host, name, address, error)
+        return _port_in_use_check(host, name, address, error)
     if found == address:
         return Check(label, "ok", address, "free")
     why = f"no interface here has {host_of(address)}: it will listen at {found}"
@@ -350,7 +360,7 @@ def _port(host: Host, name: str, address: str) -> Check:
     return Check(label, "note", address, f"{why}, which is right behind address translation only")
 
 
-def _taken(host: Host, name: str, address: str, error: ConfigError) -> Check:
+def _port_in_use_check(host: Host, name: str, address: str, error: ConfigError) -> Check:
     """Somebody listens there: that is as it should be if it is himself."""
     credentials = host.credentials(name)
     if credentials is not None and probe_tls(address, credentials, host.identity(name), timeout=_SECONDS) is None:
@@ -363,16 +373,16 @@ def reach_checks(host: Host) -> list[Check]:
     """Whether everybody is there whom this host must reach, and what each would say to its certificates."""
     targets = list(host.targets())
     with ThreadPoolExecutor(_AT_ONCE) as beside:
-        return list(beside.map(lambda target: _reached(host, target), targets))
+        return list(beside.map(lambda target: _reached_check(host, target), targets))
 
 
-def _reached(host: Host, target: Target) -> Check:
+def _reached_check(host: Host, target: Target) -> Check:
     label = f"{target.here} to {target.there}"
     started = time.monotonic()
     found = probe_tcp(target.address, _SECONDS)
     took = f"{1e3 * (time.monotonic() - started):.0f} ms to connect"
     if found.found != "open":
-        return _closed(label, target, found.found, found.why)
+        return _closed_check(label, target, found.found, found.why)
     credentials = host.credentials(target.here)
     if credentials is None and not host.config.security.insecure:
         return Check(label, "note", target.address, "it is open; TLS needs the certificate that is missing here")
@@ -386,7 +396,7 @@ def _reached(host: Host, target: Target) -> Check:
     return Check(label, state, f"{target.address}: {wrong.kind}, {side}", why, error.mend)
 
 
-def _closed(label: str, target: Target, found: str, why: str) -> Check:
+def _closed_check(label: str, target: Target, found: str, why: str) -> Check:
     """What listens nowhere yet may do so later; who is not heard at all stands behind something."""
     if found == "refused":
         command = "gateway" if target.there.endswith("gateway") else "run"

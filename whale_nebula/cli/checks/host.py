@@ -119,7 +119,7 @@ def host(config: Config, path: str, cluster: str, *, worker: int | None = None, 
     except ConfigError:
         if not has_gateway:
             raise
-        here, workers = (), _listed(config)
+        here, workers = (), _listen_addresses(config)
     if has_gateway and worker is None and (gateway or not any(is_local(host_of(workers[each])) for each in here)):
         here = ()
     if has_gateway and own is None:
@@ -131,7 +131,7 @@ def host(config: Config, path: str, cluster: str, *, worker: int | None = None, 
     return Host(config, path, cluster, (*here, *[f"{cluster}/{GATEWAY}"] * has_gateway), workers)
 
 
-def _listed(config: Config) -> dict[str, str]:
+def _listen_addresses(config: Config) -> dict[str, str]:
     return {
         f"{each.name}/{number}": worker.address
         for each in config.clusters.values()

@@ -25,8 +25,8 @@ def config_checks(path: str) -> list[Check]:
     _check_names(config)
     workers = sum(len(cluster.workers) for cluster in config.clusters.values())
     names = ", ".join(config.clusters) or "none is named"
-    counted = f"{path}: {names}; {_counted(workers, 'worker')}, {_counted(len(config.links.pairs), 'link')}"
-    checks = [Check("config", "ok", _counted(len(config.clusters), "cluster"), counted)]
+    counted = f"{path}: {names}; {_count_of(workers, 'worker')}, {_count_of(len(config.links.pairs), 'link')}"
+    checks = [Check("config", "ok", _count_of(len(config.clusters), "cluster"), counted)]
     if config.security.insecure:
         checks.append(Check("config", "note", "insecure: true", "links are not encrypted", "leave it out"))
     return [*checks, *_shared_addresses(config), *_certificates(config, path)]
@@ -43,9 +43,9 @@ def _certificates(config: Config, path: str) -> Iterator[Check]:
     """Whether the authority's certificate, which every process reads, is where it is looked for."""
     if config.security.insecure or find_spec("cryptography") is None or len(config.clusters) < 2:
         return
-    from whale_nebula.launch.secured import configured
+    from whale_nebula.launch.secured import configured_files
 
-    found = configured(config, [f"{cluster}/0" for cluster in config.clusters], path)
+    found = configured_files(config, [f"{cluster}/0" for cluster in config.clusters], path)
     missing = sorted({each.ca for each in found.values() if not Path(each.ca).exists()})
     if missing:
         why = f"no {missing[0]}: a run over several hosts needs certificates (run --all makes its own)"
@@ -53,10 +53,10 @@ def _certificates(config: Config, path: str) -> Iterator[Check]:
         yield Check("certificates", "note", "none here", why, mend)
 
 
-def _counted(number: int, what: str) -> str:
+def _count_of(number: int, what: str) -> str:
     """A number of things.
 
-    >>> _counted(1, "link"), _counted(2, "link")
+    >>> _count_of(1, "link"), _count_of(2, "link")
     ('1 link', '2 links')
     """
     return f"{number} {what}{'s' * (number != 1)}"
@@ -117,7 +117,7 @@ def onednn_check() -> Check:
 
 def memory_check() -> Check:
     """Memory that is free, within what the container allows."""
-    free = min(_available(), _allowed())
+    free = min(_available(), _container_limit())
     if free < _LITTLE:
         why = "TensorFlow alone takes some 600 MiB in each process"
         return Check("free memory", "note", size(free), why, "fewer processes on this machine, or a smaller model")
@@ -132,7 +132,7 @@ def _available() -> float:
     return 1024.0 * int(found[1]) if found else float("inf")
 
 
-def _allowed() -> float:
+def _container_limit() -> float:
     """What is left of a container's limit."""
     group = Path("/sys/fs/cgroup")
     try:
@@ -204,7 +204,7 @@ def in_order(wanted: str) -> str:
     return ",".join(sorted(filter(None, wanted.strip().split(",")), reverse=True))
 
 
-def installed(package: str) -> str | None:
+def find_version(package: str) -> str | None:
     """The version of a package; None where it is not installed."""
     try:
         return metadata.version(package)
@@ -228,7 +228,7 @@ def python_check() -> Check:
 def own_check() -> Check:
     """Where this package itself comes from, and that all of it comes from there."""
     folder, models = (_folder(module) for module in ("whale_nebula", "whale_nebula.models"))
-    version = installed(OURS) or "not installed"
+    version = find_version(OURS) or "not installed"
     if models is None:
         why = f"imported from {folder}, which has no models beside it"
         return Check(OURS, "bad", version, why, "pip install -e . in that folder's clone")
@@ -250,7 +250,7 @@ def _folder(module: str) -> Path | None:
 
 def package_check(package: str, *, training: bool = True) -> Check:
     """A package that is needed; without `training` those that only training needs may be missing."""
-    name, wanted, found = NEEDED[package], requirements().get(package, ""), installed(package)
+    name, wanted, found = NEEDED[package], requirements().get(package, ""), find_version(package)
     supported = f"supported: {wanted}" if wanted else ""
     if found is None and package in FOR_TRAINING and not training:
         return Check(name, "ok", "not installed", "a gateway needs none")
@@ -263,7 +263,7 @@ def package_check(package: str, *, training: bool = True) -> Check:
 
 def tensorboard_check() -> Check:
     """TensorBoard, which is only needed for its own files."""
-    found = installed("tensorboard")
+    found = find_version("tensorboard")
     if found is not None:
         return Check("TensorBoard", "ok", found)
     why = "only nb.init(tensorboard=...) needs it"

@@ -110,7 +110,7 @@ def save(found: LineFound, path: Path) -> None:
         ) from None
 
 
-def saved(path: Path) -> LineFound | None:
+def load_measurement(path: Path) -> LineFound | None:
     """The measurement in a file; None if there is none that can be read."""
     try:
         return LineFound.from_json(path.read_text("utf-8"))
@@ -148,7 +148,7 @@ def advise(found: LineFound, said: Line) -> Advice:
     return Advice(False, "; ".join([*rate, *delay]), f"links: [{{between: [{a}, {b}], rate: {told}, delay: {late}}}]")
 
 
-def _paced(found: LineFound, rate: float) -> bool:
+def _is_paced(found: LineFound, rate: float) -> bool:
     """Whether it is the gateways' rate that was met, each way at least once: then the line carries it."""
     there = max(max(each.there, each.both_there) for each in found.crossings)
     back = max(max(each.back, each.both_back) for each in found.crossings)
@@ -158,7 +158,7 @@ def _paced(found: LineFound, rate: float) -> bool:
 def _rate(found: LineFound, said: Line) -> list[str]:
     if said.rate is None:
         return [f"the config says no rate, and it is {rate_text(found.bits)}"]
-    if abs(found.bits - said.rate) <= _RATE_TOLERANCE * said.rate or _paced(found, said.rate):
+    if abs(found.bits - said.rate) <= _RATE_TOLERANCE * said.rate or _is_paced(found, said.rate):
         return []
     return [f"the config says {Line(said.rate)}, and it is {rate_text(found.bits)}"]
 
@@ -170,7 +170,7 @@ def _delay(found: LineFound, said: Line) -> list[str]:
     return [f"the config says {told}, and it is {delay_text(found.delay)}"]
 
 
-def lopsided(found: LineFound) -> str:
+def describe_asymmetry(found: LineFound) -> str:
     """What to know of a line that is much slower one way; the config has one rate for both."""
     largest = max(found.crossings, key=lambda each: each.size)
     if min(largest.there, largest.back) > _ONE_WAY * max(largest.there, largest.back):

@@ -191,7 +191,7 @@ class End:
             heard = beside.submit(self._hear_burst)
             sent = self._burst(size, full_count(ours.rate, size, self._seconds), last=True)
             both = (sent, heard.result()) if self._leads else (heard.result(), sent)
-        self._show(size, "both ways at once", f"{_shown(both[0].rate)} and {_shown(both[1].rate)}")
+        self._show(size, "both ways at once", f"{_format_rate(both[0].rate)} and {_format_rate(both[1].rate)}")
         # while both go at once, each end's clock of CPU time sees all that it does: it is counted once
         cpu = there.cpu + back.cpu + max(each.cpu for each in both)
         self._link.post(build_message("SPENT", cpu=cpu))
@@ -207,7 +207,7 @@ class End:
             more = next_count(count, size, seen.seconds, self._seconds)
             if more is None:
                 found = self._burst(size, full_count(seen.rate, size, self._seconds), last=True)
-                self._show(size, f"{self._link.here} -> {self._link.there}", _shown(found.rate))
+                self._show(size, f"{self._link.here} -> {self._link.there}", _format_rate(found.rate))
                 return found
             count = more
 
@@ -215,7 +215,7 @@ class End:
         while True:
             announced, found = self._hear_one()
             if announced["last"]:
-                self._show(size, f"{self._link.there} -> {self._link.here}", _shown(found.rate))
+                self._show(size, f"{self._link.there} -> {self._link.here}", _format_rate(found.rate))
                 return found
 
     def _hear_burst(self) -> Way:
@@ -252,10 +252,10 @@ class End:
         self._tell(f"{what}, tensors of {size >> 10} KiB: {found}")
 
 
-def _shown(rate: float) -> str:
+def _format_rate(rate: float) -> str:
     """Bytes a second, as people speak of lines.
 
-    >>> _shown(7.5e6)
+    >>> _format_rate(7.5e6)
     '60 Mbit/s'
     """
     return f"{8 * rate / 1e6:.3g} Mbit/s" if 8 * rate < 1e9 else f"{8 * rate / 1e6:.0f} Mbit/s"

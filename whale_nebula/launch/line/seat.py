@@ -100,12 +100,12 @@ def measure(seat: Seat, *, seconds: float, patience: float, tell: Callable[[str]
     joined = GrpcLinks(seat, deadlines=Deadlines(patience=patience), announce=lambda wait: tell(str(wait)))
     try:
         for there in sorted(seat.peers, key=lambda each: sorted((seat.here, each))):
-            yield _measured(seat, joined.links[there], seconds, patience, tell)
+            yield _measure_link(seat, joined.links[there], seconds, patience, tell)
     finally:
         joined.close()
 
 
-def _measured(
+def _measure_link(
     seat: Seat, link: PeerLink, seconds: float, patience: float, tell: Callable[[str], None]
 ) -> LineFound:
     end = End(link, leads=seat.here < link.there, seconds=seconds, patience=patience, tell=tell)

@@ -142,7 +142,7 @@ def from_tf_config(config: Config, environ: Mapping[str, str], asked: Asked) -> 
     if not names:
         own = {f"{job}/{number}": each for number, each in enumerate(jobs[job])}
         others = {f"{name}/{number}": each for name, hosts in jobs.items() for number, each in enumerate(hosts)}
-        return Placement((f"{job}/{_asked(place, job, asked, len(own), index)}",), others)
+        return Placement((f"{job}/{_check_count(place, job, asked, len(own), index)}",), others)
     cluster = own_cluster(config, asked)
     addresses = [each for name in names for each in jobs[name]]
     before = sum(len(jobs[name]) for name in names[: names.index(job)])
@@ -179,7 +179,7 @@ def _task_of_config(place: Place, jobs: Mapping[str, list[str]]) -> tuple[str, i
     return job, int(Place(number, index.path, index.source).number(least=0, most=most, whole=True))
 
 
-def _asked(place: Place, job: str, asked: Asked, count: int, index: int) -> int:
+def _check_count(place: Place, job: str, asked: Asked, count: int, index: int) -> int:
     if asked.cluster not in (None, job):
         raise place.key("task").wrong(
             f"--cluster {asked.cluster} is asked for, and {VARIABLE} says {job!r}",
@@ -206,13 +206,13 @@ def nodes(text: str) -> list[str]:
         raise _unread(text, "gpu[01-04,07]")
     found: list[str] = []
     for part in parts:
-        found += itertools.islice(_expanded(text, part), _MOST + 1 - len(found))
+        found += itertools.islice(_expand_nodes(text, part), _MOST + 1 - len(found))
         if len(found) > _MOST:
             raise _unread(text, "gpu[01-04,07]")
     return found
 
 
-def _expanded(text: str, part: str) -> Iterator[str]:
+def _expand_nodes(text: str, part: str) -> Iterator[str]:
     pieces = _BRACKETS.split(part)
     fixed, ranges = pieces[::2], [_numbers(text, each) for each in pieces[1::2]]
     for numbers in itertools.product(*ranges):

@@ -47,7 +47,7 @@ def nonlinear(site: Site, folds: Sequence[Fold]) -> Fold:
     return site.nonlinear(folds)
 
 
-def added(site: Site, folds: Sequence[Fold]) -> Fold:
+def add_folds(site: Site, folds: Sequence[Fold]) -> Fold:
     """Sums with sums, means with means and wholes; nothing else keeps its state under +."""
     kinds = {fold.kind for fold in folds if not fold.zero}
     if not kinds:
@@ -64,7 +64,7 @@ def added(site: Site, folds: Sequence[Fold]) -> Fold:
     return site.nonlinear(folds)
 
 
-def multiplied(site: Site, folds: Sequence[Fold]) -> Fold:
+def multiply_folds(site: Site, folds: Sequence[Fold]) -> Fold:
     """Linear in each factor: one factor that is no whole gives its state to the product."""
     return reduce(lambda left, right: _product(site, left, right), folds)
 
@@ -82,7 +82,7 @@ def _product(site: Site, left: Fold, right: Fold) -> Fold:
     return site.nonlinear([left, right]) if kind is None else Fold(kind)
 
 
-def divided(site: Site, folds: Sequence[Fold]) -> Fold:
+def divide_folds(site: Site, folds: Sequence[Fold]) -> Fold:
     """A quotient is a product with the divisor's inverse."""
     above, below = folds
     kind = _INVERTED.get(below.kind)
@@ -101,14 +101,14 @@ def extreme(site: Site, folds: Sequence[Fold]) -> Fold:
     return site.nonlinear(folds)
 
 
-def packed(site: Site, parts: tuple[Fold, ...]) -> Fold:
+def pack_entries(site: Site, parts: tuple[Fold, ...]) -> Fold:
     """A vector of numbers."""
     if {part.kind for part in parts} <= {WHOLE, COUNT}:
         return vector(parts)
-    return added(site, parts)._replace(parts=parts)
+    return add_folds(site, parts)._replace(parts=parts)
 
 
-def structured(site: Site, folds: Sequence[Fold]) -> Fold:
+def move_by_wholes(site: Site, folds: Sequence[Fold]) -> Fold:
     """Entries are moved, left out or repeated, the first operand's, as wholes say: its state stays."""
     if all(fold.kind == WHOLE for fold in folds[1:]) and folds[0].kind != SHAPE:
         return folds[0].bare
@@ -120,18 +120,18 @@ def broadcast(site: Site, places: Sequence[int], rest: Rest) -> Fold:
     folds = [site.folds[place] for place in places]
     if not any(fold.kind == ROWS for fold in folds):
         return rest(site, folds)
-    wrong = mixed(site, folds)
+    wrong = find_mixed_rows(site, folds)
     if wrong is not None:
         return wrong
     ranks = [site.rank(place) for place in places]
     if any(rank is None for rank in ranks):
-        return _unranked(site, folds, ranks)
+        return _place_without_ranks(site, folds, ranks)
     widest = max(rank for rank in ranks if rank is not None)
     shifts = [widest - rank for rank in ranks if rank is not None]
     return side_by_side(site, [(place, shift) for place, shift in zip(places, shifts, strict=True)])
 
 
-def mixed(site: Site, folds: Sequence[Fold]) -> Fold | None:
+def find_mixed_rows(site: Site, folds: Sequence[Fold]) -> Fold | None:
     """Coupled, if rows meet anything that is folded over their own micro-batch only."""
     other = next((fold for fold in folds if fold.kind not in (ROWS, WHOLE)), None)
     if other is None:
@@ -148,7 +148,7 @@ def side_by_side(site: Site, aligned: Sequence[tuple[int, int]]) -> Fold:
         fold = site.folds[place]
         if fold.kind == ROWS:
             moved = fold._replace(axis=fold.axis + shift).bare
-            both = moved if found is None else matched(site, found, moved)
+            both = moved if found is None else match_rows(site, found, moved)
             if both.kind == COUPLED:
                 return _unfit(site, aligned) or both
             found = both
@@ -182,7 +182,7 @@ def flat(site: Site, place: int, axis: int) -> bool:
     return axis < 0 or site.size(place, axis) == 1
 
 
-def matched(site: Site, left: Fold, right: Fold) -> Fold:
+def match_rows(site: Site, left: Fold, right: Fold) -> Fold:
     """Two tensors with rows, entry by entry: the same row must meet itself."""
     if left.axis != right.axis:
         return site.coupled(TWO_AXES)
@@ -195,7 +195,7 @@ def matched(site: Site, left: Fold, right: Fold) -> Fold:
     return left._replace(per=per, position=position, offset=left.offset or right.offset)
 
 
-def _unranked(site: Site, folds: Sequence[Fold], ranks: Sequence[int | None]) -> Fold:
+def _place_without_ranks(site: Site, folds: Sequence[Fold], ranks: Sequence[int | None]) -> Fold:
     """Without ranks only scalars, or one tensor alone, can be placed."""
     wide = [fold for fold, rank in zip(folds, ranks, strict=True) if rank != 0]
     if len(wide) == 1:
@@ -208,7 +208,7 @@ def own_order(site: Site) -> tuple[int, ...]:
     return (OWN, site.owner, site.op.index)
 
 
-def joined(site: Site, left: Fold, right: Fold) -> Fold:
+def join_folds(site: Site, left: Fold, right: Fold) -> Fold:
     """The state of a value that may come from either side: a branch, or a turn of a loop."""
     inputs = left.inputs and right.inputs
     return _join(site, left, right)._replace(inputs=inputs)
@@ -231,13 +231,13 @@ def _join(site: Site, left: Fold, right: Fold) -> Fold:
         return _join_rows(site, left.bare, right.bare)
     if left.kind == right.kind == COUNT:
         return count(UNKNOWN)
-    return added(site, [left, right])
+    return add_folds(site, [left, right])
 
 
 def _join_rows(site: Site, left: Fold, right: Fold) -> Fold:
     if left.kind != right.kind:
         return site.coupled(f"one case gives {left.spoken}, and another {right.spoken}")
-    both = matched(site, left, right)
+    both = match_rows(site, left, right)
     return both if left.per == right.per or both.kind == COUPLED else both._replace(per=UNKNOWN)
 
 
@@ -261,7 +261,7 @@ def entries(site: Site, place: int) -> tuple[Fold, ...] | None:
     return (whole(),) * count if fold.kind == WHOLE and 0 < count <= _MANY else None
 
 
-def moved(site: Site, data: Sequence[int], move: Move) -> Fold | None:
+def move_entries(site: Site, data: Sequence[int], move: Move) -> Fold | None:
     """The state of what an op makes that moves the entries of its inputs `data`; None where they cannot be followed."""
     lanes = [entries(site, place) for place in data]
     known: list[Fold] = []
@@ -276,22 +276,22 @@ def moved(site: Site, data: Sequence[int], move: Move) -> Fold | None:
     if places is None or not places.size:
         return None
     found = tuple(known[place] for place in places.ravel())
-    return found[0] if places.ndim == 0 else packed(site, found)
+    return found[0] if places.ndim == 0 else pack_entries(site, found)
 
 
-def transposed(site: Site, data: Sequence[Numbers]) -> Numbers | None:
+def transpose_entries(site: Site, data: Sequence[Numbers]) -> Numbers | None:
     """By a known order of axes."""
     order = site.ints(1)
     return None if order is None else np.transpose(data[0], order)
 
 
-def reshaped(site: Site, data: Sequence[Numbers]) -> Numbers | None:
+def reshape_entries(site: Site, data: Sequence[Numbers]) -> Numbers | None:
     """To a shape that is known without running."""
     shape: Any = site.op.outputs[0].shape
     return None if shape is None or None in shape else data[0].reshape(shape)
 
 
-def sliced(site: Site, data: Sequence[Numbers]) -> Numbers | None:
+def slice_entries(site: Site, data: Sequence[Numbers]) -> Numbers | None:
     """By a known `begin` and `size`."""
     begin, size = site.ints(1), site.ints(2)
     if begin is None or size is None:
@@ -299,11 +299,11 @@ def sliced(site: Site, data: Sequence[Numbers]) -> Numbers | None:
     return data[0][tuple(slice(b, None if s < 0 else b + s) for b, s in zip(begin, size, strict=True))]
 
 
-def stacked(site: Site, data: Sequence[Numbers]) -> Numbers | None:
+def stack_entries(site: Site, data: Sequence[Numbers]) -> Numbers | None:
     """Along a new axis."""
     return np.stack(data, site.number("axis", 0)) if len({each.shape for each in data}) == 1 else None
 
 
-def concatenated(axis: int | None) -> Move:
+def concatenate_along(axis: int | None) -> Move:
     """Along a known axis."""
     return lambda site, data: None if axis is None else np.concatenate(data, axis)

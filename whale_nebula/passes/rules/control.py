@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from whale_nebula.passes.rules.algebra import broadcast, joined, mixed, multiplied, nonlinear, structured
+from whale_nebula.passes.rules.algebra import (
+    broadcast,
+    find_mixed_rows,
+    join_folds,
+    move_by_wholes,
+    multiply_folds,
+    nonlinear,
+)
 from whale_nebula.passes.rules.registry import (
     AFTER,
     COUNT,
@@ -24,19 +31,19 @@ _TURNS = 8
 @rule("PartitionedCall", "StatefulPartitionedCall", raw=True, positions=True)
 def call(site: Site) -> Result:
     """What the body makes of the arguments."""
-    return _run(site, site.op.functions[0], _forgotten(site.folds), len(site.op.outputs))
+    return _run(site, site.op.functions[0], _forget_sources(site.folds), len(site.op.outputs))
 
 
 @rule("If", "StatelessIf", "Case", "StatelessCase", raw=True, positions=True)
 def branch(site: Site) -> Result:
     """Every micro-batch must go the same way."""
-    test, arguments = site.folds[0], _forgotten(site.folds[1:])
+    test, arguments = site.folds[0], _forget_sources(site.folds[1:])
     if test.kind != WHOLE:
         return test.bare if test.kind == COUPLED else site.coupled("micro-batches may go different ways at a condition")
     found = _run(site, site.op.functions[0], arguments, len(site.op.outputs))
     for name in site.op.functions[1:]:
         other = _run(site, name, arguments, len(found))
-        found = tuple(joined(site, one, two) for one, two in zip(found, other, strict=True))
+        found = tuple(join_folds(site, one, two) for one, two in zip(found, other, strict=True))
     return found
 
 
@@ -44,10 +51,10 @@ def branch(site: Site) -> Result:
 def loop(site: Site) -> Result:
     """Turn by turn, until the states no longer change; every micro-batch must turn as often."""
     test, body = site.op.functions
-    state = _forgotten(site.folds)
+    state = _forget_sources(site.folds)
     for _ in range(_TURNS):
         turned = _run(site, body, state, len(state))
-        found = tuple(joined(site, one, two) for one, two in zip(state, turned, strict=True))
+        found = tuple(join_folds(site, one, two) for one, two in zip(state, turned, strict=True))
         if found == state:
             break
         state = found
@@ -81,7 +88,7 @@ def _run(site: Site, name: str, arguments: tuple[Fold, ...], expected: int) -> t
     return found if len(found) == expected else (site.coupled(f"{name!r} calls itself"),) * expected
 
 
-def _forgotten(folds: tuple[Fold, ...]) -> tuple[Fold, ...]:
+def _forget_sources(folds: tuple[Fold, ...]) -> tuple[Fold, ...]:
     """Inside a body it is not asked where a value comes from."""
     return tuple(fold._replace(inputs=False) for fold in folds)
 
@@ -107,7 +114,7 @@ def put(site: Site) -> Result:
     held, item = site.folds[0], site.folds[-1]
     if site.op.type == "TensorListSetItem" and site.folds[1].kind != WHOLE:
         return _bad(site) or site.coupled("which element is set depends on the batch")
-    return joined(site, held, item.bare)
+    return join_folds(site, held, item.bare)
 
 
 def _bad(site: Site) -> Fold | None:
@@ -124,7 +131,7 @@ def element(site: Site) -> Result:
 
 
 @rule("TensorListStack", "TensorListGather")
-def stacked(site: Site) -> Result:
+def stack_list(site: Site) -> Result:
     """The elements along a new first axis."""
     held = site.folds[0]
     if site.op.type == "TensorListGather" and site.folds[1].kind != WHOLE:
@@ -142,7 +149,7 @@ def pop(site: Site) -> Result:
 
 
 @rule("TensorListResize")
-def resized(site: Site) -> Result:
+def resize_list(site: Site) -> Result:
     """The same elements, fewer or more."""
     return site.folds[0].bare if site.folds[1].kind == WHOLE else site.coupled("a list is as long as the batch")
 
@@ -192,7 +199,7 @@ def of_samples(site: Site) -> Result:
     if not any(fold.kind == ROWS for fold in site.folds):
         return site.nonlinear(site.folds)
     tensors = [fold for place, fold in enumerate(site.folds) if site.parts(place) is None]
-    wrong = mixed(site, tensors)
+    wrong = find_mixed_rows(site, tensors)
     if wrong is not None or all(fold.kind == ROWS and fold.axis == 0 for fold in tensors):
         return wrong or tensors[0].bare
     return site.coupled(f"{site.op.type} along the batch axis")
@@ -203,7 +210,7 @@ def of_bias(site: Site) -> Result:
     """All axes but the channels are summed."""
     data, rank = site.folds[0], site.rank(0)
     if data.kind != ROWS:
-        return structured(site, site.folds)
+        return move_by_wholes(site, site.folds)
     channel = 1 if site.attribute("data_format", "NHWC") == "NCHW" else None if rank is None else rank - 1
     return Fold(SUM) if data.axis != channel else site.coupled("a bias lies along the batch axis")
 
@@ -213,10 +220,10 @@ def of_filters(site: Site) -> Result:
     """What each sample adds to the filters' gradient is summed."""
     data, _, gradient = site.folds
     if ROWS not in (data.kind, gradient.kind):
-        return multiplied(site, (data, gradient))
+        return multiply_folds(site, (data, gradient))
     if data.kind == gradient.kind == ROWS and data.axis == gradient.axis == 0 and data.order == gradient.order:
         return Fold(SUM)
-    return mixed(site, (data, gradient)) or site.coupled("samples and their gradients are not one a row")
+    return find_mixed_rows(site, (data, gradient)) or site.coupled("samples and their gradients are not one a row")
 
 
 @rule("BroadcastGradientArgs", literal=True)
@@ -226,11 +233,11 @@ def summed_axes(site: Site) -> Result:
     if left is None or right is None:
         return site.nonlinear(site.folds)
     rank = max(len(left), len(right))
-    pairs = list(zip(_padded(left, rank), _padded(right, rank), strict=True))
+    pairs = list(zip(_pad_folds(left, rank), _pad_folds(right, rank), strict=True))
     return _axes(pairs), _axes([(other, one) for one, other in pairs])
 
 
-def _padded(parts: tuple[Fold, ...], rank: int) -> tuple[Fold, ...]:
+def _pad_folds(parts: tuple[Fold, ...], rank: int) -> tuple[Fold, ...]:
     return (whole(1),) * (rank - len(parts)) + parts
 
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from whale_nebula.passes.rules.algebra import (
     Rest,
-    added,
+    add_folds,
     broadcast,
-    divided,
+    divide_folds,
     extreme,
-    joined,
-    multiplied,
+    join_folds,
+    multiply_folds,
     nonlinear,
-    packed,
+    pack_entries,
 )
 from whale_nebula.passes.rules.registry import (
     COUNT,
@@ -58,25 +58,25 @@ def any_function(site: Site) -> Result:
 @rule("FloorMod", literal=True)
 def remainder(site: Site) -> Result:
     """Not linear, but used to reckon with shapes."""
-    return _lifted(site, nonlinear)
+    return _lift_entries(site, nonlinear)
 
 
 @rule("Maximum", "Minimum", literal=True)
 def larger_or_smaller(site: Site) -> Result:
     """Not linear, but of sizes of the batch it is one."""
-    return _lifted(site, extreme)
+    return _lift_entries(site, extreme)
 
 
 @rule("Add", "AddV2", "AddN", "AccumulateNV2", literal=True, positions=True)
 def addition(site: Site) -> Result:
     """Added to positions, anything that is no position is an offset."""
-    return _offset(site, _lifted(site, added))
+    return _offset(site, _lift_entries(site, add_folds))
 
 
 @rule("Sub", literal=True, positions=True)
 def subtraction(site: Site) -> Result:
     """As addition, apart from counts."""
-    return _offset(site, _lifted(site, _difference))
+    return _offset(site, _lift_entries(site, _difference))
 
 
 def _difference(site: Site, folds: Sequence[Fold]) -> Fold:
@@ -85,13 +85,13 @@ def _difference(site: Site, folds: Sequence[Fold]) -> Fold:
         if left.per == right.per > 0:
             return whole(0)
         return count(left.per - right.per) if left.per > right.per > 0 else site.nonlinear(folds)
-    return added(site, folds)
+    return add_folds(site, folds)
 
 
 @rule("Mul", "MulNoNan", literal=True, positions=True)
 def multiplication(site: Site) -> Result:
     """Linear in each factor; positions may be multiplied by a number that is the same everywhere."""
-    found = _lifted(site, multiplied)
+    found = _lift_entries(site, multiply_folds)
     if not found.position:
         return found
     by = [site.known(place) for place, fold in enumerate(site.folds) if not fold.position]
@@ -118,7 +118,7 @@ def _by_size(site: Site) -> int:
 def division(site: Site) -> Result:
     """Linear in the dividend, but where what is left over is lost."""
     exact = site.spec(0).floating and site.op.type != "FloorDiv"
-    return _lifted(site, divided if exact else _shared_out)
+    return _lift_entries(site, divide_folds if exact else _shared_out)
 
 
 def _shared_out(site: Site, folds: Sequence[Fold]) -> Fold:
@@ -134,7 +134,7 @@ def _shared_out(site: Site, folds: Sequence[Fold]) -> Fold:
 @rule("Neg", "Conj", "Real", "Imag", literal=True)
 def linear(site: Site) -> Result:
     """Linear functions of one operand."""
-    return _lifted(site, lambda _, folds: folds[0].bare)
+    return _lift_entries(site, lambda _, folds: folds[0].bare)
 
 
 @rule("Cast", literal=True, positions=True)
@@ -174,7 +174,7 @@ def choice(site: Site) -> Result:
         return _choice_of_rows(site)
     if test.kind != WHOLE:
         return broadcast(site, (0, 1, 2), nonlinear)
-    return broadcast(site, (0, 1, 2), lambda _, folds: joined(site, folds[1], folds[2]))
+    return broadcast(site, (0, 1, 2), lambda _, folds: join_folds(site, folds[1], folds[2]))
 
 
 def _choice_of_rows(site: Site) -> Fold:
@@ -185,7 +185,7 @@ def _choice_of_rows(site: Site) -> Fold:
     return site.coupled("a vector chooses among rows, but not one entry a row")
 
 
-def _lifted(site: Site, rest: Rest) -> Fold:
+def _lift_entries(site: Site, rest: Rest) -> Fold:
     """Vectors of counts and known numbers are followed entry by entry."""
     lanes = _lanes(site)
     if lanes is None:
@@ -193,7 +193,7 @@ def _lifted(site: Site, rest: Rest) -> Fold:
     length = max(len(lane) for lane in lanes)
     columns = [[lane[at if len(lane) > 1 else 0] for lane in lanes] for at in range(length)]
     found = tuple(_reckon(site, column, rest) for column in columns)
-    return found[0] if all(site.rank(place) == 0 for place in range(len(lanes))) else packed(site, found)
+    return found[0] if all(site.rank(place) == 0 for place in range(len(lanes))) else pack_entries(site, found)
 
 
 def _lanes(site: Site) -> list[tuple[Fold, ...]] | None:

@@ -58,7 +58,7 @@ def feed(site: Site, outcome: Outcome, asked: set[Value], *, always: bool) -> tu
     places = [place for place, fold in enumerate(site.folds) if _feedable(site, place, fold)]
     if not places:
         return site, outcome
-    mended, better = _tried(site, places, lambda _: FED)
+    mended, better = _try_fix(site, places, lambda _: FED)
     if not always and badness(better) >= badness(outcome):
         return site, outcome
     asked.update(site.op.inputs[place] for place in places)
@@ -83,7 +83,7 @@ def recount(site: Site, recounts: list[Recount]) -> Site:
     if site.op.type != "Reshape" or not site.folds[0].inputs or site.folds[1].inputs:
         return site
     data, parts = site.folds[0], site.parts(1)
-    sizes = None if data.kind != ROWS or parts is None else tuple(_asked(part, data.per) for part in parts)
+    sizes = None if data.kind != ROWS or parts is None else tuple(_size_asked_for(part, data.per) for part in parts)
     if sizes is None or sizes.count(None) != 1 or sizes.count(-1) > 1:
         return site
     rows, shape = site.op.inputs
@@ -91,7 +91,7 @@ def recount(site: Site, recounts: list[Recount]) -> Site:
     return replace(site, folds=(data, site.folds[1]._replace(inputs=True)))
 
 
-def _asked(part: Fold, per: int) -> int | None:
+def _size_asked_for(part: Fold, per: int) -> int | None:
     """A size of a shape: -1 where it is not known, None where it counts rows as the data does."""
     if part.kind == COUNT and part.per == per > 0:
         return None
@@ -122,7 +122,7 @@ def grow(site: Site, outcome: Outcome, edges: list[Edge]) -> Outcome:
         places = [place for place, fold in enumerate(site.folds) if _growable(site, place, fold, kinds)]
         if not places or badness(outcome) == 0:
             continue
-        mended, better = _tried(site, places, _grown)
+        mended, better = _try_fix(site, places, _grow_fold)
         if badness(better) < badness(outcome):
             edges.extend(Edge(site.op.index, place, site.op.inputs[place]) for place in places)
             site, outcome = mended, better
@@ -134,7 +134,7 @@ def badness(outcome: Sequence[Fold]) -> int:
     return max((_BADNESS.get(fold.kind, 0) for fold in outcome), default=0)
 
 
-def _tried(site: Site, places: Sequence[int], mend: Callable[[Fold], Fold]) -> tuple[Site, Outcome]:
+def _try_fix(site: Site, places: Sequence[int], mend: Callable[[Fold], Fold]) -> tuple[Site, Outcome]:
     """Apply the rule again with some inputs mended."""
     folds = tuple(mend(fold) if place in places else fold for place, fold in enumerate(site.folds))
     mended = replace(site, folds=folds)
@@ -149,5 +149,5 @@ def _growable(site: Site, place: int, fold: Fold, kinds: set[str]) -> bool:
     return fold.kind in kinds and site.spec(place).floating
 
 
-def _grown(fold: Fold) -> Fold:
+def _grow_fold(fold: Fold) -> Fold:
     return whole() if fold.kind == COUNT else Fold(MEAN)

@@ -88,7 +88,7 @@ def fold(
     'mean of inputs'
     """
     closure = graph.ascend({value.op for value in targets})
-    kept = closure | _kept(graph, skip)
+    kept = closure | _ops_read_at_end(graph, skip)
     fed: frozenset[Value] = frozenset()
     while True:
         run = _Run(graph, batched, closure, kept, skip, fed, checks, means, recounting, apart)
@@ -98,7 +98,7 @@ def fold(
         fed |= run.asked
 
 
-def _kept(graph: Graph, skip: Callable[[int], bool]) -> set[int]:
+def _ops_read_at_end(graph: Graph, skip: Callable[[int], bool]) -> set[int]:
     """The ops whose results are read at the end, and not only written into variables."""
     read = {value for op in graph.ops if not skip(op.index) for value in op.inputs}
     return graph.ascend(op.index for op in graph.ops if not skip(op.index) and any(v not in read for v in op.values))
@@ -128,7 +128,7 @@ class Bodies:
                 continue
             site = Site(body, op, tuple(known[value] for value in op.inputs), self, owner, specs)
             outcome = (_constant(op),) if op.type == "Const" else transfer(site)
-            specs |= _refined(site)
+            specs |= _refine_specs(site)
             known.update(zip(op.values, outcome, strict=True))
         return tuple(known[value] for value in body.returns)
 
@@ -165,7 +165,7 @@ class _Run:
         for op in self.graph.ops:
             if not self.skip(op.index):
                 held = op.role in _HELD or op.index in self.batched or op.type == "Placeholder"
-                outcome = self._held(op) if held else self._made(op)
+                outcome = self._source_folds(op) if held else self._output_folds(op)
                 for value, found in zip(op.values, outcome, strict=True):
                     found = Fold(MEAN) if value in self.means and not found.good else found
                     self.folds[value] = self._once(value, found) if value in self.fed else found
@@ -191,7 +191,7 @@ class _Run:
         ]
         return (*self.recounts, *likes)
 
-    def _held(self, op: Op) -> tuple[Fold, ...]:
+    def _source_folds(self, op: Op) -> tuple[Fold, ...]:
         """Inputs, captures, and what the runtime feeds."""
         found = whole()
         if op.index in self.batched:
@@ -201,21 +201,21 @@ class _Run:
         inputs = op.role == INPUT or op.index in self.batched
         return (found._replace(inputs=inputs),) * len(op.outputs)
 
-    def _made(self, op: Op) -> tuple[Fold, ...]:
+    def _output_folds(self, op: Op) -> tuple[Fold, ...]:
         if op.type == "Const":
             return (_constant(op)._replace(inputs=True),)
         folds = tuple(whole() if self.skip(value.op) else self.folds[value] for value in op.inputs)
         site = Site(self.graph, op, folds, self.bodies, op.index, self.specs)
-        self.specs |= _refined(site)
+        self.specs |= _refine_specs(site)
         if self.recounting:
             site = recount(site, self.recounts)
             sizes = countable(site)
             if sizes is not None:
                 self.counted[op.index] = sizes
                 return (transfer(site)[0]._replace(inputs=True),)
-        return self._mended(site, transfer(site))
+        return self._fix_inputs(site, transfer(site))
 
-    def _mended(self, site: Site, outcome: Outcome) -> Outcome:
+    def _fix_inputs(self, site: Site, outcome: Outcome) -> Outcome:
         """Feed what comes from inputs alone where it meets anything else; in what is differentiated, grow.
 
         Among inputs alone it is put off until rows need it; what is only written into variables may be a sum.
@@ -232,7 +232,7 @@ class _Run:
         return grow(site, outcome, self.grows) if site.op.index in self.closure else outcome
 
 
-def _refined(site: Site) -> dict[Value, Spec]:
+def _refine_specs(site: Site) -> dict[Value, Spec]:
     """The form of what an op makes, where more is known of it than was when it was traced."""
     spec = reduced_spec(site)
     return {} if spec is None else {Value(site.op.index): spec}

@@ -6,17 +6,17 @@ from math import prod
 from typing import NamedTuple
 
 from whale_nebula.passes.rules.algebra import (
-    added,
-    concatenated,
-    matched,
-    mixed,
-    moved,
+    add_folds,
+    concatenate_along,
+    find_mixed_rows,
+    match_rows,
+    move_by_wholes,
+    move_entries,
     own_order,
-    packed,
-    reshaped,
-    stacked,
-    structured,
-    transposed,
+    pack_entries,
+    reshape_entries,
+    stack_entries,
+    transpose_entries,
 )
 from whale_nebula.passes.rules.registry import (
     BESIDE,
@@ -43,7 +43,7 @@ def transpose(site: Site) -> Result:
     """The batch axis moves with the others."""
     data, order = site.folds[0], site.ints(1)
     if data.kind != ROWS:
-        return moved(site, [0], transposed) or structured(site, site.folds)
+        return move_entries(site, [0], transpose_entries) or move_by_wholes(site, site.folds)
     rank = site.rank(0)
     if order is None or rank is None:
         return site.coupled("the order of a transposition is not known")
@@ -64,9 +64,9 @@ def expand(site: Site) -> Result:
     """One more axis of size one."""
     data, axis, rank = site.folds[0], site.known(1), site.rank(0)
     if rank == 0:
-        return packed(site, (data,))
+        return pack_entries(site, (data,))
     if data.kind != ROWS:
-        return moved(site, [0], reshaped) or structured(site, site.folds)
+        return move_entries(site, [0], reshape_entries) or move_by_wholes(site, site.folds)
     if axis is None or rank is None:
         return site.coupled("the place of a new axis is not known")
     new = axis % (rank + 1)
@@ -78,7 +78,7 @@ def squeeze(site: Site) -> Result:
     """Axes of size one go; the batch axis must not."""
     data, sizes = site.folds[0], site.spec(0).shape
     if data.kind != ROWS:
-        return moved(site, [0], reshaped) or structured(site, site.folds)
+        return move_entries(site, [0], reshape_entries) or move_by_wholes(site, site.folds)
     named = site.attribute("squeeze_dims", ())
     if sizes is None or (not named and None in sizes[: data.axis] + sizes[data.axis + 1 :]):
         return site.coupled("which axes are dropped depends on sizes")
@@ -100,12 +100,12 @@ def reshape(site: Site) -> Result:
     if lane is not None and data.kind != ROWS:
         rank = site.op.outputs[0].rank
         if rank == 1 or (rank == 0 and len(lane) == 1):
-            return packed(site, lane) if rank else lane[0]
+            return pack_entries(site, lane) if rank else lane[0]
     if data.kind != ROWS:
-        return moved(site, [0], reshaped) or structured(site, site.folds)
+        return move_entries(site, [0], reshape_entries) or move_by_wholes(site, site.folds)
     if site.parts(1) is None and target.kind != WHOLE:
         return site.coupled("the shape that rows are given depends on the batch")
-    return _reshaped(site, data)
+    return _reshape_rows(site, data)
 
 
 class _Move(NamedTuple):
@@ -117,7 +117,7 @@ class _Move(NamedTuple):
     counted: int | None
 
 
-def _reshaped(site: Site, data: Fold) -> Fold:
+def _reshape_rows(site: Site, data: Fold) -> Fold:
     before, after = site.spec(0).shape, _sizes(site)
     if before is None or after is None:
         return site.coupled("rows are given a shape with an unknown number of axes")
@@ -133,19 +133,19 @@ def _reshaped(site: Site, data: Fold) -> Fold:
         return per
     if data.order and data.order[0] == UNDER:
         return _from_under(site, data, move)
-    return _kept(site, data, move) if data.order or data.ragged else _moved(site, data, move, per)
+    return _keep_interleaved(site, data, move) if data.order or data.ragged else _move_rows(site, data, move, per)
 
 
-def _moved(site: Site, data: Fold, move: _Move, per: int) -> Fold:
+def _move_rows(site: Site, data: Fold, move: _Move, per: int) -> Fold:
     """Rows that lie one after the other: as many entries must lie above them as before, or none."""
     if _same(*move.heads) or (move.counted == data.per > 0 and _same(*move.tails)):
         return data._replace(axis=move.place, per=per).bare
-    if move.place or _known(move.heads[0]) == 1:
+    if move.place or _count_known(move.heads[0]) == 1:
         return site.coupled("a reshape puts the batch under other axes than before")
-    old, new = _known(move.tails[0]), _known(move.tails[1])
+    old, new = _count_known(move.tails[0]), _count_known(move.tails[1])
     if move.tails[1] and not _same(*move.tails) and (UNKNOWN in (old, new) or old % new):
         return site.coupled("a reshape puts entries of several rows together")
-    merged = 1 if _same(*move.tails) else _known(move.tails[0]) if not move.tails[1] else UNKNOWN
+    merged = 1 if _same(*move.tails) else _count_known(move.tails[0]) if not move.tails[1] else UNKNOWN
     order = (UNDER, data.per * merged) if data.per * merged else own_order(site)
     return data._replace(axis=0, per=UNKNOWN, order=order).bare
 
@@ -199,7 +199,7 @@ def _left_over(old: Sizes, new: Sizes) -> tuple[Sizes, Sizes]:
 
 def _from_under(site: Site, data: Fold, move: _Move) -> Fold:
     """Rows that were merged under other axes come out again, where the sizes prove it."""
-    inner, more = data.order[1], _known(move.tails[0])
+    inner, more = data.order[1], _count_known(move.tails[0])
     if move.place > 0 and move.counted == inner and _same(*move.tails):
         return data._replace(axis=move.place, per=inner, order=()).bare
     if move.place == 0 and _same(*move.tails):
@@ -209,9 +209,9 @@ def _from_under(site: Site, data: Fold, move: _Move) -> Fold:
     return site.coupled("a reshape puts the batch under other axes than before")
 
 
-def _kept(site: Site, data: Fold, move: _Move) -> Fold:
+def _keep_interleaved(site: Site, data: Fold, move: _Move) -> Fold:
     """Interleaved and ragged rows may get other axes behind them, no more."""
-    equal = _same(*move.tails) or _known(move.tails[0]) == _known(move.tails[1]) != UNKNOWN
+    equal = _same(*move.tails) or _count_known(move.tails[0]) == _count_known(move.tails[1]) != UNKNOWN
     if equal and _same(*move.heads):
         return data._replace(axis=move.place).bare
     return site.coupled("rows that do not lie one after the other are given another shape")
@@ -227,7 +227,7 @@ def _same(old: Sizes, new: Sizes) -> bool:
     return prod(size for size in left if size is not None) == prod(size for size in right if size is not None)
 
 
-def _known(sizes: Sizes) -> int:
+def _count_known(sizes: Sizes) -> int:
     return UNKNOWN if None in sizes else prod(size for size in sizes if size is not None)
 
 
@@ -246,7 +246,7 @@ def _shape(site: Site, place: int) -> Fold:
     parts = [whole() if size is None else whole(size) for size in sizes]
     if fold.kind == ROWS:
         parts[fold.axis] = long(fold)
-    return packed(site, tuple(parts))
+    return pack_entries(site, tuple(parts))
 
 
 def long(fold: Fold) -> Fold:
@@ -281,9 +281,9 @@ def pack(site: Site) -> Result:
     """Numbers become a vector; tensors get one more axis."""
     ranks = {site.rank(place) for place in range(len(site.folds))}
     if ranks == {0}:
-        return packed(site, site.folds)
+        return pack_entries(site, site.folds)
     if not any(fold.kind == ROWS for fold in site.folds):
-        return moved(site, range(len(site.folds)), stacked) or added(site, site.folds)
+        return move_entries(site, range(len(site.folds)), stack_entries) or add_folds(site, site.folds)
     found = _alike(site, range(len(site.folds)))
     own = site.rank(0)
     if found.kind == COUPLED or own is None:
@@ -296,7 +296,7 @@ def pack(site: Site) -> Result:
 def _alike(site: Site, places: range) -> Fold:
     """Tensors of one shape, rows all of them."""
     folds = [site.folds[place] for place in places]
-    wrong = mixed(site, folds)
+    wrong = find_mixed_rows(site, folds)
     if wrong is not None:
         return wrong
     if any(fold.kind == WHOLE for fold in folds):
@@ -304,7 +304,7 @@ def _alike(site: Site, places: range) -> Fold:
     found = folds[0].bare
     for fold in folds[1:]:
         if found.kind != COUPLED:
-            found = matched(site, found, fold.bare)
+            found = match_rows(site, found, fold.bare)
     return found
 
 
@@ -316,7 +316,7 @@ def concat(site: Site) -> Result:
     folds = [site.folds[place] for place in places]
     along, own = site.known(0 if first else len(site.folds) - 1), site.rank(places[0])
     if not any(fold.kind == ROWS for fold in folds):
-        return moved(site, places, concatenated(along)) or added(site, folds)
+        return move_entries(site, places, concatenate_along(along)) or add_folds(site, folds)
     found = _alike(site, places)
     if found.kind == COUPLED or along is None or own is None:
         return found if found.kind == COUPLED else site.coupled("the axis of a concatenation is not known")
@@ -353,15 +353,15 @@ def offsets(site: Site) -> Result:
     start = whole(0)
     for lane in known:
         along = axis % len(lane)
-        found.append(packed(site, tuple(start if at == along else whole(0) for at in range(len(lane)))))
-        start = _summed(site, start, lane[along])
+        found.append(pack_entries(site, tuple(start if at == along else whole(0) for at in range(len(lane)))))
+        start = _sum_shapes(site, start, lane[along])
     return tuple(found)
 
 
-def _summed(site: Site, left: Fold, right: Fold) -> Fold:
+def _sum_shapes(site: Site, left: Fold, right: Fold) -> Fold:
     if left.literal is not None and right.literal is not None:
         return whole(left.literal[0] + right.literal[0])
-    return added(site, [left, right])
+    return add_folds(site, [left, right])
 
 
 @rule("BroadcastArgs", literal=True)
@@ -372,7 +372,7 @@ def broadcast_shape(site: Site) -> Result:
         return site.nonlinear(site.folds)
     longer, shorter = (left, right) if len(left) >= len(right) else (right, left)
     padded = (whole(1),) * (len(longer) - len(shorter)) + shorter
-    return packed(site, tuple(_wider(site, one, other) for one, other in zip(longer, padded, strict=True)))
+    return pack_entries(site, tuple(_wider(site, one, other) for one, other in zip(longer, padded, strict=True)))
 
 
 def _wider(site: Site, one: Fold, other: Fold) -> Fold:
@@ -393,18 +393,18 @@ def stitch(site: Site) -> Result:
     for place in range(half):
         numbers, lane = site.ints(place), _lane(site, half + place)
         if numbers is None or lane is None or len(numbers) != len(lane):
-            return _stitched(site)
+            return _stitch_entries(site)
         found.update(zip(numbers, lane, strict=True))
     if sorted(found) != list(range(len(found))):
-        return _stitched(site)
-    return packed(site, tuple(found[number] for number in range(len(found))))
+        return _stitch_entries(site)
+    return pack_entries(site, tuple(found[number] for number in range(len(found))))
 
 
 def _lane(site: Site, place: int) -> tuple[Fold, ...] | None:
     return (site.folds[place],) if site.rank(place) == 0 else site.parts(place)
 
 
-def _stitched(site: Site) -> Fold:
+def _stitch_entries(site: Site) -> Fold:
     """Entries that cannot be told apart, or that are rows."""
     if any(fold.kind == ROWS for fold in site.folds):
         return site.coupled("rows are put side by side by number")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whale_nebula.passes.rules.algebra import added, broadcast, matched, mixed, multiplied
+from whale_nebula.passes.rules.algebra import add_folds, broadcast, find_mixed_rows, match_rows, multiply_folds
 from whale_nebula.passes.rules.registry import ROWS, SUM, WHOLE, Fold, Result, Site, rule, whole
 
 Labels = Sequence[str]
@@ -14,8 +14,8 @@ def contraction(site: Site, labels: Sequence[Labels], out: Labels) -> Fold:
     """An einsum of the first inputs, each axis by its label."""
     folds = site.folds[: len(labels)]
     if not any(fold.kind == ROWS for fold in folds):
-        return multiplied(site, folds)
-    wrong = mixed(site, folds)
+        return multiply_folds(site, folds)
+    wrong = find_mixed_rows(site, folds)
     if wrong is not None:
         return wrong
     held = [(fold, names[fold.axis]) for fold, names in zip(folds, labels, strict=True) if fold.kind == ROWS]
@@ -37,7 +37,7 @@ def matmul(site: Site) -> Result:
     if ranks[0] is None or ranks[1] is None:
         if any(fold.kind == ROWS for fold in site.folds):
             return site.coupled("a product of rows with an unknown number of axes")
-        return multiplied(site, site.folds)
+        return multiply_folds(site, site.folds)
     left = _matrix(site, "mk", ranks[0], ("transpose_a", "adj_x"))
     right = _matrix(site, "kn", ranks[1], ("transpose_b", "adj_y"))
     outer = max(left[:-2], right[:-2], key=len)
@@ -68,7 +68,7 @@ def einsum(site: Site) -> Result:
 
 
 def _plain(site: Site) -> Fold:
-    return multiplied(site, site.folds)
+    return multiply_folds(site, site.folds)
 
 
 def _labels(term: str, rank: int | None) -> list[str] | None:
@@ -88,7 +88,7 @@ def convolution(site: Site) -> Result:
     """Samples along axis 0, filters that belong to no sample; the transposed kind gets a shape first."""
     data, filters = site.folds[2 if "Backprop" in site.op.type else 0], site.folds[1]
     if ROWS not in (data.kind, filters.kind):
-        return multiplied(site, (data, filters))
+        return multiply_folds(site, (data, filters))
     if data.kind != ROWS or data.axis != 0 or filters.kind != WHOLE:
         return site.coupled(f"{site.op.type} along the batch axis, or with filters made of the batch")
     return data.bare
@@ -97,7 +97,7 @@ def convolution(site: Site) -> Result:
 @rule("Cross")
 def cross(site: Site) -> Result:
     """The vectors along the last axis are multiplied, a pair at each place."""
-    found = broadcast(site, (0, 1), multiplied)
+    found = broadcast(site, (0, 1), multiply_folds)
     rank = site.rank(0)
     if found.kind == ROWS and (rank is None or found.axis == rank - 1):
         return site.coupled("the cross product is along the batch axis")
@@ -114,8 +114,8 @@ def bias(site: Site) -> Result:
     if data.kind == ROWS and vector.kind == WHOLE:
         return data.bare if data.axis != channel else site.coupled("a bias lies along the batch axis")
     if ROWS in (data.kind, vector.kind):
-        return mixed(site, site.folds) or site.coupled("a bias is made of single rows")
-    return added(site, site.folds)
+        return find_mixed_rows(site, site.folds) or site.coupled("a bias is made of single rows")
+    return add_folds(site, site.folds)
 
 
 _LEADING = """
@@ -177,7 +177,7 @@ def inner(site: Site) -> Result:
 
 
 @rule("LowerBound", "UpperBound")
-def bound(site: Site) -> Result:
+def search_sorted(site: Site) -> Result:
     """Sorted numbers [rows, n] and values to find among them [rows, m]; of one row they may be the same everywhere."""
     numbers, values = site.folds
     if ROWS not in (numbers.kind, values.kind):
@@ -185,8 +185,8 @@ def bound(site: Site) -> Result:
     if numbers.kind == WHOLE and values.axis == 1:
         return values.bare
     if numbers.kind == values.kind == ROWS and numbers.axis == values.axis == 0:
-        return matched(site, numbers, values).bare
-    return mixed(site, site.folds) or site.coupled("values are looked for among the numbers of other rows")
+        return match_rows(site, numbers, values).bare
+    return find_mixed_rows(site, site.folds) or site.coupled("values are looked for among the numbers of other rows")
 
 
 @rule("MatrixSolve", "MatrixTriangularSolve", "MatrixSolveLs")
@@ -210,7 +210,7 @@ def cross_entropy(site: Site) -> Result:
     scores, labels = site.folds
     if ROWS not in (scores.kind, labels.kind):
         return site.nonlinear(site.folds)
-    wrong = mixed(site, site.folds)
+    wrong = find_mixed_rows(site, site.folds)
     if wrong is not None:
         return wrong
     if scores.kind != labels.kind or scores.axis or labels.axis or scores.order != labels.order:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whale_nebula.passes.rules.algebra import entries, flat, joined, matched, structured
+from whale_nebula.passes.rules.algebra import entries, flat, join_folds, match_rows, move_by_wholes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     COUPLED,
@@ -33,16 +33,16 @@ _RANDOM = """
 def fill(site: Site) -> Result:
     """One value everywhere."""
     value = site.folds[1] if len(site.folds) > 1 else whole()
-    made = _made(site, 0)
+    made = _make_of_shape(site, 0)
     if made.kind == ROWS and value.kind != WHOLE:
         return site.coupled(f"rows are filled with {value.spoken}")
-    return structured(site, (value, made)) if made.kind == WHOLE else made
+    return move_by_wholes(site, (value, made)) if made.kind == WHOLE else made
 
 
 @rule(_RANDOM)
 def random(site: Site) -> Result:
     """Each micro-batch draws its own."""
-    made = _made(site, 0)
+    made = _make_of_shape(site, 0)
     if any(fold.kind != WHOLE for fold in site.folds[1:]):
         return site.coupled("what is drawn depends on the batch")
     same = made.kind == ROWS and _same_seed(site, site.folds[1:])
@@ -69,7 +69,7 @@ def next_seed(site: Site) -> Result:
 
 
 @rule("Multinomial", "StatelessMultinomial", "RandomGammaGrad", "RandomPoissonV2")
-def drawn(site: Site) -> Result:
+def draw_categories(site: Site) -> Result:
     """Draws for each row of scores."""
     scores = site.folds[0]
     if scores.kind == ROWS and _same_seed(site, site.folds[2:]):
@@ -79,7 +79,7 @@ def drawn(site: Site) -> Result:
     return site.coupled("what is drawn depends on the batch")
 
 
-def _made(site: Site, place: int) -> Fold:
+def _make_of_shape(site: Site, place: int) -> Fold:
     """The state of a tensor that has the shape which this input says."""
     parts = site.parts(place)
     if parts is None:
@@ -95,16 +95,16 @@ def _made(site: Site, place: int) -> Fold:
 @rule("BroadcastTo")
 def broadcast_to(site: Site) -> Result:
     """A tensor repeated to a shape."""
-    data, made = site.folds[0], _made(site, 1)
+    data, made = site.folds[0], _make_of_shape(site, 1)
     if made.kind == COUPLED or (made.kind == WHOLE and data.kind != ROWS):
-        return made if made.kind == COUPLED else structured(site, (data, made))
+        return made if made.kind == COUPLED else move_by_wholes(site, (data, made))
     if made.kind != ROWS or data.kind not in (ROWS, WHOLE):
         return site.coupled(FIXED if data.kind == ROWS else f"rows are filled with {data.spoken}")
     rank, long = site.rank(0), site.op.outputs[0].rank
     if rank is None or long is None:
         return site.coupled("rows with an unknown number of axes are repeated")
     if data.kind == ROWS:
-        return matched(site, data._replace(axis=data.axis + long - rank).bare, made._replace(order=data.order))
+        return match_rows(site, data._replace(axis=data.axis + long - rank).bare, made._replace(order=data.order))
     fits = flat(site, 0, made.axis - (long - rank))
     return made if fits else site.coupled("a tensor that is no part of the batch lies along the batch axis")
 
@@ -115,10 +115,12 @@ def tile(site: Site) -> Result:
     data, times_each = site.folds[0], site.parts(1)
     if data.kind == ROWS:
         return _tiled_rows(site, data, times_each)
-    made = _made(site, 1)
+    made = _make_of_shape(site, 1)
     if made.kind != ROWS or data.kind != WHOLE:
         return (
-            structured(site, (data, made)) if made.kind != ROWS else site.coupled(f"rows are filled with {data.spoken}")
+            move_by_wholes(site, (data, made))
+            if made.kind != ROWS
+            else site.coupled(f"rows are filled with {data.spoken}")
         )
     size = site.size(0, made.axis)
     return made._replace(per=UNKNOWN if size is None else made.per * size)
@@ -146,7 +148,7 @@ def like(site: Site) -> Result:
 
 
 @rule("Range", literal=True)
-def numbered(site: Site) -> Result:
+def number_rows(site: Site) -> Result:
     """A range over the batch numbers the rows."""
     start, stop, step = (site.folds[place] for place in range(3))
     if start.kind == stop.kind == step.kind == WHOLE:
@@ -168,7 +170,7 @@ def pad(site: Site) -> Result:
     if data.kind != ROWS:
         filled = site.folds[2] if len(site.folds) > 2 else whole(0)
         clean = site.folds[1].kind == WHOLE and (filled.zero or data.kind != "sum")
-        return joined(site, data.bare, filled) if clean else site.nonlinear(site.folds)
+        return join_folds(site, data.bare, filled) if clean else site.nonlinear(site.folds)
     if widths is None or any(fold.kind != WHOLE for fold in site.folds[1:]):
         return site.coupled("how rows are padded is not known")
     around = widths[2 * data.axis : 2 * data.axis + 2]
@@ -182,7 +184,7 @@ def turn(site: Site) -> Result:
     """Along any axis but the batch."""
     data, axes, rank = site.folds[0], site.ints(len(site.folds) - 1), site.rank(0)
     if data.kind != ROWS:
-        return structured(site, site.folds)
+        return move_by_wholes(site, site.folds)
     others = all(fold.kind == WHOLE for fold in site.folds[1:])
     if axes is None or rank is None or not others or data.axis in {axis % rank for axis in axes}:
         return site.coupled(f"{site.op.type} along the batch axis")
@@ -194,7 +196,7 @@ def reverse_each(site: Site) -> Result:
     """Each row by its own length."""
     data, lengths = site.folds
     if ROWS not in (data.kind, lengths.kind):
-        return structured(site, site.folds)
+        return move_by_wholes(site, site.folds)
     along, over = site.number("batch_dim", 0), site.number("seq_dim", 0)
     if data.kind != ROWS or data.axis == over or (lengths.kind == ROWS) != (data.axis == along):
         return site.coupled("the batch is reversed, or by lengths that are not one a row")

@@ -7,7 +7,7 @@ from functools import reduce
 from math import prod
 
 from whale_nebula.ir.graph import REPLICA_SUM, Graph
-from whale_nebula.passes.rules.algebra import added, extreme, multiplied, structured
+from whale_nebula.passes.rules.algebra import add_folds, extreme, move_by_wholes, multiply_folds
 from whale_nebula.passes.rules.registry import (
     COUNT,
     MEAN,
@@ -108,7 +108,7 @@ def _constant(graph: Graph, value: Value) -> bool:
 
 def _without_rows(site: Site) -> Fold:
     linear = site.op.type in ("Sum", "Mean") and not _rounds(site)
-    return structured(site, site.folds) if linear else site.nonlinear(site.folds)
+    return move_by_wholes(site, site.folds) if linear else site.nonlinear(site.folds)
 
 
 def _of_vector(site: Site) -> Fold:
@@ -117,15 +117,15 @@ def _of_vector(site: Site) -> Fold:
     if not parts or site.flag("keep_dims"):
         return _without_rows(site)
     if all(part.literal is not None for part in parts) and site.op.type in ("Prod", "Sum", "Max", "Min"):
-        return whole(_folded(site.op.type, [part.literal[0] for part in parts if part.literal is not None]))
+        return whole(_fold_number(site.op.type, [part.literal[0] for part in parts if part.literal is not None]))
     if site.op.type == "Prod":
-        return multiplied(site, parts)
+        return multiply_folds(site, parts)
     if site.op.type in ("Max", "Min"):
         return reduce(lambda left, right: extreme(site, (left, right)), parts)
-    return added(site, parts) if site.op.type == "Sum" else site.nonlinear(parts)
+    return add_folds(site, parts) if site.op.type == "Sum" else site.nonlinear(parts)
 
 
-def _folded(kind: str, numbers: Sequence[Number]) -> Number:
+def _fold_number(kind: str, numbers: Sequence[Number]) -> Number:
     if kind == "Prod":
         return prod(numbers)
     if kind == "Sum":
@@ -155,7 +155,7 @@ def running(site: Site) -> Result:
     """Along any axis but the batch."""
     data, rank, axis = site.folds[0], site.rank(0), site.known(1)
     if data.kind != ROWS:
-        return structured(site, site.folds) if site.op.type == "Cumsum" else site.nonlinear(site.folds)
+        return move_by_wholes(site, site.folds) if site.op.type == "Cumsum" else site.nonlinear(site.folds)
     if axis is None or (rank is None and axis < 0) or axis % (rank or axis + 1) == data.axis:
         return site.coupled(f"{site.op.type} along the batch")
     return data.bare
@@ -174,7 +174,7 @@ def segments(site: Site) -> Result:
         return data._replace(axis=data.axis - ranked + 1).bare
     if any(fold.kind == ROWS for fold in site.folds):
         return site.coupled("the heaps are not one a row")
-    return structured(site, site.folds)
+    return move_by_wholes(site, site.folds)
 
 
 @rule("DenseBincount", "Bincount")

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from whale_nebula.passes.rules.algebra import matched, mixed, moved, packed, sliced, structured
+from whale_nebula.passes.rules.algebra import (
+    find_mixed_rows,
+    match_rows,
+    move_by_wholes,
+    move_entries,
+    pack_entries,
+    slice_entries,
+)
 from whale_nebula.passes.rules.registry import (
     COUNT,
     COUPLED,
@@ -38,13 +45,13 @@ class _Axis(NamedTuple):
 
 
 @rule("StridedSlice", literal=True, positions=True)
-def strided(site: Site) -> Result:
+def slice_strided(site: Site) -> Result:
     """`x[begin:end:stride, ...]` with its masks."""
     data = site.folds[0]
     if data.kind != ROWS:
         lane = site.parts(0)
-        taken = None if lane is None else _taken(site, lane)
-        return structured(site, site.folds) if taken is None else taken
+        taken = None if lane is None else _take_lane(site, lane)
+        return move_by_wholes(site, site.folds) if taken is None else taken
     axes = _axes(site, site.rank(0))
     if axes is None:
         return site.coupled("what a slice takes of rows is not known")
@@ -61,7 +68,7 @@ def strided_gradient(site: Site) -> Result:
     sizes, gradient = site.parts(0), site.folds[4]
     counts = [axis for axis, size in enumerate(sizes or ()) if size.kind == COUNT]
     if sizes is None or not counts or gradient.kind != ROWS:
-        return structured(site, (gradient, *site.folds[:4]))
+        return move_by_wholes(site, (gradient, *site.folds[:4]))
     axes, data = _axes(site, len(sizes)), rows(counts[0], sizes[counts[0]].per)
     bounds = [part for place in (1, 2, 3) for part in site.parts(place) or (site.folds[place],)]
     if axes is None or len(counts) > 1 or any(part.kind not in (WHOLE, COUNT) for part in bounds):
@@ -130,7 +137,7 @@ def _axes(site: Site, rank: int | None) -> list[_Axis] | None:
     return found
 
 
-def _taken(site: Site, lane: tuple[Fold, ...]) -> Fold | None:
+def _take_lane(site: Site, lane: tuple[Fold, ...]) -> Fold | None:
     """Entries of a vector that is followed entry by entry."""
     begin, end, stride = site.known(1), site.known(2), site.known(3)
     if begin is None or stride is None or site.number("new_axis_mask", 0) or site.number("ellipsis_mask", 0):
@@ -140,7 +147,7 @@ def _taken(site: Site, lane: tuple[Fold, ...]) -> Fold | None:
     first = None if site.number("begin_mask", 0) else begin
     if end is None and not site.number("end_mask", 0):
         return None
-    return packed(site, lane[slice(first, None if site.number("end_mask", 0) else end, stride)])
+    return pack_entries(site, lane[slice(first, None if site.number("end_mask", 0) else end, stride)])
 
 
 @rule("Slice", literal=True)
@@ -148,7 +155,7 @@ def plain(site: Site) -> Result:
     """`begin` and `size`, one each an axis."""
     data, begins, sizes = site.folds[0], site.parts(1), site.parts(2)
     if data.kind != ROWS:
-        return moved(site, [0], sliced) or structured(site, site.folds)
+        return move_entries(site, [0], slice_entries) or move_by_wholes(site, site.folds)
     if begins is None or sizes is None or any(part.kind not in (WHOLE, COUNT) for part in (*begins, *sizes)):
         return site.coupled("what a slice takes of rows is not known")
     size_of = sizes[data.axis]
@@ -162,7 +169,7 @@ def plain(site: Site) -> Result:
 
 
 @rule("XlaDynamicUpdateSlice", literal=True)
-def updated(site: Site) -> Result:
+def update_slice(site: Site) -> Result:
     """A part of each row is replaced (keras.ops.slice_update)."""
     data, part, starts = site.folds[0], site.folds[1], site.parts(2)
     if data.kind != ROWS or part.kind != ROWS:
@@ -171,7 +178,7 @@ def updated(site: Site) -> Result:
         return site.nonlinear(site.folds)
     if starts is None or any(start.kind != WHOLE for start in starts) or not starts[data.axis].zero:
         return site.coupled("which rows are replaced depends on the others")
-    return matched(site, data, part).bare
+    return match_rows(site, data, part).bare
 
 
 @rule("Split", literal=True)
@@ -192,8 +199,8 @@ def _split(site: Site, data: int, axis: int | None) -> Result:
         lane = site.parts(data)
         if lane is not None and site.op.type == "Split" and len(lane) % pieces == 0:
             step = len(lane) // pieces
-            return tuple(packed(site, lane[at * step : (at + 1) * step]) for at in range(pieces))
-        return structured(site, [fold, *(other for place, other in enumerate(site.folds) if place != data)])
+            return tuple(pack_entries(site, lane[at * step : (at + 1) * step]) for at in range(pieces))
+        return move_by_wholes(site, [fold, *(other for place, other in enumerate(site.folds) if place != data)])
     if axis is None or rank is None:
         return site.coupled("the axis of a split is not known")
     if any(other.kind != WHOLE for place, other in enumerate(site.folds) if place != data):
@@ -214,7 +221,7 @@ def unpack(site: Site) -> Result:
     lane = site.parts(0)
     if data.kind != ROWS:
         known = lane is not None and len(lane) == len(site.op.outputs)
-        return lane if known and lane is not None else structured(site, site.folds)
+        return lane if known and lane is not None else move_by_wholes(site, site.folds)
     if rank is None:
         return site.coupled("rows with an unknown number of axes are taken apart")
     axis = site.number("axis", 0) % rank
@@ -234,13 +241,13 @@ def gather(site: Site) -> Result:
     axis = site.known(2) if len(site.folds) > 2 else 0
     if ROWS not in (table.kind, numbers.kind):
         return _of_vector(site)
-    wrong = mixed(site, (table, numbers))
+    wrong = find_mixed_rows(site, (table, numbers))
     if wrong is not None:
         return wrong
     ranks = _ranks(site)
     if axis is None or ranks is None:
         return site.coupled("the axis of a look-up is not known")
-    return _gathered(site, table, numbers, axis % ranks[0], site.number("batch_dims", 0) % (ranks[1] + 1))
+    return _gather_rows(site, table, numbers, axis % ranks[0], site.number("batch_dims", 0) % (ranks[1] + 1))
 
 
 def _ranks(site: Site) -> tuple[int, int] | None:
@@ -251,7 +258,7 @@ def _ranks(site: Site) -> tuple[int, int] | None:
     return (table - numbers + 1 if site.op.type == "ResourceGather" else table), numbers
 
 
-def _gathered(site: Site, table: Fold, numbers: Fold, axis: int, together: int) -> Fold:
+def _gather_rows(site: Site, table: Fold, numbers: Fold, axis: int, together: int) -> Fold:
     rank = site.rank(1) or 0
     if table.kind == WHOLE:
         if numbers.position:
@@ -262,7 +269,7 @@ def _gathered(site: Site, table: Fold, numbers: Fold, axis: int, together: int) 
             return site.coupled(_ACROSS)
         return table._replace(axis=table.axis + (rank - 1 - together if table.axis > axis else 0)).bare
     if table.axis < together and table.axis == numbers.axis:
-        return matched(site, table, numbers._replace(position=0, offset=False)).bare
+        return match_rows(site, table, numbers._replace(position=0, offset=False)).bare
     if table.axis == axis and numbers.position and not together:
         return _own_rows(site, table, numbers, axis + numbers.axis)
     return site.coupled(_ACROSS)
@@ -292,10 +299,10 @@ def _of_vector(site: Site) -> Fold:
     lane, numbers = site.parts(0), site.ints(1) if site.rank(1) in (0, 1) else None
     if lane is not None and numbers is not None and all(-len(lane) <= number < len(lane) for number in numbers):
         picked = tuple(lane[number] for number in numbers)
-        return picked[0] if site.rank(1) == 0 else packed(site, picked)
+        return picked[0] if site.rank(1) == 0 else pack_entries(site, picked)
     if site.folds[0].kind in (SHAPE, COUNT):
         return site.nonlinear(site.folds)
-    return structured(site, site.folds[:2])
+    return move_by_wholes(site, site.folds[:2])
 
 
 @rule("GatherNd", "ResourceGatherNd", positions=True)
@@ -303,8 +310,8 @@ def gather_nd(site: Site) -> Result:
     """Each vector of numbers along the last axis picks one entry, or one block."""
     table, numbers = site.folds
     if ROWS not in (table.kind, numbers.kind):
-        return structured(site, site.folds)
-    wrong = mixed(site, site.folds)
+        return move_by_wholes(site, site.folds)
+    wrong = find_mixed_rows(site, site.folds)
     rank, depth = site.rank(1), site.size(1, -1)
     if wrong is not None or rank is None or depth is None:
         return wrong or site.coupled("the numbers of a look-up are not known")
@@ -363,7 +370,7 @@ def scatter(site: Site) -> Result:
     """Entries added into places of a tensor that is the same everywhere: a sum."""
     numbers, entries, target = site.folds if site.op.type == "ScatterNd" else (*site.folds[1:], site.folds[0])
     if ROWS not in (numbers.kind, entries.kind, target.kind):
-        return structured(site, (entries, numbers, target))
+        return move_by_wholes(site, (entries, numbers, target))
     blank = target.kind == WHOLE and (site.op.type == "ScatterNd" or target.zero)
     if blank and {numbers.kind, entries.kind} == {ROWS} and numbers.axis == entries.axis:
         return (

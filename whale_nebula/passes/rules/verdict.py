@@ -65,7 +65,7 @@ class _Found(NamedTuple):
     mend: str
 
 
-def baked(
+def baked_error(
     fold: Fold, graph: Graph, where: Callable[[int], str] = lambda op: "", alone: str = Mends().alone
 ) -> StaticBatchError | None:
     """The error for a value that couples the rows because a batch size is a constant; else None. `alone` is the line
@@ -74,7 +74,7 @@ def baked(
     if fold.kind != COUPLED or not 0 <= fold.blame < len(graph):
         return None
     op = graph.ops[fold.blame]
-    found = _found(graph, op)
+    found = _find_baked(graph, op)
     if found is None:
         op, found = _above(graph, op)
     if found is None:
@@ -84,7 +84,7 @@ def baked(
     return StaticBatchError(f"the batch size {found.rows} is baked in", where=place, why=_WHY, mend=mend)
 
 
-def _found(graph: Graph, op: Op) -> _Found | None:
+def _find_baked(graph: Graph, op: Op) -> _Found | None:
     finder = _FINDERS.get(op.type)
     return None if finder is None else finder(graph, op)
 
@@ -97,7 +97,7 @@ def _above(graph: Graph, op: Op) -> tuple[Op, _Found | None]:
     longs = {value: (graph.spec(value).shape or (0,))[0] for value in op.inputs}
     for value, long in longs.items() if None in longs.values() else ():
         for above in sorted(graph.ascend([value.op]) if long else (), reverse=True):
-            found = _found(graph, graph.ops[above]) if graph.ops[above].type in _FIXING else None
+            found = _find_baked(graph, graph.ops[above]) if graph.ops[above].type in _FIXING else None
             if found is not None and found.rows == long:
                 return graph.ops[above], found
     return op, None
@@ -217,7 +217,7 @@ def verdict(
     """
     if fold.good:
         return None
-    static = baked(fold, graph, where, lines.alone)
+    static = baked_error(fold, graph, where, lines.alone)
     if static is not None:
         return static
     op = graph.ops[fold.blame] if 0 <= fold.blame < len(graph) else None
@@ -245,10 +245,10 @@ def _headline(fold: Fold, layer: str, what: str) -> str:
         return f"whether micro-batches would change {what} is not known: there is {fold.reason}{inside}"
     if any(words in fold.reason for words in _UNDECIDED):
         return f"whether micro-batches would change {what} is not known: no rule covers this use of an op{inside}"
-    return f"micro-batches would change {what}: {_said(fold, layer)}"
+    return f"micro-batches would change {what}: {_describe_fold(fold, layer)}"
 
 
-def _said(fold: Fold, layer: str) -> str:
+def _describe_fold(fold: Fold, layer: str) -> str:
     if fold.kind == AFTER:
         return "it is neither a sum nor a mean over the batch" + f", in {layer}" * bool(layer)
     return f"{layer} makes its rows depend on each other" if layer else "its rows depend on each other"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from whale_nebula.plan.html import tables
 from whale_nebula.plan.html.graph import graph
 from whale_nebula.plan.html.layout import layout
-from whale_nebula.plan.html.markup import Child, Markup, element, joined
+from whale_nebula.plan.html.markup import Child, Markup, element, join_markup
 from whale_nebula.plan.html.timeline import Scene, scenes
 from whale_nebula.plan.text import amount, micro_batches
 from whale_nebula.plan.timing import duration
@@ -100,7 +100,7 @@ def _figure(name: str, value: str, more: str | None) -> Markup:
 
 def _footer(plan: Plan) -> Markup:
     versions = " · ".join(f"{name} {version}" for name, version in plan.versions.items())
-    digests = joined(
+    digests = join_markup(
         "digest ", element("code", plan.digest[:12]), ", of the program ", element("code", plan.program_digest[:12])
     )
     return element("footer", element("p", digests), element("p", versions))
@@ -117,11 +117,11 @@ def _sections(plan: Plan) -> Iterator[Markup]:
     if plan.links:
         yield _section("Links", tables.links(plan))
     if plan.tied:
-        yield _section("Tied variables", tables.tied(plan))
+        yield _section("Tied variables", tables.tied_table(plan))
     if plan.once:
         yield _section("Once a step", tables.once(plan))
     if plan.notes:
-        yield _section("Notes", tables.listed(iter(plan.notes)))
+        yield _section("Notes", tables.list_lines(iter(plan.notes)))
 
 
 def _section(title: str, *content: Child) -> Markup:
@@ -145,7 +145,7 @@ def _drawing(plan: Plan) -> Markup:
     panels += [tables.arrow_panel(plan, number, arrow) for number, arrow in enumerate(layout(plan).arrows)]
     close = element("button", "×", type="button", id="close", aria_label="close")
     view = element("div", graph(plan), id="view", tabindex=0, role="application", aria_label=_MOVES)
-    return joined(
+    return join_markup(
         element(
             "div",
             element("p", hint, class_="note"),
@@ -166,7 +166,7 @@ _MOVES = "graph of stages; arrow keys move it, plus and minus zoom, 0 shows all,
 
 def _schedule(drawn: list[Scene]) -> Markup:
     choices = [
-        joined(
+        join_markup(
             element("input", type="radio", name="scene", id=f"scene-{number}", checked=number == 0, data_scene=number),
             element("label", scene.title, for_=f"scene-{number}"),
         )
@@ -178,7 +178,7 @@ def _schedule(drawn: list[Scene]) -> Markup:
         [element("span", text, class_=f"key {name}") for name, text in _KEYS],
         class_="legend",
     )
-    return joined(
+    return join_markup(
         element("div", picker if len(drawn) > 1 else None, legend, class_="row"),
         [
             element(

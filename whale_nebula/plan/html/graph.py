@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from whale_nebula.codec.wording import bounded
+from whale_nebula.codec.wording import has_open_size
 from whale_nebula.plan.html.layout import HEIGHT, WIDTH, Arrow, Box, Drawing, Node, Tie, layout
-from whale_nebula.plan.html.markup import Attribute, Markup, element, joined
+from whale_nebula.plan.html.markup import Attribute, Markup, element, join_markup
 from whale_nebula.plan.records import PlanStage
 from whale_nebula.plan.text import amount
 from whale_nebula.plan.timing import duration
@@ -91,7 +91,7 @@ class _Graph:
             data_stage=node.number,
             tabindex=0,
             role="button",
-            aria_label=_told(node.number, stage),
+            aria_label=_stage_title(node.number, stage),
         )
 
     @cached_property
@@ -100,14 +100,14 @@ class _Graph:
 
     def _line(self, node: Node, place: int, label: str, value: str) -> Markup:
         y = node.y + 56 + 20 * place
-        return joined(_words(node.x + 26, y, label, "label"), _words(node.x + WIDTH - 16, y, value, "value end"))
+        return join_markup(_words(node.x + 26, y, label, "label"), _words(node.x + WIDTH - 16, y, value, "value end"))
 
     def _load(self, node: Node, stage: PlanStage) -> Markup:
         """How much a stage computes beside the one that computes most."""
         most = max(each.flops for each in self.stages)
         x, y, width = node.x + 26, node.y + HEIGHT - 15, WIDTH - 42
         share = stage.flops / most if most else 0.0
-        return joined(
+        return join_markup(
             element("rect", class_="track", x=x, y=y, width=width, height=4, rx=2),
             element("rect", class_="load", x=x, y=y, width=round(width * share, 1), height=4, rx=2) if share else None,
         )
@@ -125,7 +125,7 @@ class _Graph:
             made.append(element("rect", class_="pill", x=x, y=y, width=round(width, 1), height=22, rx=11))
             made.append(_words(x + width / 2, y + 15, text, "small middle"))
             x += width + 8
-        return joined(made)
+        return join_markup(made)
 
     # ------------------------------------------------------------------ arrows
     def _arrow(self, number: int, arrow: Arrow) -> Markup:
@@ -144,7 +144,7 @@ class _Graph:
             data_to=arrow.destination,
             tabindex=0,
             role="button",
-            aria_label=self._said(arrow),
+            aria_label=self._arrow_text(arrow),
         )
 
     def _paths(self, arrow: Arrow) -> tuple[str, str, tuple[float, float]]:
@@ -159,7 +159,7 @@ class _Graph:
         width = max(map(len, lines)) * _LETTER + 20
         height = 8 + 16 * len(lines)
         x, y = middle[0] - width / 2, middle[1] - height / 2
-        return joined(
+        return join_markup(
             element("rect", class_="tag", x=round(x, 1), y=y, width=round(width, 1), height=height, rx=9),
             [
                 _words(middle[0], y + 17 + 16 * place, line, "small middle" if place else "value middle")
@@ -187,7 +187,7 @@ class _Graph:
             data_stages=" ".join(map(str, tie.stages)),
         )  # fmt: skip
 
-    def _said(self, arrow: Arrow) -> str:
+    def _arrow_text(self, arrow: Arrow) -> str:
         source, destination = self.stages[arrow.source].name, self.stages[arrow.destination].name
         names = ", ".join(boundary.name for boundary in arrow.boundaries)
         return f"from {source} to {destination}: {names}, {'; '.join(_amounts(arrow, len(self.plan.rows), True))}"
@@ -230,7 +230,7 @@ def _amounts(arrow: Arrow, count: int, crosses: bool) -> list[str]:
     each = [boundary.bytes for boundary in arrow.boundaries]
     if None in each:
         return [f"{several}size open"]
-    most = "at most " if any(bounded(boundary.codec) for boundary in arrow.boundaries) else ""
+    most = "at most " if any(has_open_size(boundary.codec) for boundary in arrow.boundaries) else ""
     lines = [f"{several}{most}{size(count * sum(known or 0 for known in each))}"]
     held = sum(boundary.seconds or 0.0 for boundary in arrow.boundaries)
     return [*lines, f"{duration(held)} of the line"] if held and crosses else lines
@@ -242,7 +242,7 @@ def _facts(stage: PlanStage) -> Iterator[tuple[str, str]]:
     yield "memory", size(stage.memory_bytes)
 
 
-def _told(number: int, stage: PlanStage) -> str:
+def _stage_title(number: int, stage: PlanStage) -> str:
     facts = ", ".join(f"{label} {value}" for label, value in _facts(stage))
     return f"stage {number}, {stage.name}, in cluster {stage.cluster}: {facts}. Enter shows its layers."
 

@@ -32,7 +32,7 @@ def element(name: str, /, *children: Child | Iterable[Child], **attributes: Attr
     return Markup(f"<{name}{said}>{inside}</{name}>")
 
 
-def joined(*children: Child | Iterable[Child]) -> Markup:
+def join_markup(*children: Child | Iterable[Child]) -> Markup:
     """Several pieces, one after the other."""
     return Markup("".join(_text(child) for child in _flat(children)))
 

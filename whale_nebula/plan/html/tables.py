@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from whale_nebula.codec.wording import sent
+from whale_nebula.codec.wording import describe_bytes
 from whale_nebula.plan.html.graph import color
 from whale_nebula.plan.html.layout import Arrow
-from whale_nebula.plan.html.markup import Child, Markup, element, joined
+from whale_nebula.plan.html.markup import Child, Markup, element, join_markup
 from whale_nebula.plan.records import PlanBoundary, PlanLayer, PlanStage
 from whale_nebula.plan.text import (
     amount,
-    carried,
+    bytes_on_link,
     codec_lines,
     in_a_step,
     links_bound,
@@ -83,17 +83,17 @@ def _branch(branch: Branch, most: int) -> Markup:
     inside = [_branch(each, most) for each in branch.inside.values()]
     own = branch.own
     if own is not None and (own.flops or own.parameters or own.activation_bytes):
-        inside.append(element("div", _cells(_renamed(own), most), class_="leaf own"))
+        inside.append(element("div", _cells(_rename_layer(own), most), class_="leaf own"))
     return element("details", element("summary", _cells(branch.total, most), class_="leaf"), element("div", inside))
 
 
-def _renamed(own: PlanLayer) -> PlanLayer:
+def _rename_layer(own: PlanLayer) -> PlanLayer:
     return PlanLayer("the rest", **{count: getattr(own, count) for count in _COUNTS})
 
 
 def _cells(layer: PlanLayer, most: int) -> Markup:
     share = 100 * layer.flops / most if most else 0.0
-    return joined(
+    return join_markup(
         element("span", layer.name),
         element("span", f"{layer.forward_ops + layer.backward_ops:,}"),
         element("span", f"{layer.parameters:,}" if layer.parameters else "–"),
@@ -127,7 +127,7 @@ def stages(plan: Plan) -> Markup:
     head = ("stage", "cluster", "worker", "ops forward", "backward", "variables", "parameters", "reads", "gives")
     rows = [
         (
-            named(plan, stage),
+            stage_name(plan, stage),
             *(stage.cluster, worker_of(stage), f"{stage.forward_ops:,}", f"{stage.backward_ops:,}"),
             *(f"{len(stage.variables):,}", f"{stage.parameters:,}"),
             *(", ".join(stage.inputs) or "–", ", ".join(stage.outputs) or "–"),
@@ -135,7 +135,7 @@ def stages(plan: Plan) -> Markup:
         for stage in plan.stages.values()
     ]
     drawn = table(head, rows, numbers=range(3, 7))
-    return joined(drawn, *(element("p", line, class_="note") for line in share_lines(plan)))
+    return join_markup(drawn, *(element("p", line, class_="note") for line in share_lines(plan)))
 
 
 def work(plan: Plan) -> Markup:
@@ -144,7 +144,7 @@ def work(plan: Plan) -> Markup:
     head = ("stage", "FLOPs forward", "backward", "a micro-batch keeps", "in flight", "memory", "")
     rows = [
         (
-            named(plan, stage),
+            stage_name(plan, stage),
             *(amount(stage.forward_flops).strip(), amount(stage.backward_flops).strip()),
             size(stage.activation_bytes) if stage.in_flight * stage.activation_bytes else "–",
             str(stage.in_flight or "–"),
@@ -155,7 +155,7 @@ def work(plan: Plan) -> Markup:
     legend = element("p", [element("span", text, class_=f"key {name}") for name, text in _MEMORY], class_="legend")
     loops = sum(stage.open_loops for stage in plan.stages.values())
     open_loops = f"{loops} loop{'s' * (loops > 1)} of unknown length counted as one turn." if loops else None
-    return joined(
+    return join_markup(
         table(head, rows, numbers=range(1, 6)),
         legend,
         element("p", open_loops, class_="note") if open_loops else None,
@@ -182,22 +182,22 @@ def boundaries(plan: Plan) -> Markup:
         (
             f"{each.name} (phase {each.phase})" if phased else each.name,
             element("code", str(Spec(each.dtype, each.shape))),
-            *(each.maker or "–", each.source, ", ".join(each.destinations), _sent(each.bytes, each.taken[0])),
-            _sent(each.backward_bytes, each.taken[1]) if each.backward else "does not return",
-            *(in_a_step(each, "open"), _held(each)),
+            *(each.maker or "–", each.source, ", ".join(each.destinations), _describe_sent(each.bytes, each.taken[0])),
+            _describe_sent(each.backward_bytes, each.taken[1]) if each.backward else "does not return",
+            *(in_a_step(each, "open"), _describe_holder(each)),
         )
         for each in plan.boundaries
     ]
     said = [f"{each.name}: {line}" for each in plan.boundaries for line in codec_lines(each)]
     drawn = table([*head, "lines held"], rows, numbers=range(5, 9))
-    return joined(drawn, *(element("p", line, class_="note") for line in said))
+    return join_markup(drawn, *(element("p", line, class_="note") for line in said))
 
 
-def _sent(count: int | None, codec: str) -> str:
-    return sent("open" if count is None else size(count), codec)
+def _describe_sent(count: int | None, codec: str) -> str:
+    return describe_bytes("open" if count is None else size(count), codec)
 
 
-def _held(each: PlanBoundary) -> str:
+def _describe_holder(each: PlanBoundary) -> str:
     ways = [way for way in (each.seconds, each.backward_seconds) if way is not None]
     return " + ".join(map(duration, ways)) or "–"
 
@@ -208,16 +208,16 @@ def links(plan: Plan) -> Markup:
     rows = [
         (
             name.replace("->", " → "),
-            *(link.line, carried(link), size(link.wire_bytes), f"{link.messages:,}"),
+            *(link.line, bytes_on_link(link), size(link.wire_bytes), f"{link.messages:,}"),
             *(duration(link.seconds) if link.seconds else "–", duration(link.delay) if link.delay else "–"),
         )
         for name, link in plan.links.items()
     ]
     said = " ".join(line.strip() for line in links_bound(plan))
-    return joined(table(head, rows, numbers=range(2, 7)), element("p", said, class_="note") if said else None)
+    return join_markup(table(head, rows, numbers=range(2, 7)), element("p", said, class_="note") if said else None)
 
 
-def listed(lines: Iterator[str]) -> Markup:
+def list_lines(lines: Iterator[str]) -> Markup:
     """Lines of the plan's text as they are; a line that is indented belongs to the one before."""
     items: list[list[str]] = []
     for line in lines:
@@ -228,17 +228,17 @@ def listed(lines: Iterator[str]) -> Markup:
     return element("ul", [element("li", " ".join(item)) for item in items], class_="plain")
 
 
-def tied(plan: Plan) -> Markup:
+def tied_table(plan: Plan) -> Markup:
     """Variables in several stages."""
-    return listed(tied_lines(plan))
+    return list_lines(tied_lines(plan))
 
 
 def once(plan: Plan) -> Markup:
     """What runs once a step."""
-    return listed(once_lines(plan))
+    return list_lines(once_lines(plan))
 
 
-def named(plan: Plan, stage: PlanStage) -> Markup:
+def stage_name(plan: Plan, stage: PlanStage) -> Markup:
     """A stage's name with its cluster's colour."""
     return element("b", stage.name, class_=f"dot c{color(plan, stage.cluster)}")
 
@@ -295,15 +295,15 @@ def arrow_panel(plan: Plan, number: int, arrow: Arrow) -> Markup:
 
 
 def _crossing(each: PlanBoundary) -> Markup:
-    back = _sent(each.backward_bytes, each.taken[1]) if each.backward else "does not return"
-    return joined(
+    back = _describe_sent(each.backward_bytes, each.taken[1]) if each.backward else "does not return"
+    return join_markup(
         element("h4", f"{each.name} ", element("code", str(Spec(each.dtype, each.shape)))),
         _facts(
             (
-                ("a micro-batch", _sent(each.bytes, each.taken[0])),
+                ("a micro-batch", _describe_sent(each.bytes, each.taken[0])),
                 ("its gradient", back),
                 ("on lines a step", in_a_step(each, "open")),
-                ("lines held", _held(each)),
+                ("lines held", _describe_holder(each)),
                 *([("made by", each.maker)] if each.maker else []),
                 *(("besides", line) for line in codec_lines(each)),
                 ("to", ", ".join(each.destinations)),
@@ -313,5 +313,5 @@ def _crossing(each: PlanBoundary) -> Markup:
 
 
 def _facts(facts: Sequence[tuple[str, str]]) -> Markup:
-    pairs = (joined(element("dt", name), element("dd", value)) for name, value in facts)
+    pairs = (join_markup(element("dt", name), element("dd", value)) for name, value in facts)
     return element("dl", list(pairs))

@@ -16,7 +16,7 @@ from whale_nebula.plan.timing import (
     PhaseTimes,
     Times,
     as_long_as_a_message,
-    assumed,
+    assumptions_of,
     duration,
     speed_text,
     step_text,
@@ -49,7 +49,7 @@ def scenes(plan: Plan) -> list[Scene]:
 
 
 def _choices(plan: Plan) -> Iterator[tuple[str, Assumed]]:
-    base = assumed(plan)
+    base = assumptions_of(plan)
     counted = len({stage.flops for stage in plan.stages.values()}) > 1
     if not base.timed:
         yield "as the others do", base

@@ -84,7 +84,7 @@ class Auto:
         """Before a step; `last` is what the step before told of its boundaries."""
         self._steps += 1
         first = outlook.compute is not None and not self._measured
-        begun = [each for each in self.directions if self._begun(each)]
+        begun = [each for each in self.directions if self._has_begun(each)]
         for each in begun:
             _tell_unseen(each, outlook, tally)
         if not begun or not (first or any(self._due(each) for each in begun)):
@@ -94,7 +94,7 @@ class Auto:
         for each in begun:
             self._take(each, max(chosen[link] for link in each.links), tally)
 
-    def _begun(self, direction: Direction) -> bool:
+    def _has_begun(self, direction: Direction) -> bool:
         steps = self.states.of(direction.key).steps
         return steps >= direction.way.start if self.training else not steps
 

@@ -23,7 +23,7 @@ from whale_nebula.runtime.exchange.coding import SKIP, decode_cast
 from whale_nebula.runtime.exchange.incoming import Incoming
 from whale_nebula.runtime.exchange.outgoing import Outgoing
 from whale_nebula.runtime.exchange.state import AT, LANE, At, ChannelState, Residue, States
-from whale_nebula.runtime.exchange.statistics import Said, Tally, codec_of, compared, crossed
+from whale_nebula.runtime.exchange.statistics import Said, Tally, codec_of, note_changes, report_crossing
 from whale_nebula.spec import Value
 from whale_nebula.transport.protocol import Packed
 
@@ -132,11 +132,11 @@ class Routes:
         for boundary in self.cut.boundaries:
             readers = ",".join(stages[stage].key for stage in boundary.destinations)
             kind = f"{stages[boundary.source].key}->{readers} {self.cut.program.graph.spec(boundary.value)}"
-            found[boundary.value] = _numbered(kind + _remembering(boundary.codec), used)
+            found[boundary.value] = _number_name(kind + _remembering(boundary.codec), used)
         for gradient, (boundary, back) in self.of.items():
             if back:
                 name = f"{found[boundary.value]} gradient{_remembering(boundary.backward_codec)}"
-                found[gradient] = _numbered(name, used)
+                found[gradient] = _number_name(name, used)
         return found
 
 
@@ -150,12 +150,12 @@ def _remembering(way: str) -> str:
     return f" on {structure}" if structure is not None else ""
 
 
-def _numbered(kind: str, used: dict[str, int]) -> str:
+def _number_name(kind: str, used: dict[str, int]) -> str:
     used[kind] = used.get(kind, 0) + 1
     return f"{kind} {used[kind]}"
 
 
-def coded(cut: Cut) -> bool:
+def has_codecs(cut: Cut) -> bool:
     """Whether anything in a plan takes more than a cast to cross."""
     return any(parse_way(text).coded for b in cut.boundaries for text in (b.codec, b.backward_codec))
 
@@ -250,10 +250,10 @@ class Channels:
     def _hear(self, end: Incoming, came: Any, tensor: Any, before: ChannelState, first: bool) -> None:
         """Tell of what has come, as its sender tells of what he has sent."""
         codec = codec_of(came, end.way)
-        self._tally.took(end.name, crossed(came, tensor, codec))
+        self._tally.took(end.name, report_crossing(came, tensor, codec))
         if self._training and first:
             after = self.states.of(end.key)
-            self.states.put(end.key, compared(self._tally, end.name, end.way, before, after, codec))
+            self.states.put(end.key, note_changes(self._tally, end.name, end.way, before, after, codec))
 
     def _ids(self, boundary: Boundary, micro_batch: int, back: bool) -> Any:
         """The ids of a micro-batch's samples, where differences of them are sent."""

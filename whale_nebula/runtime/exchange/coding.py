@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.codec import rounding as casts
+from whale_nebula.codec import rounding
 from whale_nebula.codec.objects import Codec, Dims, Precision, Structure
 from whale_nebula.codec.packing import Mask, Zstd, join, pack_mask, shrink, split, unpack_mask, unshrink
 from whale_nebula.codec.precisions import FP16, Plain
@@ -51,9 +51,9 @@ def count_clamped(x: Any) -> int:
     [2, 0, 0]
     """
     if x.dtype.size < 4 or not x.shape.num_elements():
-        return 0 if x.dtype != tf.bfloat16 else int(casts.clamped(x))
+        return 0 if x.dtype != tf.bfloat16 else int(rounding.count_overflows(x))
     fits = float(tf.reduce_max(x)) < _BEYOND and float(tf.reduce_min(x)) > -_BEYOND
-    return 0 if fits else int(casts.clamped(x))
+    return 0 if fits else int(rounding.count_overflows(x))
 
 
 class Made(NamedTuple):
@@ -74,9 +74,9 @@ def encode(codec: Codec | None, x: Any, state: Any = None, key: Any = None) -> M
     """At the side that makes the tensor."""
     structure = structure_in(codec)
     if structure is None:
-        return _made(codec, [x], (), key)
+        return _encode_numbers(codec, [x], (), key)
     reduced = structure.reduce(state, x)
-    made = _made(codec, reduced.numbers, reduced.extras, key)
+    made = _encode_numbers(codec, reduced.numbers, reduced.extras, key)
     return made._replace(state=reduced.state, residue=reduced.residue)
 
 
@@ -91,7 +91,7 @@ def encode_back(codec: Codec | None, gradient: Any, state: Any, residue: Any, ke
     structure = structure_in(codec)
     if structure is None or not structure.returns:
         return encode(codec, gradient, state, key)
-    return _made(codec, structure.reduce_back(residue, gradient), (), key)
+    return _encode_numbers(codec, structure.reduce_back(residue, gradient), (), key)
 
 
 def decode(codec: Codec | None, data: Bytes, dims: Dims, dtype: str, state: Any = None) -> tuple[Any, Any]:
@@ -113,7 +113,7 @@ def decode_back(codec: Codec | None, data: Bytes, dims: Dims, dtype: str, state:
     return restore(structure.expand_back(residue, numbers, dims), dtype)
 
 
-def _made(codec: Codec | None, numbers: Sequence[Any], extras: Sequence[Any], key: Any) -> Made:
+def _encode_numbers(codec: Codec | None, numbers: Sequence[Any], extras: Sequence[Any], key: Any) -> Made:
     precision = precision_of(codec)
     arrays = [part for each in numbers for part in precision.encode(each, key)]
     clamped = sum(map(count_clamped, numbers)) if isinstance(precision, FP16) else 0
@@ -147,7 +147,7 @@ def _array(x: Any) -> np.ndarray:
 LADDER_EVERY = 10  # steps, between two looks at the next precision
 
 
-def begun(way: Way, state: ChannelState, at: At) -> tuple[ChannelState, bool]:
+def count_step(way: Way, state: ChannelState, at: At) -> tuple[ChannelState, bool]:
     """Count a step of training; whether the codec is used in this step."""
     if at.training and at.first:
         state = replace(state, steps=state.steps + 1)
@@ -155,7 +155,7 @@ def begun(way: Way, state: ChannelState, at: At) -> tuple[ChannelState, bool]:
     return state, done >= way.start
 
 
-def climbed(way: Way, state: ChannelState, at: At, x: Any) -> ChannelState:
+def climb_ladder(way: Way, state: ChannelState, at: At, x: Any) -> ChannelState:
     """One rung further, where the next precision is near enough."""
     looks = at.training and at.first and (state.steps - 1 - way.start) % LADDER_EVERY == 0
     if way.auto or not looks or state.rung + 1 >= len(way.rungs):
@@ -198,7 +198,7 @@ class Payload(NamedTuple):
     changes: bool = False
 
 
-def written(payload: Payload, *, zstd: bool) -> Bytes:
+def payload_bytes(payload: Payload, *, zstd: bool) -> Bytes:
     """As it crosses."""
     has = Has.ROWS * (payload.rows is not None) | Has.NEWS * (payload.news is not None) | Has.CHANGES * payload.changes
     body = [] if payload.rows is None else [pack_mask(payload.rows)]
@@ -219,7 +219,7 @@ def read(data: Bytes, rows: int, news: int, most: int, *, zstd: bool = True) -> 
     if (Has.ZSTD in has and not zstd) or (Has.NEWS in has and not news):
         raise RemoteProtocolError("an encoded tensor has what this boundary never sends")
     if Has.ZSTD in has:
-        body = _opened(body, most + rows // 8 + 1 + news)
+        body = _open_payload(body, most + rows // 8 + 1 + news)
     mask = None
     if Has.ROWS in has:
         mask, body = unpack_mask(body[: -(-rows // 8)], rows), body[-(-rows // 8) :]
@@ -229,7 +229,7 @@ def read(data: Bytes, rows: int, news: int, most: int, *, zstd: bool = True) -> 
     return Payload(body, mask, told, Has.CHANGES in has)
 
 
-def _opened(body: Bytes, most: int) -> Bytes:
+def _open_payload(body: Bytes, most: int) -> Bytes:
     size = int(body[:_SIZE].view("<u4")[0]) if body.size >= _SIZE else most + 1
     if size > most:
         raise RemoteProtocolError(f"{size} bytes are said to be packed where there are at most {most}")
@@ -258,7 +258,7 @@ def decode_cast(tensor: Any, dtype: Any) -> Any:
 SKIP = "skip"
 
 
-def watched(way: Way, codec: Codec | None, dims: Dims, at: At, *, back: bool) -> bool:
+def needs_finite_check(way: Way, codec: Codec | None, dims: Dims, at: At, *, back: bool) -> bool:
     """Whether a tensor is looked at, which takes a pass over it."""
     return (at.training and way.nonfinite == SKIP) or _remembers(way, codec, dims, back=back)
 

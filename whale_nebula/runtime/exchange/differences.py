@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.codec import turned
-from whale_nebula.codec.deltas import Cache, Ids, Rows, changed
+from whale_nebula.codec.deltas import Cache, Ids, Rows, apply_changes
 from whale_nebula.codec.objects import Codec, Dims, Part
 from whale_nebula.codec.packing import Mask, join, keep, pack_mask, put_back, split, unpack_mask
 from whale_nebula.codec.precisions import Integers, Turned
@@ -63,7 +63,7 @@ class Samples:
         return *codec.parts((some, columns), "float32"), Part("float16", (whole, columns))
 
 
-def kept(way: Way, codec: Codec | None, dims: Dims, ids: Ids | None) -> bool:
+def keeps_differences(way: Way, codec: Codec | None, dims: Dims, ids: Ids | None) -> bool:
     """Whether differences of such a tensor are kept: integers are what it gets, and each sample has an id."""
     integers = way.delta is not None and isinstance(codec, Integers)
     return integers and len(dims) > 1 and ids is not None and ids.shape == dims[:1]
@@ -85,12 +85,12 @@ def encode(codec: Integers, x: Any, ids: Ids, cache: Cache, rows: Mask | None = 
     with np.errstate(over="ignore"):
         matrix = np.asarray(x).astype(np.float32, copy=False).reshape(-1, dims[-1])
     samples = Samples(ids, dims, ~_whole(cache, ids, dims, matrix), rows)
-    old = _held(cache, ids[samples.integers], dims).reshape(-1, dims[-1])
+    old = _held_rows(cache, ids[samples.integers], dims).reshape(-1, dims[-1])
     changes = keep(matrix, samples.of_integers & samples.sent) - keep(old, samples.sent[samples.of_integers])
     scales, integers, *drawn = (np.asarray(part) for part in codec.encode(tf.constant(changes)))
     others = _half(keep(matrix, ~samples.of_integers & samples.sent))
     data = join([pack_mask(samples.integers), scales, integers, *drawn, others])
-    return data, _written(codec, samples, cache, scales, integers, others)
+    return data, _remember_rows(codec, samples, cache, scales, integers, others)
 
 
 def decode(
@@ -105,7 +105,7 @@ def decode(
     cache.saw(ids)
     if not (samples.integers.all() or cache.fits(dims[1:])):
         raise RemoteProtocolError(f"samples {list(dims[1:])} came whole, and others are held")
-    return _written(codec, samples, cache, scales, integers, others)
+    return _remember_rows(codec, samples, cache, scales, integers, others)
 
 
 def most_bytes(dims: Dims) -> int:
@@ -118,7 +118,7 @@ def _nbytes(dims: Dims) -> int:
     return 2 * prod(dims[1:])
 
 
-def _known(cache: Cache, ids: Ids, dims: Dims) -> Mask:
+def _known_samples(cache: Cache, ids: Ids, dims: Dims) -> Mask:
     """The samples that changes can be made to."""
     return cache.known(ids) if cache.fits(dims[1:]) else np.zeros(len(ids), np.bool_)
 
@@ -131,9 +131,9 @@ def _whole(cache: Cache, ids: Ids, dims: Dims, matrix: Any) -> Mask:
     return cache.admits(ids, _nbytes(dims)) | (cache.known(ids) & spoilt)
 
 
-def _held(cache: Cache, ids: Ids, dims: Dims) -> Rows:
+def _held_rows(cache: Cache, ids: Ids, dims: Dims) -> Rows:
     """What both sides have of samples: nothing but zeros of those that they do not know."""
-    known = _known(cache, ids, dims)
+    known = _known_samples(cache, ids, dims)
     if known.all() and known.size:
         return cache.get(ids)
     held = np.zeros((len(ids), *dims[1:]), np.float16)
@@ -142,7 +142,7 @@ def _held(cache: Cache, ids: Ids, dims: Dims) -> Rows:
     return held
 
 
-def _written(codec: Integers, samples: Samples, cache: Cache, scales: Any, integers: Any, others: Any) -> Rows:
+def _remember_rows(codec: Integers, samples: Samples, cache: Cache, scales: Any, integers: Any, others: Any) -> Rows:
     """What both sides do with what crossed: remember it, and make the tensor."""
     made = np.zeros(samples.dims, np.float16)
     for mask, rows in _pieces(codec, samples, cache, scales, integers, others):
@@ -156,7 +156,11 @@ def _pieces(
     codec: Integers, samples: Samples, cache: Cache, scales: Any, integers: Any, others: Any
 ) -> Iterator[tuple[Mask, Rows]]:
     """The samples that are known, those that cross as integers alone, and those that cross whole."""
-    ids, sizes, known = samples.ids, samples.dims[1:], _known(cache, samples.ids, samples.dims) & samples.integers
+    ids, sizes, known = (
+        samples.ids,
+        samples.dims[1:],
+        _known_samples(cache, samples.ids, samples.dims) & samples.integers,
+    )
     single, scales, block = _multiples(codec, scales, integers, sizes[-1])
     sent = samples.sent[samples.of_integers]
     ints = put_back(single, sent).reshape(-1, *sizes)
@@ -166,7 +170,7 @@ def _pieces(
         yield known, cache.add(ids[known], keep(ints, of), keep(wide, of), block)
     if (alone := samples.integers & ~known).any():
         of = alone[samples.integers]
-        yield alone, changed(None, keep(ints, of), keep(wide, of), block)
+        yield alone, apply_changes(None, keep(ints, of), keep(wide, of), block)
     if not samples.integers.all():
         whole = put_back(others, samples.sent[~samples.of_integers]).reshape(-1, *sizes)
         yield ~samples.integers, whole

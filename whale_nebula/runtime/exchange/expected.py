@@ -10,7 +10,7 @@ from whale_nebula.codec.sizes import extra_bytes, numbers
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.ir.cut import Cut
-from whale_nebula.passes.exchange import bundles, shared_parts, told
+from whale_nebula.passes.exchange import bundles, replica_messages, shared_parts
 from whale_nebula.runtime.exchange.post import Slots
 from whale_nebula.spec import Spec
 from whale_nebula.transport.protocol import Key
@@ -96,18 +96,18 @@ class Expected:
 
 def slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
     """Everything that crosses between workers in a step, and what it may be."""
-    yield from _posted(cut)
+    yield from _boundary_slots(cut)
     yield from _parts(cut)
-    yield from _told(cut)
+    yield from _replica_slots(cut)
     yield from _scalars(cut)
 
 
-def _posted(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
+def _boundary_slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
     """Boundaries and their gradients, numbered as those who send them number them."""
     clusters = {worker.name: worker.cluster for worker in cut.workers}
     for value, slot in Slots(cut).by_value.items():
         spec = cut.program.graph.spec(value)
-        near, far = _bound(spec), _bound(spec, slot.codec)
+        near, far = _bound_of(spec), _bound_of(spec, slot.codec)
         for ends in cut.routing.joined(slot.source, slot.readers):
             same = clusters[ends[0]] == clusters[ends[1]]
             yield Slot(slot.kind, slot.phase, slot.number, *ends), near if same else far
@@ -116,16 +116,16 @@ def _posted(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
 def _parts(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
     for phase in cut.phases:
         for part in shared_parts(cut, phase):
-            bound = _bound(part.spec)
+            bound = _bound_of(part.spec)
             for destination in part.destinations:
                 yield Slot("part", phase.index, part.slot, part.source, destination), bound
 
 
-def _told(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
+def _replica_slots(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
     """What replicas of a stage tell one another."""
     for phase in cut.phases:
-        for each in told(cut, phase):
-            bound = _bound(each.specs[0])
+        for each in replica_messages(cut, phase):
+            bound = _bound_of(each.specs[0])
             if each.kind == "numbers":
                 most = cut.program.pipeline.micro_batch * sum(spec.nbytes() for spec in each.specs)
                 bound = Bound("uint8", (most,))
@@ -137,10 +137,10 @@ def _scalars(cut: Cut) -> Iterator[tuple[Slot, Bound]]:
     for phase in cut.phases:
         for bundle in bundles(cut, phase):
             ends = bundle.source, bundle.destination
-            yield Slot("scalar", phase.index, bundle.number, *ends), _bound(bundle.spec)
+            yield Slot("scalar", phase.index, bundle.number, *ends), _bound_of(bundle.spec)
 
 
-def _bound(spec: Spec, way: str = "none") -> Bound:
+def _bound_of(spec: Spec, way: str = "none") -> Bound:
     """The bound of a tensor as it is sent."""
     if spec.shape is None:
         return ANYTHING

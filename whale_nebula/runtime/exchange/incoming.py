@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.codec import packing as bits
+from whale_nebula.codec import packing
 from whale_nebula.codec.deltas import Cache
 from whale_nebula.codec.objects import Codec, Dims
 from whale_nebula.codec.packing import split
@@ -41,29 +41,29 @@ class Incoming:
         if not isinstance(came, Packed):
             return tf.convert_to_tensor(came), residue
         with tally.decoding(self.name):
-            return self._decoded(came, residue, ids)
+            return self._decode_payload(came, residue, ids)
 
-    def _decoded(self, came: Packed, residue: Residue, ids: Any) -> tuple[Any, Residue]:
+    def _decode_payload(self, came: Packed, residue: Residue, ids: Any) -> tuple[Any, Residue]:
         codecs = by_number(self.way)
         codec = codecs.get(came.codec)
         if came.codec not in codecs:
             raise RemoteProtocolError(f"codec {came.codec} came, which is none of '{self.way}'", where=self.name)
         if isinstance(codec, Bits):
             payload = read(came.data, 0, 0, came.raw_bytes + 16, zstd=self.way.zstd)
-            return tf.convert_to_tensor(bits.unpack(payload.data, came.dtype, came.dims)), residue
+            return tf.convert_to_tensor(packing.unpack(payload.data, came.dtype, came.dims)), residue
         payload = self._read(came, codec)
         if payload.changes:
-            made = self._changed(codec, payload, came, ids)
+            made = self._decode_changes(codec, payload, came, ids)
             return tf.cast(made, came.dtype), Residue(payload.rows, None, came.dims)
         if self.back:
-            return self._returned(codec, payload, came, residue), residue
+            return self._decode_gradient(codec, payload, came, residue), residue
         dims = _kept_dims(came.dims, payload.rows)
-        state = self._learned(codec, payload, came, dims)
+        state = self._learn_state(codec, payload, came, dims)
         x, left = coding.decode(codec, payload.data, dims, came.dtype, state.structure)
         residue = Residue(payload.rows, left, came.dims, structure_in(codec) is not None)
         return _whole(x, payload.rows, came.dims), residue
 
-    def _returned(self, codec: Codec | None, payload: Payload, came: Packed, residue: Residue) -> Any:
+    def _decode_gradient(self, codec: Codec | None, payload: Payload, came: Packed, residue: Residue) -> Any:
         """The gradient of a tensor that was sent from here."""
         structure = structure_in(codec)
         if residue.dims not in (None, came.dims):
@@ -71,7 +71,7 @@ class Incoming:
         if structure is not None and structure.returns and not residue.taken:
             raise RemoteProtocolError(f"a gradient came as {codec}, and the tensor did not", where=self.name)
         dims = _kept_dims(came.dims, residue.rows)
-        state = self._learned(codec, payload, came, dims)
+        state = self._learn_state(codec, payload, came, dims)
         x = coding.decode_back(codec, payload.data, dims, came.dtype, state.structure, residue.structure)
         return _whole(x, residue.rows, came.dims)
 
@@ -86,7 +86,7 @@ class Incoming:
             most = max(most, differences.most_bytes(came.dims))
         return read(came.data, rows, news, most, zstd=self.way.zstd)
 
-    def _changed(self, codec: Codec | None, payload: Payload, came: Packed, ids: Any) -> Any:
+    def _decode_changes(self, codec: Codec | None, payload: Payload, came: Packed, ids: Any) -> Any:
         """The tensor of which changes of samples came, to what both sides must hold alike."""
         state = self.states.of(self.key)
         held = Cache(self.limit) if state.held is None else state.held
@@ -96,7 +96,7 @@ class Incoming:
         self.states.put(self.key, replace(state, held=held, version=held.version))
         return made
 
-    def _learned(self, codec: Codec | None, payload: Payload, came: Packed, dims: Dims) -> ChannelState:
+    def _learn_state(self, codec: Codec | None, payload: Payload, came: Packed, dims: Dims) -> ChannelState:
         """The state after the news, which must be the one that the other side has."""
         state = self.states.of(self.key)
         structure = coding.own_structure(codec, back=self.back)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.codec import packing as bits
+from whale_nebula.codec import packing
 from whale_nebula.codec.deltas import Cache
 from whale_nebula.codec.objects import Codec, Dims
 from whale_nebula.codec.packing import join
@@ -20,12 +20,10 @@ from whale_nebula.codec.sizes import elides, fitting, fitting_back, number, stru
 from whale_nebula.codec.way import NONE, Way
 from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.exchange import coding, differences
-from whale_nebula.runtime.exchange import coding as ladder
-from whale_nebula.runtime.exchange import coding as measuring
-from whale_nebula.runtime.exchange.coding import Payload, written
+from whale_nebula.runtime.exchange.coding import Payload, payload_bytes
 from whale_nebula.runtime.exchange.incoming import Incoming
 from whale_nebula.runtime.exchange.state import AT, LANE, At, ChannelState, Residue, States
-from whale_nebula.runtime.exchange.statistics import Tally, compared, crossed
+from whale_nebula.runtime.exchange.statistics import Tally, note_changes, report_crossing
 from whale_nebula.transport.protocol import Packed
 
 
@@ -74,43 +72,43 @@ class Outgoing:
     ) -> tuple[Any, Residue]:
         """What crosses for a micro-batch, and what its gradient will be treated with. `ids` are those of samples."""
         with tally.encoding(self.name):
-            state, on = ladder.begun(self.way, self.states.of(self.key), at)
-            state = ladder.climbed(self.way, state, at, x) if on else state
+            state, on = coding.count_step(self.way, self.states.of(self.key), at)
+            state = coding.climb_ladder(self.way, state, at, x) if on else state
             asked = self.way.rungs[min(state.rung, len(self.way.rungs) - 1)] if on else None
-            residue = residue or Residue(_marked(rows, x, asked), dims=_dims(x))
-            sent = self._sent(x, self._fitting(asked, x, residue), state, at, residue, ids, tally)
+            residue = residue or Residue(_mark_rows(rows, x, asked), dims=_dims(x))
+            sent = self._encode_tensor(x, self._fitting(asked, x, residue), state, at, residue, ids, tally)
         if asked not in (None, sent.codec) and not tally.left_out:
             tally.add(self.name, BoundaryReport(notes=(_fallen(asked, sent.codec, x),)))
-        state = self._measured(x, sent, ids, tally) if at.training and at.first else sent.state
+        state = self._measure_error(x, sent, ids, tally) if at.training and at.first else sent.state
         self.states.put(self.key, state)
-        tally.add(self.name, crossed(sent.payload, x, sent.codec, state.error))
+        tally.add(self.name, report_crossing(sent.payload, x, sent.codec, state.error))
         return sent.payload, sent.residue
 
-    def _sent(
+    def _encode_tensor(
         self, x: Any, codec: Codec | None, state: ChannelState, at: At, residue: Residue, ids: Any, tally: Tally
     ) -> _Sent:
         if not self._fits(x, codec, at, residue, tally):
             return _Sent(None, x, Residue(dims=_dims(x)), state)
-        if differences.kept(self.way, codec, _dims(x), ids):
+        if differences.keeps_differences(self.way, codec, _dims(x), ids):
             payload, state, again = self._changes(x, codec, state, ids, residue.rows, tally)
             return _Sent(codec, payload, residue, state, again)
-        return _Sent(codec, *self._encoded(x, codec, state, at, residue, tally))
+        return _Sent(codec, *self._encode_with(x, codec, state, at, residue, tally))
 
-    def _measured(self, x: Any, sent: _Sent, ids: Any, tally: Tally) -> ChannelState:
+    def _measure_error(self, x: Any, sent: _Sent, ids: Any, tally: Tally) -> ChannelState:
         """The state, and how exact what crosses is: measured now and then, and where the codec has changed."""
         if tally.left_out:
             return sent.state
-        state = compared(tally, self.name, self.way, self.states.of(self.key), sent.state, sent.codec)
-        if state.error is not None and not measuring.due(state.steps):
+        state = note_changes(tally, self.name, self.way, self.states.of(self.key), sent.state, sent.codec)
+        if state.error is not None and not coding.due(state.steps):
             return state
         again = self._again(x, sent, state, ids) if sent.again is None else sent.again
         rows = sent.residue.rows
-        return replace(state, error=measuring.distance(_kept(x, rows), _kept(again, rows)))
+        return replace(state, error=coding.distance(_select_rows(x, rows), _select_rows(again, rows)))
 
     def _fits(self, x: Any, codec: Codec | None, at: At, residue: Residue, tally: Tally) -> bool:
         """Whether a tensor may be encoded: it has no NaN where that would do harm. See `finite`."""
-        watched = coding.watched(self.way, codec, _dims(x), at, back=self.back)
-        if not watched or coding.is_whole(_kept(x, residue.rows)):
+        watched = coding.needs_finite_check(self.way, codec, _dims(x), at, back=self.back)
+        if not watched or coding.is_whole(_select_rows(x, residue.rows)):
             return True
         why = coding.left_out(self.way, self.name, self.stage, at)
         if why:
@@ -128,7 +126,7 @@ class Outgoing:
             return fitting_back(codec, dtype, dims, taken=residue.taken)
         return fitting(codec, dtype, dims)
 
-    def _encoded(
+    def _encode_with(
         self, x: Any, codec: Codec | None, state: ChannelState, at: At, residue: Residue, tally: Tally
     ) -> tuple[Any, Residue, ChannelState]:
         if self.way.cast is not None and codec is not None:
@@ -137,22 +135,22 @@ class Outgoing:
         if codec is None and residue.rows is None and not self.way.zstd:
             return x, residue, state
         if isinstance(codec, Bits):
-            packed = self._packed(x, codec, state, Payload(bits.pack(x.numpy())))
+            packed = self._pack_payload(x, codec, state, Payload(packing.pack(x.numpy())))
             return packed if packed.nbytes < _raw(x) else x, residue, state
-        kept = _kept(x, residue.rows)
-        state, news = self._refreshed(codec, kept, state, at)
+        kept = _select_rows(x, residue.rows)
+        state, news = self._refresh_state(codec, kept, state, at)
         if self.back:
             key = rounding_key(self.key.partition(AT)[0].partition(LANE)[0], at)
             made = coding.encode_back(codec, kept, state.structure, residue.structure, key)
             _tell_clamped(tally, self.name, made.clamped)
-            return self._packed(x, codec, state, Payload(made.data, news=news)), residue, state
+            return self._pack_payload(x, codec, state, Payload(made.data, news=news)), residue, state
         made = coding.encode(codec, kept, state.structure)
         _tell_clamped(tally, self.name, made.clamped)
         if made.state is not None:
             state = replace(state, structure=made.state)
         payload = Payload(made.data, residue.rows, news)
         residue = replace(residue, structure=made.residue, taken=structure_in(codec) is not None)
-        return self._packed(x, codec, state, payload), residue, state
+        return self._pack_payload(x, codec, state, payload), residue, state
 
     def _changes(
         self, x: Any, codec: Any, state: ChannelState, ids: Any, rows: Any, tally: Tally
@@ -162,10 +160,10 @@ class Outgoing:
         tally.add(self.name, BoundaryReport(notes=differences.doubts(held, _dims(x), ids)))
         before = replace(state, version=held.stamp(ids))
         data, made = differences.encode(codec, x, ids, held, rows)
-        packed = self._packed(x, codec, before, Payload(data, rows, changes=True))
+        packed = self._pack_payload(x, codec, before, Payload(data, rows, changes=True))
         return packed, replace(state, held=held, version=held.version), made
 
-    def _refreshed(
+    def _refresh_state(
         self, codec: Codec | None, x: Any, state: ChannelState, at: At
     ) -> tuple[ChannelState, np.ndarray | None]:
         """What the structure wants the other side to know: with the first micro-batch of a step, and with the first of
@@ -184,8 +182,8 @@ class Outgoing:
             return state, None
         return replace(state, version=state.version + 1), join([_array(each) for each in news])
 
-    def _packed(self, x: Any, codec: Codec | None, state: ChannelState, payload: Payload) -> Packed:
-        data = written(payload, zstd=self.way.zstd)
+    def _pack_payload(self, x: Any, codec: Codec | None, state: ChannelState, payload: Payload) -> Packed:
+        data = payload_bytes(payload, zstd=self.way.zstd)
         return Packed(data, number(self.way, codec), state.version, x.dtype.name, _dims(x))
 
     def _again(self, x: Any, sent: _Sent, state: ChannelState, ids: Any) -> Any:
@@ -198,7 +196,7 @@ class Outgoing:
         return there.take(sent.payload, Tally(), sent.residue if self.back else None, ids)[0]
 
 
-def _marked(rows: Any, x: Any, codec: Codec | None) -> Any:
+def _mark_rows(rows: Any, x: Any, codec: Codec | None) -> Any:
     """One truth value for each row of the matrix, or None: all are sent."""
     if rows is None or x.shape.rank < 1:
         return None
@@ -215,7 +213,7 @@ def _raw(x: Any) -> int:
     return int(x.shape.num_elements()) * int(x.dtype.size)
 
 
-def _kept(x: Any, rows: Any) -> Any:
+def _select_rows(x: Any, rows: Any) -> Any:
     """The rows that are sent, as a matrix; the tensor itself where all are."""
     if rows is None:
         return x

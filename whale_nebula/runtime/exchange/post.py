@@ -100,21 +100,21 @@ class Post:
                 self._send(slot, home, host, micro_batch, tensor, _size(tensor))
                 continue
             if encoded is None:
-                with self._timed("encode", slot, source, micro_batch):
-                    encoded = self._encoded(value, slot, home, micro_batch, tensor, rows)
+                with self._time_codec("encode", slot, source, micro_batch):
+                    encoded = self._encode_value(value, slot, home, micro_batch, tensor, rows)
             self._send(slot, home, host, micro_batch, encoded, _size(tensor))
 
     def _near(self, home: str, host: str) -> bool:
         """Whether two hosts are in one cluster: between them things go as they are."""
         return self.clusters.get(home, home) == self.clusters.get(host, host)
 
-    def _encoded(self, value: Value, slot: Slot, home: str, micro_batch: int, tensor: Any, rows: Any) -> Any:
+    def _encode_value(self, value: Value, slot: Slot, home: str, micro_batch: int, tensor: Any, rows: Any) -> Any:
         if self.channels is not None and self.channels.takes(value):
             with self._in_order(self.channels, value, home, micro_batch):
                 return self.channels.encode(value, tensor, home, self.step, micro_batch, rows)
         return encode_cast(slot.codec, tensor)
 
-    def _decoded(self, value: Value, slot: Slot, host: str, micro_batch: int, came: Any) -> Any:
+    def _decode_value(self, value: Value, slot: Slot, host: str, micro_batch: int, came: Any) -> Any:
         if self.channels is not None and self.channels.takes(value):
             with self._in_order(self.channels, value, host, micro_batch):
                 return self.channels.decode(value, came, host, micro_batch)
@@ -144,16 +144,22 @@ class Post:
         host, home = self.routing.host(stage, micro_batch), self.routing.host(slot.source, micro_batch)
         if host != home and self._first(host, value, micro_batch):
             received = self.links[host, home].receive(self._key(slot, micro_batch, home, host), self.patience)
-            self._lay(host, value, micro_batch, self._opened(value, slot, stage, (home, host), micro_batch, received))
+            self._lay(
+                host, value, micro_batch, self._open_value(value, slot, stage, (home, host), micro_batch, received)
+            )
         return self._take(host, value, micro_batch)
 
-    def _opened(self, value: Value, slot: Slot, stage: int, ends: tuple[str, str], micro_batch: int, came: Any) -> Any:
+    def _open_value(
+        self, value: Value, slot: Slot, stage: int, ends: tuple[str, str], micro_batch: int, came: Any
+    ) -> Any:
         if self._near(*ends):
             return tf.convert_to_tensor(came)
-        with self._timed("decode", slot, stage, micro_batch):
-            return self._decoded(value, slot, ends[1], micro_batch, came)
+        with self._time_codec("decode", slot, stage, micro_batch):
+            return self._decode_value(value, slot, ends[1], micro_batch, came)
 
-    def _timed(self, what: str, slot: Slot, stage: int, micro_batch: int) -> contextlib.AbstractContextManager[None]:
+    def _time_codec(
+        self, what: str, slot: Slot, stage: int, micro_batch: int
+    ) -> contextlib.AbstractContextManager[None]:
         """A codec takes the time of the stage that sends, or that is the first to read."""
         clock = self.clocks.get(self.routing.seat(stage, micro_batch))
         if clock is None or slot.codec == NONE:

@@ -102,7 +102,7 @@ class Tally:
         return found + BoundaryReport(notes=tuple(what for of, what in self._changes if of == name))
 
 
-def compared(
+def note_changes(
     tally: Tally, name: str, way: Way, before: ChannelState, after: ChannelState, codec: Codec | None
 ) -> ChannelState:
     """Tell, at either end, what is otherwise than in the step of training before: the codec, or the state that it works
@@ -119,7 +119,7 @@ def compared(
     return replace(after, codec=told, error=after.error if told == known else None)
 
 
-def crossed(payload: Any, tensor: Any, codec: Codec | None, error: float | None = None) -> BoundaryReport:
+def report_crossing(payload: Any, tensor: Any, codec: Codec | None, error: float | None = None) -> BoundaryReport:
     """What is told of a tensor that has crossed as a payload."""
     raw = _bytes(tensor)
     size = payload.nbytes if isinstance(payload, Packed) else _bytes(payload)

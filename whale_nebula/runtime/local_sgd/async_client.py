@@ -108,13 +108,13 @@ class Pushes:
 
     def _exchange(self, when: int, known: Numbers, own: Numbers, last: bool) -> Numbers:
         data, _ = self.differences.encode(0, known - own)
-        answer = self._asked(when, data, last)
+        answer = self._ask_server(when, data, last)
         if last:
             self.differences.forget()
             return np.ascontiguousarray(answer).view(np.float32)
         return known + self.differences.decode(answer, known.size)
 
-    def _asked(self, when: int, data: Bytes, last: bool) -> Bytes:
+    def _ask_server(self, when: int, data: Bytes, last: bool) -> Bytes:
         if self.server is not None:
             answer = self.server.take(self.ends.cluster, when, data, last=last)
             self.ends.pass_on(when, answer)

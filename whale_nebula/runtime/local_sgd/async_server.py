@@ -71,7 +71,7 @@ class Server:
             self._changed.wait_for(lambda: self._over or self.failure is not None or self._may_go(cluster, last))
             if self.failure is not None:
                 raise self.failure
-            return self._settled(cluster, when) if last else self._answer(cluster)
+            return self._settled_weights(cluster, when) if last else self._answer(cluster)
 
     def again(self, shared: Numbers) -> None:
         """From these weights on; all clusters have them, and none has pushed anything since they met."""
@@ -104,7 +104,7 @@ class Server:
         self._known[cluster] = known + there
         return data
 
-    def _settled(self, cluster: str, when: int) -> Bytes:
+    def _settled_weights(self, cluster: str, when: int) -> Bytes:
         """The weights themselves, for all clusters the same; the last one to have them opens the next rounds."""
         shared = self._known[cluster] if self.shared is None else self.shared
         self._known[cluster] = shared.copy()

@@ -18,7 +18,7 @@ from whale_nebula.codec.way import Way
 from whale_nebula.ir.outer_optimizer import Numbers
 from whale_nebula.ir.program import Program
 from whale_nebula.runtime.exchange import coding
-from whale_nebula.runtime.exchange.coding import Payload, read, written
+from whale_nebula.runtime.exchange.coding import Payload, payload_bytes, read
 from whale_nebula.schedule.rounds import GRAIN
 from whale_nebula.wire.tensor import Bytes
 
@@ -48,7 +48,7 @@ class Differences:
             return numbers.view(np.uint8), numbers
         wanted = numbers + self._left[fragment] if fragment in self._left else numbers
         made = coding.encode(self._codec(numbers.size), tf.convert_to_tensor(_rows(wanted)))
-        data = written(Payload(made.data), zstd=self.way.zstd)
+        data = payload_bytes(Payload(made.data), zstd=self.way.zstd)
         there = self.decode(data, numbers.size)
         self._left[fragment] = wanted - there
         return data, there

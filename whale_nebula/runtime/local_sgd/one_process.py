@@ -95,7 +95,7 @@ class TakesTurns:
         for each in rounds.values():
             each.take()
         self.copies.left(self.variables.values())
-        before, self._sent = self._sent, sent(rounds)
+        before, self._sent = self._sent, sent_reports(rounds)
         links = {name: less(now, before.get(name)) for name, now in self._sent.items()}
         seconds = time.perf_counter() - began
         said = self._since.step(rounds[first], seconds)
@@ -106,7 +106,7 @@ class TakesTurns:
         """Those of each cluster, made at the first step."""
         if self._rounds is None:
             self._rounds = self.make()
-            self._sent = sent(self._rounds)
+            self._sent = sent_reports(self._rounds)
         return self._rounds
 
     @contextlib.contextmanager
@@ -129,6 +129,6 @@ def _same(one: Any, other: Any) -> bool:
     return bool(np.array_equal(one, other, equal_nan=one.dtype.kind == "f"))
 
 
-def sent(rounds: Mapping[str, Meetings]) -> Mapping[str, LinkReport]:
+def sent_reports(rounds: Mapping[str, Meetings]) -> Mapping[str, LinkReport]:
     """What all clusters have sent so far, by the names of links."""
     return {name: report for each in rounds.values() for name, report in each.ends.sent().items()}

@@ -35,7 +35,7 @@ class Asked:
     def hear(self) -> None:
         """Take what others have said by now. Raises where one of them is gone."""
         for peer, link in self.links.items():
-            said = _taken(link)
+            said = _take_word(link)
             if said is not None:
                 self._take(peer, said["program"], said["step"], said["why"])
 
@@ -83,7 +83,7 @@ class LeavesTogether:
         self.asked.leave()
 
 
-def _taken(link: Link) -> Mapping[str, Any] | None:
+def _take_word(link: Link) -> Mapping[str, Any] | None:
     """What a peer has said of it by now."""
     try:
         return link.take(_KIND, 0.0)

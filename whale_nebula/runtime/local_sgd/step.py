@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from whale_nebula.feed.absent import Missing
 from whale_nebula.feed.batch import rows_of
-from whale_nebula.feed.inputs import sliced, whole
+from whale_nebula.feed.inputs import slice_rows, whole
 from whale_nebula.ir.program import Leaf
 from whale_nebula.launch.leaving import Leaving
 from whale_nebula.report.records import LinkReport, MeetingsReport
@@ -148,7 +148,7 @@ def own_rows(leaves: Sequence[Leaf], tensors: Sequence[Any], sites: Sites, clust
         return list(tensors)
     sites.rows(cluster, rows_of(leaves, tensors))  # refuses rows that are not enough, or not as many in each input
     cut = (leaf.batched and not isinstance(each, Missing) for leaf, each in zip(leaves, tensors, strict=True))
-    return [sliced(each, sites.rows, cluster) if own else each for each, own in zip(tensors, cut, strict=True)]
+    return [slice_rows(each, sites.rows, cluster) if own else each for each, own in zip(tensors, cut, strict=True)]
 
 
 def less(now: LinkReport, before: LinkReport | None) -> LinkReport:

@@ -62,7 +62,7 @@ class Ends:
 
     def hear(self, when: int, fragment: int) -> Mapping[str, Bytes]:
         """What the other clusters tell, each by its name."""
-        return {cluster: self._heard(when, fragment, cluster) for cluster in self.others}
+        return {cluster: self._receive_from(when, fragment, cluster) for cluster in self.others}
 
     def give(self, worker: str, data: Bytes) -> None:
         """Before the first round: what another worker is to begin with."""
@@ -72,7 +72,7 @@ class Ends:
         """What this one is to begin with, from another worker."""
         return np.asarray(self._receive(self._key(0, 0, 0, worker, self.worker)))
 
-    def _heard(self, when: int, fragment: int, cluster: str) -> Bytes:
+    def _receive_from(self, when: int, fragment: int, cluster: str) -> Bytes:
         place = self._place(self.cluster)
         if self.leads:
             first = self.others[cluster]

@@ -43,7 +43,7 @@ class ReplicaSums:
         each what is to be read in its place.
         """
         found = {}
-        for (name, spec), mark in zip(self._named(fragment), marks, strict=True):
+        for (name, spec), mark in zip(self._name_sums(fragment), marks, strict=True):
             own = tf.ensure_shape(mark.op.inputs[0], spec.shape)
             (total,) = self._group(fragment).sum([own], name)
             for reader, place in tf_moments.readers(mark):
@@ -63,7 +63,7 @@ class ReplicaSums:
     def _zeros(self, fragment: Fragment) -> list[Any]:
         """Each after the one before, as others may be."""
         totals: list[Any] = []
-        for name, spec in self._named(fragment):
+        for name, spec in self._name_sums(fragment):
             with tf.control_dependencies(totals[-1:]):
                 totals += self._group(fragment).sum([tf.zeros(spec.shape, spec.dtype)], name)
         return totals
@@ -76,7 +76,7 @@ class ReplicaSums:
     def _group(self, fragment: Fragment) -> Group:
         return self.groups[fragment.stage or 0]
 
-    def _named(self, fragment: Fragment) -> list[tuple[str, Spec]]:
+    def _name_sums(self, fragment: Fragment) -> list[tuple[str, Spec]]:
         """The sums of a fragment, each by a name that no other has, with its form."""
         spec, about = self.cut.program.graph.spec, f"{self.program} {fragment.phase} {fragment.stage} {fragment.kind}"
         return [(f"{about} {number}", spec(Value(op))) for number, op in enumerate(self.ops(fragment))]

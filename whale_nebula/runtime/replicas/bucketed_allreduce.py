@@ -49,7 +49,7 @@ class Added:
         if each.stage not in self.groups:
             return False
         if each.kind == "numbers":
-            return all(_carried(spec) in DTYPES for spec in each.specs)
+            return all(_sum_dtype(spec) in DTYPES for spec in each.specs)
         if each not in self._shapes:
             self._shapes[each] = self._shape(each) if each.kind == "sum" else None
         return self._shapes[each] is not None
@@ -58,7 +58,7 @@ class Added:
         """Put what all replicas have in the place of what this one has, where it is not there yet. One that had no rows
         adds zeros.
         """
-        chosen = [each for each in self._chosen(told) if each not in run.added]
+        chosen = [each for each in self._choose_order(told) if each not in run.added]
         if chosen:
             own = [tensor for each in chosen for tensor in self._own(run, each)]
             self._put(run, chosen, self.groups[run.stage].sum(own, self._name(run.stage, chosen[0])))
@@ -67,7 +67,7 @@ class Added:
         self, run: Run, piece: Piece, tensors: Sequence[Any], told: Sequence[Told], micro_batch: int
     ) -> dict[Value, Any]:
         """Run the last micro-batch of a replica and add up what all have; gives what else the piece gives."""
-        chosen = self._chosen(told)
+        chosen = self._choose_order(told)
         again = any(run.sums.has(each.key) for each in chosen if each.kind == "sum")
         before = [run.sums.dense[each.key] for each in chosen if each.kind == "sum"] if again else []
         tables = [table for each in chosen if each.kind == "numbers" for table in self._own(run, each)]
@@ -109,7 +109,7 @@ class Added:
         specs.append(tf.TensorSpec([], tf.int32))
         return tf.function(body, input_signature=specs, autograph=False).get_concrete_function(), rest
 
-    def _chosen(self, told: Sequence[Told]) -> list[Told]:
+    def _choose_order(self, told: Sequence[Told]) -> list[Told]:
         """Gradients of the last layers first, as they are there first; numbers at the end."""
         taken = [each for each in reversed(told) if self.takes(each)]
         return sorted(taken, key=lambda each: each.kind == "numbers")
@@ -118,9 +118,9 @@ class Added:
         """What this replica adds."""
         if each.kind == "sum":
             return [run.sums.dense[each.key] if run.turns else tf.zeros(self._shapes[each], each.specs[0].dtype)]
-        return [self._filled(run, group) for group in _groups(each).items()]
+        return [self._fill_table(run, group) for group in _groups(each).items()]
 
-    def _filled(self, run: Run, group: Numbers) -> Any:
+    def _fill_table(self, run: Run, group: Numbers) -> Any:
         """A table with the rows of the micro-batches that this replica has done."""
         table = np.zeros(self._table(group).shape, tf.as_dtype(group[0]).as_numpy_dtype)
         for column, value in enumerate(group[1]):
@@ -166,7 +166,7 @@ Numbers = tuple[str, Sequence[Value]]
 """Numbers of one element type."""
 
 
-def _carried(spec: Spec) -> str:
+def _sum_dtype(spec: Spec) -> str:
     """As which element type a number is added up."""
     return "int32" if spec.dtype == "bool" else spec.dtype
 
@@ -174,7 +174,7 @@ def _carried(spec: Spec) -> str:
 def _groups(each: Told) -> Mapping[str, list[Value]]:
     found: dict[str, list[Value]] = {}
     for value, spec in zip(each.values, each.specs, strict=True):
-        found.setdefault(_carried(spec), []).append(value)
+        found.setdefault(_sum_dtype(spec), []).append(value)
     return found
 
 
@@ -185,7 +185,7 @@ def _with_row(table: Any, group: Numbers, made: Mapping[Value, Any], micro_batch
     return tf.tensor_scatter_nd_update(table, [[micro_batch]], [tf.stack(row)])
 
 
-def added(compiled: Compiled, collectives: Collectives | None, program: int) -> Added | None:
+def find_groups(compiled: Compiled, collectives: Collectives | None, program: int) -> Added | None:
     """The groups that this worker is in; None where TensorFlow's collectives are not to be had."""
     found = groups(compiled.cut, compiled.worker, collectives, f"program {program}")
     return Added(compiled.cut, found, program) if found else None

@@ -28,7 +28,7 @@ import tensorflow as tf
 from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import DeadlineError, LinkClosedError, NebulaError, OptionError, StateError
 from whale_nebula.ir.cut import Cut
-from whale_nebula.runtime.session.server_filter import shut
+from whale_nebula.runtime.session.server_filter import restrict_port
 from whale_nebula.tf import collectives as tf_collectives
 from whale_nebula.tf.private import runtime_started, traced_often
 
@@ -105,7 +105,7 @@ def open_collectives(
     if not can_open(index, len(addresses)):
         raise _too_late()
     tf_collectives.serve(index, addresses)
-    shut(_port(addresses[index]), [_host(address) for address in addresses])
+    restrict_port(_port(addresses[index]), [_host(address) for address in addresses])
     return Collectives(index, tuple(addresses), patience, lost)
 
 
@@ -225,15 +225,15 @@ class Group:
         if len(self.members) == 1 or not tensors:
             return [tf.identity(tensor) for tensor in tensors]
         if not tf.executing_eagerly():
-            return self._added(tensors, name)
+            return self._sum_tensors(tensors, name)
         with self.collectives.explained(f"the sum {name!r} of group {self.name!r}"):
             return list(self._called(list(tensors), name))
 
     @functools.cached_property
     def _called(self) -> Any:
-        return traced_often(tf.function(self._added, autograph=False))
+        return traced_often(tf.function(self._sum_tensors, autograph=False))
 
-    def _added(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    def _sum_tensors(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         """The ops of a sum in the graph that is being traced."""
         forms = [(tensor.dtype.name, tensor.shape.as_list()) for tensor in tensors]
         graph = self._graphs.setdefault(tf.compat.v1.get_default_graph(), _InGraph())
@@ -241,12 +241,12 @@ class Group:
         sizes = [count(tensor) * tensor.dtype.size for tensor in tensors]
         sums: list[Any] = [None] * len(tensors)
         for bucket in buckets([dtype for dtype, _ in forms], sizes, BUCKET_BYTES):
-            reduce = functools.partial(self._reduced, key=self._key(f"{call}/{bucket[0]}"), graph=graph)
+            reduce = functools.partial(self._reduce_tensor, key=self._key(f"{call}/{bucket[0]}"), graph=graph)
             for number, tensor in zip(bucket, apply_packed(tensors, bucket, reduce), strict=True):
                 sums[number] = tensor
         return sums
 
-    def _reduced(self, tensor: tf.Tensor, key: int, graph: _InGraph) -> tf.Tensor:
+    def _reduce_tensor(self, tensor: tf.Tensor, key: int, graph: _InGraph) -> tf.Tensor:
         """One collective. On GPUs all members must begin theirs in the same order, so each waits for the one before."""
         device = _device()
         with tf.control_dependencies(graph.before()), tf.device(device):

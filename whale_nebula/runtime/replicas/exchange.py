@@ -15,7 +15,7 @@ from whale_nebula.passes.exchange import Told
 from whale_nebula.passes.replicas import sums_of
 from whale_nebula.runtime.replicas.bucketed_allreduce import Added
 from whale_nebula.runtime.step.compiled import Compiled
-from whale_nebula.runtime.step.gradients import added
+from whale_nebula.runtime.step.gradients import sum_in_order
 from whale_nebula.runtime.step.stage_run import StageRun
 from whale_nebula.spec import Spec
 from whale_nebula.transport.protocol import Key, Link
@@ -43,7 +43,7 @@ class Mates:
             for run in runs:
                 self.added.add(run, [each for each in told if each.stage == run.stage])
         pairs = [(run, each) for run in runs for each in told if each.stage == run.stage]
-        shared = [(run, each) for run, each in pairs if not self._known(run, each)]
+        shared = [(run, each) for run, each in pairs if not self._is_known(run, each)]
         heard = [(self._own(run, each), run, each) for run, each in shared]
         for own, run, each in heard:
             self._tell(phase, run, each, own)
@@ -58,7 +58,7 @@ class Mates:
             run = next(run for run in runs if run.stage == stage)
             run.sums.put(gradient, list(zip(*pieces, strict=True)))
 
-    def _known(self, run: StageRun, each: Told) -> bool:
+    def _is_known(self, run: StageRun, each: Told) -> bool:
         """Whether all replicas have it: TensorFlow has added it up, or all of what it is made of on the way."""
         if each.kind == "tensor":
             same = self.compiled.cut.merges[each.values[0]] == "same"
@@ -71,7 +71,7 @@ class Mates:
         if not run.turns:
             return {}
         if each.kind == "numbers":
-            return {-1: packed([run.kept[value][m] for m in run.turns for value in each.values])}
+            return {-1: pack_scalars([run.kept[value][m] for m in run.turns for value in each.values])}
         if each.kind == "tensor":
             return dict(run.kept[each.values[0]])
         if each.kind == "drift":
@@ -112,11 +112,11 @@ class Mates:
             run.kept[each.values[0]] = every
         else:
             values = [tf.convert_to_tensor(theirs[-1]) for theirs in heard.values() if theirs]
-            self.variables[each.path].assign(tf.cast(added(values) / len(values), values[0].dtype))
+            self.variables[each.path].assign(tf.cast(sum_in_order(values) / len(values), values[0].dtype))
 
     def _numbers_of(self, run: StageRun, each: Told, heard: Mapping[str, dict[int, Any]]) -> None:
         for mate, turns in self._turns(run).items():
-            found = iter(unpacked(heard[mate][-1], each.specs * len(turns)) if turns else ())
+            found = iter(unpack_scalars(heard[mate][-1], each.specs * len(turns)) if turns else ())
             for m in turns:
                 for value in each.values:
                     run.kept.setdefault(value, {})[m] = next(found)
@@ -137,21 +137,21 @@ def _in_order(heard: Mapping[str, Mapping[int, Any]]) -> Sequence[Any]:
     return [tf.convert_to_tensor(tensor) for _, tensor in sorted(found, key=lambda pair: pair[0])]
 
 
-def packed(tensors: Sequence[Any]) -> np.ndarray:
+def pack_scalars(tensors: Sequence[Any]) -> np.ndarray:
     """The bytes of scalars, one after the other.
 
-    >>> packed([tf.constant(1.5), tf.constant(True)]).tolist()
+    >>> pack_scalars([tf.constant(1.5), tf.constant(True)]).tolist()
     [0, 0, 192, 63, 1]
     """
     arrays = (tf.convert_to_tensor(tensor).numpy() for tensor in tensors)
     return np.frombuffer(b"".join(np.asarray(each).tobytes() for each in arrays), np.uint8)
 
 
-def unpacked(array: Any, specs: Sequence[Spec]) -> list[Any]:
+def unpack_scalars(array: Any, specs: Sequence[Spec]) -> list[Any]:
     """The scalars whose bytes these are.
 
-    >>> sent = packed([tf.constant(1.5), tf.constant(True)])
-    >>> [tensor.numpy().item() for tensor in unpacked(sent, [Spec("float32", ()), Spec("bool", ())])]
+    >>> sent = pack_scalars([tf.constant(1.5), tf.constant(True)])
+    >>> [tensor.numpy().item() for tensor in unpack_scalars(sent, [Spec("float32", ()), Spec("bool", ())])]
     [1.5, True]
     """
     data, place = np.asarray(array).tobytes(), 0
@@ -163,22 +163,23 @@ def unpacked(array: Any, specs: Sequence[Spec]) -> list[Any]:
     return found
 
 
-def bundled(tensors: Sequence[Any]) -> np.ndarray:
+def bundle_tensors(tensors: Sequence[Any]) -> np.ndarray:
     """What is sent: one tensor as it is, the bytes of several scalars.
 
-    >>> bundled([tf.constant([2.0])]).tolist(), len(bundled([tf.constant(1.5), tf.constant(True)]))
+    >>> bundle_tensors([tf.constant([2.0])]).tolist(), len(bundle_tensors([tf.constant(1.5), tf.constant(True)]))
     ([2.0], 5)
     """
     if len(tensors) > 1:
-        return packed(tensors)
+        return pack_scalars(tensors)
     found: np.ndarray = tf.convert_to_tensor(tensors[0]).numpy()
     return found
 
 
-def unbundled(array: Any, specs: Sequence[Spec]) -> Sequence[Any]:
+def unbundle_tensors(array: Any, specs: Sequence[Spec]) -> Sequence[Any]:
     """The tensors that were bundled.
 
-    >>> [tensor.numpy().tolist() for tensor in unbundled(bundled([tf.constant([2.0])]), [Spec("float32", (1,))])]
+    >>> sent = bundle_tensors([tf.constant([2.0])])
+    >>> [tensor.numpy().tolist() for tensor in unbundle_tensors(sent, [Spec("float32", (1,))])]
     [[2.0]]
     """
-    return unpacked(array, specs) if len(specs) > 1 else [tf.convert_to_tensor(array)]
+    return unpack_scalars(array, specs) if len(specs) > 1 else [tf.convert_to_tensor(array)]

@@ -23,7 +23,7 @@ from whale_nebula.launch.attach import Attachment
 from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.runtime.exchange.expected import Expected
 from whale_nebula.runtime.replicas.collectives import Collectives, can_open, listening_port, open_collectives
-from whale_nebula.runtime.session.server_filter import comes_from, free_port, shut
+from whale_nebula.runtime.session.server_filter import comes_from, free_port, restrict_port
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.variables.remote import Ledger
 from whale_nebula.tf import collectives as tf_collectives
@@ -153,7 +153,7 @@ def prepare_task(attachment: Attachment) -> None:
         return
     index, port = workers.index(attachment.worker), free_port()
     addresses = [f"127.0.0.1:{port}" if number == index else _NOWHERE for number in range(len(workers))]
-    tf_collectives.prepare(index, addresses, functools.partial(shut, port, ()))
+    tf_collectives.prepare(index, addresses, functools.partial(restrict_port, port, ()))
 
 
 def tasks_of(attachment: Attachment) -> list[str]:

@@ -65,11 +65,11 @@ def admit_only(port: int, hosts: Sequence[str]) -> bool:
 def _wait_accepted(listener: socket.socket) -> None:
     """Wait until the server has accepted those who connected before, which takes a moment; no others come."""
     limit = time.monotonic() + _ACCEPT_SECONDS
-    while _queued(listener) and time.monotonic() < limit:
+    while _count_queued(listener) and time.monotonic() < limit:
         time.sleep(0.001)
 
 
-def _queued(listener: socket.socket) -> int:
+def _count_queued(listener: socket.socket) -> int:
     """How many connections of a listener are not accepted yet: the kernel says it where others have lost segments."""
     info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     return int(struct.unpack_from("=I", info, _TCP_INFO_BYTES - 4)[0])
@@ -85,7 +85,7 @@ def _cut_off_strangers(port: int, networks: Sequence[Network]) -> None:
                 each.shutdown(socket.SHUT_RDWR)
 
 
-def shut(port: int, hosts: Sequence[str]) -> None:
+def restrict_port(port: int, hosts: Sequence[str]) -> None:
     """Shut a port to all but this machine and `hosts`, or say that it is open."""
     if not admit_only(port, hosts):
         _log.warning(

@@ -288,7 +288,7 @@ class Session:
         site = script_site()
         self._line, line = str(site), str(site._replace(file=Path(site.file).name))
         for peer, link in self._links_of(peers):
-            with self._left(doing, peer):
+            with self._name_lost_peer(doing, peer):
                 link.post(build_message(SESSION, about, **sheet, doing=doing, line=line))
 
     def _links_of(self, peers: Collection[str] | None) -> list[tuple[str, Link]]:
@@ -298,7 +298,7 @@ class Session:
         """What each peer says, which must be about the same."""
         told = {}
         for peer, link in self._links_of(peers):
-            with self._left(doing, peer):
+            with self._name_lost_peer(doing, peer):
                 told[peer] = link.take(SESSION, self.patience)
             if told[peer]["about"] != about:
                 raise self._astray(doing, peer, _at(told[peer]))
@@ -313,7 +313,7 @@ class Session:
         )
 
     @contextlib.contextmanager
-    def _left(self, doing: str, peer: str) -> Iterator[None]:
+    def _name_lost_peer(self, doing: str, peer: str) -> Iterator[None]:
         """Where a peer is no more, say what this process still wanted to do with it."""
         try:
             yield

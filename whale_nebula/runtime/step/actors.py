@@ -88,7 +88,7 @@ class TimedPeers:
 
     def receive(self, bundle: Bundle) -> Sequence[Any]:
         """Wait for what another worker has made."""
-        return self._timed(lambda: self.peers.receive(bundle), bundle.phase)
+        return self._time_wait(lambda: self.peers.receive(bundle), bundle.phase)
 
     def later(self, bundle: Bundle) -> Sequence[Any]:
         """Nobody waits for that either."""
@@ -96,13 +96,13 @@ class TimedPeers:
 
     def even(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
         """Let the replicas of each stage have what all of them have made."""
-        self._timed(lambda: self.peers.even(phase, runs), phase.index)
+        self._time_wait(lambda: self.peers.even(phase, runs), phase.index)
 
     def parts(self, phase: PhasePlan, own: Parts) -> Parts:
         """Exchange the gradient parts of variables that live on several workers."""
-        return self._timed(lambda: self.peers.parts(phase, own), phase.index)
+        return self._time_wait(lambda: self.peers.parts(phase, own), phase.index)
 
-    def _timed(self, wait: Callable[[], T], phase: int) -> T:
+    def _time_wait(self, wait: Callable[[], T], phase: int) -> T:
         began = time.perf_counter()
         found = wait()
         ended = time.perf_counter()
@@ -112,7 +112,7 @@ class TimedPeers:
         return found
 
 
-def seated(compiled: Compiled, routing: Routing) -> dict[Seat, Stage]:
+def seat_replicas(compiled: Compiled, routing: Routing) -> dict[Seat, Stage]:
     """The replicas that this process runs, each with its stage."""
     stages, own = compiled.cut.program.stages, compiled.worker
     found: dict[Seat, Stage] = {}

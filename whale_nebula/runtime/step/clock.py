@@ -168,10 +168,10 @@ class LineClock:
         """A step begins: hear of every tensor that is sent over these links, named "a->b"."""
         clock = cls(program, step, time.monotonic())
         for name, link in links:
-            link.on_sent = partial(clock._sent, name)
+            link.on_sent = partial(clock._note_sent, name)
         return clock
 
-    def _sent(self, name: str, key: Key, size: int, began: float, ended: float) -> None:
+    def _note_sent(self, name: str, key: Key, size: int, began: float, ended: float) -> None:
         if (key.program, key.step) == (self.program, self.step):
             number = None if key.micro_batch < 0 else key.micro_batch
             what = key.kind if number is None else f"{key.kind} {number}"
@@ -179,7 +179,7 @@ class LineClock:
             self.told.append(span)
 
 
-def held(links: Mapping[str, LinkReport], spans: Sequence[Span]) -> dict[str, LinkReport]:
+def add_line_seconds(links: Mapping[str, LinkReport], spans: Sequence[Span]) -> dict[str, LinkReport]:
     """The same reports of links, with the seconds that their lines were held."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for span in spans:

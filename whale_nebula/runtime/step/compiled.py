@@ -16,7 +16,7 @@ from whale_nebula.ir.cut import Boundary, Cut, Fragment, PhasePlan, StagePhase
 from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.program import Stage
 from whale_nebula.passes.branches import Aliases
-from whale_nebula.passes.exchange import Bundle, Told, bundles, told
+from whale_nebula.passes.exchange import Bundle, Told, bundles, replica_messages
 from whale_nebula.runtime.replicas.batch_sums import ReplicaSums
 from whale_nebula.runtime.step.op_locations import Whereabouts
 from whale_nebula.spec import Value
@@ -189,11 +189,11 @@ class Compiled:
         plan = next((s for s in phase.stages if s.stage == stage), None)
         if plan is None:
             return None
-        return StagePieces(plan, *map(self._made, (plan.forward, plan.backward, plan.skip)))
+        return StagePieces(plan, *map(self._make_piece, (plan.forward, plan.backward, plan.skip)))
 
     def prologue(self, phase: PhasePlan) -> Piece | None:
         """What runs once before the micro-batches of a phase."""
-        return self._made(phase.prologue.get(self.worker))
+        return self._make_piece(phase.prologue.get(self.worker))
 
     def bundles(self, phase: PhasePlan) -> tuple[Bundle, ...]:
         """What the updates of a phase send one another."""
@@ -204,24 +204,24 @@ class Compiled:
     def told(self, phase: PhasePlan) -> tuple[Told, ...]:
         """What replicas of stages tell one another in a phase."""
         if phase.index not in self._told:
-            self._told[phase.index] = told(self.cut, phase)
+            self._told[phase.index] = replica_messages(self.cut, phase)
         return self._told[phase.index]
 
     def updates(self, phase: PhasePlan) -> Sequence[Piece]:
         """What runs once after them, in rounds."""
-        return [piece for f in phase.updates.get(self.worker, ()) if (piece := self._made(f)) is not None]
+        return [piece for f in phase.updates.get(self.worker, ()) if (piece := self._make_piece(f)) is not None]
 
     @cached_property
     def whole(self) -> Piece | None:
         """Values of the inputs alone that are computed on the whole batch."""
-        return self._made(self.cut.whole.get(self.worker))
+        return self._make_piece(self.cut.whole.get(self.worker))
 
     @cached_property
     def weight(self) -> Piece | None:
         """What nb.loss_weight was given, for one micro-batch."""
-        return self._made(self.cut.weight.get(self.worker))
+        return self._make_piece(self.cut.weight.get(self.worker))
 
-    def _made(self, fragment: Fragment | None) -> Piece | None:
+    def _make_piece(self, fragment: Fragment | None) -> Piece | None:
         if fragment is None:
             return None
         if fragment not in self._pieces:

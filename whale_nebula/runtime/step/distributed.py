@@ -18,7 +18,7 @@ from whale_nebula.faults import failpoint
 from whale_nebula.feed.absent import absent_in
 from whale_nebula.feed.batch import Batch, cut, micro_batches
 from whale_nebula.feed.fingerprint import fingerprints
-from whale_nebula.feed.inputs import Given, given
+from whale_nebula.feed.inputs import Given, take_inputs
 from whale_nebula.ir.cut import Cut
 from whale_nebula.launch.leaving import departure
 from whale_nebula.passes.readings import check_here, rows_read
@@ -27,21 +27,21 @@ from whale_nebula.report.records import Elsewhere, LinkReport, StageReport
 from whale_nebula.runtime.exchange.channels import Channels
 from whale_nebula.runtime.exchange.post import Post, Slots
 from whale_nebula.runtime.exchange.state import States
-from whale_nebula.runtime.replicas.bucketed_allreduce import added
+from whale_nebula.runtime.replicas.bucketed_allreduce import find_groups
 from whale_nebula.runtime.replicas.collectives import Collectives
 from whale_nebula.runtime.replicas.exchange import Mates
 from whale_nebula.runtime.session.session import Session
-from whale_nebula.runtime.step.actors import ActorStep, seated
-from whale_nebula.runtime.step.clock import Clocks, LineClock, StepOutcome, held
+from whale_nebula.runtime.step.actors import ActorStep, seat_replicas
+from whale_nebula.runtime.step.clock import Clocks, LineClock, StepOutcome, add_line_seconds
 from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.estimates import Measured, Medians, Seen
 from whale_nebula.runtime.step.measurements import (
     Heard,
     Look,
     Trips,
+    better_orders,
     changes,
     looked_at,
-    moved,
     paces,
     replicas,
     slowness,
@@ -155,8 +155,8 @@ class DistributedStep:
     def __post_init__(self) -> None:
         self.routing = self.compiled.cut.routing
         self.clusters = {w.name: w.cluster for w in self.compiled.cut.workers}
-        self.seats = seated(self.compiled, self.routing)
-        self.added = added(self.compiled, self.collectives, self.program)
+        self.seats = seat_replicas(self.compiled, self.routing)
+        self.added = find_groups(self.compiled, self.collectives, self.program)
         self.actors = ActorStep(self.compiled, self.routing, len(self.seats), self.added)
         self.slots = Slots(self.compiled.cut)
         here = partial(eq, self.session.worker)
@@ -187,7 +187,7 @@ class DistributedStep:
         program = self.compiled.cut.program
         self._check_here(absent_in(tensors))
         counts = micro_batches(program.leaves, tensors, program.pipeline.micro_batch)
-        inputs = given(program.leaves, tensors, self.reads)
+        inputs = take_inputs(program.leaves, tensors, self.reads)
         self.stays = self.stays or bool(inputs.rows)
         before = self._totals()
         medians = {what: round(seconds, 6) for what, seconds in self._medians().items()}
@@ -207,7 +207,7 @@ class DistributedStep:
         self.steps += 1
         failpoint("step.after")
         _LOG.info("%s: applied %d of %r", self.session.worker, self.steps, self.name)
-        stages, links = clocks.reports(), held(self._since(before), clocks.lines.told)
+        stages, links = clocks.reports(), add_line_seconds(self._since(before), clocks.lines.told)
         self.seen = tell(stages, links)
         self.carried.add(clocks.lines.told)
         self.pace = _together(agreed, medians)
@@ -233,7 +233,7 @@ class DistributedStep:
         if heard == self.heard:
             return
         self.heard, self.measured.slowness = heard, slowness(heard, cut)
-        orders = moved(cut, heard)
+        orders = better_orders(cut, heard)
         stays = any(sheet.get("stays") for sheet in sheets.values())
         if orders != cut.orders and not stays:
             self._move(replace(cut, orders=orders))

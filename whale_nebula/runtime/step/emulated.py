@@ -18,8 +18,8 @@ from whale_nebula.runtime.exchange.auto import Outlook
 from whale_nebula.runtime.exchange.channels import Channels
 from whale_nebula.runtime.exchange.post import Post, Slots
 from whale_nebula.runtime.exchange.state import States
-from whale_nebula.runtime.step.actors import ActorStep, seated
-from whale_nebula.runtime.step.clock import Clocks, LineClock, StepOutcome, held
+from whale_nebula.runtime.step.actors import ActorStep, seat_replicas
+from whale_nebula.runtime.step.clock import Clocks, LineClock, StepOutcome, add_line_seconds
 from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.estimates import Measured, Seen, paces
 from whale_nebula.runtime.step.rollback import Guard
@@ -103,7 +103,7 @@ class EmulatedStep:
     def __post_init__(self) -> None:
         self.hosts = [stage.cluster for stage in self.compiled.cut.program.stages]
         self.routing = self.compiled.cut.routing_by_cluster
-        self.seats = seated(self.compiled, self.routing)
+        self.seats = seat_replicas(self.compiled, self.routing)
         self.actors = ActorStep(self.compiled, self.routing, len(self.seats))
         self.slots = Slots(self.compiled.cut)
         self.channels = Channels(self.compiled.cut, self.routing, self.states, self.seed)
@@ -133,7 +133,7 @@ class EmulatedStep:
         self.measured.add(clocks)
         self.measured.uses(self.channels.boundaries())
         self.steps += 1
-        links = held(self._since(before), clocks.lines.told)
+        links = add_line_seconds(self._since(before), clocks.lines.told)
         self.seen.add(clocks.lines.told)
         return StepOutcome(
             results,

@@ -20,7 +20,7 @@ import tensorflow as tf
 from whale_nebula.capture import tracing
 from whale_nebula.capture.mirror import in_order
 from whale_nebula.capture.places import place_of
-from whale_nebula.capture.step import Captured, Signature, filled
+from whale_nebula.capture.step import Captured, Signature, fill_layout
 from whale_nebula.errors import GradientError, NebulaWarning, StageFailedError
 from whale_nebula.errors.foreign_text import escape_foreign_text
 from whale_nebula.feed.ids import compared_by, refuse_unshared
@@ -34,7 +34,7 @@ from whale_nebula.passes.replicas import check_hosts, spread, sums_of
 from whale_nebula.report.published import begin, publish
 from whale_nebula.report.records import StageReport
 from whale_nebula.report.report import Report
-from whale_nebula.runtime.exchange.channels import Models, Routes, coded
+from whale_nebula.runtime.exchange.channels import Models, Routes, has_codecs
 from whale_nebula.runtime.exchange.state import States
 from whale_nebula.runtime.exchange.statistics import Said
 from whale_nebula.runtime.local_sgd.clusters import OfClusters, of_clusters
@@ -97,9 +97,9 @@ def _fewer(program: Program, rows: int) -> str:
     return " and ".join(asked)
 
 
-def untaped(taped: bool) -> contextlib.AbstractContextManager[None]:
+def without_tape(taped: bool) -> contextlib.AbstractContextManager[None]:
     """Around the running of a step: what a tape of the caller's sees of it would be parts."""
-    return tf_private.unrecorded() if taped else contextlib.nullcontext()
+    return tf_private.without_recording() if taped else contextlib.nullcontext()
 
 
 def refusing(name: str, variables: Iterable[Any], given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
@@ -124,7 +124,7 @@ def _fresh(result: Any) -> Any:
     """A tensor of its own for a result: it may be an argument that is handed back, or still on its way."""
     if not isinstance(result, tf.Tensor | Later) or not _differentiable(result):
         return result
-    with tf_private.unrecorded():
+    with tf_private.without_recording():
         return tf.identity(result)
 
 
@@ -178,7 +178,7 @@ class Engine:
         if not isinstance(self.runner, DistributedStep | TrainsApart):
             tensors = whole(self.cut.program.leaves, tensors)
         taped = tf_private.tape_records() and not isinstance(self.runner, Uncut)
-        with annotation("whale_nebula", step_num=self.steps, _r=1), untaped(taped):
+        with annotation("whale_nebula", step_num=self.steps, _r=1), without_tape(taped):
             outcome = self._run(tensors)
         self.steps += 1
         self._log(outcome.said)
@@ -291,7 +291,7 @@ def engine(
     if not run.alone:
         _check_here(cut, run, layout, where)
     if copied is not None:
-        _checked(copied, cut, run)
+        _check_clusters(copied, cut, run)
     if not run.alone and (copied is None or copied.mates):
         runner = _together(captured, cut, run, name, xla, lazy, copied)
         runner = runner if copied is None else copied.around(runner)
@@ -317,7 +317,7 @@ def _check_here(cut: Cut, run: Run, layout: Signature, where: Callable[[int], st
         raise
 
 
-def _checked(copied: OfClusters, cut: Cut, run: Run) -> None:
+def _check_clusters(copied: OfClusters, cut: Cut, run: Run) -> None:
     """What this cluster cannot train apart all get to know."""
     try:
         copied.check(cut)
@@ -354,7 +354,7 @@ def _runner(
         return Uncut(plain_function(call, layout, jit=xla is not None), program.stages[0], captured.graph)
     compiled = Compiled(cut, worker, _workshop(captured, xla))
     slow = any(_slow(run, a.cluster, b.cluster) for a, b in combinations(program.stages, 2))
-    if slow or coded(cut):
+    if slow or has_codecs(cut):
         states, seed = _states(run, captured), _seed(run)
         step = EmulatedStep(compiled, captured.variables, run.links, run.programs, states=states, seed=seed)
         _close_with(run, step)
@@ -442,7 +442,7 @@ def plain_function(
 
     def body(*tensors: Any) -> Any:
         with tracing.uncut(), around(tensors) if around is not None else contextlib.nullcontext():
-            return call(filled(layout, tensors))
+            return call(fill_layout(layout, tensors))
 
     made = tf.function(body, autograph=False, input_signature=list(layout.specs), jit_compile=jit or None)
     return tf_private.traced_often(made)

@@ -104,7 +104,7 @@ class Measured:
             in_flight=pipeline.in_flight,
             paced=self.paced,
             once=medians.get("once", 0.0),
-            exchange=self._exchanged(tuple(counts)),
+            exchange=self._exchange_rounds(tuple(counts)),
             bytes=self._carried(tuple(counts)),
             at_most=self._bounded,
             divides=self._divides,
@@ -130,7 +130,7 @@ class Measured:
             self._bytes[counts] = {name: link.bytes for name, link in reports.items()}
         return self._bytes[counts]
 
-    def _exchanged(self, counts: tuple[int, ...]) -> tuple[tuple[Carried, ...], ...]:
+    def _exchange_rounds(self, counts: tuple[int, ...]) -> tuple[tuple[Carried, ...], ...]:
         """What clusters exchange once in a step of such micro-batches, round after round."""
         if counts not in self._exchanges:
             rounds: defaultdict[tuple[int, int], defaultdict[tuple[str, str], list[Exchange]]]
@@ -138,12 +138,12 @@ class Measured:
             for each in self.cut.exchange:
                 rounds[each.phase, each.round][each.source, each.destination].append(each)
             self._exchanges[counts] = tuple(
-                tuple(self._sent(ends, each, counts) for ends, each in together.items())
+                tuple(self._sent_once(ends, each, counts) for ends, each in together.items())
                 for together in rounds.values()
             )
         return self._exchanges[counts]
 
-    def _sent(self, ends: tuple[str, str], together: Sequence[Exchange], counts: tuple[int, ...]) -> Carried:
+    def _sent_once(self, ends: tuple[str, str], together: Sequence[Exchange], counts: tuple[int, ...]) -> Carried:
         sizes = (self._exchange.nbytes(each, counts) for each in together)
         what = tuple(dict.fromkeys(each.what for each in together))
         return Carried(self._joining(*ends), sum(wire_bytes(size or 0) for size in sizes), what)

@@ -25,9 +25,9 @@ def merge(rule: str, values: Sequence[Any], shares: Sequence[Any]) -> Any:
     if rule == "last":
         return values[-1]
     if rule == "sum":
-        return added(values)
+        return sum_in_order(values)
     if rule == "mean":
-        return added([value * tf.cast(share, value.dtype) for value, share in zip(values, shares, strict=True)])
+        return sum_in_order([value * tf.cast(share, value.dtype) for value, share in zip(values, shares, strict=True)])
     if rule.startswith("vector:"):
         rules = rule.partition(":")[2].split(",")
         flat = [tf.unstack(tf.reshape(value, [len(rules)])) for value in values]
@@ -36,7 +36,7 @@ def merge(rule: str, values: Sequence[Any], shares: Sequence[Any]) -> Any:
     return tf.concat(values, int(rule.partition(":")[2] or 0))
 
 
-def added(values: Sequence[Any]) -> Any:
+def sum_in_order(values: Sequence[Any]) -> Any:
     """The sum, in the order given: bits must not depend on the schedule."""
     first = values[0]
     for value in values[1:]:
@@ -124,11 +124,11 @@ class Sums:
         if self.lists(key):
             self.listed[key] = list(rows)
         elif len(rows[0]) > 1:
-            self.listed[key] = [(added([row[0] for row in rows]), rows[0][1])]
+            self.listed[key] = [(sum_in_order([row[0] for row in rows]), rows[0][1])]
         elif self._same(*key[:2]):
             self.dense[key] = rows[0][0]
         else:
-            self.dense[key] = added([row[0] for row in rows])
+            self.dense[key] = sum_in_order([row[0] for row in rows])
 
     def parts(self) -> dict[PartKey, tuple[Any, ...]]:
         """The sums: one tensor, or values and indices."""
@@ -158,7 +158,7 @@ def _sum(parts: Sequence[tuple[Any, ...]], sparse: bool, shape: Sequence[int] | 
         parts = [(values, tf.cast(indices, kind)) for values, indices in parts]
         return tuple(tf.concat(columns, 0) for columns in zip(*parts, strict=True))
     dense = [part[0] if len(part) == 1 else _dense(part, shape) for part in parts]
-    return (added(dense),)
+    return (sum_in_order(dense),)
 
 
 def _dense(part: tuple[Any, ...], shape: Sequence[int] | None) -> Any:

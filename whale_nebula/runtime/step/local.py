@@ -17,7 +17,7 @@ from whale_nebula.ir.cut import Cut, PhasePlan
 from whale_nebula.ir.integers import Shape
 from whale_nebula.ir.program import Stage
 from whale_nebula.ir.routing import Routing
-from whale_nebula.ir.sizes import is_sized, sized
+from whale_nebula.ir.sizes import fill_cut_sizes, is_sized
 from whale_nebula.passes.batch import lines_of
 from whale_nebula.passes.replicas import pieces_here
 from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport
@@ -83,10 +83,10 @@ def run_in_sequence(
             worker.prologue(phase)
         for micro_batch in range(len(batch.slices)):
             for run in runs:
-                with _named(guard, run, phase, micro_batch, "forward"):
+                with _name_failures(guard, run, phase, micro_batch, "forward"):
                     run.forward(phase, micro_batch)
             for run in reversed(runs):
-                with _named(guard, run, phase, micro_batch, "backward"):
+                with _name_failures(guard, run, phase, micro_batch, "backward"):
                     run.backward(phase, micro_batch)
         if worker.asserts(phase):
             with _once(guard, ASSERTION, phase.index):
@@ -119,7 +119,7 @@ def _once(guard: Guard | None, what: str, phase: int) -> contextlib.AbstractCont
     return contextlib.nullcontext() if guard is None else guard.once(what, phase)
 
 
-def _named(
+def _name_failures(
     guard: Guard | None, run: StageRun, phase: PhasePlan, micro_batch: int, what: str
 ) -> contextlib.AbstractContextManager[None]:
     if guard is None:
@@ -136,11 +136,13 @@ def one_function(compiled: Compiled, counts: Sequence[int], begun: tf.Variable) 
         begun.assign(NOT_BEGUN)
         return run_in_sequence(compiled, cut(leaves, tensors, counts), begun=begun)
 
-    signature = [tf.TensorSpec(_given(leaf.spec.shape, leaf.batched, counts), leaf.spec.dtype) for leaf in leaves]
+    signature = [
+        tf.TensorSpec(_micro_batch_shape(leaf.spec.shape, leaf.batched, counts), leaf.spec.dtype) for leaf in leaves
+    ]
     return tf.function(step, input_signature=signature, autograph=False).get_concrete_function()
 
 
-def _given(shape: tuple[int | None, ...] | None, batched: bool, counts: Sequence[int]) -> Any:
+def _micro_batch_shape(shape: tuple[int | None, ...] | None, batched: bool, counts: Sequence[int]) -> Any:
     if shape is None or not batched or len(counts) == 1:
         return shape
     return (sum(counts), *shape[1:])
@@ -172,7 +174,7 @@ class LocalStep:
         try:
             results = tf_private.call_flat(function, tensors, function.captured_inputs)
             seconds = time.perf_counter() - start
-            links, boundaries = self._crossed(counts, tensors)
+            links, boundaries = self._count_crossings(counts, tensors)
             return StepOutcome(results, seconds, counts, self._stages, links, boundaries=boundaries)
         except tf.errors.OpError as failure:
             guard.restore()
@@ -195,17 +197,17 @@ class LocalStep:
     @cached_property
     def _stages(self) -> Mapping[str, StageReport]:
         """What every step says of its stages, which are not timed apart."""
-        return {stage.key: _untimed(stage) for stage in self.compiled.cut.program.stages}
+        return {stage.key: _untimed_report(stage) for stage in self.compiled.cut.program.stages}
 
-    def _crossed(self, counts: tuple[int, ...], tensors: Sequence[Any]) -> _Crossed:
+    def _count_crossings(self, counts: tuple[int, ...], tensors: Sequence[Any]) -> _Crossed:
         """Free links carry what others would: counted, once for each way the batch is cut, and each form of it where
         what crosses has axes that are open.
         """
         shapes = () if self._is_sized else tuple(tuple(tensor.shape) for tensor in tensors)
         if (counts, shapes) not in self._counted:
-            plan = self.compiled.cut if self._is_sized else sized(self.compiled.cut, shapes, max(counts))
+            plan = self.compiled.cut if self._is_sized else fill_cut_sizes(self.compiled.cut, shapes, max(counts))
             hosts = [stage.cluster for stage in plan.program.stages]
-            self._counted[counts, shapes] = link_reports(plan, hosts, counts), counted(plan, hosts, counts)
+            self._counted[counts, shapes] = link_reports(plan, hosts, counts), count_casts(plan, hosts, counts)
         return self._counted[counts, shapes]
 
     @cached_property
@@ -218,12 +220,12 @@ class LocalStep:
         run_in_sequence(self.compiled, batch, guard=guard)
 
 
-def _untimed(stage: Stage) -> StageReport:
+def _untimed_report(stage: Stage) -> StageReport:
     """Of a part of one function only its replicas can be counted."""
     return StageReport(cluster=stage.cluster, replicas=() if stage.replicas == 1 else None, copies=stage.replicas)
 
 
-def counted(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mapping[str, BoundaryReport]:
+def count_casts(cut: Cut, hosts: Sequence[str], counts: Sequence[int]) -> Mapping[str, BoundaryReport]:
     """Every direction of a boundary that is cast, for micro-batches of so many rows; sizes that only a step knows are
     left out.
     """

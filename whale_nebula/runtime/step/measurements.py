@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from whale_nebula.ir.cut import Cut, PhasePlan
-from whale_nebula.ir.routing import Order, order, seconds, shares, taken
+from whale_nebula.ir.routing import Order, order, seconds, shares, take_counts
 from whale_nebula.passes.codec_options import lane_notes
 from whale_nebula.report.records import Span, StageReport, busiest
 from whale_nebula.runtime.step.clock import CODING, Clocks
@@ -46,7 +46,7 @@ class Trips:
         for (stage, _), clock in clocks.stages.items():
             for what, took in _first(clock.spans):
                 self._keep(f"{what[0]}.{stage}.first.{what[1]}", took)
-        for phase, took in _held(clocks.lines.told):
+        for phase, took in _line_seconds(clocks.lines.told):
             self._keep(f"{phase}.{min((seat.stage for seat in clocks.stages), default=0)}.first.held", took)
 
     def _keep(self, what: str, seconds: float) -> None:
@@ -70,7 +70,7 @@ def _first(spans: Sequence[Span]) -> Iterator[tuple[tuple[int, str], float]]:
             yield (phase, "away"), own[-1].start - own[0].end
 
 
-def _held(told: Sequence[Span]) -> Iterator[tuple[int, float]]:
+def _line_seconds(told: Sequence[Span]) -> Iterator[tuple[int, float]]:
     """For how long a micro-batch held the line that was busiest, by phase."""
     seconds: defaultdict[tuple[int, str, int], float] = defaultdict(float)
     for span in told:
@@ -145,9 +145,9 @@ class Look:
             for key, took in _pieces(clocks):
                 self._seen[key].append(took)
         if steps % EVERY == _STEPS:
-            self.told = dict(self._summed())
+            self.told = dict(self._sum_phases())
 
-    def _summed(self) -> Iterator[tuple[str, float]]:
+    def _sum_phases(self) -> Iterator[tuple[str, float]]:
         """All that a micro-batch costs a stage, phase by phase."""
         found: defaultdict[int, float] = defaultdict(float)
         for (stage, _, _), many in self._seen.items():
@@ -180,7 +180,7 @@ def _number(given: Any) -> float:
     return given if isinstance(given, float) and isfinite(given) and given > 0.0 else 0.0
 
 
-def moved(cut: Cut, heard: Heard) -> tuple[Order, ...]:
+def better_orders(cut: Cut, heard: Heard) -> tuple[Order, ...]:
     """The orders that are clearly better than those of a plan, and these where none is.
 
     Where the config says how fast workers are, that counts; and what codecs remember of the micro-batches that pass
@@ -188,8 +188,8 @@ def moved(cut: Cut, heard: Heard) -> tuple[Order, ...]:
     """
     stages, count = cut.program.stages, cut.program.pipeline.micro_batch
     found = list(cut.orders or [()] * len(stages))
-    for number in heard.keys() - _remembered(cut):
-        speeds, now = _speeds(cut, heard, number), taken(found[number], stages[number].replicas, count)
+    for number in heard.keys() - _stages_with_memory(cut):
+        speeds, now = _speeds(cut, heard, number), take_counts(found[number], stages[number].replicas, count)
         better = shares(speeds, count)
         gain = 1.0 - max(seconds(better, speeds)) / max(seconds(now, speeds))
         if gain > WORTH and not stages[number].speeds:
@@ -197,7 +197,7 @@ def moved(cut: Cut, heard: Heard) -> tuple[Order, ...]:
     return tuple(found) if any(found) else ()
 
 
-def _remembered(cut: Cut) -> set[int]:
+def _stages_with_memory(cut: Cut) -> set[int]:
     """The stages of which a boundary's codec remembers something."""
     told = (each for each in cut.boundaries if any(lane_notes(cut.program, [each], cut.workers)))
     return {stage for each in told for stage in (each.source, *each.destinations)}
@@ -213,7 +213,7 @@ def changes(before: Cut, after: Cut) -> Iterator[str]:
     """In words, what other orders change."""
     count = before.program.pipeline.micro_batch
     for number, stage in enumerate(before.program.stages):
-        was, now = (taken(_order(cut, number), stage.replicas, count) for cut in (before, after))
+        was, now = (take_counts(_order(cut, number), stage.replicas, count) for cut in (before, after))
         if was != now:
             yield f"the replicas of {stage.key} take {_ratio(now)} micro-batches, and took {_ratio(was)}"
 
@@ -239,6 +239,6 @@ def replicas(cut: Cut, heard: Heard, count: int) -> dict[str, StageReport]:
     found = {}
     for number, told in heard.items():
         stage = cut.program.stages[number]
-        hosts = zip(cut.routing.hosts[number], taken(_order(cut, number), stage.replicas, count), strict=True)
+        hosts = zip(cut.routing.hosts[number], take_counts(_order(cut, number), stage.replicas, count), strict=True)
         found[stage.key] = busiest([StageReport(share * told[host], cluster=stage.cluster) for host, share in hosts])
     return found

@@ -21,7 +21,7 @@ from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import private as tf_private
 
 
-def joined(phase: PhasePlan, runs: Sequence[StageRun]) -> Sequence[StageRun]:
+def join_replicas(phase: PhasePlan, runs: Sequence[StageRun]) -> Sequence[StageRun]:
     """One run for each stage: values by micro-batch, and gradients that are added in the order of the replicas."""
     by_stage: dict[int, list[StageRun]] = {}
     for run in runs:
@@ -201,7 +201,7 @@ class OnceRun:
     def _gather(self, phase: PhasePlan, runs: Sequence[StageRun]) -> None:
         """What all micro-batches have made becomes one; once in a phase."""
         if self._gathered != phase.index:
-            self._gathered, self._runs, self._got = phase.index, joined(phase, runs), set()
+            self._gathered, self._runs, self._got = phase.index, join_replicas(phase, runs), set()
             if self.peers is not None and self.compiled.told(phase):
                 self.peers.even(phase, self._runs)
             self._merge(self._runs)
@@ -255,12 +255,12 @@ class OnceRun:
         for bundle in self.compiled.bundles(phase):
             due = before is None or bundle.round < before
             if self.peers and due and bundle not in got and bundle.destination == self.compiled.worker:
-                late = self.lazy and before is None and self._returned(phase, bundle)
+                late = self.lazy and before is None and self._is_returned_late(phase, bundle)
                 tensors = (self.peers.later if late else self.peers.receive)(bundle)
                 self.once.update(zip((crossing.value for crossing in bundle.crossings), tensors, strict=True))
                 got.add(bundle)
 
-    def _returned(self, phase: PhasePlan, bundle: Bundle) -> bool:
+    def _is_returned_late(self, phase: PhasePlan, bundle: Bundle) -> bool:
         """Whether it is numbers that nothing waits for any more, as the last update is done."""
         return phase is self.compiled.cut.phases[-1] and bundle.specs[0].scalar
 

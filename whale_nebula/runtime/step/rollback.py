@@ -97,7 +97,7 @@ class Guard:
         try:
             yield
         except tf.errors.OpError as failure:
-            raise self._failed(what, stage, phase, micro_batch, failure) from failure
+            raise self._failed_error(what, stage, phase, micro_batch, failure) from failure
 
     @contextlib.contextmanager
     def once(self, what: str, phase: int) -> Iterator[None]:
@@ -114,10 +114,10 @@ class Guard:
 
     def _failed_once(self, what: str, phase: int, failure: BaseException) -> StageFailedError:
         if self.begun:
-            return self._torn(failure)
-        return self._failed("step" if what == "update" else what, "", phase, None, failure)
+            return self._torn_error(failure)
+        return self._failed_error("step" if what == "update" else what, "", phase, None, failure)
 
-    def _failed(
+    def _failed_error(
         self, what: str, stage: str, phase: int, micro_batch: int | None, failure: BaseException
     ) -> StageFailedError:
         where = f" of stage {stage!r}" if stage else ""
@@ -135,7 +135,7 @@ class Guard:
             torn=self.begun,
         )
 
-    def _torn(self, failure: BaseException) -> StageFailedError:
+    def _torn_error(self, failure: BaseException) -> StageFailedError:
         """The error for a failure during an update: some variables are new, some old."""
         return StageFailedError(
             "the update failed, and the step is torn: some variables are updated and some are not",

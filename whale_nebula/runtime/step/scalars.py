@@ -77,7 +77,7 @@ class Later:
         self._place = place
         self._spec = spec
 
-    def _come(self) -> Any:
+    def _wait_for_value(self) -> Any:
         return self._promise.result()[self._place]
 
     @property
@@ -91,25 +91,25 @@ class Later:
         return tf.TensorShape(self._spec.shape)
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
-        tensor = self._come()
+        tensor = self._wait_for_value()
         return tensor if dtype in (None, tensor.dtype) else tf.convert_to_tensor(tensor.numpy(), dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        found = np.asarray(self._come().numpy())
+        found = np.asarray(self._wait_for_value().numpy())
         return found if dtype is None else found.astype(dtype)
 
     def __format__(self, spec: str) -> str:
-        return format(self._come().numpy(), spec)
+        return format(self._wait_for_value().numpy(), spec)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._come(), name)
+        return getattr(self._wait_for_value(), name)
 
     __hash__ = object.__hash__
 
 
-def _delegated(name: str) -> Any:
+def _delegate(name: str) -> Any:
     def call(self: Later, *given: Any) -> Any:
-        return getattr(self._come(), name)(*given)
+        return getattr(self._wait_for_value(), name)(*given)
 
     return call
 
@@ -121,4 +121,4 @@ _OPERATORS = (
     "__floordiv__", "__rfloordiv__", "__mod__", "__rmod__", "__pow__", "__rpow__",
 )  # fmt: skip
 for _name in _OPERATORS:
-    setattr(Later, _name, _delegated(_name))
+    setattr(Later, _name, _delegate(_name))

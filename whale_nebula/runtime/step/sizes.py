@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from whale_nebula.codec.sizes import payload_bytes
-from whale_nebula.codec.wording import bounded
+from whale_nebula.codec.wording import has_open_size
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.exchanged import Exchanged
 from whale_nebula.ir.program import Flow
@@ -76,7 +76,9 @@ def _message(
         payload = payload_bytes(codec, spec.dtype, spec.sized(rows), forward)
         source, destination, phase = ends
         coded = spec.floating and not spec.scalar and not spec.dtype.startswith("complex")
-        yield Message(source, destination, payload, raw, phase, raw // _width(spec) if coded else 0, bounded(codec))
+        yield Message(
+            source, destination, payload, raw, phase, raw // _width(spec) if coded else 0, has_open_size(codec)
+        )
 
 
 def _bytes(spec: Spec, rows: int) -> int | None:

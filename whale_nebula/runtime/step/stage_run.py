@@ -87,17 +87,17 @@ class StageRun:
                 sums.idle(fragment)
 
     def _run(self, phase: PhasePlan, piece: Piece, micro_batch: int) -> None:
-        with _timed(None if self.clock is None else self.clock.waits()):
+        with _time_stage(None if self.clock is None else self.clock.waits()):
             tensors = [self._take(feed, micro_batch) for feed in piece.feeds]
         with self._computing(piece, micro_batch):
-            results = self._called(phase, piece, micro_batch, tensors)
+            results = self._call_piece(phase, piece, micro_batch, tensors)
             self._sum(phase, piece, results)
             if self.looked_at:
                 tf.test.experimental.sync_devices()
         del tensors
         self._hand_on(piece, micro_batch, results)
 
-    def _called(self, phase: PhasePlan, piece: Piece, micro_batch: int, tensors: Sequence[Any]) -> dict[Value, Any]:
+    def _call_piece(self, phase: PhasePlan, piece: Piece, micro_batch: int, tensors: Sequence[Any]) -> dict[Value, Any]:
         """What a piece gives; with the last micro-batch, gradients are added up over replicas as they are made. Where
         the piece has sums of its own, they wait: what adds up has one order in all replicas.
         """
@@ -110,7 +110,7 @@ class StageRun:
 
     def _computing(self, piece: Piece, micro_batch: int) -> contextlib.AbstractContextManager[None]:
         about = piece.fragment
-        return _timed(None if self.clock is None else self.clock.computing(about.kind, micro_batch, about.phase))
+        return _time_stage(None if self.clock is None else self.clock.computing(about.kind, micro_batch, about.phase))
 
     def _take(self, feed: Feed, micro_batch: int) -> Any:
         kind, what = feed
@@ -186,5 +186,5 @@ class StageRun:
         self.local[micro_batch] = {value: tensor for value, tensor in local.items() if value in later}
 
 
-def _timed(clock: contextlib.AbstractContextManager[None] | None) -> contextlib.AbstractContextManager[None]:
+def _time_stage(clock: contextlib.AbstractContextManager[None] | None) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if clock is None else clock

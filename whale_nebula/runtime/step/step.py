@@ -27,7 +27,7 @@ from whale_nebula.runtime.plan_step import check_pinned
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.engine import Engine, engine
 from whale_nebula.runtime.variables.reads import make_all_collective
-from whale_nebula.scopes import hints as unentered
+from whale_nebula.scopes import hints
 from whale_nebula.scopes.observer import observer
 from whale_nebula.spec import Spec
 from whale_nebula.tf import private as tf_private
@@ -45,11 +45,11 @@ def _shape(tensor: Any) -> tuple[int | None, ...] | None:
     return None if shape is None or getattr(shape, "rank", 0) is None else tuple(shape)
 
 
-def changed(names: Sequence[str], tensors: Sequence[Any], first: Shapes) -> str:
+def describe_change(names: Sequence[str], tensors: Sequence[Any], first: Shapes) -> str:
     """In words, the first input whose rows are not shaped like those of the first batch; nothing where all are.
 
     >>> import numpy as np
-    >>> changed(["x"], [np.ones((32, 5), "float32")], ((64, 8),))
+    >>> describe_change(["x"], [np.ones((32, 5), "float32")], ((64, 8),))
     "input 'x' is float32[32,5] in this batch, and was [64,8] in the first"
     """
     for name, tensor, before in zip(names, tensors, first, strict=False):
@@ -67,7 +67,7 @@ def takes(wide: Signature, layout: Signature) -> bool:
     return _kind(wide) == _kind(layout) and all(_fits(free, spec.shape) for free, spec in pairs)
 
 
-def widened(layout: Signature, known: Iterable[Signature]) -> Signature | None:
+def widen_signature(layout: Signature, known: Iterable[Signature]) -> Signature | None:
     """The form that takes `layout` and every known one that differs from it in sizes alone; None without such."""
     alike = [other for other in known if _kind(other) == _kind(layout)]
     if not alike:
@@ -98,7 +98,7 @@ _plain = tf_private.KerasLayer.__call__
 
 
 @functools.wraps(_plain)  # AutoGraph goes by its module: it leaves Keras's own functions as they are
-def _called(model: Any, *args: Any, **kwargs: Any) -> Any:
+def _callable_of(model: Any, *args: Any, **kwargs: Any) -> Any:
     met: list[Any] | None = getattr(_LOCAL, "met", None)
     if met is not None and all(model is not known for known in met):
         met.append(model)
@@ -112,7 +112,7 @@ def models_met() -> Iterator[list[Any]]:
     before, _LOCAL.met = getattr(_LOCAL, "met", None), []
     with _LOCK:
         _open += 1
-        keras.Model.__call__ = _called
+        keras.Model.__call__ = _callable_of
     try:
         yield _LOCAL.met
     finally:
@@ -134,8 +134,14 @@ def models_of(fn: Callable[..., Any]) -> list[Any]:
     fn = inspect.unwrap(getattr(fn, "__func__", fn))
     code: CodeType | None = getattr(fn, "__code__", None)
     named = {} if code is None else {name: fn.__globals__.get(name) for name in _names(code)}
-    cells = [] if code is None else [cell.cell_contents for cell in fn.__closure__ or () if _filled(cell)]
-    held = [*named.values(), *cells, owner, *_held(owner), *(inner for cell in cells for inner in _held(cell))]
+    cells = [] if code is None else [cell.cell_contents for cell in fn.__closure__ or () if _is_filled(cell)]
+    held = [
+        *named.values(),
+        *cells,
+        owner,
+        *_attributes_of(owner),
+        *(inner for cell in cells for inner in _attributes_of(cell)),
+    ]
     return [each for each in held if isinstance(each, keras.Model)]
 
 
@@ -145,7 +151,7 @@ def _names(code: CodeType) -> list[str]:
     return [*code.co_names, *inner]
 
 
-def _filled(cell: Any) -> bool:
+def _is_filled(cell: Any) -> bool:
     try:
         cell.cell_contents  # noqa: B018 - reading it is the question
     except ValueError:
@@ -153,7 +159,7 @@ def _filled(cell: Any) -> bool:
     return True
 
 
-def _held(thing: Any) -> list[Any]:
+def _attributes_of(thing: Any) -> list[Any]:
     """What an object of the user's own has as attributes: a class that holds its models and its loop, say."""
     whole = thing is None or isinstance(thing, keras.Model | type)
     return [] if whole else list(getattr(thing, "__dict__", {}).values())
@@ -169,7 +175,7 @@ def positional(values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
     return values, {}
 
 
-def declared() -> Declared:
+def declared_inputs() -> Declared:
     """The forms that the config of the run gives to inputs."""
     run = current_run()
     return Declared(run.config.inputs, run.alone)
@@ -219,12 +225,12 @@ class Step:
         check_surroundings()
         scopes.hold_something()
         with self._lock:
-            layout, tensors = signature(arguments, self.whole, declared())
+            layout, tensors = signature(arguments, self.whole, declared_inputs())
             looked = self._looked_at(layout, tensors, unpack)
             if looked is not None:
                 return looked[0]
             self.last = self._engine(layout, unpack, tensors)
-            unentered.tell_beside(self.name)
+            hints.tell_beside(self.name)
             return self._run(self.last, layout, tensors)
 
     def _run(self, last: Engine, layout: Signature, tensors: list[Any]) -> Any:
@@ -232,7 +238,7 @@ class Step:
         try:
             results = last.run(tensors)
         except StageFailedError as failure:
-            other = changed(layout.names, tensors, self.first)
+            other = describe_change(layout.names, tensors, self.first)
             failure.why = "\n".join(filter(None, [failure.why, other]))
             raise
         self.first = self.first or shapes_of(tensors)
@@ -241,7 +247,7 @@ class Step:
     def plan(self, arguments: Arguments, unpack: Unpack = positional) -> Engine:
         """Capture and plan for the given arguments without running."""
         with self._lock:
-            layout, tensors = signature(arguments, self.whole, declared())
+            layout, tensors = signature(arguments, self.whole, declared_inputs())
             self._looked_at(layout, tensors, unpack)
             return self._engine(layout, unpack)
 
@@ -255,7 +261,9 @@ class Step:
         self._forget_others()
         self._stand_in(scopes.around())
         if layout.key not in self.engines:
-            found = self._taking(layout) or self._widened(layout, unpack) or self._made(layout, unpack, tensors)
+            found = (
+                self._taking(layout) or self._widen_engine(layout, unpack) or self._make_engine(layout, unpack, tensors)
+            )
             self.engines[layout.key] = found
         return self.engines[layout.key]
 
@@ -280,18 +288,18 @@ class Step:
         """The engine of a form with free axes that takes this one, too."""
         return next((self.engines[form.key] for form in self.forms if takes(form, layout)), None)
 
-    def _widened(self, layout: Signature, unpack: Unpack) -> Engine | None:
+    def _widen_engine(self, layout: Signature, unpack: Unpack) -> Engine | None:
         """An engine with free axes in the place of one more for every size; None where the step needs to know them."""
-        form = widened(layout, self.forms) if self.widens else None
+        form = widen_signature(layout, self.forms) if self.widens else None
         if form is None:
             return None
         try:
-            return self._made(form, unpack)
+            return self._make_engine(form, unpack)
         except (CaptureError, TypeError, ValueError):
             self.widens = False
             return None
 
-    def _made(self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None) -> Engine:
+    def _make_engine(self, layout: Signature, unpack: Unpack, tensors: Sequence[Any] | None = None) -> Engine:
         self.engines = {key: kept for key, kept in self.engines.items() if alive(key[-1])}
         self.forms = [form for form in self.forms if form.key in self.engines]
 

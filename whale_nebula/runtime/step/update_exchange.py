@@ -12,7 +12,7 @@ import tensorflow as tf
 from whale_nebula.ir.cut import Cut, PhasePlan
 from whale_nebula.ir.program import PartKey
 from whale_nebula.passes.exchange import Bundle, shared_parts
-from whale_nebula.runtime.replicas.exchange import Mates, bundled, unbundled
+from whale_nebula.runtime.replicas.exchange import Mates, bundle_tensors, unbundle_tensors
 from whale_nebula.runtime.step.scalars import Later
 from whale_nebula.runtime.step.stage_run import StageRun
 from whale_nebula.transport.protocol import Key, KeyKind, Link
@@ -37,11 +37,11 @@ class Wires:
 
     def send(self, bundle: Bundle, tensors: Sequence[Any]) -> None:
         """Send what another worker needs."""
-        self.links[bundle.destination].send(self._key(bundle), bundled(tensors))
+        self.links[bundle.destination].send(self._key(bundle), bundle_tensors(tensors))
 
     def receive(self, bundle: Bundle) -> Sequence[Any]:
         """Wait for what another worker has made."""
-        return unbundled(self.links[bundle.source].receive(self._key(bundle), self.patience), bundle.specs)
+        return unbundle_tensors(self.links[bundle.source].receive(self._key(bundle), self.patience), bundle.specs)
 
     def later(self, bundle: Bundle) -> Sequence[Later]:
         """Numbers that are returned only: they come when they come."""
@@ -49,15 +49,15 @@ class Wires:
         link.later(key)
 
         def come() -> Sequence[Any]:
-            return unbundled(link.receive(key, self.patience), bundle.specs)
+            return unbundle_tensors(link.receive(key, self.patience), bundle.specs)
 
         promise = self.promises.submit(come)
         return [Later(promise, place, spec) for place, spec in enumerate(bundle.specs)]
 
     def _key(self, bundle: Bundle) -> Key:
-        return self._made("scalar", bundle.phase, bundle.number, bundle.source, bundle.destination)
+        return self._make_key("scalar", bundle.phase, bundle.number, bundle.source, bundle.destination)
 
-    def _made(self, kind: str, phase: int, slot: int, source: str, destination: str) -> Key:
+    def _make_key(self, kind: str, phase: int, slot: int, source: str, destination: str) -> Key:
         return Key(cast(KeyKind, kind), self.program, self.step, phase, -1, slot, source, destination)
 
     def parts(self, phase: PhasePlan, own: dict[PartKey, tuple[Any, ...]]) -> dict[PartKey, tuple[Any, ...]]:
@@ -67,12 +67,12 @@ class Wires:
             if part.source == self.worker:
                 array = tf.convert_to_tensor(own[part.key][part.piece]).numpy()
                 for destination in part.destinations:
-                    key = self._made("part", phase.index, part.slot, self.worker, destination)
+                    key = self._make_key("part", phase.index, part.slot, self.worker, destination)
                     self.links[destination].send(key, array)
         found: dict[PartKey, list[Any]] = {key: list(tensors) for key, tensors in own.items()}
         for part in shared:
             if self.worker in part.destinations:
-                key = self._made("part", phase.index, part.slot, part.source, self.worker)
+                key = self._make_key("part", phase.index, part.slot, part.source, self.worker)
                 array = self.links[part.source].receive(key, self.patience)
                 found.setdefault(part.key, []).append(tf.convert_to_tensor(array))
         return {key: tuple(tensors) for key, tensors in found.items()}

@@ -26,8 +26,8 @@ def make_collective(model: Any, ledger: Ledger, writes_here: bool, cluster: str 
     """
     _replace(model, "get_weights", functools.partial(_reading, ledger, lambda: _ids(model)))
     if ledger.own:
-        _replace(model, "save_weights", functools.partial(_marked, save_own(ledger, cluster, first)))
-        _replace(model, "load_weights", functools.partial(_marked, load_own(cluster)))
+        _replace(model, "save_weights", functools.partial(_mark_read, save_own(ledger, cluster, first)))
+        _replace(model, "load_weights", functools.partial(_mark_read, load_own(cluster)))
     for name in WRITES:
         _replace(model, name, functools.partial(_writing, ledger, writes_here))
 
@@ -89,7 +89,7 @@ def _reading(ledger: Ledger, only: Callable[[], set[int]], plain: Callable[..., 
     return whole
 
 
-def _marked(change: Callable[[Plain], Plain], plain: Plain) -> Plain:
+def _mark_read(change: Callable[[Plain], Plain], plain: Plain) -> Plain:
     changed = functools.wraps(plain)(change(plain))
     changed.nebula_collective = True  # type: ignore[attr-defined]
     return changed

@@ -263,14 +263,14 @@ def _guards(kind: Any) -> dict[str, Any]:
 
     reads = {name: reading(name) for name in tf_private.VARIABLE_READS}
     writes = {name: writing(name) for name in tf_private.VARIABLE_WRITES}
-    return {**reads, **writes, tf_private.VARIABLE_HANDLE: property(_covered), "handle": property(_handle)}
+    return {**reads, **writes, tf_private.VARIABLE_HANDLE: property(_cover_handle), "handle": property(_handle)}
 
 
 def _handle(variable: Any) -> Any:
     return variable.__dict__[tf_private.VARIABLE_HANDLE]
 
 
-def _covered(variable: Any) -> Any:
+def _cover_handle(variable: Any) -> Any:
     return _Cover(_handle(variable))
 
 

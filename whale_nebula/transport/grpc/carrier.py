@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 
 from whale_nebula.errors import NebulaError, TransportError
-from whale_nebula.transport.base import lost
+from whale_nebula.transport.base import lost_error
 from whale_nebula.transport.carrier import CarrierState, Receiver
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.connection import Connection, Lane, reason
@@ -127,7 +127,7 @@ class GrpcCarrier(ABC):
             self._give_up(error)
         except Exception as error:
             _LOG.exception("the carrier to %s has failed", self.there)
-            self._give_up(lost(self.there, f"this side's carrier has failed: {reason(error)}"))
+            self._give_up(lost_error(self.there, f"this side's carrier has failed: {reason(error)}"))
 
     def _adopt(self, connection: Connection, trouble: str = "") -> None:
         """A fresh connection takes the place of the one before; `trouble` is what stands between it and the worker."""
@@ -188,13 +188,13 @@ class GrpcCarrier(ABC):
             self._changed.wait_for(woken, seconds)
             return not self._closed
 
-    def _refused(self) -> bool:
+    def _count_refusal(self) -> bool:
         """The address refused once more; whether that means that the worker, once met, is dead."""
         self._refusals += 1
         return self._connections > 0 and self._refusals >= 2
 
     def _dead(self) -> NebulaError:
-        return lost(self.there, f"its address {self.where} has refused twice: no process has the port any more")
+        return lost_error(self.there, f"its address {self.where} has refused twice: no process has the port any more")
 
     def _back_off(self, attempt: int) -> float:
         return self._deadlines.again(attempt, _DRAWN.random())
@@ -239,20 +239,20 @@ class AwaitingCarrier(GrpcCarrier):
         while not self._closed:
             if self._connection is not None:
                 attempt = 0
-                self._was_open = self._was_open or (self.where != "" and self._found())
+                self._was_open = self._was_open or (self.where != "" and self._is_port_open())
                 self._rest(self._deadlines.look, unless_connected=False)
             else:
                 self._rest(_PROMPT_SECONDS + self._back_off(attempt), unless_connected=True)
                 attempt += 1
                 if self._was_open and self._connection is None:
-                    self._found()
+                    self._is_port_open()
 
-    def _found(self) -> bool:
+    def _is_port_open(self) -> bool:
         """Whether the other worker's own port is still there; raises once it has refused twice."""
         found = probe(self.where, self._deadlines.connect)
         if found.found != "refused":
             self._refusals = 0
             return True
-        if self._refused() and self._connection is None:
+        if self._count_refusal() and self._connection is None:
             raise self._dead()
         return False

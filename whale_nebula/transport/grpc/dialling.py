@@ -201,7 +201,7 @@ class DiallingCarrier(GrpcCarrier):
         self._refusal = None
         _LOG.debug("%s cannot reach %s: %s", self.here, self.there, self._trouble)
         if found.found == "refused":
-            if self._refused() and not self._target.gateway:
+            if self._count_refusal() and not self._target.gateway:
                 raise self._dead()
             if self._target.gateway and self._connections and self._refused_since() > self._deadlines.gateway_grace:
                 raise self._gateway_lost()

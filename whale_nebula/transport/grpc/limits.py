@@ -178,17 +178,17 @@ class ConnectionGuard:
 
     def _look(self, now: float) -> int:
         """Close what is too much; gives how many connections have no stream."""
-        files = dict(self._accepted())
+        files = dict(self._accepted_connections())
         with self._lock:
             idle = {end: self._since.get(end, now) for end in files.values() if not self._streams[end]}
         surplus = set(find_surplus(idle, now, self._limits))
         for file, end in files.items():
             if end in surplus:
-                _shut(file, self._port, end)
+                _shut_connection(file, self._port, end)
         self._since = {end: since for end, since in idle.items() if end not in surplus}
         return len(idle)
 
-    def _accepted(self) -> Iterable[tuple[int, End]]:
+    def _accepted_connections(self) -> Iterable[tuple[int, End]]:
         known: dict[tuple[int, int], End | None] = {}
         for name in os.listdir(_FILES):
             with contextlib.suppress(OSError):
@@ -210,7 +210,7 @@ def _other_end(file: int, port: int) -> End | None:
     return None
 
 
-def _shut(file: int, port: int, end: End) -> None:
+def _shut_connection(file: int, port: int, end: End) -> None:
     """End a connection, if the file still is this one: its number may be another's by now."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(file)) as one:
         host, number, *_ = one.getpeername()

@@ -108,7 +108,7 @@ class Listener:
         except RuntimeError:
             port = 0
         if not port:
-            raise self._taken("this host has no such address, or another process has this port")
+            raise self._port_error("this host has no such address, or another process has this port")
         server.start()
         self._server = server
         self._guard = ConnectionGuard(port, self._limits)
@@ -126,9 +126,9 @@ class Listener:
                 trial.bind(found[0][4])
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise self._taken(error.strerror or "another process has it") from None
+                raise self._port_error(error.strerror or "another process has it") from None
 
-    def _taken(self, why: str) -> TransportError:
+    def _port_error(self, why: str) -> TransportError:
         return TransportError(
             f"cannot listen on {self._asked}",
             why=why,

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from whale_nebula.errors import IdentityError, RemoteProtocolError
-from whale_nebula.security import Identity, Peer, Prover
-from whale_nebula.security import files as reading
+from whale_nebula.security import Identity, Peer, Prover, files
 from whale_nebula.security.chain import canonical
 
 METHOD = "/nebula.Wire/Talk"
@@ -101,7 +100,7 @@ def check_proof(prover: Prover, knock: Knock, answer: Mapping[str, Any], there: 
         )
     text = certificate.decode("ascii", "replace")
     prover.verify(text, signature, _transcript(knock, there), there.worker)
-    return reading.peer(reading.certificate(certificate, f"what {there.worker} sent"))
+    return files.peer(files.certificate(certificate, f"what {there.worker} sent"))
 
 
 def _transcript(knock: Knock, signer: Identity) -> bytes:

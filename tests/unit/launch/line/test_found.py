@@ -16,11 +16,11 @@ from whale_nebula.launch.line.advice import (
     LineFound,
     advise,
     delay_text,
-    lopsided,
+    describe_asymmetry,
+    load_measurement,
     path_of,
     rate_text,
     save,
-    saved,
 )
 from whale_nebula.launch.line.seat import ALIKE, code_digest, notes, sheet, table, unlike
 
@@ -34,14 +34,14 @@ class TestTheFile:
     def test_it_is_read_as_it_was_written(self, tmp_path: Path) -> None:
         path = path_of(tmp_path / "clusters.yaml", "npu", "gpu")
         save(FOUND, path)
-        assert saved(path) == FOUND
+        assert load_measurement(path) == FOUND
         assert path == path_of(tmp_path / "clusters.yaml", "gpu", "npu")
 
     @pytest.mark.parametrize("text", ["", "{}", "[]", '{"crossings": [{}]}', '{"crossings": 3}'])
     def test_what_is_none_is_nothing(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "a-b.json").write_text(text)
-        assert saved(tmp_path / "a-b.json") is None
-        assert saved(tmp_path / "b-a.json") is None
+        assert load_measurement(tmp_path / "a-b.json") is None
+        assert load_measurement(tmp_path / "b-a.json") is None
 
     def test_no_place_for_it_is_an_error_with_a_name(self, tmp_path: Path) -> None:
         (tmp_path / "line").write_text("a file")
@@ -102,8 +102,8 @@ class TestWhatItMeansForTheConfig:
 
     def test_a_line_that_is_slower_one_way_is_named(self) -> None:
         slow = replace(FOUND, crossings=(replace(LARGE, back=2.4e6),))
-        assert lopsided(slow) == "npu -> gpu is 3.0 times slower than gpu -> npu; the slower one counts"
-        assert lopsided(FOUND) == ""
+        assert describe_asymmetry(slow) == "npu -> gpu is 3.0 times slower than gpu -> npu; the slower one counts"
+        assert describe_asymmetry(FOUND) == ""
 
 
 class TestTheTable:

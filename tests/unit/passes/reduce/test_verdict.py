@@ -2,9 +2,8 @@ import pytest
 
 from tests.unit.passes.reduce.states import folding, read
 from whale_nebula.errors import BatchCoupledError, StaticBatchError
-from whale_nebula.passes.rules import Fold, merge_rule, verdict
-from whale_nebula.passes.rules import registry as state
-from whale_nebula.passes.rules.algebra import mixed
+from whale_nebula.passes.rules import Fold, merge_rule, registry, verdict
+from whale_nebula.passes.rules.algebra import find_mixed_rows
 from whale_nebula.passes.rules.interpret import Bodies
 from whale_nebula.passes.rules.registry import (
     AFTER,
@@ -121,14 +120,14 @@ def test_rows_sums_means_and_wholes_can_be_differentiated(op: int) -> None:
 def test_why_is_a_sentence_whatever_rows_are_mixed_with(kind: str, said: str) -> None:
     graph = read("%0 = input x float32[?,4]\n%1 = capture w float32[]\n%2 = AddV2(%0, %1) float32[?,4]")
     other = Fold(kind, reason="Sqrt of a sum over the batch is neither" if kind == "after" else "")
-    found = mixed(Site(graph, graph.ops[2], (rows(0), other), Bodies(), 2), (rows(0), other))
+    found = find_mixed_rows(Site(graph, graph.ops[2], (rows(0), other), Bodies(), 2), (rows(0), other))
     assert found is not None
     assert found.reason == f"single rows are mixed with {said}"
 
 
 def test_every_state_can_be_spoken_of() -> None:
-    kinds = set(state._SPOKEN)
-    assert kinds == {value for name, value in vars(state).items() if name.isupper() and value == name.lower()}
+    kinds = set(registry._SPOKEN)
+    assert kinds == {value for name, value in vars(registry).items() if name.isupper() and value == name.lower()}
     assert all(Fold(kind).spoken.split()[0] in ("a", "one", "rows") for kind in kinds)
 
 
