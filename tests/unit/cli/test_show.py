@@ -17,7 +17,8 @@ import pytest
 import whale_nebula as nb
 from tests.unit.ir.traced import inference
 from whale_nebula.cli import arguments
-from whale_nebula.cli.show import check, main
+from whale_nebula.cli.show import main
+from whale_nebula.cli.show_script import check
 from whale_nebula.scopes.observer import observer
 
 Script = Callable[[str], str]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.report.making import full
 from whale_nebula.cli.main import main
-from whale_nebula.cli.show import show_report
+from whale_nebula.cli.show_script import show_report
 from whale_nebula.errors import StateError
 from whale_nebula.report.records import RunTotals
 from whale_nebula.report.saved import line
