@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (golden lines are as long as they are)
-from tests.unit.passes.reduce.states import check, reason
+from tests.unit.passes.rules.states import check, reason
 
 LOOP = """
     %0 = input x float32[?,4]

@@ -1,4 +1,4 @@
-from tests.unit.passes.reduce.states import check, reason
+from tests.unit.passes.rules.states import check, reason
 from whale_nebula.passes.rules.registry import UNKNOWN
 from whale_nebula.spec import Value
 

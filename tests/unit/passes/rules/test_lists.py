@@ -1,4 +1,4 @@
-from tests.unit.passes.reduce.states import check, reason
+from tests.unit.passes.rules.states import check, reason
 
 
 def test_a_list_has_the_fold_of_its_elements() -> None:

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tests.unit.passes.reduce.harness import check, folds, trace
+from tests.unit.passes.rules.harness import check, folds, trace
 
 Model = Callable[[Any], Any]
 DRAW = np.random.default_rng(7)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tests.unit.passes.reduce.harness import check, folds, trace
+from tests.unit.passes.rules.harness import check, folds, trace
 from whale_nebula.passes.rules import verdict
 
 X = np.random.default_rng(3).normal(size=(5, 4)).astype("float32")

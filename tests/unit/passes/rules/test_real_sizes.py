@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.unit.passes.reduce.harness import check, folds, trace
+from tests.unit.passes.rules.harness import check, folds, trace
 
 DRAW = np.random.default_rng(7)
 PICTURES = DRAW.normal(size=(5, 8, 8, 3)).astype("float32")

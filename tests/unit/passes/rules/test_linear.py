@@ -1,6 +1,6 @@
 import pytest
 
-from tests.unit.passes.reduce.states import check, reason
+from tests.unit.passes.rules.states import check, reason
 
 
 def test_a_free_batch_axis_stays_and_a_contracted_one_leaves_a_sum() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.passes.reduce.harness import check, trace
+from tests.unit.passes.rules.harness import check, trace
 
 Tensor = Any
 OPS = 40

@@ -3,7 +3,7 @@ right."""
 
 import pytest
 
-from tests.unit.passes.reduce.states import batched, check, folding, read
+from tests.unit.passes.rules.states import batched, check, folding, read
 from whale_nebula.passes.rules import Edge, fold
 from whale_nebula.passes.rules.fixes import Recount
 from whale_nebula.spec import Value

@@ -1,4 +1,4 @@
-from tests.unit.passes.reduce.states import check, reason
+from tests.unit.passes.rules.states import check, reason
 
 
 def test_functions_of_entries_keep_rows_and_lose_sums() -> None:

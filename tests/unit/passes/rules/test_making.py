@@ -1,6 +1,6 @@
 import pytest
 
-from tests.unit.passes.reduce.states import check
+from tests.unit.passes.rules.states import check
 
 SHAPE = """
     %0 = input x float32[?,4]

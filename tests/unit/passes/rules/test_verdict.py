@@ -1,6 +1,6 @@
 import pytest
 
-from tests.unit.passes.reduce.states import folding, read
+from tests.unit.passes.rules.states import folding, read
 from whale_nebula.errors import BatchCoupledError, StaticBatchError
 from whale_nebula.passes.rules import Fold, merge_rule, registry, verdict
 from whale_nebula.passes.rules.algebra import find_mixed_rows

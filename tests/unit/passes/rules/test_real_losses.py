@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, losses
 
-from tests.unit.passes.reduce.harness import Traced, check, folds, trace
+from tests.unit.passes.rules.harness import Traced, check, folds, trace
 
 DRAW = np.random.default_rng(11)
 X = DRAW.normal(size=(5, 4)).astype("float32")

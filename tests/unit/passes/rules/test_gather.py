@@ -1,4 +1,4 @@
-from tests.unit.passes.reduce.states import check, reason
+from tests.unit.passes.rules.states import check, reason
 
 
 def test_each_row_looks_up_its_own() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.unit.passes.reduce.states import check, reason
+from tests.unit.passes.rules.states import check, reason
 
 
 def test_over_the_batch_axis_and_over_others() -> None:
