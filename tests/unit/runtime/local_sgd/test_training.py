@@ -154,7 +154,9 @@ def test_fragments_of_a_large_model_take_turns() -> None:
         fit(ours)
         sent = nb.last_report().run.links["gpu->npu"]
         assert nb.last_report().meetings.met == pytest.approx(2, abs=0.5)
-    assert sent.frames == 4
+    # A thread sends: what is due after the last step may not be counted yet when that step's report is made.
+    assert sent.frames in (3, 4)
+    assert sent.raw_bytes / sent.frames == pytest.approx(4 * ours.count_params() / 2, rel=1e-3)
 
 
 def test_averages_of_batch_norm_meet_too() -> None:
