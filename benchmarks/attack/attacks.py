@@ -1,0 +1,268 @@
+"""The attacks, each a process of its own: `python benchmarks/attack/attacks.py NAME`, told by JSON on standard input.
+
+All go to addresses of this host that the benchmark's own gateways and links listen on, and end at a given time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from whale_nebula.errors import NebulaError
+from whale_nebula.security import Credentials, Files, Identity
+from whale_nebula.transport.deadlines import Deadlines
+from whale_nebula.transport.grpc.links import GrpcLinks, Place
+from whale_nebula.transport.grpc.metadata import METHOD, Knock
+from whale_nebula.transport.grpc.options import channel_credentials
+from whale_nebula.transport.protocol import Key
+from whale_nebula.wire.message import build_message
+
+RUN = "bench"
+WARM = "takes steps"  # the attacked program says so
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+SETTINGS_ACK = bytes([0, 0, 0, 4, 1, 0, 0, 0, 0])
+MOST_SOCKETS, OPENED_A_SECOND, KNOCKS_A_SECOND, WATCHES = 700, 200, 200, 600
+SOON, FLOOD_BYTES = 15.0, 96 << 20
+
+
+class Course:
+    """When there are attacks: for `on` seconds out of each `on + off`, from `start` to `end`; the calm comes first."""
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        self.start, self.end, self.on, self.off = (float(said[key]) for key in ("start", "end", "on", "off"))
+
+    @property
+    def over(self) -> bool:
+        return time.time() >= self.end
+
+    def attacks(self, at: float) -> bool:
+        """Whether there are attacks at a moment."""
+        return self.start <= at < self.end and (at - self.start) % (self.on + self.off) >= self.off
+
+    def blocks(self) -> Iterator[None]:
+        """Once for each block of attacks, as it begins."""
+        while not self.over:
+            if self.attacks(time.time()):
+                yield
+            time.sleep(0.1)
+
+    @property
+    def now(self) -> bool:
+        return self.attacks(time.time())
+
+
+def credentials(said: dict[str, Any], worker: str) -> Credentials:
+    """What a worker holds; an attacker does not look at the deny list."""
+    files = Files.under(said["certs"], Identity.of_worker(RUN, worker))
+    return Credentials.of(files._replace(revoked=None) if worker == said["revoked"] else files)
+
+
+def channel(said: dict[str, Any], worker: str) -> grpc.Channel:
+    """A connection to the first gateway, with a worker's certificate."""
+    name = Identity.of_worker(RUN, "gpu/gateway").dns
+    own = [("grpc.ssl_target_name_override", name), ("grpc.use_local_subchannel_pool", 1)]
+    return grpc.secure_channel(said["gateway"], channel_credentials(credentials(said, worker)), own)
+
+
+def fill_sockets(said: dict[str, Any], course: Course, connect: Callable[[], socket.socket]) -> dict[str, Any]:
+    """Hold as many connections as there may be, and open each again when it is dropped."""
+    opened = most = 0
+    for _ in course.blocks():
+        held: set[socket.socket] = set()
+        while course.now:
+            ready, _, _ = select.select([each for each in held if each.fileno() < 1024], [], [], 0)
+            for each in ready:
+                with contextlib.suppress(OSError):
+                    if each.recv(1000):
+                        continue
+                each.close()
+                held.discard(each)
+            for _ in range(OPENED_A_SECOND // 20):
+                with contextlib.suppress(OSError):
+                    if len(held) < MOST_SOCKETS:
+                        held.add(connect())
+                        opened += 1
+            most = max(most, len(held))
+            time.sleep(0.05)
+        for each in held:
+            each.close()
+    return {"connections opened": opened, "held at most": most}
+
+
+def hold_idle(said: dict[str, Any], course: Course) -> dict[str, Any]:
+    """Connections with a revoked certificate, that complete TLS and then say nothing."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    files = Files.under(said["certs"], Identity.of_worker(RUN, said["revoked"]))
+    context.load_cert_chain(files.cert, files.key)
+
+    def connect() -> socket.socket:
+        made = context.wrap_socket(_plain(said), do_handshake_on_connect=True)
+        made.sendall(PREFACE + SETTINGS_ACK)
+        return made
+
+    return fill_sockets(said, course, connect)
+
+
+def hold_half_open(said: dict[str, Any], course: Course) -> dict[str, Any]:
+    """Connections by nobody, with no certificate, that never begin TLS."""
+    return fill_sockets(said, course, lambda: _plain(said))
+
+
+def _plain(said: dict[str, Any]) -> socket.socket:
+    host, _, port = said["gateway"].rpartition(":")
+    return socket.create_connection((host, int(port)), 1.0)
+
+
+def knock(said: dict[str, Any], course: Course) -> dict[str, Any]:
+    """Streams with a revoked certificate, each for another worker with a long name; each is refused."""
+    knocks, log = 0, Path(said["audit"])
+    before = log.stat().st_size
+    for _ in course.blocks():
+        line = channel(said, said["revoked"])
+        talk = line.stream_stream(METHOD)
+        while course.now:
+            began, calls = time.monotonic(), []
+            for _ in range(KNOCKS_A_SECOND // 10):
+                asked = Knock(RUN, said["revoked"], f"npu/{knocks}" + "x" * 180, secrets.token_hex(8))
+                calls.append(talk(iter(()), metadata=asked.metadata(), timeout=5.0))
+                knocks += 1
+            for call in calls:
+                with contextlib.suppress(grpc.RpcError, StopIteration):
+                    next(call)
+            time.sleep(max(0.0, 0.1 - (time.monotonic() - began)))
+        line.close()
+    return {"knocks": knocks, "audit log grew by, bytes": log.stat().st_size - before}
+
+
+def watch(said: dict[str, Any], course: Course) -> dict[str, Any]:
+    """Streams that ask how the gateway is, for ever, with a good certificate: over as many connections as it takes."""
+    asked = most = 0
+    for _ in course.blocks():
+        lines: list[grpc.Channel] = []
+        calls: list[Any] = []
+        while course.now:
+            while len(calls) < WATCHES:
+                if len(calls) % 4 == 0:
+                    lines.append(channel(said, said["watcher"]))
+                stub = health_pb2_grpc.HealthStub(lines[-1])
+                calls.append(stub.Watch(health_pb2.HealthCheckRequest(service=""), timeout=60.0))
+                asked += 1
+            time.sleep(0.5)
+            calls = [each for each in calls if each.is_active()]
+            most = max(most, len(calls))
+        for line in lines:
+            line.close()
+    return {"watches asked for": asked, "standing at most": most}
+
+
+def flood(said: dict[str, Any], course: Course) -> dict[str, Any]:
+    """A peer with a good certificate sends tensors that nobody asked for; its own limits are lifted."""
+    rounds = refused = 0
+    sent = 0
+    row = np.zeros(1 << 18, np.float32)
+    for _ in course.blocks():
+        while course.now:
+            with _links(said, "npu/8", "gpu/8", said["flooder"], said["victim"], budget=1 << 40) as links:
+                link = links.links["gpu/8"]
+                link.post(build_message("SESSION", "STEP", program=1, step=0, rows=1, inputs={}))
+                rounds += 1
+                try:
+                    link.take("SESSION", SOON)
+                    for slot in range(FLOOD_BYTES // row.nbytes):
+                        link.send(Key("control", 1, 0, 0, -1, slot, "npu/8", "gpu/8"), row)
+                        sent += row.nbytes
+                    time.sleep(1.0)
+                    link.take("SESSION", 2.0)
+                except NebulaError:
+                    refused += 1
+    return {"rounds": rounds, "ended by the peer": refused, "MiB handed over": sent >> 20}
+
+
+def be_flooded(said: dict[str, Any], course: Course) -> dict[str, Any]:
+    """The peer of `flood`: it waits for a step that does not come. Tells how its memory moved."""
+    rounds = 0
+    for _ in course.blocks():
+        while course.now:
+            with _links(said, "gpu/8", "npu/8", said["victim"], said["flooder"]) as links:
+                rounds += 1
+                with contextlib.suppress(NebulaError):
+                    links.links["npu/8"].post(build_message("SESSION", "STEP", program=1, step=0, rows=1, inputs={}))
+                    links.links["npu/8"].take("SESSION", SOON)
+                    links.links["npu/8"].take("SESSION", 5.0)
+    return {"rounds": rounds}
+
+
+@contextlib.contextmanager
+def _links(said: dict[str, Any], here: str, there: str, own: str, other: str, **options: Any) -> Iterator[GrpcLinks]:
+    place = Place(RUN, here, {there: other}, own, credentials=credentials(said, here))
+    deadlines = Deadlines(patience=SOON, silence=SOON, grace=1.0, connect=5.0)
+    links = GrpcLinks(place, deadlines=deadlines, announce=lambda *_: None, **options)
+    try:
+        yield links
+    finally:
+        links.close()
+
+
+def join(said: dict[str, Any], course: Course) -> dict[str, Any]:
+    """Not an attack: two honest workers that are new meet through both gateways, again and again; tells how long."""
+    took: dict[bool, list[float]] = {True: [], False: []}
+    troubles: list[str] = []
+    ends = {"gpu/9": said["gateway"], "npu/9": said["other_gateway"]}
+    deadlines = Deadlines(patience=SOON, silence=SOON, grace=2.0, connect=5.0)
+    while time.time() < course.end - SOON:
+        began, attacked = time.time(), course.now
+        links = {
+            here: GrpcLinks(
+                Place(RUN, here, {there: None}, None, gateway, credentials(said, here)),
+                deadlines=deadlines, announce=lambda *_: None,
+            )
+            for (here, gateway), there in zip(ends.items(), reversed(ends), strict=True)
+        }  # fmt: skip
+        try:
+            for here, there in zip(ends, reversed(ends), strict=True):
+                links[here].links[there].post(build_message("SESSION", "STEP", program=1, step=0, rows=1, inputs={}))
+            for here, there in zip(ends, reversed(ends), strict=True):
+                links[here].links[there].take("SESSION", SOON)
+            took[attacked].append(round(time.time() - began, 3))
+        except NebulaError as error:
+            troubles.append(f"{'attacked' if attacked else 'calm'}: {error.what}: {error.why}")
+        closing = [threading.Thread(target=each.close) for each in links.values()]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+        time.sleep(2.0)
+    return {"attacked": took[True], "calm": took[False], "troubles": troubles}
+
+
+ATTACKS = {each.__name__: each for each in (hold_idle, hold_half_open, knock, watch, flood, be_flooded)}
+
+
+def main() -> None:
+    """Attack as asked, then say what was done."""
+    said = json.loads(sys.stdin.readline())
+    course = Course(said)
+    if sys.argv[1] in ATTACKS and sys.argv[1] != "be_flooded":
+        os.nice(19)  # an attacker computes elsewhere
+    print(json.dumps({**ATTACKS, "join": join}[sys.argv[1]](said, course)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
