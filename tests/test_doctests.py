@@ -11,6 +11,7 @@ FOLDERS = {
     "whale_nebula": "whale_nebula",
     "models": "whale_nebula.models",
     "strategies": "whale_nebula.strategies",
+    "tests/simulation": "tests.simulation",
 }
 
 
@@ -21,7 +22,7 @@ def module_names() -> list[str]:
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
             names.append(".".join([package, *(part for part in parts if part != "__init__")]))
-    return [name for name in names if not name.endswith("__main__")]
+    return [name for name in names if not name.endswith("__main__") and ".test_" not in name]
 
 
 @pytest.mark.parametrize("name", module_names())

@@ -19,10 +19,10 @@ GROUPS = {
     "operations": ("report", "gateway", "launch"),
     "compiler": ("feed", "passes", "capture", "plan"),
     "execution": ("runtime",),
-    "top": ("cli", "__main__", "testing"),
+    "top": ("cli", "__main__"),
 }
 LAYERS = tuple(name for group in GROUPS.values() for name in group)
-_DRAWN = tuple(name for name in LAYERS if name not in ("__main__", "errors", "site", "spec", "faults", "testing"))
+_DRAWN = tuple(name for name in LAYERS if name not in ("__main__", "errors", "site", "spec", "faults"))
 
 
 def page(text: str) -> str:

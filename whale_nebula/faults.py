@@ -213,7 +213,7 @@ class FaultPlan:
 
 
 VARIABLE = "WHALE_NEBULA_FAILPOINTS"
-_LOG = logging.getLogger("whale_nebula.testing")
+_LOG = logging.getLogger("whale_nebula.faults")
 
 _plan: FaultPlan | None = None
 

@@ -14,8 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from whale_nebula.testing.case import grid, random_case
-from whale_nebula.testing.simulator import Case, Found, simulate
+from tests.simulation.case import grid, random_case
+from tests.simulation.simulator import Case, Found, simulate
 
 SHOWN = 20
 

@@ -13,10 +13,10 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
+from tests.simulation.carrier import Cable, Passage
 from tests.unit.transport.test_payloads import STEP
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.emulated import EmulatedStep
-from whale_nebula.testing.carrier import Cable, Passage
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.protocol import Key, LinkTotals

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.simulation import carrier
+from tests.simulation.carrier import Cable
+from tests.simulation.stepping import Turns
 from whale_nebula.errors import RemoteFailureError, RemoteProtocolError
-from whale_nebula.testing import carrier
-from whale_nebula.testing.carrier import Cable
-from whale_nebula.testing.stepping import Turns
 from whale_nebula.transport import clock, mailbox, outbox, peer, tally
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.mailbox import Waiters

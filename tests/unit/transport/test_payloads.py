@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.simulation.carrier import Cable
 from tests.unit.transport.crossing import workers
 from whale_nebula.errors import LocalProtocolError, RemoteFailureError, RemoteProtocolError
-from whale_nebula.testing.carrier import Cable
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.framed import check_packed, describe_payload, read_payload
 from whale_nebula.transport.memory import MemoryNetwork

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import pytest
 
+from tests.simulation.carrier import Cable, Passage
 from whale_nebula.errors import (
     DeadlineError,
     LinkClosedError,
@@ -16,7 +17,6 @@ from whale_nebula.errors import (
     RemoteFailureError,
     RemoteProtocolError,
 )
-from whale_nebula.testing.carrier import Cable, Passage
 from whale_nebula.transport.base import lost_error
 from whale_nebula.transport.deadlines import Deadlines, Wait
 from whale_nebula.transport.memory import MemoryNetwork

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from whale_nebula.testing.stepping import Condition, Event, Gone, Lock, Over, Thread, Turns
+from tests.simulation.stepping import Condition, Event, Gone, Lock, Over, Thread, Turns
 
 
 def turns(seed: int = 1, limit: float = 100.0) -> Turns:

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.simulation import case as lesson
+from tests.simulation.case import PATIENCE, REACHED, Case, Found, grid, judge, random_case
+from tests.simulation.simulator import NOTICED, simulate
 from tests.soak.simulated import main, repro
 from whale_nebula.errors import OptionError
 from whale_nebula.faults import POINTS, Action
-from whale_nebula.testing import case as lesson
-from whale_nebula.testing.case import PATIENCE, REACHED, Case, Found, grid, judge, random_case
-from whale_nebula.testing.simulator import NOTICED, simulate
 from whale_nebula.transport import peer
 from whale_nebula.wire import frame
 
@@ -153,7 +153,7 @@ class TestTheJudge:
         plain = lesson.ahead
         monkeypatch.setattr(lesson, "back", lambda kept, came: plain(kept[: lesson.NARROW], came, 0, 0))
         good("seed=1")  # all do the same: the oracle, too
-        monkeypatch.setattr("whale_nebula.testing.case.run_undisturbed", lambda *case: [lesson.fresh(0)] * 2)
+        monkeypatch.setattr("tests.simulation.case.run_undisturbed", lambda *case: [lesson.fresh(0)] * 2)
         assert len(simulate(Case.parse("seed=1")).wrong) == 2
 
 
@@ -166,5 +166,5 @@ def test_a_failure_prints_the_line_that_runs_it_again(capsys: pytest.CaptureFixt
 
 
 def test_importing_it_loads_no_tensorflow() -> None:
-    code = "import sys, whale_nebula.testing.case; assert not {'tensorflow', 'keras', 'grpc'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[3], timeout=60)
+    code = "import sys, tests.simulation.case; assert not {'tensorflow', 'keras', 'grpc'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[2], timeout=60)

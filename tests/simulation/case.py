@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tests.simulation.carrier import Ill, LineFault
 from whale_nebula.errors import NebulaError, OptionError, RunError
 from whale_nebula.faults import POINTS, Action, Fault, failpoint
-from whale_nebula.testing.carrier import Ill, LineFault
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.assembly import Bound
 
@@ -254,7 +254,7 @@ def random_case(seed: int) -> Case:
     >>> random_case(7) == random_case(7)
     True
     """
-    draw = random.Random(seed)  # noqa: S311 - nothing secret
+    draw = random.Random(seed)
     workers = draw.choice((2, 2, 3))
     steps = draw.randint(1, 4)
     count = draw.choice((1, 1, 2, 2, 3))

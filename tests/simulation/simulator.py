@@ -18,13 +18,9 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from whale_nebula import faults as failpoints
-from whale_nebula.errors import NebulaError, RunError
-from whale_nebula.faults import Action, Drop, Fault, FaultPlan, fail, failpoint
-from whale_nebula.runtime.session.session import Session
-from whale_nebula.testing import carrier
-from whale_nebula.testing.carrier import BadLine, Cable
-from whale_nebula.testing.case import (
+from tests.simulation import carrier
+from tests.simulation.carrier import BadLine, Cable
+from tests.simulation.case import (
     DEADLY,
     PATIENCE,
     PROGRAM,
@@ -37,7 +33,11 @@ from whale_nebula.testing.case import (
     is_planned,
     judge,
 )
-from whale_nebula.testing.stepping import Gone, Over, Turns
+from tests.simulation.stepping import Gone, Over, Turns
+from whale_nebula import faults as failpoints
+from whale_nebula.errors import NebulaError, RunError
+from whale_nebula.faults import Action, Drop, Fault, FaultPlan, fail, failpoint
+from whale_nebula.runtime.session.session import Session
 from whale_nebula.transport import clock, mailbox, outbox, peer, tally
 from whale_nebula.transport.base import lost_error
 from whale_nebula.transport.carrier import Receiver
@@ -70,7 +70,7 @@ class _World:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.draw = random.Random(case.seed)  # noqa: S311 - nothing secret
+        self.draw = random.Random(case.seed)
         self.turns = Turns(self.draw, limit=LIMIT)
         self.outcomes = {worker: Outcome() for worker in case.row}
         self.plans = {w: FaultPlan(case.faults, worker=w, act=partial(self._act, w)) for w in case.row}
