@@ -54,26 +54,6 @@ ROWS: dict[str, Row] = {
     "svd2": _papers(0.2, 39.00, 0.86, THREE),
     "int4": Row("int4, without padding", {**INT4, "mask": True}),
     "int4z": Row("int4, without padding, zstd", {**INT4, "mask": True, "zstd": True}, seeds=THREE),
-    "int4-2z": Row(
-        "int4, int2 back, without padding, zstd",
-        {"int4": True, "backward": "int2(64)", "mask": True, "zstd": True},
-        seeds=THREE,
-    ),
-    "int3-2z": Row(
-        "int3, int2 back, without padding, zstd",
-        {"int3": True, "backward": "int2", "mask": True, "zstd": True},
-        seeds=THREE,
-    ),
-    "int3-m4z": Row(
-        "int3, int2 of 0.4 of the rows and int1 of the rest back, without padding, zstd",
-        {"int3": True, "backward": "mixed(0.4)", "mask": True, "zstd": True},
-        seeds=THREE,
-    ),
-    "int3-r2z": Row(
-        "int3, int2 of half of the rows back, without padding, zstd",
-        {"int3": True, "backward": "rows(0.5) >> int2", "mask": True, "zstd": True},
-    ),
-    "int2z": Row("int2, without padding, zstd", {"int2": True, "backward": "int2", "mask": True, "zstd": True}),
     "axes-2.3": _axes(2.3, THREE),
     "axes-2.25": _axes(2.25, THREE),
     "axes-1.6": _axes(1.6),

@@ -31,7 +31,7 @@ from two_sites import FREE, run
 HERE = Path(__file__).resolve().parent
 RESULTS, TIMES = HERE / "results.jsonl", HERE / "times.json"
 LIMIT = 3600.0
-TIMED = ("none", "fp16", "svd9", "svd6", "svd2", "int4z", "int4-2z", "int3-m4z", "axes-2.25")
+TIMED = ("none", "fp16", "svd9", "svd6", "svd2", "int4z", "axes-2.25")
 TIMED += ("topk", "learned2", "shared4", "learned4", "learned8")
 LINK_TO_COMPUTE, TIMED_STEPS = 30, 9
 Found = dict[str, Any]

@@ -83,6 +83,8 @@ def differences(asked: argparse.Namespace, runs: Sequence[Found]) -> list[str]:
     meant = text.read_folder(asked.text, asked.test, source=source, target=target, sides=["target"])
     said, folder = [], asked.kept / "found"
     for each in runs:
+        if each["row"] not in ROWS:  # of a codec that was removed
+            continue
         other = ROWS[each["row"]].beside
         files = [folder / f"{name}-{each['seed']}.txt" for name in (other, each["row"])]
         if each["row"] == other or not all(file.exists() for file in files):

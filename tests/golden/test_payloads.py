@@ -18,15 +18,15 @@ from whale_nebula.codec import CODECS
 from whale_nebula.errors import NebulaError
 from whale_nebula.transport.protocol import Packed
 
-PRECISIONS = ("fp16", "bf16", "int8", "int4", "turned4", "int3", "int2", "int1", "mixed(0.5)", "coded(3)", "int2(32)")
-STRUCTURES = ("topk(0.25)", "rows(0.5)", "svd(0.6)", "rank(12)", "axes")
+PRECISIONS = ("fp16", "bf16", "int8", "int4", "coded(3)", "coded(1.5)")
+STRUCTURES = ("topk(0.25)", "svd(0.6)", "rank(12)", "axes")
 CHAINS = (
-    *(f"{structure} >> {precision}" for structure in STRUCTURES[:4] for precision in ("fp16", "int8", "int2")),
+    *(f"{structure} >> {precision}" for structure in STRUCTURES[:3] for precision in ("fp16", "int8")),
     "axes >> coded(3)",
     "axes >> int4",
 )
 OPTIONS = ("none, zstd", "int8, zstd", "bf16, zstd", "fp16, zstd", "topk(0.25), zstd")
-WAYS = (*PRECISIONS, *STRUCTURES[:4], *CHAINS, *OPTIONS)
+WAYS = (*PRECISIONS, *STRUCTURES[:3], *CHAINS, *OPTIONS)
 LINEAR_ALGEBRA = ("svd", "rank", "axes")
 SHAPES = ((6, 48), (5, 7, 33), (1, 1), (0, 48), (3, 130))
 DTYPES = ("float32", "float16", "bfloat16", "float64")

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "whale_nebula"
 
 COMPRESS = (
     "(codec=None, *, svd=None, rank=None, topk=None, fp16=False, bf16=False, int8=False, int4=False,"
-    " int3=False, int2=False, int1=False, backward='default', start_step=0, ramp=None, basis='shared', delta=None,"
+    " backward='default', start_step=0, ramp=None, basis='shared', delta=None,"
     " mask=None, forward=None, zstd=False, nonfinite='raise')"
 )
 SIGNATURES = {

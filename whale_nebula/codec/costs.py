@@ -15,9 +15,8 @@ from whale_nebula.codec.axes import Axes
 from whale_nebula.codec.entropy_coding import LOOKED_AT as TRIED
 from whale_nebula.codec.entropy_coding import Coded
 from whale_nebula.codec.objects import Codec, Dims, Precision, Structure
-from whale_nebula.codec.precisions import BF16, FP16, INT1, INT2, INT3, INT4, INT8, TURNED4, Bits, Integers, Turned
+from whale_nebula.codec.precisions import BF16, FP16, INT4, INT8, Bits, Integers
 from whale_nebula.codec.sizes import precision_in, structure_in
-from whale_nebula.codec.strong import Mixed, Rows
 from whale_nebula.codec.structures import LOOKED_AT, RENEWED, SVD, Rank, TopK, matrix
 
 CALL, CAST = 0.6e-3, 0.15e-3
@@ -59,11 +58,6 @@ _NANOSECONDS: Mapping[type[Precision], tuple[Cost, Cost]] = {
     BF16: (Cost(0.9, 1.1), Cost(0.9, 1.1)),
     INT8: (Cost(2.3, 1.6), Cost(3.1, 1.7)),
     INT4: (Cost(3.3, 2.3), Cost(4.1, 2.3)),
-    TURNED4: (Cost(10.5, 9.2), Cost(25.0, 22.0)),
-    INT3: (Cost(13.1, 10.5), Cost(26.0, 23.0)),
-    INT2: (Cost(11.0, 8.8), Cost(22.0, 17.0)),
-    Mixed: (Cost(14.2, 10.5), Cost(21.0, 17.5)),
-    INT1: (Cost(10.7, 8.7), Cost(19.0, 19.0)),
     Coded: (Cost(20.0, 8.5), Cost(20.0, 8.5)),
 }
 """A number's, rounded to the nearest and (for gradients) to be right on average."""
@@ -91,9 +85,6 @@ make the integers wide, multiply, add, cut off and round (8), and write it, chec
 looks for NaN and takes the difference before (3). Counted in the code, not measured.
 """
 
-_TURNING = Cost(8, 8)
-"""And how often, besides, to turn back turned blocks, which both sides do."""
-
 
 def cost(codec: Codec | None, dims: Dims, *, back: bool = False, delta: bool = False) -> Cost | None:
     """What it takes to encode and decode a tensor of these sizes, or a gradient; None where that is not known.
@@ -120,8 +111,7 @@ def cost(codec: Codec | None, dims: Dims, *, back: bool = False, delta: bool = F
     first = Cost() if structure is None else _structure(structure, dims)
     second = _precision(precision, sum(map(prod, left)), back=back)
     if delta and isinstance(codec, Integers) and len(dims) > 1 and second is not None:
-        passes = _PASSES + _TURNING if isinstance(codec, Turned) else _PASSES
-        return Cost(second.encode) + _times(passes, COPY * prod(dims))
+        return Cost(second.encode) + _times(_PASSES, COPY * prod(dims))
     return None if first is None or second is None else first + second
 
 
@@ -183,14 +173,8 @@ def _topk(topk: Structure, m: int, n: int) -> Cost:
     return _times(_TOP, 1e-9 * m * n)
 
 
-def _rows(rows: Structure, m: int, n: int) -> Cost:
-    """Three passes to find the rows in double precision, and one to write what is kept of them, or all."""
-    numbers = rows.numbers((m, n)) or ((0, 0),)
-    return Cost(COPY * (3 * m * n + prod(numbers[0])), COPY * m * n)
-
-
 _STRUCTURES: Mapping[type[Structure], Callable[[Structure, int, int], Cost]] = {
-    SVD: _svd, Rank: _rank, TopK: _topk, Rows: _rows, Axes: _axes
+    SVD: _svd, Rank: _rank, TopK: _topk, Axes: _axes
 }  # fmt: skip
 
 

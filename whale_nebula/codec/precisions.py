@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from whale_nebula.codec.objects import Codec, Dims, Part, Precision
 
@@ -102,79 +102,7 @@ class INT4(_Blocks):
     block = 32
 
 
-@dataclass(frozen=True)
-class _Turned(Precision):
-    """Few bits a number, block by block: each block is turned (`codec.turned`), so that whatever its numbers are a few
-    levels do. `block` is a power of two; a row that is shorter has a shorter one.
-    """
-
-    bits: ClassVar[int]
-    block: int = 128
-
-    def __post_init__(self) -> None:
-        from whale_nebula.codec.turned import check_block
-
-        check_block(type(self).__name__, self.block)
-
-    def parts(self, dims: Dims, dtype: str) -> tuple[Part, ...]:
-        """The scales, the integers, packed, and what signs were drawn by."""
-        from whale_nebula.codec.turned import parts
-
-        return parts(dims, self.bits, self.block)
-
-    def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
-        """With the least error; with a key so that the tensor's own share of it is whole, and with signs by chance."""
-        from whale_nebula.codec.turned import quantise
-
-        return quantise(x, bits=self.bits, block=self.block, key=key)
-
-    def decode(self, parts: Sequence[Any], dims: Dims, dtype: str) -> Any:
-        """Turned back, and times the scales."""
-        from whale_nebula.codec.turned import dequantise
-
-        return dequantise(*parts, dims=dims, bits=self.bits, block=self.block, dtype=dtype)
-
-
-@dataclass(frozen=True)
-class TURNED4(_Turned):
-    """Four bits a number, turned: fewer bytes than int4 and, where there are outliers, less error, but three times the
-    time.
-    """
-
-    name = "turned4"
-    bits = 4
-
-
-@dataclass(frozen=True)
-class INT3(_Turned):
-    """Three bits a number: a fifth of the norm is lost, whatever the numbers are."""
-
-    name = "int3"
-    bits = 3
-
-
-@dataclass(frozen=True)
-class INT2(_Turned):
-    """Two bits a number: a third of the norm is lost.
-
-    >>> str(INT2()), str(INT2(64))
-    ('int2', 'int2(64)')
-    """
-
-    name = "int2"
-    bits = 2
-
-
-@dataclass(frozen=True)
-class INT1(_Turned):
-    """One bit a number: six tenths of the norm are lost. For gradients."""
-
-    name = "int1"
-    bits = 1
-
-
-Turned = TURNED4 | INT3 | INT2 | INT1
-Integers = INT8 | INT4 | Turned
+Integers = INT8 | INT4
 """Those of which both sides can add up differences alike: whole numbers times scales."""
 
 

@@ -21,13 +21,12 @@ from typing import Any, TypeVar
 from whale_nebula.codec.axes import Axes
 from whale_nebula.codec.entropy_coding import Coded
 from whale_nebula.codec.objects import Chain, Codec, Precision, Structure
-from whale_nebula.codec.precisions import BF16, FP16, INT1, INT2, INT3, INT4, INT8, TURNED4, Bits
-from whale_nebula.codec.strong import Mixed, Rows
+from whale_nebula.codec.precisions import BF16, FP16, INT4, INT8, Bits
 from whale_nebula.codec.structures import BASES, SVD, Rank, TopK
 from whale_nebula.errors import OptionError
 from whale_nebula.errors.suggestions import did_you_mean
 
-_BUILT = (SVD, Rank, TopK, Rows, Axes, FP16, BF16, INT8, INT4, TURNED4, INT3, INT2, INT1, Mixed, Coded, Bits)
+_BUILT = (SVD, Rank, TopK, Axes, FP16, BF16, INT8, INT4, Coded, Bits)
 CODECS: dict[str, type[Codec]] = {kind.name: kind for kind in _BUILT}
 _Kind = TypeVar("_Kind", bound=type[Codec])
 _METHODS = {Precision: ("parts", "encode", "decode"), Structure: ("numbers", "reduce", "expand")}
@@ -122,9 +121,6 @@ def from_flags(
     bf16: bool = False,
     int8: bool = False,
     int4: bool = False,
-    int3: bool = False,
-    int2: bool = False,
-    int1: bool = False,
     basis: str = "shared",
 ) -> Codec | None:
     """The codec that flags of `nb.compress` stand for, or None where none is set.
@@ -138,7 +134,7 @@ def from_flags(
         "rank": None if rank is None else _make_codec("rank", rank, partial(Rank, basis=basis), 96),
         "topk": None if topk is None else _make_codec("topk", topk, TopK, 0.1),
     }
-    bits = {FP16(): fp16, BF16(): bf16, INT8(): int8, INT4(): int4, INT3(): int3, INT2(): int2, INT1(): int1}
+    bits = {FP16(): fp16, BF16(): bf16, INT8(): int8, INT4(): int4}
     structure = _one("structure", {flag: codec for flag, codec in made.items() if codec is not None})
     precision = _one("precision", {codec.name: codec for codec, flag in bits.items() if _is_set(codec, flag)})
     if structure is None or precision is None:

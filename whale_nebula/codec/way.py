@@ -233,7 +233,7 @@ def check_delta(delta: str | None, codec: Codec | None) -> None:
     """Differences are kept by integers that both sides add up alike."""
     if delta is not None and not isinstance(codec, Integers):
         raise OptionError(
-            f"delta={delta!r} goes with integers (int8, int4 to int1), not with {str(codec or NONE)!r}",
+            f"delta={delta!r} goes with integers (int8, int4), not with {str(codec or NONE)!r}",
             why="both sides add the same differences to what they keep, bit for bit: integers only",
             mend=f"nb.compress(int8=True, delta={delta!r})",
         )

@@ -163,7 +163,7 @@ def _add_place(error: NebulaError) -> OptionError:
 
 _ALONE = {"mode": SYNC, "fragments": None, "delay": None, "staleness": None}
 """What the options are that mean nothing without `sync_every`."""
-_KINDS = ("TopK", "FP16", "BF16", "INT8", "INT4", "TURNED4", "INT3", "INT2", "INT1")
+_KINDS = ("TopK", "FP16", "BF16", "INT8", "INT4")
 
 
 def check_apart_options(

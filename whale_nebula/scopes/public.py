@@ -169,9 +169,6 @@ def compress(
     bf16: bool = False,
     int8: bool = False,
     int4: bool = False,
-    int3: bool = False,
-    int2: bool = False,
-    int1: bool = False,
     backward: Codecs = "default",
     start_step: int = 0,
     ramp: Any = None,
@@ -185,7 +182,7 @@ def compress(
     """Make the boundaries inside small while they cross.
 
     Flags are sugar for one codec: at most one structure (svd, rank, topk), then at most one precision (fp16,
-    bf16, int8 ... int1). `codec` is that codec itself, or "auto", and excludes flags. The gradient crosses in the
+    bf16, int8, int4). `codec` is that codec itself, or "auto", and excludes flags. The gradient crosses in the
     same subspace or at the same positions; `backward` is the precision of what is left of it (int8 by default, None:
     as it is), and an object replaces all of it. `forward` is the codec of steps without a gradient, "none" for none.
 
@@ -202,7 +199,7 @@ def compress(
     FP16()
     """
     flags = {"svd": svd, "rank": rank, "topk": topk, "basis": basis}
-    flags |= {"fp16": fp16, "bf16": bf16, "int8": int8, "int4": int4, "int3": int3, "int2": int2, "int1": int1}
+    flags |= {"fp16": fp16, "bf16": bf16, "int8": int8, "int4": int4}
     others = {"start_step": start_step, "ramp": ramp, "delta": delta, "mask": mask, "forward": forward}
     others |= {"zstd": zstd, "nonfinite": nonfinite}
     options = compressing.check_compress_options(flags, codec, backward, **others)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from whale_nebula.codec import FP16, INT2, INT4, INT8, SVD, TopK
+from whale_nebula.codec import FP16, INT4, INT8, SVD, TopK
 from whale_nebula.codec.way import check_delta, ways
 from whale_nebula.errors import OptionError
 from whale_nebula.scopes.compressing import check_compress_options as checked_options
@@ -13,7 +13,7 @@ UNSET: dict[str, Any] = {
     "backward": "default", "start_step": 0, "ramp": None, "delta": None, "mask": None, "forward": None, "zstd": False,
     "nonfinite": "raise",
 }  # fmt: skip
-FLAGS = ("svd", "rank", "topk", "fp16", "bf16", "int8", "int4", "int3", "int2", "int1", "basis")
+FLAGS = ("svd", "rank", "topk", "fp16", "bf16", "int8", "int4", "basis")
 
 
 def crossing(training: bool = True, codec: Any = None, **options: Any) -> tuple[str, str]:
@@ -29,15 +29,6 @@ WRITTEN: list[tuple[dict[str, Any], str, str]] = [
     ({"fp16": True, "backward": "none"}, "fp16", "none"),
     ({"int4": True, "backward": "int4"}, "int4", "int4"),
     ({"int4": True, "backward": INT4()}, "int4", "int4"),
-    ({"int2": True}, "int2", "int8"),
-    ({"int2": True, "backward": "int2"}, "int2", "int2"),
-    ({"int3": True, "backward": "int1"}, "int3", "int1"),
-    ({"int4": True, "backward": INT2(64)}, "int4", "int2(64)"),
-    ({"svd": 0.5, "int2": True}, "svd(0.5) >> int2", "int8"),
-    ({"rank": 96, "int3": True, "backward": "mixed(0.4)"}, "rank(96) >> int3", "rank(96) >> mixed(0.4)"),
-    ({"int4": True, "backward": "rows(0.5) >> int2"}, "int4", "rows(0.5) >> int2"),
-    ({"rank": 96, "int4": True, "backward": "rows(0.5) >> int2"}, "rank(96) >> int4", "rows(0.5) >> int2"),
-    ({"rank": 96, "int2": True, "backward": "int2"}, "rank(96) >> int2", "rank(96) >> int2"),
     ({"svd": 0.6, "fp16": True}, "svd(0.6) >> fp16", "int8"),
     ({"svd": 0.6}, "svd(0.6)", "int8"),
     ({"int8": True, "backward": SVD(0.5) >> FP16()}, "int8", "svd(0.5) >> fp16"),
@@ -54,8 +45,6 @@ WRITTEN: list[tuple[dict[str, Any], str, str]] = [
     ({"int8": True, "start_step": 7}, "int8, from step 7", "int8, from step 7"),
     ({"int4": True, "ramp": True}, "int4, ramp fp16 int8 below 0.05", "int8, ramp fp16 below 0.05"),
     ({"int4": True, "ramp": 0.2, "backward": None}, "int4, ramp fp16 int8 below 0.2", "none"),
-    ({"int2": True, "ramp": True}, "int2, ramp fp16 int8 int4 below 0.05", "int8, ramp fp16 below 0.05"),
-    ({"int2": True, "delta": "ids"}, "int2, delta ids", "int8"),
     ({"int4": True, "ramp": ["bf16"]}, "int4, ramp bf16 below 0.05", "int8, ramp bf16 below 0.05"),
     ({"fp16": True, "ramp": True}, "fp16", "int8, ramp fp16 below 0.05"),
     ({"int8": True, "delta": "ids"}, "int8, delta ids", "int8"),

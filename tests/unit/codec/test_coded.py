@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whale_nebula.codec import INT2, Axes, Coded, parse
+from whale_nebula.codec import INT4, Axes, Coded, parse
 from whale_nebula.codec.entropy_coding import dequantise, quantise
 from whale_nebula.codec.sizes import fitting
 from whale_nebula.errors import OptionError, RemoteProtocolError
@@ -39,8 +39,8 @@ def test_a_bit_more_halves_the_error(bits: float, error: float, rows: int) -> No
 
 def test_it_is_more_exact_than_integers_of_as_many_bits() -> None:
     x = normal(500, 128) ** 3  # a heavy tail
-    int2 = INT2().decode(INT2().encode(tf.constant(x)), x.shape, "float32").numpy()
-    assert off(x, crossed(Coded(2.125), x)) < 0.8 * off(x, int2)
+    int4 = INT4().decode(INT4().encode(tf.constant(x)), x.shape, "float32").numpy()
+    assert off(x, crossed(Coded(4.5), x)) < 0.8 * off(x, int4)
 
 
 def test_each_row_loses_the_same_share() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from whale_nebula.codec import BF16, FP16, INT1, INT2, INT3, INT4, INT8, SVD, Codec, Rank, TopK, from_flags
+from whale_nebula.codec import BF16, FP16, INT4, INT8, SVD, Codec, Rank, TopK, from_flags
 from whale_nebula.errors import OptionError
 
 
@@ -18,9 +18,6 @@ from whale_nebula.errors import OptionError
         ({"rank": 96}, Rank(96)),
         ({"rank": 96, "basis": "learned", "int8": True}, Rank(96, basis="learned") >> INT8()),
         ({"topk": 0.1, "int4": True}, TopK(0.1) >> INT4()),
-        ({"svd": 0.5, "int2": True}, SVD(0.5) >> INT2()),
-        ({"int3": True}, INT3()),
-        ({"int1": True}, INT1()),
         ({"fp16": False, "int8": False}, None),
     ],
 )

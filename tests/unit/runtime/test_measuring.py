@@ -62,7 +62,7 @@ def error(x: Any, again: Any) -> float:
     return float(np.linalg.norm(x - again) / np.linalg.norm(x))
 
 
-WAYS = ["fp16", "bf16", "int8", "int4", "int2", "svd(0.5) >> int8", "rank(8) >> int8", "topk(0.2) >> fp16"]
+WAYS = ["fp16", "bf16", "int8", "int4", "svd(0.5) >> int8", "rank(8) >> int8", "topk(0.2) >> fp16"]
 WAYS += ["int8, zstd"]
 
 

@@ -91,7 +91,7 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("compress", (), {"fp16": True, "backward": 3}, "is no codec"),
     ("compress", (), {"fp16": True, "start_step": -1}, "before the first step"),
     ("compress", (), {"fp16": True, "delta": 3}, "is no name"),
-    ("compress", (), {"fp16": True, "delta": "ids"}, "goes with integers .int8, int4 to int1., not with 'fp16'"),
+    ("compress", (), {"fp16": True, "delta": "ids"}, "goes with integers .int8, int4., not with 'fp16'"),
     ("compress", (), {"topk": 0.1, "int4": True, "delta": "ids"}, "goes with integers"),
     ("compress", (), {"mask": np.ones(3)}, "mask=ndarray is neither True nor a name"),
     ("compress", (), {"mask": 3}, "mask=int is neither"),
@@ -164,7 +164,7 @@ def test_what_has_no_engine_never_runs_as_something_else(scope: Any, feature: st
 
 
 GIVEN: dict[str, Any] = {
-    "svd": 0.6, "rank": 8, "topk": 0.1, "int8": True, "int4": True, "int3": True, "int2": True, "int1": True,
+    "svd": 0.6, "rank": 8, "topk": 0.1, "int8": True, "int4": True,
     "backward": FP16(), "start_step": 3,
     "ramp": ["int8"], "basis": "shared", "delta": "ids", "mask": "tokens", "forward": FP16(), "fp16": True,
     "bf16": True, "zstd": True, "nonfinite": "skip",

@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.codec import turned
 from whale_nebula.codec.deltas import Cache, Ids, Rows, apply_changes
 from whale_nebula.codec.objects import Codec, Dims, Part
 from whale_nebula.codec.packing import Mask, join, keep, pack_mask, put_back, split, unpack_mask
-from whale_nebula.codec.precisions import Integers, Turned
+from whale_nebula.codec.precisions import Integers
 from whale_nebula.codec.rounding import apart
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
@@ -87,9 +86,9 @@ def encode(codec: Integers, x: Any, ids: Ids, cache: Cache, rows: Mask | None = 
     samples = Samples(ids, dims, ~_whole(cache, ids, dims, matrix), rows)
     old = _held_rows(cache, ids[samples.integers], dims).reshape(-1, dims[-1])
     changes = keep(matrix, samples.of_integers & samples.sent) - keep(old, samples.sent[samples.of_integers])
-    scales, integers, *drawn = (np.asarray(part) for part in codec.encode(tf.constant(changes)))
+    scales, integers = (np.asarray(part) for part in codec.encode(tf.constant(changes)))
     others = _half(keep(matrix, ~samples.of_integers & samples.sent))
-    data = join([pack_mask(samples.integers), scales, integers, *drawn, others])
+    data = join([pack_mask(samples.integers), scales, integers, others])
     return data, _remember_rows(codec, samples, cache, scales, integers, others)
 
 
@@ -101,7 +100,7 @@ def decode(
         raise RemoteProtocolError(f"differences of samples came for a tensor {list(dims)}, of which none are kept")
     marks = -(-dims[0] // 8)
     samples = Samples(ids, dims, unpack_mask(data[:marks], dims[0]), rows)
-    scales, integers, *_, others = split(data[marks:], samples.parts(codec))
+    scales, integers, others = split(data[marks:], samples.parts(codec))
     cache.saw(ids)
     if not (samples.integers.all() or cache.fits(dims[1:])):
         raise RemoteProtocolError(f"samples {list(dims[1:])} came whole, and others are held")
@@ -179,9 +178,6 @@ def _pieces(
 
 def _multiples(codec: Integers, scales: Any, integers: Any, columns: int) -> tuple[Any, Any, int]:
     """What rows are whole multiples of: the integers, the scales, and how many neighbours share one."""
-    if isinstance(codec, Turned):
-        how = columns, codec.bits, codec.block
-        return turned.turned_back(integers, *how), turned.spread(scales, *how), 1
     return integers if integers.dtype == np.int8 else apart(integers, columns), scales, codec.block
 
 

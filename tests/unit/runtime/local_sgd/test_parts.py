@@ -18,7 +18,7 @@ from whale_nebula.runtime.local_sgd.topology import Ends
 from whale_nebula.schedule.rounds import GRAIN, Timetable
 from whale_nebula.transport import MemoryNetwork
 
-WAYS = ["none", "fp16", "int8", "int4", "int2", "topk(0.1) >> int8", "topk(0.1)", "int4, zstd"]
+WAYS = ["none", "fp16", "int8", "int4", "topk(0.1) >> int8", "topk(0.1)", "int4, zstd"]
 CLUSTERS = ("a", "b", "c")
 
 
