@@ -56,9 +56,7 @@ class Attention(keras.layers.Layer):
     To decode token by token, project a memory once (`remember`) and ask it often (`recall`).
     """
 
-    def __init__(
-        self, width: int, heads: int, *, dropout: float = 0.0, spread: float = 0.02, **kwargs: Any
-    ) -> None:
+    def __init__(self, width: int, heads: int, *, dropout: float = 0.0, spread: float = 0.02, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         check_heads(width, heads)
         self._options = {"width": width, "heads": heads, "dropout": dropout, "spread": spread}

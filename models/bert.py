@@ -165,8 +165,7 @@ def _parts(sizes: BertSizes, name: str) -> dict[str, Any]:
             name=f"{name}_embedding",
         ),
         "sub_layers": [
-            (_attention(sizes, f"{name}_attention{i}"), _inner(sizes, f"{name}_inner{i}"))
-            for i in range(sizes.layers)
+            (_attention(sizes, f"{name}_attention{i}"), _inner(sizes, f"{name}_inner{i}")) for i in range(sizes.layers)
         ],
         "ending": keras.layers.LayerNormalization(epsilon=sizes.epsilon, name=f"{name}_ending") if pre else None,
     }

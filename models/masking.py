@@ -155,9 +155,7 @@ def masked_loss() -> keras.losses.Loss:
 def _optimizer(peak: float, steps: int, warmup: float) -> keras.optimizers.Optimizer:
     """BERT's: Adam whose decay leaves biases and norms alone."""
     rising = round(steps * warmup)
-    rate = keras.optimizers.schedules.CosineDecay(
-        0.0, max(1, steps - rising), warmup_target=peak, warmup_steps=rising
-    )
+    rate = keras.optimizers.schedules.CosineDecay(0.0, max(1, steps - rising), warmup_target=peak, warmup_steps=rising)
     adam = keras.optimizers.AdamW(rate if rising else peak, weight_decay=0.01, global_clipnorm=1.0)
     adam.exclude_from_weight_decay(var_names=["bias", "norm"])
     return adam

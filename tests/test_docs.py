@@ -55,9 +55,7 @@ def test_what_a_peer_learns_names_every_kind_of_message_and_frame() -> None:
 
 
 def test_every_error_has_its_section() -> None:
-    codes = {
-        thing.code for thing in vars(errors).values() if isinstance(thing, type) and issubclass(thing, Exception)
-    }
+    codes = {thing.code for thing in vars(errors).values() if isinstance(thing, type) and issubclass(thing, Exception)}
     sections = re.findall(r"^## (NB-\d+)\n`(\w+)`", (DOCS / "failures.md").read_text(), re.MULTILINE)
     assert sorted(code for code, _ in sections) == sorted(codes)
     assert {code: getattr(errors, name).code for code, name in sections} == {code: code for code, _ in sections}

@@ -272,9 +272,7 @@ def random_case(seed: int) -> Case:
                 course.line.reset()
                 time.sleep(draw.random())
 
-    ended = partial(
-        on_this_host, STEPS, *arguments, faults=",".join(faults), meanwhile=meanwhile, line=True
-    )
+    ended = partial(on_this_host, STEPS, *arguments, faults=",".join(faults), meanwhile=meanwhile, line=True)
     what = f"random {seed}: {', '.join(faults)}{', ' + ill if ill else ''}{', resets' if resets else ''}"
     return Case(what, None if deadly else True, ended)
 

@@ -124,9 +124,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.side:
         with open(arguments.out, "w") as sys.stdout:
-            side(
-                arguments.side, arguments.folder, json.loads(arguments.addresses), arguments.count, arguments.sealed
-            )
+            side(arguments.side, arguments.folder, json.loads(arguments.addresses), arguments.count, arguments.sealed)
         return 0
     about = machine()
     loopback = ("127.0.0.1", "127.0.0.1")

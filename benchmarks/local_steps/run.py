@@ -1,7 +1,7 @@
 """Two clusters that meet every hundred steps: what the line takes of their time, and what that costs the loss.
 
-    python benchmarks/local_steps/run.py            # root (it makes hosts of its own); 16 minutes
-    python benchmarks/local_steps/run.py --quick    # a few steps over the line, a minute; writes nothing
+python benchmarks/local_steps/run.py            # root (it makes hosts of its own); 16 minutes
+python benchmarks/local_steps/run.py --quick    # a few steps over the line, a minute; writes nothing
 """
 
 from __future__ import annotations

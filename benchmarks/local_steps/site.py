@@ -16,6 +16,7 @@ import whale_nebula as nb
 BLOCK = 25
 """Steps over the same line; of eight fragments that cross in a hundred steps two fall into it."""
 
+
 def main() -> None:
     """Train, and print a line of JSON."""
     parser = task.options(argparse.ArgumentParser(description=__doc__))

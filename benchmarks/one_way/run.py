@@ -1,7 +1,7 @@
 """A generator feeds a discriminator over a line of 120 Mbit/s and 20 ms: its speed as a share of that over a free line.
 
-    python benchmarks/one_way/run.py             # needs root and /dev/net/tun
-    python benchmarks/one_way/run.py --quick     # few short steps, once; writes nothing
+python benchmarks/one_way/run.py             # needs root and /dev/net/tun
+python benchmarks/one_way/run.py --quick     # few short steps, once; writes nothing
 """
 
 from __future__ import annotations

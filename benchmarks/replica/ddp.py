@@ -1,6 +1,6 @@
 """The same by PyTorch's DistributedDataParallel over gloo.
 
-    ddp.py PORT INDEX ADDRESS
+ddp.py PORT INDEX ADDRESS
 """
 
 from __future__ import annotations

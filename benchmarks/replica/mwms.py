@@ -1,6 +1,6 @@
 """The same by `tf.distribute.MultiWorkerMirroredStrategy`, in a loop written by hand.
 
-    TF_CONFIG=... mwms.py PORT INDEX
+TF_CONFIG=... mwms.py PORT INDEX
 """
 
 from __future__ import annotations

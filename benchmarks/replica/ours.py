@@ -1,6 +1,6 @@
 """Two replicas of a perceptron, each in a process: `nb.replica()` around the model, in a loop of one's own or in `fit`.
 
-    ours.py loop|fit PORT
+ours.py loop|fit PORT
 """
 
 from __future__ import annotations

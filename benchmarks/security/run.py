@@ -1,7 +1,7 @@
 """A step over a slow line without any security, with mutual TLS, and sealed through two gateways with audit logs.
 
-    python benchmarks/security/run.py            # needs root and /dev/net/tun
-    python benchmarks/security/run.py --quick    # a small model, once; writes nothing
+python benchmarks/security/run.py            # needs root and /dev/net/tun
+python benchmarks/security/run.py --quick    # a small model, once; writes nothing
 """
 
 from __future__ import annotations

@@ -133,9 +133,7 @@ def functional(cut: Cut) -> Outcome:
         with cut.at(2):
             outputs = layers.Dense(3)(layers.Add()([first, second]))
     model = keras.Model(inputs, outputs)
-    model.compile(
-        optimizer(weight_decay=0.01, global_clipnorm=0.5), "mse", metrics=["mae"], weighted_metrics=["mse"]
-    )
+    model.compile(optimizer(weight_decay=0.01, global_clipnorm=0.5), "mse", metrics=["mae"], weighted_metrics=["mse"])
     x, y = data(73, 8), data(73, 3, seed=1)
     weights = np.random.default_rng(2).random(73).astype("float32")
     return fit(model, cut, x, y, sample_weight=weights)

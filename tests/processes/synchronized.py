@@ -99,8 +99,10 @@ def same(ours: Mapping[str, Any], theirs: Mapping[str, Any], rounding: float = S
     """Parity: equal up to rounding, key by key."""
     assert ours.keys() == theirs.keys()
     for key, found in ours.items():
-        pairs = [(found[n], theirs[key][n]) for n in found] if isinstance(found, dict) else zip(
-            *([found], [theirs[key]]) if isinstance(found, float) else (found, theirs[key]), strict=True
+        pairs = (
+            [(found[n], theirs[key][n]) for n in found]
+            if isinstance(found, dict)
+            else zip(*([found], [theirs[key]]) if isinstance(found, float) else (found, theirs[key]), strict=True)
         )
         for one, other in pairs:
             near = max(2e-5, (rounding > SINGLE) * rounding * float(np.max(np.abs(other))))

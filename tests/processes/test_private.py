@@ -134,7 +134,6 @@ class TestKept:
             compared = {(name[0], to) for name, to in kept[f"{worker} {part}"]["sums"]}
             assert pair in compared or (part, pair[0]) == ("dataset", "x")  # each of the two has other rows
 
-
     @pytest.mark.parametrize("worker", WORKERS)
     @pytest.mark.parametrize("part", ["arrays", "dataset", "failure"])
     def test_no_host_no_folder_and_no_text_of_an_error(self, kept: Mapping[str, Any], worker: str, part: str) -> None:

@@ -57,9 +57,7 @@ def three(request: pytest.FixtureRequest) -> Iterator[tuple[Ended, Mapping[str, 
     yield found, expected
 
 
-def test_every_process_ends_with_what_one_process_has(
-    three: tuple[Ended, Mapping[str, Any]], case: Case
-) -> None:
+def test_every_process_ends_with_what_one_process_has(three: tuple[Ended, Mapping[str, Any]], case: Case) -> None:
     found, expected = three
     for part in found.all(called(case)):
         assert {**part, "stages": None} == {**expected[called(case)], "stages": None}

@@ -30,9 +30,7 @@ def four() -> Iterator[tuple[Ended, Mapping[str, Any]]]:
     yield found, expected
 
 
-def test_where_the_config_says_speeds_all_end_with_what_one_process_has(
-    four: tuple[Ended, Mapping[str, Any]]
-) -> None:
+def test_where_the_config_says_speeds_all_end_with_what_one_process_has(four: tuple[Ended, Mapping[str, Any]]) -> None:
     found, expected = four
     assert found.same(f"{MODEL} many") == 3
     for part in found.all(MODEL):
@@ -40,7 +38,7 @@ def test_where_the_config_says_speeds_all_end_with_what_one_process_has(
 
 
 def test_where_one_is_seen_to_be_faster_all_processes_give_it_more_at_the_same_step(
-    four: tuple[Ended, Mapping[str, Any]]
+    four: tuple[Ended, Mapping[str, Any]],
 ) -> None:
     notes = four[0].same("notes")
     assert len(notes) == 1 and notes[0].startswith("plan version 2, from step 6 on: the replicas of c0 take "), notes
@@ -50,7 +48,7 @@ def test_where_one_is_seen_to_be_faster_all_processes_give_it_more_at_the_same_s
 
 
 def test_whoever_takes_them_and_by_whatever_way_the_losses_are_those_of_one_process(
-    four: tuple[Ended, Mapping[str, Any]]
+    four: tuple[Ended, Mapping[str, Any]],
 ) -> None:
     found, expected = four
     assert found.same("slowed") == pytest.approx(expected["slowed"], rel=1e-3)

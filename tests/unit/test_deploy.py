@@ -256,9 +256,7 @@ class TestSlurm:
         assert service["User"] == "nebula-gateway"
         assert Path(given.audit).parent == Path("/var/lib") / service["StateDirectory"]
 
-    OPTIONS = frozenset(
-        {"job-name", "nodes", "ntasks-per-node", "gpus-per-task", "gres", "time", "signal", "output"}
-    )
+    OPTIONS = frozenset({"job-name", "nodes", "ntasks-per-node", "gpus-per-task", "gres", "time", "signal", "output"})
 
     @pytest.mark.parametrize("cluster", CLUSTERS)
     def test_every_task_finds_itself_and_the_others(self, cluster: str, tmp_path: Path) -> None:

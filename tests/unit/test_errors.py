@@ -74,12 +74,8 @@ def test_errors_survive_copying_and_crossing_processes(kind: type[NebulaError]) 
 
 
 def test_an_error_reads_what_where_why_mend() -> None:
-    error = NestingError(
-        "a stage in a stage", where="a.py:3", why="they follow one another", mend="dedent it"
-    )
-    assert str(error) == (
-        "NB-101 a stage in a stage (a.py:3)\n  why: they follow one another\n  mend: dedent it"
-    )
+    error = NestingError("a stage in a stage", where="a.py:3", why="they follow one another", mend="dedent it")
+    assert str(error) == ("NB-101 a stage in a stage (a.py:3)\n  why: they follow one another\n  mend: dedent it")
 
 
 def test_parts_that_are_not_known_are_left_out() -> None:

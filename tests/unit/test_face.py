@@ -20,9 +20,7 @@ def test_scopes_config_codecs_and_errors_need_no_tensorflow(tmp_path: Path) -> N
         "with nb.cluster(), nb.stage(cluster='gpu'), nb.compress(fp16=True): pass\n"
         "print(*sorted({'tensorflow', 'keras', 'grpc'} & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
 
 

@@ -93,8 +93,7 @@ def paths() -> dict[str, Path]:
 @cache
 def modules() -> dict[str, Module]:
     return {
-        name: Module.parse(name, path.read_text("utf-8"), path.name == "__init__.py")
-        for name, path in paths().items()
+        name: Module.parse(name, path.read_text("utf-8"), path.name == "__init__.py") for name, path in paths().items()
     }
 
 

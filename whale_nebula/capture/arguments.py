@@ -47,7 +47,7 @@ class Declared:
                 f"input {path!r} is None, and all clusters are in this process",
                 where=path,
                 why="only a process of another cluster may leave it out",
-                mend=f"give {path!r} here: nb.here().runs(\"gpu\") is true for every cluster in one process",
+                mend=f'give {path!r} here: nb.here().runs("gpu") is true for every cluster in one process',
             )
         form = self.forms[path]
         return Missing(path, tf.TensorSpec(form.shape, form.dtype))

@@ -187,5 +187,3 @@ def _rank_change_error(owner: Any, name: str, had: tuple[int, ...], wanted: tupl
         why="steps of one model cross in the same order, so that each of them finds its own variables",
         mend="let the same tensors cross in training, evaluation and inference, or leave basis out",
     )
-
-

@@ -149,5 +149,3 @@ def _variables(trace: Tracing, operations: Sequence[Any], clusters: Sequence[str
 def _small(tensor: Any) -> bool:
     count = tensor.shape.num_elements()
     return count is not None and count * max(1, tensor.dtype.size) <= SMALL
-
-

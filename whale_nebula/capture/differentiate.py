@@ -64,9 +64,7 @@ def differentiate(
         region.reach()
     request.origins = [s if getattr(s, "graph", None) is trace.graph else None for s in region.sources]
     region.build(list(targets), list(seeds))
-    request.backward = frozenset(
-        op.name for op in trace.graph.get_operations() if op.name not in request.before
-    )
+    request.backward = frozenset(op.name for op in trace.graph.get_operations() if op.name not in request.before)
     trace.requests.append(request)
     return [_hold(trace, request, number, source) for number, source in enumerate(sources)]
 
@@ -207,7 +205,6 @@ class _Region:
         if any(gradient is sent for _, _, sent in self.request.flows):
             gradient = tf.identity(gradient)  # one tensor for several boundaries: each goes its own way
         self.request.flows.append((stage, boundary, gradient))
-
 
     def _everywhere(self, gradient: Tensor) -> bool:
         """Whether every stage can compute a gradient: a number made here of the share and of constants alone."""

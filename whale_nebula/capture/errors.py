@@ -337,7 +337,7 @@ def _refused_by_tensorflow(raised: Raised, given: Given) -> CaptureError:
 def _not_a_batch(given: Given) -> str:
     """The line for arguments with one axis, which is taken for a batch's: the state of an environment, say."""
     names = [name for name, spec in given if spec.shape.rank == 1 and spec.shape[0] is None]
-    one_axis = f'whole=({", ".join(repr(name) for name in names)},)'.replace("'", '"')
+    one_axis = f"whole=({', '.join(repr(name) for name in names)},)".replace("'", '"')
     return f"\nor, where an argument with one axis is no batch: @nb.function({one_axis})" if names else ""
 
 

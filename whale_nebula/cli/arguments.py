@@ -158,11 +158,3 @@ def tell(error: NebulaError, *, as_json: bool) -> None:
 def remark(text: str) -> None:
     """A line beside the output, for people only."""
     print(f"whale-nebula: {text}", file=sys.stderr)
-
-
-
-
-
-
-
-

@@ -21,24 +21,6 @@ if TYPE_CHECKING:
     from whale_nebula.plan.plan import Plan
 
 
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 PLANS = "whale_nebula shown plans 1"
 
 _DESCRIPTION = """\
@@ -242,9 +224,3 @@ def _numbered_path(path: str, number: int) -> str:
     """
     stem, dot = os.path.splitext(path)
     return f"{stem}-{number + 1}{dot}" if number else path
-
-
-
-
-
-

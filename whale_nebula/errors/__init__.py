@@ -80,9 +80,7 @@ class _Told(Exception):
     # AutoGraph makes every error anew, as a StagingError, unless it bears this one.
     ag_pass_through: ClassVar[bool] = True
 
-    def __init__(
-        self, what: str, *, where: str | None = None, why: str | None = None, mend: str | None = None
-    ) -> None:
+    def __init__(self, what: str, *, where: str | None = None, why: str | None = None, mend: str | None = None) -> None:
         what = _printable(what)
         super().__init__(what)
         self.what = what
@@ -96,7 +94,6 @@ class _Told(Exception):
         head = f"{self.code} {self.what}" + (f" ({self.where})" if self._shows_where() else "")
         parts = [("why", self.why), ("mend", self.mend)]
         return "\n".join([head, *(_indent_part(name, text) for name, text in parts if text)])
-
 
     def _shows_where(self) -> bool:
         return bool(self.where)
@@ -419,8 +416,7 @@ class NonFiniteError(RunError):
 
     code = "NB-307"
     usual_mend = (
-        "tf.debugging.enable_check_numerics() finds the op; "
-        'nb.compress(..., nonfinite="skip") leaves such steps out'
+        'tf.debugging.enable_check_numerics() finds the op; nb.compress(..., nonfinite="skip") leaves such steps out'
     )
 
     def __init__(

@@ -68,11 +68,3 @@ def _checksum(array: np.ndarray) -> int:
     if array.dtype == object:
         return google_crc32c.value(repr(array.tolist()).encode())
     return google_crc32c.value(np.ascontiguousarray(array).view(np.uint8).reshape(-1))
-
-
-
-
-
-
-
-

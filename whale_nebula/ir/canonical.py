@@ -19,9 +19,7 @@ from whale_nebula.ir.program import Program, Request
 from whale_nebula.ir.text import to_text
 from whale_nebula.spec import Value
 
-_LOCAL = frozenset(
-    {"shared_name", "container", "config_proto", "config", "executor_type", "token", "debug_name"}
-)
+_LOCAL = frozenset({"shared_name", "container", "config_proto", "config", "executor_type", "token", "debug_name"})
 """Attributes that say where and how an op runs, not what it computes; so do all that start with _."""
 _TALKERS = frozenset({"Assert", "Print", "PrintV2", "StringFormat"})
 """Ops whose texts are for people: they quote names of the trace."""

@@ -48,9 +48,7 @@ class Exchanged:
             return False
         part, _ = self._part(each.part)
         graph = self.cut.program.graph
-        return part.sparse and any(
-            graph.ops[op].type in _CHOOSES for op in graph.ascend([part.values[1].op])
-        )
+        return part.sparse and any(graph.ops[op].type in _CHOOSES for op in graph.ascend([part.values[1].op]))
 
     def _part(self, key: PartKey) -> tuple[GradientPart, Variable | None]:
         program, (request, source, *_) = self.cut.program, key

@@ -62,9 +62,7 @@ def at_hand(config: Config, local: Callable[[str], bool]) -> Config:
     )
 
 
-def sites(
-    config: Config, placement: Placement, security: Mapping[str, SecurityFiles], folder: Path
-) -> dict[str, Site]:
+def sites(config: Config, placement: Placement, security: Mapping[str, SecurityFiles], folder: Path) -> dict[str, Site]:
     """What each gateway is told, by its name; audit logs are written in `folder`."""
     where = {cluster_of(name): config.clusters[cluster_of(name)].gateway for name in names(config)}
     return {

@@ -103,9 +103,7 @@ class Job:
         self._silence, self._ending = silence, ending
         self._ward = Ward(pulses or {}, self.pids, self._kill_frozen, silence, ending)
         for name, process in processes.items():
-            threading.Thread(
-                target=self._watch, args=(name, process), name=f"nebula-watch-{name}", daemon=True
-            ).start()
+            threading.Thread(target=self._watch, args=(name, process), name=f"nebula-watch-{name}", daemon=True).start()
 
     @property
     def pids(self) -> dict[str, int]:

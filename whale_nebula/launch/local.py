@@ -18,7 +18,7 @@ from whale_nebula.errors import ConfigError
 from whale_nebula.launch.identity import VARIABLE, Identity, Peer
 from whale_nebula.launch.job import Job, Outcome, Result
 
-__all__ = ['Echo', 'Job', 'Outcome', 'Result', 'spawn']
+__all__ = ["Echo", "Job", "Outcome", "Result", "spawn"]
 
 
 _REST_SECONDS = 2.0
@@ -35,9 +35,7 @@ class Output:
         self._lines: dict[str, list[str]] = {"out": [], "err": []}
         streams = {"out": process.stdout, "err": process.stderr}
         self._threads = [
-            threading.Thread(
-                target=self._pump, args=(name, stream), name=f"nebula-{name}-{worker}", daemon=True
-            )
+            threading.Thread(target=self._pump, args=(name, stream), name=f"nebula-{name}-{worker}", daemon=True)
             for name, stream in streams.items()
             if stream is not None
         ]

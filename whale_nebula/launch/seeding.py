@@ -81,9 +81,7 @@ class _Waiting(MetaPathFinder):
         self._do = do
         self._asking = False
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != self._name or self._asking:
             return None
         self._asking = True

@@ -40,9 +40,7 @@ class Split:
     after: dict[Owners, set[Owners]] = field(default_factory=dict)
 
 
-def split_branches(
-    branches: Sequence[Branch], owners: dict[str, Owners]
-) -> tuple[list[Owners], list[Split]] | None:
+def split_branches(branches: Sequence[Branch], owners: dict[str, Owners]) -> tuple[list[Owners], list[Split]] | None:
     """The groups in an order that keeps every effect behind those that it follows, and each branch's split.
 
     `owners` tells who outer values and variables belong to; variables that only the branches touch are added.

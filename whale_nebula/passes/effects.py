@@ -75,9 +75,7 @@ def seeded_by(op: Op, graph: Graph) -> set[int]:
 def resources(op: Op, graph: Graph) -> tuple[int, ...]:
     """The captured handles that an op touches."""
     return tuple(
-        value.op
-        for value in op.inputs
-        if graph.ops[value.op].role == CAPTURE and graph.spec(value).dtype == "resource"
+        value.op for value in op.inputs if graph.ops[value.op].role == CAPTURE and graph.spec(value).dtype == "resource"
     )
 
 

@@ -134,9 +134,7 @@ def _edges(graph: Graph, labels: Mapping[int, int], region: Collection[int], sta
             yield from _tensor(value, graph.spec(value).nbytes(), [r for r in readers if r in region], there, region)
 
 
-def _tensor(
-    value: Value, size: int, readers: Sequence[int], there: bool, region: Collection[int]
-) -> Iterator[_Edge]:
+def _tensor(value: Value, size: int, readers: Sequence[int], there: bool, region: Collection[int]) -> Iterator[_Edge]:
     yield ((value.op if value.op in region else _EARLY), value), size
     for reader in readers:
         yield (value, reader), FREELY
@@ -166,9 +164,7 @@ def together(
     """
     apart = [ops for ops in _touching_written(graph, labels, free) if _can_meet(ops, labels, free, earliest)]
     forward = graph.ascend(op.index for op in graph.ops if op.stage is not None or is_random(op)) if apart else ()
-    return {
-        op.index: _first(ops, labels) for ops in apart if any(op.index in forward for op in ops) for op in ops
-    }
+    return {op.index: _first(ops, labels) for ops in apart if any(op.index in forward for op in ops) for op in ops}
 
 
 def _touching_written(graph: Graph, labels: Mapping[int, int], free: Collection[int]) -> Iterator[list[Op]]:
@@ -181,9 +177,7 @@ def _touching_written(graph: Graph, labels: Mapping[int, int], free: Collection[
     yield from found.values()
 
 
-def _can_meet(
-    ops: Sequence[Op], labels: Mapping[int, int], free: Collection[int], earliest: Mapping[int, int]
-) -> bool:
+def _can_meet(ops: Sequence[Op], labels: Mapping[int, int], free: Collection[int], earliest: Mapping[int, int]) -> bool:
     """Whether ops lie apart that could as well all lie in the first of their stages."""
     first = _first(ops, labels)
     movable = all(op.index in free and earliest.get(op.index, first) <= first for op in ops)
@@ -275,9 +269,7 @@ class _Labelling:
 
         What a reader needs before the owner of a variable comes runs without the owner: both hold the variable.
         """
-        readers = [
-            s for v in op.values for c in self.graph.consumers(v) if (s := self.labels.get(c.index)) is not None
-        ]
+        readers = [s for v in op.values for c in self.graph.consumers(v) if (s := self.labels.get(c.index)) is not None]
         latest = min(readers) if readers else len(self.numbers) - 1
         first = earliest.get(op.index)
         if first is not None and first > latest >= needed.get(op.index, 0):

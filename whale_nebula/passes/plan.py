@@ -83,9 +83,7 @@ def _map_workers(
     return _Builder(program, parts, homes, cutter.run(), cutter, tuple(workers), folds).build()
 
 
-def _exchange(
-    cut: Cut, parts: Parts, folds: BatchFolds, results: str, apart: Collection[str]
-) -> tuple[Exchange, ...]:
+def _exchange(cut: Cut, parts: Parts, folds: BatchFolds, results: str, apart: Collection[str]) -> tuple[Exchange, ...]:
     """What updates would exchange if each cluster were a process; nothing where that is not built for this step."""
     workers = clusters_apart(cut.program)
     if len(workers) > len(cut.workers) or (len(cut.workers) == 1 and len(workers) > 1):
@@ -120,9 +118,7 @@ class _Builder:
             held={v.path: tuple(names[w] for w in sorted(self.homes.variables[op])) for op, v in variables.items()},
             whole=self._once("whole"),
             weight=self._once("weight"),
-            forward_written=tuple(
-                sorted(variables[op].path for op in self.parts.forward_written if op in variables)
-            ),
+            forward_written=tuple(sorted(variables[op].path for op in self.parts.forward_written if op in variables)),
             updates=any(written_handles(self.program.graph.ops[op], self.program.graph) for op in self.parts.effects),
             notes=(*self.folds.notes, *([str(self.program.apart)] if self.program.apart else ())),
             owners={value: tuple(names[w] for w in sorted(owned)) for value, owned in self.cutter.owned.items()},
@@ -215,9 +211,7 @@ class _Builder:
         return -1 if forward else self.homes.round_of(value.op, source)
 
     def _boundaries(self) -> tuple[Boundary, ...]:
-        made = {
-            value: key for key, draft in self.drafts.items() if key[0] == "forward" for value in draft.fetches
-        }
+        made = {value: key for key, draft in self.drafts.items() if key[0] == "forward" for value in draft.fetches}
         returning = {a.boundary for r in self.program.requests for a in r.arrivals}
         found: list[Boundary] = []
         for value, (_, phase, source, _) in sorted(made.items()):

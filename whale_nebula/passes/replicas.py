@@ -31,9 +31,7 @@ def spread(stages: Sequence[Stage], clusters: Mapping[str, Sequence[str]]) -> li
         workers = clusters[stage.cluster]
         for replica in range(min(stage.replicas, len(workers))):
             runs[workers[_place(stages, number, replica, len(workers))]].append(number)
-    return [
-        Worker(worker, cluster, tuple(runs[worker])) for cluster, workers in clusters.items() for worker in workers
-    ]
+    return [Worker(worker, cluster, tuple(runs[worker])) for cluster, workers in clusters.items() for worker in workers]
 
 
 def _place(stages: Sequence[Stage], number: int, replica: int, workers: int) -> int:

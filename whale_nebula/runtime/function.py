@@ -78,9 +78,7 @@ class NebulaFunction:
         return self._step
 
 
-def _call(
-    fn: Callable[..., Any], names: list[str], values: list[Any]
-) -> tuple[Sequence[Any], Mapping[str, Any]]:
+def _call(fn: Callable[..., Any], names: list[str], values: list[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """The call that binds these values to these parameters."""
     bound = inspect.BoundArguments(inspect.signature(fn), dict(zip(names, values, strict=True)))
     return bound.args, bound.kwargs

@@ -61,9 +61,7 @@ def one_f_one_b_seconds(micro_batches: int, compute: float, transfer: float) -> 
     return micro_batches * (compute + transfer) + compute
 
 
-def eager_seconds(
-    stages: int, micro_batches: int, compute: float, seconds: float, delay: float = 0.0
-) -> float:
+def eager_seconds(stages: int, micro_batches: int, compute: float, seconds: float, delay: float = 0.0) -> float:
     """Eager-1F1B: T = (m − 1)·max(c, x) + (p − 1)·(c + 2·t_c) + c, the line's latency paid once.
 
     Nothing can be faster. It is exact on two stages, and where the line has a quarter to spare (x ≤ ¾·c);

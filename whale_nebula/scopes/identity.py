@@ -21,9 +21,7 @@ _own: str = ""
 _speeds: Mapping[str, Sequence[float]] = {}
 
 
-def deal_to(
-    clusters: Mapping[str, int], own: str = "", speeds: Mapping[str, Sequence[float]] | None = None
-) -> None:
+def deal_to(clusters: Mapping[str, int], own: str = "", speeds: Mapping[str, Sequence[float]] | None = None) -> None:
     """Deal stages that name no cluster to these in order; the run calls it with its clusters, each with the number of
     its workers, and with this process's `own` one where there are several processes. `speeds` are those of the workers
     of clusters whose workers are not equally fast.

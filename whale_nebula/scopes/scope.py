@@ -40,9 +40,7 @@ def settle(kind: str, site: Site, stack: Stack) -> Stack:
     the layer was built.
     """
     kept = tuple(
-        frame
-        for number, frame in enumerate(stack.frames)
-        if number >= stack.replayed or not excludes(frame.kind, kind)
+        frame for number, frame in enumerate(stack.frames) if number >= stack.replayed or not excludes(frame.kind, kind)
     )
     for frame in kept:
         if excludes(frame.kind, kind):

@@ -158,15 +158,3 @@ def tail_of(lines: Iterable[bytes], start: Link) -> tuple[Link, list[bytes]]:
     for line in lines:
         follower.next(line)
     return follower.link, follower.aside
-
-
-
-
-
-
-
-
-
-
-
-

@@ -68,9 +68,7 @@ class _Waiting(MetaPathFinder):
     def __init__(self, hook: Hook) -> None:
         self._hook = hook
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _TRAINER:
             return None
         sys.meta_path.remove(self)

@@ -106,9 +106,7 @@ def differentiate(
     """The gradients of `targets` (weighted by `seeds`) in the current graph; None, dense or IndexedSlices each."""
     if not sources:
         return []
-    found = _gradients_helper(
-        list(targets), list(sources), list(seeds), stop_gradients=list(stops), name="nebula"
-    )
+    found = _gradients_helper(list(targets), list(sources), list(seeds), stop_gradients=list(stops), name="nebula")
     return list(found)
 
 

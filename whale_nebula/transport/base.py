@@ -77,9 +77,7 @@ def closed_by(there: str) -> NebulaError:
 
 def closed_here(here: str, there: str) -> NebulaError:
     """The link was closed by this worker itself."""
-    return LinkClosedError(
-        f"worker '{here}' has closed its link to '{there}'", mend="send and receive before close()"
-    )
+    return LinkClosedError(f"worker '{here}' has closed its link to '{there}'", mend="send and receive before close()")
 
 
 def lost_error(there: str, why: str) -> NebulaError:

@@ -115,9 +115,7 @@ class FramedEnd(LinkEnd):
         self._outbox = outbox
         self._farewell = self._parcel({"kind": BYE})
 
-    def send(
-        self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None
-    ) -> None:
+    def send(self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None) -> None:
         """Queue a tensor for the writer. `size` is not needed here: the array has one."""
         self._check(key, self.here, self.there)
         header, data, raw = describe_payload(self._roster.header(key), array)

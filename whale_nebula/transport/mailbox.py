@@ -124,9 +124,7 @@ class Mailbox:
         self._tensors: dict[Key, _Item[Payload]] = {}
         self._messages: defaultdict[str, deque[_Item[dict[str, Any]]]] = defaultdict(deque)
         self._newest: dict[int, int] = {}  # program -> newest step of which something was taken
-        self._taken: defaultdict[int, set[Key]] = defaultdict(
-            set
-        )  # program -> keys taken since that step began
+        self._taken: defaultdict[int, set[Key]] = defaultdict(set)  # program -> keys taken since that step began
         self._awaited: set[Key] = set()
         self._promised: set[Key] = set()
         self._end: _End | None = None
@@ -328,9 +326,7 @@ class Mailbox:
             raise self._fault(f"{key} came twice", why="every tensor is sent once")
         newest = self._newest.get(key.program, key.step)
         if key.step < newest and key not in self._awaited:
-            raise self._fault(
-                f"{key} came late", why=f"'{self.here}' is at step {newest} and nobody waits for it"
-            )
+            raise self._fault(f"{key} came late", why=f"'{self.here}' is at step {newest} and nobody waits for it")
 
     def _remember(self, key: Key) -> None:
         if key.step > self._newest.get(key.program, -1):

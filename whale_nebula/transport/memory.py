@@ -69,9 +69,7 @@ class MemoryLink(LinkEnd):
         self._outbox = outbox
         self._line = line
 
-    def send(
-        self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None
-    ) -> None:
+    def send(self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None) -> None:
         """Hand a tensor over; never blocks. `size` is for objects that have no `nbytes`."""
         self._check(key, self.here, self.there)
         self._inbox.check_open()
@@ -114,18 +112,14 @@ class MemoryNetwork:
     {'kind': 'PING', 'last': False}
     """
 
-    def __init__(
-        self, lines: Mapping[tuple[str, str], LineSpec] | None = None, *, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, lines: Mapping[tuple[str, str], LineSpec] | None = None, *, clock: Clock | None = None) -> None:
         self._specs = dict(lines or {})
         self._clock = clock or MonotonicClock()
         self._lock = threading.Lock()
         self._lines: dict[tuple[str, str], EmulatedLine] = {}
         self._mailboxes: dict[tuple[str, str], Mailbox] = {}
 
-    def link(
-        self, source: str, destination: str, source_cluster: str, destination_cluster: str
-    ) -> MemoryLink:
+    def link(self, source: str, destination: str, source_cluster: str, destination_cluster: str) -> MemoryLink:
         """The end that worker `source` holds of its link to worker `destination`."""
         if source == destination:
             raise LocalProtocolError(f"worker '{source}' needs no link to itself")

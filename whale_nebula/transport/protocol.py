@@ -129,9 +129,7 @@ class Link(Protocol):
     def there(self) -> str:
         """The worker at the other end."""
 
-    def send(
-        self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None
-    ) -> None:
+    def send(self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None) -> None:
         """Hand a tensor over. It does not wait for the line, at most for room in a full buffer.
 
         The array must not be written to afterwards. `raw_bytes` is its size before a codec (a `Packed` knows it),
@@ -188,9 +186,7 @@ class Roster:
     def number(self, worker: str) -> int:
         """The number of a worker."""
         if worker not in self._numbers:
-            raise LocalProtocolError(
-                f"no worker '{worker}' in this run", why=f"its workers are {self.workers}"
-            )
+            raise LocalProtocolError(f"no worker '{worker}' in this run", why=f"its workers are {self.workers}")
         return self._numbers[worker]
 
     def header(self, key: Key) -> Header:

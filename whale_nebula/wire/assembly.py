@@ -13,7 +13,7 @@ from whale_nebula.wire.frame import BARE, HEADER_BYTES, Flag, Header, Kind, chec
 from whale_nebula.wire.message import decode_message
 from whale_nebula.wire.tensor import Bytes, array_from, dtype_of, raw_bytes
 
-__all__ = ['WHOLE_LIMIT', 'Bound', 'Event', 'Expect', 'FrameDecoder', 'MessageArrived', 'TensorArrived']
+__all__ = ["WHOLE_LIMIT", "Bound", "Event", "Expect", "FrameDecoder", "MessageArrived", "TensorArrived"]
 
 
 WHOLE_LIMIT = 1 << 30
@@ -49,9 +49,7 @@ class Bound(NamedTuple):
         >>> bound.admits("float32", (3, 64)), bound.admits("float32", (9, 64))
         (True, False)
         """
-        fits = len(dims) == len(self.most) and all(
-            size <= most for size, most in zip(dims, self.most, strict=True)
-        )
+        fits = len(dims) == len(self.most) and all(size <= most for size, most in zip(dims, self.most, strict=True))
         return fits and dtype == self.dtype
 
     def admits_encoded(self, codec: int, size: int, raw: int) -> bool:

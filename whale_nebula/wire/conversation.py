@@ -189,9 +189,7 @@ class Conversation:
         `header` and `chunk` are one of `chunks(...)`. Messages may exceed the budget; tensors wait for `room`.
         """
         side = self._side_after(header, chunk)
-        numbered = header._replace(
-            epoch=self.epoch, sequence=self._replay.next, ack=self._acknowledge()
-        )
+        numbered = header._replace(epoch=self.epoch, sequence=self._replay.next, ack=self._acknowledge())
         if self._sealer is not None:
             numbered, chunk = self._sealer.seal(numbered, chunk)
         packet = pack(numbered, checksum(chunk), sealed=self._sealer is not None), chunk

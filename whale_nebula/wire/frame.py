@@ -71,9 +71,7 @@ class Flag(IntFlag):
     LAST = 2
 
 
-_KNOWN_FLAGS = int(
-    Flag.SEALED | Flag.LAST
-)  # as a number: the complement of an IntFlag leaves unknown bits out
+_KNOWN_FLAGS = int(Flag.SEALED | Flag.LAST)  # as a number: the complement of an IntFlag leaves unknown bits out
 
 
 class Header(NamedTuple):
@@ -168,9 +166,7 @@ def _laid_out(header: Header, payload_crc: int) -> bytes:
     try:
         return _LAYOUT.pack(MAGIC, VERSION, *header[:-1], len(header.dims), *dims, payload_crc, 0)
     except struct.error as error:
-        raise LocalProtocolError(
-            f"a number does not fit its field of the frame: {error}", where=str(header)
-        ) from None
+        raise LocalProtocolError(f"a number does not fit its field of the frame: {error}", where=str(header)) from None
 
 
 def unpack(data: bytes, *, sealed: bool = False) -> tuple[Header, int]:

@@ -28,6 +28,7 @@ SIDES = ("source", "target")
 SIZES = BertSizes(vocabulary=VOCABULARY, length=LONGEST + 1, width=8, heads=2, layers=1, inner=16, dropout=0.0)
 STEPS = PAIRS // BATCH
 
+
 def met() -> None:
     """Wait for the other process twice: it comes the second time once it has heard of our first, and has all before."""
     for time in range(2):

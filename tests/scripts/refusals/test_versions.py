@@ -80,7 +80,6 @@ def test_what_does_not_fit_is_told_where_it_is_first_used(tmp_path: Path) -> Non
 
 def test_importing_asks_for_nothing() -> None:
     code = (
-        "import sys, whale_nebula; "
-        "sys.exit('tensorflow' in sys.modules or 'whale_nebula.tf.versions' in sys.modules)"
+        "import sys, whale_nebula; sys.exit('tensorflow' in sys.modules or 'whale_nebula.tf.versions' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

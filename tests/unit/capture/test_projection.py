@@ -176,9 +176,7 @@ def test_what_would_not_shrink_crosses_as_it_is(rank: int) -> None:
             model = keras.Model(inputs, decoder()(hidden))
     plan = nb.plan(model, X)
     assert plan.boundaries[0].shape == (None, 4, WIDTH)
-    assert plan.notes == (
-        f"float32[?, 4, 8] of stage 'gpu' crosses whole: a rank of {rank} would not make it shorter",
-    )
+    assert plan.notes == (f"float32[?, 4, 8] of stage 'gpu' crosses whole: a rank of {rank} would not make it shorter",)
     assert len(model.variables) == 4
 
 

@@ -196,9 +196,7 @@ class TestWhatIsRefused:
         told = capsys.readouterr().err
         assert "NB-42" in told and "mend:" in told
 
-    def test_a_port_that_is_taken(
-        self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_port_that_is_taken(self, script: Callable, config: Callable, capsys: pytest.CaptureFixture[str]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as busy:
             path = config(f'clusters: {{gpu: {{workers: ["127.0.0.1:{busy.getsockname()[1]}"]}}}}')
             assert main(["run", "--all", "--config", path, script("")]) == arguments.CONFIG

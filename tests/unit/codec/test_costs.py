@@ -80,7 +80,12 @@ def test_more_micro_batches_make_an_svd_dearer_and_a_cast_hardly() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "fp16", "int4", "svd(0.5) >> int8", "rank(2) >> bf16", "topk(0.5) >> int4", "bits",
+        "fp16",
+        "int4",
+        "svd(0.5) >> int8",
+        "rank(2) >> bf16",
+        "topk(0.5) >> int4",
+        "bits",
         "axes >> coded(2)",
     ],
 )

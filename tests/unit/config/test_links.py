@@ -204,9 +204,7 @@ def test_a_line_reads_as_it_is_written(kbit: int | None, ms: int, percent: int) 
     line = Line(None if kbit is None else kbit * 1e3, ms / 1000, percent / 100)
     again = parse_links(str(line)).default
     assert again is not None
-    assert (again.rate or 0, again.delay, again.loss) == pytest.approx(
-        (line.rate or 0, line.delay, line.loss)
-    )
+    assert (again.rate or 0, again.delay, again.loss) == pytest.approx((line.rate or 0, line.delay, line.loss))
 
 
 @given(st.text(max_size=12))

@@ -343,9 +343,7 @@ class TestWhatIsRefused:
         home.issue(GPU, NPU, "gpu/gateway", "npu/gateway")
         shutil.copytree(home.folder, tmp_path / "npu")
         folders = {"gpu": home.folder, "npu": tmp_path / "npu"}
-        made = make(
-            files={name: Files.under(folders[name[:3]], home.identity(name)) for name in ALL}, dials=(dials,)
-        )
+        made = make(files={name: Files.under(folders[name[:3]], home.identity(name)) for name in ALL}, dials=(dials,))
         made.join()
         made.meet()
         revoke(folders["npu"], home.authority, [home.of(GPU).serial], "a test")
@@ -488,7 +486,6 @@ class TestAuditHeads:
         made.start("gpu")
         until(lambda: "is another than it was" in str(records(made.sites["npu"])))
         until(lambda: [each for each in records(made.sites["gpu"]) if each["action"] == "refused"])
-
 
     def test_one_signed_under_an_authority_that_came_later_is_kept(self, tmp_path: Path) -> None:
         old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")

@@ -62,9 +62,7 @@ def make() -> Iterator[Callable[..., Side]]:
 
 
 class TestHeads:
-    def sides(
-        self, make: Callable[..., Side], files: dict[str, Files], folder: Path
-    ) -> tuple[Side, Side, Credentials]:
+    def sides(self, make: Callable[..., Side], files: dict[str, Files], folder: Path) -> tuple[Side, Side, Credentials]:
         credentials = Credentials.of(files["gpu/gateway"])
         return make(NPU), make(GPU, KeptHeads(folder / "heads.jsonl", credentials.trust)), credentials
 

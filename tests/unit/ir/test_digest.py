@@ -29,9 +29,7 @@ def trace_something_else() -> None:
     @tf.function
     def other(x: tf.Tensor) -> tf.Tensor:
         y = tf.while_loop(lambda h: tf.reduce_sum(h) < 9.0, lambda h: [h * 2.0], [tf.nn.gelu(x)])[0]
-        return tf.cond(
-            tf.reduce_sum(y) > 0.0, lambda: tf.custom_gradient(lambda z: (z, lambda d: d))(y), lambda: -y
-        )
+        return tf.cond(tf.reduce_sum(y) > 0.0, lambda: tf.custom_gradient(lambda z: (z, lambda d: d))(y), lambda: -y)
 
     other(tf.constant([1.0, 2.0]))
 
@@ -113,9 +111,7 @@ def test_the_order_of_effects_matters() -> None:
         %2 = AssignAddVariableOp(%0, %1) stateful
         %3 = AssignSubVariableOp(%0, %1) stateful {order}
     """
-    assert program_digest(program_of(text.format(order="^%2"))) != program_digest(
-        program_of(text.format(order=""))
-    )
+    assert program_digest(program_of(text.format(order="^%2"))) != program_digest(program_of(text.format(order="")))
 
 
 def test_being_stamped_or_placed_matters() -> None:
@@ -154,8 +150,7 @@ returns %2
 
 def test_functions_stand_by_their_content() -> None:
     one, renamed, other = (
-        program_of(BODIES.format(*names))
-        for names in (("p", "q", "Exp"), ("r_7", "s_8", "Exp"), ("p", "q", "Log"))
+        program_of(BODIES.format(*names)) for names in (("p", "q", "Exp"), ("r_7", "s_8", "Exp"), ("p", "q", "Log"))
     )
     assert program_digest(one) == program_digest(renamed)
     assert [line for line in canonical_lines(one) if line.startswith("func")] == ["func f0(%0)"]
@@ -183,9 +178,7 @@ def test_messages_that_quote_names_are_left_out() -> None:
         %2 = {}(%0, %1) stateful
     """
     asserts = {program_digest(program_of(text.format(content, "Assert"))) for content in ("a", "b")}
-    lookups = {
-        program_digest(program_of(text.format(content, "LookupTableFindV2"))) for content in ("a", "b")
-    }
+    lookups = {program_digest(program_of(text.format(content, "LookupTableFindV2"))) for content in ("a", "b")}
     assert (len(asserts), len(lookups)) == (1, 2)
 
 

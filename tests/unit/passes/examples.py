@@ -134,7 +134,9 @@ returns %6
 """
 """One table that embeds in stage a and projects in stage b: one gradient is sparse, the other dense."""
 
-FROZEN = TWO_DENSE + """\
+FROZEN = (
+    TWO_DENSE
+    + """\
 %8 = Mean(%6, %7) float32[]
 request of %8 for %2
 %9 = Fill(%8) float32[?,2]
@@ -146,6 +148,7 @@ gradient %11 of %2
 %12 = AssignSubVariableOp(%2, %11) stateful
 returns %8
 """
+)
 """Only stage b is trained."""
 
 TWO_PHASES = """
@@ -186,7 +189,9 @@ returns %6, %15
 """
 """A critic is trained, and then, through the new critic, a generator."""
 
-PENALTY = DENSE_TANH + """\
+PENALTY = (
+    DENSE_TANH
+    + """\
 %6 = Mean(%4, %5) float32[]
 %7 = ReadVariableOp(%1) float32[4,8] stateful
 %8 = Square(%7) float32[4,8]
@@ -211,6 +216,7 @@ gradient %18 of %1
 %19 = AssignSubVariableOp(%1, %18) stateful
 returns %10
 """
+)
 """A loss with an L2 penalty that no scope stamps, on a variable of the first stage."""
 
 ONCE = """

@@ -268,9 +268,7 @@ class _CutText:
         for phase in self.plan.phases:
             lines.append(f"phase {phase.index}, requests {list(phase.requests)}")
             fragments = list(phase.prologue.values())
-            fragments += [
-                f for stage in phase.stages for f in (stage.forward, stage.backward) if f is not None
-            ]
+            fragments += [f for stage in phase.stages for f in (stage.forward, stage.backward) if f is not None]
             fragments += [f for rounds in phase.updates.values() for f in rounds]
             lines += [f"  {line}" for fragment in fragments for line in self._fragment(fragment)]
             for each in phase.crossings:

@@ -156,9 +156,7 @@ def test_a_pinned_value_crosses_from_the_worker_that_holds_its_variable() -> Non
     plan = cut(ONCE, apart)
     assert plan.held["count"] == ("a/0",)
     assert set(plan.phases[0].prologue) == {"a/0"}
-    assert [(c.source, c.destinations) for c in plan.phases[0].crossings if c.value.op == 4] == [
-        ("a/0", ("b/0",))
-    ]
+    assert [(c.source, c.destinations) for c in plan.phases[0].crossings if c.value.op == 4] == [("a/0", ("b/0",))]
 
 
 def test_a_second_phase_has_its_own_request_and_update() -> None:

@@ -5,10 +5,13 @@ from tests.unit.passes.programs import check, program_of
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.label import label
 
-PENALISED = DENSE_TANH + """\
+PENALISED = (
+    DENSE_TANH
+    + """\
 %6 = Mean(%4, %5) float32[]                        => b
 %7 = ReadVariableOp(%1) float32[4,8] stateful      => a
 """
+)
 
 
 def said(program: Program):

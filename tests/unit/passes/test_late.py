@@ -10,7 +10,9 @@ from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.phases import FORWARD, UPDATE, split_parts
 
-PENALISED = TWO_DENSE + """\
+PENALISED = (
+    TWO_DENSE
+    + """\
 %8 = Mean(%6, %7) float32[]                            => forward
 %9 = ReadVariableOp(%1) float32[4,8] stateful          => any time
 %10 = L2Loss(%9) float32[]                             => any time
@@ -36,6 +38,7 @@ gradient %20 of %2
 %22 = AssignSubVariableOp(%2, %20) stateful
 returns %11
 """
+)
 
 
 def types(plan: Cut, fragment: Fragment) -> list[str]:

@@ -24,10 +24,7 @@ def test_every_stage_is_a_virtual_device_on_a_worker() -> None:
 
 def test_fragments_of_a_stage_are_its_workers() -> None:
     plan = cut(SKIP, two_of_three)
-    owners = {
-        piece.stage: {f.worker for f in (piece.forward, piece.backward) if f}
-        for piece in plan.phases[0].stages
-    }
+    owners = {piece.stage: {f.worker for f in (piece.forward, piece.backward) if f} for piece in plan.phases[0].stages}
     assert owners == {0: {"a/0"}, 1: {"npu/0"}, 2: {"npu/0"}}
 
 

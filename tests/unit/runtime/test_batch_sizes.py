@@ -132,7 +132,8 @@ def loss_of(body: Callable[[Any], Any]) -> str:
 HEADLINES = {
     "no rule": (lambda h: tf.reduce_mean(tf.linalg.sqrtm(h[:, :4, :4])), "is not known: there is no rule for op type"),
     "undecided": (
-        lambda h: tf.reduce_mean(tf.tensor_scatter_nd_add(h, [[0], [1]], tf.ones((2, 5, 4)))), "is not known: no rule"
+        lambda h: tf.reduce_mean(tf.tensor_scatter_nd_add(h, [[0], [1]], tf.ones((2, 5, 4)))),
+        "is not known: no rule",
     ),
     "coupled": (lambda h: tf.reduce_mean(h - tf.reduce_mean(h, 0)) ** 2, "neither a sum nor a mean|depend on each"),
 }

@@ -77,8 +77,10 @@ def test_replicas_with_several_micro_batches_are_refused() -> None:
 def test_a_pipeline_without_replicas_is_refused() -> None:
     error = refused(nb.pipeline(4), nb.stage(name="all"))
     assert "has 4 micro-batches for 1 replica" in str(error)
-    assert error.mends[:2] == ("nb.replica(4) around stage 'all', which gives each one micro-batch",
-                               "nb.pipeline(micro_batch=1)")
+    assert error.mends[:2] == (
+        "nb.replica(4) around stage 'all', which gives each one micro-batch",
+        "nb.pipeline(micro_batch=1)",
+    )
 
 
 def test_a_stage_of_fewer_replicas_than_another_is_refused() -> None:

@@ -168,9 +168,7 @@ BATCHES = pytest.mark.parametrize(
 
 
 @BATCHES
-def test_the_best_m_by_brute_force(
-    stages: int, compute: float, overhead: float, delay: float, line: float
-) -> None:
+def test_the_best_m_by_brute_force(stages: int, compute: float, overhead: float, delay: float, line: float) -> None:
     """`line` is V/β: seconds that the whole batch holds one direction."""
     blocking, fast = {}, {}
     for m in range(1, 2000):

@@ -120,9 +120,7 @@ def test_a_span_of_no_seconds_takes_no_column() -> None:
 def test_rows_are_equal_ascii_and_within_the_width(
     name: str, stages: int, micro_batches: int, seconds: float, width: int
 ) -> None:
-    rows = picture(
-        name, stages=stages, micro_batches=micro_batches, seconds=seconds, width=width
-    ).splitlines()
+    rows = picture(name, stages=stages, micro_batches=micro_batches, seconds=seconds, width=width).splitlines()
     assert len(rows) == stages
     assert len({len(row) for row in rows}) == 1
     assert all(len(row) <= width and row.isascii() for row in rows)

@@ -21,9 +21,7 @@ def test_the_names() -> None:
     assert schedule(DEFAULT).name == "eager-1f1b"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "meant"), [("1F1B", "1f1b"), ("g-pipe", "gpipe"), ("eager_1f1b", "eager-1f1b")]
-)
+@pytest.mark.parametrize(("wrong", "meant"), [("1F1B", "1f1b"), ("g-pipe", "gpipe"), ("eager_1f1b", "eager-1f1b")])
 def test_a_wrong_name_says_what_was_meant(wrong: str, meant: str) -> None:
     with pytest.raises(OptionError, match=f"no schedule is called '{wrong}'") as caught:
         schedule(wrong)
@@ -57,20 +55,15 @@ def test_one_f_one_b_holds_what_is_ahead_of_it() -> None:
         (2, 6.0, 0.0, (4, 1)),  # the line sets the period: more could not leave
     ],
 )
-def test_eager_covers_the_round_trip(
-    stages: int, seconds: float, delay: float, expected: tuple[int, ...]
-) -> None:
+def test_eager_covers_the_round_trip(stages: int, seconds: float, delay: float, expected: tuple[int, ...]) -> None:
     assert limits("eager-1f1b", stages, 16, pace=alike(stages, 3.0, seconds, delay)) == expected
 
 
 @given(st.integers(1, 6), st.floats(0.1, 9.0), st.floats(0.0, 1.0), st.floats(0.0, 9.0))
-def test_eager_is_the_formula_where_the_line_is_faster(
-    stages: int, compute: float, part: float, delay: float
-) -> None:
+def test_eager_is_the_formula_where_the_line_is_faster(stages: int, compute: float, part: float, delay: float) -> None:
     seconds = part * compute
     expected = [
-        stages - s + (stages - 1 - s) * math.ceil(2 * (seconds + delay) / compute - 1e-9)
-        for s in range(stages)
+        stages - s + (stages - 1 - s) * math.ceil(2 * (seconds + delay) / compute - 1e-9) for s in range(stages)
     ]
     assert list(limits("eager-1f1b", stages, 10_000, pace=alike(stages, compute, seconds, delay))) == expected
 

@@ -213,9 +213,7 @@ def test_whatever_the_speeds_everything_runs_once_and_nothing_waits_for_ever(
 ) -> None:
     stages, hops = pipeline
     chosen = in_flight[: len(stages)] if isinstance(in_flight, list) else in_flight
-    timeline = simulate(
-        stages, hops, micro_batches, name=name, in_flight=chosen, blocking=blocking, fused=fused
-    )
+    timeline = simulate(stages, hops, micro_batches, name=name, in_flight=chosen, blocking=blocking, fused=fused)
     for stage, work in enumerate(stages):
         ran = timeline.of(stage)
         expected = {(what, m) for what in ("FB" if work.has_backward else "F") for m in range(micro_batches)}
@@ -227,9 +225,7 @@ def test_whatever_the_speeds_everything_runs_once_and_nothing_waits_for_ever(
 
 @settings(max_examples=100, deadline=None)
 @given(pipelines(), st.integers(1, 12), st.sampled_from(sorted(SCHEDULES)))
-def test_a_stage_starts_after_what_it_reads(
-    pipeline: tuple[list[Work], Hops], micro_batches: int, name: str
-) -> None:
+def test_a_stage_starts_after_what_it_reads(pipeline: tuple[list[Work], Hops], micro_batches: int, name: str) -> None:
     stages, hops = pipeline
     timeline = simulate(stages, hops, micro_batches, name=name)
     at = {(span.place, span.what, span.micro_batch): span for span in timeline.spans}
@@ -237,9 +233,7 @@ def test_a_stage_starts_after_what_it_reads(
         for m in range(micro_batches):
             there = hop_.there.seconds(hop_.forward) + hop_.there.delay if hop_.there else 0.0
             assert at[destination, "F", m].start >= at[source, "F", m].end + there - 1e-9
-            if hop_.backward is None or not (
-                stages[source].has_backward and stages[destination].has_backward
-            ):
+            if hop_.backward is None or not (stages[source].has_backward and stages[destination].has_backward):
                 continue
             back = hop_.back.seconds(hop_.backward) + hop_.back.delay if hop_.back else 0.0
             assert at[source, "B", m].start >= at[destination, "B", m].end + back - 1e-9

@@ -130,9 +130,7 @@ def test_what_needs_no_later_engine_runs(program: Program) -> None:
     program()
 
 
-@pytest.mark.parametrize(
-    ("program", "feature"), LATER.items(), ids=lambda each: getattr(each, "__name__", "")
-)
+@pytest.mark.parametrize(("program", "feature"), LATER.items(), ids=lambda each: getattr(each, "__name__", ""))
 def test_what_needs_a_later_engine_says_which(program: Program, feature: str) -> None:
     with pytest.raises(NotYetError) as caught:
         program()

@@ -82,9 +82,7 @@ def exchange(pair: Workers, number: int, size: int = 3 * CHUNK_BYTES + 5) -> Non
 
 class TestCrossing:
     @pytest.mark.parametrize("secured", [True, False], ids=["tls", "insecure"])
-    def test_tensors_cross_both_ways_and_are_counted_as_over_memory(
-        self, trusted: Certificates, secured: bool
-    ) -> None:
+    def test_tensors_cross_both_ways_and_are_counted_as_over_memory(self, trusted: Certificates, secured: bool) -> None:
         def speak(here: Link, there: Link) -> None:
             here.post({"kind": "SESSION", "about": "HELLO"})
             here.post(step())
@@ -100,9 +98,7 @@ class TestCrossing:
             speak(pair.gpu, pair.npu)
         assert pair.gpu.totals() == memory[0].totals()
 
-    def test_several_lanes_carry_one_conversation(
-        self, trusted: Certificates, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_several_lanes_carry_one_conversation(self, trusted: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(options, "congestion_control", lambda: "reno")
         with workers(trusted, line=True) as pair:
             pair.meet()

@@ -334,9 +334,7 @@ class TestListener:
         self, listener: Listener, source: str, kind: type[NebulaError], words: str
     ) -> None:
         with pytest.raises(kind) as caught:
-            dial(
-                Target(listener.address), KNOCK._replace(source=source), Lane(), print, deadlines=Deadlines()
-            )
+            dial(Target(listener.address), KNOCK._replace(source=source), Lane(), print, deadlines=Deadlines())
         assert type(caught.value) is kind
         assert words in str(caught.value)
 

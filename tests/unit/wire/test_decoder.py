@@ -27,8 +27,7 @@ def stream(array: np.ndarray, **fields: int) -> bytes:
 def message_stream(message: dict[str, object], sequence: int = 0) -> bytes:
     data = np.frombuffer(encode_message(message), np.uint8)
     return b"".join(
-        h + c.tobytes()
-        for h, c in frames(Header(Kind.CONTROL, dtype=UINT8, dims=data.shape, sequence=sequence), data)
+        h + c.tobytes() for h, c in frames(Header(Kind.CONTROL, dtype=UINT8, dims=data.shape, sequence=sequence), data)
     )
 
 
@@ -172,12 +171,8 @@ HEADER_FIELDS = {
 
 
 @given(st.fixed_dictionaries({}, optional=HEADER_FIELDS), st.binary(max_size=64))
-def test_headers_with_right_checksums_and_any_fields_parse_or_raise(
-    fields: dict[str, int], payload: bytes
-) -> None:
-    header = Header(Kind.SCALAR, dtype=UINT8, dims=(4,), flags=Flag.LAST, length=4, whole=4)._replace(
-        **fields
-    )
+def test_headers_with_right_checksums_and_any_fields_parse_or_raise(fields: dict[str, int], payload: bytes) -> None:
+    header = Header(Kind.SCALAR, dtype=UINT8, dims=(4,), flags=Flag.LAST, length=4, whole=4)._replace(**fields)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("whale_nebula.wire.frame.find_fault", lambda header, sealed: None)
         head = pack(header, 0)

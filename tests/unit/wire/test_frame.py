@@ -88,9 +88,7 @@ def test_any_header_within_its_fields_comes_back(dims: list[int], size: int | No
     whole = int(np.prod(dims)) * 4 if size is None else size
     if size is None:
         fields |= {"codec": 0, "state": 0}
-    first, chunk = next(
-        iter(chunks(Header(dtype=FLOAT32, dims=tuple(dims), **fields), np.zeros(whole, np.uint8)))
-    )
+    first, chunk = next(iter(chunks(Header(dtype=FLOAT32, dims=tuple(dims), **fields), np.zeros(whole, np.uint8))))
     assert unpack(pack(first, checksum(chunk))) == (first, checksum(chunk))
 
 
@@ -142,17 +140,13 @@ BROKEN = {
     ),
     "sealed without a tag": GOOD._replace(length=8, whole=8, dims=(1, 2), flags=Flag.LAST | Flag.SEALED),
     "acknowledgement with a number": Header(Kind.ACK, flags=Flag.LAST, sequence=1),
-    "beat with a payload": Header(
-        Kind.BEAT, flags=Flag.LAST, dtype=dtype_code("uint8"), dims=(4,), length=4, whole=4
-    ),
+    "beat with a payload": Header(Kind.BEAT, flags=Flag.LAST, dtype=dtype_code("uint8"), dims=(4,), length=4, whole=4),
     "message of floats": GOOD._replace(kind=Kind.CONTROL, direction=Direction.NONE),
 }
 
 
 @pytest.mark.parametrize("header", BROKEN.values(), ids=BROKEN.keys())
-def test_what_breaks_a_rule_is_neither_sent_nor_taken(
-    header: Header, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_breaks_a_rule_is_neither_sent_nor_taken(header: Header, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LocalProtocolError):
         pack(header, 0)
     if len(header.dims) <= 8:

@@ -13,9 +13,7 @@ SHAPES = [(), (0,), (3, 0, 2), (5,), (2, 3), (1, 2, 1, 2, 1, 2, 1, 2)]
 def some(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     size = int(np.prod(shape))
     return (
-        (np.arange(size) % 2 if dtype == "bool" else np.arange(size))
-        .reshape(shape)
-        .astype(dtype_of(dtype_code(dtype)))
+        (np.arange(size) % 2 if dtype == "bool" else np.arange(size)).reshape(shape).astype(dtype_of(dtype_code(dtype)))
     )
 
 

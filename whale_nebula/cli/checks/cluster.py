@@ -240,9 +240,7 @@ def way_mtu(address: str) -> int | None:
     host, port = host_of(address), int(address.rpartition(":")[2])
     with suppress(OSError):
         family, kind, _, _, end = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        level, option = (
-            (socket.IPPROTO_IPV6, _IPV6_MTU) if family == socket.AF_INET6 else (socket.IPPROTO_IP, _IP_MTU)
-        )
+        level, option = (socket.IPPROTO_IPV6, _IPV6_MTU) if family == socket.AF_INET6 else (socket.IPPROTO_IP, _IP_MTU)
         with socket.socket(family, kind) as trial:
             trial.connect(end)
             return trial.getsockopt(level, option)

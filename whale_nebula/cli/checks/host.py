@@ -137,5 +137,3 @@ def _listen_addresses(config: Config) -> dict[str, str]:
         for each in config.clusters.values()
         for number, worker in enumerate(each.workers)
     }
-
-

@@ -164,8 +164,12 @@ def _read(text: str) -> Place:
         raise table.wrong(f"{VARIABLE} names no jobs", mend=f"{_EXAMPLE}, or unset {VARIABLE}")
     for job in table.key("cluster").named():
         if job in _REFUSED:
-            raise table.key("cluster").key(job).wrong(
-                f"{VARIABLE} has a job {job!r}", why=_REFUSED[job], mend=f"leave {job!r} out, or unset {VARIABLE}"
+            raise (
+                table.key("cluster")
+                .key(job)
+                .wrong(
+                    f"{VARIABLE} has a job {job!r}", why=_REFUSED[job], mend=f"leave {job!r} out, or unset {VARIABLE}"
+                )
             )
     return table
 

@@ -122,13 +122,3 @@ class Residue:
     structure: Any = None
     dims: tuple[int, ...] | None = None
     taken: bool = False
-
-
-
-
-
-
-
-
-
-

@@ -135,5 +135,3 @@ def codec_of(came: Any, way: Way) -> Codec | None:
     if isinstance(came, Packed):
         return by_number(way).get(came.codec)
     return way.codec if way.cast is not None else None
-
-

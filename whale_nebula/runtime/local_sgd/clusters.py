@@ -110,9 +110,7 @@ class OfClusters:
             return TakesTurns(inner, program.leaves, self.sites, variables, opened.copies, make)
         own, session = run.here().cluster, run.ledger.session
         leaving = LeavesTogether(opened.asked, run.programs, self.apart.every, self.apart.staleness)
-        return TrainsApart(
-            inner, program.leaves, self.sites, own, session, lambda: make()[own], leaving, opened.settle
-        )
+        return TrainsApart(inner, program.leaves, self.sites, own, session, lambda: make()[own], leaving, opened.settle)
 
 
 def of_clusters(apart: Apart, captured: Captured, run: Run, name: str, models: Sequence[Any]) -> OfClusters:

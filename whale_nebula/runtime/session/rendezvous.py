@@ -42,9 +42,7 @@ def join_links(attachment: Attachment, expected: Expected, config: Config) -> Jo
     if attachment.addresses:
         return _over_the_network(attachment, expected, config)
     links = {
-        peer: SocketLink(
-            sock, attachment.worker, peer, attachment.workers, expect=expected, patience=config.patience
-        )
+        peer: SocketLink(sock, attachment.worker, peer, attachment.workers, expect=expected, patience=config.patience)
         for peer, sock in attachment.sockets.items()
     }
     return Joined(links)

@@ -271,9 +271,7 @@ class DistributedStep:
         links = ((f"{here}->{self.clusters[peer]}", link) for peer, link in far.items())
         return LineClock.start(self.program, self.steps, links)
 
-    def _announce(
-        self, inputs: Given, counts: Sequence[int], medians: Medians, asked: str | None
-    ) -> Agreed:
+    def _announce(self, inputs: Given, counts: Sequence[int], medians: Medians, asked: str | None) -> Agreed:
         """Say which step this is, and check beside the computing that all others say the same. Each also tells its
         pace, since a prediction needs that of all stages, what its last step was like, and whether it has to leave.
         """

@@ -122,9 +122,7 @@ class EmulatedStep:
         counts = micro_batches(program.leaves, tensors, pieces_here(program))
         batch = cut(program.leaves, tensors, counts)
         plan = self.compiled.cut
-        guard = Guard(
-            self.variables, plan.forward_written, whereabouts=self.compiled.whereabouts, updates=plan.updates
-        )
+        guard = Guard(self.variables, plan.forward_written, whereabouts=self.compiled.whereabouts, updates=plan.updates)
         before, medians = self._totals(), self.measured.medians()
         outlook = self.seen.outlook(batch.rows, medians)
         self.clocks = clocks = Clocks.start(self.seats, self._lines())

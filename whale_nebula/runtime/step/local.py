@@ -167,9 +167,7 @@ class LocalStep:
         counts = tuple(micro_batches(program.leaves, tensors, pieces_here(program)))
         function = self._function(counts)
         plan = self.compiled.cut
-        guard = Guard(
-            self.variables, plan.forward_written, whereabouts=self.compiled.whereabouts, updates=plan.updates
-        )
+        guard = Guard(self.variables, plan.forward_written, whereabouts=self.compiled.whereabouts, updates=plan.updates)
         start = time.perf_counter()
         try:
             results = tf_private.call_flat(function, tensors, function.captured_inputs)

@@ -110,10 +110,6 @@ def _writing(ledger: Ledger, writes_here: bool, plain: Callable[..., Any]) -> Ca
     return whole
 
 
-
-
-
-
 Method = Callable[..., Any]
 
 

@@ -171,7 +171,7 @@ def _kept_apart() -> CollectiveReadError:
         "no process may hold the whole model",
         why="the config says 'weights: own': the parts of a model stay in their clusters",
         mend="weights: everywhere in the config of every cluster\n"
-        "or model.save_weights(\"model.weights.h5\"), which writes each cluster's own part there",
+        'or model.save_weights("model.weights.h5"), which writes each cluster\'s own part there',
     )
 
 
@@ -205,9 +205,7 @@ def fill(kept: Kept, array: Any) -> None:
     variable = kept.variable
     if isinstance(variable, _Elsewhere):
         variable.__class__ = type(variable).__mro__[2]
-    tf.raw_ops.AssignVariableOp(
-        resource=variable.handle, value=tf.cast(array, variable.dtype), validate_shape=False
-    )
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.cast(array, variable.dtype), validate_shape=False)
 
 
 class _Elsewhere:

@@ -118,12 +118,8 @@ class GrpcLinks:
     def _carrier(self, there: str) -> Carrier:
         place = self._place
         if place.dials(there):
-            return DiallingCarrier(
-                place.run, place.here, there, self._target(there), deadlines=self._deadlines
-            )
-        carrier = AwaitingCarrier(
-            place.here, there, place.peers[there] or "", deadlines=self._deadlines
-        )
+            return DiallingCarrier(place.run, place.here, there, self._target(there), deadlines=self._deadlines)
+        carrier = AwaitingCarrier(place.here, there, place.peers[there] or "", deadlines=self._deadlines)
         self._awaited[there] = carrier
         return carrier
 
@@ -173,9 +169,7 @@ class GrpcLinks:
         policy.check(guest.identity, policy.Call.OPEN_PAIR, credentials.identity)
 
 
-def target(
-    run: str, who: str, address: str, current: CurrentCredentials | None, *, gateway: bool = False
-) -> Target:
+def target(run: str, who: str, address: str, current: CurrentCredentials | None, *, gateway: bool = False) -> Target:
     """How to dial worker or gateway `who` ("gpu/0", "gpu/gateway") at an address."""
     identity = None if current is None else Identity.of_worker(run, who)
 

@@ -164,7 +164,6 @@ class Listener:
         reader.start()
         yield from lane.outgoing()
 
-
     def _end_stream(self, peer: str, lane: Lane) -> None:
         if self._guard is not None:
             self._guard.remove_stream(peer)

@@ -92,4 +92,6 @@ def test_what_is_taken_of_a_row_must_not_hang_on_how_many_rows_there_are() -> No
         %13 = StridedSlice(%0, %7, %8, %8) {begin_mask=3, end_mask=1} float32[?,1]  => rows(0) of inputs
     """
     check(text)
-    assert reason(text, 9) == reason(text, 10) == reason(text, 12) == "rows are cut to a length that grows with the batch"
+    assert (
+        reason(text, 9) == reason(text, 10) == reason(text, 12) == "rows are cut to a length that grows with the batch"
+    )

@@ -55,7 +55,9 @@ CENTRE = """
     %3 = Const {value=(0)} int32[1]
     %4 = Mean(%2, %3) float32[4]
 """
-NORMALISED = CENTRE + """\
+NORMALISED = (
+    CENTRE
+    + """\
     %5 = Sub(%2, %4) float32[?,4] "norm/sub"
     %6 = Const {value=(0, 1)} int32[2]
     %7 = Mean(%5, %6) float32[]
@@ -63,6 +65,7 @@ NORMALISED = CENTRE + """\
     %9 = Mean(%2, %6) float32[]
     %10 = Sqrt(%9) float32[] "rms"
 """
+)
 
 
 def judged(op: int) -> BatchCoupledError | None:
@@ -161,10 +164,13 @@ def test_a_length_that_no_reshape_gave_is_no_baked_batch() -> None:
     assert isinstance(verdict(folding(text).of(Value(8)), read(text)), BatchCoupledError)
 
 
-EXTREME = CENTRE + """\
+EXTREME = (
+    CENTRE
+    + """\
     %5 = Const {value=(1, 2, 3, 4)} float32[4]
     %6 = Maximum(%4, %5) float32[4]
 """
+)
 
 
 def test_a_constant_beside_what_has_no_rows_is_no_batch() -> None:
