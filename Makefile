@@ -7,6 +7,8 @@ READY   := $(VENV)/.installed
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
 
 SHELL   := /bin/bash
+# Hundreds of processes of the tests import the same modules: they are compiled once.
+export PYTHONDONTWRITEBYTECODE :=
 # What TensorFlow writes whenever it starts, whatever its log level is.
 START_UP := ^(WARNING: All log messages before absl|[IWE]0000 .*(oneDNN|cuda drivers|cpu_feature_guard|cuInit)|To enable the following instructions)
 

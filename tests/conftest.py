@@ -5,6 +5,7 @@ import os
 # Before anything imports TensorFlow or gRPC: both read these once, when they load.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+os.environ["WHALE_NEBULA_VERIFY_PASSES"] = "1"  # programs are verified after every pass, in all processes
 
 import contextlib
 import gc

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from whale_nebula.cli import arguments as exits
 from whale_nebula.cli.arguments import Parser, Words, misspelt, remark, split, tell
 from whale_nebula.config import load, parse_links
-from whale_nebula.errors import ConfigError, NebulaError, PlanError, StateError
+from whale_nebula.errors import ConfigError, NebulaError, OptionError, PlanError, StateError
 
 if TYPE_CHECKING:
     from whale_nebula.cli.show_script import Ending, Onlooker
@@ -41,6 +41,7 @@ examples:
   whale-nebula show train.py --save plan.json         to keep: nb.init(plan="plan.json") then holds runs to it
   whale-nebula show plan.json                         a plan that was saved
   whale-nebula show train.py --steps 2                a GAN's two steps, or training and validation
+  whale-nebula show train.py --after fold             what a pass has found: what each value is to the batch
   whale-nebula show train.py -- --json                after "--" everything is the script's
 
 Our options may stand before the script or after it. With --steps or --all a step is answered with zeros and the
@@ -64,6 +65,10 @@ _VALUED = {
     "--config": ("FILE", "clusters.yaml, instead of what the script gives nb.init"),
     "--links": ("LINE", "the line between all clusters, such as 60mbit,20ms, instead of what the script gives nb.init"),
     "--steps": ("N", "plan the first N steps that differ"),
+    "--after": (
+        "PASS",
+        "print the program as a pass of the compiler leaves it: capture, in-flight, fold, phases, merges, cut",
+    ),
     "--report": ("FILE", "show a saved report, or a file of metrics: predicted beside measured"),
 }
 
@@ -89,14 +94,16 @@ def main(argv: Sequence[str]) -> int:
     except ConfigError as error:
         tell(error, as_json=given.json)
         return exits.CONFIG
+    except OptionError as error:
+        made.refuse(f"--after: {error.what}; {error.mend}")
     except (PlanError, StateError) as error:
         tell(error, as_json=given.json)
         return exits.NO_DATA
 
 
 def _check(made: Parser, given: argparse.Namespace, words: Words) -> None:
-    if sum([given.json, given.mermaid, given.text]) > 1:
-        made.refuse("--text, --json and --mermaid are three ways to print one thing: choose one")
+    if sum([given.json, given.mermaid, given.text, given.after is not None]) > 1:
+        made.refuse("--text, --json, --mermaid and --after print one thing in different ways: choose one")
     if given.report is None and words.script is None:
         made.refuse("which script? whale-nebula show train.py")
     if given.report is not None and (words.script is not None or given.mermaid or given.html or given.save):
@@ -194,6 +201,8 @@ def _print(plans: Sequence[Plan], given: argparse.Namespace) -> None:
     silent = given.html is not None or given.save is not None
     if given.json:
         _print_json(plans, several=given.all or int(given.steps or 1) > 1)
+    elif given.after is not None:
+        print("\n\n".join(plan.text_after(given.after) for plan in plans))
     elif given.mermaid:
         print("\n".join(plan.to_mermaid() for plan in plans))
     elif given.text or not silent:

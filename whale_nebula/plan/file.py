@@ -104,7 +104,7 @@ def _digests(plan: Plan) -> dict[str, Any]:
 
 
 def _saved_fields(plan: Plan) -> dict[str, Any]:
-    return {name: _plain(getattr(plan, name)) for name in _names(type(plan)) if name != "definition"}
+    return {name: _plain(getattr(plan, name)) for name in _names(type(plan)) if name not in ("definition", "passes")}
 
 
 def _names(kind: Any) -> list[str]:

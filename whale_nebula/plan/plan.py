@@ -18,6 +18,8 @@ from whale_nebula.plan.html.document import plan_svg
 from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
 from whale_nebula.plan.text import plan_mermaid, plan_text
 
+_ANEW = "nb.plan(model, ...)"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -44,6 +46,7 @@ class Plan:
     lines: tuple[str, ...] = field(repr=False)
     definition: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
     exchange_seconds: float = 0.0
+    passes: Callable[[str], str] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("stages", "links"):
@@ -98,6 +101,22 @@ class Plan:
     def to_text(self) -> str:
         """The plan as text, about 100 columns wide."""
         return plan_text(self)
+
+    def text_after(self, name: str) -> str:
+        """The program as text after the pass of this name ("capture": before the first): what `show --after` prints.
+
+        >>> import tensorflow as tf
+        >>> import whale_nebula as nb
+        >>> @nb.function
+        ... def double(x):
+        ...     with nb.stage(cluster="gpu"):
+        ...         return 2.0 * x
+        >>> print(nb.plan(double, tf.TensorSpec([None, 4])).text_after("cut").splitlines()[2])
+        forward of gpu on local/0
+        """
+        if self.passes is None:
+            raise StateError("this plan comes from a file, which holds no program between passes", mend=_ANEW)
+        return self.passes(name)
 
     def to_mermaid(self) -> str:
         """The plan as a Mermaid flowchart: clusters, stages, and what crosses."""
@@ -162,7 +181,7 @@ class Plan:
         if stage not in self.stages:
             raise OptionError(f"no stage is called {stage!r}", mend=did_you_mean(stage, self.stages))
         if self.definition is None:
-            raise StateError("this plan comes from a file, which holds no graphs", mend="nb.plan(model, ...)")
+            raise StateError("this plan comes from a file, which holds no graphs", mend=_ANEW)
         return self.definition(stage)
 
     def __str__(self) -> str:

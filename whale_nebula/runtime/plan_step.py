@@ -20,7 +20,7 @@ from whale_nebula.feed.absent import Missing, absent_in
 from whale_nebula.feed.batch import micro_batches
 from whale_nebula.ir.canonical import canonical_lines
 from whale_nebula.ir.cut import Cut
-from whale_nebula.passes.plan import cut_program
+from whale_nebula.passes.pipeline import Compilation, run_passes, text_after
 from whale_nebula.passes.readings import check_here
 from whale_nebula.plan.codec_advice import fallbacks
 from whale_nebula.plan.overview import Overview
@@ -60,12 +60,14 @@ def _build_plan(name: str, captured: Captured, example: Sequence[Any], notes: Se
     operations = in_order(captured.graph.get_operations())
     workers, results = place_workers(captured, run), run.config.results
     where = lambda op: place_of(operations[op])  # noqa: E731
-    cut = cut_program(captured.program, workers, where, results=results, apart=frozenset(run.config.inputs))
+    given = Compilation(captured.program, tuple(workers), where, results, frozenset(run.config.inputs))
+    cut: Cut = run_passes(given).known("cut")
     rows = micro_batches(captured.program.leaves, example, captured.program.pipeline.micro_batch)
     if not run.alone:
         check_here(cut, run.here().worker, absent_in(example), where)
     example = [each.in_rows(sum(rows)) if isinstance(each, Missing) else each for each in example]
     plan = _plan(name, captured, cut, rows, [tuple(tensor.shape) for tensor in example], run)
+    plan = replace(plan, passes=functools.partial(text_after, given=given))
     meetings = foretold(captured.program, captured.variables, sum(rows), run)
     return count_in_flight(replace(plan, notes=(*plan.notes, *meetings, *notes, *_planner(run))))
 

@@ -432,6 +432,17 @@ def test_command_lines_that_are_wrong(words: list[str]) -> None:
     assert ended.value.code == arguments.USAGE
 
 
+def test_a_program_is_shown_as_a_pass_leaves_it(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script(MODEL + "model.fit(x, y)\n")
+    assert main([path, "--after", "fold"]) == arguments.DONE
+    said = capsys.readouterr().out
+    assert said.startswith("== fold\n") and "MatMul: rows(0)" in said
+    with pytest.raises(SystemExit) as ended:
+        main([path, "--after", "fuse"])
+    assert ended.value.code == arguments.USAGE
+    assert "no pass is called 'fuse'; did you mean" in capsys.readouterr().err
+
+
 def test_as_a_user_starts_it(tmp_path: Path) -> None:
     """In a process of its own; what a process that the script starts prints does not come between, either."""
     path = tmp_path / "train.py"

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from whale_nebula.ir.cut import Cut, Fragment, Worker
+from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.graph import CAPTURE, INPUT, Graph
 from whale_nebula.ir.program import (
     Arrival,
@@ -39,7 +39,8 @@ from whale_nebula.ir.program import (
 )
 from whale_nebula.ir.text import from_text
 from whale_nebula.passes.label import label
-from whale_nebula.passes.plan import cut_program
+from whale_nebula.passes.listing import list_cut
+from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.spec import Spec, Value
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "passes"
@@ -251,56 +252,4 @@ def cut_text(text: str, workers: Callable[[Program], Sequence[Worker]] = alone) 
     """All that the passes made of a program, a line each."""
     found = read(text)
     plan = cut_program(found.program, workers(found.program))
-    return "\n".join(list_cut(plan, found))
-
-
-def list_cut(plan: Cut, found: Read) -> list[str]:
-    """The lines of a plan whose program was read, or captured."""
-    return _CutText(plan, found).lines()
-
-
-class _CutText:
-    def __init__(self, plan: Cut, found: Read) -> None:
-        self.plan, self.found = plan, found
-
-    def lines(self) -> list[str]:
-        lines = [line for fragment in self.plan.whole.values() for line in self._fragment(fragment)]
-        for phase in self.plan.phases:
-            lines.append(f"phase {phase.index}, requests {list(phase.requests)}")
-            fragments = list(phase.prologue.values())
-            fragments += [f for stage in phase.stages for f in (stage.forward, stage.backward) if f is not None]
-            fragments += [f for rounds in phase.updates.values() for f in rounds]
-            lines += [f"  {line}" for fragment in fragments for line in self._fragment(fragment)]
-            for each in phase.crossings:
-                to = ", ".join(each.destinations)
-                when = "before the updates" if each.round < 0 else f"after round {each.round}"
-                lines.append(f"  {self._value(each.value)} crosses {each.source} -> {to} {when}")
-        return [*lines, *self._boundaries(), *self._merges(), *self._held()]
-
-    def _fragment(self, fragment: Fragment) -> list[str]:
-        stage = "" if fragment.stage is None else f" of {self.plan.program.stages[fragment.stage].key}"
-        number = f" round {fragment.round}" if fragment.kind == "update" else ""
-        ops = ", ".join(self.found.name(op) for op in fragment.ops)
-        fed = ", ".join(map(self._value, sorted(fragment.feeds))) or "nothing"
-        gives = ", ".join(map(self._value, sorted(fragment.fetches))) or "nothing"
-        title = f"{fragment.kind}{stage}{number} on {fragment.worker}"
-        return [title, f"  fed {fed}", f"  ops {ops or 'none'}", f"  gives {gives}"]
-
-    def _value(self, value: Value) -> str:
-        return str(Value(self.found.written[value.op], value.out))
-
-    def _boundaries(self) -> list[str]:
-        stages = self.plan.program.stages
-        return [
-            f"boundary {b.slot}: {self._value(b.value)} {stages[b.source].key} -> "
-            f"{', '.join(stages[d].key for d in b.destinations)} as {b.codec}, "
-            + (f"its gradient as {b.backward_codec}" if b.backward else "no gradient")
-            + f", {b.layout}, phase {b.phase}"
-            for b in self.plan.boundaries
-        ]
-
-    def _merges(self) -> list[str]:
-        return [f"merge {self._value(value)}: {rule}" for value, rule in sorted(self.plan.merges.items())]
-
-    def _held(self) -> list[str]:
-        return [f"held {path}: {', '.join(workers)}" for path, workers in self.plan.held.items()]
+    return "\n".join(list_cut(plan, found.written.__getitem__))

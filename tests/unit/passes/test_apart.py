@@ -10,7 +10,7 @@ from tests.unit.passes.programs import apart, program_of
 from whale_nebula.capture.step import capture, signature
 from whale_nebula.errors import AbsentInputError
 from whale_nebula.ir.cut import Cut
-from whale_nebula.passes.plan import cut_program
+from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.passes.readings import check_here, readers_of, readings
 
 SIDES = """

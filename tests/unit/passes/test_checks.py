@@ -9,7 +9,7 @@ from whale_nebula.ir.graph import Graph
 from whale_nebula.ir.text import from_text
 from whale_nebula.passes.batch import split_assertions
 from whale_nebula.passes.effects import is_check, is_effect
-from whale_nebula.passes.plan import cut_program
+from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.passes.rules import fold
 
 

@@ -8,7 +8,7 @@ from tests.unit.passes.programs import alone, program_of
 from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.phases import FORWARD, UPDATE, split_parts
-from whale_nebula.passes.plan import cut_program
+from whale_nebula.passes.pipeline import cut_program
 
 DRAW = """
     stages a

@@ -5,7 +5,7 @@ import pytest
 from tests.unit.passes.examples import CUT_BATCH, ONCE, TWO_STAGES
 from tests.unit.passes.programs import alone, cut, program_of
 from whale_nebula.errors import BatchCoupledError
-from whale_nebula.passes.plan import cut_program
+from whale_nebula.passes.pipeline import cut_program
 
 
 def test_values_merge_as_the_batch_was_folded() -> None:

@@ -7,7 +7,7 @@ from tests.unit.passes.programs import alone, program_of
 from whale_nebula.feed.rows import RowsRead
 from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.program import Pipeline, Program
-from whale_nebula.passes.plan import cut_program
+from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.passes.readings import rows_read
 
 WORKERS = [Worker("a/0", "a", (0,)), Worker("a/1", "a", (0,)), Worker("b/0", "b", (1,))]

@@ -9,7 +9,7 @@ from tests.unit.passes.programs import alone, apart, program_of
 from whale_nebula.errors import AbsentInputError, OptionError
 from whale_nebula.ir.cut import Cut
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.plan import cut_program
+from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.passes.readings import check_here, readers_of, readings
 
 A, B = "a/0", "b/0"

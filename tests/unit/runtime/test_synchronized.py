@@ -15,7 +15,7 @@ import whale_nebula as nb
 from tests.processes.synchronized import X, Y, looped, normalised, same, trained, uncut, within
 from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.cut import Cut, Fragment, Worker
-from whale_nebula.passes.plan import cut_program
+from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.passes.replicas import SHARED, check_hosts, sums_of
 from whale_nebula.runtime.replicas.batch_sums import ReplicaSums
 from whale_nebula.runtime.replicas.collectives import Collectives, Group

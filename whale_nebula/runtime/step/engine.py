@@ -28,7 +28,7 @@ from whale_nebula.feed.inputs import whole
 from whale_nebula.ir.canonical import canonical_lines, digest_lines, first_difference
 from whale_nebula.ir.cut import Cut, Worker
 from whale_nebula.ir.program import Program, Stage
-from whale_nebula.passes.plan import cut_program
+from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.passes.readings import check_here, readers_of
 from whale_nebula.passes.replicas import check_hosts, spread, sums_of
 from whale_nebula.report.published import begin, publish

@@ -1,9 +1,9 @@
-"""A program and a list of workers become a Cut: fragments, boundaries, merges. The passes in their order."""
+"""Map a program to workers: each runs fragments of it, and boundaries cross between them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from whale_nebula.codec.packing import TYPES
@@ -20,10 +20,8 @@ from whale_nebula.ir.cut import (
     Worker,
 )
 from whale_nebula.ir.program import Program
-from whale_nebula.passes.batch import BatchFolds, fold_batch
-from whale_nebula.passes.checks import check_draws, check_order, check_shared, one_in_flight, python_notes
+from whale_nebula.passes.batch import BatchFolds
 from whale_nebula.passes.codec_options import (
-    check_crossable,
     compress_notes,
     ids_of,
     lane_notes,
@@ -35,42 +33,16 @@ from whale_nebula.passes.codec_options import (
 from whale_nebula.passes.cut import Cutter, Draft, Key, finish
 from whale_nebula.passes.effects import written_handles
 from whale_nebula.passes.exchange import clusters_apart, exchanges
-from whale_nebula.passes.gradient_merges import with_merges
 from whale_nebula.passes.owners import Homes
-from whale_nebula.passes.phases import Parts, split_parts
+from whale_nebula.passes.phases import Parts
 from whale_nebula.passes.replicas import devices, orders, running
-from whale_nebula.passes.replicas import notes as sums_notes
 from whale_nebula.spec import Value
 
 EVERYWHERE = "everywhere"
+"""Who is given the tensors that a step returns: every worker, or ("owner") the one that makes them."""
 
 
-def cut_program(
-    program: Program,
-    workers: Sequence[Worker],
-    where: Callable[[int], str] = lambda op: "",
-    *,
-    results: str = EVERYWHERE,
-    apart: Collection[str] = (),
-) -> Cut:
-    """Map a program to workers. `where` tells the user's line that made an op; `results` who is given the tensors that
-    the step returns: every worker, or only the "owner", which makes them. `apart` names the inputs that only the
-    workers whose stages read them are given.
-    """
-    program = one_in_flight(program)
-    folds = fold_batch(program, where)
-    folds.notes.extend([*python_notes(program, where), *sums_notes(program)])
-    parts = split_parts(program, folds.once, folds.checks)
-    check_draws(program, parts, folds, workers)
-    program = with_merges(program, folds)
-    check_order(program.graph, program.labels, program.stages, phase_of=parts.phase, where=where)
-    check_shared(program, parts, [set(worker.stages) for worker in workers], where)
-    cut = _map_workers(program, workers, parts, folds, results, apart)
-    check_crossable(cut, where)
-    return replace(cut, exchange=_exchange(cut, parts, folds, results, apart))
-
-
-def _map_workers(
+def map_workers(
     program: Program,
     workers: Sequence[Worker],
     parts: Parts,
@@ -78,17 +50,20 @@ def _map_workers(
     results: str,
     apart: Collection[str],
 ) -> Cut:
+    """Make the fragments of each worker, the boundaries between stages and the values that updates exchange."""
     homes = Homes(program, parts, running(len(program.stages), workers), len(workers))
     cutter = Cutter(program, parts, homes, folds.wholes, owner=results != EVERYWHERE, apart=apart)
     return _Builder(program, parts, homes, cutter.run(), cutter, tuple(workers), folds).build()
 
 
-def _exchange(cut: Cut, parts: Parts, folds: BatchFolds, results: str, apart: Collection[str]) -> tuple[Exchange, ...]:
+def list_exchange(
+    cut: Cut, parts: Parts, folds: BatchFolds, results: str, apart: Collection[str]
+) -> tuple[Exchange, ...]:
     """What updates would exchange if each cluster were a process; nothing where that is not built for this step."""
     workers = clusters_apart(cut.program)
     if len(workers) > len(cut.workers) or (len(cut.workers) == 1 and len(workers) > 1):
         with contextlib.suppress(NotYetError):
-            return exchanges(_map_workers(cut.program, workers, parts, folds, results, apart))
+            return exchanges(map_workers(cut.program, workers, parts, folds, results, apart))
     return exchanges(cut)
 
 

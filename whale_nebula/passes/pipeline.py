@@ -1,0 +1,255 @@
+"""The passes, in their order: a captured program and a list of workers become a Cut.
+
+Each pass takes a Compilation and gives the next one: valid in, valid out. `verify` says whether it is; it runs after
+each pass in the project's tests, and wherever WHALE_NEBULA_VERIFY_PASSES is set. What a program is after a pass,
+`whale-nebula show --after NAME` prints.
+
+Before these passes the capture has given every op to a stage (`passes.label`) and taken conditions apart by stages
+(`passes.branches`): it needs both to differentiate.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
+
+from whale_nebula.errors import OptionError
+from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.ir.cut import Cut, Worker
+from whale_nebula.ir.program import Program
+from whale_nebula.passes.batch import BatchFolds, fold_batch
+from whale_nebula.passes.checks import check_draws, check_order, check_shared, one_in_flight, python_notes
+from whale_nebula.passes.codec_options import check_crossable
+from whale_nebula.passes.gradient_merges import with_merges
+from whale_nebula.passes.listing import list_cut, list_fields, list_folds, list_program
+from whale_nebula.passes.mapping import EVERYWHERE, list_exchange, map_workers
+from whale_nebula.passes.phases import Parts, split_parts
+from whale_nebula.passes.replicas import notes as sum_notes
+from whale_nebula.passes.verifier import verify
+
+VERIFY = bool(os.environ.get("WHALE_NEBULA_VERIFY_PASSES"))
+CAPTURE = "capture"
+"""The name of the program before the first pass."""
+
+
+def _nowhere(op: int) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A program on its way to a Cut, and what the passes before have found.
+
+    `where` tells the user's line that made an op; `results` who is given the tensors that the step returns; `apart`
+    names the inputs that only the workers whose stages read them are given. `folds` says what each value is to the
+    batch, `phases` when each op runs.
+    """
+
+    program: Program
+    workers: tuple[Worker, ...]
+    where: Callable[[int], str] = _nowhere
+    results: str = EVERYWHERE
+    apart: Collection[str] = ()
+    folds: BatchFolds | None = None
+    phases: Parts | None = None
+    cut: Cut | None = None
+
+    def known(self, what: str) -> Any:
+        """What an earlier pass has found; an error of the order of passes where it has not run."""
+        found = getattr(self, what)
+        if found is None:
+            raise LookupError(f"no pass has found {what} yet: the order of PIPELINE is wrong")
+        return found
+
+
+class Pass(Protocol):
+    """One step of the compilation; a frozen dataclass. `name` is what `show --after` knows it by."""
+
+    name: ClassVar[str]
+
+    def apply(self, given: Compilation) -> Compilation:
+        """The program after the pass, or an error that names the user's line."""
+        ...
+
+    def describe(self, found: Compilation) -> Iterable[str]:
+        """What the pass has found or changed, as lines of text."""
+        ...
+
+
+@dataclass(frozen=True)
+class LimitInFlight:
+    """A step whose state goes from one micro-batch to the next has one of them in flight at a time."""
+
+    name: ClassVar[str] = "in-flight"
+
+    def apply(self, given: Compilation) -> Compilation:
+        """Set the pipeline's limit, where state demands it."""
+        return replace(given, program=one_in_flight(given.program))
+
+    def describe(self, found: Compilation) -> Iterable[str]:
+        """The limit."""
+        return [f"in flight: {found.program.pipeline.in_flight or 'as the schedule says'}"]
+
+
+@dataclass(frozen=True)
+class FoldBatch:
+    """Find what each value is to the batch: rows, the same in each micro-batch, a part of a sum, or coupled."""
+
+    name: ClassVar[str] = "fold"
+
+    def apply(self, given: Compilation) -> Compilation:
+        """Read the op rules; refuse what micro-batches would change."""
+        folds = fold_batch(given.program, given.where)
+        folds.notes.extend([*python_notes(given.program, given.where), *sum_notes(given.program)])
+        return replace(given, folds=folds)
+
+    def describe(self, found: Compilation) -> Iterable[str]:
+        """What each value is to the batch."""
+        return list_folds(found.known("folds"))
+
+
+@dataclass(frozen=True)
+class SplitPhases:
+    """Give each op its phase, and its part of it: forward, backward, or once in the update."""
+
+    name: ClassVar[str] = "phases"
+
+    def apply(self, given: Compilation) -> Compilation:
+        """Split by the gradient requests; check that random draws keep their order."""
+        folds = given.known("folds")
+        phases = split_parts(given.program, folds.once, folds.checks)
+        check_draws(given.program, phases, folds, given.workers)
+        return replace(given, phases=phases)
+
+    def describe(self, found: Compilation) -> Iterable[str]:
+        """The parts of ops, and what follows from them."""
+        return list_fields(found.known("phases"))
+
+
+@dataclass(frozen=True)
+class MergeGradients:
+    """Say of each gradient how it is put together over micro-batches: rows, a sum, or the same in each."""
+
+    name: ClassVar[str] = "merges"
+
+    def apply(self, given: Compilation) -> Compilation:
+        """Annotate the requests."""
+        return replace(given, program=with_merges(given.program, given.known("folds")))
+
+    def describe(self, found: Compilation) -> Iterable[str]:
+        """A word for each gradient."""
+        return [f"request {each.index} merges {' '.join(each.merges)}" for each in found.program.requests]
+
+
+@dataclass(frozen=True)
+class CheckOrder:
+    """Check that stages follow each other, and that what they share can be shared."""
+
+    name: ClassVar[str] = "order"
+
+    def apply(self, given: Compilation) -> Compilation:
+        """Refuse cycles of stages, and variables or seeds that workers would disagree on."""
+        program, phases = given.program, given.known("phases")
+        check_order(program.graph, program.labels, program.stages, phase_of=phases.phase, where=given.where)
+        check_shared(program, phases, [set(worker.stages) for worker in given.workers], given.where)
+        return given
+
+    def describe(self, found: Compilation) -> Iterable[str]:
+        """Nothing: it only checks."""
+        return ()
+
+
+@dataclass(frozen=True)
+class MapWorkers:
+    """Cut the program into fragments for workers, with the boundaries between them."""
+
+    name: ClassVar[str] = "cut"
+
+    def apply(self, given: Compilation) -> Compilation:
+        """Make the Cut."""
+        phases, folds = given.known("phases"), given.known("folds")
+        cut = map_workers(given.program, given.workers, phases, folds, given.results, given.apart)
+        check_crossable(cut, given.where)
+        return replace(given, cut=cut)
+
+    def describe(self, found: Compilation) -> Iterable[str]:
+        """Fragments, boundaries, and who holds what."""
+        return list_cut(found.known("cut"))
+
+
+@dataclass(frozen=True)
+class ListExchange:
+    """List what updates of several clusters send each other, once a step."""
+
+    name: ClassVar[str] = "exchange"
+
+    def apply(self, given: Compilation) -> Compilation:
+        """Complete the Cut."""
+        cut, phases, folds = given.known("cut"), given.known("phases"), given.known("folds")
+        exchange = list_exchange(cut, phases, folds, given.results, given.apart)
+        return replace(given, cut=replace(cut, exchange=exchange))
+
+    def describe(self, found: Compilation) -> Iterable[str]:
+        """What is sent, a line each."""
+        return map(str, found.known("cut").exchange)
+
+
+PIPELINE: tuple[Pass, ...] = (
+    LimitInFlight(),
+    FoldBatch(),
+    SplitPhases(),
+    MergeGradients(),
+    CheckOrder(),
+    MapWorkers(),
+    ListExchange(),
+)
+
+
+def run_passes(
+    given: Compilation, passes: Sequence[Pass] = PIPELINE, after: Callable[[str, Compilation], None] | None = None
+) -> Compilation:
+    """Run passes in their order; `after` is told the name of each and what it made, the captured program first."""
+    if VERIFY:
+        verify(given, CAPTURE)
+    if after is not None:
+        after(CAPTURE, given)
+    for each in passes:
+        given = each.apply(given)
+        if VERIFY:
+            verify(given, each.name)
+        if after is not None:
+            after(each.name, given)
+    return given
+
+
+def cut_program(
+    program: Program,
+    workers: Sequence[Worker],
+    where: Callable[[int], str] = _nowhere,
+    *,
+    results: str = EVERYWHERE,
+    apart: Collection[str] = (),
+) -> Cut:
+    """Map a program to workers; what the options mean, Compilation says."""
+    found: Cut = run_passes(Compilation(program, tuple(workers), where, results, apart)).known("cut")
+    return found
+
+
+def text_after(name: str, given: Compilation) -> str:
+    """The text of a program after the pass of this name, or as it was captured.
+
+    >>> from whale_nebula.ir.graph import Graph
+    >>> text_after("cutt", Compilation(Program(Graph(())), ()))
+    Traceback (most recent call last):
+        ...
+    whale_nebula.errors.OptionError: NB-101 no pass is called 'cutt'
+      mend: did you mean 'cut'?
+    """
+    names = [CAPTURE, *(each.name for each in PIPELINE)]
+    if name not in names:
+        raise OptionError(f"no pass is called {name!r}", mend=did_you_mean(name, names))
+    passes = PIPELINE[: names.index(name)]
+    found = run_passes(given, passes)
+    return "\n".join([f"== {name}", *(passes[-1].describe(found) if passes else list_program(found.program))])
