@@ -97,7 +97,6 @@ class Hostile:
             self._anew()
         elif self.talk._theirs.greeted and self.draw.random() < 0.9:
             self.talk._error = None
-            self.talk._splitter.forget()
         else:
             self._connect()
         if self.talk.ready and self.draw.random() < 0.5:
@@ -220,15 +219,15 @@ class Hostile:
         return self._numbered(*self._good(), number=number)
 
 
-def fed(talk: Conversation, parts: Iterator[bytes], *, stream: bool = True) -> tuple[list[Event], bool]:
-    """What a victim makes of these bytes, and whether it refuses them. Any other error than a refusal is raised, and so
-    is an array above the cap.
+def fed(talk: Conversation, frames: Iterator[bytes]) -> tuple[list[Event], bool]:
+    """What a victim makes of these frames, and whether it refuses them. Any other error than a refusal is raised, and
+    so is an array above the cap.
     """
     events: list[Event] = []
     with watched():
         try:
-            for part in parts:
-                events += talk.receive_data(part) if stream else talk.receive(part)
+            for frame in frames:
+                events += talk.receive(frame)
         except RemoteProtocolError as error:
             raise_cause(error)
             return events, True

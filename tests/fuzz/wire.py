@@ -60,12 +60,10 @@ def _attack(hostile: Hostile, maker: Iterator[bytes], counts: Counter[str], draw
     talk = hostile.prepared()
     for _ in range(draw.randint(1, 4)):
         frame = next(maker)
-        style = draw.choices(("message", "stream", "bytes"), (60, 35, 5 if len(frame) < 1_000 else 0))[0]
-        parts = [frame[at : at + 1] for at in range(len(frame))] if style == "bytes" else [frame]
         try:
-            events, refused = fed(talk, iter(parts), stream=style != "message")
+            events, refused = fed(talk, iter([frame]))
         except Exception as error:
-            return f"{type(error).__name__}: {error} for {frame.hex()} as {style}"
+            return f"{type(error).__name__}: {error} for {frame.hex()}"
         counts["frames"] += 1
         counts["refused"] += refused
         counts["events"] += len(events)

@@ -8,23 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.processes.telling import told
-from whale_nebula.config import load
-from whale_nebula.launch.gateways import names as gateway_names
-from whale_nebula.launch.gateways import running as running_gateways
-from whale_nebula.launch.hosts import settle_ports
-from whale_nebula.launch.job import Job, Result
-from whale_nebula.launch.local import Echo, Output
-from whale_nebula.launch.placed import identities, start_placed
-from whale_nebula.launch.resolve import Placement
-from whale_nebula.launch.resolve.placement import ANY
-from whale_nebula.launch.secured import for_one_run
+from whale_nebula.launch import Job, Result, spawn
+from whale_nebula.launch.local import Echo
 
 HERE = Path(__file__).parent
 DEADLINE, GRACE, SEED = 90.0, 60.0, 5
@@ -49,39 +40,6 @@ class Ended:
         return first
 
 
-@dataclass(frozen=True)
-class Captured:
-    """Output that is kept for the test, as `start_placed` asks for it."""
-
-    echo: Echo | None = None
-    board: None = None
-
-    def reader(self, worker: str, process: subprocess.Popen[bytes], picture: int | None) -> Output:
-        """What reads a worker's output."""
-        return Output(worker, process, self.echo)
-
-
-@contextlib.contextmanager
-def launched(
-    argv: Sequence[str], workers: Mapping[str, str], *, gateways: bool = False, echo: Echo | None = None
-) -> Iterator[Job]:
-    """Start these workers, each with the name of its cluster, as one run; `argv` is what follows `python`."""
-    placement = settle_ports(Placement(tuple(workers), dict.fromkeys(workers, ANY)))
-    clusters: dict[str, dict[str, Any]] = {}
-    for worker, cluster in workers.items():
-        clusters.setdefault(cluster, {"workers": []})["workers"].append(placement.addresses[worker])
-    if gateways:
-        ports = settle_ports(Placement((), dict.fromkeys(clusters, ANY))).addresses
-        clusters = {name: {**each, "gateway": ports[name]} for name, each in clusters.items()}
-    config = load({"run": "tests", "clusters": clusters, "seed": SEED})
-    with contextlib.ExitStack() as run:
-        security = run.enter_context(for_one_run(config, [*workers, *gateway_names(config)]))
-        if gateways:
-            run.enter_context(running_gateways(config, placement, security))
-        told = identities(placement, config, security, everywhere=True)
-        yield run.enter_context(start_placed(argv, told, output=Captured(echo), silence=DEADLINE))
-
-
 @contextlib.contextmanager
 def started(
     script: str, workers: int, *arguments: object, gateways: bool = False, echo: Echo | None = None
@@ -89,7 +47,8 @@ def started(
     """Run a worker script once in each of the clusters c0, c1 ..."""
     names = {f"c{number}/0": f"c{number}" for number in range(workers)}
     child = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / f"{script}.py")]
-    with launched([*child, *map(str, arguments)], names, gateways=gateways, echo=echo) as job:
+    argv = [*child, *map(str, arguments)]
+    with spawn(argv, names, seed=SEED, gateways=gateways, echo=echo, silence=DEADLINE) as job:
         yield job
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
-from tests.processes.running import HERE, Ended, ended, launched, run, started
+from tests.processes.running import HERE, SEED, Ended, ended, run, started
 from tests.processes.telling import told
+from whale_nebula.launch import spawn
 from whale_nebula.launch.leaving import EXIT_LEFT
 
 DEADLINE = 300.0
@@ -28,7 +29,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """A cluster of two workers and one of a single one."""
     folder = tmp_path_factory.mktemp("apart")
     script = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / "apart.py"), str(folder), *WAYS]
-    with launched(script, THREE) as job:
+    with spawn(script, THREE, seed=SEED, silence=DEADLINE) as job:
         return ended(job, DEADLINE)
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.processes.running import HERE, Ended, ended, launched
+from tests.processes.running import HERE, SEED, Ended, ended
+from whale_nebula.launch import spawn
 
 DEADLINE = 600.0
 pytestmark = pytest.mark.timeout(DEADLINE)
@@ -20,7 +21,7 @@ ROWS, AHEAD = 44, 3 * 8
 @pytest.fixture(scope="module")
 def three() -> Iterator[Ended]:
     script = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / "sharding.py")]
-    with launched(script, THREE) as job:
+    with spawn(script, THREE, seed=SEED, silence=DEADLINE) as job:
         yield ended(job, DEADLINE)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
-from tests.processes.running import HERE, Ended, ended, launched
+from tests.processes.running import HERE, SEED, Ended, ended
 from tests.processes.synchronized import CASES, ROUNDING, WORKERS, same, uncut
+from whale_nebula.launch import spawn
 
 DEADLINE = 300.0
 pytestmark = pytest.mark.timeout(DEADLINE)
@@ -34,7 +35,7 @@ def three(request: pytest.FixtureRequest) -> Iterator[tuple[Ended, Mapping[str, 
     """All of them in one run of a cluster of three workers; and uncut in this process meanwhile."""
     lessons = [*asked(request.config), LAST]
     script = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / "synchronized.py"), *lessons]
-    with launched(script, WORKERS) as job:
+    with spawn(script, WORKERS, seed=SEED, silence=DEADLINE) as job:
         nb.shutdown()
         expected = {name: lesson(uncut) for name, lesson in CASES.items()}
         found = ended(job, DEADLINE)

@@ -9,9 +9,10 @@ import pytest
 
 import whale_nebula as nb
 from tests.parity.zoo import ZOO, Cut
-from tests.processes.running import HERE, Ended, ended, launched
+from tests.processes.running import HERE, SEED, Ended, ended
 from tests.processes.telling import left
 from tests.processes.uneven import CONFIG, WORKERS, slowed
+from whale_nebula.launch import spawn
 
 DEADLINE = 300.0
 pytestmark = pytest.mark.timeout(DEADLINE)
@@ -22,7 +23,7 @@ MODEL = "functional"
 def four() -> Iterator[tuple[Ended, Mapping[str, Any]]]:
     """Four processes; and the same in this one meanwhile."""
     script = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / "uneven.py"), MODEL]
-    with launched(script, WORKERS) as job:
+    with spawn(script, WORKERS, seed=SEED, silence=DEADLINE) as job:
         nb.shutdown()
         with nb.init(CONFIG, links="10gbit,0ms"):
             expected = {MODEL: left(ZOO[MODEL].run(Cut(2, 1, replicas=(1, 2)))), "slowed": slowed({})}

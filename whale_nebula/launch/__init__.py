@@ -3,6 +3,6 @@
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.launch.job import Job, Outcome, Result
-from whale_nebula.launch.local import spawn
+from whale_nebula.launch.spawn import spawn
 
 __all__ = ["Attachment", "Job", "Outcome", "Result", "SecurityFiles", "attach", "spawn"]

@@ -6,7 +6,6 @@ import atexit
 import functools
 import os
 import signal
-import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ EXIT_ORPHANED = 71
 
 @dataclass(frozen=True)
 class Attachment:
-    """What the launcher has given to this process: its place in the run, and a socket to every peer or its address.
+    """What the launcher has given to this process: its place in the run, and the address of every peer.
 
     Workers with addresses listen at `listen` and have `security`, which is None only where the config says
     `insecure: true`. Where `gateway` is not None, other clusters are reached through it and not by their addresses.
@@ -34,7 +33,6 @@ class Attachment:
     worker: str
     cluster: str
     peers: Mapping[str, str]  # worker -> cluster
-    sockets: Mapping[str, socket.socket]
     run_id: str
     seed: int | None
     listen: str | None = None
@@ -88,11 +86,10 @@ def _attachment(identity: Identity, heart: Heart | None) -> Attachment:
         worker=identity.worker,
         cluster=identity.cluster,
         peers={name: peer.cluster for name, peer in peers},
-        sockets={name: _adopt(peer.fd) for name, peer in peers if peer.fd is not None},
         run_id=identity.run_id,
         seed=identity.seed,
         listen=identity.listen,
-        addresses={name: peer.address for name, peer in peers if peer.address is not None},
+        addresses={name: peer.address for name, peer in peers},
         security=identity.security,
         gateway=identity.gateway,
         patience=identity.patience,
@@ -108,12 +105,6 @@ def _picture(identity: Identity) -> Picture | None:
     if identity.picture is None or identity.terminal is None:
         return None
     return Picture(identity.picture, identity.terminal)
-
-
-def _adopt(fd: int) -> socket.socket:
-    """The socket behind a descriptor. No process that this one starts gets it: it would outlive us there."""
-    os.set_inheritable(fd, False)
-    return socket.socket(fileno=fd)
 
 
 def _end_with_launcher(leash: int) -> None:

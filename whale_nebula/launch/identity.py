@@ -15,11 +15,10 @@ VARIABLE = "WHALE_NEBULA_WORKER"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another worker: its cluster, and either the number of the descriptor of a socket to it or its address."""
+    """Another worker: its cluster, and the address at which it listens."""
 
     cluster: str
-    fd: int | None = None
-    address: str | None = None
+    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Identity:
     of all clusters (`--all`). `device` is the one of its host that the worker has, where the config says so. Where the
     launcher has a terminal, `terminal` is that, and `picture` the pipe into which a worker draws for it.
 
-    >>> identity = Identity("gpu/0", "gpu", {"npu/0": Peer("npu", 5)}, "run-1", 7, leash=6, launcher=100)
+    >>> identity = Identity("gpu/0", "gpu", {}, "run-1", 7, leash=6, launcher=100)
     >>> Identity.from_json(identity.to_json()) == identity
     True
     """
@@ -83,7 +82,7 @@ class Identity:
     @property
     def descriptors(self) -> tuple[int, ...]:
         """The open files that a worker gets from its launcher."""
-        given = (self.leash, self.pulse, self.picture, self.terminal, *(peer.fd for peer in self.peers.values()))
+        given = (self.leash, self.pulse, self.picture, self.terminal)
         return tuple(fd for fd in given if fd is not None)
 
 
@@ -129,14 +128,7 @@ def _there(place: Place) -> Place:
 
 def _peer(place: Place) -> Peer:
     table = place.table(each.name for each in fields(Peer))
-    peer = Peer(
-        cluster=table.key("cluster").text(),
-        fd=table.key("fd").given(_whole, None),
-        address=table.key("address").given(address, None),
-    )
-    if (peer.fd is None) == (peer.address is None):
-        raise place.wrong("a peer has either a socket or an address", mend='"address": "10.77.0.2:7101"')
-    return peer
+    return Peer(table.key("cluster").text(), address(table.key("address")))
 
 
 def _files(place: Place) -> SecurityFiles:
@@ -152,7 +144,7 @@ def _check(place: Place, found: Identity) -> None:
             "a worker that listens has certificates, or is told to be insecure: one of the two",
             mend='"security": {"ca": ..., "cert": ..., "key": ...}',
         )
-    if found.listen is None and any(peer.address is not None for peer in found.peers.values()):
+    if found.listen is None and found.peers:
         raise place.key("listen").wrong("peers have addresses, and this worker has none", mend='"listen": "host:port"')
     if found.worker in found.peers:
         raise place.key("peers").wrong(f"{found.worker!r} is its own peer", mend="name the others only")

@@ -111,8 +111,10 @@ def start_placed(
     notice: Callable[[str], None] = lambda text: None,
     silence: float = SILENCE_SECONDS,
     ending: float = ENDING_SECONDS,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
 ) -> Job:
-    """Start one process for each of these workers. `argv` is what follows `python`, as for `spawn`."""
+    """Start one process for each of these workers. `argv`, `env` and `cwd` are those of `spawn`."""
     output = output or Output()
     processes: dict[str, subprocess.Popen[bytes]] = {}
     pulses: dict[str, int] = {}
@@ -124,7 +126,7 @@ def start_placed(
             with _pipe_to(worker, pulses) as pulse, _draw_screen(worker, pictures, terminal) as picture:
                 told = replace(identity, leash=leash, launcher=os.getpid(), pulse=pulse)
                 told = replace(told, picture=picture, terminal=terminal)
-                processes[worker] = start(argv, told)
+                processes[worker] = start(argv, told, env, cwd)
         readers = {each: output.reader(each, process, pictures.pop(each, None)) for each, process in processes.items()}
         return Job(processes, hold, readers, pulses=pulses, silence=silence, ending=ending, notice=notice)
     except BaseException:

@@ -244,7 +244,7 @@ def text_after(name: str, given: Compilation) -> str:
     >>> text_after("cutt", Compilation(Program(Graph(())), ()))
     Traceback (most recent call last):
         ...
-    whale_nebula.errors.OptionError: NB-101 no pass is called 'cutt'
+    whale_nebula.errors.OptionError: NB-104 no pass is called 'cutt'
       mend: did you mean 'cut'?
     """
     names = [CAPTURE, *(each.name for each in PIPELINE)]

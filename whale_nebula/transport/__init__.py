@@ -1,7 +1,6 @@
-"""Links between workers: one protocol over carriers (memory with emulated lines, sockets, gRPC)."""
+"""Links between workers: one protocol over carriers (memory with emulated lines, gRPC)."""
 
 from whale_nebula.transport.memory import MemoryLink, MemoryNetwork
 from whale_nebula.transport.protocol import Key, KeyKind, Link, LinkTotals, Packed, Payload
-from whale_nebula.transport.sockets import SocketLink
 
-__all__ = ["Key", "KeyKind", "Link", "LinkTotals", "MemoryLink", "MemoryNetwork", "Packed", "Payload", "SocketLink"]
+__all__ = ["Key", "KeyKind", "Link", "LinkTotals", "MemoryLink", "MemoryNetwork", "Packed", "Payload"]

@@ -3,7 +3,7 @@
 Exported here is what every link needs; one that outlives its connections takes `wire.conversation` too.
 """
 
-from whale_nebula.wire.assembly import Bound, Expect, FrameDecoder, MessageArrived, TensorArrived
+from whale_nebula.wire.assembly import Bound, Expect, MessageArrived, TensorArrived
 from whale_nebula.wire.frame import (
     CHUNK_BYTES,
     FRAME_CAP,
@@ -23,7 +23,6 @@ __all__ = [
     "Direction",
     "Expect",
     "Flag",
-    "FrameDecoder",
     "Header",
     "Kind",
     "MessageArrived",

@@ -8,7 +8,7 @@ calls it from one thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -34,7 +34,7 @@ from whale_nebula.wire.frame import (
 )
 from whale_nebula.wire.greeting import Greeting, Introduction, Prover
 from whale_nebula.wire.message import Word, decode_message, encode_message
-from whale_nebula.wire.replay import FIRST, Acknowledged, Arrivals, Packet, Replay, Splitter, Turn, held_bytes
+from whale_nebula.wire.replay import FIRST, Acknowledged, Arrivals, Packet, Replay, Turn, held_bytes
 from whale_nebula.wire.seal import Exchange, Sealer
 from whale_nebula.wire.states import Side, State, speak
 from whale_nebula.wire.tensor import Bytes, dtype_code
@@ -107,7 +107,6 @@ class Conversation:
         self._waiting: list[_Frame] = []  # for the greeting to be over
         self._waiting_bytes = 0
         self._assembly = Assembly(expect, limit=limit)
-        self._splitter = Splitter(sealed=sealed)
         self._connected = False
         self._error: NebulaError | None = None
         self._flows = flows
@@ -177,7 +176,6 @@ class Conversation:
         self._connected = False
         self._error = None
         self._ours, self._theirs = self._ours.cut(), self._theirs.cut()
-        self._splitter.forget()
         self._arrivals.forget()
         self._waiting, self._waiting_bytes = [], 0
 
@@ -257,16 +255,8 @@ class Conversation:
     # What comes in.
 
     def receive(self, message: bytes | bytearray | memoryview) -> list[Event]:
-        """Take one whole frame; give what it completes, in order."""
-        return self._guard_events([message])
-
-    def receive_data(self, data: bytes | bytearray | memoryview) -> list[Event]:
-        """Take any bytes of a stream of frames; give what they complete, in order."""
-        return self._guard_events(self._splitter.split(data))
-
-    def _guard_events(self, messages: Iterable[bytes | bytearray | memoryview]) -> list[Event]:
-        """The events of these frames. What is wrong is raised, now and at every later call; but where good frames came
-        before it, their events are given now, and it is raised from the next call on.
+        """Take one whole frame; give what it completes, in order. What is wrong is raised, now and at every later call;
+        but where frames that waited for this one were good, their events are given now, and it is raised from then on.
         """
         if self._error is not None:
             raise self._error
@@ -274,8 +264,7 @@ class Conversation:
             raise LocalProtocolError("bytes came where there is no connection", mend="call connected() first")
         events: list[Event] = []
         try:
-            for message in messages:
-                self._receive(message, events)
+            self._receive(message, events)
         except Exception as error:  # whatever decoding raises is about what the other side sent
             self._error = error if isinstance(error, NebulaError) else _unreadable(error)
             if not events:

@@ -440,7 +440,7 @@ def test_a_program_is_shown_as_a_pass_leaves_it(script: Script, capsys: pytest.C
     with pytest.raises(SystemExit) as ended:
         main([path, "--after", "fuse"])
     assert ended.value.code == arguments.USAGE
-    assert "no pass is called 'fuse'; did you mean" in capsys.readouterr().err
+    assert "no pass is called 'fuse'; choose one of 'capture'" in capsys.readouterr().err
 
 
 def test_as_a_user_starts_it(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ ADDRESSED = Identity(
     patience=20.5,
     config="/srv/clusters.yaml",
 )
-IDENTITY = Identity("gpu/0", "gpu", {"npu/0": Peer("npu", 5)}, "run-1", None, leash=6, launcher=1)
+IDENTITY = Identity("gpu/0", "gpu", {}, "run-1", None, leash=6, launcher=1)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_an_identity_comes_back(identity: Identity) -> None:
 
 
 def test_the_descriptors_that_a_worker_gets() -> None:
-    assert IDENTITY.descriptors == (6, 5)
+    assert IDENTITY.descriptors == (6,)
     assert ADDRESSED.descriptors == (6, 7)
 
 
@@ -50,8 +50,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("an address without a port", {"listen": "10.0.0.1"}, "is no address"),
     ("a port that there is not", {"gateway": "10.0.0.1:70000"}, "is no address"),
     ("peers in a list", {"peers": []}, "is no mapping"),
-    ("a peer without more", {"peers": {"npu/0": {"cluster": "npu"}}}, "either a socket or an address"),
-    ("a peer with both", {"peers": {"npu/0": {"cluster": "npu", "fd": 3, "address": "a:1"}}}, "either a socket or an"),
+    ("a peer without more", {"peers": {"npu/0": {"cluster": "npu"}}}, "peers.npu/0.address"),
     ("a peer with something else", {"peers": {"npu/0": {"cluster": "npu", "socket": 3}}}, "no key is called 'socket'"),
     ("its own peer", {"peers": {"gpu/0": {"cluster": "gpu", "address": "a:1"}}}, "its own peer"),
     ("nobody listens", {"listen": None, "security": None}, "this worker has none"),
@@ -81,7 +80,7 @@ def test_what_does_not_fit_together_is_refused(change: dict[str, Any], why: str)
         "{}",
         '{"peers": {}}',
         '{"peers": 3}',
-        IDENTITY.to_json().replace('"fd"', '"socket"'),
+        IDENTITY.to_json().replace('"peers"', '"others"'),
     ],
 )
 def test_what_no_launcher_wrote_is_refused(text: str) -> None:

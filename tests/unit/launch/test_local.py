@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -20,12 +21,7 @@ THREE = {**TWO, "npu/1": "npu"}
 START = """
 import sys, time
 from whale_nebula.launch import attach
-from whale_nebula.transport import Key, SocketLink
-import numpy as np
 me = attach()
-links = {there: SocketLink(end, me.worker, there, me.workers) for there, end in me.sockets.items()}
-def key(source, destination, slot=0):
-    return Key("forward", 1, 0, 0, -1, slot, source, destination)
 """
 
 
@@ -44,45 +40,12 @@ def test_every_worker_is_told_who_it_is() -> None:
     }
 
 
-def test_every_two_workers_are_connected() -> None:
-    code = """
-for there, link in links.items():
-    link.send(key(me.worker, there), np.full((300, 1000), sum(map(ord, me.worker)), "float32"))
-for there, link in links.items():
-    assert (link.receive(key(there, me.worker), 30.0) == sum(map(ord, there))).all()
-for link in links.values():
-    link.close()
-print("done")
-"""
-    result = run(code, THREE).check()
-    assert [outcome.out for outcome in result.outcomes.values()] == ["done\n"] * 3
-    assert [outcome.err for outcome in result.outcomes.values()] == [""] * 3
-
-
-def test_a_peer_that_ends_without_a_word_is_noticed_at_once() -> None:
-    code = """
-if me.cluster == "npu":
-    links["gpu/0"].take("PING", 30.0)
-    import os; os._exit(0)
-links["npu/0"].post({"kind": "PING", "last": False})
-start = time.monotonic()
-try:
-    links["npu/0"].receive(key("npu/0", "gpu/0"), 30.0)
-except Exception as error:
-    print(type(error).__name__, time.monotonic() - start < 15.0)
-"""
-    assert run(code).check().outcomes["gpu/0"].out == "LinkClosedError True\n"
-
-
 def test_a_killed_worker_is_named_and_the_others_may_report() -> None:
     code = """
-there = next(iter(links))
+import signal
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
 print("ready", flush=True)
-try:
-    links[there].receive(key(there, me.worker), 50.0)
-except Exception as error:
-    print(error.what, flush=True)
-    sys.exit(3)
+time.sleep(300)
 """
     ready: list[str] = []
     with spawn(["-c", START + code], TWO, echo=lambda worker, stream, line: ready.append(line)) as job:
@@ -93,22 +56,27 @@ except Exception as error:
     assert time.monotonic() - start < SOON / 2
     assert result.codes == {"gpu/0": 3, "npu/0": -signal.SIGKILL}
     assert (result.culprit, result.late) == ("npu/0", False)
-    assert result.outcomes["gpu/0"].out == "ready\nworker 'npu/0' is gone\n"
+    assert result.outcomes["gpu/0"].out == "ready\n"
     with pytest.raises(RemoteFailureError, match="worker 'npu/0' ended with exit code -9"):
         result.check()
 
 
-def test_one_failure_ends_all_after_the_grace_even_who_ignores_it() -> None:
-    code = """
+def test_one_failure_ends_all_after_the_grace_even_who_ignores_it(tmp_path: Path) -> None:
+    code = f"""
+import os
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
 if me.cluster == "npu":
-    links["gpu/0"].take("PING", 30.0)
+    while not os.path.exists({str(tmp_path / "go")!r}):
+        time.sleep(0.01)
     sys.exit("something broke")
-links["npu/0"].post({"kind": "PING", "last": False})
 time.sleep(300)
 """
-    with spawn(["-c", START + code], TWO) as job:
+    ready: list[str] = []
+    with spawn(["-c", START + code], TWO, echo=lambda worker, stream, line: ready.append(line)) as job:
+        wait_for(lambda: ready.count("ready\n") == 2)
+        (tmp_path / "go").touch()
         result = job.wait(SOON, grace=0.2)
     assert result.codes == {"gpu/0": -signal.SIGKILL, "npu/0": 1}
     assert result.culprit == "npu/0"
@@ -143,8 +111,8 @@ def test_no_worker_outlives_its_launcher() -> None:
 import time
 from whale_nebula.launch import spawn
 code = {START!r} + "print('ready', flush=True); time.sleep(300)"
-job = spawn(["-c", code], {TWO!r}, echo=lambda *told: print(*job.pids.values(), flush=True))
-time.sleep(300)
+with spawn(["-c", code], {TWO!r}, echo=lambda *told: print(*job.pids.values(), flush=True)) as job:
+    time.sleep(300)
 """
     process = subprocess.Popen([sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -172,8 +140,8 @@ time.sleep(300)
     launcher = f"""
 import time
 from whale_nebula.launch import spawn
-job = spawn(["-c", {code!r}], {{"gpu/0": "gpu"}}, echo=lambda *told: print(told[2], flush=True))
-time.sleep(300)
+with spawn(["-c", {code!r}], {{"gpu/0": "gpu"}}, echo=lambda *told: print(told[2], flush=True)):
+    time.sleep(300)
 """
     process = subprocess.Popen([sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -208,24 +176,15 @@ def test_the_environment_is_the_childs_alone() -> None:
     assert dict(os.environ) == before
 
 
-def test_a_workers_own_children_hold_none_of_its_sockets() -> None:
-    code = """
-import os, subprocess
-fds = [end.fileno() for end in me.sockets.values()]
-print([os.get_inheritable(fd) for fd in fds])
-"""
-    assert run(code).check().outcomes["gpu/0"].out == "[False]\n"
-
-
 def test_a_job_of_nobody_is_refused() -> None:
-    with pytest.raises(ConfigError, match="at least one worker"):
-        spawn(["-c", ""], {})
+    with pytest.raises(ConfigError, match="at least one worker"), spawn(["-c", ""], {}):
+        pass
 
 
 def test_a_job_that_cannot_start_leaves_nothing_open() -> None:
     before = psutil.Process().num_fds()
-    with pytest.raises(FileNotFoundError):
-        spawn(["-c", ""], TWO, cwd="/nowhere/at/all")
+    with pytest.raises(FileNotFoundError), spawn(["-c", ""], TWO, cwd="/nowhere/at/all"):
+        pass
     assert psutil.Process().num_fds() == before
 
 

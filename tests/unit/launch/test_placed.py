@@ -77,14 +77,14 @@ class TestWhatTheyAreTold:
 
 def test_a_worker_knows_where_it_is_and_where_the_others_are(tmp_path: Path) -> None:
     code = (
-        "print(me.worker, me.listen, dict(me.addresses), dict(me.peers), me.sockets, me.security, me.gateway,"
+        "print(me.worker, me.listen, dict(me.addresses), dict(me.peers), me.security, me.gateway,"
         " me.patience, me.run_id)"
     )
     with started(code, tmp_path) as job:
         job.wait(SOON).check()
     assert sorted((tmp_path / "out").read_text().splitlines()) == [
-        "gpu/0 127.0.0.1:7101 {'npu/0': '127.0.0.1:7102'} {'npu/0': 'npu'} {} None 10.0.0.9:7100 20.0 mt",
-        "npu/0 127.0.0.1:7102 {'gpu/0': '127.0.0.1:7101'} {'gpu/0': 'gpu'} {} None None 20.0 mt",
+        "gpu/0 127.0.0.1:7101 {'npu/0': '127.0.0.1:7102'} {'npu/0': 'npu'} None 10.0.0.9:7100 20.0 mt",
+        "npu/0 127.0.0.1:7102 {'gpu/0': '127.0.0.1:7101'} {'gpu/0': 'gpu'} None None 20.0 mt",
     ]
 
 

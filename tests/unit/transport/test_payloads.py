@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -21,7 +20,6 @@ from whale_nebula.transport.framed import check_packed, describe_payload, read_p
 from whale_nebula.transport.memory import MemoryNetwork
 from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.protocol import Key, Link, LinkTotals, Packed
-from whale_nebula.transport.sockets import SocketLink
 from whale_nebula.wire import CHUNK_BYTES, HEADER_BYTES, Bound, Header, Kind, TensorArrived
 from whale_nebula.wire.greeting import Greeting
 from whale_nebula.wire.tensor import DTYPE_NAMES
@@ -50,12 +48,6 @@ def memory(**options: Any) -> Ends:
     return network.link(*WORKERS, "gpu", "npu"), network.link(*reversed(WORKERS), "npu", "gpu")
 
 
-def sockets(**options: Any) -> Ends:
-    one, other = socket.socketpair()
-    here = SocketLink(one, *WORKERS, WORKERS, grace=2.0)
-    return here, SocketLink(other, *reversed(WORKERS), WORKERS, grace=2.0, **options)
-
-
 def peers(**options: Any) -> Ends:
     deadlines = Deadlines(patience=SOON, grace=2.0)
     here, there = (
@@ -79,8 +71,7 @@ def linked(make: Callable[..., Ends], **options: Any) -> Iterator[Ends]:
         closing.join(SOON)
 
 
-EVERY = pytest.mark.parametrize("make", [memory, sockets, peers])
-FRAMED = pytest.mark.parametrize("make", [sockets, peers])
+EVERY = pytest.mark.parametrize("make", [memory, peers])
 
 
 @EVERY
@@ -138,7 +129,7 @@ WRONG = {
 
 @pytest.mark.parametrize("payload", WRONG.values(), ids=WRONG.keys())
 def test_what_no_frame_can_say_is_refused_by_every_link(payload: Packed) -> None:
-    for make in (memory, sockets):
+    for make in (memory, peers):
         with linked(make) as (here, there):
             with pytest.raises(LocalProtocolError):
                 here.send(key(), payload)
@@ -146,10 +137,9 @@ def test_what_no_frame_can_say_is_refused_by_every_link(payload: Packed) -> None
             assert same(there.receive(key(), SOON), packed())
 
 
-@FRAMED
-def test_what_the_plan_does_not_allow_ends_the_link(make: Callable[..., Ends]) -> None:
+def test_what_the_plan_does_not_allow_ends_the_link() -> None:
     bound = Bound("float32", (4, 8), frozenset({3}), extra=16)
-    with linked(make, expect=lambda key: bound) as (here, there):
+    with linked(peers, expect=lambda key: bound) as (here, there):
         here.send(key(0), packed(128 + 16))
         assert there.receive(key(0), SOON).nbytes == 144
         here.send(key(1), packed(codec=4))

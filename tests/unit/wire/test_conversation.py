@@ -175,13 +175,6 @@ class TestFrames:
         assert (events[1].array.dtype, events[1].array.shape) == (LARGE.dtype, LARGE.shape)
         assert not any(event.header.flags & Flag.SEALED for event in events)
 
-    @SEALED
-    def test_they_arrive_as_a_stream_in_any_pieces(self, sealed: bool) -> None:
-        a, b = opened(sealed=sealed)
-        stream = b"".join(sent(a, [*said(0, STEP), *tensor(0, SMALL), *tensor(0, SMALL, slot=1)]))
-        events = [event for start in range(0, len(stream), 7) for event in b.receive_data(stream[start : start + 7])]
-        assert list(contents(events)) == [STEP, SMALL.tobytes(), SMALL.tobytes()]
-
     def test_numbers_begin_with_one_and_each_frame_says_what_has_arrived(self) -> None:
         a, b = opened()
         frames = sent(a, said(0, STEP) * 2)
@@ -469,17 +462,6 @@ class TestCuts:
         events += [event for frame in again for event in b.receive(frame)]
         assert list(contents(events)) == [STEP, LARGE.tobytes()]
 
-    @SEALED
-    def test_half_a_frame_of_a_stream_comes_again_and_whole_ones_do_not(self, sealed: bool) -> None:
-        a, b = opened(sealed=sealed)
-        stream = b"".join(sent(a, [*said(0, STEP), *tensor(0, LARGE)]))
-        b.receive_data(stream[: 2 * CHUNK_BYTES])
-        cut(a, b)
-        reopened = greet(a, b)[0][-1]
-        assert len(reopened.resend) == 3  # of five: the step and the first chunk had come whole
-        (event,) = b.receive_data(b"".join(map(whole, reopened.resend)))
-        assert event.array.tobytes() == LARGE.tobytes()
-
     def test_a_cut_in_the_greeting_is_greeted_again(self) -> None:
         a, b = pair(proven=True)
         hello = whole(a.connected()[0])
@@ -594,15 +576,6 @@ class TestDamage:
         cut(a, b)
         events = [event for packet in greet(a, b)[0][-1].resend for event in b.receive(whole(packet))]
         assert events[0].array.tobytes() == LARGE.tobytes()
-
-    def test_good_frames_before_a_bad_one_are_given_and_then_it_is_raised(self) -> None:
-        a, b = opened(stepping=True)
-        good = sent(a, tensor(0, SMALL))[0]
-        events = b.receive_data(good + b"x" * HEADER_BYTES)
-        assert list(contents(events)) == [SMALL.tobytes()]
-        assert isinstance(b.error, RemoteProtocolError) and not b.ready
-        with pytest.raises(RemoteProtocolError, match="no frame of this protocol"):
-            b.receive_data(b"")
 
 
 def test_a_conversation_needs_no_prover_but_sealing_does() -> None:

@@ -116,39 +116,6 @@ class Lines(RuleBasedStateMachine):
             assert node.talk.unacked < BUDGET + HEADER_BYTES + CHUNK + 200
 
 
-class Streams(Lines):
-    """A stream of bytes each way, which may end after any of them."""
-
-    def clear(self) -> None:
-        self.streams = [bytearray(), bytearray()]
-
-    def _flush(self, side: int) -> bytearray:
-        node, stream = self.nodes[side], self.streams[side]
-        for frame in (*node.greetings, *node.line):
-            stream += frame
-        node.greetings.clear()
-        node.line.clear()
-        return stream
-
-    @rule(side=SIDES, count=st.integers(1, 6 * (HEADER_BYTES + CHUNK)))
-    def deliver(self, side: int, count: int) -> None:
-        stream = self._flush(side)
-        data = bytes(stream[:count])
-        del stream[:count]
-        if data:
-            self.nodes[1 - side].take(self.nodes[1 - side].talk.receive_data(data))
-
-    def greet(self, side: int) -> None:
-        while self.nodes[side].greetings:
-            frame = self.nodes[side].greetings.popleft()
-            self.nodes[1 - side].take(self.nodes[1 - side].talk.receive_data(frame))
-
-    def deliver_all(self, side: int) -> bool:
-        size = len(self._flush(side))
-        self.deliver(side, size)
-        return size > 0
-
-
 class Messages(Lines):
     """Several connections that carry whole frames: they overtake one another, and some come twice."""
 
@@ -186,7 +153,5 @@ class Messages(Lines):
         return found
 
 
-TestStreams = Streams.TestCase
-TestStreams.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestMessages = Messages.TestCase
 TestMessages.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

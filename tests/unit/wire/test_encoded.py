@@ -1,17 +1,12 @@
 """Tensors that a codec made small: what the plan allows comes whole, the rest is refused before anything is made."""
 
-import itertools
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.unit.wire.talk import opened, sent, tensor
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.wire import CHUNK_BYTES, HEADER_BYTES, Bound, FrameDecoder, Header, TensorArrived
+from whale_nebula.wire import CHUNK_BYTES, Bound, Header, TensorArrived
 from whale_nebula.wire.assembly import Assembly
-from whale_nebula.wire.frame import frames
 from whale_nebula.wire.tensor import dtype_code
 
 CODEC, STATE, DIMS = 5, 77, (3, 8)
@@ -103,31 +98,3 @@ def test_a_conversation_carries_it_as_any_tensor(sealed: bool) -> None:
     (event,) = [event for event in events if isinstance(event, TensorArrived)]
     assert (event.header.codec, event.header.state) == (CODEC, STATE)
     assert event.array.tobytes() == b"".join(chunk.tobytes() for _, chunk in parts)
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    size=st.integers(0, 300),
-    dims=st.lists(st.integers(0, 6), max_size=3),
-    codec=st.integers(0, 3),
-    state=st.integers(0, 2**32 - 1),
-    codecs=st.frozensets(st.integers(1, 3)),
-    extra=st.integers(0, 40),
-    cuts=st.lists(st.integers(0, 500), max_size=4),
-)
-def test_any_encoded_tensor_arrives_or_is_refused_by_its_bound_however_it_is_cut(
-    size: int, dims: list[int], codec: int, state: int, codecs: frozenset[int], extra: int, cuts: list[int]
-) -> None:
-    raw = 4 * int(np.prod(dims))
-    payload = np.arange(raw if codec == 0 else size, dtype=np.uint32).astype(np.uint8)
-    about = {"dtype": FLOAT32, "dims": tuple(dims), "codec": codec, "state": state if codec else 0}
-    stream = b"".join(head + chunk.tobytes() for head, chunk in frames(tensor(0, payload, **about)[0][0], payload))
-    decoder = FrameDecoder(lambda header: Bound("float32", tuple(dims), codecs, extra))
-    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    pieces = [stream[start:end] for start, end in itertools.pairwise(places)]
-    if codec == 0 or (codec in codecs and size <= raw + extra):
-        (event,) = [event for piece in pieces for event in decoder.receive(piece)]
-        assert event.array.tobytes() == payload.tobytes() and decoder.between
-    else:
-        with pytest.raises(RemoteProtocolError, match=f"codec {codec} came"):
-            decoder.receive(stream[:HEADER_BYTES])

@@ -1,4 +1,4 @@
-"""A process that a launcher started joins the others: sockets become links, and all say HELLO."""
+"""A process that a launcher started joins the others: links are opened, and all say HELLO."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from whale_nebula.runtime.session.server_filter import comes_from, free_port, re
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.runtime.variables.remote import Ledger
 from whale_nebula.tf import collectives as tf_collectives
-from whale_nebula.transport import Link, SocketLink
+from whale_nebula.transport import Link
 
 
 class Joined(NamedTuple):
@@ -39,16 +39,8 @@ class Joined(NamedTuple):
 
 def join_links(attachment: Attachment, expected: Expected, config: Config) -> Joined:
     """Open every link; what comes over one must be `expected`."""
-    if attachment.addresses:
-        return _over_the_network(attachment, expected, config)
-    links = {
-        peer: SocketLink(sock, attachment.worker, peer, attachment.workers, expect=expected, patience=config.patience)
-        for peer, sock in attachment.sockets.items()
-    }
-    return Joined(links)
-
-
-def _over_the_network(attachment: Attachment, expected: Expected, config: Config) -> Joined:
+    if not attachment.peers:
+        return Joined({})
     from whale_nebula.security import Credentials
     from whale_nebula.transport.deadlines import Deadlines
     from whale_nebula.transport.grpc.links import GrpcLinks, Place
