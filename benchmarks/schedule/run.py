@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import tensorflow as tf
+from closed_form import eager_seconds, one_f_one_b_seconds
 from common import machine, verdict, write
 
 import whale_nebula as nb
-from whale_nebula.schedule.closed import eager_seconds, one_f_one_b_seconds
 from whale_nebula.wire.frame import wire_bytes
 
 MICRO_BATCHES, STEPS, WARM = 16, 20, 4

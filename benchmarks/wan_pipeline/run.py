@@ -22,10 +22,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from closed_form import eager_seconds
 from common import verdict
 from two_sites import DEADLINE, FREE, Line, bench, run, sites
-
-from whale_nebula.schedule.closed import eager_seconds
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

@@ -19,7 +19,8 @@ COMPRESS = (
     " mask=None, forward=None, zstd=False, nonfinite='raise')"
 )
 SIGNATURES = {
-    "init": "(config=None, *, links=None, seed=None, ids=None, plan=None, show=None, metrics=None, tensorboard=None)",
+    "init": "(config=None, *, links=None, seed=None, ids=None, plan=None, show=None, metrics=None, tensorboard=None,"
+    " outputs=None)",
     "shutdown": "()",
     "here": "()",
     "cluster": "(layout='all', *, name=None)",

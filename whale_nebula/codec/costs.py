@@ -15,7 +15,7 @@ from whale_nebula.codec.axes import Axes
 from whale_nebula.codec.entropy_coding import LOOKED_AT as TRIED
 from whale_nebula.codec.entropy_coding import Coded
 from whale_nebula.codec.objects import Codec, Dims, Precision, Structure
-from whale_nebula.codec.precisions import BF16, FP16, INT4, INT8, Bits, Integers
+from whale_nebula.codec.precisions import BF16, FP16, INT4, INT8, is_integers
 from whale_nebula.codec.sizes import precision_in, structure_in
 from whale_nebula.codec.structures import LOOKED_AT, RENEWED, SVD, Rank, TopK, matrix
 
@@ -102,7 +102,7 @@ def cost(codec: Codec | None, dims: Dims, *, back: bool = False, delta: bool = F
     """
     if codec is None or not dims:
         return Cost()
-    if isinstance(codec, Bits):
+    if codec.lossless:
         return _times(_BITS, 1e-9 * prod(dims)) + Cost(CALL, CALL)
     structure, precision = structure_in(codec), precision_in(codec)
     left = (dims,) if structure is None else structure.numbers(dims)
@@ -110,7 +110,7 @@ def cost(codec: Codec | None, dims: Dims, *, back: bool = False, delta: bool = F
         structure, left = None, (dims,)
     first = Cost() if structure is None else _structure(structure, dims)
     second = _precision(precision, sum(map(prod, left)), back=back)
-    if delta and isinstance(codec, Integers) and len(dims) > 1 and second is not None:
+    if delta and is_integers(codec) and len(dims) > 1 and second is not None:
         return Cost(second.encode) + _times(_PASSES, COPY * prod(dims))
     return None if first is None or second is None else first + second
 
@@ -138,7 +138,7 @@ def _precision(precision: Precision | None, count: int, *, back: bool) -> Cost |
     if precision is None:
         return Cost()
     found = _NANOSECONDS.get(type(precision))
-    call = CAST if isinstance(precision, FP16 | BF16) else CALL
+    call = CAST if precision.casts else CALL
     search = _SEARCH * min(count, TRIED) if isinstance(precision, Coded) else 0.0
     return None if found is None else _times(found[back], 1e-9 * count) + Cost(call + search, call)
 

@@ -43,6 +43,10 @@ class Codec:
 
     name: ClassVar[str] = ""
     layer: ClassVar[str] = ""
+    lossless: ClassVar[bool] = False
+    """Whether it is for whole numbers, and gives back the same: how many bytes that takes, the values decide."""
+    clamps: ClassVar[bool] = False
+    """Whether numbers beyond its range become the largest that it has: reports count them."""
 
     @property
     def members(self) -> tuple[Codec, ...]:
@@ -106,6 +110,8 @@ class Precision(Codec, ABC):
     """
 
     layer = PRECISION
+    casts: ClassVar[bool] = False
+    """Whether it is a cast, which takes hardly any time."""
 
     @abstractmethod
     def parts(self, dims: Dims, dtype: str) -> tuple[Part, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from whale_nebula.codec.objects import Codec, Dims, Part, Precision
 
@@ -18,6 +18,7 @@ class FP16(Precision):
     """
 
     name = "fp16"
+    clamps = casts = True
 
     def parts(self, dims: Dims, dtype: str) -> tuple[Part, ...]:
         """Two bytes a number."""
@@ -41,6 +42,7 @@ class BF16(Precision):
     """The upper half of a float32: its range, and 8 bits of precision."""
 
     name = "bf16"
+    casts = True
 
     def parts(self, dims: Dims, dtype: str) -> tuple[Part, ...]:
         """Two bytes a number."""
@@ -59,8 +61,8 @@ class BF16(Precision):
         return restore(parts[0], dtype)
 
 
-class _Blocks(Precision):
-    """Integers, and a scale for each block of neighbours."""
+class Integers(Precision):
+    """Integers, and a scale for each block of neighbours: differences of these both sides can add up alike."""
 
     bits: int
     block: int
@@ -85,7 +87,7 @@ class _Blocks(Precision):
 
 
 @dataclass(frozen=True)
-class INT8(_Blocks):
+class INT8(Integers):
     """Eight bits a number, block by block."""
 
     name = "int8"
@@ -94,7 +96,7 @@ class INT8(_Blocks):
 
 
 @dataclass(frozen=True)
-class INT4(_Blocks):
+class INT4(Integers):
     """Four bits a number, block by block."""
 
     name = "int4"
@@ -102,8 +104,9 @@ class INT4(_Blocks):
     block = 32
 
 
-Integers = INT8 | INT4
-"""Those of which both sides can add up differences alike: whole numbers times scales."""
+def is_integers(codec: Codec | None) -> TypeGuard[Integers]:
+    """Whether a codec makes whole numbers times scales."""
+    return isinstance(codec, Integers)
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ class Bits(Codec):
 
     name = "bits"
     layer = "integers"
+    lossless = True
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from functools import lru_cache
 from math import prod
 
 from whale_nebula.codec.objects import Codec, Dims, Part, Precision, Structure
-from whale_nebula.codec.precisions import Bits, Plain
+from whale_nebula.codec.precisions import Plain
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.spec import Spec
 
@@ -124,7 +124,7 @@ def encoded_bytes(way: Way, dtype: str, dims: Dims, forward: Way | None = None) 
         return raw
     if way.cast is not None:
         return nbytes(parts_of(way.codec, dtype, dims))
-    if isinstance(way.codec, Bits):
+    if way.lossless:
         return PREFIX + raw
     used = used_codec(way, dtype, dims, forward)
     if used is None and way.mask is None and not way.zstd:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from whale_nebula.codec.objects import Codec, Precision, Structure
-from whale_nebula.codec.precisions import INT8, Integers
+from whale_nebula.codec.precisions import INT8, is_integers
 from whale_nebula.codec.registry import parse
 from whale_nebula.codec.structures import Rank
 from whale_nebula.errors import OptionError
@@ -54,6 +54,11 @@ class Way:
         return next((part for part in self._members if isinstance(part, Precision)), None)
 
     @property
+    def lossless(self) -> bool:
+        """Whether these are whole numbers, in as many bits as they need."""
+        return self.codec is not None and self.codec.lossless
+
+    @property
     def _members(self) -> tuple[Codec, ...]:
         return () if self.codec is None else self.codec.members
 
@@ -79,7 +84,8 @@ class Way:
     def cast(self) -> str | None:
         """The name of the codec where it is a mere cast from the first step on: such a tensor crosses as an array."""
         simple = replace(self, codec=None) == Way()
-        return str(self.codec) if simple and str(self.codec) in ("fp16", "bf16") else None
+        precision = self.precision
+        return str(self.codec) if simple and precision is self.codec and precision and precision.casts else None
 
     @property
     def coded(self) -> bool:
@@ -231,7 +237,7 @@ def _add_ramp(way: Way, options: Mapping[str, Any]) -> Way:
 
 def check_delta(delta: str | None, codec: Codec | None) -> None:
     """Differences are kept by integers that both sides add up alike."""
-    if delta is not None and not isinstance(codec, Integers):
+    if delta is not None and not is_integers(codec):
         raise OptionError(
             f"delta={delta!r} goes with integers (int8, int4), not with {str(codec or NONE)!r}",
             why="both sides add the same differences to what they keep, bit for bit: integers only",

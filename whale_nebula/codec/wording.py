@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from whale_nebula.codec.precisions import Bits
 from whale_nebula.codec.structures import RENEWED
 from whale_nebula.codec.way import Way, parse_way
 
@@ -32,7 +31,7 @@ def has_open_size(text: str) -> bool:
     [False, True, True]
     """
     way = parse_way(text)
-    return way.auto or way.mask is not None or way.zstd or isinstance(way.codec, Bits)
+    return way.auto or way.mask is not None or way.zstd or way.lossless
 
 
 def details(text: str, *, back: bool = False, rungs: Sequence[str] = ()) -> str:
@@ -59,13 +58,13 @@ def words(text: str, *, back: bool = False) -> str:
 
 
 def _codec(way: Way) -> str:
-    return "" if way.auto or way.codec is None or isinstance(way.codec, Bits) else f"as {way.codec}"
+    return "" if way.auto or way.codec is None or way.lossless else f"as {way.codec}"
 
 
 def _conditions(way: Way, back: bool, rungs: Sequence[str] = ()) -> Iterator[str]:
     if way.auto:
         yield f"as it is, or as {', '.join(way.ladder[1:-1])} or {way.ladder[-1]}: the mildest that computing hides"
-    if isinstance(way.codec, Bits):
+    if way.lossless:
         yield "in as many bits as the numbers need"
     if way.start:
         yield f"from step {way.start} on"

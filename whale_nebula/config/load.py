@@ -116,7 +116,7 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any] | Config | None, wri
 
 
 def _config(place: Place) -> Config:
-    root = place.table(field.name for field in fields(Config))
+    root = place.table((*(field.name for field in fields(Config)), *_OUTPUTS))
     clusters = {name: _cluster(name, each) for name, each in root.key("clusters").named().items()}
     return Config(
         run=root.key("run").given(Place.text, None),
@@ -131,9 +131,18 @@ def _config(place: Place) -> Config:
         seed=root.key("seed").given(_seed, None),
         plan=root.key("plan").given(_paths, ()),
         show=root.key("show").given(lambda place: place.choice(SHOWS), SHOWS[0]),
-        metrics=root.key("metrics").given(Place.text, None),
-        tensorboard=root.key("tensorboard").given(Place.text, None),
+        outputs=_outputs(root),
     )
+
+
+_OUTPUTS = ("metrics", "tensorboard")
+"""Outputs that have a key of their own; others stand in `outputs`."""
+
+
+def _outputs(root: Place) -> dict[str, str]:
+    named = {name: each.text() for name, each in root.key("outputs").named().items()}
+    own = {name: root.key(name).given(Place.text, None) for name in _OUTPUTS}
+    return {**named, **{name: path for name, path in own.items() if path is not None}}
 
 
 def _cluster(name: str, place: Place) -> Cluster:

@@ -73,8 +73,7 @@ class Config:
     seed: int | None = None
     plan: tuple[str, ...] = ()
     show: str = SHOWS[0]
-    metrics: str | None = None
-    tensorboard: str | None = None
+    outputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def private(self) -> bool:

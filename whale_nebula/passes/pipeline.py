@@ -207,20 +207,14 @@ PIPELINE: tuple[Pass, ...] = (
 )
 
 
-def run_passes(
-    given: Compilation, passes: Sequence[Pass] = PIPELINE, after: Callable[[str, Compilation], None] | None = None
-) -> Compilation:
-    """Run passes in their order; `after` is told the name of each and what it made, the captured program first."""
+def run_passes(given: Compilation, passes: Sequence[Pass] | None = None) -> Compilation:
+    """Run passes in their order: those of PIPELINE unless others are given."""
     if VERIFY:
         verify(given, CAPTURE)
-    if after is not None:
-        after(CAPTURE, given)
-    for each in passes:
+    for each in PIPELINE if passes is None else passes:
         given = each.apply(given)
         if VERIFY:
             verify(given, each.name)
-        if after is not None:
-            after(each.name, given)
     return given
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from whale_nebula.codec.costs import Cost, cost, renewing
 from whale_nebula.codec.objects import Dims
-from whale_nebula.codec.precisions import BF16, FP16, Bits
+from whale_nebula.codec.precisions import FP16
 from whale_nebula.codec.sizes import payload_bytes, used_codec
 from whale_nebula.codec.way import NONE, Way, parse_way
 from whale_nebula.codec.wording import has_open_size
@@ -48,7 +48,7 @@ class Direction:
     def used(self) -> str:
         """The way as a micro-batch takes it: of a codec that would not make it smaller the precision, or none."""
         way, shape = parse_way(self.way), self.spec.shape
-        if not way.coded or way.auto or isinstance(way.codec, Bits) or not self.counts:
+        if not way.coded or way.auto or way.lossless or not self.counts:
             return self.way
         if not shape or None in shape[1:]:
             return self.way
@@ -123,7 +123,7 @@ class Direction:
 
     def _cost(self, dims: Dims) -> Cost | None:
         way, forward = parse_way(self.way), None if self.forward is None else parse_way(self.forward)
-        used = way.codec if isinstance(way.codec, Bits) else used_codec(way, self.spec.dtype, dims, forward)
+        used = way.codec if way.lossless else used_codec(way, self.spec.dtype, dims, forward)
         return cost(used, dims, back=forward is not None, delta=way.delta is not None and forward is None)
 
 
@@ -230,7 +230,7 @@ def _milder(ways: Sequence[Direction], step: Step) -> Iterator[Warned]:
     """The same with a gradient that costs less: a cast takes hardly any time."""
     for back in ways[1:]:
         way = parse_way(back.way)
-        if way.precision is None or way.structure is not None or isinstance(way.precision, FP16 | BF16):
+        if way.precision is None or way.structure is not None or way.precision.casts:
             continue
         half = replace(back, way=str(replace(way, codec=FP16(), ladder=())))
         loss = _loss(ways, [ways[0], half], step)
@@ -284,6 +284,6 @@ def _of(boundary: Boundary, spec: Spec, rows: int) -> Iterator[str]:
     directions += [(" gradient", parse_way(boundary.backward_codec), forward)] * boundary.backward
     for what, way, of in directions:
         used = used_codec(way, spec.dtype, dims, of)
-        if way.coded and used != way.codec and not isinstance(way.codec, Bits):
+        if way.coded and used != way.codec and not way.lossless:
             how = f"as {used}" if used is not None else "as it is"
             yield f"b{boundary.slot}{what} {list(dims)} crosses {how}: {way.codec} would not be fewer bytes"

@@ -9,7 +9,7 @@ from itertools import chain
 
 from whale_nebula.ir.routing import take_counts
 from whale_nebula.schedule.lines import Hop, Hops, Line, Work, pace
-from whale_nebula.schedule.schedules import limits, schedule
+from whale_nebula.schedule.schedules import instructions, limits
 from whale_nebula.schedule.simulate import Timeline, run_lists
 
 Pair = tuple[int, int]
@@ -279,9 +279,8 @@ def _timeline(basis: Basis, phase: PhaseBasis) -> Timeline:
         basis.schedule, count, many, pace=found if basis.paced else found.cautious, in_flight=basis.in_flight,
         replicas=[work.replicas for work in phase.works], orders=[work.order for work in phase.works],
     )  # fmt: skip
-    generate = schedule(basis.schedule).generate
     lists = [
-        tuple(generate(stage, count, many, chosen[stage], backward=work.has_backward, fused=fused))
+        tuple(instructions(stage, count, many, chosen[stage], backward=work.has_backward, fused=fused))
         for stage, (work, fused) in enumerate(zip(phase.works, phase.fused, strict=True))
     ]
     return run_lists(lists, phase.works, phase.hops)

@@ -10,8 +10,8 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import methodcaller
 from pathlib import Path
 from typing import Protocol
@@ -124,16 +124,16 @@ class MetricsFile:
         return f"the metrics file {self.path}"
 
 
-_EXAMPLES = {"metrics": "run.jsonl", "tensorboard": "logs"}
+OUTPUTS: dict[str, Callable[[str], Watcher]] = {"metrics": MetricsFile}
+"""What makes an output of a run of its value in `nb.init(outputs={name: value})`; another one is another entry."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a user wants to see of a run: on the screen, in a file of metrics, in TensorBoard."""
+    """What a user wants to see of a run: on the screen, and the outputs by their names."""
 
     show: str = "none"
-    metrics: str | os.PathLike[str] | None = None
-    tensorboard: str | os.PathLike[str] | None = None
+    outputs: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
 
     def checked(self, site: str = "") -> Seen:
         """The same, or an error that names the word that is wrong.
@@ -148,26 +148,22 @@ class Seen:
         if self.show not in SHOWS:
             why, mend = "it is 'none', 'lines' or 'live'", did_you_mean(str(self.show), SHOWS)
             raise OptionError(f"show={self.show!r} is not known", where=site, why=why, mend=mend)
-        for option, example in _EXAMPLES.items():
-            path = getattr(self, option)
-            if path is not None and not (isinstance(path, str | os.PathLike) and str(path)):
-                mend = f'nb.init({option}="{example}")'
-                raise OptionError(f"{option}={path!r} is no path", where=site, mend=mend)
+        for name, path in self.outputs.items():
+            if name not in OUTPUTS:
+                raise OptionError(f"no output is called {name!r}", where=site, mend=did_you_mean(name, OUTPUTS))
+            if not (isinstance(path, str | os.PathLike) and str(path)):
+                raise OptionError(f"{name}={path!r} is no path", where=site, mend=f'nb.init({name}="{name}")')
         return self
 
 
-def audience(
-    seen: Seen, more: Sequence[Watcher], lead: Callable[[], bool], canvas: Canvas | None = None
-) -> Watching | None:
+def audience(seen: Seen, lead: Callable[[], bool], canvas: Canvas | None = None) -> Watching | None:
     """Everybody who is told of a run's steps; None where nobody is.
 
     `lead` says whether this process is the one that prints; it is asked at every step, because the first program
-    decides it. Files are written by every process. `canvas` is what takes a table to the terminal of the launcher that
-    started this process, if it has one.
+    decides it. Outputs are written by every process. `canvas` is what takes a table to the terminal of the launcher
+    that started this process, if it has one.
     """
-    watchers: list[Watcher] = [*more]
-    if seen.metrics is not None:
-        watchers.append(MetricsFile(seen.metrics))
+    watchers = [OUTPUTS[name](os.fspath(path)) for name, path in seen.outputs.items()]
     if seen.show != "none":
         watchers.append(_view(seen.show, lead, canvas))
     return Watching(watchers) if watchers else None

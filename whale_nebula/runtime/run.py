@@ -21,7 +21,7 @@ from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.seeding import keep_generators, seed_all
 from whale_nebula.plan.pins import Pinned, Pins, pins
 from whale_nebula.report.published import forget, watch
-from whale_nebula.report.watchers import Seen, audience
+from whale_nebula.report.watchers import OUTPUTS, Seen, audience
 from whale_nebula.scopes import calling_site, deal_to, options
 from whale_nebula.scopes.identity import LOCAL
 from whale_nebula.scopes.observer import observer
@@ -250,6 +250,7 @@ def init(
     show: str | None = None,
     metrics: str | os.PathLike[str] | None = None,
     tensorboard: str | os.PathLike[str] | None = None,
+    outputs: Mapping[str, str | os.PathLike[str]] | None = None,
 ) -> Run:
     """Open a run. It is optional: without it all clusters live in this process and links are free.
 
@@ -264,6 +265,7 @@ def init(
     `show` is what one sees while training: "live" is a table on the terminal, which leaves it to whoever else writes
     there, "lines" are lines in the log, and "none", which it is unless you say so, leaves the screen to Keras and you.
     `metrics` is a file that gets a line of JSON for every step, `tensorboard` a folder for its event files.
+    `outputs` gives the same by name, and others that were added to `whale_nebula.report.watchers.OUTPUTS`.
 
     >>> import whale_nebula as nb
     >>> nb.shutdown()
@@ -284,13 +286,14 @@ def init(
         site = str(calling_site())
         watching = observer()
         if watching is not None:  # nothing runs: nothing is held against a plan, and nothing is written
-            (config, links), plan, show, metrics, tensorboard = watching.instead(config, links), (), "none", None, None
+            (config, links), plan, show = watching.instead(config, links), (), "none"
+            metrics = tensorboard = outputs = None
         attachment = attach()
         if config is None and attachment is not None:
             config = attachment.config  # the one that the launcher was given
         loaded = load(_config(config, site), site)
         if watching is not None:
-            loaded = replace(loaded, metrics=None, tensorboard=None)
+            loaded = replace(loaded, outputs={})
         joined = parse_links(links, loaded.clusters, site) if links is not None else loaded.links
         held = pins(plan if plan is not None else loaded.plan, site)
         run = Run(loaded, joined, _seed(seed), _ids(ids), attachment, site=str(script_site()), pins=held)
@@ -298,11 +301,9 @@ def init(
         if held:
             run.closers.append(held.close)
             atexit.register(shutdown)
-        seen = Seen(
-            loaded.show if show is None else show,
-            loaded.metrics if metrics is None else metrics,
-            loaded.tensorboard if tensorboard is None else tensorboard,
-        )
+        given = {"metrics": metrics, "tensorboard": tensorboard, **(outputs or {})}
+        chosen = {**loaded.outputs, **{name: path for name, path in given.items() if path is not None}}
+        seen = Seen(loaded.show if show is None else show, chosen)
         with keep_generators(), _watch_steps(run, seen.checked(site)):
             deal_to(run.cluster_sizes, "" if attachment is None else attachment.cluster, run.cluster_speeds)
             if run.attachment is not None:
@@ -312,15 +313,19 @@ def init(
         return run
 
 
+def _event_files(folder: str) -> Any:
+    from whale_nebula.runtime.tensorboard import EventFiles
+
+    return EventFiles(folder)
+
+
+OUTPUTS["tensorboard"] = _event_files
+
+
 @contextlib.contextmanager
 def _watch_steps(run: Run, seen: Seen) -> Iterator[None]:
     """Let who shall see the steps be told of them, once the run is open, until it is closed or the script ends."""
-    more: list[Any] = []
-    if seen.tensorboard is not None:
-        from whale_nebula.runtime.tensorboard import EventFiles
-
-        more.append(EventFiles(seen.tensorboard))
-    watching = audience(seen, more, lambda: run.here().lead, run.attachment.picture if run.attachment else None)
+    watching = audience(seen, lambda: run.here().lead, run.attachment.picture if run.attachment else None)
     if watching is None:
         yield
         return

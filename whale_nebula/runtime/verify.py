@@ -21,7 +21,6 @@ import tensorflow as tf
 from whale_nebula.capture.arguments import target_wanted
 from whale_nebula.capture.counted_draws import STATE
 from whale_nebula.capture.step import Signature, plainly, signature
-from whale_nebula.codec.precisions import Bits
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.errors import AbsentInputError, OptionError
 from whale_nebula.errors.tracebacks import short_traceback
@@ -344,7 +343,7 @@ def _lossy(engine: Engine) -> Iterator[_Reason]:
 
 
 def _loses(way: Way) -> bool:
-    return way.coded and (way.auto or way.codec not in (None, Bits()))
+    return way.coded and (way.auto or (way.codec is not None and not way.lossless))
 
 
 def _halves(engine: Engine) -> list[str]:

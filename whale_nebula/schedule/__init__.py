@@ -7,7 +7,7 @@ from whale_nebula.schedule.drawing import draw, picture
 from whale_nebula.schedule.instructions import Backward, Forward, Fused, Instruction, from_text, to_text
 from whale_nebula.schedule.limits import Pace
 from whale_nebula.schedule.lines import Hop, Line, Work, hop_of_seconds, pace, uniform
-from whale_nebula.schedule.schedules import DEFAULT, SCHEDULES, Schedule, limits, schedule
+from whale_nebula.schedule.schedules import DEFAULT, SCHEDULES, Limit, instructions, limit_of, limits
 from whale_nebula.schedule.simulate import Span, Timeline, run_lists, simulate
 
 __all__ = [
@@ -18,20 +18,21 @@ __all__ = [
     "Fused",
     "Hop",
     "Instruction",
+    "Limit",
     "Line",
     "Pace",
-    "Schedule",
     "Span",
     "Timeline",
     "Work",
     "draw",
     "from_text",
     "hop_of_seconds",
+    "instructions",
+    "limit_of",
     "limits",
     "pace",
     "picture",
     "run_lists",
-    "schedule",
     "simulate",
     "to_text",
     "uniform",

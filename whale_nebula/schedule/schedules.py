@@ -1,9 +1,8 @@
-"""The schedules by name, and what a name means for all stages of a phase."""
+"""The schedules by name, the list of instructions of each stage, and the limits of all stages of a phase."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from whale_nebula.errors import OptionError
@@ -20,87 +19,72 @@ from whale_nebula.schedule.limits import (
 )
 
 
-def gpipe(
+class Limit(Protocol):
+    """Says how many micro-batches one stage may have in flight: all that a schedule is."""
+
+    def __call__(self, stage: int, stages: int, micro_batches: int, pace: Pace | None = None) -> int:
+        """Take what `eager_limit` takes, and say how many."""
+        ...
+
+
+SCHEDULES: dict[str, Limit] = {"gpipe": gpipe_limit, "1f1b": one_f_one_b_limit, "eager-1f1b": eager_limit}
+"""The schedules by name. They differ in the limit alone; another one is another entry.
+
+"gpipe" is all forwards, then all backwards: the activations of the whole batch are held (but by the last stage).
+
+>>> from whale_nebula.schedule.drawing import picture
+>>> print(picture("gpipe", stages=3, micro_batches=4))
+stage 0 |F0-F1-F2-F3-.........B0====...B1====...B2====...B3====|
+stage 1 |...F0-F1-F2-F3-B0====...B1====...B2====...B3====......|
+stage 2 |......F0-B0====F1-B1====F2-B2====F3-B3====............|
+
+"1f1b" fills the pipeline, then runs one backward for each forward: as fast, with fewer activations held.
+
+>>> print(picture("1f1b", stages=3, micro_batches=4))
+stage 0 |F0-F1-F2-............B0====F3-B1====...B2====...B3====|
+stage 1 |...F0-F1-......B0====F2-B1====F3-B2====...B3====......|
+stage 2 |......F0-B0====F1-B1====F2-B2====F3-B3====............|
+
+Over a slow line its first stage waits for gradients. "eager-1f1b" has so many more in flight that the line's round
+trip is hidden:
+
+>>> print(picture("1f1b", stages=2, micro_batches=5, seconds=2.0))
+stage 0 |F0-F1-..................B0====F2-B1====F3-............B2====F4-B3====...............B4====|
+stage 1 |.........F0-B0====F1-B1====............F2-B2====F3-B3====............F4-B4====............|
+>>> print(picture("eager-1f1b", stages=2, micro_batches=5, seconds=2.0))
+stage 0 |F0-F1-F2-F3-............B0====F4-B1====...B2====...B3====...B4====|
+stage 1 |.........F0-B0====F1-B1====F2-B2====F3-B3====F4-B4====............|
+"""
+DEFAULT = "eager-1f1b"
+
+Chosen = int | list[int] | tuple[int, ...]  # in_flight, as the user gives it
+
+
+def instructions(
     stage: int,
     stages: int,
     micro_batches: int,
-    in_flight: int | None = None,
+    in_flight: int,
     *,
     backward: bool = True,
     fused: bool | None = None,
     phase: int = 0,
 ) -> Iterator[Instruction]:
-    """All forwards, then all backwards; the activations of the whole batch are held (but by the last stage).
+    """The list of one stage for one phase, with so many micro-batches in flight.
 
-    >>> from whale_nebula.schedule.drawing import picture
-    >>> print(picture("gpipe", stages=3, micro_batches=4))
-    stage 0 |F0-F1-F2-F3-.........B0====...B1====...B2====...B3====|
-    stage 1 |...F0-F1-F2-F3-B0====...B1====...B2====...B3====......|
-    stage 2 |......F0-B0====F1-B1====F2-B2====F3-B3====............|
+    `fused`: forward and backward are one function, as they are in the last stage unless it is said.
+
+    >>> from whale_nebula.schedule.instructions import to_text
+    >>> to_text(instructions(0, 2, 4, in_flight=2))
+    'F0 F1 B0 F2 B1 F3 B2 B3'
     """
-    limit = gpipe_limit(stage, stages, micro_batches) if in_flight is None else in_flight
-    return _instructions(stage, stages, micro_batches, limit, backward, fused, phase)
-
-
-def one_f_one_b(
-    stage: int,
-    stages: int,
-    micro_batches: int,
-    in_flight: int | None = None,
-    *,
-    backward: bool = True,
-    fused: bool | None = None,
-    phase: int = 0,
-) -> Iterator[Instruction]:
-    """Fill the pipeline, then one backward for each forward; as fast as GPipe, with fewer activations held.
-
-    >>> from whale_nebula.schedule.drawing import picture
-    >>> print(picture("1f1b", stages=3, micro_batches=4))
-    stage 0 |F0-F1-F2-............B0====F3-B1====...B2====...B3====|
-    stage 1 |...F0-F1-......B0====F2-B1====F3-B2====...B3====......|
-    stage 2 |......F0-B0====F1-B1====F2-B2====F3-B3====............|
-
-    Over a slow line the first stage waits for gradients:
-
-    >>> print(picture("1f1b", stages=2, micro_batches=5, seconds=2.0))
-    stage 0 |F0-F1-..................B0====F2-B1====F3-............B2====F4-B3====...............B4====|
-    stage 1 |.........F0-B0====F1-B1====............F2-B2====F3-B3====............F4-B4====............|
-    """
-    limit = one_f_one_b_limit(stage, stages, micro_batches) if in_flight is None else in_flight
-    return _instructions(stage, stages, micro_batches, limit, backward, fused, phase)
-
-
-def eager_one_f_one_b(
-    stage: int,
-    stages: int,
-    micro_batches: int,
-    in_flight: int | None = None,
-    *,
-    backward: bool = True,
-    fused: bool | None = None,
-    phase: int = 0,
-) -> Iterator[Instruction]:
-    """1F1B with so many more micro-batches in flight that the line's round trip is hidden.
-
-    >>> from whale_nebula.schedule.drawing import picture
-    >>> print(picture("eager-1f1b", stages=2, micro_batches=5, seconds=2.0))
-    stage 0 |F0-F1-F2-F3-............B0====F4-B1====...B2====...B3====...B4====|
-    stage 1 |.........F0-B0====F1-B1====F2-B2====F3-B3====F4-B4====............|
-    """
-    limit = eager_limit(stage, stages, micro_batches) if in_flight is None else in_flight
-    return _instructions(stage, stages, micro_batches, limit, backward, fused, phase)
-
-
-def _instructions(
-    stage: int, stages: int, micro_batches: int, limit: int, backward: bool, fused: bool | None, phase: int
-) -> Iterator[Instruction]:
     check_count("micro_batch", micro_batches)
-    check_count("in_flight", limit)
+    check_count("in_flight", in_flight)
     if not backward:
         return (Forward(m, phase) for m in range(micro_batches))
     if stage == stages - 1 if fused is None else fused:
         return (Fused(m, phase) for m in range(micro_batches))
-    return _alternate(micro_batches, min(limit, micro_batches), phase)
+    return _alternate(micro_batches, min(in_flight, micro_batches), phase)
 
 
 def _alternate(micro_batches: int, limit: int, phase: int) -> Iterator[Instruction]:
@@ -111,59 +95,11 @@ def _alternate(micro_batches: int, limit: int, phase: int) -> Iterator[Instructi
             yield Forward(m, phase)
 
 
-class Generator(Protocol):
-    """Makes the list of one stage for one phase."""
-
-    def __call__(
-        self,
-        stage: int,
-        stages: int,
-        micro_batches: int,
-        in_flight: int | None = None,
-        *,
-        backward: bool = True,
-        fused: bool | None = None,
-        phase: int = 0,
-    ) -> Iterator[Instruction]:
-        """Take what `gpipe` takes, and make a list."""
-        ...
-
-
-class Limit(Protocol):
-    """Says how many micro-batches one stage may have in flight."""
-
-    def __call__(self, stage: int, stages: int, micro_batches: int, pace: Pace | None = None) -> int:
-        """Take what `eager_limit` takes, and say how many."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """A name, the generator of its lists, and the limit that is its own."""
-
-    name: str
-    generate: Generator
-    limit: Limit
-
-
-SCHEDULES = {
-    made.name: made
-    for made in (
-        Schedule("gpipe", gpipe, gpipe_limit),
-        Schedule("1f1b", one_f_one_b, one_f_one_b_limit),
-        Schedule("eager-1f1b", eager_one_f_one_b, eager_limit),
-    )
-}
-DEFAULT = "eager-1f1b"
-
-Chosen = int | list[int] | tuple[int, ...]  # in_flight, as the user gives it
-
-
-def schedule(name: str) -> Schedule:
+def limit_of(name: str) -> Limit:
     """Find a schedule by its name, or say what was meant.
 
-    >>> schedule("1f1b").generate.__name__
-    'one_f_one_b'
+    >>> limit_of("1f1b")(0, 3, 8)
+    3
     """
     found = SCHEDULES.get(name)
     if found is None:
@@ -198,7 +134,7 @@ def limits(
     >>> limits("1f1b", 3, 8), limits("1f1b", 3, 8, in_flight=5), limits("gpipe", 3, 8, in_flight=[4, 6, 1])
     ((3, 2, 1), (5, 5, 5), (4, 4, 1))
     """
-    own = schedule(name).limit
+    own = limit_of(name)
     check_count("micro_batch", micro_batches)
     if in_flight is not None:
         found = tuple(descending(_choose_limits(in_flight, stages, micro_batches)))

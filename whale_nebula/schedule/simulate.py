@@ -16,7 +16,7 @@ from itertools import count
 from whale_nebula.errors import OptionError
 from whale_nebula.schedule.instructions import Instruction
 from whale_nebula.schedule.lines import Hops, Line, Work, pace
-from whale_nebula.schedule.schedules import DEFAULT, Chosen, limits, schedule
+from whale_nebula.schedule.schedules import DEFAULT, Chosen, instructions, limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,9 @@ def simulate(
         name, stages, micro_batches, pace=pace(works, hops), in_flight=in_flight,
         replicas=[work.replicas for work in works], orders=[work.order for work in works],
     )  # fmt: skip
-    generate = schedule(name).generate
     whole = None if fused else False
     lists = [
-        tuple(generate(stage, stages, micro_batches, limit, backward=work.has_backward, fused=whole))
+        tuple(instructions(stage, stages, micro_batches, limit, backward=work.has_backward, fused=whole))
         for stage, (work, limit) in enumerate(zip(works, chosen, strict=True))
     ]
     return run_lists(lists, works, hops, blocking=blocking)

@@ -130,7 +130,7 @@ def _codec_or_text(codec: Any, made: Codec | None) -> Codec | str | None:
 
 def _codec(option: str, value: Any) -> Codec:
     codec = _parse_option(option, value) if isinstance(value, str) else value
-    if isinstance(codec, codecs.Bits):
+    if isinstance(codec, Codec) and codec.lossless:
         why = "whole numbers cross in as few bits as they need by themselves"
         raise values.refuse(f"{option}={value!r} is no codec to choose", why=why, mend="leave it out")
     if isinstance(codec, Codec) and not codecs.is_built(codec):

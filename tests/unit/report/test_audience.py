@@ -55,7 +55,7 @@ def test_a_run_that_is_not_opened_after_all_leaves_nobody_watching(
 ) -> None:
     seen, before = stand_in(monkeypatch), threading.active_count()
     with nb.init() as run:
-        with pytest.raises(TypeError), _watch_steps(run, Seen("live", tmp_path / "run.jsonl")):
+        with pytest.raises(TypeError), _watch_steps(run, Seen("live", {"metrics": tmp_path / "run.jsonl"})):
             assert sys.stdout is not seen
             raise TypeError("nobody joins")
         assert (sys.stdout, is_watched(), threading.active_count()) == (seen, False, before)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whale_nebula.schedule import Timeline, Work, closed, simulate, uniform
+from benchmarks import closed_form as closed
+from whale_nebula.schedule import Timeline, Work, simulate, uniform
 
 Shape = tuple[int, int, float, float, float, float]  # p, m, t_f, t_b, x, λ
 

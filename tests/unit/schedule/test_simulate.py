@@ -16,8 +16,8 @@ from whale_nebula.schedule import (
     Work,
     from_text,
     hop_of_seconds,
+    instructions,
     run_lists,
-    schedule,
     simulate,
     uniform,
 )
@@ -160,8 +160,7 @@ def test_lists_that_wait_for_each_other_are_named() -> None:
 
 def test_limits_that_rise_wait_for_ever_and_so_are_never_given() -> None:
     """What `descending` is for: the same limits as lists of their own, and through `simulate`."""
-    generate = schedule("1f1b").generate
-    rising = [generate(stage, 3, 4, limit) for stage, limit in enumerate((1, 2, 1))]
+    rising = [instructions(stage, 3, 4, limit) for stage, limit in enumerate((1, 2, 1))]
     with pytest.raises(OptionError, match="wait for each other"):
         run_lists([tuple(made) for made in rising], [EVEN] * 3, uniform(3))
     assert simulate([EVEN] * 3, uniform(3), 4, in_flight=[1, 2, 1]).seconds == 4 * 9.0

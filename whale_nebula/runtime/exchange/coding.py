@@ -13,7 +13,7 @@ import tensorflow as tf
 from whale_nebula.codec import rounding
 from whale_nebula.codec.objects import Codec, Dims, Precision, Structure
 from whale_nebula.codec.packing import Mask, Zstd, join, pack_mask, shrink, split, unpack_mask, unshrink
-from whale_nebula.codec.precisions import FP16, Plain
+from whale_nebula.codec.precisions import Plain
 from whale_nebula.codec.rounding import restore, to_bf16, to_fp16
 from whale_nebula.codec.sizes import PREFIX, parts_of, precision_in, structure_in
 from whale_nebula.codec.way import Way, parse_way
@@ -116,7 +116,7 @@ def decode_back(codec: Codec | None, data: Bytes, dims: Dims, dtype: str, state:
 def _encode_numbers(codec: Codec | None, numbers: Sequence[Any], extras: Sequence[Any], key: Any) -> Made:
     precision = precision_of(codec)
     arrays = [part for each in numbers for part in precision.encode(each, key)]
-    clamped = sum(map(count_clamped, numbers)) if isinstance(precision, FP16) else 0
+    clamped = sum(map(count_clamped, numbers)) if precision.clamps else 0
     return Made(join([_array(each) for each in (*arrays, *extras)]), clamped=clamped)
 
 

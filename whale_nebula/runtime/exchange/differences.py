@@ -22,7 +22,7 @@ import tensorflow as tf
 from whale_nebula.codec.deltas import Cache, Ids, Rows, apply_changes
 from whale_nebula.codec.objects import Codec, Dims, Part
 from whale_nebula.codec.packing import Mask, join, keep, pack_mask, put_back, split, unpack_mask
-from whale_nebula.codec.precisions import Integers
+from whale_nebula.codec.precisions import Integers, is_integers
 from whale_nebula.codec.rounding import apart
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
@@ -64,8 +64,7 @@ class Samples:
 
 def keeps_differences(way: Way, codec: Codec | None, dims: Dims, ids: Ids | None) -> bool:
     """Whether differences of such a tensor are kept: integers are what it gets, and each sample has an id."""
-    integers = way.delta is not None and isinstance(codec, Integers)
-    return integers and len(dims) > 1 and ids is not None and ids.shape == dims[:1]
+    return way.delta is not None and is_integers(codec) and len(dims) > 1 and ids is not None and ids.shape == dims[:1]
 
 
 def doubts(cache: Cache, dims: Dims, ids: Ids) -> tuple[str, ...]:
@@ -96,7 +95,7 @@ def decode(
     codec: Codec | None, data: Bytes, dims: Dims, ids: Ids | None, cache: Cache, rows: Mask | None = None
 ) -> Rows:
     """At the side that reads it: the tensor."""
-    if not isinstance(codec, Integers) or ids is None or ids.shape != dims[:1] or len(dims) < 2:
+    if not is_integers(codec) or ids is None or ids.shape != dims[:1] or len(dims) < 2:
         raise RemoteProtocolError(f"differences of samples came for a tensor {list(dims)}, of which none are kept")
     marks = -(-dims[0] // 8)
     samples = Samples(ids, dims, unpack_mask(data[:marks], dims[0]), rows)

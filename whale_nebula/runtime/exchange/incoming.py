@@ -13,7 +13,6 @@ from whale_nebula.codec import packing
 from whale_nebula.codec.deltas import Cache
 from whale_nebula.codec.objects import Codec, Dims
 from whale_nebula.codec.packing import split
-from whale_nebula.codec.precisions import Bits
 from whale_nebula.codec.sizes import by_number, nbytes, structure_in
 from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
@@ -48,7 +47,7 @@ class Incoming:
         codec = codecs.get(came.codec)
         if came.codec not in codecs:
             raise RemoteProtocolError(f"codec {came.codec} came, which is none of '{self.way}'", where=self.name)
-        if isinstance(codec, Bits):
+        if codec is not None and codec.lossless:
             payload = read(came.data, 0, 0, came.raw_bytes + 16, zstd=self.way.zstd)
             return tf.convert_to_tensor(packing.unpack(payload.data, came.dtype, came.dims)), residue
         payload = self._read(came, codec)

@@ -15,7 +15,6 @@ from whale_nebula.codec import packing
 from whale_nebula.codec.deltas import Cache
 from whale_nebula.codec.objects import Codec, Dims
 from whale_nebula.codec.packing import join
-from whale_nebula.codec.precisions import FP16, Bits
 from whale_nebula.codec.sizes import elides, fitting, fitting_back, number, structure_in
 from whale_nebula.codec.way import NONE, Way
 from whale_nebula.report.records import BoundaryReport
@@ -117,7 +116,7 @@ class Outgoing:
 
     def _fitting(self, codec: Codec | None, x: Any, residue: Residue) -> Codec | None:
         """What of the codec this tensor gets: see `codec.fitting`."""
-        if isinstance(codec, Bits) or self.way.cast is not None:
+        if self.way.lossless or self.way.cast is not None:
             return codec
         dims, dtype = _dims(x), x.dtype.name
         if residue.rows is not None:
@@ -130,11 +129,11 @@ class Outgoing:
         self, x: Any, codec: Codec | None, state: ChannelState, at: At, residue: Residue, tally: Tally
     ) -> tuple[Any, Residue, ChannelState]:
         if self.way.cast is not None and codec is not None:
-            _tell_clamped(tally, self.name, coding.count_clamped(x) if isinstance(codec, FP16) else 0)
+            _tell_clamped(tally, self.name, coding.count_clamped(x) if codec.clamps else 0)
             return coding.encode_cast(str(self.way), x), residue, state
         if codec is None and residue.rows is None and not self.way.zstd:
             return x, residue, state
-        if isinstance(codec, Bits):
+        if codec is not None and codec.lossless:
             packed = self._pack_payload(x, codec, state, Payload(packing.pack(x.numpy())))
             return packed if packed.nbytes < _raw(x) else x, residue, state
         kept = _select_rows(x, residue.rows)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from whale_nebula.codec.objects import Codec
-from whale_nebula.codec.precisions import Bits
 from whale_nebula.codec.sizes import by_number, structure_in
 from whale_nebula.codec.way import NONE, Way
 from whale_nebula.report.records import BoundaryReport
@@ -108,7 +107,7 @@ def note_changes(
     """Tell, at either end, what is otherwise than in the step of training before: the codec, or the state that it works
     with. Gives the state that remembers it; an error that was measured of another codec is none of this one.
     """
-    if isinstance(way.codec, Bits):  # whole numbers cross as they are where that is less
+    if way.lossless:  # whole numbers cross as they are where that is less
         return replace(after, error=0.0)
     told, known = str(codec or NONE), after.codec or (NONE if way.auto else "")
     if known and told != known:

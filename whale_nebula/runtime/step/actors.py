@@ -33,7 +33,7 @@ from whale_nebula.runtime.step.rollback import Guard
 from whale_nebula.runtime.step.stage_run import StageRun
 from whale_nebula.schedule.instructions import Backward, Instruction
 from whale_nebula.schedule.limits import Pace
-from whale_nebula.schedule.schedules import limits, schedule
+from whale_nebula.schedule.schedules import instructions, limits
 from whale_nebula.spec import Value
 
 
@@ -242,8 +242,9 @@ class ActorStep:
             orders=self.routing.orders,
         )  # fmt: skip
         backward = plan.backward is not None or plan.fused
-        generate = schedule(pipeline.schedule).generate
-        whole = generate(stage, stages, count, chosen[stage], backward=backward, fused=plan.fused, phase=phase.index)
+        whole = instructions(
+            stage, stages, count, chosen[stage], backward=backward, fused=plan.fused, phase=phase.index
+        )
         skips = plan.skip is not None and stage in self.routing.replicated
         return [each for each in whole if each.micro_batch in run.turns or (skips and not isinstance(each, Backward))]
 

@@ -1,0 +1,67 @@
+"""What the verifier finds in programs that a pass has spoilt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.passes.programs import alone, program_of
+from whale_nebula.ir.graph import Graph, Op
+from whale_nebula.passes.pipeline import Compilation, run_passes
+from whale_nebula.passes.verifier import InvalidProgramError, find_faults, verify
+from whale_nebula.spec import Value
+
+TEXT = """
+    stages a b
+    %0 = input x float32[?,4]
+    %1 = capture w float32[4,4] @a
+    %2 = MatMul(%0, %1) float32[?,4] @a
+    %3 = Exp(%2) float32[?,4] @b
+    returns %3
+"""
+GIVEN = Compilation(program_of(TEXT), tuple(alone(program_of(TEXT))))
+DONE = run_passes(GIVEN)
+
+
+def with_op(number: int, **changed: object) -> Compilation:
+    ops: list[Op] = list(GIVEN.program.graph.ops)
+    ops[number] = replace(ops[number], **changed)
+    return replace(GIVEN, program=replace(GIVEN.program, graph=Graph(tuple(ops))))
+
+
+def with_forward(**changed: object) -> Compilation:
+    cut = DONE.known("cut")
+    stage = cut.phases[0].stages[0]
+    stage = replace(stage, forward=replace(stage.forward, **changed))
+    return replace(DONE, cut=replace(cut, phases=(replace(cut.phases[0], stages=(stage,)),)))
+
+
+SPOILT: dict[str, Callable[[], Compilation]] = {
+    "op 3 Exp reads %9, which is not made before it": lambda: with_op(3, inputs=(Value(9),)),
+    "op 2 MatMul reads %3, which is not made before it": lambda: with_op(2, inputs=(Value(0), Value(3))),
+    "op 3 has the number 7": lambda: with_op(3, index=7),
+    "op 3 is labelled with stage 5 of 2": lambda: replace(GIVEN, program=replace(GIVEN.program, labels={3: 5})),
+    "%9 is named, and not there": lambda: replace(GIVEN, program=replace(GIVEN.program, returns=(Value(9),))),
+    "the forward of stage 0 in phase 0 on local/0 reads %0 for op 2": lambda: with_forward(feeds=()),
+    "the forward of stage 0 in phase 0 on local/0 gives %3": lambda: with_forward(fetches=(Value(3),)),
+    "the forward of stage 0 in phase 0 on mars/0 runs on mars/0, which there is not": lambda: with_forward(
+        worker="mars/0"
+    ),
+    "boundary 0 goes from stage 0 to (0,)": lambda: replace(
+        DONE,
+        cut=replace(DONE.known("cut"), boundaries=(replace(DONE.known("cut").boundaries[0], destinations=(0,)),)),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", SPOILT)
+def test_what_is_not_valid_is_named(fault: str) -> None:
+    with pytest.raises(InvalidProgramError, match="after pass 'mine' the program is not valid") as caught:
+        verify(SPOILT[fault](), "mine")
+    assert fault in str(caught.value)
+
+
+def test_what_passes_leave_is_valid() -> None:
+    assert [*find_faults(GIVEN), *find_faults(DONE)] == []
