@@ -28,7 +28,7 @@ Children = dict[psutil.Process, str]
 SEED = 20_260_101
 GRACE_SECONDS = 2.0
 LONG = ("tests/processes/", "tests/parity/", "tests/examples/", "tests/scripts/", "tests/traps/")
-PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "tests.processes.zygote")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,0 +1,28 @@
+"""Workers of these tests are forked, but for whole grids, whose workers start as users' do."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.processes import zygote
+from whale_nebula.launch import placed
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_zygote_stays() -> Iterator[None]:
+    """It ends with the tests."""
+    yield
+    zygote.stop()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forked_workers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """While tests of this folder run."""
+    if request.config.getoption("--grid"):
+        yield
+        return
+    plain, placed.start = placed.start, zygote.start
+    try:
+        yield
+    finally:
+        placed.start = plain

@@ -1,0 +1,199 @@
+"""Workers of tests as forks of a process that has TensorFlow loaded: a worker is there in a tenth of a second.
+
+They are processes of their own like all others, with their own pipes, group, environment and seeds; what they do not do
+again is load TensorFlow, Keras and the library, which takes five seconds of a processor. `make soak` starts workers as
+users do. A fork is a child of the process that asked for it: the kernel hands it over (PR_SET_CHILD_SUBREAPER) when
+the process in between has ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+NAME = "tests.processes.zygote"
+PR_SET_CHILD_SUBREAPER = 36
+_MOST_BYTES, _MOST_FILES, _MOVED = 1 << 18, 32, 200
+_START_SECONDS = 120.0
+_LOCK = threading.Lock()
+
+
+class Forked(subprocess.Popen[bytes]):
+    """A child that another process has forked for this one."""
+
+    def __init__(self, pid: int, args: Sequence[str], out: int, err: int) -> None:
+        super().__init__(["true"], stdin=subprocess.DEVNULL)  # what a Popen needs to know of itself
+        super().wait()
+        self.pid, self.args, self.returncode = pid, list(args), None
+        self.stdout, self.stderr = os.fdopen(out, "rb"), os.fdopen(err, "rb")
+
+
+@cache
+def _zygote() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        command = [sys.executable, "-m", NAME, str(theirs.fileno())]
+        process = subprocess.Popen(
+            command, cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+    ours.settimeout(_START_SECONDS)
+    ours.recv(1)
+    return process, ours
+
+
+def stop() -> None:
+    """End the process that forks, if there is one."""
+    if _zygote.cache_info().currsize:
+        process, line = _zygote()
+        line.close()
+        process.wait(_START_SECONDS)
+        _zygote.cache_clear()
+
+
+def start(
+    argv: Sequence[str],
+    identity: Any,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """What `whale_nebula.launch.local.start` does."""
+    from whale_nebula.launch.identity import VARIABLE
+
+    _, line = _zygote()
+    whole = {**os.environ, **(env or {}), VARIABLE: identity.to_json()}
+    (out, out_there), (err, err_there) = os.pipe(), os.pipe()
+    asked = {"argv": list(argv), "env": whole, "cwd": os.fspath(cwd or os.getcwd()), "parent": os.getpid()}
+    asked["descriptors"] = [1, 2, *identity.descriptors]
+    with _LOCK:
+        _adopt(True)
+        try:
+            socket.send_fds(line, [json.dumps(asked).encode()], [out_there, err_there, *identity.descriptors])
+            pid = int(line.recv(64))
+        finally:
+            _adopt(False)
+    os.close(out_there)
+    os.close(err_there)
+    return Forked(pid, argv, out, err)
+
+
+def _adopt(whether: bool) -> None:
+    """Have children of children that end handed over to this process, or not."""
+    if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(whether), 0, 0, 0):
+        raise OSError("this system has no subreapers")
+
+
+# ---------------------------------------------------------------------- the process that forks
+def serve(line: socket.socket) -> None:
+    """Fork as asked, until nobody asks any more."""
+    line.send(b"!")
+    while True:
+        data, files, _, _ = socket.recv_fds(line, _MOST_BYTES, _MOST_FILES)
+        if not data:
+            return
+        told, tells = os.pipe()
+        between = os.fork()
+        if not between:
+            _fork_again(line, tells, json.loads(data), files)
+        os.close(tells)
+        worker = os.read(told, 64)
+        os.close(told)
+        os.waitpid(between, 0)
+        line.send(worker)  # only now: it has been handed over
+        for each in files:
+            os.close(each)
+
+
+def _fork_again(line: socket.socket, tells: int, asked: dict[str, Any], files: list[int]) -> None:
+    """In the process in between: what it forks is handed over as soon as it ends."""
+    worker = os.fork()
+    if worker:
+        os.write(tells, str(worker).encode())
+        os._exit(0)
+    os.close(tells)
+    line.close()
+    code = 1
+    try:
+        code = _run(asked, files)
+    finally:
+        os._exit(code)
+
+
+def _run(asked: dict[str, Any], files: list[int]) -> int:
+    """In the worker: what the interpreter does between its start and its end."""
+    import atexit
+    import random
+    import runpy
+
+    import numpy as np
+
+    os.setpgid(0, 0)
+    moved = [_move(each) for each in files]
+    for each, number in zip(moved, asked["descriptors"], strict=True):
+        os.dup2(each, number, inheritable=True)
+        os.close(each)
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    os.chdir(asked["cwd"])
+    while os.getppid() != asked["parent"]:
+        os.sched_yield()
+    random.seed()
+    np.random.seed()
+    kind, name, *rest = asked["argv"]
+    sys.path[0] = asked["cwd"]
+    code = 0
+    try:
+        if kind == "-m":
+            sys.argv = [name, *rest]
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = ["-c", *rest]
+            exec(compile(name, "<string>", "exec", dont_inherit=True), {"__name__": "__main__"})
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        code = 1
+        sys.excepthook(*sys.exc_info())
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _move(descriptor: int) -> int:
+    """The same file under a number that nobody wants."""
+    import fcntl
+
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD, _MOVED)
+    os.close(descriptor)
+    return moved
+
+
+def main() -> None:
+    """Load what workers need, and wait for what to fork."""
+    import keras  # noqa: F401
+    import tensorflow  # noqa: F401
+
+    import whale_nebula.runtime.keras
+    import whale_nebula.runtime.session.rendezvous
+    import whale_nebula.runtime.step.distributed
+    import whale_nebula.transport.grpc.links  # noqa: F401
+
+    with socket.socket(fileno=int(sys.argv[1])) as line:
+        serve(line)
+
+
+if __name__ == "__main__":
+    main()
