@@ -26,6 +26,7 @@ def shown(notebook: nbformat.NotebookNode) -> list[str]:
     return [kind for output in outputs for kind in output.get("data", {})]
 
 
+@pytest.mark.grid  # a kernel of its own, for half a minute
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_and_shows_pictures(path: Path, tool: ModuleType) -> None:
     found = shown(tool.executed(path))

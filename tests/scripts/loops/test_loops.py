@@ -1,6 +1,6 @@
 """Every script of the book gives under `@nb.function` what it gives under `@tf.function`.
 
-Here a third of them is cut in one way, another one for each, with `--grid` most; `grid.py` cuts all in every way.
+Here a fifth of them is cut in one way, another one for each, with `--grid` most; `grid.py` cuts all in every way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IDS = {case: f"{case[0]}-{case[1].stages}x{case[1].micro_batches}" for case in C
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "cut" in metafunc.fixturenames:
-        chosen = CASES if metafunc.config.getoption("--grid", default=False) else CASES[::3]
+        chosen = CASES if metafunc.config.getoption("--grid", default=False) else CASES[::5]
         metafunc.parametrize(("name", "cut"), chosen, ids=[IDS[case] for case in chosen])
 
 

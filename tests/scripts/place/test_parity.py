@@ -49,7 +49,7 @@ def check(script: Script, found: Outcome) -> None:
     assert_parity(uncut(script.build), found, Trial(lambda cut: found, rate=RATE, steps=STEPS))
 
 
-GRID = ("parts of a nested one", "tied in one place", "by parameters")
+GRID = ("parts of a nested one", "tied in one place", "by parameters", "sequential", "called by its train_step")
 """Other maps of models that stand here already: `--grid` alone."""
 
 

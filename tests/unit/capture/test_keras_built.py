@@ -92,8 +92,8 @@ FIRSTS: dict[str, Callable[[Any, Any], Any]] = {
     "train_on_batch": lambda model, x: model.train_on_batch(x, Y),
 }
 SAMPLE = {
-    *((kind, "place", "fit") for kind in ("flat", "nested", "two inputs", "inputs by name")),
-    *(("flat", "place", first) for first in ("evaluate", "predict")),
+    *((kind, "place", "fit") for kind in ("nested", "inputs by name")),
+    ("flat", "place", "evaluate"),
     ("builds itself", "scopes", "fit"),
 }
 GRID = [
