@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE, CONFIG = ROOT / "examples" / "translate.py", ROOT / "examples" / "translate.yaml"
 CLI = [sys.executable, "-m", "whale_nebula"]
-LITTLE = ["--pairs", "64", "--pretrain", "4", "--steps", "6"]
+LITTLE = ["--pairs", "128", "--pretrain", "10", "--steps", "10"]
 DEADLINE = 240
 
 
