@@ -35,10 +35,14 @@ def _differences(mine: Plan, theirs: Plan, words: Words) -> Iterator[str]:
     yield from _boundaries(mine, theirs, words)
     yield from _tables("variable ", _lines(mine, "variable"), _lines(theirs, "variable"), words)
     if mine.lines != theirs.lines:
-        ops = ([line for line in plan.lines if not line.startswith("arguments ")] for plan in (mine, theirs))
-        yield first_difference(*ops, words)
+        yield first_difference(_ops(mine), _ops(theirs), words)
     yield from _tables("the number of threads ", mine.threads, theirs.threads, words)
     yield from _workers(mine, theirs, words)
+
+
+def _ops(plan: Plan) -> list[str]:
+    """The lines of the program, but for which op holds which input: that follows from the ops."""
+    return [line for line in plan.lines if not line.startswith("arguments ")]
 
 
 def _unlike(what: str, own: object, other: object, words: Words) -> Iterator[str]:

@@ -74,7 +74,6 @@ OPS = [
     ({"activation": "tanh"}, "Relu", "Tanh"),
     ({"epsilon": 0.25}, "0.0010000000474974513", "0.25"),
     ({"loss": "mae"}, "Square", "Abs"),
-    ({"places": {"a": "gpu", "norm|b": "npu"}}, "@gpu", "@npu"),
 ]
 
 
