@@ -264,8 +264,8 @@ def _stat(process: Path) -> list[str]:
 def descendants(process: int) -> list[int]:
     """The processes that a process has started, and those that they have, in whatever group or session they are.
 
-    >>> descendants(os.getpid())
-    []
+    >>> os.getpid() in descendants(os.getppid())
+    True
     """
     children: dict[int, list[int]] = {}
     for each in Path("/proc").iterdir():

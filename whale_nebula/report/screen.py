@@ -50,6 +50,8 @@ class Screen:
         self._lock = threading.RLock()
         self._height = 0
         self._ended = True
+        self._waiting: str | None = None  # for the end of somebody's line: the last that was to be drawn
+        self._left = False  # whether that is to stay once it is drawn
         self._beside: dict[str, _Beside] = {}
 
     def open(self) -> None:
@@ -67,10 +69,12 @@ class Screen:
         return size_of(None)
 
     def draw(self, text: str) -> bool:
-        """Draw some whole lines in place of those before; not while somebody's line is unfinished."""
+        """Draw some whole lines in place of those before; while somebody's line is unfinished, once it is ended."""
         with self._lock:
             if not self._ended:
+                self._waiting, self._left = text, False
                 return False
+            self._waiting = None
             self._erase()
             self._stream.write(text)
             self._stream.flush()
@@ -91,11 +95,15 @@ class Screen:
             self._erase()
             self._ended = ended
             yield
+            if ended and self._waiting is not None:
+                self.draw(self._waiting)
+                if self._left:
+                    self.leave()
 
     def leave(self) -> None:
         """Leave what is drawn: what comes next stands below it."""
         with self._lock:
-            self._height = 0
+            self._height, self._left = 0, True
 
     def close(self) -> None:
         """Leave what is drawn, and give the streams back."""

@@ -40,10 +40,7 @@ EMULATED = {
     "dropout": (2, 1),
 }
 """Actors over memory links."""
-GRID = (
-    "thaw_and_compile", "distiller", "autoencoder", "class_weight", "halve_the_rate", "metrics_of_classes",
-    "fed_four_parts", "early_stopping",
-)  # fmt: skip
+GRID = ("thaw_and_compile", "distiller", "autoencoder", "class_weight")
 """Much like others in what they prove, and slow."""
 LOOKING = ("nested_spanning", "own_steps", "mask_pooling")
 """Here `evaluate` and `predict` are compared too."""

@@ -57,6 +57,18 @@ def test_an_unfinished_line_is_left_alone(opened) -> None:
     assert seen.shown == ["3/3 bar", "table"]
 
 
+def test_what_could_not_be_drawn_is_drawn_once_the_line_is_ended(opened) -> None:
+    """The last table of a run comes while another worker's line is unfinished, and no other follows."""
+    screen, seen = opened()
+    sys.stdout.write("half a")
+    assert not screen.draw("table\n")
+    screen.leave()
+    sys.stdout.write(" line\n")
+    assert seen.shown == ["half a line", "table"]
+    print("what comes next")
+    assert seen.shown == ["half a line", "table", "what comes next"]
+
+
 def test_writing_nothing_changes_nothing(opened) -> None:
     screen, seen = opened()
     screen.draw("table\n")
