@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -27,14 +28,20 @@ class AddsLoss(keras.layers.Layer):
         return x
 
 
-def build(extra: str, place: str, *, cut: bool) -> keras.Model:
-    """Three stages; `extra` is done in the one at `place`."""
+def build(extra: str, place: str, *, cut: bool, replicated: str = "") -> keras.Model:
+    """Three stages; `extra` is done in the one at `place`, and of the one at `replicated` there are two replicas."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(4)
     regularizers = {each: "l2" if (extra, each) == ("regularizer", place) else None for each in PLACES}
 
-    def stage(name: str) -> contextlib.AbstractContextManager[Any]:
-        return nb.stage(cluster=f"c{PLACES.index(name)}") if cut else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def stage(name: str) -> Iterator[None]:
+        with contextlib.ExitStack() as scopes:
+            if cut and replicated:
+                scopes.enter_context(nb.replica(2 if name == replicated else 1))
+            if cut:
+                scopes.enter_context(nb.stage(cluster=f"c{PLACES.index(name)}"))
+            yield
 
     def added(name: str, x: Any) -> Any:
         return AddsLoss()(x) if (extra, name) == ("add_loss", place) else x
@@ -90,6 +97,6 @@ def as_numbers(part: Any) -> Any:
     return np.asarray(part, "float64").tolist()
 
 
-def result_of(extra: str, place: str, *, cut: bool, loggers: list[Any]) -> dict[str, Any]:
+def result_of(extra: str, place: str, *, cut: bool, loggers: list[Any], replicated: str = "") -> dict[str, Any]:
     """All that Keras says of one of these models."""
-    return measure(build(extra, place, cut=cut), extra == "output" and place != "last", loggers)
+    return measure(build(extra, place, cut=cut, replicated=replicated), extra == "output" and place != "last", loggers)

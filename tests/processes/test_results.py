@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tests.processes.measuring import result_of
-from tests.processes.running import ended, started
+from tests.processes.running import HERE, SEED, ended
+from whale_nebula.launch import spawn
 
 EXTRAS, PLACES = ("regularizer", "add_loss", "output", "mask"), ("front", "middle", "last")
 ALL = [case for case in itertools.product(EXTRAS, PLACES) if case != ("output", "last")]
@@ -28,19 +29,25 @@ def compare(found: Any, expected: Any, path: str) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6, err_msg=path)
 
 
-def check(cases: list[tuple[str, str]], folder: Path, *, gateways: bool, deadline: float = DEADLINE) -> None:
-    with started("results", 3, json.dumps(cases), folder, gateways=gateways) as job:
+def check(cases: list[tuple[str, str]], folder: Path, *, replicated: str = "", **options: Any) -> None:
+    """Compare with the uncut models; the cluster whose stage is `replicated` has two workers."""
+    deadline = options.pop("deadline", DEADLINE)
+    counts = {f"c{number}": 1 + (place == replicated) for number, place in enumerate(PLACES)}
+    workers = {f"{cluster}/{n}": cluster for cluster, count in counts.items() for n in range(count)}
+    script = ["-m", "whale_nebula.launch.child", str(HERE / "workers" / "results.py")]
+    argv = [*script, json.dumps(cases), str(folder), replicated]
+    with spawn(argv, workers, seed=SEED, silence=deadline, **options) as job:
         uncut = {case: result_of(*case, cut=False, loggers=[]) for case in cases}
         found = ended(job, deadline)
     found.result.check()
     for case, expected in uncut.items():
         for worker, told in found.told.items():
-            compare(told[" ".join(case)], expected, f"{case} in {worker}")
+            compare(told[" ".join(case)], expected, f"{case} in {worker}, {replicated or 'nothing'} replicated")
 
 
 def test_results_are_those_of_the_uncut_model_in_every_process(tmp_path: Path) -> None:
     """And Keras's loggers write each file once."""
-    check(SAMPLE, tmp_path, gateways=True)
+    check(SAMPLE, tmp_path, replicated="last", gateways=True)
     header, *rows = (tmp_path / "log.csv").read_text().splitlines()
     assert (header.split(",")[0], [row.split(",")[0] for row in rows]) == ("epoch", ["0", "1"])
     events = sorted(path.parent.name for path in (tmp_path / "events").rglob("*tfevents*"))
@@ -49,5 +56,6 @@ def test_results_are_those_of_the_uncut_model_in_every_process(tmp_path: Path) -
 
 @pytest.mark.grid
 @pytest.mark.timeout(5 * DEADLINE)
-def test_results_of_every_combination(tmp_path: Path) -> None:
-    check(ALL, tmp_path, gateways=False, deadline=4 * DEADLINE)
+@pytest.mark.parametrize("replicated", ["", *PLACES])
+def test_results_of_every_combination(tmp_path: Path, replicated: str) -> None:
+    check(ALL, tmp_path, replicated=replicated, deadline=4 * DEADLINE)
