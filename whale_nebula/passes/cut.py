@@ -454,18 +454,6 @@ class Cutter:
             self.crossings[value, self.homes.worker_of(stage), worker] = phase
         return ("forward", part // 3, stage, 0)
 
-    def _scalar(self, value: Value, phase: int, worker: int) -> Key:
-        """What an update needs of another worker crosses if it is a number; gradients never do."""
-        spec, op = self.program.graph.spec(value), self.program.graph.ops[value.op]
-        if spec.shape is None or None in spec.shape or spec.nbytes() > SMALL:
-            raise NotYetError(
-                f"an update that needs the whole tensor {spec} of another cluster",
-                where=op.name,
-                why=f"op {op.name!r} ({op.type}) mixes gradients or variables of stages in different clusters",
-                mend="reduce it to a number first, such as a norm, or keep the layers in one cluster",
-            )
-        return self._cross(value, phase, worker)
-
     def _cross(self, value: Value, phase: int, worker: int) -> Key:
         home = min(self.homes.of(value.op))
         self.crossings[value, home, worker] = phase
