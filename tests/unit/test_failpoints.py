@@ -14,7 +14,7 @@ from whale_nebula import faults as failpoints
 from whale_nebula.errors import OptionError, RunError
 from whale_nebula.faults import POINTS, VARIABLE, Action, Fault, FaultPlan, chunk_failpoint, failpoint, names, with_plan
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def used() -> Counter[str]:
