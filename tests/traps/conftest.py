@@ -116,9 +116,9 @@ def same_fit() -> Callable[..., Any]:
     return check
 
 
-@pytest.fixture(params=["local", "emulated"])
+@pytest.fixture(params=[pytest.param("local", marks=pytest.mark.grid), "emulated"])
 def runner(request: pytest.FixtureRequest) -> str:
-    """The step as one function, and the step by actors over links."""
+    """The step by actors over links; in grids also as one function, as scripts and parity tests run it."""
     if request.param == "emulated":
         nb.init(links=EMULATED)
     return request.param

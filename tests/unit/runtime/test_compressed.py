@@ -77,8 +77,7 @@ def test_a_step_takes_the_bytes_that_its_plan_says(name: str, micro_batches: int
             assert sent.bytes == pytest.approx(said.wire_bytes, rel=0.01)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES[:-1])
-@pytest.mark.parametrize("name", ["int4", "rank", "topk", "mask and rank", "ramp"])
+@pytest.mark.parametrize(("name", "schedule"), [("mask and rank", "gpipe"), ("topk", "1f1b"), ("ramp", "gpipe")])
 def test_weights_do_not_depend_on_the_schedule(name: str, schedule: str) -> None:
     assert same(left(name, schedule=schedule), left(name))
 
