@@ -26,8 +26,9 @@ demo: $(READY) ## two language models in two clusters learn to translate togethe
 
 test: lint types unit ## everything that has to pass: ruff, mypy, pytest
 
-lint: $(READY) ## ruff, and names of functions
+lint: $(READY) ## ruff, its formatter, and names of functions
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check --quiet
 	$(BIN)/python tools/names.py
 
 types: $(READY) ## mypy, strict

@@ -35,7 +35,7 @@ def list_ops(program: Program) -> str:
 def list_folds(folds: BatchFolds) -> Iterator[str]:
     """What each op's outputs are to the batch, and what waits for all micro-batches."""
     for name in ("once", "checks", "wholes"):
-        yield f"{name}: {_shown(getattr(folds, name))}"
+        yield f"{name}: {_format_field(getattr(folds, name))}"
     if folds.folding is not None:
         for op in folds.program.graph.ops:
             if op.outputs:
@@ -45,10 +45,10 @@ def list_folds(folds: BatchFolds) -> Iterator[str]:
 
 def list_fields(found: Any) -> Iterator[str]:
     """The fields of a record, a line each."""
-    return (f"{field.name}: {_shown(getattr(found, field.name))}" for field in fields(found))
+    return (f"{field.name}: {_format_field(getattr(found, field.name))}" for field in fields(found))
 
 
-def _shown(value: Any) -> str:
+def _format_field(value: Any) -> str:
     if isinstance(value, set | frozenset):
         return " ".join(str(each) for each in sorted(value)) or "none"
     if isinstance(value, Mapping):
