@@ -1,5 +1,6 @@
 """Workers of these tests are forked, but for whole grids, whose workers start as users' do."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +19,7 @@ def no_zygote_stays() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def forked_workers(request: pytest.FixtureRequest) -> Iterator[None]:
     """While tests of this folder run."""
-    if request.config.getoption("--grid"):
+    if request.config.getoption("--grid") or sys.platform != "linux":
         yield
         return
     plain, placed.start = placed.start, zygote.start
