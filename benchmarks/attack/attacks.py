@@ -33,6 +33,7 @@ from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.message import build_message
 
 RUN = "bench"
+STEP = build_message("SESSION", "STEP", program=1, step=0, rows=1, inputs={})
 WARM = "takes steps"  # the attacked program says so
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 SETTINGS_ACK = bytes([0, 0, 0, 4, 1, 0, 0, 0, 0])
@@ -181,7 +182,7 @@ def flood(said: dict[str, Any], course: Course) -> dict[str, Any]:
         while course.now:
             with _links(said, "npu/8", "gpu/8", said["flooder"], said["victim"], budget=1 << 40) as links:
                 link = links.links["gpu/8"]
-                link.post(build_message("SESSION", "STEP", program=1, step=0, rows=1, inputs={}))
+                link.post(STEP)
                 rounds += 1
                 try:
                     link.take("SESSION", SOON)
@@ -203,7 +204,7 @@ def be_flooded(said: dict[str, Any], course: Course) -> dict[str, Any]:
             with _links(said, "gpu/8", "npu/8", said["victim"], said["flooder"]) as links:
                 rounds += 1
                 with contextlib.suppress(NebulaError):
-                    links.links["npu/8"].post(build_message("SESSION", "STEP", program=1, step=0, rows=1, inputs={}))
+                    links.links["npu/8"].post(STEP)
                     links.links["npu/8"].take("SESSION", SOON)
                     links.links["npu/8"].take("SESSION", 5.0)
     return {"rounds": rounds}
@@ -237,7 +238,7 @@ def join(said: dict[str, Any], course: Course) -> dict[str, Any]:
         }  # fmt: skip
         try:
             for here, there in zip(ends, reversed(ends), strict=True):
-                links[here].links[there].post(build_message("SESSION", "STEP", program=1, step=0, rows=1, inputs={}))
+                links[here].links[there].post(STEP)
             for here, there in zip(ends, reversed(ends), strict=True):
                 links[here].links[there].take("SESSION", SOON)
             took[attacked].append(round(time.time() - began, 3))

@@ -67,7 +67,7 @@ _VALUED = {
     "--steps": ("N", "plan the first N steps that differ"),
     "--after": (
         "PASS",
-        "print the program as a pass of the compiler leaves it: capture, in-flight, fold, phases, merges, cut",
+        "print the program as a pass of the compiler leaves it: capture, in-flight, fold, phases, merges, order, cut",
     ),
     "--report": ("FILE", "show a saved report, or a file of metrics: predicted beside measured"),
 }

@@ -84,8 +84,7 @@ class Way:
     def cast(self) -> str | None:
         """The name of the codec where it is a mere cast from the first step on: such a tensor crosses as an array."""
         simple = replace(self, codec=None) == Way()
-        precision = self.precision
-        return str(self.codec) if simple and precision is self.codec and precision and precision.casts else None
+        return str(self.codec) if simple and str(self.codec) in ("fp16", "bf16") else None
 
     @property
     def coded(self) -> bool:

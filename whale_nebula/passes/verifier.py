@@ -76,7 +76,7 @@ def _phase_faults(program: Program, phases: Parts) -> Iterator[str]:
     if list(phases.phase_of) != sorted(phases.phase_of):
         yield f"requests go back from phase to phase: {phases.phase_of}"
     for op, part in phases.part.items():
-        if not 0 <= part < 3 * phases.phases + 3:
+        if not 0 <= part < 3 * phases.phases:
             yield f"op {op} runs in part {part} of {phases.phases} phases"
 
 

@@ -124,6 +124,8 @@ class MetricsFile:
         return f"the metrics file {self.path}"
 
 
+_WRITTEN = {"metrics": 'nb.init(metrics="run.jsonl")', "tensorboard": 'nb.init(tensorboard="logs")'}
+"""The outputs that have an option of their own, and how it is written."""
 OUTPUTS: dict[str, Callable[[str], Watcher]] = {"metrics": MetricsFile}
 """What makes an output of a run of its value in `nb.init(outputs={name: value})`; another one is another entry."""
 
@@ -152,7 +154,8 @@ class Seen:
             if name not in OUTPUTS:
                 raise OptionError(f"no output is called {name!r}", where=site, mend=did_you_mean(name, OUTPUTS))
             if not (isinstance(path, str | os.PathLike) and str(path)):
-                raise OptionError(f"{name}={path!r} is no path", where=site, mend=f'nb.init({name}="{name}")')
+                mend = f'nb.init(outputs={{"{name}": "a/path"}})'
+                raise OptionError(f"{name}={path!r} is no path", where=site, mend=_WRITTEN.get(name, mend))
         return self
 
 

@@ -1,4 +1,32 @@
-"""The schedules by name, the list of instructions of each stage, and the limits of all stages of a phase."""
+"""The schedules by name, the list of instructions of each stage, and the limits of all stages of a phase.
+
+The schedules differ in one number alone: how many micro-batches a stage may have in flight.
+
+"gpipe" is all forwards, then all backwards: the activations of the whole batch are held (but by the last stage).
+
+>>> from whale_nebula.schedule.drawing import picture
+>>> print(picture("gpipe", stages=3, micro_batches=4))
+stage 0 |F0-F1-F2-F3-.........B0====...B1====...B2====...B3====|
+stage 1 |...F0-F1-F2-F3-B0====...B1====...B2====...B3====......|
+stage 2 |......F0-B0====F1-B1====F2-B2====F3-B3====............|
+
+"1f1b" fills the pipeline, then runs one backward for each forward: as fast, with fewer activations held.
+
+>>> print(picture("1f1b", stages=3, micro_batches=4))
+stage 0 |F0-F1-F2-............B0====F3-B1====...B2====...B3====|
+stage 1 |...F0-F1-......B0====F2-B1====F3-B2====...B3====......|
+stage 2 |......F0-B0====F1-B1====F2-B2====F3-B3====............|
+
+Over a slow line its first stage waits for gradients. "eager-1f1b" has so many more in flight that the line's round
+trip is hidden:
+
+>>> print(picture("1f1b", stages=2, micro_batches=5, seconds=2.0))
+stage 0 |F0-F1-..................B0====F2-B1====F3-............B2====F4-B3====...............B4====|
+stage 1 |.........F0-B0====F1-B1====............F2-B2====F3-B3====............F4-B4====............|
+>>> print(picture("eager-1f1b", stages=2, micro_batches=5, seconds=2.0))
+stage 0 |F0-F1-F2-F3-............B0====F4-B1====...B2====...B3====...B4====|
+stage 1 |.........F0-B0====F1-B1====F2-B2====F3-B3====F4-B4====............|
+"""
 
 from __future__ import annotations
 
@@ -28,33 +56,7 @@ class Limit(Protocol):
 
 
 SCHEDULES: dict[str, Limit] = {"gpipe": gpipe_limit, "1f1b": one_f_one_b_limit, "eager-1f1b": eager_limit}
-"""The schedules by name. They differ in the limit alone; another one is another entry.
-
-"gpipe" is all forwards, then all backwards: the activations of the whole batch are held (but by the last stage).
-
->>> from whale_nebula.schedule.drawing import picture
->>> print(picture("gpipe", stages=3, micro_batches=4))
-stage 0 |F0-F1-F2-F3-.........B0====...B1====...B2====...B3====|
-stage 1 |...F0-F1-F2-F3-B0====...B1====...B2====...B3====......|
-stage 2 |......F0-B0====F1-B1====F2-B2====F3-B3====............|
-
-"1f1b" fills the pipeline, then runs one backward for each forward: as fast, with fewer activations held.
-
->>> print(picture("1f1b", stages=3, micro_batches=4))
-stage 0 |F0-F1-F2-............B0====F3-B1====...B2====...B3====|
-stage 1 |...F0-F1-......B0====F2-B1====F3-B2====...B3====......|
-stage 2 |......F0-B0====F1-B1====F2-B2====F3-B3====............|
-
-Over a slow line its first stage waits for gradients. "eager-1f1b" has so many more in flight that the line's round
-trip is hidden:
-
->>> print(picture("1f1b", stages=2, micro_batches=5, seconds=2.0))
-stage 0 |F0-F1-..................B0====F2-B1====F3-............B2====F4-B3====...............B4====|
-stage 1 |.........F0-B0====F1-B1====............F2-B2====F3-B3====............F4-B4====............|
->>> print(picture("eager-1f1b", stages=2, micro_batches=5, seconds=2.0))
-stage 0 |F0-F1-F2-F3-............B0====F4-B1====...B2====...B3====...B4====|
-stage 1 |.........F0-B0====F1-B1====F2-B2====F3-B3====F4-B4====............|
-"""
+"""The schedules by name; another one is another entry."""
 DEFAULT = "eager-1f1b"
 
 Chosen = int | list[int] | tuple[int, ...]  # in_flight, as the user gives it

@@ -89,7 +89,7 @@ ExpectKey: TypeAlias = Callable[[Key], Bound | None]
 
 
 class FramedEnd(LinkEnd):
-    """The end of a link whose writer takes parcels from an outbox; `patience` is how long a send may wait for room.
+    """The end of a link whose writer takes parcels from an outbox; `stall` says how long a send may wait for room.
 
     `window` is how many bytes may lie here that nobody has asked for before the sender should be held; `waiters` are
     those of all links of this process.
@@ -103,15 +103,15 @@ class FramedEnd(LinkEnd):
         outbox: Outbox,
         *,
         expect: ExpectKey | None,
-        patience: float,
-        window: int | None = None,
-        waiters: Waiters | None = None,
+        stall: Callable[[], float],
+        window: int,
+        waiters: Waiters,
     ) -> None:
         super().__init__(Mailbox(here, there, fault=RemoteProtocolError, window=window, waiters=waiters))
         self._roster = Roster(workers)
         self._ends = self._roster.number(there), self._roster.number(here)
         self._expect = expect
-        self._patience = patience
+        self._stall = stall
         self._outbox = outbox
         self._farewell = self._parcel({"kind": BYE})
 
@@ -146,10 +146,6 @@ class FramedEnd(LinkEnd):
         pack(next(iter(chunks(parcel.header, parcel.payload)))[0], 0)
         if not self._outbox.put(parcel, self._stall(), self.there):
             self._inbox.check_open()
-
-    def _stall(self) -> float:
-        """How long a send may wait for room."""
-        return self._patience
 
     def _parcel(self, message: Mapping[str, Any]) -> Parcel:
         payload = np.frombuffer(encode_message(message), np.uint8)

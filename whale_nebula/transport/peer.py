@@ -86,11 +86,12 @@ _SHORT_SECONDS = 1.0  # a connection that is made again within this time is not 
 class PeerLink(FramedEnd):
     """One worker's end of a link to a worker in another process, over a carrier.
 
-    `greeting` says who both are, and in which run. `expect` and `budget` are as for a link over a socket; the budget
-    also bounds what is kept until it is acknowledged; a fifth of it may lie here that nobody has asked for before the
-    sender is held. `window` is how many bytes may arrive too early, for carriers of several lanes. With a `prover` both
-    sides prove who they are to each other, and with `sealed` nobody between them can read what they send. `announce` is
-    told of every wait. `waiters` are shared by all links of a process.
+    `greeting` says who both are, and in which run. `expect` says what the plan allows for a key (None: nobody expects
+    it). `budget` is how many bytes may wait for the line before `send` blocks; it also bounds what is kept until it is
+    acknowledged, and a fifth of it may lie here that nobody has asked for before the sender is held. `window` is how
+    many bytes may arrive too early, for carriers of several lanes. With a `prover` both sides prove who they are to
+    each other, and with `sealed` nobody between them can read what they send. `announce` is told of every wait.
+    `waiters` are shared by all links of a process.
     """
 
     def __init__(
@@ -113,9 +114,9 @@ class PeerLink(FramedEnd):
         waiters = waiters or Waiters()
         outbox = Outbox(budget, waiting=waiters.waiting)
         self._changed = outbox.changed
-        here, there, patience = greeting.worker, greeting.peer, self._deadlines.patience
+        here, there = greeting.worker, greeting.peer
         super().__init__(
-            here, there, workers, outbox, expect=expect, patience=patience, window=budget // 5, waiters=waiters
+            here, there, workers, outbox, expect=expect, stall=self._until_stalled, window=budget // 5, waiters=waiters
         )
         self._inbox.late = self._late
         self._inbox.on_flow = self._flow
@@ -239,7 +240,7 @@ class PeerLink(FramedEnd):
         with self._changed:
             self._changed.notify_all()
 
-    def _stall(self) -> float:
+    def _until_stalled(self) -> float:
         return self._deadlines.stall(self._outbox.waiting, self._meter.rate)
 
     def _flow(self) -> None:

@@ -12,7 +12,7 @@ from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.frame import Flag, Header
 from whale_nebula.wire.tensor import Bytes, array_from, dtype_of, raw_bytes
 
-__all__ = ["WHOLE_LIMIT", "Bound", "Event", "Expect", "MessageArrived", "TensorArrived"]
+__all__ = ["WHOLE_LIMIT", "Bound", "Expect", "MessageArrived", "TensorArrived"]
 
 
 WHOLE_LIMIT = 1 << 30
@@ -154,6 +154,3 @@ class MessageArrived(NamedTuple):
 
     header: Header
     message: dict[str, Any]
-
-
-Event: TypeAlias = TensorArrived | MessageArrived
