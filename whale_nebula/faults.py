@@ -1,4 +1,4 @@
-"""Failpoints: named places in the library where a plan of faults makes something happen.
+"""Failpoints: named places in the library where a fault plan injects failures in tests.
 
 They do nothing unless a plan is given, in code (`with planned(FaultPlan.parse("update.begun=kill@3")): ...`) or by
 the environment variable WHALE_NEBULA_FAILPOINTS, which each process reads once.

@@ -1,4 +1,4 @@
-"""Lines of the user's script: where a call was written, and where an op comes from."""
+"""Source lines of the user's script: of calls and of ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a tensor before it exists: its element type and its shape."""
+"""Tensor specifications: element type and shape."""
 
 from __future__ import annotations
 

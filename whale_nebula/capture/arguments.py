@@ -1,4 +1,4 @@
-"""The forms that the config gives to inputs, so that every process traces the same step, whichever of them it has."""
+"""Input signatures from the config, so that every process traces the same step whichever inputs it was given."""
 
 from __future__ import annotations
 

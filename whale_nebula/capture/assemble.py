@@ -1,4 +1,4 @@
-"""A finished trace becomes a Program: names and tensors turn into numbers."""
+"""Assemble a Program from a finished trace: tensors and names become op and output numbers."""
 
 from __future__ import annotations
 

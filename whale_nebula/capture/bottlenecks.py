@@ -1,4 +1,4 @@
-"""The two variables of a learned basis: `down`, which the producer's stage reads, and `up`, which the consumer's does.
+"""The two variables of a learned low-rank basis: `down` in the producer's stage, `up` in the consumer's.
 
 They are variables of the Keras model (or layer) in whose call the tensor goes over to the other stage, as if its own
 `build` had made them: its optimizer trains them, and its `save_weights` saves them. They are made while the first step

@@ -1,4 +1,4 @@
-"""A `tf.cond` that applies gradients of several clusters becomes one for each cluster, while a step is traced.
+"""Split a `tf.cond` that applies gradients of several clusters into one `tf.cond` per cluster, during the trace.
 
 See `passes.branches` for what goes where. It is done at the moment the user's cond is made, so that everything
 after it in the trace follows the new ones. A cond with results, or that cannot be taken apart, stays as it is.

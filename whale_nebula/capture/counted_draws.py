@@ -1,4 +1,4 @@
-"""TensorFlow's own random ops draw from variables, while a step is traced.
+"""Replace TensorFlow's stateful random ops by draws from variables, during the trace.
 
 Such an op counts its draws in its kernel, and every copy of it begins at the same seed. A micro-batch that ran a copy
 of its own would draw what the others draw. A variable is one for all of them, whoever runs them and in however many

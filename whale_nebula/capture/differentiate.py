@@ -1,4 +1,4 @@
-"""Gradients are built inside the trace, at the moment the user's tape is asked for them.
+"""Build gradients inside the trace, at the point where the user's tape requests them.
 
 From the last stage to the first, each stage's ops are differentiated with respect to its boundary inputs, its
 variables and the sources that lie in it; a boundary's gradient enters the stage before through a placeholder. The

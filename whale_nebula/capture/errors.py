@@ -1,4 +1,5 @@
-"""A trace that fails says so in our words: what, at which line of the user's, why, and what to write instead.
+"""Translate errors raised during a trace: what failed, on which line of the user's code, why, and what to write
+instead.
 
 Errors of ours come out as they were raised, though TensorFlow wraps them. So do errors that the user's own code
 raises. What TensorFlow and Keras raise becomes ours, of the same Python type besides (a ValueError stays one).

@@ -1,4 +1,4 @@
-"""A tf.function that a step calls is run inline, so that scopes inside it count as if they stood in the step.
+"""Inline `tf.function`s called by a step, so that scopes inside them apply to the step.
 
 TensorFlow would trace it into a graph of its own, which runs as one op, and no boundary could lie inside it. Some
 stay calls: what XLA compiles, what names an implementation of its own, and what a loop's body or a branch calls.

@@ -1,4 +1,4 @@
-"""While one of our steps is traced, `tape.gradient` asks us. Everywhere else it is TensorFlow's own."""
+"""Intercept `tape.gradient` while a step is being traced; elsewhere it is TensorFlow's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of a model that was built under scopes have none, and that is said.
+"""Warn when a model that was built under scopes is copied: the copy has no scopes.
 
 The scopes lie on the calls of layers. `clone_model`, `save` and `copy.deepcopy` make what they make from configs, which
 hold no calls; so each layer that bears scopes tells when it gives its config. Who asked is read off the stack. What is

@@ -1,4 +1,4 @@
-"""While a step is traced, a functional model enters, node by node, the scopes that its nodes were built in.
+"""Re-enter, node by node, the scopes in which a functional model was built, when its call is traced.
 
 A scope that is open already (entered in a `call`, or around the model's call) has the last word.
 """

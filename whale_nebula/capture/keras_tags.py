@@ -1,4 +1,4 @@
-"""While a scope is open, what Keras builds remembers it: nodes of functional models, layers added to a Sequential.
+"""Record the open scopes on the nodes of functional models and on the layers of a Sequential as Keras builds them.
 
 A functional model is built once and run later, so its scopes must lie on its *nodes* (a shared layer may sit in two
 stages). `Sequential.add` rebuilds every earlier node, so there a layer keeps the scope in which it was added.

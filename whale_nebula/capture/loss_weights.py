@@ -1,4 +1,4 @@
-"""With which weight each gradient starts, so that the sum over micro-batches is the whole batch's gradient.
+"""Initial weights of gradients, so that the sum over micro-batches is the gradient of the whole batch.
 
 With one micro-batch the weight is one. With several, a target that is a sum over the batch keeps it, a mean gets the
 micro-batch's share of the rows, what is divided by them that share twice, and what is none of these is refused.

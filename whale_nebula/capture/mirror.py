@@ -1,4 +1,4 @@
-"""A FuncGraph becomes an `ir.Graph`: the one place where traced ops are read."""
+"""Convert a FuncGraph to an `ir.Graph`: the only place where traced TensorFlow ops are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hook in TensorFlow that stays on for as long as somebody needs it, in whatever thread."""
+"""A reference-counted, thread-safe hook on a TensorFlow function."""
 
 from __future__ import annotations
 

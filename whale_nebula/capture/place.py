@@ -1,4 +1,4 @@
-"""`nb.place`: a model's layers go to clusters by their paths."""
+"""`nb.place`: assign a model's layers to clusters by their paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which stage a call of a layer enters, in one trace of a step, by the maps of `nb.place`."""
+"""Find the stage of a layer's call during one trace, from the maps given to `nb.place`."""
 
 from __future__ import annotations
 

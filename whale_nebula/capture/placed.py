@@ -1,4 +1,4 @@
-"""The models that `nb.place` was told of, and which of their layers belong to which stage."""
+"""The registry of models given to `nb.place`, and of the stage that each of their layers belongs to."""
 
 from __future__ import annotations
 

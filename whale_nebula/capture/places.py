@@ -1,4 +1,4 @@
-"""Where the user wrote what an op does: the innermost line that is neither TensorFlow's, Keras's nor ours.
+"""Source locations of ops: the innermost stack frame outside TensorFlow, Keras and this package.
 
 A functional model runs far from where it was built. There the line is that which called the layer while building.
 """

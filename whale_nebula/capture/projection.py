@@ -1,4 +1,4 @@
-"""A compress scope with a learned basis: where a tensor goes over to another stage, the model projects it.
+"""Insert the projections of a learned basis where a tensor crosses a boundary under such a compress scope.
 
 While a step is traced, every op is looked at as it is made. One that reads a tensor of another stage, at a boundary
 that `nb.compress(rank=r, basis="learned")` covers, is given another tensor to read::

@@ -1,4 +1,4 @@
-"""Synchronized moments of a step that is traced are those of all replicas.
+"""Synchronised batch-norm moments over all replicas of a stage, as an op in the traced step.
 
 `BatchNormalization(synchronized=True)` asks for the mean and the variance of the whole batch, of which each replica has
 some rows. They follow from three sums, and each replica adds its own parts. So the trace gets an op that stands for

@@ -1,6 +1,4 @@
-"""How many replicas the stages of a step have: what the `nb.replica` around them says, or as many as their cluster has
-workers for.
-"""
+"""The number of replicas of each stage: from the enclosing `nb.replica`, else from the workers of its cluster."""
 
 from __future__ import annotations
 

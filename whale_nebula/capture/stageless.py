@@ -1,4 +1,4 @@
-"""A model with scopes and without a stage runs as one stage: that is said, as `nb.stage` was probably forgotten.
+"""Warn about a model that has scopes but no stage: it runs as one stage, and `nb.stage` was probably forgotten.
 
 Where a part of it stands in `nb.replica`, all of it is copied, and that is said, too.
 """

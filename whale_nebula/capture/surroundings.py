@@ -1,4 +1,4 @@
-"""What stands around a step and would make it something else than one traced function in one process."""
+"""Refuse contexts around a step that change what it computes, such as a distribution strategy."""
 
 from __future__ import annotations
 

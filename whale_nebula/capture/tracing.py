@@ -1,4 +1,4 @@
-"""What is known while a step is being traced: its scopes, its gradient requests, and that it is being traced at all."""
+"""State of the trace in progress: its scopes and its gradient requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line of a command that is given a script: which words are ours, and which are the script's."""
+"""Separate a command's own arguments from those of the script that it runs."""
 
 from __future__ import annotations
 

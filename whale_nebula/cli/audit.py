@@ -1,4 +1,4 @@
-"""`whale-nebula audit verify`: is an audit log as it was written? Needs no TensorFlow."""
+"""`whale-nebula audit verify`: check that an audit log is unchanged. Needs no TensorFlow."""
 
 from __future__ import annotations
 

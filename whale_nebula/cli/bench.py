@@ -1,4 +1,4 @@
-"""`whale-nebula bench link`: measure the line between two clusters as a run would use it. Needs no TensorFlow."""
+"""`whale-nebula bench link`: measure the link between two clusters as a run would use it. Needs no TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`whale-nebula certs`: make a run's authority; issue, show, renew and revoke certificates. Needs no TensorFlow."""
+"""`whale-nebula certs`: create a run's authority; issue, show, renew and revoke certificates. Needs no TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `whale-nebula certs` prints."""
+"""The text output of `whale-nebula certs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`whale-nebula doctor`: is there, on this machine, what this version needs? Answered without loading TensorFlow."""
+"""`whale-nebula doctor`: check this machine against the requirements of this version, without loading TensorFlow."""
 
 from __future__ import annotations
 

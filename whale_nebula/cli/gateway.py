@@ -1,4 +1,6 @@
-"""`whale-nebula gateway`: be the one process of a cluster that others can reach. Needs no TensorFlow."""
+"""`whale-nebula gateway`: run a cluster's gateway, the one process that other clusters connect to. Needs no
+TensorFlow.
+"""
 
 from __future__ import annotations
 

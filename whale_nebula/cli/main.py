@@ -1,4 +1,4 @@
-"""`whale-nebula`: the commands. Each loads what it needs when it is called; the start needs no TensorFlow.
+"""The `whale-nebula` command: each subcommand imports what it needs when called; the start needs no TensorFlow.
 
 What has no engine yet says so and ends with 69 (service unavailable), with nothing done.
 """

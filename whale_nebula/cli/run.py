@@ -1,4 +1,4 @@
-"""`whale-nebula run`: start a script as the workers of a cluster, or of all clusters, and be there until they end."""
+"""`whale-nebula run`: start a script as the workers of one cluster, or of all clusters, and supervise them."""
 
 from __future__ import annotations
 

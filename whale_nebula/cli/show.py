@@ -1,4 +1,4 @@
-"""`whale-nebula show`: what a script's step is cut into, before anything is trained."""
+"""`whale-nebula show`: print the plan of a script's step before anything is trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running a script up to its first steps, which are planned and not trained; and reports that a run has left."""
+"""Run a script up to its first steps, which are planned and not trained; and read the reports of finished runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A structure that leaves as many numbers, in a form that few bytes hold: each row on the principal axes of its tensor.
+"""A structure that rotates each row to the principal axes of its tensor, so that a coded precision needs fewer bits.
 
 What a model sends is no noise: its rows lie mostly along some directions, and hardly along others, and yet nothing may
 be left out. On its own axes few numbers of a row are large and most are small, and a precision that spends bits by how

@@ -1,4 +1,4 @@
-"""Numbers as small integers, block by block: what the parts are, and what a block of numbers becomes.
+"""Block-wise integer quantisation: the layout of blocks, scales and integers.
 
 A tensor [..., n] is a matrix of m rows and n columns. Each row is cut into blocks of neighbours; the last may be
 shorter. A block has one scale, and its numbers are whole multiples of it, from -Q to Q with Q = 2^(bits - 1) - 1.

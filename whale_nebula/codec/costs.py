@@ -1,4 +1,4 @@
-"""How long a codec takes to encode and to decode a tensor: a guess from its sizes, good enough to say what is worth it.
+"""Estimated seconds to encode and decode a tensor, from its sizes; used to judge whether a codec is worthwhile.
 
 The constants are those of one core with TensorFlow 2.21, as `python benchmarks/codec/run.py` measures them (medians of
 its result.json), and for calls and whole numbers `python benchmarks/codec/calls.py`. An accelerator takes less, a busy

@@ -1,4 +1,4 @@
-"""What both sides remember of every sample, so that only its change has to cross (AQ-SGD).
+"""The per-sample caches of both ends of a boundary, against which only changes are sent (AQ-SGD).
 
 Each side holds a cache for one direction of a boundary and writes the same to it, in the same order: the arithmetic is
 numpy's, in a fixed order of element-wise steps, so both hold the same bits. `version` changes with all that is written

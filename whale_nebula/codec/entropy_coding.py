@@ -1,4 +1,4 @@
-"""A precision that spends bits where they tell something: so many a number on average, known before to the byte."""
+"""An entropy-coded precision with a fixed average number of bits per number; its size in bytes is known beforehand."""
 
 from __future__ import annotations
 

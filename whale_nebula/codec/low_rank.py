@@ -1,4 +1,4 @@
-"""The papers' SVD(ratio): a matrix as the product of two thin ones, the best there is of their size.
+"""SVD(ratio) of the Nebula-I paper: a matrix as the product of two thin ones, the best approximation of that rank.
 
 *What the ratio means.* The papers count it in numbers that cross: k left vectors, k right vectors and k singular
 values are k(m + n + 1) numbers of m n, and their table (0.30 of the bytes for FP16(SVD(0.6)), 0.09 for 0.2) fits

@@ -1,4 +1,4 @@
-"""What a codec is: plain data that says what to do to a tensor, and the few functions that do it.
+"""The codec interface: plain data that describes an encoding, and the functions that perform it.
 
 A *precision* takes fewer bits for each number, and keeps nothing. A *structure* leaves fewer numbers, for which a
 precision may follow; what it has to remember is passed to it, and given back. Built-in codecs and those of users are

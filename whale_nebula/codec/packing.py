@@ -1,4 +1,4 @@
-"""Integers and bools in the bits that they need: a bool in one, integers as what they are above the smallest.
+"""Bit packing of integers and bools: one bit per bool; integers as offsets from their minimum.
 
 Packed integers begin with their width in bits (one byte) and the smallest of them (in their own type). Then come
 `width` bits for each. A word has B bits: first, for as many integers as are a multiple of B, `width` rows of words;

@@ -1,4 +1,4 @@
-"""The built-in precisions: fewer bits for each number."""
+"""The built-in precisions: codecs that use fewer bits per number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The codecs by name; a codec of the user's own is entered here.
+"""The registry of codecs by name, which also takes codecs of the user's own.
 
 ```python
 @nb.codec.register

@@ -1,4 +1,4 @@
-"""Numbers in two bytes. What the computation made infinite stays so; nothing else becomes it for being too large."""
+"""Rounding to two-byte floats: infinities are preserved, and large finite numbers are clamped, not made infinite."""
 
 from __future__ import annotations
 

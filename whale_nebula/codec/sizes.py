@@ -1,4 +1,4 @@
-"""How many bytes a tensor is on its way, from its sizes and its codec alone: what plans say and what links carry.
+"""Encoded size in bytes of a tensor, from its shape and codec alone; used by plans and links alike.
 
 Before what was encoded stand `PREFIX` bytes: which rung of the ladder it is, and what else is in it. What depends on
 the values (rows that a mask leaves out, whole numbers in as many bits as they need, zstd) is not foreseen: the

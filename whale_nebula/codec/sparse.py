@@ -1,4 +1,4 @@
-"""The largest numbers of each row, and their gradients: the rest is zero.
+"""Top-k sparsification by row, and its gradient: all other entries are zero.
 
 The choice is by magnitude, row by row: over the whole tensor it takes seven times as long, and one loud row would
 silence the others. The same positions serve the gradient, so they cross once.

@@ -1,4 +1,6 @@
-"""The built-in structures: fewer numbers. A tensor is a matrix to them: its last axis are the columns."""
+"""The built-in structures: codecs that send fewer numbers. A tensor is viewed as a matrix with its last axis as
+columns.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How one direction of a boundary crosses: a codec, and when and on what it is used. The form in which plans print it.
+"""How one direction of a boundary is encoded: the codec, and when and to which rows it applies, in the text form of
+plans.
 
 >>> print(Way(parse("rank(96) >> int8"), start=100, mask="tokens"))
 rank(96) >> int8, from step 100, mask tokens

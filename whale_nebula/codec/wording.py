@@ -1,4 +1,4 @@
-"""How a tensor crosses, in words for people: what plans print instead of a way's text."""
+"""Descriptions of codecs in words, for printed plans."""
 
 from __future__ import annotations
 

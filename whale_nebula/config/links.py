@@ -1,4 +1,4 @@
-"""What joins two clusters: a rate, a delay and a loss."""
+"""The link between two clusters: rate, delay and loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A config is read: every key and value is checked, and a complaint names its place."""
+"""Load and validate a configuration: every key and value is checked, and errors name their position."""
 
 from __future__ import annotations
 

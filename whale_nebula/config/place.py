@@ -1,4 +1,4 @@
-"""A value of the config and where it stands, so that every complaint can name its place."""
+"""A configuration value together with its position, so that every error can name it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates and times as people write them: "60mbit", "20ms"."""
+"""Parse rates and times as people write them: "60mbit", "20ms"."""
 
 from __future__ import annotations
 

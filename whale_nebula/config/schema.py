@@ -1,4 +1,4 @@
-"""What a config says, as data."""
+"""The configuration as typed records."""
 
 from __future__ import annotations
 

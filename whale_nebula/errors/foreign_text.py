@@ -1,4 +1,4 @@
-"""Text from outside this process, made fit to be shown here, and text of this process, made fit to be sent."""
+"""Sanitise text that crosses the process boundary: received text before it is shown, own text before it is sent."""
 
 from __future__ import annotations
 

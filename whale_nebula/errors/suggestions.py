@@ -1,4 +1,4 @@
-"""Did you mean ...?"""
+"""Suggestions for misspelt words ("did you mean ...?")."""
 
 from __future__ import annotations
 

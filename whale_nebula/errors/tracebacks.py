@@ -1,4 +1,4 @@
-"""Tracebacks of errors of ours: they end at the user's line, without the frames by which it was found to be wrong.
+"""Shorten tracebacks of this package's errors, so that they end at the user's line.
 
 As those of Keras and TensorFlow, they are whole again after `keras.config.disable_traceback_filtering()`.
 """

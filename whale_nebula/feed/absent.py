@@ -1,4 +1,4 @@
-"""What to say of an input that a cluster was not given."""
+"""Error messages for inputs that a cluster reads and was not given."""
 
 from __future__ import annotations
 

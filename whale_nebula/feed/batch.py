@@ -1,4 +1,4 @@
-"""The user's batch as the runtime sees it: whole, and cut into micro-batches by rows."""
+"""The batch of a step as the runtime sees it: whole, and cut into micro-batches by rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fingerprint of a batch: two clusters that train on different rows must notice before the first update."""
+"""Fingerprints of batches, by which clusters detect that they train on different rows before the first update."""
 
 from __future__ import annotations
 

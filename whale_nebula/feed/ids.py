@@ -1,4 +1,4 @@
-"""`nb.init(ids=...)`: the input by which clusters check that they train on the same rows must be one of a step's."""
+"""`nb.init(ids=...)`: check that the named input, by which clusters compare their rows, exists in the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step is given: tensors, and of those that came out of `nb.shard` which of their rows are here."""
+"""The inputs of a step: tensors, and for those from `nb.shard` which rows this process holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pipeline of tf.data made anew, so that it reads the rows of each batch that are wanted, and no others.
+"""Rebuild a tf.data pipeline so that it processes only the wanted rows of each batch.
 
 What is looked for is `source.map(parse).batch(size)`, with what else does not mind what the elements are: shuffle,
 repeat, take, skip, prefetch, options. There the source is read as it is, which is cheap; its elements are counted off

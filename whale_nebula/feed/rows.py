@@ -1,4 +1,4 @@
-"""How many rows each micro-batch gets."""
+"""The number of rows of each micro-batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`nb.shard`: of the user's batches a process reads its own rows."""
+"""`nb.shard`: read only this process's rows of the user's batches."""
 
 from __future__ import annotations
 

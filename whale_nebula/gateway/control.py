@@ -1,4 +1,4 @@
-"""The stream on which two gateways speak of themselves: what their audit logs have come to, and who is gone.
+"""The control stream between two gateways: heads of their audit logs, and notices about dead workers.
 
 Whoever has the other's address dials, and dials again; if both have one there are two.
 """

@@ -1,4 +1,6 @@
-"""Who comes to a gateway, and as what: one of its own workers, another gateway for a pair, or for itself."""
+"""Admission to a gateway: classify each connection as a local worker, a gateway for a pair, or a gateway's control
+stream.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway at work: who comes in is looked at, halves of pairs are joined, and the audit log says what was done."""
+"""The gateway process: admits connections, joins the two halves of each pair, and writes the audit log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gateway writes into its audit log, and its log for people; a full disk does not stop what already runs."""
+"""The gateway's audit log and its log for operators; a full disk does not stop running pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a worker that is not heard any more is dead, or its host gone: its gateway is near, and can look.
+"""Liveness checks of a silent worker by its gateway, which can tell a dead process from an unreachable host.
 
 A worker that lives connects again within seconds. A port that refuses twice belongs to no process any more, and a
 host that twice does not answer stands still. A process that stands still on a live host is its launcher's affair: it

@@ -1,4 +1,4 @@
-"""One half of a pair's way through a gateway: the connection of its own worker, or the one to the other gateway.
+"""One half of a pair's connection through a gateway: to the gateway's own worker, or to the other gateway.
 
 A half is joined to another one once in its life. When either breaks, so does the other: both workers then connect
 and greet anew, and what was in flight is sent again by them.

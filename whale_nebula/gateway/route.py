@@ -1,4 +1,6 @@
-"""The way to one other cluster: its gateway's address, the line's rate, the trunk, and how streams are opened."""
+"""The route to one other cluster: its gateway's address, rate pacing, the control stream, and opening of pair
+streams.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gateway is told: where it stands, who its workers are, and how it meets the other gateways."""
+"""The settings of a gateway: its address, its workers, and how it reaches other gateways."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program in the one form that all traces of it share: what digests are made of.
+"""The canonical form of a program, shared by all traces of it, from which digests are computed.
 
 Ops come in the order in which the results need them, so an order that the trace happened to have does not
 matter, nor does what no result needs. Names of ops, of functions and of anything else that counts up within a

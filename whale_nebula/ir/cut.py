@@ -1,4 +1,4 @@
-"""Where it is computed: the program cut into fragments, each with a stage, a worker and what crosses between them."""
+"""The cut of a program: fragments with their stages and workers, and the values that cross between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many bytes clusters exchange once a step, before one has run.
+"""Bytes that clusters exchange per step, computed before a step has run.
 
 The gradient of a table that is looked up lists a row for every index: that are more rows than the batch has where a
 row of the batch looks up several. The indices are followed through the graph from the leaves of the batch.

@@ -1,4 +1,4 @@
-"""Small tensors of integers, computed without TensorFlow: sizes, axes, permutations.
+"""Constant folding of small integer tensors without TensorFlow: sizes, axes, permutations.
 
 Keras and TensorFlow compute shapes in the graph itself (a product of sizes, a gather from a shape). Whoever wants to
 know how large a tensor is has to follow these few ops; all others give None, which means "not known".

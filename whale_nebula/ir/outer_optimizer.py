@@ -1,4 +1,4 @@
-"""Outer optimizers: what clusters that train apart make of their differences, every `sync_every` steps.
+"""Outer optimizers of local SGD, applied to the clusters' averaged differences every `sync_every` steps.
 
 Each cluster goes some steps of its own from weights that all of them know. What it has gone, back to front, is its
 gradient: the known weights minus its own. The mean of these is one step of an outer optimizer, whose state all clusters

@@ -1,4 +1,4 @@
-"""What is computed: one step of the user's script, captured, with nothing said yet about where it runs."""
+"""The Program: one captured step of the user's script, independent of where it runs."""
 
 from __future__ import annotations
 

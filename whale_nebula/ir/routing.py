@@ -1,4 +1,4 @@
-"""Which replica of a stage takes which micro-batch, and on which host that is."""
+"""Routing of micro-batches: which replica of a stage takes which one, and on which host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large every tensor of a program is once the rows of the batch are known.
+"""The size of every tensor of a program, given the number of rows of the batch.
 
 TensorFlow leaves open what depends on the batch. The rules here follow the sizes through the graph, exactly where an
 op says what it makes of them, and by likeness (an axis that is open in an input, too) where it does not: so the

@@ -1,4 +1,4 @@
-"""A graph as text and back: what the golden tests of every pass are written in.
+"""The text form of a graph, and its parser; the golden tests of all passes use it.
 
 One op a line: its number, what it is, what it reads, its attributes, its outputs, what capture knows.
 

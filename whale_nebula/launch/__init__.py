@@ -1,4 +1,4 @@
-"""Start the workers of a run, watch them, end them; and, in a worker, find out which one it is."""
+"""Start, watch and end the workers of a run; and identify this process among them."""
 
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.identity import SecurityFiles

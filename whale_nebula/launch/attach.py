@@ -1,4 +1,4 @@
-"""The worker's side of the launcher: who am I, and where are the others?"""
+"""The worker's side of the launcher: read this worker's identity and the addresses of all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateways of a run whose clusters are all on this machine: started before the workers, ended after them."""
+"""Start the gateways of a run whose clusters are all on this machine, before its workers, and end them after these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine that this is: which addresses are its own, and which of its ports are free."""
+"""The addresses and free ports of this machine."""
 
 from __future__ import annotations
 

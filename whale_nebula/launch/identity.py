@@ -1,4 +1,4 @@
-"""What a launcher tells each worker that it starts: one environment variable with a JSON object."""
+"""The identity that a launcher gives each worker: one environment variable with a JSON object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The running workers of a run on this machine: how they are watched, asked to leave, and ended."""
+"""Supervise the running workers of a run on this machine: watch, interrupt and end them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker says of the error that ends it: written by the worker, found again in what it wrote.
+"""The final error of a worker: written by the worker, and extracted from its output by the launcher.
 
 A worker names itself in a line, and then comes the traceback of its error. What our own error says (what, where, why,
 mend) its launcher keeps back meanwhile: it stands once, at the very end, and not in the midst of what others write.

@@ -1,4 +1,4 @@
-"""A worker that was asked to end (SIGTERM, SIGINT, SIGHUP) leaves between two steps, and all others leave with it.
+"""Graceful shutdown on SIGTERM, SIGINT or SIGHUP: all workers leave together between two steps.
 
 Who was asked says so with its next step. When that step is over all know, and each leaves before it begins another: so
 all have taken the same steps. A process that takes no steps yet leaves at once.

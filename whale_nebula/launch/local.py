@@ -1,4 +1,4 @@
-"""Processes of workers on this machine: how one is started, and what reads its output."""
+"""Worker processes on this machine: start one, and read its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker draws on its launcher's terminal: whole pictures through a pipe, each of which replaces the last.
+"""Live displays of workers, sent to the launcher's terminal through a pipe; each frame replaces the last.
 
 A worker writes to pipes and has no terminal; its launcher has one, on which the lines of all workers stand. So the
 worker that tells of all clusters sends what it would draw, and the launcher draws it below those lines.

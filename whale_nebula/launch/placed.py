@@ -1,4 +1,4 @@
-"""The workers of this host, started where a placement says, and told where all the others are."""
+"""Start the workers of this host as a placement says, with the addresses of all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heartbeats from a worker to its launcher: a process that is frozen is found within seconds.
+"""Heartbeats from a worker to its launcher, by which a frozen process is detected within seconds.
 
 A worker's thread writes a byte each second into a pipe. A launcher that hears none for a while looks at the process
 before it judges: one that computes, or waits for a core, is busy and not frozen. Before its threads go a worker says

@@ -1,4 +1,4 @@
-"""What workers write, handed on as it comes: byte for byte, a whole line at a time."""
+"""Forward the output of workers to the launcher's own, unchanged and in whole lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The certificates of the workers that are started here: those of the config, or ones that live as long as the run."""
+"""Certificates for the workers started here: those of the config, or temporary ones for this run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's seeds are set before its script can draw a number, and nothing is loaded for it that the script does not.
+"""Seed a worker's random generators before its script draws from them, without loading unneeded libraries.
 
 A script may want to say something before TensorFlow is loaded, in the environment most often. So each library is
 seeded in the moment in which the script has loaded it.

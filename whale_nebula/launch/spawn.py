@@ -1,4 +1,6 @@
-"""All workers of a run on this machine, started by a script: over gRPC and mutual TLS, as `whale-nebula run --all`."""
+"""Start all workers of a run on this machine from a script, over gRPC and mutual TLS, as `whale-nebula run --all`
+does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cutting the batch into micro-batches asks of the step: how forward values become one again."""
+"""Merge rules: how values of micro-batches are combined into those of the whole batch."""
 
 from __future__ import annotations
 

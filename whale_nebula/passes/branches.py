@@ -1,4 +1,4 @@
-"""A branch that updates variables of several clusters, taken apart: each cluster's effects, and what they share.
+"""Split a branch that updates variables of several clusters into one branch per cluster.
 
 Loss scaling applies all gradients in one `tf.cond`. TensorFlow runs that as one op, which no cluster could run
 alone. So its effects are grouped by the clusters that they depend on. What mixes clusters (a global norm) and what

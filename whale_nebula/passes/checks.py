@@ -1,4 +1,4 @@
-"""Stages follow one another: within a phase no tensor goes back to an earlier stage."""
+"""Check the order of stages: within a phase no tensor flows back to an earlier stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensor marks the rows of a boundary that have to be sent: what `nb.compress(mask=...)` stands for."""
+"""Resolve `nb.compress(mask=...)` to the tensor that marks the rows of a boundary to be sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cut the program into fragments: each is what some results need, back to what other fragments give.
+"""Cut the program into fragments, each computing some results from the outputs of other fragments.
 
 Fragments are drafted from the last part of a step to the first, so that when one is walked, everything that later
 ones ask of it is known. A value that a fragment may not compute itself is fed to it and asked of its home.

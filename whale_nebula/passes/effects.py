@@ -1,4 +1,4 @@
-"""Which ops do something that lasts (write a variable, print, call Python), and which only check."""
+"""Classify ops by side effects: lasting effects (writes, prints, Python calls) and checks (assertions)."""
 
 from __future__ import annotations
 

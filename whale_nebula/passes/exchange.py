@@ -1,4 +1,4 @@
-"""What updates in separate clusters exchange, read off a plan that has a worker for each cluster."""
+"""Values that updates on separate clusters exchange, derived from a plan with one worker per cluster."""
 
 from __future__ import annotations
 

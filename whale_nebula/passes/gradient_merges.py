@@ -1,4 +1,4 @@
-"""Gradients of what is made on the way: how those that the micro-batches give become the whole batch's.
+"""Merge rules for gradients of intermediate values, from micro-batches to the whole batch.
 
 The gradient of rows has rows. That of a value which is the same in every micro-batch, or a mean over the batch, is a
 sum; that of a sum over the batch is in every micro-batch what it is for all of them, as a loss is linear in it::

@@ -1,4 +1,4 @@
-"""Which stage runs each op: scopes stamp most of them, this pass finds a place for the rest.
+"""Assign a stage to every op that no scope has stamped.
 
 An op between two stages may run anywhere from the latest of its inputs to the earliest of its readers; it goes where
 the fewest bytes cross, and what saves bytes only together goes together (see `jointly`). What is fed by variables

@@ -1,4 +1,4 @@
-"""A program between passes, as text: its ops, and what the passes have found about them."""
+"""The text of a program between passes: its ops, and the analyses so far."""
 
 from __future__ import annotations
 

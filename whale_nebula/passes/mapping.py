@@ -1,4 +1,4 @@
-"""Map a program to workers: each runs fragments of it, and boundaries cross between them."""
+"""Map a program to workers: assign fragments to them, and insert boundaries between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which workers can compute what an update needs, and in how many rounds of exchanged scalars.
+"""Owners of update ops: which workers can compute each, and in how many rounds of scalar exchange.
 
 A variable lives with the workers whose stages touch it; a variable that no stage touches (an optimizer's counter, a
 metric's sum) lives everywhere, unless what is written into it is at home in fewer places and either is no single number

@@ -1,4 +1,4 @@
-"""When each op runs: before the micro-batches, for each of them, or once after them; and in which phase.
+"""Assign each op to a phase, and to its prologue, its forward or its update.
 
 A phase has a *prologue*, a *forward* and an *update*; their numbers are 3p, 3p+1 and 3p+2. The rules, each from a
 trap that a real training step set:

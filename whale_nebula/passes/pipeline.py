@@ -1,4 +1,4 @@
-"""The passes, in their order: a captured program and a list of workers become a Cut.
+"""The pipeline of passes, which turns a captured program and a list of workers into a Cut.
 
 Each pass takes a Compilation and gives the next one: valid in, valid out. `verify` says whether it is; it runs after
 each pass in the project's tests, and wherever WHALE_NEBULA_VERIFY_PASSES is set. What a program is after a pass,

@@ -1,4 +1,4 @@
-"""Which worker reads what of the user's batch, in a plan.
+"""The parts of the user's batch that each worker of a plan reads.
 
 An op that asks for the number of rows reads nothing of an input: every process can answer that.
 """

@@ -1,4 +1,4 @@
-"""Replicas become virtual devices, which are given to the workers of their cluster; each has a share by its speed."""
+"""Expand replicas into virtual devices, map these to workers, and share rows by worker speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds of a program before, between and after the passes: `verify` raises where it does not.
+"""The verifier of programs before, between and after the passes.
 
 It guards against faults of passes, not of users: what a user wrote wrongly, passes refuse with his line.
 """

@@ -1,4 +1,4 @@
-"""Whether a codec is worth its time: a step with it beside one without, as the simulator has them.
+"""Judge whether a codec saves time, by simulating a step with and without it.
 
 So a codec that computes while the line is busy anyway is none to warn of, and one that the line would have hidden
 without is.

@@ -1,4 +1,4 @@
-"""In words, the first thing in which two plans differ: what a pinned plan is held against."""
+"""Describe the first difference between two plans; used to check pinned plans."""
 
 from __future__ import annotations
 

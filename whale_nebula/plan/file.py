@@ -1,4 +1,4 @@
-"""A plan in a file: JSON with all of it but the graphs, to pin one and to compare it with another."""
+"""Plan files: JSON with everything but the graphs, for pinning and comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Floating-point operations, op by op, from shapes alone: a pure table.
+"""Floating-point operations by op type, computed from shapes alone.
 
 A multiplication and an addition are two, as `tf.profiler` counts them: a product of (m, k) and (k, n) is 2·m·n·k. An
 op that works element by element counts one for each element that it gives, a sum one for each that it reads, and

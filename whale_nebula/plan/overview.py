@@ -1,4 +1,4 @@
-"""A Cut becomes what a plan says: the parts that a reader sees, counted."""
+"""Build the records of a Plan from a Cut, with counts."""
 
 from __future__ import annotations
 

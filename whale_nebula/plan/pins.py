@@ -1,4 +1,4 @@
-"""Pinned plans: a run that was given saved plans refuses a step that is planned in another way now."""
+"""Pinned plans: refuse a step whose plan differs from the saved one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Plan that a user sees: pure data that can be read, printed, saved and compared."""
+"""The public Plan: immutable data that can be read, printed, saved and compared."""
 
 from __future__ import annotations
 

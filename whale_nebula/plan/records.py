@@ -1,4 +1,4 @@
-"""What a plan says to a reader: its stages, what crosses between them, what runs once. Small plain data.
+"""The records of a Plan: its stages, its boundaries, and what runs once a step.
 
 Counts say by their names of what they are: `step_...` and FLOPs are those of a whole step of the example,
 `activation_bytes` and a boundary's `bytes` those of its first micro-batch.

@@ -1,4 +1,4 @@
-"""A plan as text that someone who sees one for the first time understands."""
+"""The text form of a plan, for readers who see one for the first time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schedule of a plan in time, under an assumption that is said: nothing has run, so no stage was measured.
+"""The predicted schedule of a plan, from stated assumptions about speeds that were not measured.
 
 What a message takes is known where a line has a rate or a delay. What a stage computes is not. Where some line is slow
 stages are taken to compute their FLOPs at `SPEED`, and each call to cost `CALL`; where lines are free it is one unit.

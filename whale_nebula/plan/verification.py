@@ -1,4 +1,4 @@
-"""What `nb.verify` found: a row for each tensor that was compared."""
+"""The result of `nb.verify`: one row per compared tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stage computes and what it keeps: FLOPs, activations, and both of them layer by layer."""
+"""The work of a stage: FLOPs and activation bytes, in total and by layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step waits for, in a sentence. Every number in it is measured, or simulated on what was measured.
+"""Name the bottleneck of a step in a sentence, from measurements and from simulations based on them.
 
 The simulator runs the step again with one thing changed at a time: lines that take no time, numbers sent in fewer
 bytes, computing in equal parts, more micro-batches. What is not computed is not said, and what could not be written,

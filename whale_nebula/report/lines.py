@@ -1,4 +1,4 @@
-"""Steps as plain lines in the log: the first of each program, one every ten seconds, and the last."""
+"""Log lines of steps: the first of each program, one every ten seconds, and the last."""
 
 from __future__ import annotations
 

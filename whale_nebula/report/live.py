@@ -1,4 +1,4 @@
-"""A table that follows the training on a terminal."""
+"""The live table of a training run on a terminal."""
 
 from __future__ import annotations
 

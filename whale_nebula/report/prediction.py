@@ -1,4 +1,4 @@
-"""What the simulator says of a step, stage by stage and link by link, beside what was measured."""
+"""The simulated step, by stage and link, for comparison with the measured one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last report of this process, the step that runs now, and who is told of every step."""
+"""The latest report of this process, the step in progress, and the watchers of steps."""
 
 from __future__ import annotations
 

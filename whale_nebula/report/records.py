@@ -1,4 +1,4 @@
-"""What a report is made of: numbers of stages, links, boundaries and meetings, and the totals of a run."""
+"""The records of a report: stages, links, boundaries, meetings, and totals of the run."""
 
 from __future__ import annotations
 

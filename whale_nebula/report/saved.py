@@ -1,4 +1,4 @@
-"""Reports as JSON: one in a file, or a line for each step. docs/metrics.md says what every key means."""
+"""Reports as JSON: a file with one, or a line per step. docs/metrics.md documents every key."""
 
 from __future__ import annotations
 

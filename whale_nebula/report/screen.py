@@ -1,4 +1,4 @@
-"""A part of the terminal that is drawn anew while everybody else goes on writing above it.
+"""A region of the terminal that is redrawn below the output of everything else.
 
 Whoever writes an unfinished line (Keras's progress bar, `print(end="")`) has the terminal to himself until he ends it:
 what is drawn goes away at his first letter, and comes back after his last.

@@ -1,4 +1,4 @@
-"""What ran when in a step: the spans themselves, and a drawing of them where they are printed."""
+"""Time spans of a step, and their drawing as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which replica of a stage the others wait for, how long, and what would help, in a sentence."""
+"""Name the slowest replica of a stage, how long the others wait for it, and what would help, in a sentence."""
 
 from __future__ import annotations
 

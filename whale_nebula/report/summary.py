@@ -1,4 +1,4 @@
-"""Many steps in a few lines: what a file of metrics says of a run."""
+"""Summarise a metrics file: many steps in a few lines."""
 
 from __future__ import annotations
 

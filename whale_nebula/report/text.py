@@ -1,4 +1,4 @@
-"""A report as lines for a terminal or a log: what was measured, and beside it what was predicted."""
+"""The text form of a report: measurements, with predictions beside them."""
 
 from __future__ import annotations
 

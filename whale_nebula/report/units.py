@@ -1,4 +1,4 @@
-"""Seconds and bytes as people read them."""
+"""Format seconds and bytes for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told of every step, told from a thread of its own: the training thread only hands the report over.
+"""Watchers of steps, called from a thread of their own; the training thread only queues the report.
 
 So a slow terminal or disk costs a step nothing but the hand-over, and numbers that are still on a device are fetched
 beside the training.

@@ -1,4 +1,4 @@
-"""`nb.function`: like tf.function, for a custom loop or for inference, run by a plan."""
+"""`nb.function`: the counterpart of `tf.function` for custom loops and inference, executed by a plan."""
 
 from __future__ import annotations
 

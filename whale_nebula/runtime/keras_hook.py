@@ -1,4 +1,4 @@
-"""Where Keras makes its train, test and predict functions, it asks here first.
+"""The hook in Keras's `make_{train,test,predict}_function`, which routes models with scopes to this runtime.
 
 It must ask early, because a subclassed model whose first act is `fit` enters our scopes inside Keras's own trace, too
 late to cut anything. A model without scopes falls through to Keras untouched. The wrapper itself is in `late`.

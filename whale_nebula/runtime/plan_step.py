@@ -1,4 +1,4 @@
-"""A captured step becomes the plan that a user sees: cut as it would be for running, and counted."""
+"""Build the Plan that a user sees from a captured step, cut as it would be for running."""
 
 from __future__ import annotations
 

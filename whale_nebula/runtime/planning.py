@@ -1,4 +1,4 @@
-"""`nb.plan`: what a step will be cut into, without running one."""
+"""`nb.plan`: plan a step without running one."""
 
 from __future__ import annotations
 

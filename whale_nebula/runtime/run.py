@@ -1,4 +1,4 @@
-"""What `nb.init` opens: the clusters, the links between them, and who this process is among them."""
+"""The Run that `nb.init` opens: the clusters, the links between them, and this process's worker."""
 
 from __future__ import annotations
 

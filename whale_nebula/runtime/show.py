@@ -1,4 +1,4 @@
-"""Steps that are planned instead of being run: what `whale-nebula show` does with a script's steps."""
+"""Plan steps instead of running them, for `whale-nebula show`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps as TensorBoard's event files: what a step returned, seconds by stage, bytes by link and boundary.
+"""TensorBoard event files of steps: results, seconds by stage, bytes by link and boundary.
 
 TensorFlow writes them itself; TensorBoard is only needed to look at them.
 """

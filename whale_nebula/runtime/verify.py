@@ -1,4 +1,4 @@
-"""`nb.verify`: does the plan give what the uncut step gives?
+"""`nb.verify`: compare a step of the plan with a step of the uncut model.
 
 Both run one step from the same state, which is then put back. What rounding alone makes of an update is measured: the
 uncut step is run again from weights that are one bit away. `comparing` has the limits.

@@ -1,4 +1,4 @@
-"""A timeline as text: one row a stage, time from left to right, the same in docs, plans and reports."""
+"""Draw a timeline as text: one row per stage, time from left to right."""
 
 from __future__ import annotations
 

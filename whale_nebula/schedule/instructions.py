@@ -1,4 +1,4 @@
-"""What a stage is told to run, one micro-batch at a time."""
+"""The instructions of a stage, one micro-batch each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many micro-batches a stage may have in flight: forward done, backward not yet.
+"""In-flight limits: how many micro-batches of a stage may be between their forward and their backward.
 
 This number is the whole difference between the schedules. It is also what a step costs in memory, because a
 stage keeps the activations of every micro-batch that is in flight.

@@ -1,4 +1,4 @@
-"""What the simulator is told: the work of each stage, and what crosses between two of them."""
+"""The simulator's input: the work of each stage, and what crosses between stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When clusters that train apart tell one another how far they have come: in fragments, spread over the steps.
+"""The timetable of local SGD: weights are sent in fragments, spread evenly over the steps.
 
 Sent all at once every `every` steps, the weights of a model would hold the line for a while and then leave it idle. In
 fragments that take turns the line is used evenly, and each has `delay` steps to arrive in while all go on computing.

@@ -1,4 +1,4 @@
-"""The schedules by name, the list of instructions of each stage, and the limits of all stages of a phase.
+"""The schedules by name, each stage's list of instructions, and the limits of all stages of a phase.
 
 The schedules differ in one number alone: how many micro-batches a stage may have in flight.
 

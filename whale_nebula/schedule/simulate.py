@@ -1,4 +1,4 @@
-"""How long a step takes: stages run their lists, messages queue for lines, and a clock says when.
+"""Simulate a step: stages run their instructions, messages queue for links, and a clock gives the times.
 
 A stage runs its instructions in order, each when what it needs has arrived. A line carries one message at a
 time, in the order in which they were handed over; both directions of a link are lines of their own.

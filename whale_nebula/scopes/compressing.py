@@ -1,4 +1,4 @@
-"""The options of `nb.compress`: many words, one codec."""
+"""Parse the options of `nb.compress` into one codec."""
 
 from __future__ import annotations
 

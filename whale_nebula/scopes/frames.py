@@ -1,4 +1,4 @@
-"""The scopes that are open: frames on one stack, and who watches them.
+"""The stack of open scopes, and its watchers.
 
 A frame is one entry of a scope. Capture watches frames to stamp ops; a functional Keras model keeps those in
 which it was built and opens the same ones again (`reenter`) when it is traced.

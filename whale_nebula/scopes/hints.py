@@ -1,4 +1,4 @@
-"""Scopes that were made and never entered: `nb.stage(cluster="gpu")` without `with` holds nothing.
+"""Detect scopes that were created and never entered, such as `nb.stage(cluster="gpu")` without `with`.
 
 That is said where a model or a step is about to run, for then it is known that it is missing there.
 """

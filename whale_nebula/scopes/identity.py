@@ -1,4 +1,4 @@
-"""Which stage an entry of `nb.stage` belongs to, and on which cluster that runs.
+"""Identity of stages: which stage an `nb.stage` block belongs to, and its cluster.
 
 The key of a stage is its name, else its cluster, else `stage<n>` for the n-th entry in its block. Entering
 the same key again continues that stage.

@@ -1,4 +1,4 @@
-"""The words of a public call are checked before the call: an unknown one is refused with a suggestion."""
+"""Check the arguments of public calls: unknown options are refused with a suggestion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scopes written down as a tree, instead of run: for tests, and to see what a script says."""
+"""Parse scopes written as a tree of text; used by tests and documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The map of `nb.place`: which layers, by a pattern of their paths, belong to which stage."""
+"""The map of `nb.place`: from patterns of layer paths to stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scopes that a user writes."""
+"""The public scopes."""
 
 from __future__ import annotations
 

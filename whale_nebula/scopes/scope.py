@@ -1,4 +1,4 @@
-"""What `with nb.stage(...):` enters."""
+"""The context manager behind every public scope."""
 
 from __future__ import annotations
 

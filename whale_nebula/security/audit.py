@@ -1,4 +1,4 @@
-"""The audit log of a process: what was decided, when and about whom, in a chain that others can check.
+"""The audit log of a process: decisions with time and subject, in a hash chain that others can verify.
 
 Each line holds `seq`, `time` (UTC), `mono_ns`, `site` (whose log it is), `actor`, `action`, `object`, `decision`,
 `reason` and `prev`. The first says for which run, and with which certificates. Nothing is ever removed: a log that

@@ -1,4 +1,4 @@
-"""A run's authority: a folder with its certificate and key, on one host, from which all certificates come.
+"""A run's certificate authority: a folder on one host with its certificate and key.
 
     certs/              0700
       ca.pem            its certificate: every host gets a copy

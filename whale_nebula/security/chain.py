@@ -1,4 +1,4 @@
-"""A log that cannot be changed unseen: lines of canonical JSON, each with the digest of the line before.
+"""The hash chain of a log: lines of canonical JSON, each with the digest of the line before.
 
 A value cannot forge a line: text is ASCII with everything else escaped, newlines too. Pure: bytes in, records out.
 """

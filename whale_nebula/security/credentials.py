@@ -1,4 +1,4 @@
-"""What a process holds: its certificate, its key, and whom it trusts; and how it proves that to a peer."""
+"""The credentials of a process: its certificate, its key and its trust; and proofs of identity to peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a connection is refused, in words: gRPC tells a client hardly more than that a socket was closed.
+"""Diagnose why a TLS connection is refused, as gRPC reports little more than a closed socket.
 
 `inspect_own` looks at this side before anything is dialled; `probe` makes one TLS handshake by itself and says what
 is wrong at the other end, or with this side in the eyes of the other.

@@ -1,4 +1,4 @@
-"""Files that must never be half written, and keys that nobody else may read."""
+"""Atomic writes of files, and private keys that only their owner can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a process is: its run, its cluster, its role and its number there, as one name in a certificate.
+"""The identity of a process: run, cluster, role and number, as one URI name in a certificate.
 
 The names are strict, because they come from peers: a name can be compared and shown, and is never a path until
 it has matched here.

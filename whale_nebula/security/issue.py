@@ -1,4 +1,4 @@
-"""What an authority does for others: issue, renew and revoke certificates. Every change is whole or not at all."""
+"""Issue, renew and revoke certificates. Every change is atomic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates as they are built: what stands in that of an authority and in that of a process. No files here.
+"""Build certificates: the fields of an authority's and of a process's certificate. No files here.
 
 Keys are P-256: the TLS of gRPC speaks these by default, and Ed25519 it does not. A certificate is valid from five
 minutes ago, for hosts whose clocks are a little behind.

@@ -1,4 +1,4 @@
-"""Whom a process trusts: certificates that its authority signed, within their dates, and not taken back.
+"""Verify certificates: signed by the authority, within their dates, and not revoked.
 
 The rules, in the order in which they are told:
 

@@ -1,4 +1,4 @@
-"""Whether an audit log is as it was written: followed from its first record, against its heads and those of others.
+"""Verify an audit log from its first record, against its own signed heads and those kept by peers.
 
 What is found, and by what: a changed, inserted, moved or missing record by the digest in the one after it; a forged
 newline by the one way in which records are written; a log written anew by the heads in it, which only the key of its

@@ -1,1 +1,1 @@
-"""Everything that is private in TensorFlow and Keras, by subject; each part has a contract test."""
+"""Private parts of TensorFlow and Keras that this package uses, by subject; each function has a contract test."""

@@ -1,4 +1,4 @@
-"""TensorFlow, loaded when it is first used: for modules that a host without TensorFlow imports too."""
+"""Lazy import of TensorFlow, for modules that hosts without TensorFlow import too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The TensorFlow and Keras that this version is made for: others are refused when they are first used.
+"""The supported versions of TensorFlow and Keras: others are refused at first use.
 
 What is private in them moves from version to version; the error says so before something strange does. Importing
 this package checks nothing, because it loads neither of them.

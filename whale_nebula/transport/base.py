@@ -1,4 +1,4 @@
-"""What the ends of all links do alike: receive from a mailbox, check keys, say why nothing comes any more."""
+"""The common part of all link ends: receive from a mailbox, check keys, and report why nothing arrives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What carries whole frames between two workers and may break: below it is a network, above it a link.
+"""The carrier interface: it carries whole frames between two workers and may break; a link works above it.
 
 A carrier knows nothing of what it carries. It makes its connection again whenever it breaks; what was in flight
 then is lost, and the link above sends it again.

@@ -1,4 +1,4 @@
-"""The time that links wait by: a value, so that tests bring their own."""
+"""The clock of links, as a value, so that tests can supply their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every deadline of a link in one place: what is given, and what follows from it or from what was observed."""
+"""All deadlines of a link in one place: given ones, and those derived from them or from measurements."""
 
 from __future__ import annotations
 

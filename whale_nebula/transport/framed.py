@@ -1,5 +1,5 @@
-"""What links that send frames do alike, whatever carries them: tensors and messages become parcels for a writer,
-what arrives goes to the mailbox.
+"""The common part of links that send frames: tensors and messages are queued for a writer, arrivals go to the
+mailbox.
 """
 
 from __future__ import annotations

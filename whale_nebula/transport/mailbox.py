@@ -1,4 +1,4 @@
-"""Where one worker keeps what has arrived from one other worker until it is asked for."""
+"""The mailbox of one peer: stores received messages and tensors until they are requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links inside one process, over lines that behave like real ones: full duplex, serialised, delayed.
+"""Links inside one process with emulated lines: full duplex, serialised, delayed.
 
 A tensor travels by reference. What a real line would do to it is only computed: when its last byte leaves
 (after everything that was sent before it over the same line), and when that arrives. The receiver waits

@@ -1,4 +1,4 @@
-"""What waits to be written to the line: in order, within a budget of bytes, what is urgent first."""
+"""The send queue of a link: ordered, limited in bytes, with priority for urgent messages."""
 
 from __future__ import annotations
 

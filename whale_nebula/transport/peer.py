@@ -1,4 +1,4 @@
-"""A link to a worker in another process over a carrier that may break: the conversation survives its connections.
+"""A link to a worker in another process, over a carrier that may break: the session survives reconnection.
 
 One thread sends, the carrier's threads receive, a third looks at the clock. All of them, and the conversation, are
 behind one condition, which is never held while a frame is handed to the carrier.

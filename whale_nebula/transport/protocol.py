@@ -1,4 +1,4 @@
-"""What the runtime needs of a transport: tensors by key, control messages by kind, totals, an orderly end."""
+"""The transport interface of the runtime: tensors by key, control messages by kind, totals, orderly close."""
 
 from __future__ import annotations
 

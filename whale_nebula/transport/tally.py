@@ -1,4 +1,4 @@
-"""Counts what goes out over a link: memory links and sockets alike, so that their numbers are equal."""
+"""Counters of outgoing bytes, the same for memory links and network links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wire protocol, without input or output: frames, sessions, sealing, control messages.
+"""The wire protocol, sans-I/O: frames, sessions, sealing, control messages.
 
 Exported here is what every link needs; one that outlives its connections takes `wire.conversation` too.
 """

@@ -1,4 +1,4 @@
-"""Tensors out of their chunks: what the plan allows, where each chunk belongs, and the array at the end."""
+"""Assemble tensors from chunks, checked against what the plan allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conversation of two workers as a machine without input and output: frames in, events out, frames to send.
+"""The session state machine of two workers, sans-I/O: frames in, events and frames out.
 
 It outlives its connections. On each of them both sides greet and prove who they are; then numbered frames go both
 ways, each saying what has arrived of the other's. After a cut the next connection goes on where it was: what was not

@@ -1,4 +1,4 @@
-"""How two sides greet on a connection: HELLO both ways, then AUTH both ways, each a proof of what was greeted.
+"""The handshake on a connection: HELLO both ways, then AUTH both ways, each a signature over the HELLO.
 
 The first greeting that is proven says who the other process is, for good: on a later connection the same process
 resumes, and another one is told apart.

@@ -1,4 +1,4 @@
-"""Control messages: JSON objects with a `kind`, and the registry of all kinds that there are.
+"""Control messages: JSON objects with a `kind`, and the registry of all kinds.
 
 What one worker tells another beside tensors is a message of one of these kinds. The sender builds it by its entry here,
 the state table takes its word from it, and the receiver checks it by the same entry: a kind without an entry can be

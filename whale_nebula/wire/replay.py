@@ -1,4 +1,4 @@
-"""What was sent and has not been acknowledged: kept as it went out, to go out again after a cut."""
+"""The replay buffer: frames sent and not yet acknowledged, kept for retransmission after a cut."""
 
 from __future__ import annotations
 

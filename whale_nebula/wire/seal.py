@@ -1,4 +1,4 @@
-"""Sealing: payloads that only the two workers can read, whoever relays them. AES-256-GCM, keys by X25519.
+"""End-to-end encryption of payloads between two workers: AES-256-GCM, with keys from X25519.
 
 Both send the public half of an exchange in their greeting and sign it there; from both halves comes one key for each
 direction. A frame's number is its nonce, and a frame that is sent again is the same bytes: so no nonce ever sees two

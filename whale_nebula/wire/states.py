@@ -1,4 +1,4 @@
-"""How a conversation goes: what each side may say in which state, as a table. Its picture is drawn from it.
+"""The state table of a session: what each side may say in which state.
 
 Both sides have a state of their own, moved by what that side says. The words are the two messages of the greeting,
 what the runtime says about its steps, its tensors, and the two ways to end.

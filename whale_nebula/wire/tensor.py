@@ -1,4 +1,4 @@
-"""Element types as they are numbered on the wire, and arrays as the bytes that travel."""
+"""Element types as numbered on the wire, and conversion of arrays to and from bytes."""
 
 from __future__ import annotations
 

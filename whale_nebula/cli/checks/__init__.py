@@ -1,4 +1,4 @@
-"""What `whale-nebula doctor` looks at, one small function each. Nothing here loads TensorFlow.
+"""The checks of `whale-nebula doctor`, one small function each. None of them loads TensorFlow.
 
 What one machine can tell of itself starts without gRPC too; what concerns a cluster is in `site`, and loaded on demand.
 """

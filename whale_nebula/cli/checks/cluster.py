@@ -1,4 +1,4 @@
-"""The certificates of those who are here: whether they read, how long they are good, and what the clock has to say."""
+"""Checks of the certificates on this host: readable, valid for how long, and consistent with the clock."""
 
 from __future__ import annotations
 

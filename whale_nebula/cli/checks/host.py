@@ -1,4 +1,4 @@
-"""What of a run is on this host, and whom it must reach: what all checks of a cluster begin with."""
+"""The part of a run that belongs to this host, and the addresses it must reach: input of all cluster checks."""
 
 from __future__ import annotations
 

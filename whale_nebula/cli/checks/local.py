@@ -1,4 +1,4 @@
-"""A clusters.yaml by itself."""
+"""Checks of a clusters.yaml without contacting any other host."""
 
 from __future__ import annotations
 

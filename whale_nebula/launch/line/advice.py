@@ -1,4 +1,4 @@
-"""What a measurement of a line has found: data, which both ends have alike, and a file of it."""
+"""The result of a link measurement: a record that both ends share, its advice, and its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two ends of a measurement: what one sends the other hears, in an order that both know."""
+"""The two ends of a link measurement, which send and receive in an agreed order."""
 
 from __future__ import annotations
 

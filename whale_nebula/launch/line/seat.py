@@ -1,4 +1,4 @@
-"""Where an end of a measurement sits in a run, and the measurement from there with one end after the other."""
+"""The position of a measuring worker in a run, and its measurements with each other cluster in turn."""
 
 from __future__ import annotations
 

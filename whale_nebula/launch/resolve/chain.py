@@ -1,4 +1,4 @@
-"""Who knows where the workers are? Resolvers are asked in order; the first that knows answers."""
+"""The chain of resolvers: each is asked in order, and the first that recognises its environment answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last resolver: nothing says where workers are, so there is one, and it is here."""
+"""Resolvers for TF_CONFIG, Kubernetes, Slurm and the like, and the fallback of a single local worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the workers of a run are: what resolvers find out."""
+"""The placement of a run's workers: the result of a resolver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums, means and counts under +, × and ÷, and tensors with rows that are put side by side."""
+"""Rules for sums, means and counts under +, × and ÷, and for concatenation along the batch axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Branches, loops and calls: their bodies are interpreted with the states of their arguments."""
+"""Rules for branches, loops and calls, whose bodies are interpreted with the states of their arguments."""
 
 from __future__ import annotations
 

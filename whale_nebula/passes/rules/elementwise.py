@@ -1,4 +1,4 @@
-"""Entry by entry: what goes in at a place comes out at that place."""
+"""Rules for element-wise ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three mends where an op's rule alone would couple the rows, or lose a sum.
+"""Three rewrites used where an op's rule alone would couple the rows or lose a sum.
 
 What comes from inputs alone can be read as it is for the whole batch: fed. What is differentiated may be
 multiplied by rows / rows_m on its way: grown, a sum becomes a mean, and a number of rows that of the whole

@@ -1,4 +1,4 @@
-"""The pass itself: every op's rule, in trace order."""
+"""The abstract interpreter: applies each op's rule, in trace order."""
 
 from __future__ import annotations
 

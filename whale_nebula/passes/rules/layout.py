@@ -1,4 +1,4 @@
-"""Axes that are moved, added, dropped, merged and split: where the batch axis goes."""
+"""Rules for ops that move, add, drop, merge and split axes."""
 
 from __future__ import annotations
 

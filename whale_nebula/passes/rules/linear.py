@@ -1,4 +1,4 @@
-"""Products of tensors: the batch axis stays if it is free, and leaves a sum if it is contracted."""
+"""Rules for products of tensors: a free batch axis is kept, a contracted one becomes a sum."""
 
 from __future__ import annotations
 

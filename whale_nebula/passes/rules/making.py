@@ -1,4 +1,4 @@
-"""Tensors made to a shape: the batch lies where the shape has a count."""
+"""Rules for ops that create tensors from a shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Axes that are folded away: where the batch axis is among them, a sum or a mean is left."""
+"""Rules for reductions: over the batch axis they give a sum or a mean."""
 
 from __future__ import annotations
 

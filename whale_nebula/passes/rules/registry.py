@@ -1,6 +1,4 @@
-"""Rules by op type, and what a rule sees: one op, the states of what it reads, and what is known of its
-tensors.
-"""
+"""The registry of rules by op type, and the view of an op that a rule receives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of tensors: the batch axis must stay as long as it is."""
+"""Rules for slices and gathers, which must keep the batch axis whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fold means for the runtime, and for the user."""
+"""The result of the batch-axis analysis, for the runtime and for error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page itself: its head, its parts in their order, and what they are drawn with."""
+"""The HTML page of a plan: head, sections and their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph of a plan as SVG: clusters as boxes, stages as cards, what crosses as arrows there and back."""
+"""The graph of a plan as SVG: clusters as boxes, stages as cards, boundaries as arrows."""
 
 from __future__ import annotations
 

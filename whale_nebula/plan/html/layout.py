@@ -1,4 +1,4 @@
-"""Where the stages, clusters and arrows of a plan lie in a drawing. Only numbers; nothing is drawn here.
+"""The layout of a plan's drawing: positions of stages, clusters and arrows, as numbers only.
 
 A stage stands in the column after those that it reads from. Where each cluster has columns of its own the clusters
 stand side by side; where they take turns each is a lane from left to right::

@@ -1,4 +1,4 @@
-"""Elements as text. Whatever comes from a plan is escaped here, in one place."""
+"""HTML elements as text. All text from a plan is escaped here, in one place."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What crosses between workers in a step: boundary tensors, their codecs and statistics, and what is expected."""
+"""Exchange of boundary tensors between workers: codecs, statistics, and what is expected to arrive."""

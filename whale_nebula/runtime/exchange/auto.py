@@ -1,4 +1,4 @@
-"""`nb.compress("auto")`: the mildest precision that a line carries while the slowest stage computes.
+"""`nb.compress("auto")`: choose the mildest precision whose transfer time the slowest stage's computation hides.
 
 The side that sends chooses, before a step of training begins: every tenth step, and once more as soon as the first
 steps have been measured. All directions that it chooses for on one link move together, as they share the line. To go

@@ -1,4 +1,4 @@
-"""All channels of a plan that one process has ends of: what Post asks when a value crosses."""
+"""The channels of a plan that have an end in this process, by boundary and direction."""
 
 from __future__ import annotations
 

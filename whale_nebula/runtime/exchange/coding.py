@@ -1,4 +1,4 @@
-"""A tensor to arrays and back by a codec: its structure, then its precision for each of the numbers that are left."""
+"""Encode a tensor to arrays and decode it: first the codec's structure, then its precision."""
 
 from __future__ import annotations
 

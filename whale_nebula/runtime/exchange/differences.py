@@ -1,4 +1,4 @@
-"""Of a sample that was seen before only its change crosses (AQ-SGD), at both ends of a boundary.
+"""Delta encoding by sample (AQ-SGD): for samples seen before only the change crosses a boundary.
 
 Both ends hold every sample as they last knew it, in half precision. Of a sample that they know the integers of its
 difference to that cross; then both write what crossed, in the same order and by the same arithmetic, and so hold the

@@ -1,4 +1,4 @@
-"""What the plan allows to arrive from another worker: asked for every tensor before anything is allocated for it."""
+"""The tensors that the plan allows to arrive from another worker; checked before memory is allocated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a boundary's direction at the side that reads the tensor."""
+"""The receiving end of one direction of a boundary."""
 
 from __future__ import annotations
 

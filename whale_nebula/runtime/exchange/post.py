@@ -1,4 +1,4 @@
-"""Values between stages that run side by side: on a shelf within a host, over a link between hosts.
+"""Exchange values between concurrent stages: by shared memory within a host, by links between hosts.
 
 A host is what shares memory for free: in one process a cluster, in several a worker. A value that several stages of
 a host read crosses once.

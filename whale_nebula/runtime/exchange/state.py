@@ -1,4 +1,4 @@
-"""What one end of one direction of a boundary remembers from step to step."""
+"""The codec state of one end of one direction of a boundary, kept from step to step."""
 
 from __future__ import annotations
 

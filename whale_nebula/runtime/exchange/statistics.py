@@ -1,4 +1,4 @@
-"""What a step's channels have to tell: bytes, seconds and errors of every boundary, and what changed."""
+"""Statistics of a step's channels: bytes, seconds and errors by boundary, and codec changes."""
 
 from __future__ import annotations
 

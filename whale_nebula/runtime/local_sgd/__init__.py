@@ -1,1 +1,1 @@
-"""Local SGD: each cluster trains a copy of its own, and they exchange what they learned every so many steps."""
+"""Local SGD: each cluster trains its own copy, and the copies are averaged every so many steps."""

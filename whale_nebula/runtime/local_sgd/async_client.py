@@ -1,4 +1,4 @@
-"""What one cluster does between its local steps where a server takes differences as they come (`mode="async"`).
+"""The client side of `mode="async"`: a cluster pushes its difference and pulls the server's changes between steps.
 
 Every so many steps it takes in the answer to what it pushed last, and pushes what it has gone since. So an exchange has
 as many steps to happen in as lie between two of them, and nobody waits but for one that is too far behind.

@@ -1,5 +1,4 @@
-"""The server of `mode="async"`: it holds the shared weights, takes each cluster's difference as it comes, and answers
-with what has changed since that cluster asked last.
+"""The parameter server of `mode="async"`: holds the shared weights and applies each cluster's difference as it arrives.
 
 It is in the process of the first cluster's first worker, with a thread for each of the other clusters.
 """

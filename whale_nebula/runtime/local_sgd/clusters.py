@@ -1,4 +1,4 @@
-"""What an engine asks where clusters train apart: who the others are, and what is run around a cluster's own step."""
+"""The engine's interface to local SGD: the other clusters, and the hooks around a cluster's own step."""
 
 from __future__ import annotations
 

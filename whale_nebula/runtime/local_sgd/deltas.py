@@ -1,4 +1,4 @@
-"""Differences of weights as they cross: made small by a codec, and what that leaves out goes with the next ones."""
+"""Encode weight differences with error feedback: what a codec leaves out is added to the next difference."""
 
 from __future__ import annotations
 

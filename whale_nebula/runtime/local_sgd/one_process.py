@@ -1,4 +1,4 @@
-"""All clusters that train apart in one process: each has variables of its own, and they take turns.
+"""Local SGD of all clusters in one process: each has its own copy of the variables, and they run in turns.
 
 What a user's model holds between steps is what the first cluster has. The others' values wait in copies; a cluster's
 turn begins with its copies put into the model's variables, and ends with them taken out again.

@@ -1,6 +1,4 @@
-"""The rounds of a run: opened for the weights of a step, settled before anybody reads these, begun anew when they are
-replaced.
-"""
+"""Lifecycle of a run's rounds: opened for a set of weights, settled before reads, restarted after writes."""
 
 from __future__ import annotations
 

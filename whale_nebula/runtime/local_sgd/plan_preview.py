@@ -1,4 +1,4 @@
-"""What a plan says beforehand of the meetings of clusters that train apart: who has which rows, and what crosses."""
+"""The planned rounds of local SGD for a plan's text: rows per cluster, and bytes exchanged."""
 
 from __future__ import annotations
 

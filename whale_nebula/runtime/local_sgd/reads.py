@@ -1,4 +1,4 @@
-"""Reads of a whole model that is trained apart: first all clusters meet. And writes of one: then they begin anew.
+"""Reads and writes of a whole model under local SGD: reads first synchronise all clusters, writes restart the rounds.
 
 They are put on the instance, as those of a run of several processes are: see `runtime.collective`. A run that is over
 is asked for nothing.

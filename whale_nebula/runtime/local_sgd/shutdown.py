@@ -1,4 +1,4 @@
-"""Clusters that train apart leave together, at a meeting: who is asked to end says at which step, and all end there."""
+"""Graceful shutdown under local SGD: all clusters end together, at an announced synchronisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step of one cluster among those that train apart: its own rows, then what is due between them all."""
+"""A local step of one cluster: it trains on its own rows, then does the synchronisation work that is due."""
 
 from __future__ import annotations
 

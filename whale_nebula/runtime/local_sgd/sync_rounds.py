@@ -1,4 +1,4 @@
-"""What one cluster does between its local steps: it tells how far it has come, hears the others, and takes it in.
+"""Synchronous rounds of local SGD: send own fragments, receive the others', and apply the outer optimizer.
 
 All clusters know the same *shared* weights. A fragment of what a cluster has gone since (shared minus own) is sent
 after some step, and some steps later, when those of the others are here, the outer optimizer makes one step of their

@@ -1,4 +1,4 @@
-"""Who tells whom of a difference: the first workers of clusters each other, and each of them those of its own."""
+"""The topology of difference exchange: first workers between clusters, then each to the workers of its own cluster."""
 
 from __future__ import annotations
 

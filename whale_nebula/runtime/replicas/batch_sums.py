@@ -1,4 +1,4 @@
-"""Sums over the replicas of a stage in the midst of its functions: TensorFlow's collectives, where these are traced.
+"""Sums over the replicas of a stage in the middle of its functions, by TensorFlow's collectives.
 
 All replicas run the same functions with one micro-batch each, so they come to the same sums in the same order. One that
 has no micro-batch, as the batch has too few rows, adds zeros.

@@ -1,4 +1,4 @@
-"""Gradients of a stage's replicas, added up by TensorFlow's own collectives where the replicas can have them.
+"""Bucketed all-reduce of gradients by TensorFlow's collectives, overlapped with the last micro-batch's backward.
 
 The sums are ops of the function that computes the last micro-batch of a replica: so the gradients of the last layers
 are on their way while those of the first ones are computed. Numbers that micro-batches gave (losses, counts) go with

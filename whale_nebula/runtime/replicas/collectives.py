@@ -1,4 +1,4 @@
-"""Sums between the workers of one cluster, by TensorFlow's own collectives: a ring on CPUs, NCCL on GPUs.
+"""All-reduce between the workers of one cluster by TensorFlow's collectives: a ring on CPUs, NCCL on GPUs.
 
 Every worker of the cluster is a task of a TensorFlow cluster. Each calls the same sums under the same names, and all
 get the same bits, since every part of a sum is added up in one place and handed around.

@@ -1,4 +1,4 @@
-"""The replicas of a stage become alike again after their micro-batches: each tells the others what it has made."""
+"""Exchange of results among the replicas of a stage after their micro-batches."""
 
 from __future__ import annotations
 

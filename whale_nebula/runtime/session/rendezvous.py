@@ -1,4 +1,4 @@
-"""A process that a launcher started joins the others: links are opened, and all say HELLO."""
+"""Rendezvous: a launched process opens its links, and all processes say HELLO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reaches a server that asks nobody who he is.
+"""Restrict TensorFlow's unauthenticated server to the cluster's own addresses.
 
 TensorFlow's own server listens at every address of a machine and does what anybody tells it. It cannot be told to
 listen at one address only, so the kernel is told to drop what comes to its port from elsewhere, and who came between

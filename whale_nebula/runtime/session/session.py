@@ -1,4 +1,4 @@
-"""The conversation of this process with the other workers: who they are, and that all of them do the same.
+"""The session with the other workers: who they are, and that all of them run the same programs and steps.
 
 HELLO when they meet (versions, seed, what the config says), AGREE for each program (its digest), STEP at each step
 (rows and a fingerprint of the inputs), MEET around a read of the whole model. All say the same things in the same

@@ -1,4 +1,4 @@
-"""A step run by actors: a thread for each stage works through its instructions, and links overlap with computing.
+"""Execute a step with actors: one thread per stage works through its instructions, so links overlap with computation.
 
 A task starts when its inputs are there; how far a stage runs ahead is its in-flight limit, which follows the
 measured pace.

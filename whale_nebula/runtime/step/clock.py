@@ -1,4 +1,4 @@
-"""How a stage spends its time: computing and waiting, with a span for each; and what else takes time in a step.
+"""Time accounting of a stage: spans of computing and waiting, and of the rest of a step.
 
 Each piece also carries its name into a profile, where TensorFlow's profiler runs (`tf.profiler`); where it does not,
 that costs a microsecond.

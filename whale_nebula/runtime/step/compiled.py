@@ -1,4 +1,4 @@
-"""A plan's fragments as functions, for the stages of one worker, with what feeds each worked out once."""
+"""A plan's fragments compiled to functions, for the stages of one worker, with their inputs resolved once."""
 
 from __future__ import annotations
 

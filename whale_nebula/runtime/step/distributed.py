@@ -1,4 +1,4 @@
-"""A step whose clusters are processes of their own: this one runs its stages and exchanges the rest."""
+"""The runner of a step whose clusters are separate processes: this one runs its stages and exchanges the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step whose clusters all live in this process, joined by lines that behave like slow ones."""
+"""The runner of a step whose clusters are all in this process, joined by emulated links."""
 
 from __future__ import annotations
 

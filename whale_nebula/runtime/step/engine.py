@@ -1,6 +1,4 @@
-"""What runs a captured step: the user's own function where nothing is cut, one function where all is local and free,
-and actors where links take time.
-"""
+"""The engine of a captured step, which selects its runner: uncut, local, emulated or distributed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From measured steps to a pace: what the in-flight limits and the prediction of a step are made of."""
+"""Estimate the pace of a program from measured steps, for in-flight limits and predictions."""
 
 from __future__ import annotations
 

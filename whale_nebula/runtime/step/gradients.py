@@ -1,4 +1,4 @@
-"""Gradients are added in micro-batch order within a stage and in stage order over stages, whatever the schedule."""
+"""Accumulate gradients in micro-batch order within a stage and in stage order over stages, whatever the schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step whose stages all live in this process and whose links are free: one function, and exact errors."""
+"""The runner of a step whose stages are all in this process with free links: one TensorFlow function."""
 
 from __future__ import annotations
 

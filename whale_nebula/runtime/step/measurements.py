@@ -1,4 +1,4 @@
-"""How long messages are on their way between stages of several processes, and the pace that follows from it.
+"""Measure message latency between stages of several processes, and derive the pace from it.
 
 No process sees a way there and back, and no two have one clock. But a stage sees how long its first micro-batch is away
 (from the end of its forward to the beginning of its backward), the next stage how long it keeps that, and the

@@ -1,4 +1,4 @@
-"""What a worker runs once a step: the whole-batch values, prologues, updates in rounds, and the results."""
+"""The parts of a step that run once: whole-batch values, prologues, rounds of updates, and results."""
 
 from __future__ import annotations
 

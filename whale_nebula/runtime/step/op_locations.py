@@ -1,4 +1,4 @@
-"""Where an op stands that failed while a step ran: what TensorFlow says names it, and no more."""
+"""Source locations of ops that failed during a step, without further parts of TensorFlow's message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A failed step leaves no trace: what its forward wrote is put back, and the error says where it happened."""
+"""Roll back a failed step: restore what its forward wrote, and locate the error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a step's results are single numbers, and how the user's code names them: its loss and metrics."""
+"""Scalar results of a step, and their names in the user's code: its loss and metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many bytes a step puts on each link: the same formula that links count by."""
+"""Predicted bytes on each link per step, by the same formula as links count."""
 
 from __future__ import annotations
 

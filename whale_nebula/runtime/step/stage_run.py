@@ -1,4 +1,4 @@
-"""One stage in one step: it takes what its functions need, runs them, and hands on what others need.
+"""Execute one stage in one step: gather inputs, call its functions, and hand on its outputs.
 
 The same code runs inside a traced function (all stages in one process, links free) and as an actor (a thread a
 stage); they differ in the `Exchange` that takes values from one stage to another.

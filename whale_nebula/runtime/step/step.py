@@ -1,4 +1,4 @@
-"""A user's step: captured on its first call with each form of batch, planned, and run."""
+"""A user's step: captured and planned on its first call with each form of batch, then executed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What updates of several workers exchange: scalars, results, and the gradient parts of shared variables."""
+"""Exchange between workers for their updates: scalars, results, and partial gradients of shared variables."""
 
 from __future__ import annotations
 

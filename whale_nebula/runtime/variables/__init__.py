@@ -1,1 +1,1 @@
-"""Variables that several processes hold: who owns which, reads of all of them together, and checksums."""
+"""Variables in several processes: ownership, collective reads, and checksums."""

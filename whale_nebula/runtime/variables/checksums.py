@@ -1,4 +1,4 @@
-"""Processes that hold the same variables look now and then whether these are the same bits.
+"""Periodic checksums, by which processes verify that they hold the same variables.
 
 They start alike and make the same updates of the same numbers, so they stay alike. A device that computes another way,
 a callback that writes a weight in one process only, a broken memory: without a look nobody would ever know.

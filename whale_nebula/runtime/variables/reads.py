@@ -1,4 +1,4 @@
-"""Methods of a Keras model that need all of it: in a run of several processes, every process calls them together.
+"""Collective methods of a Keras model (`get_weights`, `save` and the like), which every process must call together.
 
 They are put on the instance when the first step is made that reads its variables, so nothing of Keras is patched.
 """

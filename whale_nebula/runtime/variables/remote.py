@@ -1,4 +1,4 @@
-"""Variables of other clusters: emptied here, so that a model may be larger than any of its clusters.
+"""Variables of other clusters: emptied in this process, so that a model may be larger than any of its clusters.
 
 Reading such a variable would give an empty tensor without a word, so its class is exchanged for one that refuses:
 every process can ask for all of a model together (`gathered`), none can alone.

@@ -1,4 +1,4 @@
-"""Links over gRPC: one bidirectional stream of frames between two workers, and how it is made again."""
+"""Links over gRPC: one bidirectional stream of frames between two workers, with reconnection."""
 
 from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.listener import Listener, Visitor

@@ -1,4 +1,4 @@
-"""What the dialling and the dialled side of a gRPC carrier do alike: hold the present connection and tell the link."""
+"""The common part of the dialling and the accepting side of a gRPC carrier: hold the current connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One connection of a carrier: a lane, or several over which large frames are spread. It breaks as a whole."""
+"""One connection of a carrier: one stream, or several over which large frames are spread. It breaks as a whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The side that dials: it connects, notices what is in the way, and connects again."""
+"""The dialling side of a gRPC carrier: connect, diagnose refusals, and retry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on the connections of a port that carry no stream that was let in: those of strangers, and of nobody.
+"""Limits on unauthenticated connections to a port, by source address.
 
 gRPC bounds connections as a whole, so that whoever opens enough of them keeps everybody else out. Here they are
 counted by source address, and where there are too many the oldest of the address that has most are closed: somebody

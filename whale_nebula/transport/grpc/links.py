@@ -1,4 +1,4 @@
-"""All links of one worker over gRPC: one port for those who dial it, and dialling for the rest."""
+"""All gRPC links of one worker: one listening port, and dialling for the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one port of a process, on which all that dial it come in."""
+"""The listening port of a process, shared by all connections to it."""
 
 from __future__ import annotations
 

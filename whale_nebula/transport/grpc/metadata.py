@@ -1,4 +1,4 @@
-"""What a dialling side says before the first frame: for which run it comes, who it is and whom it wants."""
+"""The metadata of a new stream: its run, the caller's identity, and the identity called."""
 
 from __future__ import annotations
 

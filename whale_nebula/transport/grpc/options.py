@@ -1,4 +1,4 @@
-"""What gRPC's channels and servers are told: each option stands for something that was measured.
+"""Options of gRPC channels and servers, each chosen by measurement.
 
 No static window is set: that would turn the bandwidth probe off, and a window that fits one line starves another.
 """
