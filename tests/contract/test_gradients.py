@@ -165,7 +165,7 @@ def test_parallel_for_vectorizes_in_the_graph_where_it_is_called() -> None:
     assert met == [graph]
 
 
-def test_hook_gradients_hears_of_tf_gradients_and_of_v1_optimizers() -> None:
+def test_patch_gradients_hears_of_tf_gradients_and_of_v1_optimizers() -> None:
     heard: list[tuple[int, int]] = []
 
     def asked(targets: Any, sources: Any, seeds: Any, stops: Any, unconnected: Any) -> None:
@@ -179,20 +179,16 @@ def test_hook_gradients_hears_of_tf_gradients_and_of_v1_optimizers() -> None:
         pairs = optimizer.compute_gradients(loss, [variable])
         return tf.gradients([loss, loss], [variable])[0], pairs[0][0]
 
-    tf_private.hook_gradients(asked)
-    try:
+    with tf_private.patch_gradients(asked).apply():
         twice, once = tf.function(step, autograph=False)()
-    finally:
-        tf_private.hook_gradients(None)
     assert sorted(heard) == [(1, 1), (2, 1)]
     assert (float(twice), float(once)) == (8.0, 4.0)
 
 
-def test_hook_gradients_is_not_asked_about_bodies() -> None:
+def test_patch_gradients_is_not_asked_about_bodies() -> None:
     """The gradients of a loop or a cond are TensorFlow's own matter: it says which graph they are about."""
     heard: list[Any] = []
-    tf_private.hook_gradients(lambda *options: heard.append(options))
-    try:
+    with tf_private.patch_gradients(lambda *options: heard.append(options)).apply():
 
         def step(x: Any) -> Any:
             with tf.GradientTape() as tape:
@@ -202,8 +198,6 @@ def test_hook_gradients_is_not_asked_about_bodies() -> None:
             return tape.gradient(y, x)
 
         assert float(tf.function(step, autograph=False)(tf.constant(2.0))) == 80.0
-    finally:
-        tf_private.hook_gradients(None)
     assert heard == []
 
 

@@ -189,23 +189,20 @@ def test_call_flat_makes_a_call_op_inside_a_trace() -> None:
     assert any(op.type.endswith("PartitionedCall") for op in graph.get_operations())
 
 
-def test_hook_cond_is_asked_before_a_cond_is_built() -> None:
+def test_patch_cond_is_asked_before_a_cond_is_built() -> None:
     seen: list[tuple[str, ...]] = []
 
     def takes(pred: Any, branches: Any) -> bool:
         seen.append(tuple(op.type for branch in branches for op in branch.get_operations() if op.type != "Placeholder"))
         return False
 
-    tf_private.hook_cond(takes)
-    try:
+    with tf_private.patch_cond(takes).apply():
         graph = graph_of(lambda x: tf.cond(x[0] > 0.0, lambda: tf.sin(x), lambda: tf.cos(x)), VECTOR)
-    finally:
-        tf_private.hook_cond(None)
     assert [set(types) >= {"Sin", "Cos"} for types in seen] == [True]
     assert "StatelessIf" in {op.type for op in graph.get_operations()}
 
 
-def test_hook_cond_may_build_something_else() -> None:
+def test_patch_cond_may_build_something_else() -> None:
     counter = tf.Variable(0.0)
 
     def takes(pred: Any, branches: Any) -> bool:
@@ -219,11 +216,8 @@ def test_hook_cond_may_build_something_else() -> None:
         tf.cond(x[0] > 0.0, add, lambda: None)
         return x
 
-    tf_private.hook_cond(takes)
-    try:
+    with tf_private.patch_cond(takes).apply():
         tf.function(step, autograph=False)(tf.constant([1.0]))
-    finally:
-        tf_private.hook_cond(None)
     assert float(counter) == 10.0
 
 
@@ -291,7 +285,7 @@ def test_variables_later_are_given_values_only_when_they_are_wanted() -> None:
     assert float(function(tf.constant(2.0))) == 6.0
 
 
-def test_hook_ops_gives_an_op_and_one_in_a_body_other_inputs() -> None:
+def test_patch_ops_gives_an_op_and_one_in_a_body_other_inputs() -> None:
     """What tapes and gradients see is what the op was given."""
     asked: list[str] = []
 
@@ -311,11 +305,8 @@ def test_hook_ops_gives_an_op_and_one_in_a_body_other_inputs() -> None:
         other.clear()
         return y, tape.gradient(y, weight)
 
-    tf_private.hook_ops(given)
-    try:
+    with tf_private.patch_ops(given).apply():
         y, gradient = step(tf.constant([0.5]))
-    finally:
-        tf_private.hook_ops(None)
     np.testing.assert_allclose(y, np.sin([1.0]) + 1.0, rtol=1e-6)
     np.testing.assert_allclose(gradient, 0.5 * np.cos(1.0) + 2.0 * 0.5, rtol=1e-6)
     assert {"Sin", "StatelessIf", "Mul"} <= set(asked)

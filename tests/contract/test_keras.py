@@ -339,15 +339,12 @@ def test_KerasInput_is_what_models_hold_for_their_inputs() -> None:
     assert isinstance(keras.Model(inputs, layers.Dense(1)(inputs)).layers[0], tf_private.KerasInput)
 
 
-def test_hook_masks_hears_of_what_a_layer_takes_off_again() -> None:
+def test_patch_masks_hears_of_what_a_layer_takes_off_again() -> None:
     heard: list[tuple[Any, Any]] = []
     tokens = keras.layers.Embedding(5, 4, mask_zero=True)(tf.constant([[1, 0]]))
-    tf_private.hook_masks(lambda tensor, mask: heard.append((tensor, mask)))
-    try:
+    with tf_private.patch_masks(lambda tensor, mask: heard.append((tensor, mask))).apply():
         hidden = keras.layers.Dense(3)(tokens)
         keras.layers.MultiHeadAttention(1, 2)(hidden, hidden)
-    finally:
-        tf_private.hook_masks(None)
     assert heard[0][0] is hidden and heard[0][1].numpy().tolist() == [[True, False]]
     count = len(heard)
     keras.layers.Dense(3)(tokens)

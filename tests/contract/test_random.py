@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.tf import random as tf_random
+from whale_nebula.tf.patch import apply_patches
 
 SHAPES = [(), (3,), (8, 64)]
 DRAWS: dict[str, Callable[[Any], Any]] = {
@@ -33,11 +34,8 @@ def test_a_variable_gives_the_numbers_of_a_kernel(name: str) -> None:
         states.append(tf_random.fresh_state(seed, seed2, "draws"))
         return states[-1]
 
-    tf_random.hook_draws(asked)
-    try:
+    with apply_patches(tf_random.patch_draws(asked)):
         counted = three(DRAWS[name])
-    finally:
-        tf_random.hook_draws(None)
     assert len(states) == len(SHAPES)
     for one, other in zip(plain, counted, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -45,11 +43,8 @@ def test_a_variable_gives_the_numbers_of_a_kernel(name: str) -> None:
 
 def test_where_nobody_has_a_variable_the_kernel_draws() -> None:
     asked: list[tuple[int, int]] = []
-    tf_random.hook_draws(lambda seed, seed2: asked.append((seed, seed2)))
-    try:
+    with apply_patches(tf_random.patch_draws(lambda seed, seed2: asked.append((seed, seed2)))):
         graph = tf.function(lambda: tf.random.normal([3], seed=7)).get_concrete_function().graph
-    finally:
-        tf_random.hook_draws(None)
     assert [op.type for op in graph.get_operations() if op.op_def.is_stateful] == ["RandomStandardNormal"]
     assert len(asked) == 1 and any(asked[0])
 

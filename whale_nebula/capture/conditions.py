@@ -6,9 +6,7 @@ after it in the trace follows the new ones. A cond with results, or that cannot 
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,28 +18,8 @@ from whale_nebula.passes.branches import NOBODY, Branch, Owners, bundle_aliases,
 from whale_nebula.passes.phases import SMALL
 from whale_nebula.tf import private as tf_private
 
-_LOCK = threading.Lock()
-_open = 0
 
-
-@contextlib.contextmanager
-def conditions_split() -> Iterator[None]:
-    """While a step is traced, ask us first when a cond is built; taken off again when the last trace ends."""
-    global _open
-    with _LOCK:
-        _open += 1
-        if _open == 1:
-            tf_private.hook_cond(_take_apart)
-    try:
-        yield
-    finally:
-        with _LOCK:
-            _open -= 1
-            if _open == 0:
-                tf_private.hook_cond(None)
-
-
-def _take_apart(pred: Any, branches: Sequence[Any]) -> bool:
+def split_condition(pred: Any, branches: Sequence[Any]) -> bool:
     """Build the conds of each cluster in the place of one; False where there is nothing to take apart."""
     trace = current()
     if trace is None or trace.busy or tf.compat.v1.get_default_graph() is not trace.graph:

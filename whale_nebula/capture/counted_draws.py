@@ -9,17 +9,15 @@ loops, branches and functions (`reduce` refuses there what would be drawn twice)
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.patches import Hook
 from whale_nebula.capture.tracing import current
 from whale_nebula.tf import random as tf_random
 
 
-def _find_draw_counter(seed: int, seed2: int) -> Any:
+def find_draw_counter(seed: int, seed2: int) -> Any:
     """The variable of an op with these seeds; None where the op is to stay as it is."""
     trace = current()
     if trace is None or trace.busy or trace.plain or trace.vectorizing or tf.executing_eagerly():
@@ -33,9 +31,3 @@ def _find_draw_counter(seed: int, seed2: int) -> Any:
 
 STATE = "nebula_draws"
 """How the variables' names begin; the seeds come behind, so that processes with other seeds notice it."""
-_HOOK = Hook(lambda: tf_random.hook_draws(_find_draw_counter), lambda: tf_random.hook_draws(None))
-
-
-def draws_counted() -> AbstractContextManager[None]:
-    """Hook TensorFlow's random ops while a step is traced; taken off when the last trace ends."""
-    return _HOOK.held()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,13 +16,12 @@ import tensorflow as tf
 from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.tf import private as tf_private
 
-_LOCK = threading.Lock()
-_open = 0
 _call = tf_private.PolymorphicFunction.__call__
 
 
 @functools.wraps(_call)  # AutoGraph goes by its module: it calls TensorFlow's own objects as they are
-def _call_inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
+def call_inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for the call of a tf.function: run its body in the trace, where that means the same."""
     trace = current()
     if trace is None or trace.busy or tf.compat.v1.get_default_graph() is not trace.graph:
         return _call(function, *args, **kwargs)
@@ -43,19 +41,3 @@ def _forbid_scopes_in_xla(trace: Tracing) -> Iterator[None]:
         yield
     finally:
         trace.compiled = before
-
-
-@contextlib.contextmanager
-def inlining() -> Iterator[None]:
-    """Hook the calls of tf.functions while a step is traced; taken off when the last trace ends."""
-    global _open
-    with _LOCK:
-        _open += 1
-        tf_private.PolymorphicFunction.__call__ = _call_inlined
-    try:
-        yield
-    finally:
-        with _LOCK:
-            _open -= 1
-            if _open == 0:
-                tf_private.PolymorphicFunction.__call__ = _call

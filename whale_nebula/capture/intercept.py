@@ -1,15 +1,14 @@
-"""Intercept `tape.gradient` while a step is being traced; elsewhere it is TensorFlow's own."""
+"""Answer requests for gradients while a step is being traced; elsewhere they are TensorFlow's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from whale_nebula.capture.differentiate import differentiate
-from whale_nebula.capture.patches import Hook
 from whale_nebula.capture.projection import check_nested
 from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.errors import GradientError
@@ -21,7 +20,7 @@ _original_enter = tf.GradientTape.__enter__
 _original_vectorized = tf_private.parallel_for._pfor_impl
 
 
-def gradient(
+def answer_tape(
     tape: tf.GradientTape,
     target: Any,
     sources: Any,
@@ -99,7 +98,7 @@ def vectorize_plainly(*args: Any, **kwargs: Any) -> Any:
         trace.busy, trace.vectorizing = before
 
 
-def _enter_tape(tape: tf.GradientTape) -> tf.GradientTape:
+def enter_tape(tape: tf.GradientTape) -> tf.GradientTape:
     """Stands in for `tf.GradientTape.__enter__`: the tapes of a trace are known."""
     trace = current()
     if trace is not None:
@@ -107,39 +106,17 @@ def _enter_tape(tape: tf.GradientTape) -> tf.GradientTape:
     return _original_enter(tape)
 
 
-def _mark_mask(tensor: Any, mask: Any) -> None:
+def note_mask(tensor: Any, mask: Any) -> None:
     """Keras says which rows of a tensor count."""
     trace = current()
     if trace is not None:
         trace.masks.append((tensor, mask))
 
 
-def _put() -> None:
-    tf.GradientTape.gradient = gradient
-    tf.GradientTape.__enter__ = _enter_tape
-    tf_private.hook_masks(_mark_mask)
-    tf_private.parallel_for._pfor_impl = vectorize_plainly
-
-
-def _take() -> None:
-    tf.GradientTape.gradient = _original
-    tf.GradientTape.__enter__ = _original_enter
-    tf_private.hook_masks(None)
-    tf_private.parallel_for._pfor_impl = _original_vectorized
-
-
-_HOOK = Hook(_put, _take)
-
-
-def intercept_gradients() -> AbstractContextManager[None]:
-    """Put `gradient` in the place of TensorFlow's, and take it off again when the last trace ends."""
-    return _HOOK.held()
-
-
-def _ask_trace(targets: Any, sources: Any, seeds: Any, stops: Any, unconnected: Any) -> list[Any] | None:
+def answer_gradients(targets: Any, sources: Any, seeds: Any, stops: Any, unconnected: Any) -> list[Any] | None:
     """The gradients, or None where TensorFlow is to find them: in a body, or while a tape records."""
     trace = current()
-    if trace is None or trace.busy:
+    if trace is None or trace.busy or trace.plain:
         return None
     if tf_private.tape_records():
         check_nested(trace.bottlenecks, _as_list(targets), _as_list(sources))
@@ -199,9 +176,29 @@ def _second_order() -> GradientError:
     )
 
 
-_GRAPH_HOOK = Hook(lambda: tf_private.hook_gradients(_ask_trace), lambda: tf_private.hook_gradients(None))
+_QUESTIONS = ("gradient", "jacobian", "batch_jacobian")
 
 
-def graph_asked() -> AbstractContextManager[None]:
-    """Hook `tf.gradients` while a step is traced; taken off when the last trace ends."""
-    return _GRAPH_HOOK.held()
+def tell_later(tapes: Iterable[Any]) -> None:
+    """The trace has ended: let those of its tapes that can still be asked say why there is no answer."""
+    for tape in tapes:
+        for question in _QUESTIONS if tf_private.tape_open(tape) else ():
+            setattr(tape, question, partial(_ask_tape, tape, question))
+
+
+def _ask_tape(tape: Any, question: str, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return getattr(tf.GradientTape, question)(tape, *args, **kwargs)
+    except (TypeError, ValueError) as error:
+        if "out of scope" not in str(error):
+            raise
+        raise _late() from error
+
+
+def _late() -> GradientError:
+    return GradientError(
+        "a tape of a step is asked after the step",
+        where=str(script_site()),
+        why="it has seen the tensors of the trace, which have no values outside of it",
+        mend="ask inside the step, and return the answer: return loss, tape.gradient(loss, variables)",
+    )

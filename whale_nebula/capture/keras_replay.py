@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -18,22 +18,20 @@ from whale_nebula.capture.places import BUILT
 from whale_nebula.capture.tracing import current
 from whale_nebula.tf import private as tf_private
 
-_LOCK = threading.Lock()
 _LOCAL = threading.local()
-_open = 0
 _run = tf_private.KerasFunction._run_through_graph
 _operation_for = tf_private.KerasFunction._get_operation_for_node
 _call = tf_private.KerasSequential.call
 
 
-def _noting_node(function: Any, node: Any) -> Any:
+def find_operation(function: Any, node: Any) -> Any:
     """Keras asks this for each node just before it calls the node's operation."""
-    _LOCAL.frames = _frames(function, node)
+    _LOCAL.frames = _frames_of_node(function, node)
     _LOCAL.line = built_at(_tag_call(function, node))
     return _operation_for(function, node)
 
 
-def _frames(function: Any, node: Any) -> Frames:
+def _frames_of_node(function: Any, node: Any) -> Frames:
     """A Sequential's layers carry their own scopes; elsewhere the nodes do."""
     return frames_of(_tag_call(function, node))
 
@@ -42,7 +40,8 @@ def _tag_call(function: Any, node: Any) -> Any:
     return node.operation if getattr(_LOCAL, "sequential", None) is function else node
 
 
-def _run_scoped(function: Any, inputs: Any, operation_fn: Any = lambda op: op, call_fn: Any = None) -> Any:
+def run_graph(function: Any, inputs: Any, operation_fn: Any = lambda op: op, call_fn: Any = None) -> Any:
+    """Stands in for `Function._run_through_graph`: each node runs in the scopes that it was built in."""
     if current() is None or call_fn is not None:
         return _run(function, inputs, operation_fn, call_fn)
 
@@ -84,7 +83,8 @@ def _built_at(line: str) -> contextlib.AbstractContextManager[None]:
     return tf_private.stamp_ops(graph, {BUILT: line})
 
 
-def _call_sequential(model: Any, *args: Any, **kwargs: Any) -> Any:
+def call_sequential(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for `Sequential.call`, whose layers bear the scopes instead of its nodes."""
     _tell(model)
     before = getattr(_LOCAL, "sequential", None)
     _LOCAL.sequential = model._functional
@@ -92,23 +92,3 @@ def _call_sequential(model: Any, *args: Any, **kwargs: Any) -> Any:
         return _call(model, *args, **kwargs)
     finally:
         _LOCAL.sequential = before
-
-
-@contextlib.contextmanager
-def replaying() -> Iterator[None]:
-    """Hook functional and Sequential models while a step is traced; taken off when the last trace ends."""
-    global _open
-    with _LOCK:
-        _open += 1
-        tf_private.KerasFunction._run_through_graph = _run_scoped
-        tf_private.KerasFunction._get_operation_for_node = _noting_node
-        tf_private.KerasSequential.call = _call_sequential
-    try:
-        yield
-    finally:
-        with _LOCK:
-            _open -= 1
-            if _open == 0:
-                tf_private.KerasFunction._run_through_graph = _run
-                tf_private.KerasFunction._get_operation_for_node = _operation_for
-                tf_private.KerasSequential.call = _call

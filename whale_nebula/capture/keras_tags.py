@@ -64,10 +64,8 @@ def _ran(stage: Frame, projects: bool, arguments: Any) -> None:
         tell(stage, code, then, where=place, program=place)
 
 
-_LOCK = threading.Lock()
 _LOCAL = threading.local()
 _entered: weakref.WeakSet[Any] = weakref.WeakSet()
-_open = 0
 _node_init = tf_private.KerasNode.__init__
 _add = tf_private.KerasSequential.add
 
@@ -88,7 +86,8 @@ def _tag(target: Any, operation: Any, frames: Frames) -> None:
         frame.touched = True
 
 
-def _tagging_init(node: Any, *args: Any, **kwargs: Any) -> None:
+def init_node(node: Any, *args: Any, **kwargs: Any) -> None:
+    """Stands in for `Node.__init__`: the node is tagged with the open scopes."""
     _node_init(node, *args, **kwargs)
     if frames := _frames():
         _tag(node, node.operation, frames)
@@ -96,7 +95,8 @@ def _tagging_init(node: Any, *args: Any, **kwargs: Any) -> None:
         watch_node(node, frames)
 
 
-def _tagging_add(model: Any, layer: Any, rebuild: bool = True) -> None:
+def add_layer(model: Any, layer: Any, rebuild: bool = True) -> None:
+    """Stands in for `Sequential.add`: the layer is tagged with the open scopes."""
     frames = _frames()
     if frames and not hasattr(layer, "_keras_history"):
         _tag(layer, layer, frames)
@@ -125,40 +125,17 @@ def _check_expected() -> None:
         raise ScopeMet
 
 
-class _Tagger:
-    """Watches scopes: hooks Keras's construction while at least one is open."""
-
-    @contextlib.contextmanager
-    def enter(self, frame: Frame) -> Iterator[None]:
-        global _open
-        layer = tf_private.entry_layer()
-        if layer is not None and current() is None:
-            enters_scopes(layer)
-        if current() is None:
-            _check_expected()
-        with _LOCK:
-            _open += 1
-            tf_private.KerasNode.__init__ = _tagging_init
-            tf_private.KerasSequential.add = _tagging_add
-        try:
-            yield
-        finally:
-            with _LOCK:
-                _open -= 1
-                if _open == 0:
-                    tf_private.KerasNode.__init__ = _node_init
-                    tf_private.KerasSequential.add = _add
+def note_entry() -> None:
+    """A scope is entered: outside of a trace the layer whose call does it bears scopes from now on."""
+    if current() is not None:
+        return
+    layer = tf_private.entry_layer()
+    if layer is not None:
+        enters_scopes(layer)
+    _check_expected()
 
 
 def bears_scopes(model: Any) -> bool:
     """Whether a model was built under scopes, enters some when it is called, or is placed."""
     parts = tf_private.layers_of(model)
     return bool(placements_in(parts)) or any(part in _entered for part in parts) or built_under_scopes(model)
-
-
-def install() -> list[scopes.Watcher]:
-    """Watch scopes, once; gives the watcher if it was not there before."""
-    if any(isinstance(watcher, _Tagger) for watcher in scopes.watchers):
-        return []
-    scopes.add_watcher(_Tagger())
-    return scopes.watchers[-1:]

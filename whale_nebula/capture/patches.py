@@ -1,76 +1,78 @@
-"""A reference-counted, thread-safe hook on a TensorFlow function."""
+"""Everything of TensorFlow and Keras that this package replaces, and when: one list.
+
+`BUILDING` is applied while a scope is open, so that Keras's construction of models is followed. `TRACING` is applied
+while a step is traced. Outside of both, TensorFlow and Keras are as they were, except for the one inert wrapper of
+`tf.keras_import`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Iterator
 
 import tensorflow as tf
 
-from whale_nebula.errors import GradientError
-from whale_nebula.site import script_site
+from whale_nebula import scopes
+from whale_nebula.capture import (
+    conditions,
+    counted_draws,
+    inlining,
+    intercept,
+    keras_replay,
+    keras_tags,
+    place_trace,
+    projection,
+    replica_sums,
+)
+from whale_nebula.capture.tracing import current
+from whale_nebula.scopes import Frame
+from whale_nebula.tf import moments as tf_moments
 from whale_nebula.tf import private as tf_private
+from whale_nebula.tf import random as tf_random
+from whale_nebula.tf.patch import Patch, apply_patches
+
+BUILDING = (
+    Patch(tf_private.KerasNode, "__init__", keras_tags.init_node),
+    Patch(tf_private.KerasSequential, "add", keras_tags.add_layer),
+)
+TRACING = (
+    Patch(tf.GradientTape, "gradient", intercept.answer_tape),
+    Patch(tf.GradientTape, "__enter__", intercept.enter_tape),
+    Patch(tf_private.parallel_for, "_pfor_impl", intercept.vectorize_plainly),
+    tf_private.patch_gradients(intercept.answer_gradients),
+    tf_private.patch_masks(intercept.note_mask),
+    Patch(tf_private.PolymorphicFunction, "__call__", inlining.call_inlined),
+    tf_private.patch_cond(conditions.split_condition),
+    tf_private.patch_ops(projection.find_inputs),
+    *tf_random.patch_draws(counted_draws.find_draw_counter),
+    Patch(tf_private.KerasFunction, "_run_through_graph", keras_replay.run_graph),
+    Patch(tf_private.KerasFunction, "_get_operation_for_node", keras_replay.find_operation),
+    Patch(tf_private.KerasSequential, "call", keras_replay.call_sequential),
+    Patch(tf_private.KerasLayer, "__call__", place_trace.call_placed),
+    tf_moments.patch_moments(replica_sums.synchronize_moments),
+)
 
 
-class Hook:
-    """`put` sets the hook, again for everybody who needs it; `take` takes it off when the last of them is done.
-
-    >>> hook = Hook(lambda: print("on"), lambda: print("off"))
-    >>> with hook.held(), hook.held():
-    ...     print("traced")
-    on
-    on
-    traced
-    off
-    """
-
-    def __init__(self, put: Callable[[], None], take: Callable[[], None]) -> None:
-        self._put = put
-        self._take = take
-        self._lock = threading.Lock()
-        self._held = 0
+class _Builder:
+    """Watches scopes: what Keras builds while one is open remembers it."""
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """The hook is on inside, however what is inside ends."""
-        with self._lock:
-            self._held += 1
-            self._put()
-        try:
+    def enter(self, frame: Frame) -> Iterator[None]:
+        keras_tags.note_entry()
+        with apply_patches(BUILDING if current() is None else ()):
             yield
-        finally:
-            with self._lock:
-                self._held -= 1
-                if self._held == 0:
-                    self._take()
 
 
-_QUESTIONS = ("gradient", "jacobian", "batch_jacobian")
+def install() -> list[scopes.Watcher]:
+    """Watch scopes, once; gives the watcher if it was not there before."""
+    if any(isinstance(watcher, _Builder) for watcher in scopes.watchers):
+        return []
+    scopes.add_watcher(_Builder())
+    return scopes.watchers[-1:]
 
 
-def tell_later(tapes: Iterable[Any]) -> None:
-    """The trace has ended: let those of its tapes that can still be asked say why there is no answer."""
-    for tape in tapes:
-        for question in _QUESTIONS if tf_private.tape_open(tape) else ():
-            setattr(tape, question, partial(_ask_tape, tape, question))
-
-
-def _ask_tape(tape: Any, question: str, *args: Any, **kwargs: Any) -> Any:
-    try:
-        return getattr(tf.GradientTape, question)(tape, *args, **kwargs)
-    except (TypeError, ValueError) as error:
-        if "out of scope" not in str(error):
-            raise
-        raise _late() from error
-
-
-def _late() -> GradientError:
-    return GradientError(
-        "a tape of a step is asked after the step",
-        where=str(script_site()),
-        why="it has seen the tensors of the trace, which have no values outside of it",
-        mend="ask inside the step, and return the answer: return loss, tape.gradient(loss, variables)",
-    )
+@contextlib.contextmanager
+def trace_patched() -> Iterator[None]:
+    """Around the trace of a step: apply `TRACING`, and follow the layers of placed models."""
+    with apply_patches(TRACING), place_trace.placing():
+        yield

@@ -131,14 +131,13 @@ def _outer(path: str, placement: Placement) -> list[Frame]:
     return found
 
 
-_LOCK = threading.Lock()
 _LOCAL = threading.local()
-_open = 0
 _call = tf_private.KerasLayer.__call__
 
 
 @functools.wraps(_call)  # AutoGraph goes by its module: it leaves Keras's own functions as they are
-def _call_layer(layer: Any, *args: Any, **kwargs: Any) -> Any:
+def call_placed(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for `Layer.__call__`: a layer that `nb.place` was given runs in its stage."""
     trace, places = current(), getattr(_LOCAL, "places", None)
     if trace is None or trace.graph is None or trace.busy or places is None or tf_private.in_symbolic_scope():
         return _call(layer, *args, **kwargs)  # in a symbolic scope Keras builds the model, in a graph of its own
@@ -148,30 +147,14 @@ def _call_layer(layer: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def placing() -> Iterator[None]:
-    """Hook the calls of layers while a step is traced, if a model is placed; taken off when the last trace ends."""
+    """Around a trace: follow the calls of layers, if a model is placed, and check in the end that all were met."""
     if not any(True for _ in placed_models()):
         yield
         return
     before, places = getattr(_LOCAL, "places", None), Places()
     _LOCAL.places = places
     try:
-        with _hook_calls():
-            yield
+        yield
         places.check()
     finally:
         _LOCAL.places = before
-
-
-@contextlib.contextmanager
-def _hook_calls() -> Iterator[None]:
-    global _open
-    with _LOCK:
-        _open += 1
-        tf_private.KerasLayer.__call__ = _call_layer
-    try:
-        yield
-    finally:
-        with _LOCK:
-            _open -= 1
-            if _open == 0:
-                tf_private.KerasLayer.__call__ = _call

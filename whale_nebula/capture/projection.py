@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -22,7 +21,6 @@ from whale_nebula import scopes
 from whale_nebula.capture import bottlenecks
 from whale_nebula.capture.bottlenecks import Bottlenecks, Home
 from whale_nebula.capture.mirror import COMPRESS, STAGE, in_order
-from whale_nebula.capture.patches import Hook
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.codec import Codec, Rank
@@ -35,11 +33,6 @@ from whale_nebula.tf import private as tf_private
 
 _EPSILON = 1e-6
 _BUNDLE = "IdentityN"
-
-
-def projecting() -> AbstractContextManager[None]:
-    """Look at the ops that are made while a step is traced; taken off when the last trace ends."""
-    return _HOOK.held()
 
 
 def learned_rank(frame: Frame) -> Rank | None:
@@ -208,9 +201,6 @@ def _normalize_rows(tensor: Any) -> Any:
     """Each row with mean zero and variance one."""
     mean, variance = tf.nn.moments(tensor, [-1], keepdims=True)
     return (tensor - mean) * tf.math.rsqrt(variance + _EPSILON)
-
-
-_HOOK = Hook(lambda: tf_private.hook_ops(find_inputs), lambda: tf_private.hook_ops(None))
 
 
 def check_crossed(trace: Tracing, program: Program) -> None:

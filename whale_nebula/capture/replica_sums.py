@@ -14,7 +14,6 @@ is what it comes to where one process has the whole batch; between processes the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,6 @@ import tensorflow as tf
 
 from whale_nebula.capture.loss_weights import roles
 from whale_nebula.capture.mirror import SUMMED, mirror
-from whale_nebula.capture.patches import Hook
 from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.replicas import Where, refusal
@@ -55,7 +53,7 @@ def _own_trace() -> Tracing | None:
     return trace if tf.compat.v1.get_default_graph() is trace.graph else None
 
 
-def _moments(x: Any, axes: Sequence[int], keepdims: bool) -> tuple[Any, Any] | None:
+def synchronize_moments(x: Any, axes: Sequence[int], keepdims: bool) -> tuple[Any, Any] | None:
     """Mean and variance, by Keras's own formula; None where they are those of what is there."""
     trace = _own_trace()
     own = [tf.reduce_sum(each, axes, keepdims=True) for each in (x, tf.square(x), tf.ones_like(x))] if trace else []
@@ -65,14 +63,6 @@ def _moments(x: Any, axes: Sequence[int], keepdims: bool) -> tuple[Any, Any] | N
     mean = tf.math.divide_no_nan(added, count)
     variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
     return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
-
-
-_HOOK = Hook(lambda: tf_moments.hook_moments(_moments), lambda: tf_moments.hook_moments(None))
-
-
-def moments_synchronized() -> AbstractContextManager[None]:
-    """Hook Keras's synchronized moments while a step is traced; taken off when the last trace ends."""
-    return _HOOK.held()
 
 
 def settle_sums(trace: Tracing, program: Program, where: Where) -> Program:

@@ -16,17 +16,11 @@ from whale_nebula.capture import tracing
 from whale_nebula.capture.arguments import Declared, key_of
 from whale_nebula.capture.assemble import assemble
 from whale_nebula.capture.bottlenecks import Bottlenecks
-from whale_nebula.capture.conditions import conditions_split
-from whale_nebula.capture.counted_draws import draws_counted
 from whale_nebula.capture.errors import check_constants, translate_errors
-from whale_nebula.capture.inlining import inlining
-from whale_nebula.capture.intercept import graph_asked, intercept_gradients
+from whale_nebula.capture.intercept import tell_later
 from whale_nebula.capture.keras_copies import stages_of
-from whale_nebula.capture.keras_replay import replaying
-from whale_nebula.capture.patches import tell_later
-from whale_nebula.capture.place_trace import placing
-from whale_nebula.capture.projection import check_crossed, check_listed, projecting
-from whale_nebula.capture.replica_sums import moments_synchronized
+from whale_nebula.capture.patches import trace_patched
+from whale_nebula.capture.projection import check_crossed, check_listed
 from whale_nebula.capture.stageless import tell_if_partly_copied, tell_if_stageless
 from whale_nebula.capture.surroundings import check_surroundings
 from whale_nebula.capture.tracing import Tracing
@@ -171,7 +165,7 @@ def capture(
     given = list(zip(layout.names, layout.specs, strict=True))
     function = tf.function(body, autograph=False)
     begin = tf_private.variables_later(function) if later else _have_begun
-    with translate_errors(trace, given), tracing.tracing(trace), _tensorflow(), _keras():
+    with translate_errors(trace, given), tracing.tracing(trace), trace_patched():
         traced = function.get_concrete_function(*layout.specs)
     tell_later(trace.tapes)
     graph = traced.graph
@@ -192,7 +186,7 @@ def capture(
 def plainly(tensors: Sequence[Any], owner: Any = None) -> Iterator[None]:
     """In the trace of a step that runs uncut: project what the step cut would project, and leave all else as it is."""
     trace = Tracing(plain=True, bottlenecks=Bottlenecks(owner))
-    with tracing.tracing(trace), intercept_gradients(), inlining(), projecting(), _keras(), scopes.numbering():
+    with tracing.tracing(trace), trace_patched(), scopes.numbering():
         trace.begin(tf.compat.v1.get_default_graph(), list(tensors))
         with scopes.told_again():
             _meet(trace, owner)
@@ -203,18 +197,6 @@ def _meet(trace: Tracing, owner: Any) -> None:
     """All parts of a model are its steps' own, also those that this one leaves out."""
     if isinstance(owner, keras.Model):
         trace.meets(stages_of(owner))
-
-
-@contextlib.contextmanager
-def _tensorflow() -> Iterator[None]:
-    with intercept_gradients(), graph_asked(), inlining(), conditions_split(), projecting(), draws_counted():
-        yield
-
-
-@contextlib.contextmanager
-def _keras() -> Iterator[None]:
-    with replaying(), placing(), moments_synchronized():
-        yield
 
 
 def fill_layout(layout: Signature, tensors: Sequence[Any]) -> list[Any]:

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from whale_nebula import scopes
-from whale_nebula.capture import keras_copies, keras_tags, tracing
+from whale_nebula.capture import keras_copies, keras_tags, patches, tracing
 from whale_nebula.capture.arguments import Declared
 from whale_nebula.capture.keras_tags import bears_scopes
 from whale_nebula.capture.placed import changes, placements_in
@@ -41,7 +41,7 @@ _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 def install() -> list[scopes.Watcher]:
     """Let scopes stamp what is traced and tag what Keras builds; gives the watchers that were not there before."""
-    return [*tracing.install(), *keras_tags.install()]
+    return [*tracing.install(), *patches.install()]
 
 
 def make_function(kind: str, original: Original, model: Any, force: bool) -> Any:

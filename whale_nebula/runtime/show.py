@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from whale_nebula.capture.step import Captured, Signature, capture
 from whale_nebula.plan.plan import Plan
 from whale_nebula.runtime.plan_step import plan_step
 from whale_nebula.runtime.step.step import Step, Unpack
+from whale_nebula.tf.patch import Patch, apply_patches
 
 _SAVING = (
     *((keras.Model, name) for name in ("save", "save_weights", "export")),
@@ -62,7 +63,7 @@ class Shown:
         """From now on callbacks of a script hear nothing: many open a file as soon as training begins."""
         if not self.silent:
             self.silent = True
-            self.guarded.enter_context(_callbacks_left_out())
+            self.guarded.enter_context(_without_callbacks())
 
     def look(self, step: Step, layout: Signature, tensors: Sequence[Any], unpack: Unpack) -> Seen:
         """Plan a step, if it is new."""
@@ -84,14 +85,12 @@ class Shown:
     def _guard(self) -> None:
         """From the first step that is answered with zeros on, nothing may be saved over what was trained before."""
         if self.goes_on and len(self.plans) == 1:
-            self.guarded.enter_context(_saving_told(self.saves))
+            self.guarded.enter_context(_report_saves(self.saves))
 
 
-@contextlib.contextmanager
-def _callbacks_left_out() -> Iterator[None]:
+def _without_callbacks() -> contextlib.AbstractContextManager[None]:
     """While open, Keras calls no callbacks but those that keep the history and draw the bar."""
     kind = keras.callbacks.CallbackList
-    before = {name: getattr(kind, name) for name in _BEGINNINGS}
 
     def beginning(plain: Callable[..., None]) -> Callable[..., None]:
         def begin(callbacks: Any, *args: Any, **kwargs: Any) -> None:
@@ -100,30 +99,17 @@ def _callbacks_left_out() -> Iterator[None]:
 
         return begin
 
-    for name, plain in before.items():
-        setattr(kind, name, beginning(plain))
-    try:
-        yield
-    finally:
-        for name, plain in before.items():
-            setattr(kind, name, plain)
+    return apply_patches([Patch(kind, name, beginning(getattr(kind, name))) for name in _BEGINNINGS])
 
 
-@contextlib.contextmanager
-def _saving_told(tell: Callable[[str], None]) -> Iterator[None]:
-    """While open, whoever saves a model is told of, and does not."""
-    before = [(kind, name, getattr(kind, name)) for kind, name in _SAVING]
+def _report_saves(tell: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+    """While open, a call that saves a model is reported to `tell`, and saves nothing."""
 
     def teller(what: str) -> Callable[..., None]:
         return lambda *args, **kwargs: tell(what)
 
-    for kind, name in _SAVING:
-        setattr(kind, name, teller(f"{kind.__name__.rpartition('.')[2]}.{name}"))
-    try:
-        yield
-    finally:
-        for kind, name, original in before:
-            setattr(kind, name, original)
+    found = [(kind, name, f"{kind.__name__.rpartition('.')[2]}.{name}") for kind, name in _SAVING]
+    return apply_patches([Patch(kind, name, teller(what)) for kind, name, what in found])
 
 
 def _zero(result: Any, rows: int) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from whale_nebula.tf.patch import Patch
 from whale_nebula.tf.versions import require_supported
 
 require_supported()  # what follows is where it is in these versions only
@@ -20,20 +21,17 @@ _compute = nn._compute_moments_sync
 Answer = Callable[[Any, Sequence[int], bool], tuple[Any, Any] | None]
 
 
-def hook_moments(answer: Answer | None) -> None:
+def patch_moments(answer: Answer) -> Patch:
     """Ask `answer(tensor, axes, keepdims)` for the mean and the variance of synchronized moments.
 
-    Where it is None, Keras goes on. With None, the hook is taken off.
+    Where it is None, Keras goes on.
     """
-    if answer is None:
-        nn._compute_moments_sync = _compute
-        return
 
     def compute(x: Any, axes: Sequence[int], keepdims: bool = False) -> Any:
         found = answer(x, axes, keepdims)
         return _compute(x, axes, keepdims) if found is None else found
 
-    nn._compute_moments_sync = compute
+    return Patch(nn, "_compute_moments_sync", compute)
 
 
 def unmark(op: Any, name: str) -> None:

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from whale_nebula.tf.patch import Patch
 from whale_nebula.tf.versions import require_supported
 
 require_supported()  # what follows is where it is in these versions only
@@ -79,14 +80,11 @@ def stamp_ops(graph: Any, stamps: Mapping[str, str | int]) -> contextlib.Abstrac
 _gradients_helper = gradients_util._GradientsHelper
 
 
-def hook_gradients(asked: Callable[..., list[Any] | None] | None) -> None:
+def patch_gradients(asked: Callable[..., list[Any] | None]) -> Patch:
     """Ask `asked(targets, sources, seeds, stops, unconnected)` where `tf.gradients` is called.
 
     So is every v1 optimizer's `compute_gradients` of a tensor. Where the answer is None, TensorFlow goes on.
     """
-    if asked is None:
-        gradients_util._GradientsHelper = _gradients_helper
-        return
 
     def helper(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
         bound = inspect.signature(_gradients_helper).bind(ys, xs, grad_ys, *args, **kwargs)
@@ -97,7 +95,7 @@ def hook_gradients(asked: Callable[..., list[Any] | None] | None) -> None:
             found = asked(ys, xs, grad_ys, options["stop_gradients"], options["unconnected_gradients"])
         return _gradients_helper(ys, xs, grad_ys, *args, **kwargs) if found is None else found
 
-    gradients_util._GradientsHelper = helper
+    return Patch(gradients_util, "_GradientsHelper", helper)
 
 
 def differentiate(
@@ -113,11 +111,8 @@ def differentiate(
 _build_cond = cond_v2._build_cond
 
 
-def hook_cond(takes: Callable[[Any, Sequence[Any]], bool] | None) -> None:
+def patch_cond(takes: Callable[[Any, Sequence[Any]], bool]) -> Patch:
     """Ask `takes(predicate, branches)` before a cond is built; where it has built one itself, nothing more is done."""
-    if takes is None:
-        cond_v2._build_cond = _build_cond
-        return
 
     def build(
         pred: Any, true_graph: Any, false_graph: Any, true_inputs: Any, false_inputs: Any, building_gradient: bool,
@@ -129,22 +124,19 @@ def hook_cond(takes: Callable[[Any, Sequence[Any]], bool] | None) -> None:
             pred, true_graph, false_graph, true_inputs, false_inputs, building_gradient=building_gradient, **options
         )
 
-    cond_v2._build_cond = build
+    return Patch(cond_v2, "_build_cond", build)
 
 
 _create_op = func_graph_lib.FuncGraph._create_op_internal
 
 
-def hook_ops(given: Callable[[Any, str, Sequence[Any]], Sequence[Any]] | None) -> None:
+def patch_ops(given: Callable[[Any, str, Sequence[Any]], Sequence[Any]]) -> Patch:
     """Ask `given(graph, op_type, inputs)` what an op reads, before it is made in any FuncGraph."""
-    if given is None:
-        func_graph_lib.FuncGraph._create_op_internal = _create_op
-        return
 
     def create(graph: Any, op_type: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         return _create_op(graph, op_type, list(given(graph, op_type, list(inputs))), *args, **kwargs)
 
-    func_graph_lib.FuncGraph._create_op_internal = create
+    return Patch(func_graph_lib.FuncGraph, "_create_op_internal", create)
 
 
 def tape_records() -> bool:
@@ -563,18 +555,15 @@ def caching_device_kept() -> Iterator[None]:
 _set_keras_mask = keras_backend.set_keras_mask
 
 
-def hook_masks(hear: Callable[[Any, Any], None] | None) -> None:
+def patch_masks(hear: Callable[[Any, Any], None]) -> Patch:
     """Have `hear(tensor, mask)` told of every mask that Keras puts on a tensor: a layer may take it off again."""
-    if hear is None:
-        keras_backend.set_keras_mask = _set_keras_mask
-        return
 
     def set_keras_mask(x: Any, mask: Any) -> None:
         _set_keras_mask(x, mask)
         if mask is not None:
             hear(x, mask)
 
-    keras_backend.set_keras_mask = set_keras_mask
+    return Patch(keras_backend, "set_keras_mask", set_keras_mask)
 
 
 def dispatch_to(api: Any, kind: type, answer: Callable[..., Any]) -> None:

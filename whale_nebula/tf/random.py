@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from whale_nebula.tf.patch import Patch
 from whale_nebula.tf.versions import require_supported
 
 require_supported()  # what follows is where it is in these versions only
@@ -34,13 +35,12 @@ _MAKERS: Mapping[str, Any] = MappingProxyType({name: getattr(gen_random_ops, nam
 Asked = Callable[[int, int], Any]
 
 
-def hook_draws(asked: Asked | None) -> None:
+def patch_draws(asked: Asked) -> list[Patch]:
     """Ask `asked(seed, seed2)` for a variable of `fresh_state` where a seeded random op is made.
 
-    The op then draws from that; where the answer is None, the op is made as ever. With None, the hook is taken off.
+    The op then draws from that; where the answer is None, the op is made as ever.
     """
-    for name, make in _MAKERS.items():
-        setattr(gen_random_ops, name, make if asked is None else functools.partial(_draw_counter, name, asked))
+    return [Patch(gen_random_ops, name, functools.partial(_draw_counter, name, asked)) for name in _MAKERS]
 
 
 def _draw_counter(name: str, asked: Asked, /, *args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.capture.counted_draws import STATE, draws_counted
+from whale_nebula.capture.counted_draws import STATE
+from whale_nebula.capture.patches import trace_patched
 from whale_nebula.errors import BatchCoupledError, NebulaError
 
 ROWS = np.ones((8, 16), "float32")
@@ -61,7 +62,7 @@ def test_the_hook_is_on_while_a_step_is_traced() -> None:
         graph = tf.function(lambda: tf.random.normal([2], seed=1)).get_concrete_function().graph
         return [op.type for op in graph.get_operations() if op.op_def.is_stateful]
 
-    with draws_counted():
+    with trace_patched():
         assert drawn() == ["RandomStandardNormal"]  # no step is traced in this thread
     assert drawn() == ["RandomStandardNormal"]
 

@@ -8,11 +8,9 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.capture.inlining import inlining
+from whale_nebula.capture.patches import trace_patched
 from whale_nebula.errors import BoundaryInBodyError
-from whale_nebula.tf import private as tf_private
 
-ORIGINAL = tf_private.PolymorphicFunction.__call__
 ROWS = np.ones((4, 2), "float32")
 
 
@@ -33,22 +31,6 @@ def around(inner: Any) -> Any:
             return inner(x)
 
     return step
-
-
-def test_it_is_taken_off_again() -> None:
-    with inlining(), inlining():
-        assert tf_private.PolymorphicFunction.__call__ is not ORIGINAL
-    assert tf_private.PolymorphicFunction.__call__ is ORIGINAL
-
-
-def test_it_is_taken_off_when_the_step_raises() -> None:
-    @nb.function
-    def step(x: Any) -> Any:
-        raise ValueError("mine")
-
-    with pytest.raises(ValueError, match="mine"):
-        step(ROWS)
-    assert tf_private.PolymorphicFunction.__call__ is ORIGINAL
 
 
 def test_what_is_called_becomes_part_of_the_step() -> None:
@@ -101,7 +83,7 @@ def test_a_scope_in_a_concrete_function_is_refused() -> None:
 
 def test_another_thread_keeps_its_calls() -> None:
     inner, found = tf.function(sine), []
-    with inlining():
+    with trace_patched():
         thread = threading.Thread(target=lambda: found.append(float(inner(0.0))))
         thread.start()
         thread.join(timeout=30)

@@ -9,8 +9,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.capture.intercept import intercept_gradients
-from whale_nebula.capture.keras_replay import replaying
+from whale_nebula.capture.patches import BUILDING, TRACING, trace_patched
 from whale_nebula.capture.tracing import Tracing, current, tracing
 from whale_nebula.errors import GradientError, NebulaError, StaticBatchError
 
@@ -24,13 +23,22 @@ def square_slope() -> float:
     return float(tape.gradient(y, x))
 
 
-def test_it_is_taken_off_again() -> None:
-    with intercept_gradients():
-        assert tf.GradientTape.gradient is not ORIGINAL
-        with intercept_gradients():
-            pass
-        assert tf.GradientTape.gradient is not ORIGINAL
-        assert tf.GradientTape.__enter__ is not ENTER
+def patched() -> list[str]:
+    """The patches that are on."""
+    return [str(each) for each in (*BUILDING, *TRACING) if getattr(each.owner, each.name) is each.replacement]
+
+
+def test_every_patch_is_on_in_a_trace_and_off_after_it() -> None:
+    assert not patched()
+    with trace_patched():
+        with trace_patched():
+            assert patched() == [str(each) for each in TRACING]
+        assert patched() == [str(each) for each in TRACING]
+    assert not patched()
+    with nb.stage(cluster="a"):
+        keras.layers.Dense(1)(keras.Input((2,)))
+        assert patched() == [str(each) for each in BUILDING]
+    assert not patched()
     assert tf.GradientTape.gradient is ORIGINAL
     assert tf.GradientTape.__enter__ is ENTER
 
@@ -40,18 +48,17 @@ def test_it_is_taken_off_when_the_step_raises() -> None:
     def step(x: Any) -> Any:
         raise ValueError("mine")
 
-    run_through = keras.src.ops.function.Function._run_through_graph
     with pytest.raises(ValueError, match="mine") as caught:
         step(np.ones(2, "float32"))
     assert tf.GradientTape.gradient is ORIGINAL
-    assert keras.src.ops.function.Function._run_through_graph is run_through
+    assert not patched()
     assert current() is None
     assert any("captured" in note for note in caught.value.__notes__)
 
 
 def test_other_threads_get_tensorflows_own() -> None:
     found: list[float] = []
-    with intercept_gradients(), tracing(Tracing(graph=tf.Graph())):
+    with trace_patched(), tracing(Tracing(graph=tf.Graph())):
         assert current() is not None
         thread = threading.Thread(target=lambda: found.append(square_slope()))
         thread.start()
@@ -60,16 +67,8 @@ def test_other_threads_get_tensorflows_own() -> None:
 
 
 def test_eager_code_in_the_same_thread_gets_tensorflows_own() -> None:
-    with intercept_gradients(), tracing(Tracing(graph=tf.Graph())):
+    with trace_patched(), tracing(Tracing(graph=tf.Graph())):
         assert square_slope() == 6.0
-
-
-def test_replaying_is_taken_off_again() -> None:
-    function = keras.src.ops.function.Function
-    before = function._run_through_graph, function._get_operation_for_node, keras.Sequential.call
-    with replaying():
-        assert function._run_through_graph is not before[0]
-    assert (function._run_through_graph, function._get_operation_for_node, keras.Sequential.call) == before
 
 
 def test_errors_of_ours_are_not_wrapped() -> None:

@@ -31,6 +31,7 @@ from whale_nebula.scopes import hints
 from whale_nebula.scopes.observer import observer
 from whale_nebula.spec import Spec
 from whale_nebula.tf import private as tf_private
+from whale_nebula.tf.patch import Patch
 
 Shapes = tuple[tuple[int | None, ...] | None, ...]
 
@@ -91,36 +92,29 @@ def _common(a: tf.TensorSpec, b: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec([x if x == y else None for x, y in zip(a.shape, b.shape, strict=True)], a.dtype)
 
 
-_LOCK = threading.Lock()
 _LOCAL = threading.local()
-_open = 0
-_plain = tf_private.KerasLayer.__call__
 
 
-@functools.wraps(_plain)  # AutoGraph goes by its module: it leaves Keras's own functions as they are
-def _callable_of(model: Any, *args: Any, **kwargs: Any) -> Any:
+@functools.wraps(tf_private.KerasLayer.__call__)  # AutoGraph leaves functions of Keras's module as they are
+def _note_call(model: Any, *args: Any, **kwargs: Any) -> Any:
     met: list[Any] | None = getattr(_LOCAL, "met", None)
     if met is not None and all(model is not known for known in met):
         met.append(model)
     return tf_private.KerasLayer.__call__(model, *args, **kwargs)
 
 
+_CALLS = Patch(keras.Model, "__call__", _note_call)
+
+
 @contextlib.contextmanager
 def models_met() -> Iterator[list[Any]]:
-    """Gather the models that this thread calls inside, each once. Keras is then as it was."""
-    global _open
+    """Gather the models that this thread calls inside, each once."""
     before, _LOCAL.met = getattr(_LOCAL, "met", None), []
-    with _LOCK:
-        _open += 1
-        keras.Model.__call__ = _callable_of
     try:
-        yield _LOCAL.met
+        with _CALLS.apply():
+            yield _LOCAL.met
     finally:
         _LOCAL.met = before
-        with _LOCK:
-            _open -= 1
-            if _open == 0:
-                del keras.Model.__call__
 
 
 def models_of(fn: Callable[..., Any]) -> list[Any]:
