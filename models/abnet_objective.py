@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from whale_nebula.errors import OptionError
-from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.errors.text import did_you_mean
 
 from .abnet_causal import CausalABNet
 from .abnet_cmlm import MaskedABNet

@@ -66,6 +66,16 @@ def young_heap() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def graph_optimizer(request: pytest.FixtureRequest) -> None:
+    """Unit tests run without TensorFlow's graph optimizer: it takes a quarter of their time, and they run each function
+    a few times. All other tests, and all processes that tests start, run with it, as users do.
+    """
+    if (tensorflow := sys.modules.get("tensorflow")) is not None:
+        unit = request.node.nodeid.startswith("tests/unit/")
+        tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": unit})
+
+
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
     """Every test draws the same numbers, alone or in company. Loads no TensorFlow that the test does not."""

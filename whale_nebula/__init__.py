@@ -119,7 +119,7 @@ def _keras_hook() -> Any:
 
 
 def _unknown(name: str) -> str:
-    from whale_nebula.errors.suggestions import did_you_mean
+    from whale_nebula.errors.text import did_you_mean
 
     return f"module 'whale_nebula' has no attribute {name!r}: {did_you_mean(name, __all__)}"
 

@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import NamedTuple, NoReturn, TypeAlias
 
 from whale_nebula.errors import OptionError, RunError
-from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.errors.text import did_you_mean
 
 
 class Point(NamedTuple):

@@ -27,7 +27,7 @@ from whale_nebula.errors import NebulaError
 from whale_nebula.security import Credentials, Files, Identity
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
-from whale_nebula.transport.grpc.metadata import METHOD, Knock
+from whale_nebula.transport.grpc.listener import METHOD, Knock
 from whale_nebula.transport.grpc.options import channel_credentials
 from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.message import build_message

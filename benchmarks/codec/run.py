@@ -26,7 +26,8 @@ import numpy as np
 import tensorflow as tf
 from common import machine, verdict, write
 
-from whale_nebula.codec import Coded, axes, rounding, sparse
+from whale_nebula.codec import Coded, axes, sparse
+from whale_nebula.codec import blocks as rounding
 from whale_nebula.codec import low_rank as basis
 from whale_nebula.codec import low_rank as lowrank
 from whale_nebula.codec import low_rank as ranks

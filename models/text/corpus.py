@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from whale_nebula.errors import DataError, OptionError
-from whale_nebula.errors.suggestions import did_you_mean, list_names
+from whale_nebula.errors.text import did_you_mean, list_names
 
 from .lines import read_lines
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whale_nebula.errors import DataError, OptionError
-from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.errors.text import did_you_mean
 
 from .corpus import Pairs, Side
 from .tokenizer import Tokenizer

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Literal
 
 from whale_nebula.errors import OptionError
-from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.errors.text import did_you_mean
 
 from .corpus import SIDES, Pairs, Side
 from .grammar import PATTERNS, Both, Pick, size

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whale_nebula.errors import DataError, OptionError
-from whale_nebula.errors.suggestions import list_names
+from whale_nebula.errors.text import list_names
 
 from .learner import learned
 from .lines import read_lines

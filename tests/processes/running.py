@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.processes.telling import told
 from whale_nebula.launch import Job, Result, spawn
-from whale_nebula.launch.local import Echo
+from whale_nebula.launch.processes import Echo
 
 HERE = Path(__file__).parent
 DEADLINE, GRACE, SEED = 90.0, 60.0, 5

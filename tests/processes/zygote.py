@@ -68,7 +68,7 @@ def start(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """What `whale_nebula.launch.local.start` does."""
+    """What `whale_nebula.launch.processes.start` does."""
     from whale_nebula.launch.identity import VARIABLE
 
     _, line = _zygote()

@@ -18,7 +18,7 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from whale_nebula.errors import NebulaError, OptionError, RemoteProtocolError
-from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.errors.text import did_you_mean
 from whale_nebula.transport.carrier import CarrierState, Receiver
 from whale_nebula.wire.frame import HEADER_BYTES, unpack
 from whale_nebula.wire.tensor import Bytes

@@ -38,7 +38,7 @@ from whale_nebula import faults as failpoints
 from whale_nebula.errors import NebulaError, RunError
 from whale_nebula.faults import Action, Drop, Fault, FaultPlan, fail, failpoint
 from whale_nebula.runtime.session.session import Session
-from whale_nebula.transport import clock, mailbox, outbox, peer, tally
+from whale_nebula.transport import base, deadlines, mailbox, outbox, peer
 from whale_nebula.transport.base import lost_error
 from whale_nebula.transport.carrier import Receiver
 from whale_nebula.transport.deadlines import Deadlines
@@ -53,7 +53,7 @@ LIMIT = 600.0
 NOTICED = 1.0  # after how long a dead worker's address has refused twice
 _DEADLINES = Deadlines(patience=PATIENCE, silence=4.0, grace=2.0)
 _CHUNK, _BUDGET = 1024, 8192
-_SWAPPED = (peer, outbox, mailbox, clock, tally, carrier)
+_SWAPPED = (peer, outbox, mailbox, deadlines, base, carrier)
 
 
 def simulate(case: Case) -> Found:

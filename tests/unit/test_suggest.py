@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whale_nebula.errors.suggestions import Named, closest, did_you_mean
+from whale_nebula.errors.text import Named, closest, did_you_mean
 
 WORDS = ["micro_batch", "schedule", "in_flight", "recompute", "coupled"]
 

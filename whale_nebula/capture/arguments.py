@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from whale_nebula.config import InputSpec
 from whale_nebula.errors import AbsentInputError, InputMismatchError, NebulaError, OptionError
-from whale_nebula.feed.absent import Missing
+from whale_nebula.feed.checks import Missing
 from whale_nebula.site import script_site
 
 

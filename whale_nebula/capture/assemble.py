@@ -8,10 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.loss_weights import recount, roles
+from whale_nebula.capture.loss_weights import recount, roles, settle_sums
 from whale_nebula.capture.mirror import in_order, mirror
 from whale_nebula.capture.places import place_of
-from whale_nebula.capture.replica_sums import settle_sums
 from whale_nebula.capture.tracing import LiveRequest, Tracing
 from whale_nebula.codec.way import ways
 from whale_nebula.ir.graph import Graph

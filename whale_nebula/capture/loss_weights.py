@@ -7,18 +7,22 @@ micro-batch's share of the rows, what is divided by them that share twice, and w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
-from whale_nebula.capture.mirror import in_order, mirror
+from whale_nebula.capture.mirror import SUMMED, in_order, mirror
 from whale_nebula.capture.places import place_of
-from whale_nebula.capture.tracing import Tracing
+from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.ir.graph import CAPTURE, FEED, HOLDER, INPUT, Graph
+from whale_nebula.ir.program import Program
+from whale_nebula.passes.replicas import Where, refusal
 from whale_nebula.passes.rules import SHAPED, Fold, Folding, fold, verdict
 from whale_nebula.passes.rules.registry import AFTER, SHAPE
 from whale_nebula.passes.rules.verdict import mends
 from whale_nebula.spec import Value
+from whale_nebula.tf import moments as tf_moments
 from whale_nebula.tf import private as tf_private
 
 
@@ -162,3 +166,53 @@ def _grow(trace: Tracing, folding: Folding, operations: Sequence[Any]) -> None:
 def places(operations: Sequence[Any]) -> Callable[[int], str]:
     """Op number to the user's line that made it."""
     return lambda number: place_of(operations[number])
+
+
+_GRADIENT = "NebulaReplicaSum"
+
+
+def over_replicas(trace: Tracing, part: Any) -> Any:
+    """The sum over all replicas of what each of them has."""
+    graph = trace.graph
+    with tf_private.stamp_ops(graph, {SUMMED: 1}), graph.gradient_override_map({"Identity": _GRADIENT}):
+        total = tf.identity(part, "replica_sum")
+    trace.summed.append(total.op)
+    return total
+
+
+@tf.RegisterGradient(_GRADIENT)
+def _gradient(_: Any, gradient: Any) -> Any:
+    trace = _own_trace()
+    return gradient if trace is None else over_replicas(trace, gradient)
+
+
+def _own_trace() -> Tracing | None:
+    """The trace, where ops that are made now are a part of its graph itself, and not of a body."""
+    trace = current()
+    if trace is None or trace.plain or trace.vectorizing or tf.executing_eagerly():
+        return None
+    return trace if tf.compat.v1.get_default_graph() is trace.graph else None
+
+
+def synchronize_moments(x: Any, axes: Sequence[int], keepdims: bool) -> tuple[Any, Any] | None:
+    """Mean and variance, by Keras's own formula; None where they are those of what is there."""
+    trace = _own_trace()
+    own = [tf.reduce_sum(each, axes, keepdims=True) for each in (x, tf.square(x), tf.ones_like(x))] if trace else []
+    if trace is None or not all(each.shape.is_fully_defined() for each in own):
+        return None
+    added, squares, count = tf.unstack(over_replicas(trace, tf.stack(own)))
+    mean = tf.math.divide_no_nan(added, count)
+    variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
+    return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
+
+
+def settle_sums(trace: Tracing, program: Program, where: Where) -> Program:
+    """The program of a trace: its sums over replicas stay, are those of micro-batches alone, or are refused."""
+    refused = refusal(program, where)
+    if not trace.summed or (refused is None and program.pipeline.micro_batch > 1):
+        return program
+    if refused is not None and program.pipeline.coupled != "allow":
+        raise refused
+    for op in trace.summed:
+        tf_moments.unmark(op, SUMMED)
+    return replace(program, graph=mirror(trace.graph, roles(trace)))

@@ -13,17 +13,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from whale_nebula import scopes
-from whale_nebula.capture import (
-    conditions,
-    counted_draws,
-    inlining,
-    intercept,
-    keras_replay,
-    keras_tags,
-    place_trace,
-    projection,
-    replica_sums,
-)
+from whale_nebula.capture import intercept, keras_scopes, loss_weights, place_trace, projection, replacements
 from whale_nebula.capture.tracing import current
 from whale_nebula.scopes import Frame
 from whale_nebula.tf import moments as tf_moments
@@ -32,8 +22,8 @@ from whale_nebula.tf import random as tf_random
 from whale_nebula.tf.patch import Patch, apply_patches
 
 BUILDING = (
-    Patch(tf_private.KerasNode, "__init__", keras_tags.init_node),
-    Patch(tf_private.KerasSequential, "add", keras_tags.add_layer),
+    Patch(tf_private.KerasNode, "__init__", keras_scopes.init_node),
+    Patch(tf_private.KerasSequential, "add", keras_scopes.add_layer),
 )
 TRACING = (
     Patch(tf.GradientTape, "gradient", intercept.answer_tape),
@@ -41,15 +31,15 @@ TRACING = (
     Patch(tf_private.parallel_for, "_pfor_impl", intercept.vectorize_plainly),
     tf_private.patch_gradients(intercept.answer_gradients),
     tf_private.patch_masks(intercept.note_mask),
-    Patch(tf_private.PolymorphicFunction, "__call__", inlining.call_inlined),
-    tf_private.patch_cond(conditions.split_condition),
+    Patch(tf_private.PolymorphicFunction, "__call__", replacements.call_inlined),
+    tf_private.patch_cond(replacements.split_condition),
     tf_private.patch_ops(projection.find_inputs),
-    *tf_random.patch_draws(counted_draws.find_draw_counter),
-    Patch(tf_private.KerasFunction, "_run_through_graph", keras_replay.run_graph),
-    Patch(tf_private.KerasFunction, "_get_operation_for_node", keras_replay.find_operation),
-    Patch(tf_private.KerasSequential, "call", keras_replay.call_sequential),
+    *tf_random.patch_draws(replacements.find_draw_counter),
+    Patch(tf_private.KerasFunction, "_run_through_graph", keras_scopes.run_graph),
+    Patch(tf_private.KerasFunction, "_get_operation_for_node", keras_scopes.find_operation),
+    Patch(tf_private.KerasSequential, "call", keras_scopes.call_sequential),
     Patch(tf_private.KerasLayer, "__call__", place_trace.call_placed),
-    tf_moments.patch_moments(replica_sums.synchronize_moments),
+    tf_moments.patch_moments(loss_weights.synchronize_moments),
 )
 
 
@@ -58,7 +48,7 @@ class _Builder:
 
     @contextlib.contextmanager
     def enter(self, frame: Frame) -> Iterator[None]:
-        keras_tags.note_entry()
+        keras_scopes.note_entry()
         with apply_patches(BUILDING if current() is None else ()):
             yield
 

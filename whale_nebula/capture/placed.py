@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from whale_nebula.errors import BoundaryInBodyError, OptionError, PlacementError
-from whale_nebula.errors.suggestions import closest, list_names
+from whale_nebula.errors.text import closest, list_names
 from whale_nebula.scopes import Frame, Placement, Rule
 from whale_nebula.tf import private as tf_private
 

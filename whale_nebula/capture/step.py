@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,18 +20,72 @@ from whale_nebula.capture.bottlenecks import Bottlenecks
 from whale_nebula.capture.errors import check_constants, translate_errors
 from whale_nebula.capture.intercept import tell_later
 from whale_nebula.capture.keras_copies import stages_of
+from whale_nebula.capture.mirror import COPIED
 from whale_nebula.capture.patches import trace_patched
 from whale_nebula.capture.projection import check_crossed, check_listed
-from whale_nebula.capture.stageless import tell_if_partly_copied, tell_if_stageless
 from whale_nebula.capture.surroundings import check_surroundings
 from whale_nebula.capture.tracing import Tracing
-from whale_nebula.errors import UnsupportedError
-from whale_nebula.feed.absent import absent_in
+from whale_nebula.errors import NebulaWarning, UnsupportedError
+from whale_nebula.feed.checks import absent_in
 from whale_nebula.feed.inputs import Partial
 from whale_nebula.ir.program import Program
 from whale_nebula.passes.branches import Aliases, unbundle
-from whale_nebula.site import script_site
+from whale_nebula.site import Site, script_site
 from whale_nebula.tf import private as tf_private
+
+_said: set[Site] = set()
+
+
+def tell_if_stageless(trace: Tracing) -> None:
+    """Warn, once for a place, where a traced step met `nb.cluster` or `nb.pipeline` and no `nb.stage`."""
+    around = trace.outer
+    if trace.stages or trace.replicas.met or trace.replicas.around or around is None or around.site in _said:
+        return
+    _said.add(around.site)
+    warning = NebulaWarning(
+        f"nb.{around.kind} holds no nb.stage: all of the step is one stage, 'stage0'",
+        where=str(around.site),
+        why="what runs on which cluster is said by nb.stage alone; it is said once for this place",
+        mend='with nb.stage(cluster="gpu"): around the calls of the layers that belong together, '
+        "or with nb.stage(): around all of them",
+    )
+    warnings.warn_explicit(warning, NebulaWarning, around.site.file, around.site.line)
+
+
+def tell_if_partly_copied(trace: Tracing, paths: Mapping[int, str]) -> None:
+    """Warn, once for a place, where a step without a stage reads weights inside an `nb.replica`, and others outside. By
+    the id of their handle, `paths` names them.
+    """
+    met = trace.replicas.met
+    if trace.stages or trace.replicas.around or not met or met[0].site in _said:
+        return
+    inside, outside = (set(_weights(trace, copied)) for copied in (True, False))
+    rest = sorted(paths.get(handle, name) for handle, name in outside - inside)
+    if not inside or not rest:
+        return
+    site = met[0].site
+    _said.add(site)
+    warning = NebulaWarning(
+        f"nb.replica holds a part of the step, and all of it is copied: {rest[0]!r} stands outside",
+        where=str(site),
+        why="copies are made of stages, and a step without nb.stage is one; it is said once for this place",
+        mend='with nb.replica(...), nb.stage(name="..."): around these lines, and nb.stage(name="...") around the rest'
+        "\nor nb.replica around all of it",
+    )
+    warnings.warn_explicit(warning, NebulaWarning, site.file, site.line)
+
+
+def _weights(trace: Tracing, copied: bool) -> Iterator[tuple[int, str]]:
+    """The trainable variables that the forward reads inside of replica scopes, or outside: handle and name."""
+    names = {id(each.handle): each.name.partition(":")[0] for each in trace.graph.variables if each.trainable}
+    held = {inner.op.name: id(outer) for outer, inner in trace.graph.captures if id(outer) in names}
+    first = trace.requests[0].before if trace.requests else None
+    for op in trace.graph.get_operations():
+        reads = op.type in ("ReadVariableOp", "ResourceGather") and (first is None or op.name in first)
+        handle = held.get(op.inputs[0].op.name) if reads else None
+        if handle is not None and (tf_private.number_on(op, COPIED) is not None) == copied:
+            yield handle, names[handle]
+
 
 _VARIABLES = (tf.Variable, keras.Variable)
 """As arguments they are no tensors: the step reads and writes the variable itself."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from whale_nebula.errors import NebulaError
-from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.errors.text import did_you_mean
 
 
 class Words(NamedTuple):

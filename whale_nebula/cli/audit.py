@@ -13,7 +13,7 @@ from typing import Any
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Parser, split, tell
 from whale_nebula.errors import AuditError, NebulaError
-from whale_nebula.errors.foreign_text import escape_foreign_text
+from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import files
 from whale_nebula.security import files as reading
 from whale_nebula.security.audit import Head, read_heads

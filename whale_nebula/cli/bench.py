@@ -11,25 +11,21 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from whale_nebula.cli import arguments
 from whale_nebula.cli.arguments import Parser, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, CredentialsError, DeadlineError, NebulaError, TransportError
-from whale_nebula.errors.suggestions import did_you_mean
-from whale_nebula.launch import gateways, secured
-from whale_nebula.launch.hosts import is_local, listening, settle_ports
+from whale_nebula.errors.text import did_you_mean
+from whale_nebula.launch import gateways
 from whale_nebula.launch.identity import SecurityFiles
-from whale_nebula.launch.line import LineFound, Seat, measure
-from whale_nebula.launch.line.seat import others
+from whale_nebula.launch.link_advice import LineFound
+from whale_nebula.launch.link_measurement import Seat, measure, others
 from whale_nebula.launch.placed import run_name
 from whale_nebula.launch.resolve import Asked, Placement, everything, resolve
+from whale_nebula.launch.resolve.placement import is_local, listening, settle_ports
 from whale_nebula.security import Credentials, Files, Identity
-
-if TYPE_CHECKING:
-    from whale_nebula.launch.line import LineFound
-
 
 _DESCRIPTION = """\
 Measure the line between clusters over what a run uses: the first worker of each cluster, gRPC, mutual TLS, and the
@@ -132,7 +128,7 @@ def _run(given: argparse.Namespace) -> int:
 
 def _keep(found: LineFound, config: str) -> None:
     """For `doctor`. That there is no place for it is no reason to throw it away."""
-    from whale_nebula.launch.line.advice import path_of, save
+    from whale_nebula.launch.link_advice import path_of, save
 
     path = path_of(config, *found.clusters)
     try:
@@ -145,7 +141,7 @@ def _keep(found: LineFound, config: str) -> None:
 
 # ---------------------------------------------------------------------- what is said of it
 def _json(found: Sequence[LineFound], config: Config | None) -> str:
-    from whale_nebula.launch.line.advice import advise
+    from whale_nebula.launch.link_advice import advise
 
     lines = []
     for each in found:
@@ -155,15 +151,15 @@ def _json(found: Sequence[LineFound], config: Config | None) -> str:
 
 
 def _text_here(found: LineFound) -> str:
-    from whale_nebula.launch.line.seat import table
+    from whale_nebula.launch.link_measurement import table
 
     why = "both ends are on this machine: this is what it can carry, and no line to write in a config"
     return "\n".join([table(found), f"  {why}"])
 
 
 def _text(found: LineFound, config: Config) -> str:
-    from whale_nebula.launch.line.advice import advise, describe_asymmetry
-    from whale_nebula.launch.line.seat import table
+    from whale_nebula.launch.link_advice import advise, describe_asymmetry
+    from whale_nebula.launch.link_measurement import table
 
     advice = advise(found, config.links.between(*found.clusters))
     said = [advice.why, advice.write and f"write: {advice.write}", describe_asymmetry(found)]
@@ -196,7 +192,7 @@ def seat_of(config: Config, path: str, cluster: str, to: str | None) -> Seat:
         mend = f"--to: {did_you_mean(to, clusters)}" if to and clusters else "clusters: {gpu: ..., npu: ...}"
         raise ConfigError("there is nobody at the other end", where=path, why=f"{cluster} is alone", mend=mend)
     gateways.check(config, cluster)
-    credentials = _credentials(secured.configured_files(config, [here], path).get(here))
+    credentials = _credentials(gateways.configured_files(config, [here], path).get(here))
     if credentials is not None:
         credentials.check_is(Identity.of_worker(run_name(config), here))
     return Seat(
@@ -237,7 +233,7 @@ def both_here(config: Config, clusters: Sequence[str], seconds: float) -> list[L
     workers = [f"{cluster}/0" for cluster in known]
     everybody = everything(config, clusters, is_local)
     placement = settle_ports(Placement(tuple(workers), {each: everybody.addresses[each] for each in workers}))
-    with secured.for_one_run(config, workers) as files:
+    with gateways.for_one_run(config, workers) as files:
         told = {
             here: {
                 "run": run_name(config),

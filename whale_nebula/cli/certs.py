@@ -13,7 +13,7 @@ from whale_nebula.cli import arguments, certs_shown
 from whale_nebula.cli.arguments import Parser, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, CredentialsError, NebulaError
-from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security import GATEWAY, WORKER, Identity, authority, issue
 from whale_nebula.security.authority import AUTHORITY_DAYS, Authority
 from whale_nebula.security.identity import ROLES

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from whale_nebula import __version__
 from whale_nebula.cli.arguments import DONE, INTERRUPTED, NOT_YET, SIGNALLED, tell
 from whale_nebula.errors import NotYetError
-from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.errors.text import did_you_mean
 
 COMMANDS = {
     "run": "run a script on this cluster's workers: whale-nebula run --config clusters.yaml --cluster gpu train.py",

@@ -17,14 +17,13 @@ from whale_nebula.cli.arguments import SIGNALLED, Parser, remark, tell
 from whale_nebula.config import Config, load
 from whale_nebula.errors import ConfigError, NebulaError, RemoteFailureError
 from whale_nebula.launch import Job, Outcome, Result, gateways
-from whale_nebula.launch.hosts import is_local, listening, settle_ports
 from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.launch.last_error import last_sentence, last_word, same_cause
-from whale_nebula.launch.picture import Board
 from whale_nebula.launch.placed import Output, identities, run_name, seed_of, start_placed
-from whale_nebula.launch.relay import Sink
+from whale_nebula.launch.processes import Board, Sink
 from whale_nebula.launch.resolve import PORT, Asked, Placement, Resolved, cluster_of, everything, resolve
-from whale_nebula.report.screen import Screen, terminal
+from whale_nebula.launch.resolve.placement import is_local, listening, settle_ports
+from whale_nebula.report.live import Screen, terminal
 
 _FAILED = RemoteFailureError.code
 
@@ -280,9 +279,9 @@ def _run(given: argparse.Namespace, script: Sequence[str]) -> int:
 
 def _agrees(given: argparse.Namespace, written: Config, config: Config, placement: Placement) -> None:
     """Whether what is told so far can be a run at all."""
-    from whale_nebula.launch import secured
+    from whale_nebula.launch import gateways
 
-    secured.check_names(config, placement.addresses)
+    gateways.check_names(config, placement.addresses)
     if not given.all:
         gateways.check(config, cluster_of(placement.here[0]))
     elif gateways.names(written) and not gateways.names(config):
@@ -303,14 +302,14 @@ def _secure_workers(
     given: argparse.Namespace, config: Config, placement: Placement
 ) -> Iterator[Mapping[str, SecurityFiles]]:
     """The certificates of all workers of this host, looked at before anything starts."""
-    from whale_nebula.launch import secured
+    from whale_nebula.launch import gateways
 
     if given.all or len(placement.addresses) == 1:
-        with secured.for_one_run(config, [*placement.here, *gateways.names(config)]) as made:
+        with gateways.for_one_run(config, [*placement.here, *gateways.names(config)]) as made:
             yield made
     else:
-        files = secured.configured_files(config, placement.here, given.config)
-        secured.check(files, run_name(config))
+        files = gateways.configured_files(config, placement.here, given.config)
+        gateways.check_files(files, run_name(config))
         yield files
 
 

@@ -73,7 +73,7 @@ class Coded(Precision):
         """Whole numbers times scales, and not beyond what its type can hold."""
         import numpy as np
 
-        from whale_nebula.codec.rounding import restore
+        from whale_nebula.codec.blocks import restore
 
         data = np.asarray(parts[0])
         made = dequantise(data, *rows_and_columns(dims)) if data.size else data.astype(np.float32)

@@ -26,13 +26,13 @@ class FP16(Precision):
 
     def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
         """To the nearest."""
-        from whale_nebula.codec.rounding import to_fp16
+        from whale_nebula.codec.blocks import to_fp16
 
         return (to_fp16(x),)
 
     def decode(self, parts: Sequence[Any], dims: Dims, dtype: str) -> Any:
         """Back to its own type."""
-        from whale_nebula.codec.rounding import restore
+        from whale_nebula.codec.blocks import restore
 
         return restore(parts[0], dtype)
 
@@ -50,13 +50,13 @@ class BF16(Precision):
 
     def encode(self, x: Any, key: Any = None) -> tuple[Any, ...]:
         """To the nearest; by chance with a key."""
-        from whale_nebula.codec.rounding import to_bf16
+        from whale_nebula.codec.blocks import to_bf16
 
         return (to_bf16(x, key),)
 
     def decode(self, parts: Sequence[Any], dims: Dims, dtype: str) -> Any:
         """Back to its own type."""
-        from whale_nebula.codec.rounding import restore
+        from whale_nebula.codec.blocks import restore
 
         return restore(parts[0], dtype)
 
@@ -141,6 +141,6 @@ class Plain(Precision):
 
 
 def _cast(tensor: Any, dtype: str) -> Any:
-    from whale_nebula.codec.rounding import restore
+    from whale_nebula.codec.blocks import restore
 
     return restore(tensor, dtype)

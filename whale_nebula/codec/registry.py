@@ -24,7 +24,7 @@ from whale_nebula.codec.objects import Chain, Codec, Precision, Structure
 from whale_nebula.codec.precisions import BF16, FP16, INT4, INT8, Bits
 from whale_nebula.codec.structures import BASES, SVD, Rank, TopK
 from whale_nebula.errors import OptionError
-from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.errors.text import did_you_mean
 
 _BUILT = (SVD, Rank, TopK, Axes, FP16, BF16, INT8, INT4, Coded, Bits)
 CODECS: dict[str, type[Codec]] = {kind.name: kind for kind in _BUILT}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from whale_nebula.codec.low_rank import kept_count, rank_of
 from whale_nebula.codec.objects import Dims, Part, Reduced, Structure
 from whale_nebula.errors import OptionError
-from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.errors.text import did_you_mean
 
 BASES = ("shared", "learned")
 RENEWED = 50  # steps, after which a shared basis is made anew

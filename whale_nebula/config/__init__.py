@@ -6,9 +6,8 @@
 (['gpu', 'npu'], '60mbit, 20ms')
 """
 
-from whale_nebula.config.links import FREE, Line, Links, parse_links
 from whale_nebula.config.load import load
-from whale_nebula.config.schema import Cluster, Config, InputSpec, Security, WorkerSpec
+from whale_nebula.config.schema import FREE, Cluster, Config, InputSpec, Line, Links, Security, WorkerSpec, parse_links
 
 __all__ = [
     "FREE",

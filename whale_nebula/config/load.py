@@ -12,7 +12,6 @@ from typing import Any
 import yaml
 
 from whale_nebula.config import quantities
-from whale_nebula.config.links import Line, Links
 from whale_nebula.config.place import Place, address, device
 from whale_nebula.config.schema import (
     GATEWAY_GRACE_SECONDS,
@@ -21,11 +20,13 @@ from whale_nebula.config.schema import (
     Cluster,
     Config,
     InputSpec,
+    Line,
+    Links,
     Security,
     WorkerSpec,
 )
 from whale_nebula.errors import ConfigError
-from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.errors.text import did_you_mean
 
 _EXAMPLE = "clusters: {gpu: {}, npu: {}}"
 

@@ -6,7 +6,7 @@ import math
 import re
 
 from whale_nebula.config.place import Place
-from whale_nebula.errors.suggestions import closest
+from whale_nebula.errors.text import closest
 
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-zµ%/]*)\s*")
 _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}

@@ -2,10 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from whale_nebula.config.links import Links
+from whale_nebula.config import quantities
+from whale_nebula.config.place import Place
+from whale_nebula.errors import ConfigError
+from whale_nebula.errors.text import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One direction of a link: bits a second (None: as fast as memory), seconds of delay, share that is lost.
+
+    >>> str(Line(60e6, 0.02)), str(Line())
+    ('60mbit, 20ms', 'free')
+    """
+
+    rate: float | None = None
+    delay: float = 0.0
+    loss: float = 0.0
+
+    def __str__(self) -> str:
+        parts = [] if self.rate is None else [f"{self.rate / 1e6:.12g}mbit"]
+        parts += [f"{self.delay * 1e3:.9g}ms"] * bool(self.delay)
+        parts += [f"{self.loss * 100:.6g}%"] * bool(self.loss)
+        return ", ".join(parts) or "free"
+
+
+FREE = Line()
+
+
+@dataclass(frozen=True)
+class Links:
+    """All lines: those named by their two ends, and the one for all other pairs."""
+
+    default: Line | None = None
+    pairs: Mapping[tuple[str, str], Line] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clusters that are named as an end of a link.
+
+        >>> parse_links({("gpu", "npu"): "free", ("npu", "tpu"): "free"}).names
+        ('gpu', 'npu', 'tpu')
+        """
+        return tuple(dict.fromkeys(end for pair in self.pairs for end in pair))
+
+    def between(self, a: str, b: str) -> Line:
+        """The line from cluster `a` to cluster `b`; one that is named for one direction holds for both.
+
+        >>> links = parse_links({("gpu", "npu"): "60mbit,20ms"})
+        >>> links.between("npu", "gpu").delay, links.between("gpu", "gpu") is FREE
+        (0.02, True)
+        """
+        if a == b:
+            return FREE
+        return self.pairs.get((a, b)) or self.pairs.get((b, a)) or self.default or FREE
+
+
+def parse_links(value: Any, clusters: Collection[str] = (), source: str = "") -> Links:
+    """The `links` of `nb.init`: a line for all pairs, or a dict from pairs to lines.
+
+    Where `clusters` are known, ends of a link must be among them. `source` is where it was written.
+
+    >>> parse_links("60mbit,20ms").default
+    Line(rate=60000000.0, delay=0.02, loss=0.0)
+    """
+    if value is None or isinstance(value, Links):
+        return value or Links()
+    place = Place(value, "links", source)
+    if not isinstance(value, Mapping):
+        return Links(line(place))
+    pairs: dict[tuple[str, str], Line] = {}
+    for key, each in value.items():
+        a, b = _pair(place, key, clusters)
+        pairs[a, b] = line(Place(each, f"links[{key!r}]", source))
+    return Links(None, pairs)
+
+
+def line(place: Place) -> Line:
+    """A line from "60mbit,20ms" (rate, delay and loss in any order), or a Line as it is."""
+    if isinstance(place.value, Line):
+        return place.value
+    if place.value == "free":
+        return FREE
+    if not isinstance(place.value, str):
+        number = isinstance(place.value, int | float) and not isinstance(place.value, bool)
+        mend = f'say in what: "{place.value:g}mbit", "{place.value:g}ms" ...' if number else '"60mbit,20ms"'
+        raise place.wrong(f"{place.value!r} is no line", mend=mend)
+    found: dict[str, float] = {}
+    for word in filter(None, (part.strip() for part in place.value.split(","))):
+        name = quantities.kind(word)
+        if name is None:
+            raise _unread(place, word)
+        if name in found:
+            raise place.wrong(f"{word!r} in {place.value!r} is the second {name}", why=_PARTS, mend='"60mbit,20ms"')
+        found[name] = _READERS[name](Place(word, place.path, place.source))
+    if not found:
+        raise place.wrong("a line without rate and delay", mend='"60mbit,20ms"; leave it out if it is free')
+    return Line(found.get("rate"), found.get("delay", 0.0), found.get("loss", 0.0))
+
+
+def _unread(place: Place, word: str) -> ConfigError:
+    parts = [part.strip() for part in place.value.split(",")]
+    guess = _guess(word)
+    line = ",".join(part if part != word else guess for part in parts)
+    what = f"{word!r} is no rate, delay or loss"
+    why = quantities.bytes_told(word) if quantities.in_bits(word) else _PARTS
+    return place.wrong(what, why=why, mend=f'did you mean "{line}"?' if guess else '"60mbit,20ms"')
+
+
+def _guess(word: str) -> str:
+    """What a word was probably meant to be: with a unit that there is, or with commas; or nothing."""
+    found = [each if quantities.kind(each) else quantities.meant(each) for each in word.replace(";", " ").split()]
+    return quantities.meant(word) or ",".join(each or "" for each in found if all(found))
+
+
+_PARTS = "a line is a rate (60mbit), a delay (20ms) and a loss (1%), each at most once, with commas between them"
+_READERS = {"rate": quantities.rate, "delay": quantities.seconds, "loss": quantities.share}
+
+
+def _pair(place: Place, key: object, clusters: Collection[str]) -> tuple[str, str]:
+    match key:
+        case (str(a), str(b)) if a != b:
+            for name in (a, b):
+                if clusters and name not in clusters:
+                    raise place.wrong(f"no cluster is called {name!r}", mend=did_you_mean(name, clusters))
+            return a, b
+    names = re.findall(r"\w+", key) if isinstance(key, str) else []
+    a, b = names if len(names) == 2 else ("gpu", "npu")
+    raise place.wrong(f"{key!r} is no pair of clusters", mend=f'{{("{a}", "{b}"): "60mbit,20ms"}}')
+
 
 PATIENCE_SECONDS = 120.0
 GATEWAY_GRACE_SECONDS = 30.0

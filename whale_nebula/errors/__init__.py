@@ -61,7 +61,7 @@ import re
 import textwrap
 from typing import ClassVar
 
-from whale_nebula.errors.foreign_text import escape_foreign_text
+from whale_nebula.errors.text import escape_foreign_text
 
 _MEND = "\n  mend: "
 _LONGEST = 20_000

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from whale_nebula.errors import BatchAxisError
-from whale_nebula.feed.absent import Missing, no_rows
+from whale_nebula.feed.checks import Missing, no_rows
 from whale_nebula.feed.rows import sizes
 from whale_nebula.ir.program import Leaf
 from whale_nebula.site import script_site

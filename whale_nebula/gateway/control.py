@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from whale_nebula.errors import AuditError, IdentityError, RemoteProtocolError, TransportError
-from whale_nebula.errors.foreign_text import escape_foreign_text
+from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security.audit import Head, KeptHeads
 from whale_nebula.security.identity import Identity
 from whale_nebula.transport.grpc.connection import Lane

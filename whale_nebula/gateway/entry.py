@@ -17,8 +17,7 @@ from whale_nebula.gateway.site import Site, cluster_of
 from whale_nebula.security import CurrentCredentials, Identity, Peer
 from whale_nebula.security import identity as policy
 from whale_nebula.security.identity import GATEWAY, WORKER, Call
-from whale_nebula.transport.grpc.listener import Visitor
-from whale_nebula.transport.grpc.metadata import Knock
+from whale_nebula.transport.grpc.listener import Knock, Visitor
 
 
 class Purpose(Enum):

@@ -22,8 +22,7 @@ from whale_nebula.security.audit import AuditLog, Head, KeptHeads
 from whale_nebula.security.identity import GATEWAY
 from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
 from whale_nebula.transport.grpc.connection import Connection, Lane
-from whale_nebula.transport.grpc.listener import Hear, Listener, Visitor
-from whale_nebula.transport.grpc.metadata import Knock, prove_identity
+from whale_nebula.transport.grpc.listener import Hear, Knock, Listener, Visitor, prove_identity
 from whale_nebula.transport.grpc.options import lanes, server_credentials
 
 _LOG = logging.getLogger("whale_nebula.gateway")

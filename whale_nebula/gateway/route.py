@@ -26,7 +26,7 @@ from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.dialling import dial
 from whale_nebula.transport.grpc.limits import TokenBucket
 from whale_nebula.transport.grpc.links import target
-from whale_nebula.transport.grpc.metadata import Knock
+from whale_nebula.transport.grpc.listener import Knock
 
 FREE_BYTES = 512
 """A frame of so many bytes or fewer, such as an acknowledgement, takes no turn as long as few of them are sent."""

@@ -12,7 +12,7 @@ from whale_nebula.config import Config
 from whale_nebula.config.place import Place, address
 from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import ConfigError
-from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security.files import Files
 from whale_nebula.security.identity import GATEWAY, Identity
 

@@ -84,10 +84,10 @@ def spacing(given: Order, replicas: int, *, least: bool = False) -> float:
     return sum(found) / (max(found) if least else min(found))
 
 
-def seconds(given: Sequence[int], speeds: Sequence[float]) -> tuple[float, ...]:
+def times_of_shares(given: Sequence[int], speeds: Sequence[float]) -> tuple[float, ...]:
     """How long each replica works on its share, where a speed of one does one micro-batch in a second.
 
-    >>> seconds([1, 3], [1, 2])
+    >>> times_of_shares([1, 3], [1, 2])
     (1.0, 1.5)
     """
     return tuple(share / speed for share, speed in zip(given, speeds, strict=True))
@@ -99,7 +99,7 @@ def excess(speeds: Sequence[float], count: int) -> float:
     >>> excess([1, 2], 3), excess([1, 2], 2)
     (1.0, 1.5)
     """
-    return max(seconds(shares(speeds, count), speeds)) * sum(speeds) / count
+    return max(times_of_shares(shares(speeds, count), speeds)) * sum(speeds) / count
 
 
 def enough(stages: Sequence[Sequence[float]], least: int = 1) -> int:

@@ -14,7 +14,7 @@ from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import ConfigError
 from whale_nebula.launch.identity import VARIABLE, Identity, SecurityFiles
 from whale_nebula.launch.job import end_descendants
-from whale_nebula.launch.picture import Picture
+from whale_nebula.launch.processes import Picture
 from whale_nebula.launch.pulse import Heart
 
 EXIT_ORPHANED = 71

@@ -14,7 +14,7 @@ from itertools import takewhile
 from types import TracebackType
 
 from whale_nebula.errors import NebulaError
-from whale_nebula.errors.foreign_text import LIMIT, remove_folders
+from whale_nebula.errors.text import LIMIT, remove_folders
 
 _UNDER = re.compile(r"  (why|mend): |   {5,}")
 _OUR_ERRORS = re.compile(r"whale_nebula\.errors\.\w+: NB-\d{3} ")

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field, replace
 from whale_nebula.config import Config
 from whale_nebula.launch.identity import Identity, Peer, SecurityFiles
 from whale_nebula.launch.job import Job, Reader
-from whale_nebula.launch.local import abandon, start
-from whale_nebula.launch.picture import Board, Shown
+from whale_nebula.launch.processes import Board, Relay, Shown, Sink, abandon, start
 from whale_nebula.launch.pulse import ENDING_SECONDS, SILENCE_SECONDS
-from whale_nebula.launch.relay import Relay, Sink
 from whale_nebula.launch.resolve import Placement, cluster_of
 
 RUN = "run"

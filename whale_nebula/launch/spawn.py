@@ -13,17 +13,16 @@ from typing import Any
 
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
+from whale_nebula.launch.gateways import for_one_run
 from whale_nebula.launch.gateways import names as gateway_names
 from whale_nebula.launch.gateways import running as running_gateways
-from whale_nebula.launch.hosts import settle_ports
 from whale_nebula.launch.job import Job, Reader
-from whale_nebula.launch.local import Echo
-from whale_nebula.launch.local import Output as Streams
 from whale_nebula.launch.placed import Output, identities, start_placed
+from whale_nebula.launch.processes import Echo
+from whale_nebula.launch.processes import Output as Streams
 from whale_nebula.launch.pulse import SILENCE_SECONDS
 from whale_nebula.launch.resolve import Placement
-from whale_nebula.launch.resolve.placement import ANY
-from whale_nebula.launch.secured import for_one_run
+from whale_nebula.launch.resolve.placement import ANY, settle_ports
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import OptionError, PlanError
-from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.errors.text import did_you_mean
 from whale_nebula.ir.cut import Boundary, Cut, Fragment, Worker
 from whale_nebula.ir.program import Leaf, Program
 from whale_nebula.passes.effects import is_effect, written_handles

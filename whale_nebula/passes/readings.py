@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from whale_nebula.feed.absent import absent_error
+from whale_nebula.feed.checks import absent_error
 from whale_nebula.feed.rows import RowsRead
 from whale_nebula.ir.cut import Cut, Fragment
 from whale_nebula.ir.graph import Graph, Op

@@ -11,12 +11,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from whale_nebula.codec.costs import Cost, cost, renewing
 from whale_nebula.codec.objects import Dims
 from whale_nebula.codec.precisions import FP16
-from whale_nebula.codec.sizes import payload_bytes, used_codec
-from whale_nebula.codec.way import NONE, Way, parse_way
-from whale_nebula.codec.wording import has_open_size
+from whale_nebula.codec.sizes import Cost, cost, payload_bytes, renewing, used_codec
+from whale_nebula.codec.way import NONE, Way, has_open_size, parse_way
 from whale_nebula.config import Links
 from whale_nebula.ir.cut import Boundary, Cut
 from whale_nebula.plan.timing import duration

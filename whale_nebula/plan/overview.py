@@ -8,8 +8,8 @@ from functools import cached_property, partial
 
 from whale_nebula.config import Links
 from whale_nebula.ir.cut import Boundary, Cut, Fragment, StagePhase
-from whale_nebula.ir.exchanged import Exchanged
 from whale_nebula.ir.program import GradientPart, Request, Variable
+from whale_nebula.ir.sizes import Exchanged
 from whale_nebula.plan.codec_advice import Direction, Warned, advice_text, holds, slowest, warn_of_codecs
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanBoundary, PlanOnce, PlanStage, PlanTied

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whale_nebula.errors import NebulaWarning, OptionError, PlanError, PlanMismatchError
-from whale_nebula.errors.suggestions import list_names
-from whale_nebula.plan.differences import plan_difference
+from whale_nebula.errors.text import list_names
+from whale_nebula.plan.file import plan_difference
 from whale_nebula.plan.plan import Plan
 from whale_nebula.site import Site, script_site
 

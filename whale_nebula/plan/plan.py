@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import Any
 
 from whale_nebula.errors import OptionError, StateError
-from whale_nebula.errors.suggestions import Named, did_you_mean
+from whale_nebula.errors.text import Named, did_you_mean
 from whale_nebula.ir.canonical import digest_lines
 from whale_nebula.plan import file
-from whale_nebula.plan.differences import plan_difference
+from whale_nebula.plan.file import plan_difference
 from whale_nebula.plan.html import plan_html
 from whale_nebula.plan.html.document import plan_svg
 from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from whale_nebula.codec.wording import describe_bytes, details, has_open_size, words
-from whale_nebula.ir.routing import row_name, seconds, take_counts
+from whale_nebula.codec.way import describe_bytes, details, has_open_size, words
+from whale_nebula.ir.routing import row_name, take_counts, times_of_shares
 from whale_nebula.plan.records import PlanBoundary, PlanLink, PlanOnce, PlanStage, PlanTied
 from whale_nebula.plan.timing import PhaseTimes, Times, duration, step_text, times
-from whale_nebula.report.straggler import WORTH, mend, straggler_text, waits
-from whale_nebula.report.units import size
+from whale_nebula.report.bottleneck import WORTH, mend, straggler_text, waits
+from whale_nebula.report.records import size
 from whale_nebula.schedule import draw
 from whale_nebula.spec import Spec
 
@@ -94,7 +94,7 @@ def _idle(stage: PlanStage, shares: Sequence[int], count: int, rows: int) -> Ite
     """Who waits for the slowest, by the speeds that the config says."""
     if not stage.speeds:
         return
-    took = seconds(shares, stage.speeds)
+    took = times_of_shares(shares, stage.speeds)
     idle = waits(took) / max(took)
     if idle > WORTH:
         yield straggler_text(

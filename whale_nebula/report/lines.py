@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from whale_nebula.report.records import duration, size
 from whale_nebula.report.text import coded_boundaries, describe_crossing, scalars_text
-from whale_nebula.report.units import duration, size
 
 if TYPE_CHECKING:
     from whale_nebula.report.report import Report

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from whale_nebula.errors import StateError
-from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.errors.text import did_you_mean
 from whale_nebula.report.records import RunTotals
 from whale_nebula.report.report import Report
 from whale_nebula.scopes.observer import forget_plain, last_plain, observer

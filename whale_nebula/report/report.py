@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from whale_nebula.errors import StateError
-from whale_nebula.errors.suggestions import Named
-from whale_nebula.report import bottleneck, saved, straggler
+from whale_nebula.errors.text import Named
+from whale_nebula.report import saved
+from whale_nebula.report.bottleneck import describe_bottleneck, describe_straggler
 from whale_nebula.report.prediction import (
     Basis,
     Carried,
@@ -90,7 +91,7 @@ class Report:
         >>> Report("predict", 1, 0.1, 1, {"gpu": StageReport()}, {}).bottleneck
         'there is one stage, and nothing crosses a link'
         """
-        said = bottleneck.sentence(self)
+        said = describe_bottleneck(self)
         return said if self.worker == ALONE else f"as {self.worker} sees it, {said}"
 
     @cached_property
@@ -101,7 +102,7 @@ class Report:
         >>> Report("predict", 1, 0.1, 1, {"gpu": StageReport()}, {}).straggler
         ''
         """
-        return straggler.sentence(self)
+        return describe_straggler(self)
 
     def timeline(self) -> tuple[Span, ...]:
         """What ran when, in seconds from the start of the step: a tuple of spans, which prints as a drawing."""

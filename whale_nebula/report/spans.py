@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from whale_nebula.report.records import ONCE, Span
-from whale_nebula.report.units import duration
+from whale_nebula.report.records import ONCE, Span, duration
 
 if TYPE_CHECKING:
     from whale_nebula.report.records import Span

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from whale_nebula.report.prediction import LinkPrediction, StagePrediction
-from whale_nebula.report.records import ALONE, EXCHANGE, ONCE, BoundaryReport, LinkReport, StageReport
-from whale_nebula.report.units import duration, size
+from whale_nebula.report.records import ALONE, EXCHANGE, ONCE, BoundaryReport, LinkReport, StageReport, duration, size
 
 if TYPE_CHECKING:
     from whale_nebula.report.report import Report

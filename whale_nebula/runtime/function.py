@@ -11,7 +11,7 @@ from typing import Any
 from whale_nebula.capture.step import bind
 from whale_nebula.capture.tracing import current, uncut_on_purpose
 from whale_nebula.errors import NebulaWarning, OptionError
-from whale_nebula.errors.suggestions import did_you_mean, list_names
+from whale_nebula.errors.text import did_you_mean, list_names
 from whale_nebula.errors.tracebacks import short_traceback
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack
 from whale_nebula.scopes import calling_site

@@ -15,9 +15,9 @@ import keras
 import tensorflow as tf
 
 from whale_nebula import scopes
-from whale_nebula.capture import keras_copies, keras_tags, patches, tracing
+from whale_nebula.capture import keras_copies, keras_scopes, patches, tracing
 from whale_nebula.capture.arguments import Declared
-from whale_nebula.capture.keras_tags import bears_scopes
+from whale_nebula.capture.keras_scopes import bears_scopes
 from whale_nebula.capture.placed import changes, placements_in
 from whale_nebula.runtime.run import current_run
 from whale_nebula.scopes import Placement
@@ -145,10 +145,10 @@ class _Probe:
         self._original(self._model, True)
         function = self._settle(getattr(self._model, f"{self._kind}_function"))
         try:
-            with keras_tags.none_expected():
+            with keras_scopes.none_expected():
                 results = function(again())
-        except keras_tags.ScopeMet:
-            keras_tags.enters_scopes(self._model)
+        except keras_scopes.ScopeMet:
+            keras_scopes.enters_scopes(self._model)
             return self._capture_step(again)
         met_plain(self._model.name, self._kind)
         return results

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +17,13 @@ import whale_nebula
 from whale_nebula.capture.mirror import in_order
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.step import Captured, Signature
-from whale_nebula.feed.absent import Missing, absent_in
+from whale_nebula.codec.sizes import fitting, nbytes, parts_of
+from whale_nebula.codec.way import parse_way
 from whale_nebula.feed.batch import micro_batches
+from whale_nebula.feed.checks import Missing, absent_in
 from whale_nebula.ir.canonical import canonical_lines
 from whale_nebula.ir.cut import Cut
+from whale_nebula.ir.program import Program
 from whale_nebula.passes.pipeline import Compilation, run_passes, text_after
 from whale_nebula.passes.readings import check_here
 from whale_nebula.plan.codec_advice import fallbacks
@@ -27,12 +31,40 @@ from whale_nebula.plan.overview import Overview
 from whale_nebula.plan.plan import Plan
 from whale_nebula.plan.records import PlanLink
 from whale_nebula.plan.timing import count_in_flight
-from whale_nebula.runtime.local_sgd.plan_preview import foretold
+from whale_nebula.report.records import duration, size
+from whale_nebula.runtime.local_sgd.topology import dims_of, sites_of, weights_of
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.compiled import Workshop
 from whale_nebula.runtime.step.engine import place_workers
+from whale_nebula.runtime.step.estimates import bounded_links, link_reports
 from whale_nebula.runtime.step.scalars import returned_names
-from whale_nebula.runtime.step.sizes import bounded_links, link_reports
+
+
+def foretold(program: Program, variables: Mapping[str, Any], rows: int, run: Run) -> Sequence[str]:
+    """A sentence on the rows and one for each other cluster, from the sizes alone; none where nobody is met."""
+    apart = program.apart
+    sites = None if apart is None else sites_of(apart, run)
+    if apart is None or sites is None or len(sites.names) == 1 or not program.requests:
+        return ()
+    shares = [end - begin for begin, end in (sites.rows(name, rows) for name in sites.names)]
+    worked = ", ".join(f"{name} {share}" for name, share in zip(sites.names, shares, strict=True))
+    count = sum(math.prod(variable.shape) for variable in weights_of(program, variables, ()).values())
+    crosses = _bytes(count, apart.codec)
+    here = run.here().cluster if not run.alone else sites.names[0]
+    found = [f"of {rows} rows each works on its own ({worked}); what stands above is one cluster's, on all of them"]
+    for other in sites.names:
+        if other != here:
+            rate = run.links.between(here, other).rate
+            takes = f", {duration(8 * crosses / rate)} of the line" if rate else ""
+            found.append(f"a meeting sends {size(crosses)} from {here} to {other}{takes}, and as much back")
+    return found
+
+
+def _bytes(count: int, way: str) -> int:
+    """So many weights as they cross."""
+    dims = dims_of(count)
+    codec = fitting(parse_way(way).codec, "float32", dims)
+    return nbytes(parts_of(codec, "float32", dims)) if codec is not None else 4 * count
 
 
 def plan_step(name: str, captured: Captured, example: Sequence[Any], notes: Sequence[str] = ()) -> Plan:

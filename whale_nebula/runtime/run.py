@@ -14,9 +14,9 @@ from typing import Any
 
 from whale_nebula.config import Config, Links, load, parse_links, quantities
 from whale_nebula.errors import ConfigError, NebulaWarning, OptionError, StateError
-from whale_nebula.errors.suggestions import closest, did_you_mean, list_names
+from whale_nebula.errors.text import closest, did_you_mean, list_names
 from whale_nebula.errors.tracebacks import short_traceback
-from whale_nebula.feed.ids import compared_by, names_any
+from whale_nebula.feed.checks import compared_by, names_any
 from whale_nebula.launch.attach import Attachment, attach
 from whale_nebula.launch.seeding import keep_generators, seed_all
 from whale_nebula.plan.pins import Pinned, Pins, pins

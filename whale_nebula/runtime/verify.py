@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from whale_nebula.capture.arguments import target_wanted
-from whale_nebula.capture.counted_draws import STATE
+from whale_nebula.capture.replacements import STATE
 from whale_nebula.capture.step import Signature, plainly, signature
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.errors import AbsentInputError, OptionError
@@ -36,8 +36,7 @@ from whale_nebula.runtime.planning import no_scopes
 from whale_nebula.runtime.run import current_run, gathered
 from whale_nebula.runtime.step.engine import Engine, plain_function
 from whale_nebula.runtime.step.once import Absent
-from whale_nebula.runtime.step.op_locations import Whereabouts
-from whale_nebula.runtime.step.rollback import uncut_step
+from whale_nebula.runtime.step.rollback import Whereabouts, uncut_step
 from whale_nebula.runtime.step.step import Arguments, Step, Unpack, declared_inputs
 from whale_nebula.scopes import calling_site
 from whale_nebula.scopes.options import check_signature

@@ -4,10 +4,22 @@ Pure Python: nothing here knows tensors, and everything can be tried without a c
 """
 
 from whale_nebula.schedule.drawing import draw, picture
-from whale_nebula.schedule.instructions import Backward, Forward, Fused, Instruction, from_text, to_text
-from whale_nebula.schedule.limits import Pace
 from whale_nebula.schedule.lines import Hop, Line, Work, hop_of_seconds, pace, uniform
-from whale_nebula.schedule.schedules import DEFAULT, SCHEDULES, Limit, instructions, limit_of, limits
+from whale_nebula.schedule.schedules import (
+    DEFAULT,
+    SCHEDULES,
+    Backward,
+    Forward,
+    Fused,
+    Instruction,
+    Limit,
+    Pace,
+    from_text,
+    instructions,
+    limit_of,
+    limits,
+    to_text,
+)
 from whale_nebula.schedule.simulate import Span, Timeline, run_lists, simulate
 
 __all__ = [

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from whale_nebula.schedule.limits import Pace
+from whale_nebula.schedule.schedules import Pace
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ from functools import partial
 from itertools import count
 
 from whale_nebula.errors import OptionError
-from whale_nebula.schedule.instructions import Instruction
 from whale_nebula.schedule.lines import Hops, Line, Work, pace
-from whale_nebula.schedule.schedules import DEFAULT, Chosen, instructions, limits
+from whale_nebula.schedule.schedules import DEFAULT, Chosen, Instruction, instructions, limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ def run_lists(
 ) -> Timeline:
     """Time instruction lists as they are, whoever made them. Each replica of a stage runs its part of the stage's list.
 
-    >>> from whale_nebula.schedule.instructions import from_text
+    >>> from whale_nebula.schedule.schedules import from_text
     >>> run_lists([from_text("F0 F1 B0 B1")], [Work(1.0, 2.0)], {}).seconds
     6.0
     """

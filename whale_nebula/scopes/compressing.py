@@ -9,7 +9,7 @@ from whale_nebula import codec as codecs
 from whale_nebula.codec import Codec
 from whale_nebula.codec.way import NONFINITE, Way, ways
 from whale_nebula.errors import NebulaError, OptionError
-from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.errors.text import did_you_mean
 from whale_nebula.ir.outer_optimizer import NAMED, Average, Outer
 from whale_nebula.ir.program import ASYNC, SYNC, Apart
 from whale_nebula.schedule.rounds import time_to_arrive

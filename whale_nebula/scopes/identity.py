@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from whale_nebula.errors import StageIdentityError
-from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.errors.text import did_you_mean
 from whale_nebula.scopes.frames import Block, Frame, Known, Stack, cluster_block_of, current_stack
 from whale_nebula.site import Site
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NoReturn, ParamSpec, TypeVar
 
 from whale_nebula.errors import OptionError, ScopeError
-from whale_nebula.errors.suggestions import closest, did_you_mean, list_names
+from whale_nebula.errors.text import closest, did_you_mean, list_names
 from whale_nebula.site import calling_site
 
 P = ParamSpec("P")

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from whale_nebula.config.schema import Config
 from whale_nebula.errors import CredentialsError
-from whale_nebula.errors.suggestions import did_you_mean
+from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security import files, making, trust
 from whale_nebula.security import files as reading
 from whale_nebula.security.identity import GATEWAY, WORKER, Identity, name

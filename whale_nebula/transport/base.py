@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,11 +15,40 @@ from whale_nebula.errors import (
     PlanMismatchError,
     RemoteFailureError,
 )
-from whale_nebula.errors.foreign_text import escape_foreign_text
+from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.transport.mailbox import Mailbox
 from whale_nebula.transport.protocol import Key, LinkTotals, Payload, Sent
-from whale_nebula.transport.tally import Tally
+from whale_nebula.wire.frame import HEADER_BYTES, frame_count, wire_bytes
 from whale_nebula.wire.message import require_known
+
+
+class Tally:
+    """A sum of what was sent, for any number of threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sum = LinkTotals()
+
+    def tensor(self, size: int, raw_bytes: int | None) -> int:
+        """Count one tensor; gives its bytes on the wire."""
+        total = wire_bytes(size)
+        self._count(LinkTotals(size, total, size if raw_bytes is None else raw_bytes, frame_count(size)))
+        return total
+
+    def message(self, size: int) -> int:
+        """Count one control message; gives its bytes on the wire."""
+        total = size + HEADER_BYTES
+        self._count(LinkTotals(bytes=total, frames=1))
+        return total
+
+    def totals(self) -> LinkTotals:
+        """The sum so far."""
+        return self._sum
+
+    def _count(self, more: LinkTotals) -> None:
+        with self._lock:
+            self._sum += more
+
 
 BYE = "BYE"
 FAIL = "FAIL"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 # What a sender's kernel may hold of one connection: a ping queues behind it.
 _BACKLOG_BYTES = 4 << 20
@@ -164,3 +165,35 @@ class Waiting:
     def drop(self) -> None:
         """It is no longer waited for."""
         self._since = None
+
+
+_LONGEST_WAIT = 3600.0
+_OVERSLEEP = 0.00025  # a timed wait ends about so much too late
+
+
+class Clock(Protocol):
+    """Tells the time and waits for a condition."""
+
+    def now(self) -> float:
+        """Seconds from some fixed moment; it never goes back."""
+
+    def wait(self, condition: threading.Condition, seconds: float) -> None:
+        """Wait until the (held) condition is notified, at most so long."""
+
+
+class MonotonicClock:
+    """The clock of this machine."""
+
+    def now(self) -> float:
+        """Seconds since the machine started, or thereabouts."""
+        return time.monotonic()
+
+    def wait(self, condition: threading.Condition, seconds: float) -> None:
+        """Wait for the condition, at most so long, and wake early rather than late: who asked looks again.
+
+        So the end of a wait is hit closer than the system's timers alone would hit it.
+        """
+        if seconds > _OVERSLEEP:
+            condition.wait(min(seconds, _LONGEST_WAIT) - _OVERSLEEP)
+        else:
+            time.sleep(0.0)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from whale_nebula.errors import LocalProtocolError
 from whale_nebula.transport.base import BYE, FAIL, LinkEnd, closed_by, closed_here, failed_error, refuse_reserved
-from whale_nebula.transport.clock import Clock, MonotonicClock
+from whale_nebula.transport.deadlines import Clock, MonotonicClock
 from whale_nebula.transport.framed import check_packed
 from whale_nebula.transport.mailbox import Mailbox
 from whale_nebula.transport.protocol import Key, Packed, Payload

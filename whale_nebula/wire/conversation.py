@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from whale_nebula.errors import DamagedFrameError, LocalProtocolError, NebulaError, RemoteProtocolError
-from whale_nebula.errors.foreign_text import escape_foreign_text
+from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.wire import greeting as hello
 from whale_nebula.wire.assembly import WHOLE_LIMIT, Assembly, Expect, MessageArrived, TensorArrived
 from whale_nebula.wire.frame import (
@@ -32,10 +32,9 @@ from whale_nebula.wire.frame import (
     pack,
     unpack,
 )
-from whale_nebula.wire.greeting import Greeting, Introduction, Prover
+from whale_nebula.wire.greeting import Exchange, Greeting, Introduction, Prover, Sealer
 from whale_nebula.wire.message import Word, decode_message, encode_message
 from whale_nebula.wire.replay import FIRST, Acknowledged, Arrivals, Packet, Replay, Turn, held_bytes
-from whale_nebula.wire.seal import Exchange, Sealer
 from whale_nebula.wire.states import Side, State, speak
 from whale_nebula.wire.tensor import Bytes, dtype_code
 

@@ -10,7 +10,7 @@ from whale_nebula.capture.arguments import Declared
 from whale_nebula.capture.step import fill_layout, signature
 from whale_nebula.config import InputSpec
 from whale_nebula.errors import AbsentInputError, InputMismatchError
-from whale_nebula.feed.absent import Missing
+from whale_nebula.feed.checks import Missing
 
 FORMS = {"x/source": InputSpec((None, None), "int32"), "x/target": InputSpec((None, 3)), "y": InputSpec((8,))}
 TWO = Declared(FORMS, alone=False)

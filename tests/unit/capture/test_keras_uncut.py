@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from whale_nebula.capture import stageless
+from whale_nebula.capture import step as stageless
 from whale_nebula.errors import NebulaWarning, UnsupportedError
 from whale_nebula.scopes import hints
 

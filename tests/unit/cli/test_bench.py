@@ -17,7 +17,7 @@ from whale_nebula.cli import arguments, bench
 from whale_nebula.cli import bench as bench_ends
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError, CredentialsError
-from whale_nebula.launch.line.advice import load_measurement, path_of
+from whale_nebula.launch.link_advice import load_measurement, path_of
 from whale_nebula.security import Identity
 
 QUICK = ["--seconds", "0.05"]

@@ -25,9 +25,8 @@ from whale_nebula.cli.checks.host import Host, Target, host
 from whale_nebula.cli.checks.local import Check
 from whale_nebula.config import load
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.line import Crossing, LineFound
-from whale_nebula.launch.line.advice import path_of, save
-from whale_nebula.launch.line.seat import sheet
+from whale_nebula.launch.link_advice import Crossing, LineFound, path_of, save
+from whale_nebula.launch.link_measurement import sheet
 from whale_nebula.security import Credentials, Files, Identity, making
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 

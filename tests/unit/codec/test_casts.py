@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from whale_nebula.codec.rounding import count_overflows, restore, to_bf16, to_fp16
+from whale_nebula.codec.blocks import count_overflows, restore, to_bf16, to_fp16
 
 SINGLES = hnp.arrays("float32", hnp.array_shapes(max_dims=3, min_side=0, max_side=9), elements=st.floats(width=32))
 DOUBLES = hnp.arrays("float64", st.integers(0, 9), elements=st.floats())

@@ -22,8 +22,8 @@ from whale_nebula.codec import (
     TopK,
     parse,
 )
-from whale_nebula.codec.costs import CAST, COPY, SPEED, Cost, cost, renewing
-from whale_nebula.codec.wording import describe_bytes, details, words
+from whale_nebula.codec.sizes import CAST, COPY, SPEED, Cost, cost, renewing
+from whale_nebula.codec.way import describe_bytes, details, words
 
 DIMS = (8192, 768)
 MEASURED = Path(__file__).parents[3] / "benchmarks" / "codec" / "result.json"

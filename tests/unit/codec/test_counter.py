@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from whale_nebula.codec import rounding
+from whale_nebula.codec import blocks
 
 COUNT = 1 << 18
 PLACES = tf.constant(np.arange(COUNT, dtype="uint32"))
@@ -16,7 +16,7 @@ def key(*words: int) -> tf.Tensor:
 
 
 def drawn(*words: int) -> np.ndarray:
-    return rounding.uniform(key(*words), PLACES).numpy()
+    return blocks.uniform(key(*words), PLACES).numpy()
 
 
 def surprise(counts: np.ndarray) -> float:
@@ -38,7 +38,7 @@ def test_bits_are_those_of_the_definition() -> None:
     second = mixed(first ^ 9)
     first = mixed((first + second) % 2**32)
     expected = [mixed((mixed(place ^ first) + second) % 2**32) for place in (0, 1, 2**32 - 1)]
-    assert rounding.bits(key(7, 9), tf.constant([0, 1, 2**32 - 1], tf.uint32)).numpy().tolist() == expected
+    assert blocks.bits(key(7, 9), tf.constant([0, 1, 2**32 - 1], tf.uint32)).numpy().tolist() == expected
 
 
 def test_numbers_lie_below_one_and_are_spread_evenly() -> None:
@@ -50,7 +50,7 @@ def test_numbers_lie_below_one_and_are_spread_evenly() -> None:
 
 @pytest.mark.parametrize("bit", range(0, 32, 5))
 def test_each_bit_is_set_half_of_the_time(bit: int) -> None:
-    is_set = rounding.bits(key(3, 4), PLACES).numpy() >> bit & 1
+    is_set = blocks.bits(key(3, 4), PLACES).numpy() >> bit & 1
     assert abs(is_set.mean() - 0.5) < 5 * 0.5 / np.sqrt(COUNT)
 
 
@@ -68,5 +68,5 @@ def test_a_key_says_nothing_about_its_neighbours(words: tuple[int, int]) -> None
 
 
 def test_two_keys_do_not_draw_the_same_numbers_in_another_order() -> None:
-    one, other = (rounding.bits(key(1, last), PLACES).numpy() for last in (2, 3))
+    one, other = (blocks.bits(key(1, last), PLACES).numpy() for last in (2, 3))
     assert len(np.intersect1d(one, other)) < 4 * COUNT**2 / 2**32

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from whale_nebula.codec.blocks import dequantise, parts
-from whale_nebula.codec.rounding import apart
+from whale_nebula.codec.blocks import apart, dequantise, parts
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(3, 8), (2, 7), (1, 1), (0, 4)])

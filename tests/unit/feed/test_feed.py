@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from whale_nebula.errors import BatchAxisError
 from whale_nebula.feed.batch import cut, micro_batches, rows_of
-from whale_nebula.feed.fingerprint import fingerprints
+from whale_nebula.feed.checks import fingerprints
 from whale_nebula.feed.rows import sizes
 from whale_nebula.ir.program import Leaf
 from whale_nebula.spec import Spec

@@ -7,9 +7,8 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.errors import AbsentInputError
-from whale_nebula.feed.absent import Missing, absent_in
 from whale_nebula.feed.batch import cut, micro_batches
-from whale_nebula.feed.fingerprint import fingerprints
+from whale_nebula.feed.checks import Missing, absent_in, fingerprints
 from whale_nebula.ir.program import Leaf
 from whale_nebula.spec import Spec
 

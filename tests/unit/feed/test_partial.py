@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from whale_nebula.capture.step import signature
 from whale_nebula.errors import AbsentInputError
-from whale_nebula.feed.fingerprint import fingerprints, same
+from whale_nebula.feed.checks import fingerprints, same
 from whale_nebula.feed.inputs import Partial, slice_rows, take_inputs, whole
 from whale_nebula.feed.rewritten import blank
 from whale_nebula.feed.rows import AllRows, Feed, Rows, RowsRead, Within, rows_of, tag_rows

@@ -40,7 +40,7 @@ from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.dialling import dial
 from whale_nebula.transport.grpc.limits import Buckets
 from whale_nebula.transport.grpc.links import target
-from whale_nebula.transport.grpc.metadata import Knock
+from whale_nebula.transport.grpc.listener import Knock
 from whale_nebula.transport.grpc.options import channel_credentials
 from whale_nebula.transport.protocol import Packed
 from whale_nebula.wire.frame import Flag, Header, Kind, pack

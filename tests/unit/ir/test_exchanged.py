@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from whale_nebula.ir.cut import Cut, Exchange
-from whale_nebula.ir.exchanged import Exchanged
 from whale_nebula.ir.program import GradientPart, Holder, Leaf, PartKey, Program, Request, Variable
+from whale_nebula.ir.sizes import Exchanged
 from whale_nebula.ir.text import from_text
 from whale_nebula.spec import Spec, Value
 

@@ -9,7 +9,7 @@ import keras
 import pytest
 
 import whale_nebula as nb
-from whale_nebula.plan.differences import plan_difference
+from whale_nebula.plan.file import plan_difference
 
 layers = keras.layers
 X, Y = keras.KerasTensor((8, 4)), keras.KerasTensor((8, 1))

@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whale_nebula.ir.routing import MOST, NEAR, by_speed, enough, excess, order, seconds, shares, take_counts
+from whale_nebula.ir.routing import MOST, NEAR, by_speed, enough, excess, order, shares, take_counts, times_of_shares
 
 SPEEDS = st.lists(st.floats(0.05, 20.0), min_size=1, max_size=6)
 
@@ -21,9 +21,9 @@ def test_all_micro_batches_are_taken_and_nobody_is_left_out(speeds: list[float],
 
 @given(speeds=st.lists(st.floats(0.05, 20.0), min_size=1, max_size=3), count=st.integers(3, 9))
 def test_no_other_shares_are_done_sooner(speeds: list[float], count: int) -> None:
-    best = max(seconds(shares(speeds, count), speeds))
+    best = max(times_of_shares(shares(speeds, count), speeds))
     others = (each for each in product(range(1, count + 1), repeat=len(speeds)) if sum(each) == count)
-    assert all(max(seconds(other, speeds)) >= best for other in others)
+    assert all(max(times_of_shares(other, speeds)) >= best for other in others)
 
 
 @given(speeds=SPEEDS, times=st.integers(1, 4), count=st.integers(6, 30))

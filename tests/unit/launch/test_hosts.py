@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from whale_nebula.errors import ConfigError
-from whale_nebula.launch.hosts import is_local, listening, settle_ports
 from whale_nebula.launch.resolve import ANY, Placement
+from whale_nebula.launch.resolve.placement import is_local, listening, settle_ports
 
 
 def test_what_is_local() -> None:

@@ -9,11 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from whale_nebula.launch.secured import PREFIX, own_folder, remove_abandoned
+from whale_nebula.launch.gateways import PREFIX, own_folder, remove_abandoned
 
 HOLDS = """
 import signal, sys
-from whale_nebula.launch.secured import own_folder
+from whale_nebula.launch.gateways import own_folder
 with own_folder(sys.argv[1]) as folder:
     (folder / "gpu-worker-0.key").write_text("secret")
     print(folder, flush=True)

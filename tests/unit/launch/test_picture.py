@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.unit.report.terminal import Terminal
-from whale_nebula.launch.picture import Picture, Shown, pictures
-from whale_nebula.launch.relay import Sink
-from whale_nebula.report.screen import Screen
+from whale_nebula.launch.processes import Picture, Shown, Sink, pictures
+from whale_nebula.report.live import Screen
 
 NOWHERE = os.open(os.devnull, os.O_RDONLY)
 

@@ -15,7 +15,7 @@ from whale_nebula.config import Config, load
 from whale_nebula.launch.identity import Identity, Peer, SecurityFiles
 from whale_nebula.launch.job import Job
 from whale_nebula.launch.placed import Output, identities, run_name, seed_of, start_placed
-from whale_nebula.launch.relay import Sink
+from whale_nebula.launch.processes import Sink
 from whale_nebula.launch.resolve import Placement
 
 SOON = 60.0

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from whale_nebula.launch.last_error import last_word
-from whale_nebula.launch.relay import Relay, Sink
+from whale_nebula.launch.processes import Relay, Sink
 
 
 def relayed(code: str, tmp_path: Path, prefixes: dict[str, str] | None = None) -> tuple[bytes, bytes, str]:

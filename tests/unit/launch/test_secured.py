@@ -10,7 +10,8 @@ import pytest
 
 from whale_nebula.config import load
 from whale_nebula.errors import CredentialsError, IdentityError, NebulaError, WrongNameError
-from whale_nebula.launch.secured import check, check_names, configured_files, for_one_run
+from whale_nebula.launch.gateways import check_files as check
+from whale_nebula.launch.gateways import check_names, configured_files, for_one_run
 
 WORKERS = ("gpu/0", "npu/0")
 CONFIG = load({"run": "mt", "clusters": {"gpu": {}, "npu": {}}})

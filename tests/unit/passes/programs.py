@@ -39,8 +39,7 @@ from whale_nebula.ir.program import (
 )
 from whale_nebula.ir.text import from_text
 from whale_nebula.passes.label import label
-from whale_nebula.passes.listing import list_cut
-from whale_nebula.passes.pipeline import cut_program
+from whale_nebula.passes.pipeline import cut_program, list_cut
 from whale_nebula.spec import Spec, Value
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "passes"

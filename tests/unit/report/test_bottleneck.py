@@ -9,11 +9,11 @@ import pytest
 
 import whale_nebula as nb
 from tests.unit.report.making import basis, measured
-from whale_nebula.report.bottleneck import EACH_WAY, NOTHING, THERE, advisable, sentence
+from whale_nebula.report.bottleneck import EACH_WAY, NOTHING, THERE, advisable
+from whale_nebula.report.bottleneck import describe_bottleneck as sentence
 from whale_nebula.report.prediction import Basis, Carried, Numbers, PhaseBasis, free, predict, seconds, wide
-from whale_nebula.report.records import LinkReport, StageReport
+from whale_nebula.report.records import LinkReport, StageReport, duration
 from whale_nebula.report.report import Report
-from whale_nebula.report.units import duration
 from whale_nebula.schedule.lines import Hop, Line, Work
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.report.making import THERE, basis, full, measured
 from whale_nebula.report.records import LinkReport, RunTotals, Scalars
 from whale_nebula.report.report import Report
-from whale_nebula.report.summary import last_run, programs, runs, summary_document, summary_text
+from whale_nebula.report.saved import last_run, programs, runs, summary_document, summary_text
 
 
 def run(steps: int, worker: str = "local/0", program: str = "fit") -> list[Report]:

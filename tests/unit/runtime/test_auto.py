@@ -7,8 +7,7 @@ import pytest
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.exchange.auto import Auto, Direction, Outlook, mildest
-from whale_nebula.runtime.exchange.state import ChannelState, States
-from whale_nebula.runtime.exchange.statistics import Tally
+from whale_nebula.runtime.exchange.state import ChannelState, States, Tally
 from whale_nebula.spec import Spec
 
 LINK, RAW = "gpu->npu", 64 * 256 * 4

@@ -15,10 +15,8 @@ from whale_nebula.codec.sizes import number as number_of
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.runtime.exchange.channels import Models
-from whale_nebula.runtime.exchange.incoming import Incoming
-from whale_nebula.runtime.exchange.outgoing import Outgoing
-from whale_nebula.runtime.exchange.state import AT, At, ChannelState, Residue, States
-from whale_nebula.runtime.exchange.statistics import Tally
+from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
+from whale_nebula.runtime.exchange.state import AT, At, ChannelState, Residue, States, Tally
 from whale_nebula.transport.framed import check_packed
 from whale_nebula.transport.protocol import Packed
 

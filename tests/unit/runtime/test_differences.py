@@ -16,10 +16,8 @@ from whale_nebula.codec.way import Way
 from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.runtime.exchange import differences
 from whale_nebula.runtime.exchange.differences import LIMIT, most_bytes
-from whale_nebula.runtime.exchange.incoming import Incoming
-from whale_nebula.runtime.exchange.outgoing import Outgoing
-from whale_nebula.runtime.exchange.state import At, ChannelState, States
-from whale_nebula.runtime.exchange.statistics import Tally
+from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
+from whale_nebula.runtime.exchange.state import At, ChannelState, States, Tally
 from whale_nebula.transport.protocol import Packed
 
 EVERY_WAY = INT8_WAY, INT4_WAY = [Way(codec(), delta="ids") for codec in (INT8, INT4)]

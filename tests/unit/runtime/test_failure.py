@@ -22,7 +22,7 @@ from whale_nebula.errors import (
     StageFailedError,
     VerificationError,
 )
-from whale_nebula.errors.foreign_text import remove_folders
+from whale_nebula.errors.text import remove_folders
 from whale_nebula.ir.canonical import digest_lines, first_difference
 from whale_nebula.runtime.session.session import Session, failure_fields
 from whale_nebula.transport import MemoryNetwork

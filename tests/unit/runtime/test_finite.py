@@ -8,10 +8,8 @@ import tensorflow as tf
 
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import NonFiniteError
-from whale_nebula.runtime.exchange.incoming import Incoming
-from whale_nebula.runtime.exchange.outgoing import Outgoing
-from whale_nebula.runtime.exchange.state import At, Residue, States
-from whale_nebula.runtime.exchange.statistics import Tally
+from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
+from whale_nebula.runtime.exchange.state import At, Residue, States, Tally
 from whale_nebula.transport.protocol import Packed
 
 BAD = [np.nan, np.inf, -np.inf]

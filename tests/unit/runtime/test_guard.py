@@ -4,8 +4,7 @@ import pytest
 import tensorflow as tf
 
 from whale_nebula.errors import StageFailedError
-from whale_nebula.runtime.step.op_locations import Whereabouts
-from whale_nebula.runtime.step.rollback import Guard
+from whale_nebula.runtime.step.rollback import Guard, Whereabouts
 
 
 def failing() -> None:

@@ -11,10 +11,8 @@ from whale_nebula.codec.way import parse_way
 from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.exchange import coding
 from whale_nebula.runtime.exchange.coding import decode_cast
-from whale_nebula.runtime.exchange.incoming import Incoming
-from whale_nebula.runtime.exchange.outgoing import Outgoing
-from whale_nebula.runtime.exchange.state import At, States
-from whale_nebula.runtime.exchange.statistics import Tally
+from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
+from whale_nebula.runtime.exchange.state import At, States, Tally
 
 ROWS, COLUMNS = 48, 64
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from whale_nebula.errors import InputMismatchError, OptionError
-from whale_nebula.feed.ids import refuse_unshared
+from whale_nebula.feed.checks import refuse_unshared
 from whale_nebula.runtime.session.session import Session
 from whale_nebula.transport import MemoryNetwork
 

@@ -17,8 +17,7 @@ from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.cut import Cut, Fragment, Worker
 from whale_nebula.passes.pipeline import cut_program
 from whale_nebula.passes.replicas import SHARED, check_hosts, sums_of
-from whale_nebula.runtime.replicas.batch_sums import ReplicaSums
-from whale_nebula.runtime.replicas.collectives import Collectives, Group
+from whale_nebula.runtime.replicas.collectives import Collectives, Group, ReplicaSums
 from whale_nebula.runtime.step.compiled import Workshop
 from whale_nebula.runtime.step.engine import Engine
 

@@ -8,8 +8,7 @@ from whale_nebula.codec import INT8, Rank, parse
 from whale_nebula.codec.precisions import Bits
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.report.records import BoundaryReport
-from whale_nebula.runtime.exchange.state import ChannelState
-from whale_nebula.runtime.exchange.statistics import Tally, note_changes
+from whale_nebula.runtime.exchange.state import ChannelState, Tally, note_changes
 
 NAME = "b0 gpu->npu"
 SENT = BoundaryReport("int8", 400, 100, 120, 1, 0.5, 0.0, 0.01)

@@ -9,9 +9,8 @@ from whale_nebula.ir.routing import Seat
 from whale_nebula.report.records import Span
 from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock
 from whale_nebula.runtime.step.measurements import Trips, paces
-from whale_nebula.schedule.limits import Pace
 from whale_nebula.schedule.lines import Work, uniform
-from whale_nebula.schedule.schedules import limits
+from whale_nebula.schedule.schedules import Pace, limits
 from whale_nebula.schedule.simulate import simulate
 
 STAGES = 2

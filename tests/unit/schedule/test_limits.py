@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from whale_nebula.errors import OptionError
 from whale_nebula.schedule import DEFAULT, SCHEDULES, Pace, limit_of, limits, pace, uniform
-from whale_nebula.schedule.limits import descending
 from whale_nebula.schedule.lines import Work
+from whale_nebula.schedule.schedules import descending
 
 
 def alike(stages: int, compute: float, seconds: float, delay: float = 0.0) -> Pace:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from whale_nebula.transport.clock import MonotonicClock
+from whale_nebula.transport.deadlines import MonotonicClock
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.0001, 0.003])

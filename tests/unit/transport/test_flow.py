@@ -21,7 +21,7 @@ from tests.simulation import carrier
 from tests.simulation.carrier import Cable
 from tests.simulation.stepping import Turns
 from whale_nebula.errors import RemoteFailureError, RemoteProtocolError
-from whale_nebula.transport import clock, mailbox, outbox, peer, tally
+from whale_nebula.transport import base, deadlines, mailbox, outbox, peer
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.mailbox import Waiters
 from whale_nebula.transport.peer import PeerLink
@@ -32,7 +32,7 @@ from whale_nebula.wire.message import build_message
 
 ROW = ("gpu/0", "npu/0", "tpu/0")
 BUDGET, CHUNK = 4096, 512
-SWAPPED: tuple[ModuleType, ...] = (peer, outbox, mailbox, clock, tally, carrier)
+SWAPPED: tuple[ModuleType, ...] = (peer, outbox, mailbox, deadlines, base, carrier)
 STEP = build_message("SESSION", "STEP", program=1, step=0, rows=1, inputs={})
 SOON = 20.0
 

@@ -33,8 +33,16 @@ from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.connection import END, Connection, Lane, reason
 from whale_nebula.transport.grpc.dialling import Target, dial
 from whale_nebula.transport.grpc.limits import End, Limits, TokenBucket, find_surplus
-from whale_nebula.transport.grpc.listener import Hear, Listener, Visitor
-from whale_nebula.transport.grpc.metadata import CERTIFICATE, SIGNATURE, Knock, check_proof, prove_identity
+from whale_nebula.transport.grpc.listener import (
+    CERTIFICATE,
+    SIGNATURE,
+    Hear,
+    Knock,
+    Listener,
+    Visitor,
+    check_proof,
+    prove_identity,
+)
 from whale_nebula.transport.grpc.options import probe
 
 KNOCK = Knock(RUN, NPU, GPU, "00112233aabbccdd", 2)

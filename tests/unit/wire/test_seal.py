@@ -7,7 +7,7 @@ import pytest
 
 from whale_nebula.errors import DamagedFrameError, RemoteProtocolError
 from whale_nebula.wire.frame import TAG_BYTES, Flag, Header, Kind, pack, sealed_header_bytes, unpack
-from whale_nebula.wire.seal import Exchange, Sealer
+from whale_nebula.wire.greeting import Exchange, Sealer
 from whale_nebula.wire.tensor import dtype_code
 
 HEADER = Header(

@@ -19,8 +19,7 @@ from whale_nebula.cli.checks.host import Host, Target
 from whale_nebula.cli.checks.local import Check
 from whale_nebula.errors import ConfigError, IdentityError
 from whale_nebula.launch import gateways
-from whale_nebula.launch.hosts import listening
-from whale_nebula.launch.line.advice import (
+from whale_nebula.launch.link_advice import (
     LineFound,
     advise,
     delay_text,
@@ -29,8 +28,9 @@ from whale_nebula.launch.line.advice import (
     path_of,
     rate_text,
 )
-from whale_nebula.launch.line.seat import unlike, versions
+from whale_nebula.launch.link_measurement import unlike, versions
 from whale_nebula.launch.resolve import Placement, host_of
+from whale_nebula.launch.resolve.placement import listening
 from whale_nebula.security import Credentials, Files
 from whale_nebula.security.authority import KEY as AUTHORITY_KEY
 from whale_nebula.security.diagnose import probe as probe_tls

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError, IdentityError
-from whale_nebula.launch.hosts import is_local
 from whale_nebula.launch.placed import run_name
 from whale_nebula.launch.resolve import Asked, cluster_of, host_of, resolve
+from whale_nebula.launch.resolve.placement import is_local
 from whale_nebula.security import Credentials, Files, Identity
 
 GATEWAY = "gateway"

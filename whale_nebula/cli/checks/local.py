@@ -16,7 +16,7 @@ from pathlib import Path
 
 from whale_nebula.config import Config, load
 from whale_nebula.launch.resolve.placement import same_address
-from whale_nebula.report.units import size
+from whale_nebula.report.records import size
 
 
 def config_checks(path: str) -> list[Check]:
@@ -43,7 +43,7 @@ def _certificates(config: Config, path: str) -> Iterator[Check]:
     """Whether the authority's certificate, which every process reads, is where it is looked for."""
     if config.security.insecure or find_spec("cryptography") is None or len(config.clusters) < 2:
         return
-    from whale_nebula.launch.secured import configured_files
+    from whale_nebula.launch.gateways import configured_files
 
     found = configured_files(config, [f"{cluster}/0" for cluster in config.clusters], path)
     missing = sorted({each.ca for each in found.values() if not Path(each.ca).exists()})
@@ -65,7 +65,7 @@ def _count_of(number: int, what: str) -> str:
 def _check_names(config: Config) -> None:
     """Where nothing reads certificates there is another check that says so."""
     if find_spec("cryptography") is not None:
-        from whale_nebula.launch.secured import check_names
+        from whale_nebula.launch.gateways import check_names
 
         check_names(config, [f"{cluster}/0" for cluster in config.clusters])
 

@@ -13,7 +13,7 @@ from whale_nebula.plan.html.markup import Child, Markup, element, join_markup
 from whale_nebula.plan.html.timeline import Scene, scenes
 from whale_nebula.plan.text import amount, micro_batches
 from whale_nebula.plan.timing import duration
-from whale_nebula.report.units import size
+from whale_nebula.report.records import size
 
 if TYPE_CHECKING:
     from whale_nebula.plan.plan import Plan

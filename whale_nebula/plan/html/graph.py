@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from whale_nebula.codec.wording import has_open_size
+from whale_nebula.codec.way import has_open_size
 from whale_nebula.plan.html.layout import HEIGHT, WIDTH, Arrow, Box, Drawing, Node, Tie, layout
 from whale_nebula.plan.html.markup import Attribute, Markup, element, join_markup
 from whale_nebula.plan.records import PlanStage
 from whale_nebula.plan.text import amount
 from whale_nebula.plan.timing import duration
-from whale_nebula.report.units import size
+from whale_nebula.report.records import size
 
 if TYPE_CHECKING:
     from whale_nebula.plan.plan import Plan

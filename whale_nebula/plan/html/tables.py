@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from whale_nebula.codec.wording import describe_bytes
+from whale_nebula.codec.way import describe_bytes
 from whale_nebula.plan.html.graph import color
 from whale_nebula.plan.html.layout import Arrow
 from whale_nebula.plan.html.markup import Child, Markup, element, join_markup
@@ -23,7 +23,7 @@ from whale_nebula.plan.text import (
     worker_of,
 )
 from whale_nebula.plan.timing import duration
-from whale_nebula.report.units import size
+from whale_nebula.report.records import size
 from whale_nebula.spec import Spec
 
 if TYPE_CHECKING:

@@ -14,11 +14,9 @@ from typing import NamedTuple
 from whale_nebula.codec.objects import Codec
 from whale_nebula.codec.sizes import PREFIX, fitting, nbytes, parts_of
 from whale_nebula.codec.way import NONE, Way
-from whale_nebula.report.records import BoundaryReport
-from whale_nebula.report.units import duration
+from whale_nebula.report.records import BoundaryReport, duration
 from whale_nebula.runtime.exchange.coding import LADDER_EVERY as EVERY
-from whale_nebula.runtime.exchange.state import States
-from whale_nebula.runtime.exchange.statistics import Tally
+from whale_nebula.runtime.exchange.state import States, Tally
 from whale_nebula.spec import Spec
 from whale_nebula.wire.frame import wire_bytes
 

@@ -20,10 +20,20 @@ from whale_nebula.passes.batch import entries_per_row
 from whale_nebula.report.records import BoundaryReport
 from whale_nebula.runtime.exchange.auto import Auto, Direction, Outlook
 from whale_nebula.runtime.exchange.coding import SKIP, decode_cast
-from whale_nebula.runtime.exchange.incoming import Incoming
-from whale_nebula.runtime.exchange.outgoing import Outgoing
-from whale_nebula.runtime.exchange.state import AT, LANE, At, ChannelState, Residue, States
-from whale_nebula.runtime.exchange.statistics import Said, Tally, codec_of, note_changes, report_crossing
+from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
+from whale_nebula.runtime.exchange.state import (
+    AT,
+    LANE,
+    At,
+    ChannelState,
+    Residue,
+    Said,
+    States,
+    Tally,
+    codec_of,
+    note_changes,
+    report_crossing,
+)
 from whale_nebula.spec import Value
 from whale_nebula.transport.protocol import Packed
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from whale_nebula.codec import rounding
+from whale_nebula.codec import blocks
+from whale_nebula.codec.blocks import restore, to_bf16, to_fp16
 from whale_nebula.codec.objects import Codec, Dims, Precision, Structure
 from whale_nebula.codec.packing import Mask, Zstd, join, pack_mask, shrink, split, unpack_mask, unshrink
 from whale_nebula.codec.precisions import Plain
-from whale_nebula.codec.rounding import restore, to_bf16, to_fp16
 from whale_nebula.codec.sizes import PREFIX, parts_of, precision_in, structure_in
 from whale_nebula.codec.way import Way, parse_way
 from whale_nebula.errors import NonFiniteError, RemoteProtocolError
@@ -51,9 +51,9 @@ def count_clamped(x: Any) -> int:
     [2, 0, 0]
     """
     if x.dtype.size < 4 or not x.shape.num_elements():
-        return 0 if x.dtype != tf.bfloat16 else int(rounding.count_overflows(x))
+        return 0 if x.dtype != tf.bfloat16 else int(blocks.count_overflows(x))
     fits = float(tf.reduce_max(x)) < _BEYOND and float(tf.reduce_min(x)) > -_BEYOND
-    return 0 if fits else int(rounding.count_overflows(x))
+    return 0 if fits else int(blocks.count_overflows(x))
 
 
 class Made(NamedTuple):

@@ -15,14 +15,11 @@ import tensorflow as tf
 from whale_nebula.codec.way import parse_way
 from whale_nebula.errors import NotYetError, PlanMismatchError
 from whale_nebula.ir.program import ASYNC, Apart
-from whale_nebula.runtime.local_sgd.async_client import Pushes
-from whale_nebula.runtime.local_sgd.async_server import Server
-from whale_nebula.runtime.local_sgd.deltas import Differences, Flat, seeds_of, sow
-from whale_nebula.runtime.local_sgd.one_process import Copies
+from whale_nebula.runtime.local_sgd.async_mode import Pushes, Server
 from whale_nebula.runtime.local_sgd.shutdown import Asked
-from whale_nebula.runtime.local_sgd.step import Meetings
+from whale_nebula.runtime.local_sgd.step import Copies, Meetings
 from whale_nebula.runtime.local_sgd.sync_rounds import Rounds
-from whale_nebula.runtime.local_sgd.topology import Ends, Sites
+from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Flat, Sites, seeds_of, sow
 from whale_nebula.runtime.run import Run
 from whale_nebula.schedule.rounds import Timetable, pieces
 from whale_nebula.transport import MemoryNetwork

@@ -83,6 +83,6 @@ def _training(plain: Method) -> Method:
 
 
 def _bears(method: Method) -> bool:
-    from whale_nebula.capture.keras_tags import bears_scopes
+    from whale_nebula.capture.keras_scopes import bears_scopes
 
     return bool(bears_scopes(getattr(method, "__self__", None)))

@@ -20,8 +20,7 @@ import google_crc32c
 import numpy as np
 
 from whale_nebula.ir.outer_optimizer import Numbers, Outer
-from whale_nebula.runtime.local_sgd.deltas import Differences, Flat, Range
-from whale_nebula.runtime.local_sgd.topology import Ends
+from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Flat, Range
 from whale_nebula.schedule.rounds import Timetable, ranges
 
 

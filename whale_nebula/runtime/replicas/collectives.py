@@ -1,11 +1,7 @@
-"""All-reduce between the workers of one cluster by TensorFlow's collectives: a ring on CPUs, NCCL on GPUs.
+"""Sums over the replicas of a stage by TensorFlow's collectives: a ring on CPUs, NCCL on GPUs.
 
 Every worker of the cluster is a task of a TensorFlow cluster. Each calls the same sums under the same names, and all
 get the same bits, since every part of a sum is added up in one place and handed around.
-
-TensorFlow's runtime asks nobody who he is, so this never leaves a cluster, and a server is reached from nowhere but
-the machines of its mates. It has one more rule: device names are given when it starts. Either `open_collectives` is
-called before anything of TensorFlow runs, or `prepare_task` was.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -27,9 +23,13 @@ import tensorflow as tf
 
 from whale_nebula.config.schema import PATIENCE_SECONDS
 from whale_nebula.errors import DeadlineError, LinkClosedError, NebulaError, OptionError, StateError
-from whale_nebula.ir.cut import Cut
+from whale_nebula.ir.cut import Cut, Fragment
+from whale_nebula.ir.graph import REPLICA_SUM
 from whale_nebula.runtime.session.server_filter import restrict_port
+from whale_nebula.spec import Spec, Value
 from whale_nebula.tf import collectives as tf_collectives
+from whale_nebula.tf import moments as tf_moments
+from whale_nebula.tf import private as tf_private
 from whale_nebula.tf.private import runtime_started, traced_often
 
 BUCKET_BYTES = 1 << 21
@@ -325,3 +325,71 @@ def groups(cut: Cut, own: str, collectives: Collectives | None, name: str) -> di
         for stage, each in hosts.items()
         if own in each
     }
+
+
+_KINDS = frozenset({"forward", "backward", "fused"})
+_DOING = "the moments of stage {} over its replicas"
+
+
+@dataclass
+class ReplicaSums:
+    """The sums of a program's stages on this worker; a group calls them by the number of the program."""
+
+    cut: Cut
+    groups: Mapping[int, Group]
+    program: int
+    _idle: dict[Fragment, Any] = field(default_factory=dict)
+
+    def ops(self, fragment: Fragment) -> tuple[int, ...]:
+        """The sums in a fragment, in the order in which all replicas come to them."""
+        found = tuple(sorted(op for op in fragment.ops if self.cut.program.graph.ops[op].type == REPLICA_SUM))
+        return found if fragment.kind in _KINDS and fragment.stage in self.groups else ()
+
+    def summed(self, fragment: Fragment, marks: Sequence[Any]) -> dict[Any, Any]:
+        """In the graph that is being traced, add up what stands for sums, in the order of `ops`; gives by the tensor of
+        each what is to be read in its place.
+        """
+        found = {}
+        for (name, spec), mark in zip(self._name_sums(fragment), marks, strict=True):
+            own = tf.ensure_shape(mark.op.inputs[0], spec.shape)
+            (total,) = self._group(fragment).sum([own], name)
+            for reader, place in tf_moments.readers(mark):
+                tf_private.set_input(reader, place, total)
+            found[mark.ref()] = total
+        return found
+
+    def idle(self, fragment: Fragment | None) -> None:
+        """Take part in the sums of a fragment without any rows."""
+        if fragment is None or not self.ops(fragment):
+            return
+        if fragment not in self._idle:
+            self._idle[fragment] = tf.function(lambda: self._zeros(fragment), autograph=False).get_concrete_function()
+        with self.explained(fragment)():
+            self._idle[fragment]()
+
+    def _zeros(self, fragment: Fragment) -> list[Any]:
+        """Each after the one before, as others may be."""
+        totals: list[Any] = []
+        for name, spec in self._name_sums(fragment):
+            with tf.control_dependencies(totals[-1:]):
+                totals += self._group(fragment).sum([tf.zeros(spec.shape, spec.dtype)], name)
+        return totals
+
+    def explained(self, fragment: Fragment) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        """Inside, what fails because a replica is gone says so."""
+        key = self.cut.program.stages[fragment.stage or 0].key
+        return lambda: self._group(fragment).collectives.explained(_DOING.format(repr(key)))
+
+    def _group(self, fragment: Fragment) -> Group:
+        return self.groups[fragment.stage or 0]
+
+    def _name_sums(self, fragment: Fragment) -> list[tuple[str, Spec]]:
+        """The sums of a fragment, each by a name that no other has, with its form."""
+        spec, about = self.cut.program.graph.spec, f"{self.program} {fragment.phase} {fragment.stage} {fragment.kind}"
+        return [(f"{about} {number}", spec(Value(op))) for number, op in enumerate(self.ops(fragment))]
+
+
+def replica_sums(cut: Cut, worker: str, collectives: Collectives | None, program: int) -> ReplicaSums | None:
+    """Those of a worker; None where no function of its stages has any."""
+    found = groups(cut, worker, collectives, f"moments of program {program}")
+    return ReplicaSums(cut, found, program) if found else None

@@ -18,7 +18,7 @@ import whale_nebula
 from whale_nebula import __version__
 from whale_nebula.config import Config
 from whale_nebula.errors import ConfigError
-from whale_nebula.errors.foreign_text import escape_foreign_text
+from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.launch.attach import Attachment
 from whale_nebula.launch.identity import SecurityFiles
 from whale_nebula.runtime.exchange.expected import Expected

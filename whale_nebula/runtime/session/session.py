@@ -36,9 +36,9 @@ from whale_nebula.errors import (
     StateError,
     TransportError,
 )
-from whale_nebula.errors.foreign_text import LIMIT, escape_foreign_text, remove_folders
+from whale_nebula.errors.text import LIMIT, escape_foreign_text, remove_folders
 from whale_nebula.faults import failpoint
-from whale_nebula.feed.fingerprint import same
+from whale_nebula.feed.checks import same
 from whale_nebula.ir.canonical import digest_lines, first_unlike
 from whale_nebula.runtime.exchange.expected import Expected
 from whale_nebula.runtime.variables.checksums import check

@@ -31,9 +31,7 @@ from whale_nebula.runtime.step.gradients import Sums
 from whale_nebula.runtime.step.once import ASSERTION, OnceRun, Peers
 from whale_nebula.runtime.step.rollback import Guard
 from whale_nebula.runtime.step.stage_run import StageRun
-from whale_nebula.schedule.instructions import Backward, Instruction
-from whale_nebula.schedule.limits import Pace
-from whale_nebula.schedule.schedules import instructions, limits
+from whale_nebula.schedule.schedules import Backward, Instruction, Pace, instructions, limits
 from whale_nebula.spec import Value
 
 

@@ -29,7 +29,7 @@ from whale_nebula.report.records import (
     StageReport,
     busiest,
 )
-from whale_nebula.runtime.exchange.statistics import Said
+from whale_nebula.runtime.exchange.state import Said
 from whale_nebula.transport.protocol import Key, Link
 
 annotation = tf.profiler.experimental.Trace

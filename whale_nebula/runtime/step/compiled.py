@@ -17,8 +17,8 @@ from whale_nebula.ir.graph import Graph, Op
 from whale_nebula.ir.program import Stage
 from whale_nebula.passes.branches import Aliases
 from whale_nebula.passes.exchange import Bundle, Told, bundles, replica_messages
-from whale_nebula.runtime.replicas.batch_sums import ReplicaSums
-from whale_nebula.runtime.step.op_locations import Whereabouts
+from whale_nebula.runtime.replicas.collectives import ReplicaSums
+from whale_nebula.runtime.step.rollback import Whereabouts
 from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private
 

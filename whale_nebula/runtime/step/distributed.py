@@ -13,11 +13,10 @@ from typing import Any
 
 from whale_nebula.config import Links
 from whale_nebula.errors import InputMismatchError, LinkClosedError, PlanMismatchError
-from whale_nebula.errors.foreign_text import escape_foreign_text
+from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.faults import failpoint
-from whale_nebula.feed.absent import absent_in
 from whale_nebula.feed.batch import Batch, cut, micro_batches
-from whale_nebula.feed.fingerprint import fingerprints
+from whale_nebula.feed.checks import absent_in, fingerprints
 from whale_nebula.feed.inputs import Given, take_inputs
 from whale_nebula.ir.cut import Cut
 from whale_nebula.launch.leaving import departure
@@ -47,8 +46,8 @@ from whale_nebula.runtime.step.measurements import (
     slowness,
 )
 from whale_nebula.runtime.step.measurements import hear as hear_speeds
+from whale_nebula.runtime.step.once import Wires
 from whale_nebula.runtime.step.rollback import Guard
-from whale_nebula.runtime.step.update_exchange import Wires
 from whale_nebula.runtime.variables.checksums import due, sums
 from whale_nebula.transport.protocol import LinkTotals
 

@@ -24,7 +24,7 @@ from whale_nebula.runtime.step.compiled import Compiled
 from whale_nebula.runtime.step.estimates import Measured, Seen, paces
 from whale_nebula.runtime.step.rollback import Guard
 from whale_nebula.runtime.step.stage_run import StageRun
-from whale_nebula.schedule.limits import Pace
+from whale_nebula.schedule.schedules import Pace
 from whale_nebula.transport import MemoryNetwork
 from whale_nebula.transport.protocol import Key, KeyKind, Link, LinkTotals
 

@@ -20,8 +20,8 @@ from whale_nebula.capture.mirror import in_order
 from whale_nebula.capture.places import place_of
 from whale_nebula.capture.step import Captured, Signature, fill_layout
 from whale_nebula.errors import GradientError, NebulaWarning, StageFailedError
-from whale_nebula.errors.foreign_text import escape_foreign_text
-from whale_nebula.feed.ids import compared_by, refuse_unshared
+from whale_nebula.errors.text import escape_foreign_text
+from whale_nebula.feed.checks import compared_by, refuse_unshared
 from whale_nebula.feed.inputs import whole
 from whale_nebula.ir.canonical import canonical_lines, digest_lines, first_difference
 from whale_nebula.ir.cut import Cut, Worker
@@ -33,20 +33,17 @@ from whale_nebula.report.published import begin, publish
 from whale_nebula.report.records import StageReport
 from whale_nebula.report.report import Report
 from whale_nebula.runtime.exchange.channels import Models, Routes, has_codecs
-from whale_nebula.runtime.exchange.state import States
-from whale_nebula.runtime.exchange.statistics import Said
+from whale_nebula.runtime.exchange.state import Said, States
 from whale_nebula.runtime.local_sgd.clusters import OfClusters, of_clusters
-from whale_nebula.runtime.local_sgd.one_process import TakesTurns
-from whale_nebula.runtime.local_sgd.step import TrainsApart
-from whale_nebula.runtime.replicas.batch_sums import ReplicaSums, replica_sums
+from whale_nebula.runtime.local_sgd.step import TakesTurns, TrainsApart
+from whale_nebula.runtime.replicas.collectives import ReplicaSums, replica_sums
 from whale_nebula.runtime.run import Run, current_run
 from whale_nebula.runtime.step.clock import StepOutcome, annotation
 from whale_nebula.runtime.step.compiled import Compiled, Workshop, Xla, refused_by_xla
 from whale_nebula.runtime.step.distributed import DistributedStep
 from whale_nebula.runtime.step.emulated import EmulatedStep
 from whale_nebula.runtime.step.local import LocalStep
-from whale_nebula.runtime.step.op_locations import Whereabouts
-from whale_nebula.runtime.step.rollback import whole_step
+from whale_nebula.runtime.step.rollback import Whereabouts, whole_step
 from whale_nebula.runtime.step.scalars import Later, ScalarResults, scalar_results
 from whale_nebula.site import script_site
 from whale_nebula.tf import private as tf_private

@@ -26,10 +26,10 @@ from whale_nebula.runtime.exchange.coding import decode_cast, encode_cast
 from whale_nebula.runtime.exchange.post import Slots
 from whale_nebula.runtime.step.clock import StepOutcome
 from whale_nebula.runtime.step.compiled import Compiled
+from whale_nebula.runtime.step.estimates import link_reports
 from whale_nebula.runtime.step.gradients import Sums
 from whale_nebula.runtime.step.once import ASSERTION, OnceRun
 from whale_nebula.runtime.step.rollback import Guard, unfit
-from whale_nebula.runtime.step.sizes import link_reports
 from whale_nebula.runtime.step.stage_run import StageRun
 from whale_nebula.spec import Value
 from whale_nebula.tf import private as tf_private

@@ -17,11 +17,11 @@ from statistics import median
 from typing import Any
 
 from whale_nebula.ir.cut import Cut, PhasePlan
-from whale_nebula.ir.routing import Order, order, seconds, shares, take_counts
+from whale_nebula.ir.routing import Order, order, shares, take_counts, times_of_shares
 from whale_nebula.passes.codec_options import lane_notes
 from whale_nebula.report.records import Span, StageReport, busiest
 from whale_nebula.runtime.step.clock import CODING, Clocks
-from whale_nebula.schedule.limits import Pace
+from whale_nebula.schedule.schedules import Pace
 
 _SKIP = 1  # the first step also pays for TensorFlow's own warming up
 _KEPT = 16
@@ -191,7 +191,7 @@ def better_orders(cut: Cut, heard: Heard) -> tuple[Order, ...]:
     for number in heard.keys() - _stages_with_memory(cut):
         speeds, now = _speeds(cut, heard, number), take_counts(found[number], stages[number].replicas, count)
         better = shares(speeds, count)
-        gain = 1.0 - max(seconds(better, speeds)) / max(seconds(now, speeds))
+        gain = 1.0 - max(times_of_shares(better, speeds)) / max(times_of_shares(now, speeds))
         if gain > WORTH and not stages[number].speeds:
             found[number] = order(better)
     return tuple(found) if any(found) else ()

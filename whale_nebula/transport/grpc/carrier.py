@@ -13,8 +13,7 @@ from whale_nebula.transport.base import lost_error
 from whale_nebula.transport.carrier import CarrierState, Receiver
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.connection import Connection, Lane, reason
-from whale_nebula.transport.grpc.listener import Hear
-from whale_nebula.transport.grpc.metadata import Knock
+from whale_nebula.transport.grpc.listener import Hear, Knock
 from whale_nebula.transport.grpc.options import probe
 from whale_nebula.wire.tensor import Bytes
 

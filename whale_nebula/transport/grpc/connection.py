@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from whale_nebula.errors.foreign_text import escape_foreign_text
+from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import Peer
 
 END = b""

@@ -26,7 +26,7 @@ from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.carrier import GrpcCarrier
 from whale_nebula.transport.grpc.connection import Connection, Lane, reason
-from whale_nebula.transport.grpc.metadata import LANES, LANES_AT_MOST, METHOD, TROUBLE, Knock
+from whale_nebula.transport.grpc.listener import LANES, LANES_AT_MOST, METHOD, TROUBLE, Knock
 from whale_nebula.transport.grpc.options import channel_credentials, probe
 
 _LOG = logging.getLogger("whale_nebula.transport")

@@ -17,8 +17,7 @@ from whale_nebula.transport.framed import ExpectKey
 from whale_nebula.transport.grpc.carrier import AwaitingCarrier
 from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.dialling import DiallingCarrier, Target
-from whale_nebula.transport.grpc.listener import Hear, Listener, Visitor
-from whale_nebula.transport.grpc.metadata import Knock, check_proof
+from whale_nebula.transport.grpc.listener import Hear, Knock, Listener, Visitor, check_proof
 from whale_nebula.transport.grpc.options import lanes, server_credentials
 from whale_nebula.transport.mailbox import Waiters
 from whale_nebula.transport.peer import PeerLink

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from whale_nebula.codec.way import parse_way
 from whale_nebula.ir.outer_optimizer import Average, Nesterov, Outer
-from whale_nebula.runtime.local_sgd.deltas import Differences, Flat
 from whale_nebula.runtime.local_sgd.sync_rounds import Rounds
-from whale_nebula.runtime.local_sgd.topology import Ends
+from whale_nebula.runtime.local_sgd.topology import Differences, Ends, Flat
 from whale_nebula.schedule.rounds import GRAIN, Timetable
 from whale_nebula.transport import MemoryNetwork
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from whale_nebula.launch.line.ends import LEAST_TENSORS, MOST_BYTES, first_count, full_count, next_count, rate
+from whale_nebula.launch.link_measurement import LEAST_TENSORS, MOST_BYTES, first_count, full_count, next_count, rate
 
 KIB = 1 << 10
 

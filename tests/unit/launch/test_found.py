@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from whale_nebula.config import load
-from whale_nebula.config.links import FREE, Line
+from whale_nebula.config.schema import FREE, Line
 from whale_nebula.errors import TransportError
-from whale_nebula.launch.line.advice import (
+from whale_nebula.launch.link_advice import (
     THROUGH,
     Crossing,
     LineFound,
@@ -22,7 +22,7 @@ from whale_nebula.launch.line.advice import (
     rate_text,
     save,
 )
-from whale_nebula.launch.line.seat import ALIKE, code_digest, notes, sheet, table, unlike
+from whale_nebula.launch.link_measurement import ALIKE, code_digest, notes, sheet, table, unlike
 
 SMALL = Crossing(1 << 16, 6e6, 6e6, 5e6, 5e6, 5.0)
 LARGE = Crossing(1 << 20, 7.2e6, 7.15e6, 7e6, 6.9e6, 2.1)

@@ -1,12 +1,10 @@
-"""Split a `tf.cond` that applies gradients of several clusters into one `tf.cond` per cluster, during the trace.
-
-See `passes.branches` for what goes where. It is done at the moment the user's cond is made, so that everything
-after it in the trace follows the new ones. A cond with results, or that cannot be taken apart, stays as it is.
-"""
+"""Replace ops during the trace of a step: stateful random ops, calls of tf.functions, and conditions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +15,50 @@ from whale_nebula.capture.tracing import Tracing, current
 from whale_nebula.passes.branches import NOBODY, Branch, Owners, bundle_aliases, rewire, split_branches
 from whale_nebula.passes.phases import SMALL
 from whale_nebula.tf import private as tf_private
+from whale_nebula.tf import random as tf_random
+
+
+def find_draw_counter(seed: int, seed2: int) -> Any:
+    """The variable of an op with these seeds; None where the op is to stay as it is."""
+    trace = current()
+    if trace is None or trace.busy or trace.plain or trace.vectorizing or tf.executing_eagerly():
+        return None
+    if tf.compat.v1.get_default_graph() is not trace.graph:
+        return None
+    state = tf_random.fresh_state(seed, seed2, f"{STATE}_{seed}_{seed2}")
+    trace.draws.append(state)
+    return state
+
+
+STATE = "nebula_draws"
+"""How the variables' names begin; the seeds come behind, so that processes with other seeds notice it."""
+
+
+_call = tf_private.PolymorphicFunction.__call__
+
+
+@functools.wraps(_call)  # AutoGraph goes by its module: it calls TensorFlow's own objects as they are
+def call_inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in for the call of a tf.function: run its body in the trace, where that means the same."""
+    trace = current()
+    if trace is None or trace.busy or tf.compat.v1.get_default_graph() is not trace.graph:
+        return _call(function, *args, **kwargs)
+    if tf_private.compiled_by_xla(function):
+        with _forbid_scopes_in_xla(trace):
+            return _call(function, *args, **kwargs)
+    if not tf_private.can_inline(function):
+        return _call(function, *args, **kwargs)
+    return tf_private.run_inline(function, args, kwargs)
+
+
+@contextlib.contextmanager
+def _forbid_scopes_in_xla(trace: Tracing) -> Iterator[None]:
+    """Around the call of a function that XLA compiles: a scope inside it says so."""
+    before, trace.compiled = trace.compiled, True
+    try:
+        yield
+    finally:
+        trace.compiled = before
 
 
 def split_condition(pred: Any, branches: Sequence[Any]) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whale_nebula.config.links import Line
+from whale_nebula.config.schema import Line
 from whale_nebula.errors import TransportError
 
 FOLDER = "line"

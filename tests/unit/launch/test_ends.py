@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.transport.crossing import free_address
-from whale_nebula.config.links import Line
+from whale_nebula.config.schema import Line
 from whale_nebula.errors import DeadlineError, IdentityError, NebulaError, RunError
-from whale_nebula.launch.line import LineFound, Seat, ends, measure
-from whale_nebula.launch.line.ends import SIZES, End
-from whale_nebula.launch.line.seat import others
+from whale_nebula.launch import link_measurement
+from whale_nebula.launch.link_advice import LineFound
+from whale_nebula.launch.link_measurement import SIZES, End, Seat, measure, others
 from whale_nebula.security import Credentials, ephemeral
 from whale_nebula.transport.memory import MemoryNetwork
 
@@ -95,7 +95,7 @@ def test_one_that_is_connected_and_says_nothing_is_waited_for_in_words() -> None
     link = MemoryNetwork().link(GPU, NPU, "gpu", "npu")
     end = End(link, leads=True, seconds=0.01, patience=0.05, tell=told.append)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(DeadlineError, match="waited"):
-        patch.setattr(ends, "_AGAIN_SECONDS", 0.05)
+        patch.setattr(link_measurement, "_AGAIN_SECONDS", 0.05)
         end.measure(SHEET, "direct", 0.0)
     assert "waiting for worker 'npu/0'" in told[0] and "another line first" in told[0]
 

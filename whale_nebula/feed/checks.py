@@ -1,0 +1,183 @@
+"""Checks of a step's inputs between clusters: absent inputs, the input named by `ids=`, and fingerprints of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NoReturn, TypeAlias
+
+import google_crc32c
+import numpy as np
+import tensorflow as tf
+
+from whale_nebula.errors import AbsentInputError, OptionError
+from whale_nebula.errors.text import did_you_mean, list_names
+from whale_nebula.feed.rows import Mask, Rows
+from whale_nebula.ir.program import Leaf
+
+
+def absent_error(name: str, reader: str, where: str) -> AbsentInputError:
+    """The error for a read of an input that is not here; `reader` names the stage and the cluster."""
+    return AbsentInputError(
+        f"input {name!r} is None in this process, and {reader or 'something'} here reads it",
+        where=where or name,
+        why="the config's 'inputs' gives its form, so that clusters that do not read it need not have it",
+        mend=f"yield {name!r} in this cluster as well\nor move what reads it into a stage of the cluster that has it",
+    )
+
+
+def no_rows(leaves: Sequence[Leaf]) -> AbsentInputError:
+    """The error for a step none of whose inputs is here."""
+    names = ", ".join(repr(leaf.name) for leaf in leaves)
+    return AbsentInputError(
+        f"all inputs of this step are None in this process: {names}",
+        where=leaves[0].name,
+        why="how many rows the step has is taken from those that are here",
+        mend="yield at least one of them in every cluster: ids of the rows, say, which nb.init(ids=...) then compares",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Missing:
+    """Stands for the tensor of such an input. Whatever reads it raises.
+
+    >>> Missing("y", tf.TensorSpec([None, 4], tf.int32)).in_rows(2).shape.as_list()
+    [2, 4]
+    """
+
+    name: str
+    spec: tf.TensorSpec
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The element type that the config gives it."""
+        return self.spec.dtype
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """The shape that the config gives it."""
+        return self.spec.shape
+
+    def in_rows(self, rows: int) -> Any:
+        """Zeros of its form with so many rows: for ops that ask for the number of rows, and for nothing else."""
+        shape = [rows, *self.spec.shape[1:]] if self.spec.shape.rank else []
+        return tf.zeros([1 if size is None else size for size in shape], self.spec.dtype)
+
+    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
+        raise absent_error(self.name, "", "")
+
+    __array__ = _refuse
+    __tf_tensor__ = _refuse
+
+
+def absent_in(tensors: Sequence[Any]) -> tuple[int, ...]:
+    """The numbers of the inputs that are not here."""
+    return tuple(number for number, tensor in enumerate(tensors) if isinstance(tensor, Missing))
+
+
+def compared_by(ids: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The names that `ids` lists.
+
+    >>> compared_by("x/id"), compared_by(["x/id", "y"]), compared_by(None)
+    (('x/id',), ('x/id', 'y'), ())
+    """
+    return (ids,) if isinstance(ids, str) else tuple(ids or ())
+
+
+def names_any(ids: Sequence[str], inputs: Sequence[str], where: str) -> bool:
+    """Whether a step has an input that `ids` names. Refused where it has others only: by a name that means nothing no
+    row would be compared.
+
+    >>> names_any(["x/id"], ["x/id", "y"], "train.py:3"), names_any(["x/id"], [], "train.py:3")
+    (True, False)
+    """
+    if not ids or set(ids) & set(inputs):
+        return True
+    if not inputs:
+        return False
+    given = repr(ids[0]) if len(ids) == 1 else repr(list(ids))
+    raise OptionError(
+        f"nb.init(ids={given}) names no input of this step",
+        where=where,
+        why=f"its inputs are {list_names(inputs)}; by ids that are none of them no row would be compared",
+        mend=_mend(ids[0], inputs),
+    )
+
+
+def refuse_unshared(ids: Collection[str], readers: Mapping[str, Collection[str]], clusters: Mapping[str, str]) -> None:
+    """Refuse ids that no two clusters would compare: of an input that has `readers`, only these learn a checksum.
+
+    >>> refuse_unshared(["id"], {"id": ["gpu/0", "npu/0"], "x": ["gpu/0"]}, {"gpu/0": "gpu", "npu/0": "npu"})
+    """
+    for name in sorted(readers.keys() & set(ids)):
+        if len({clusters[worker] for worker in readers[name]}) < 2 <= len(set(clusters.values())):
+            raise OptionError(
+                f"nb.init(ids={name!r}) names an input that 'inputs' of the config keeps to the workers that read it",
+                where=f"inputs.{name}",
+                why="no two clusters read it here, so none would learn a checksum of it, and no row would be compared",
+                mend=f"leave {name!r} out of 'inputs' in every config, and give it in every cluster\n"
+                "or compare by another input, which all clusters have",
+            )
+
+
+def _mend(name: str, inputs: Sequence[str]) -> str:
+    inner = [each for each in inputs if each.endswith(f"/{name}")]
+    return f'nb.init(ids="{inner[0]}")' if inner else did_you_mean(name, inputs)
+
+
+Fingerprint: TypeAlias = int | list[int | None]
+"""A checksum of an input, or one of each micro-batch of it: None of those of which rows are not here."""
+
+
+def same(own: Fingerprint, theirs: Fingerprint) -> bool:
+    """Whether what both have is the same.
+
+    >>> same(7, 7), same(7, 8), same([1, None, 3], [1, 2, None]), same([1, None], [2, None]), same([1], [1, 2])
+    (True, False, True, False, False)
+    """
+    if isinstance(own, int) or isinstance(theirs, int):
+        return own == theirs or isinstance(own, int) != isinstance(theirs, int)
+    known = (a == b for a, b in zip(own, theirs, strict=False) if a is not None and b is not None)
+    return len(own) == len(theirs) and all(known)
+
+
+def fingerprints(
+    leaves: Sequence[Leaf],
+    tensors: Sequence[Any],
+    only: Collection[str] = (),
+    secret: Collection[str] = (),
+    rows: Mapping[int, Rows] | None = None,
+    counts: Sequence[int] = (),
+) -> dict[str, Fingerprint]:
+    """A checksum of every input that is here by its name, or of those named in `only`; never of one in `secret`. Of an
+    input of which only some `rows` may be here it is one for each micro-batch of `counts` rows.
+
+    >>> leaf = Leaf(0, "x", None)
+    >>> fingerprints([leaf], [np.zeros(2)]) == fingerprints([leaf], [np.zeros(2)])
+    True
+    >>> fingerprints([leaf], [np.zeros(2)]) == fingerprints([leaf], [np.ones(2)])
+    False
+    """
+    known = rows or {}
+    here = [n for n, tensor in enumerate(tensors) if not isinstance(tensor, Missing)]
+    chosen = [n for n in here if leaves[n].name not in secret and (not only or leaves[n].name in only)]
+    arrays = {n: np.asarray(tensors[n]) for n in chosen}
+    masks = {n: each.here for n, each in known.items() if leaves[n].batched}
+    return {
+        leaves[n].name: _by_parts(array, masks[n], counts) if n in masks else _checksum(array)
+        for n, array in arrays.items()
+    }
+
+
+def _by_parts(array: np.ndarray, here: Mask, counts: Sequence[int]) -> list[int | None]:
+    """A checksum for each micro-batch; None where rows of it are not here."""
+    ends = list(accumulate(counts))
+    parts = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+    return [_checksum(array[part]) if bool(here[part].all()) else None for part in parts]
+
+
+def _checksum(array: np.ndarray) -> int:
+    if array.dtype == object:
+        return google_crc32c.value(repr(array.tolist()).encode())
+    return google_crc32c.value(np.ascontiguousarray(array).view(np.uint8).reshape(-1))

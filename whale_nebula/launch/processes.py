@@ -1,0 +1,283 @@
+"""Worker processes on this machine: how one is started, and how its output and its live display are forwarded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from whale_nebula.launch.identity import VARIABLE, Identity
+from whale_nebula.launch.job import Reader
+from whale_nebula.launch.last_error import Kept
+from whale_nebula.report.live import Screen, size_of
+from whale_nebula.security.diagnose import read_refusal
+
+_REST_SECONDS = 2.0
+
+Echo = Callable[[str, str, str], None]  # worker, "out" or "err", line
+
+
+class Output:
+    """Two threads that read a process's standard output and standard error until they end."""
+
+    def __init__(self, worker: str, process: subprocess.Popen[bytes], echo: Echo | None) -> None:
+        self._worker = worker
+        self._echo = echo
+        self._lines: dict[str, list[str]] = {"out": [], "err": []}
+        streams = {"out": process.stdout, "err": process.stderr}
+        self._threads = [
+            threading.Thread(target=self._pump, args=(name, stream), name=f"nebula-{name}-{worker}", daemon=True)
+            for name, stream in streams.items()
+            if stream is not None
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> tuple[str, str]:
+        """Standard output and standard error. The process has ended; a stream that something it started still
+        holds open is waited for only briefly.
+        """
+        for thread in self._threads:
+            thread.join(_REST_SECONDS)
+        return "".join(self._lines["out"]), "".join(self._lines["err"])
+
+    def _pump(self, name: str, stream: IO[bytes]) -> None:
+        with stream:
+            for line in stream:
+                text = line.decode(errors="replace")
+                self._lines[name].append(text)
+                if self._echo is not None:
+                    self._echo(self._worker, name, text)
+
+
+def start(
+    argv: Sequence[str],
+    identity: Identity,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """A new process, no fork of this one's memory, in a group of its own, so that it can be killed whole."""
+    return subprocess.Popen(
+        [sys.executable, *argv],
+        env={**os.environ, **(env or {}), VARIABLE: identity.to_json()},
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=identity.descriptors,
+        process_group=0,
+    )
+
+
+def abandon(processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    """Some process could not be started: take the others back."""
+    for process in processes.values():
+        process.kill()
+        process.communicate()
+
+
+REST_SECONDS = 2.0
+_TAIL = 4096
+_LONGEST_LINE = 1 << 20
+_BACK = b"\r\b"  # with these a bar goes to where its line begins, and would be written over the worker's name
+
+
+_START_UP = re.compile(
+    rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
+    rb"|[IWE]\d{4} .*(oneDNN custom operations are on|Could not find cuda drivers|cpu_feature_guard\.cc"
+    rb"|failed call to cuInit)"
+    rb"|To enable the following instructions: .* rebuild TensorFlow with the appropriate compiler flags"
+)
+
+
+def is_start_up_line(line: bytes) -> bool:
+    """Whether TensorFlow writes this line whenever it starts, whatever its log level is.
+
+    >>> is_start_up_line(b"I0000 00:00:17.5 1 port.cc:153] oneDNN custom operations are on. You may see")
+    True
+    """
+    return _START_UP.match(line) is not None
+
+
+class Sink:
+    """Where the lines of all workers go: an open file, written to by one of them at a time.
+
+    When its reader has gone away what is written to it is dropped: training goes on, and no worker waits for it.
+    Where it is a terminal on which something is drawn, that makes room.
+    """
+
+    def __init__(self, fd: int, screen: Screen | None = None) -> None:
+        self._fd = fd
+        self._lock = threading.Lock()
+        self._screen = screen
+
+    def write(self, data: bytes) -> None:
+        """Write all of it."""
+        room = self._screen.room(ended=data.endswith(b"\n")) if self._screen else contextlib.nullcontext()
+        with self._lock, contextlib.suppress(OSError), room:
+            view = memoryview(data)
+            while view:
+                view = view[self._some(view) :]
+
+    def _some(self, view: memoryview) -> int:
+        try:
+            return os.write(self._fd, view)
+        except BlockingIOError:  # whoever shares this file with us has made it so
+            select.select([], [self._fd], [])
+            return 0
+
+
+class Relay:
+    """Two threads that hand on a process's output and errors until they end. The last of its errors are remembered.
+
+    By what error of ours the process ends is kept back: whoever waits for it says so, last of all. Where gRPC writes
+    why TLS did not come about, a line says it in our words, too: once for each reason.
+    """
+
+    def __init__(
+        self, worker: str, process: subprocess.Popen[bytes], sinks: Mapping[str, Sink], prefixes: Mapping[str, str]
+    ) -> None:
+        self._prefixes = prefixes
+        self._tail = b""
+        self._worker = worker
+        self._kept = Kept(worker)
+        self._explained: set[str] = set()
+        streams = {"out": process.stdout, "err": process.stderr}
+        self._threads = [
+            threading.Thread(
+                target=self._pump, args=(name, stream, sinks[name]), name=f"nebula-{name}-{worker}", daemon=True
+            )
+            for name, stream in streams.items()
+            if stream is not None
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> tuple[str, str]:
+        """Nothing of the output is kept; of the errors the end. The process has ended; a stream that something it
+        started still holds open is waited for only briefly.
+        """
+        for thread in self._threads:
+            thread.join(REST_SECONDS)
+        return "", self._tail.decode(errors="replace")
+
+    def _pump(self, name: str, stream: IO[bytes], sink: Sink) -> None:
+        prefix, started = self._prefixes.get(name, "").encode(), False
+        with stream:
+            while line := stream.readline(_LONGEST_LINE):
+                if name == "err" and (self._keeps(line) or is_start_up_line(line)):
+                    continue
+                sink.write(line if started else prefix + (line.lstrip(_BACK) if prefix else line))
+                started = not line.endswith(b"\n")
+                if name == "err" and not started:
+                    self._explain(line, sink)
+            if started and prefix:
+                sink.write(b"\n")  # on a terminal the next line is another worker's
+
+    def _keeps(self, line: bytes) -> bool:
+        """Remember a line of the errors; whether that is all that is done with it."""
+        self._tail = (self._tail + line)[-_TAIL:]
+        return self._kept.back(line.decode(errors="replace"))
+
+    def _explain(self, line: bytes, sink: Sink) -> None:
+        meant = read_refusal(line.decode(errors="replace"))
+        if meant is not None and meant not in self._explained:
+            self._explained.add(meant)
+            sink.write(f"whale-nebula: worker {self._worker}: {meant}\n".encode())
+
+
+_END = b"\0"
+_CHUNK = 1 << 16
+
+
+class Picture:
+    """The worker's end: draws into the pipe `fd`, as large as the launcher's `terminal` is at that moment.
+
+    It never waits. A picture that has not gone out whole goes on at the next, which is left out in its place.
+    """
+
+    def __init__(self, fd: int, terminal: int) -> None:
+        for each in (fd, terminal):
+            os.set_inheritable(each, False)
+        os.set_blocking(fd, False)
+        self._fd, self._terminal = fd, terminal
+        self._left = b""
+        self._drew = False
+
+    def open(self) -> None:
+        """There is nothing to make ready."""
+
+    def size(self) -> os.terminal_size:
+        """How large the launcher's terminal is."""
+        return size_of(self._terminal)
+
+    def draw(self, text: str) -> bool:
+        """Draw some whole lines in place of those before; whether they went out, or began to."""
+        fresh, self._drew = not self._left, True
+        self._send(self._left or text.encode() + _END)
+        return fresh
+
+    def close(self) -> None:
+        """Leave what this worker has drawn, if it drew at all: an empty picture says so."""
+        if self._drew:
+            self._send(self._left + _END)
+
+    def _send(self, data: bytes) -> None:
+        with contextlib.suppress(BlockingIOError):
+            try:
+                data = data[os.write(self._fd, data) :]
+            except BrokenPipeError:  # nobody looks any more
+                data = b""
+        self._left = data
+
+
+@dataclass(frozen=True)
+class Board:
+    """The launcher's terminal, and what draws on it."""
+
+    fd: int
+    screen: Screen
+
+
+class Shown:
+    """Draws on the launcher's screen what a worker sends, beside who reads what it writes."""
+
+    def __init__(self, worker: str, reader: Reader, fd: int, screen: Screen) -> None:
+        self._reader = reader
+        self._screen = screen
+        name = f"nebula-picture-{worker}"
+        self._thread = threading.Thread(target=self._follow, args=(fd,), name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> tuple[str, str]:
+        """The process has ended: what its reader kept."""
+        self._thread.join(REST_SECONDS)
+        return self._reader.close()
+
+    def _follow(self, fd: int) -> None:
+        with os.fdopen(fd, "rb", buffering=0) as stream:
+            for text in pictures(stream):
+                if text:
+                    self._screen.draw(text)
+                else:
+                    self._screen.leave()
+
+
+def pictures(stream: IO[bytes]) -> Iterator[str]:
+    r"""All whole pictures of a pipe, until its other end is closed; an empty one leaves what is drawn.
+
+    >>> import io
+    >>> list(pictures(io.BytesIO(b"a table\n\0the next\n\0\0half a")))
+    ['a table\n', 'the next\n', '']
+    """
+    held = b""
+    while chunk := stream.read(_CHUNK):
+        *whole, held = (held + chunk).split(_END)
+        yield from (each.decode(errors="replace") for each in whole)
