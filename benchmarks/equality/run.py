@@ -26,8 +26,9 @@ import keras
 from common import machine, write
 
 import whale_nebula as nb
-from tests.parity.zoo import ZOO, Cut
+from tests.parity.zoo import ZOO
 from tests.processes.telling import left, sent, told
+from tests.same import Cut
 
 ROOT = Path(__file__).resolve().parents[2]
 LINE = ("--rate", "60mbit", "--delay", "20ms")

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import json
+import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +26,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import numpy as np
 from common import machine, verdict, write
 
 import whale_nebula as nb
+from tests.parity.cases import CASES, ways
+from tests.same import Case, Cut, shares
 
 ROOT = Path(__file__).resolve().parents[2]
 MICRO_BATCHES = (1, 2, 4, 5)
 """Five divides none of the batches."""
-SCHEDULES = ("gpipe", "1f1b", "eager-1f1b")
-LINE = "10gbit,0ms"
 PROCESSES = 2
 MARK = "row: "
 
@@ -54,105 +52,26 @@ LOOPS = (
 QUICK = ("zoo functional", "keras mixture", "loops tapes.recomputed")
 
 
-@dataclass(frozen=True)
-class Model:
-    """A script that can be run under a cut, and how far what it left is from what the uncut one left."""
-
-    name: str
-    stages: tuple[int, ...]
-    micro: tuple[int, ...]
-    run: Callable[[Any], Any]
-    apart: Callable[[Any, Any], float]
-
-
-def models() -> Iterator[Model]:
-    """All models, by family."""
-    zoo = importlib.import_module("tests.parity.zoo")
-    for name in ZOO:
-        trial = zoo.ZOO[name]
-        yield Model(f"zoo {name}", trial.stages, MICRO_BATCHES, trial.run, _outcomes(trial.rate * trial.steps, 1e-5))
-    scripts = importlib.import_module("tests.scripts.keras.models").SCRIPTS
-    for name in KERAS:
-        script = scripts[name]
-        micro = MICRO_BATCHES if max(script.micro) > 1 else (1,)
-        yield Model(
-            f"keras {name}", script.stages, micro, script.run, _outcomes(script.rate * script.steps, script.precision)
-        )
-    book = importlib.import_module("tests.scripts.loops.book")
-    scripts_of_loops = book.opened()
-    for name in LOOPS:
-        entry = scripts_of_loops[name]
-        micro = MICRO_BATCHES if max(entry.micro) > 1 else (1,)
-        yield Model(f"loops {name}", entry.stages, micro, _loop(book, entry), _lefts)
+def models() -> dict[str, Case]:
+    """The cases that are measured, with all counts of micro-batches that they can take."""
+    names = (
+        *(f"zoo {name}" for name in ZOO),
+        *(f"keras {name}" for name in KERAS),
+        *(f"loops {name}" for name in LOOPS),
+    )
+    return {name: replace(CASES[name], micro=MICRO_BATCHES if max(CASES[name].micro) > 1 else (1,)) for name in names}
 
 
-def _loop(book: Any, entry: Any) -> Callable[[Any], Any]:
-    def run(cut: Any) -> Any:
-        own = book.Cut(cut.stages, cut.micro_batches, cut.schedule)
-        return book.run(entry.build, own)
-
-    return run
-
-
-def _outcomes(length: float, precision: float) -> Callable[[Any, Any], float]:
-    """How far two outcomes are apart; `length` is the learning rate times the number of steps."""
-
-    def apart(plain: Any, cut: Any) -> float:
-        if sorted(plain.history) != sorted(cut.history) or not cut.stages:
-            return float("inf")
-        found = [_far(plain.losses, cut.losses, precision, 1e-8)]
-        found += [_far(plain.history[key], cut.history[key], precision, 1e-8) for key in plain.history]
-        largest = max((float(np.linalg.norm(g)) for g in plain.gradients), default=0.0)
-        found += _all(plain.gradients, cut.gradients, precision, precision * 1e-3 * largest)
-        found += _all(plain.weights, cut.weights, precision, 1e-3 * length)
-        found += _all(plain.outputs, cut.outputs, precision, max(1e-6, 1e-3 * length))
-        return max(found)
-
-    return apart
-
-
-def _lefts(plain: Any, cut: Any) -> float:
-    if plain.others != cut.others or not cut.stages:
-        return float("inf")
-    return max(_all(plain.numbers, cut.numbers, 1e-5, 1e-6), default=0.0)
-
-
-def _all(expected: Sequence[Any], found: Sequence[Any], relative: float, absolute: float) -> list[float]:
-    if len(expected) != len(found):
-        return [float("inf")]
-    return [_far(a, b, relative, absolute) for a, b in zip(expected, found, strict=True)]
-
-
-def _far(expected: Any, found: Any, relative: float, absolute: float) -> float:
-    """The distance as a share of what is allowed."""
-    a, b = np.asarray(expected, "complex128"), np.asarray(found, "complex128")
-    if a.shape != b.shape:
-        return float("inf")
-    same = np.isnan(a) & np.isnan(b)
-    a, b = np.where(same, 0.0, a), np.where(same, 0.0, b)
-    return float(np.linalg.norm(a - b) / (relative * np.linalg.norm(a) + absolute))
-
-
-def cuts(model: Model) -> Iterator[tuple[Any, str]]:
-    """Every cut of a model, each with the lines it runs over: none for one function, else actors."""
-    zoo = importlib.import_module("tests.parity.zoo")
-    for stages in model.stages:
-        for micro_batches in model.micro:
-            yield zoo.Cut(stages, micro_batches), ""
-    if 3 in model.stages:
-        for schedule in SCHEDULES:
-            yield zoo.Cut(3, max(model.micro), schedule), LINE
-
-
-def measured(model: Model) -> dict[str, Any]:
+def measured(name: str, case: Case) -> dict[str, Any]:
     """Run a model uncut and in every cut."""
     start = time.perf_counter()
     nb.shutdown()
-    plain, worst, at, count = model.run(importlib.import_module("tests.parity.zoo").Cut(0)), 0.0, "", 0
-    for cut, line in cuts(model):
+    plain, worst, at, count = case.run(Cut(0)), 0.0, "", 0
+    for cut, line in ways(case):
         nb.shutdown()
         nb.init(links=line or None)
-        share = model.apart(plain, model.run(cut))
+        found = case.run(cut)
+        share = max(each for _, each in shares(plain, found, case.tolerance, case.length)) if found.stages else math.inf
         count += 1
         if share >= worst:
             worst, at = (
@@ -162,24 +81,24 @@ def measured(model: Model) -> dict[str, Any]:
     nb.shutdown()
     gc.collect()
     return {
-        "model": model.name, "cuts": count, "worst": float(f"{worst:.2g}"), "at": at,
+        "model": name, "cuts": count, "worst": float(f"{worst:.2g}"), "at": at,
         "seconds": round(time.perf_counter() - start), "verdict": verdict(worst, 1.0),
     }  # fmt: skip
 
 
 def part(number: int, quick: bool) -> None:
     """Be one of the processes: every n-th model, a row each."""
-    chosen = [model for model in models() if not quick or model.name in QUICK]
-    for model in chosen[number::PROCESSES]:
-        print(MARK + json.dumps(_row(model)), flush=True)
+    chosen = [(name, case) for name, case in models().items() if not quick or name in QUICK]
+    for name, case in chosen[number::PROCESSES]:
+        print(MARK + json.dumps(_row(name, case)), flush=True)
 
 
-def _row(model: Model) -> dict[str, Any]:
+def _row(name: str, case: Case) -> dict[str, Any]:
     """A model that fails is a row too: the others are still measured."""
     try:
-        return measured(model)
+        return measured(name, case)
     except Exception as failure:
-        empty = {"model": model.name, "cuts": 0, "worst": float("inf"), "seconds": 0}
+        empty = {"model": name, "cuts": 0, "worst": float("inf"), "seconds": 0}
         return {**empty, "at": str(failure), "verdict": "missed"}
 
 
@@ -198,7 +117,7 @@ def all_rows(quick: bool) -> list[dict[str, Any]]:
                 print(rows[-1], flush=True)
         if process.wait():
             raise SystemExit(f"a process ended with {process.returncode}")
-    return sorted(rows, key=lambda row: [model.name for model in models()].index(row["model"]))
+    return sorted(rows, key=lambda row: list(models()).index(row["model"]))
 
 
 def main() -> int:

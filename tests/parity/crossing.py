@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.parity.zoo import data
+from tests.same import data
 
 ROWS, LENGTH, WIDTH = 7, 4, 24
 CODECS: dict[str, dict[str, Any]] = {

@@ -15,5 +15,5 @@ def test_every_model_of_the_benchmark_is_there(monkeypatch: pytest.MonkeyPatch) 
     run = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "parity_run", run)
     spec.loader.exec_module(run)
-    names = [model.name for model in run.models()]
+    names = list(run.models())
     assert len(names) == len(set(names)) >= 24

@@ -1,14 +1,10 @@
 """The models that a plan must carry, each written once and built with or without scopes.
 
-Every entry gives a `Trial`: what it takes to run some steps and look at losses, gradients and weights. `Cut` says how
-it is cut; `Cut(0)` leaves the scope lines away.
+Every entry is a `Case`. `Cut(0)` leaves the scope lines away.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -16,68 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
+from tests.same import Case, Cut, Outcome, data
 
 layers = keras.layers
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Number of stages (0: no scopes at all), micro-batches and schedule; replicas of each stage, where there are."""
-
-    stages: int
-    micro_batches: int = 1
-    schedule: str = "eager-1f1b"
-    clusters: bool = True
-    replicas: tuple[int, ...] = ()
-
-    @contextlib.contextmanager
-    def program(self) -> Iterator[None]:
-        """Around the whole of a step or a functional model."""
-        if not self.stages:
-            yield
-            return
-        with nb.cluster(), contextlib.nullcontext() if self.replicas else self.pipeline():
-            yield
-
-    def pipeline(self) -> contextlib.AbstractContextManager[Any]:
-        """The pipeline around all stages; inside the replicas of each, where these have counts of their own."""
-        return nb.pipeline(self.micro_batches, schedule=self.schedule)
-
-    @contextlib.contextmanager
-    def copied(self, stage: int, inner: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-        """A stage in its replicas."""
-        with nb.replica(self.replicas[stage]), self.pipeline(), inner:
-            yield
-
-    def at(self, third: int) -> contextlib.AbstractContextManager[Any]:
-        """Around the first, second or third part of a model."""
-        if not self.stages:
-            return contextlib.nullcontext()
-        stage = {1: (0, 0, 0), 2: (0, 1, 1), 3: (0, 1, 2)}[self.stages][third]
-        own = nb.stage(cluster=f"c{stage}") if self.clusters else nb.stage(name=f"s{stage}")
-        return self.copied(stage, own) if self.replicas else own
-
-
-@dataclass
-class Outcome:
-    """What a trial left."""
-
-    losses: list[float] = field(default_factory=list)
-    history: dict[str, list[float]] = field(default_factory=dict)
-    gradients: list[np.ndarray] = field(default_factory=list)
-    weights: list[np.ndarray] = field(default_factory=list)
-    outputs: list[np.ndarray] = field(default_factory=list)
-    stages: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A model of the zoo."""
-
-    run: Callable[[Cut], Outcome]
-    stages: tuple[int, ...] = (1, 2, 3)
-    rate: float = 1e-2
-    steps: int = 10
 
 
 class Recording(keras.optimizers.Adam):
@@ -102,11 +39,6 @@ class Recording(keras.optimizers.Adam):
 def optimizer(rate: float = 1e-2, **options: Any) -> Recording:
     """The optimizer of the zoo: eps is large enough that noise in a zero gradient stays noise."""
     return Recording(rate, epsilon=1e-3, **options)
-
-
-def data(rows: int, *shape: int, seed: int = 0) -> np.ndarray:
-    """Normal numbers, the same each time."""
-    return np.random.default_rng(seed).standard_normal((rows, *shape)).astype("float32")
 
 
 def fit(model: Any, cut: Cut, *args: Any, epochs: int = 2, batch_size: int = 16, **kwargs: Any) -> Outcome:
@@ -201,10 +133,6 @@ def _loop(step: Any, batches: Any, variables: Any, cut: Cut) -> Outcome:
     return found
 
 
-def _function(cut: Cut) -> Any:
-    return nb.function if cut.stages else tf.function
-
-
 def token_loop(cut: Cut) -> Outcome:
     """A custom loop whose loss is divided by a sum of token weights, with a batch that does not divide."""
     keras.utils.set_random_seed(8)
@@ -215,7 +143,7 @@ def token_loop(cut: Cut) -> Outcome:
     variables = [v for part in parts for v in part.trainable_variables]
     chosen.build(variables)
 
-    @_function(cut)
+    @cut.function
     def step(x: Any, y: Any, weights: Any) -> Any:
         with tf.GradientTape() as tape, cut.program():
             hidden = x
@@ -248,7 +176,7 @@ def control_flow(cut: Cut) -> Outcome:
     random = np.random.default_rng(10)
     variables = [tf.Variable(random.standard_normal((4, 4)).astype("float32") * 0.5, name=f"w{n}") for n in range(3)]
 
-    @_function(cut)
+    @cut.function
     def step(x: Any, y: Any, sign: Any) -> Any:
         first, second, third = variables
         with tf.GradientTape() as tape, cut.program():
@@ -347,7 +275,7 @@ def frozen(cut: Cut) -> Outcome:
     unused = tf.Variable([1.0, 2.0])
     variables = [*parts[1].trainable_variables, *parts[2].trainable_variables, unused]
 
-    @_function(cut)
+    @cut.function
     def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape, cut.program():
             hidden = x
@@ -374,7 +302,7 @@ def inference(cut: Cut) -> Outcome:
     for part, width in zip(parts, (5, 8, 8), strict=True):
         part.build((None, width))
 
-    @_function(cut)
+    @cut.function
     def predict(x: Any) -> Any:
         with cut.program():
             hidden = x
@@ -416,13 +344,13 @@ def scaled(cut: Cut) -> Outcome:
 
 
 ZOO = {
-    "functional": Trial(functional),
-    "subclassed": Trial(subclassed),
-    "sequential": Trial(sequential),
-    "token_loop": Trial(token_loop, rate=0.1),
-    "control_flow": Trial(control_flow, rate=0.1),
-    "gan": Trial(gan, rate=1e-2),
-    "frozen": Trial(frozen, rate=0.1),
-    "inference": Trial(inference),
-    "scaled": Trial(scaled),
+    "functional": Case(functional),
+    "subclassed": Case(subclassed),
+    "sequential": Case(sequential),
+    "token_loop": Case(token_loop, rate=0.1),
+    "control_flow": Case(control_flow, rate=0.1),
+    "gan": Case(gan, rate=1e-2),
+    "frozen": Case(frozen, rate=0.1),
+    "inference": Case(inference),
+    "scaled": Case(scaled),
 }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import whale_nebula as nb
-from tests.parity.zoo import Outcome
+from tests.same import Outcome
 
 MARK = "told: "
 _NAME = "[]/ abcdefghijklmnopqrstuvwxyz0123456789"

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
-from tests.parity.zoo import ZOO, Cut
+from tests.parity.zoo import ZOO
 from tests.processes.running import Ended, ended, started
 from tests.processes.telling import left, sent
+from tests.same import Cut
 
 # Sixteen programs and more, traced in each process, beside the reference: on two busy cores that takes its time.
 DEADLINE = 900.0

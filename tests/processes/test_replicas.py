@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import whale_nebula as nb
-from tests.parity.zoo import ZOO, Cut
+from tests.parity.zoo import ZOO
 from tests.processes.running import HERE, SEED, Ended, ended
 from tests.processes.telling import left
+from tests.same import Cut
 from whale_nebula.launch import spawn
 
 DEADLINE = 900.0

@@ -7,26 +7,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.processes.measuring import result_of
 from tests.processes.running import HERE, SEED, ended
+from tests.same import assert_same
 from whale_nebula.launch import spawn
 
 EXTRAS, PLACES = ("regularizer", "add_loss", "output", "mask"), ("front", "middle", "last")
 ALL = [case for case in itertools.product(EXTRAS, PLACES) if case != ("output", "last")]
 SAMPLE = [("regularizer", "front"), ("add_loss", "middle"), ("output", "front")]
 DEADLINE = 280.0
-
-
-def compare(found: Any, expected: Any, path: str) -> None:
-    if isinstance(expected, dict):
-        assert list(found) == list(expected), path
-        for name in expected:
-            compare(found[name], expected[name], f"{path}/{name}")
-    else:
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6, err_msg=path)
 
 
 def check(cases: list[tuple[str, str]], folder: Path, *, replicated: str = "", **options: Any) -> None:
@@ -42,7 +33,8 @@ def check(cases: list[tuple[str, str]], folder: Path, *, replicated: str = "", *
     found.result.check()
     for case, expected in uncut.items():
         for worker, told in found.told.items():
-            compare(told[" ".join(case)], expected, f"{case} in {worker}, {replicated or 'nothing'} replicated")
+            assert list(told[" ".join(case)]) == list(expected), (case, worker)
+            assert_same(expected, told[" ".join(case)], "processes")
 
 
 def test_results_are_those_of_the_uncut_model_in_every_process(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 import whale_nebula as nb
 from tests.processes.running import HERE, SEED, Ended, ended
-from tests.processes.synchronized import CASES, ROUNDING, WORKERS, same, uncut
+from tests.processes.synchronized import CASES, TOLERANCE, WORKERS, uncut
+from tests.same import assert_same
 from whale_nebula.launch import spawn
 
 DEADLINE = 300.0
@@ -46,7 +47,7 @@ def test_every_process_ends_with_the_uncut_model(three: tuple[Ended, Mapping[str
     found, expected = three
     for part in found.all(case):
         name = case.partition(",")[0]
-        same(part, expected[name], ROUNDING[name])
+        assert_same(expected[name], part, TOLERANCE[name])
 
 
 def test_replicas_need_a_worker_each(three: tuple[Ended, Mapping[str, Any]]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.parity.zoo import data
+from tests.same import data
 
 WORKERS = {"c0/0": "c0", "c0/1": "c0", "c1/0": "c1", "c1/1": "c1"}
 CONFIG: dict[str, Any] = {

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.parity.zoo import Cut, data
+from tests.same import Cut, data
 
 CUTS = {"none": Cut(0), "two": Cut(2, 1), "two cut": Cut(2, 2), "three": Cut(3, 1)}
 X, Y = data(24, 6), data(24, 3, seed=1)

@@ -11,8 +11,11 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
+from tests.same import Outcome, assert_same
 
 EMULATED = "1gbit,0ms"
+STEP = 1e-2
+"""The length of the steps: the learning rate and their number, about."""
 
 
 @dataclass(frozen=True)
@@ -39,49 +42,32 @@ class Cut:
         return nb.function if self.on else tf.function
 
 
-@dataclass
-class Left:
-    """What some steps left: all tensors that they returned, step by step, and the variables."""
-
-    returned: list[list[np.ndarray]]
-    variables: list[np.ndarray]
-    stages: tuple[str, ...] = ()
-
-
 Build = Callable[[Cut], tuple[Any, list[Any]]]
 
 
-def run(build: Build, cut: Cut, batches: list[tuple[Any, ...]]) -> Left:
+def run(build: Build, cut: Cut, batches: list[tuple[Any, ...]]) -> Outcome:
+    """All tensors that the steps returned, step by step, and the variables they left."""
     keras.utils.set_random_seed(3)
     step, variables = build(cut)
-    returned = [[np.array(tf.convert_to_tensor(t)) for t in tf.nest.flatten(step(*batch))] for batch in batches]
-    stages = tuple(nb.last_report().stages) if cut.on else ()
-    return Left(returned, [np.array(v) for v in variables], stages)
-
-
-def close(a: np.ndarray, b: np.ndarray, exact: bool) -> None:
-    assert a.shape == b.shape
-    if exact:
-        np.testing.assert_array_equal(a, b)
-    else:
-        np.testing.assert_allclose(b, a, rtol=2e-5, atol=2e-6)
+    found = Outcome()
+    for batch in batches:
+        found.outputs += [np.array(tf.convert_to_tensor(tensor)) for tensor in tf.nest.flatten(step(*batch))]
+    found.weights = [np.array(v) for v in variables]
+    found.stages = tuple(nb.last_report().stages) if cut.on else ()
+    return found
 
 
 @pytest.fixture
-def same() -> Callable[..., Left]:
+def same() -> Callable[..., Outcome]:
     """Run a step both ways and compare; gives what the plan left."""
 
     def check(
         build: Build, *batches: tuple[Any, ...], micro: int = 1, exact: bool = False, stages: int = 2, **options: Any
-    ) -> Left:
+    ) -> Outcome:
         plain = run(build, Cut(on=False), list(batches))
         found = run(build, Cut(True, micro, options), list(batches))
         assert len(found.stages) == stages, "the plan was not engaged"
-        for a, b in zip(plain.returned, found.returned, strict=True):
-            for one, other in zip(a, b, strict=True):
-                close(one, other, exact)
-        for one, other in zip(plain.variables, found.variables, strict=True):
-            close(one, other, exact)
+        assert_same(plain, found, "exact" if exact else "sums", STEP)
         return found
 
     return check
@@ -95,22 +81,18 @@ def same_fit() -> Callable[..., Any]:
         build: Callable[[Cut], Any], *data: Any, micro: int = 1, exact: bool = False, stages: int = 2,
         batch_size: int = 8, **options: Any
     ) -> Any:  # fmt: skip
-        histories, models = [], []
+        left, models = [], []
         for cut in (Cut(on=False), Cut(True, micro, options)):
             keras.utils.set_random_seed(3)
             model = build(cut)
             x, y, *rest = data
-            weights = {"sample_weight": rest[0]} if rest else {}
-            histories.append(
-                model.fit(x, y, **weights, batch_size=batch_size, epochs=2, shuffle=False, verbose=0).history
-            )
+            given = {"batch_size": batch_size, "epochs": 2, "shuffle": False, "verbose": 0}
+            given |= {"sample_weight": rest[0]} if rest else {}
+            history = model.fit(x, y, **given).history
+            left.append(Outcome(history=history, weights=model.get_weights()))
             models.append(model)
         assert len(nb.last_report().stages) == stages, "the plan was not engaged"
-        assert sorted(histories[0]) == sorted(histories[1])
-        for name, values in histories[0].items():
-            np.testing.assert_allclose(histories[1][name], values, rtol=0 if exact else 2e-5, atol=0 if exact else 1e-6)
-        for a, b in zip(models[0].get_weights(), models[1].get_weights(), strict=True):
-            close(a, b, exact)
+        assert_same(*left, "exact" if exact else "sums", STEP)
         return models[1]
 
     return check

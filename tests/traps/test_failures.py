@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
+from tests.same import assert_same
 from tests.traps.conftest import Cut
 from whale_nebula.errors import StageFailedError
 from whale_nebula.runtime.exchange.post import Post
@@ -79,11 +80,6 @@ def everything(made: keras.Model) -> list[np.ndarray]:
     return [np.array(v) for v in [*made.variables, *made.optimizer.variables, *metrics]]
 
 
-def same_state(a: list[np.ndarray], b: list[np.ndarray]) -> None:
-    for one, other in zip(a, b, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def train(made: keras.Model, batch: tuple[np.ndarray, np.ndarray]) -> None:
     """One step of `fit`; unlike `train_on_batch` it leaves the metrics as they are before."""
     made.make_train_function()(iter([tuple(map(tf.constant, batch))]))
@@ -119,11 +115,11 @@ def test_a_failing_forward_leaves_no_trace(runner: str, way: str, stage: int, mi
     assert (caught.value.stage, caught.value.phase) == ("ab"[stage], 0)
     assert caught.value.micro_batch == micro_batch
     assert not caught.value.torn
-    same_state(before, everything(disturbed))
-    same_state(everything(calm), everything(disturbed))
+    assert_same(before, everything(disturbed), "exact")
+    assert_same(everything(calm), everything(disturbed), "exact")
     for each in (disturbed, calm):
         train(each, good())
-    same_state(everything(calm), everything(disturbed))
+    assert_same(everything(calm), everything(disturbed), "exact")
 
 
 def test_the_error_reads_well(runner: str) -> None:
@@ -144,7 +140,7 @@ def test_a_failing_first_step(runner: str) -> None:
         train(disturbed, bad(0))
     for each in (disturbed, calm):
         train(each, good())
-    same_state(everything(calm), everything(disturbed))
+    assert_same(everything(calm), everything(disturbed), "exact")
 
 
 def loop(where: str) -> tuple[Any, list[tf.Variable]]:
@@ -186,7 +182,7 @@ def test_a_failing_backward_leaves_no_trace(runner: str) -> None:
         step(x * np.array([1, 1, 99, 1], "float32")[:, None], np.float32(50.0))
     assert (caught.value.stage, caught.value.micro_batch, caught.value.torn) == ("b", 1, False)
     assert "backward" in caught.value.what or "fused" in caught.value.what or "forward" in caught.value.what
-    same_state(before, [v.numpy() for v in variables])
+    assert_same(before, [v.numpy() for v in variables], "exact")
 
 
 def test_a_failing_update_is_torn(runner: str) -> None:

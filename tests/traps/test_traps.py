@@ -68,7 +68,7 @@ def test_trap_01_a_counter_before_the_first_request_is_a_prologue(same: Any, nor
         return step, [count, first, second]
 
     found = same(build, (normal(6, 4),), (normal(6, 4, seed=1),), micro=3)
-    assert float(found.variables[0]) == 2.0
+    assert float(found.weights[0]) == 2.0
 
 
 # 2: TensorFlow hangs every returned tensor behind all effects: what is returned must not look like an update.

@@ -18,7 +18,7 @@ BUILT = "_nebula_built"
 """Stamp of an op of a functional model: the line where its node was made."""
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_REPLAY = os.path.join(_OURS, "capture", "keras_replay.py")
+_REPLAY = os.path.join(_OURS, "capture", "keras_scopes.py")
 
 
 def place_of(op: Any) -> Origin:

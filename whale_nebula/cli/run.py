@@ -23,7 +23,7 @@ from whale_nebula.launch.placed import Output, identities, run_name, seed_of, st
 from whale_nebula.launch.processes import Board, Sink
 from whale_nebula.launch.resolve import PORT, Asked, Placement, Resolved, cluster_of, everything, resolve
 from whale_nebula.launch.resolve.placement import is_local, listening, settle_ports
-from whale_nebula.report.live import Screen, terminal
+from whale_nebula.report.screen import Screen, terminal
 
 _FAILED = RemoteFailureError.code
 

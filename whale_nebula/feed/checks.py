@@ -9,12 +9,12 @@ from typing import Any, NoReturn, TypeAlias
 
 import google_crc32c
 import numpy as np
-import tensorflow as tf
 
 from whale_nebula.errors import AbsentInputError, OptionError
 from whale_nebula.errors.text import did_you_mean, list_names
 from whale_nebula.feed.rows import Mask, Rows
 from whale_nebula.ir.program import Leaf
+from whale_nebula.tf.lazy import tf
 
 
 def absent_error(name: str, reader: str, where: str) -> AbsentInputError:

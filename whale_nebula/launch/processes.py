@@ -16,7 +16,7 @@ from typing import IO
 from whale_nebula.launch.identity import VARIABLE, Identity
 from whale_nebula.launch.job import Reader
 from whale_nebula.launch.last_error import Kept
-from whale_nebula.report.live import Screen, size_of
+from whale_nebula.report.screen import Screen, size_of
 from whale_nebula.security.diagnose import read_refusal
 
 _REST_SECONDS = 2.0

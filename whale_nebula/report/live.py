@@ -1,15 +1,11 @@
-"""The live table of a training run, and the region of the terminal where it is redrawn below other output."""
+"""The live table of a training run on a terminal."""
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleDimensions, Group, RenderableType
 from rich.rule import Rule
@@ -19,145 +15,11 @@ from rich.text import Text
 from whale_nebula.report.lines import Rate, per_second
 from whale_nebula.report.published import under_way
 from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport, duration, size
+from whale_nebula.report.screen import Canvas
 from whale_nebula.report.text import coded_boundaries, scalars_text
 
 if TYPE_CHECKING:
     from whale_nebula.report.report import Report
-
-
-_UP_AND_CLEAR = "\x1b[1A\x1b[2K"
-_USUAL = os.terminal_size((80, 24))
-
-
-def terminal() -> TextIO | None:
-    """The standard stream that is a terminal, if one is."""
-    return next((stream for stream in (sys.stdout, sys.stderr) if stream is not None and stream.isatty()), None)
-
-
-class Canvas(Protocol):
-    """Where something can be drawn, again and again: a terminal, or what takes it to one."""
-
-    def open(self) -> None:
-        """Something is about to be drawn."""
-        ...
-
-    def size(self) -> os.terminal_size:
-        """How many columns and lines there are at this moment."""
-        ...
-
-    def draw(self, text: str) -> bool:
-        """Draw some whole lines in place of those before; whether it came to that."""
-        ...
-
-    def close(self) -> None:
-        """Leave what is drawn."""
-        ...
-
-
-class Screen:
-    """Draws at the end of a terminal. While it is open, `sys.stdout` and `sys.stderr` go through it."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._lock = threading.RLock()
-        self._height = 0
-        self._ended = True
-        self._waiting: str | None = None  # for the end of somebody's line: the last that was to be drawn
-        self._left = False  # whether that is to stay once it is drawn
-        self._beside: dict[str, _Beside] = {}
-
-    def open(self) -> None:
-        """Stand between the terminal and who writes to it."""
-        for name in ("stdout", "stderr"):
-            stream = getattr(sys, name)
-            if stream is not None and stream.isatty():
-                self._beside[name] = _Beside(self, stream)
-                setattr(sys, name, self._beside[name])
-
-    def size(self) -> os.terminal_size:
-        """How large the terminal is at this moment; the variables COLUMNS and LINES overrule it."""
-        with contextlib.suppress(OSError, ValueError):
-            return size_of(self._stream.fileno())
-        return size_of(None)
-
-    def draw(self, text: str) -> bool:
-        """Draw some whole lines in place of those before; while somebody's line is unfinished, once it is ended."""
-        with self._lock:
-            if not self._ended:
-                self._waiting, self._left = text, False
-                return False
-            self._waiting = None
-            self._erase()
-            self._stream.write(text)
-            self._stream.flush()
-            self._height = text.count("\n")
-            return True
-
-    def write(self, stream: TextIO, text: str) -> int:
-        """Somebody writes: what is drawn makes room."""
-        if not text:
-            return stream.write(text)
-        with self.room(ended=text.endswith("\n")):
-            return stream.write(text)
-
-    @contextlib.contextmanager
-    def room(self, *, ended: bool) -> Iterator[None]:
-        """Room for what somebody writes; `ended` says whether that ends with a line."""
-        with self._lock:
-            self._erase()
-            self._ended = ended
-            yield
-            if ended and self._waiting is not None:
-                self.draw(self._waiting)
-                if self._left:
-                    self.leave()
-
-    def leave(self) -> None:
-        """Leave what is drawn: what comes next stands below it."""
-        with self._lock:
-            self._height, self._left = 0, True
-
-    def close(self) -> None:
-        """Leave what is drawn, and give the streams back."""
-        self.leave()
-        for name, beside in self._beside.items():
-            if getattr(sys, name) is beside:
-                setattr(sys, name, beside.stream)
-        self._beside = {}
-
-    def _erase(self) -> None:
-        if self._height:
-            self._stream.write(_UP_AND_CLEAR * self._height)
-            self._stream.flush()
-            self._height = 0
-
-
-def size_of(fd: int | None) -> os.terminal_size:
-    """How large a terminal is at this moment, if that can be known; COLUMNS and LINES overrule it."""
-    found = _USUAL
-    with contextlib.suppress(OSError):
-        found = _USUAL if fd is None else os.get_terminal_size(fd)
-    said = (os.environ.get("COLUMNS", ""), os.environ.get("LINES", ""))
-    chosen = zip(said, found, _USUAL, strict=True)
-    return os.terminal_size(int(own) if own.isdecimal() else seen or usual for own, seen, usual in chosen)
-
-
-class _Beside:
-    """A standard stream whose writes go through the screen; all else is the stream's own."""
-
-    def __init__(self, screen: Screen, stream: TextIO) -> None:
-        self.stream = stream
-        self._screen = screen
-
-    def write(self, text: str) -> int:
-        return self._screen.write(self.stream, text)
-
-    def writelines(self, lines: Any) -> None:
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
 
 
 _BAR_COLUMNS = 14

@@ -20,9 +20,9 @@ from whale_nebula.config.schema import SHOWS
 from whale_nebula.errors import ConfigError, OptionError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.report.lines import Lines
-from whale_nebula.report.live import Canvas, Screen, terminal
 from whale_nebula.report.report import Report
 from whale_nebula.report.saved import line
+from whale_nebula.report.screen import Canvas, Screen, terminal
 from whale_nebula.site import script_site
 
 TICK_SECONDS = 0.25

@@ -6,8 +6,8 @@ from typing import Any
 import keras
 
 import whale_nebula as nb
-from tests.parity.zoo import data
 from tests.processes.telling import tell
+from tests.same import data
 
 
 class Told(keras.callbacks.Callback):

@@ -8,8 +8,9 @@ import keras
 import numpy as np
 
 import whale_nebula as nb
-from tests.parity.zoo import ZOO, Cut
+from tests.parity.zoo import ZOO
 from tests.processes.telling import left, sent, tell
+from tests.same import Cut
 
 nb.init()
 for argument in sys.argv[1:]:

@@ -3,9 +3,10 @@
 import sys
 
 import whale_nebula as nb
-from tests.parity.zoo import ZOO, Cut
+from tests.parity.zoo import ZOO
 from tests.processes.telling import left, tell
 from tests.processes.uneven import CONFIG, slowed
+from tests.same import Cut
 
 nb.init(CONFIG)
 for name in sys.argv[1:]:

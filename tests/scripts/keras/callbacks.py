@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tests.parity.zoo import Cut
+from tests.same import Cut
 from tests.scripts.keras.script import Given, Watch, adam, add, dense, fit, numbers, rows
 
 

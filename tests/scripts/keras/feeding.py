@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.parity.zoo import Cut
+from tests.same import Cut
 from tests.scripts.keras.outputs import heads, two_targets
 from tests.scripts.keras.script import ROWS, Given, abs_numbers, adam, add, classes, dense, fit, numbers, rows
 
@@ -114,7 +114,7 @@ feeding("validation_split", rows(validation_split=0.3, sample_weight=abs_numbers
 feeding("shuffled", rows(shuffle=True, epochs=3))
 feeding("later_epochs", rows(initial_epoch=2, epochs=4))
 feeding("one_row", rows(batch_size=1, epochs=1), micro=(1,))
-feeding("fewer_rows_than_parts", rows(batch_size=9), micro=(3,), notes="the last batch has 2 rows, and one part each")
+feeding("fewer_rows_than_parts", rows(batch_size=9), micro=(3,))  # the last batch has 2 rows
 feeding("whole_numbers", lambda: {"x": classes(5, 6), "y": classes(3, 3, seed=1)}, looks=True)
 feeding("doubles", lambda: {"x": numbers(6).astype("float64"), "y": numbers(3, seed=1).astype("float64")}, looks=True)
 

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from tests.parity.zoo import Cut
-from tests.scripts.keras.script import ROWS, Given, adam, add, classes, numbers, program, script
+from tests.same import Cut
+from tests.scripts.keras.script import ROWS, Given, adam, add, classes, numbers, script
 
 WORDS, TIME = 20, 5
 
@@ -35,7 +35,7 @@ def _reader(name: str, layer: Any, *, tags: bool = False, **options: Any) -> Non
 
     def build(cut: Cut) -> Any:
         inputs = keras.Input((TIME,), dtype="int32")
-        with program(cut):
+        with cut.program():
             with cut.at(0):
                 hidden = layers.Embedding(WORDS, 6, mask_zero=True)(inputs)
             with cut.at(1):
@@ -62,7 +62,7 @@ _reader("into_the_loss", lambda: layers.Dense(5, activation="tanh"), tags=True)
 def mask_attention(cut: Cut) -> Any:
     """Attention in another stage than the embedding; the residual and the norm pass the mask on to the loss."""
     inputs = keras.Input((TIME,), dtype="int32")
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.Embedding(WORDS, 8, mask_zero=True)(inputs)
         with cut.at(1):
@@ -109,7 +109,7 @@ def mask_translator(cut: Cut) -> Any:
     """Encoder and decoder, two embeddings, explicit masks, causal attention over the boundary."""
     source = keras.Input((TIME,), dtype="int32", name="source")
     target = keras.Input((TIME,), dtype="int32", name="target")
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             encoded = Encoder()(WordsAndPlaces()(source))
         with cut.at(1):
@@ -126,7 +126,7 @@ def mask_translator(cut: Cut) -> Any:
 def mask_masking(cut: Cut) -> Any:
     """A Masking layer in front, an LSTM over both stages."""
     inputs = keras.Input((TIME, 3))
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.LSTM(4, return_sequences=True)(layers.Masking(0.0)(inputs))
         with cut.at(1):
@@ -146,7 +146,7 @@ class Reader(keras.Model):
         self.lstm, self.head = layers.LSTM(5), layers.Dense(4)
 
     def call(self, x: Any) -> Any:
-        with program(self.cut):
+        with self.cut.program():
             with self.cut.at(0):
                 hidden = self.embedding(x)
             with self.cut.at(1):

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from tests.parity.zoo import Cut
-from tests.scripts.keras.script import abs_numbers, adam, classes, dense, labels, numbers, program, rows, script
+from tests.same import Cut
+from tests.scripts.keras.script import abs_numbers, adam, classes, dense, labels, numbers, rows, script
 
 
 class Within(keras.metrics.Metric):
@@ -43,7 +43,7 @@ def metrics_of_numbers(cut: Cut) -> Any:
 def metrics_of_classes(cut: Cut) -> Any:
     """Classes: top-k, mean intersection over union, cross-entropy."""
     inputs = keras.Input((6,))
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.Dense(8, activation="tanh")(inputs)
         with cut.at(1):
@@ -64,7 +64,7 @@ def _marks() -> dict[str, Any]:
 def metrics_of_marks(cut: Cut) -> Any:
     """Two classes: AUC, precision, recall and what is counted for them."""
     inputs = keras.Input((6,))
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.Dense(8, activation="tanh")(inputs)
         with cut.at(1):
@@ -87,7 +87,7 @@ class Measuring(keras.Model):
         self.size = keras.metrics.Mean(name="size")
 
     def call(self, x: Any) -> Any:
-        with program(self.cut):
+        with self.cut.program():
             with self.cut.at(0):
                 hidden = self.first(x)
                 self.size.update_state(ops.abs(hidden))

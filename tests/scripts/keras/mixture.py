@@ -8,8 +8,8 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from tests.parity.zoo import Cut
-from tests.scripts.keras.script import adam, classes, numbers, program, rows, script
+from tests.same import Cut
+from tests.scripts.keras.script import adam, classes, numbers, rows, script
 
 
 class Mixture(layers.Layer):
@@ -36,7 +36,7 @@ class Mixture(layers.Layer):
 @script(rows(), stages=(1, 2, 3))
 def mixture(cut: Cut) -> Any:
     inputs = keras.Input((6,))
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.Dense(8, activation="tanh")(inputs)
         with cut.at(1):
@@ -56,7 +56,7 @@ def _pairs() -> dict[str, Any]:
 def towers(cut: Cut) -> Any:
     """One tower in each of the first two stages, a skip over the second, and what joins them in the third."""
     left, right = keras.Input((6,), name="left"), keras.Input((5,), dtype="int32", name="right")
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             first = layers.Dense(8, activation="tanh")(left)
         with cut.at(1):

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from tests.parity.zoo import Cut
-from tests.scripts.keras.script import adam, numbers, program, rows, script
+from tests.same import Cut
+from tests.scripts.keras.script import adam, numbers, rows, script
 
 
 def _compiled(inputs: Any, outputs: Any) -> Any:
@@ -23,7 +23,7 @@ def nested_in_a_stage(cut: Cut) -> Any:
     inner = keras.Input((6,))
     encoder = keras.Model(inner, layers.Dense(8, activation="tanh")(layers.Dense(7)(inner)))
     inputs = keras.Input((6,))
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = encoder(inputs)
         with cut.at(1):
@@ -35,7 +35,7 @@ def nested_in_a_stage(cut: Cut) -> Any:
 def nested_spanning(cut: Cut) -> Any:
     """A functional model whose own layers lie in two stages."""
     inner = keras.Input((6,))
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.Dense(8, activation="tanh")(inner)
         with cut.at(1):
@@ -43,7 +43,7 @@ def nested_spanning(cut: Cut) -> Any:
     encoder = keras.Model(inner, hidden, name="encoder")
     inputs = keras.Input((6,))
     hidden = encoder(inputs)
-    with program(cut), cut.at(2):
+    with cut.program(), cut.at(2):
         outputs = layers.Dense(3)(hidden)
     return _compiled(inputs, outputs)
 
@@ -54,7 +54,7 @@ def nested_twice(cut: Cut) -> Any:
 
     def block(width: int, name: str, third: int) -> Any:
         inner = keras.Input((width,))
-        with program(cut), cut.at(third):
+        with cut.program(), cut.at(third):
             hidden = layers.Dense(width, activation="tanh")(inner)
         return keras.Model(inner, hidden, name=name)
 
@@ -62,7 +62,7 @@ def nested_twice(cut: Cut) -> Any:
     middle = keras.Model(inner, block(6, "second", 1)(block(6, "first", 0)(inner)), name="middle")
     inputs = keras.Input((6,))
     hidden = middle(inputs)
-    with program(cut), cut.at(2):
+    with cut.program(), cut.at(2):
         outputs = layers.Dense(3)(hidden)
     return _compiled(inputs, outputs)
 
@@ -72,14 +72,14 @@ def sequential_in_functional(cut: Cut) -> Any:
     """A Sequential in each stage, and one that spans them."""
     inputs = keras.Input((6,))
     spanning = keras.Sequential()
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = keras.Sequential([layers.Dense(8, activation="tanh"), layers.Dense(7)])(inputs)
             spanning.add(layers.Dense(8, activation="gelu"))
         with cut.at(1):
             spanning.add(layers.Dense(8))
     hidden = spanning(hidden)
-    with program(cut), cut.at(2):
+    with cut.program(), cut.at(2):
         outputs = layers.Dense(3)(hidden)
     return _compiled(inputs, outputs)
 
@@ -87,7 +87,7 @@ def sequential_in_functional(cut: Cut) -> Any:
 @script(rows())
 def sequential_in_a_list(cut: Cut) -> Any:
     """Layers given to Sequential in a list, each model of the list in a scope."""
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             first = keras.Sequential([keras.Input((6,)), layers.Dense(8, activation="tanh")])
         with cut.at(1):
@@ -106,7 +106,7 @@ class Block(layers.Layer):
         self.first, self.second = layers.Dense(8, activation="tanh"), layers.Dense(8)
 
     def call(self, x: Any) -> Any:
-        with program(self.cut):
+        with self.cut.program():
             with self.cut.at(0):
                 hidden = self.first(x)
             with self.cut.at(1):
@@ -118,7 +118,7 @@ def subclassed_in_functional(cut: Cut) -> Any:
     """A layer with scopes in its own `call`, and one without that lies in a stage."""
     inputs = keras.Input((6,))
     hidden = Block(cut)(inputs)
-    with program(cut), cut.at(2):
+    with cut.program(), cut.at(2):
         outputs = layers.Dense(3)(Block()(hidden))
     return _compiled(inputs, outputs)
 
@@ -134,7 +134,7 @@ class Tower(keras.Model):
         self.sequential = keras.Sequential([layers.Dense(8, activation="gelu"), layers.Dense(3)])
 
     def call(self, x: Any, training: bool = False) -> Any:
-        with program(self.cut):
+        with self.cut.program():
             with self.cut.at(0):
                 hidden = self.functional(x)
             with self.cut.at(1):
@@ -162,7 +162,7 @@ def shared_in_a_stage(cut: Cut) -> Any:
     """The same layer called twice in one stage."""
     inputs = keras.Input((6,))
     shared = layers.Dense(6, activation="tanh")
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = shared(shared(inputs))
         with cut.at(1):
@@ -175,7 +175,7 @@ def shared_over_stages(cut: Cut) -> Any:
     """The same layer called in every stage: its weights are tied."""
     inputs = keras.Input((6,))
     shared = layers.Dense(6, activation="tanh")
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = shared(inputs)
         with cut.at(1):
@@ -191,7 +191,7 @@ def shared_model(cut: Cut) -> Any:
     inner = keras.Input((6,))
     tower = keras.Model(inner, layers.Dense(5, activation="tanh")(inner))
     inputs = {"left": keras.Input((6,), name="left"), "right": keras.Input((6,), name="right")}
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             left = tower(inputs["left"])
         with cut.at(1):
@@ -204,10 +204,10 @@ def shared_model(cut: Cut) -> Any:
 def ops_between_stages(cut: Cut) -> Any:
     """`keras.ops`, operators and a Lambda on symbolic tensors, in scopes and outside of them."""
     inputs = keras.Input((6,))
-    with program(cut), cut.at(0):
+    with cut.program(), cut.at(0):
         first = layers.Dense(8, activation="tanh")(inputs)
         second = layers.Lambda(lambda t: t * 0.5)(first) + 1.0
     hidden = ops.concatenate([first, ops.square(second)], axis=-1)
-    with program(cut), cut.at(1):
+    with cut.program(), cut.at(1):
         outputs = layers.Dense(3)(hidden[:, 2:])
     return _compiled(inputs, outputs)

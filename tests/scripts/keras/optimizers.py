@@ -8,9 +8,9 @@ from typing import Any
 import keras
 from keras import layers
 
-from tests.parity.zoo import Cut
+from tests.same import Cut
 from tests.scripts.keras.masks import TIME, WORDS, sentences
-from tests.scripts.keras.script import adam, add, dense, fit, program, rows, script
+from tests.scripts.keras.script import adam, add, dense, fit, rows, script
 
 optimizers, schedules = keras.optimizers, keras.optimizers.schedules
 
@@ -89,7 +89,7 @@ def _embedded(name: str, make: Callable[[], Any]) -> None:
     def build(cut: Cut) -> Any:
         tokens = keras.Input((TIME,), dtype="int32")
         embedding = layers.Embedding(WORDS, 6)
-        with program(cut):
+        with cut.program():
             with cut.at(0):
                 hidden = layers.Dense(6, activation="tanh")(embedding(tokens))
             with cut.at(1):
@@ -113,7 +113,7 @@ _embedded("decay_and_ema", lambda: adam(weight_decay=0.1, use_ema=True, ema_over
 def constraints(cut: Cut) -> Any:
     """Weights that an update must project back."""
     inputs = keras.Input((6,))
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.Dense(8, activation="tanh", kernel_constraint=keras.constraints.MaxNorm(0.5))(inputs)
         with cut.at(1):

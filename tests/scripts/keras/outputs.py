@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import layers
 
-from tests.parity.zoo import Cut
+from tests.same import Cut
 from tests.scripts.keras.script import (
     Given,
     abs_numbers,
@@ -17,7 +17,6 @@ from tests.scripts.keras.script import (
     dense,
     labels,
     numbers,
-    program,
     rows,
     script,
 )
@@ -26,7 +25,7 @@ from tests.scripts.keras.script import (
 def heads(cut: Cut, *, early: bool = False, listed: bool = False) -> Any:
     """Two heads: both at the end, or one in the first stage."""
     inputs = keras.Input((6,))
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.Dense(8, activation="tanh")(inputs)
             size = layers.Dense(1, name="size")(hidden) if early else None
@@ -92,7 +91,7 @@ def output_without_a_loss(cut: Cut) -> Any:
 def one_loss_for_all_outputs(cut: Cut) -> Any:
     """`loss="mse"` for every output."""
     inputs = keras.Input((6,))
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.Dense(8, activation="tanh")(inputs)
         with cut.at(1):
@@ -106,7 +105,7 @@ def one_loss_for_all_outputs(cut: Cut) -> Any:
 def inputs_in_a_dict(cut: Cut) -> Any:
     """Wide and deep: one input skips the first stage."""
     wide, deep = keras.Input((4,), name="wide"), keras.Input((6,), name="deep")
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.Dense(8, activation="relu")(deep)
         with cut.at(1):

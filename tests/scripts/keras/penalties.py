@@ -7,13 +7,13 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from tests.parity.zoo import Cut
-from tests.scripts.keras.script import abs_numbers, adam, program, rows, script
+from tests.same import Cut
+from tests.scripts.keras.script import abs_numbers, adam, rows, script
 
 
 def _model(cut: Cut, first: Any, second: Any) -> Any:
     inputs = keras.Input((6,))
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = first(inputs)
         with cut.at(1):
@@ -103,7 +103,7 @@ class Penalised(keras.Model):
         self.first, self.second = layers.Dense(8, activation="tanh"), layers.Dense(3, kernel_regularizer="l2")
 
     def call(self, x: Any) -> Any:
-        with program(self.cut):
+        with self.cut.program():
             with self.cut.at(0):
                 hidden = self.first(x)
             with self.cut.at(1):

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 from keras import layers
 
-from tests.parity.zoo import Cut
-from tests.scripts.keras.script import adam, add, dense, labels, program, rows, script
+from tests.same import Cut
+from tests.scripts.keras.script import adam, add, dense, labels, rows, script
 
 
 @contextlib.contextmanager
@@ -24,13 +24,13 @@ def policy(name: str) -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
-def mixed(name: str, dtype: str, optimizer: Any, *, precision: float = 1e-2, **options: Any) -> None:
+def mixed(name: str, dtype: str, optimizer: Any, *, tolerance: str = "mixed", **options: Any) -> None:
     """A classifier under a policy; its last layer computes in float32, as Keras's guide says."""
 
     def build(cut: Cut) -> Any:
         with policy(dtype):
             inputs = keras.Input((6,))
-            with program(cut):
+            with cut.program():
                 with cut.at(0):
                     hidden = layers.Dense(8, activation="tanh")(inputs)
                 with cut.at(1):
@@ -40,30 +40,27 @@ def mixed(name: str, dtype: str, optimizer: Any, *, precision: float = 1e-2, **o
             model.compile(optimizer(), "sparse_categorical_crossentropy", metrics=["accuracy"])
         return model
 
-    add(f"mixed_{name}", build, labels(), precision=precision, **options)
+    add(f"mixed_{name}", build, labels(), tolerance=tolerance, **options)
 
 
 mixed(
     "bfloat16",
     "mixed_bfloat16",
     adam,
-    precision=3e-2,
-    notes="gradients of three pieces added by hand, without us, differ by 3e-3 in the first step",
+    tolerance="bfloat16",  # gradients of three pieces that are added by hand differ by 3e-3 in the first step
 )
-mixed("float16", "mixed_float16", adam, notes="LossScaleOptimizer: all gradients pass one tf.cond")
+mixed("float16", "mixed_float16", adam)  # LossScaleOptimizer: all gradients pass one tf.cond
 mixed(
     "float16_dynamic",
     "mixed_float16",
     lambda: keras.optimizers.LossScaleOptimizer(
         adam(global_clipnorm=0.5), initial_scale=2.0**15, dynamic_growth_steps=2
-    ),
-    notes="the scale grows after two steps",
+    ),  # the scale grows after two steps
 )
 mixed(
     "float16_overflows",
     "mixed_float16",
     lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1e-2), initial_scale=2.0**40),
-    notes="the first steps overflow, and are skipped in every stage",
 )
 
 
@@ -76,11 +73,11 @@ def float64(cut: Cut) -> Any:
     return model
 
 
-@script(rows(), precision=1e-2)
+@script(rows(), tolerance="mixed")
 def one_stage_in_bfloat16(cut: Cut) -> Any:
     """A policy for single layers: what crosses is bfloat16."""
     inputs = keras.Input((6,))
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.Dense(8, activation="tanh", dtype="mixed_bfloat16")(inputs)
         with cut.at(1):

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tests.parity.zoo import Cut
+from tests.same import Cut
 from tests.scripts.keras.script import Given, Train, Watch, abs_numbers, adam, add, dense, fit, look, rows
 
 

@@ -5,8 +5,7 @@ Every script runs the same with `Cut(0)`, which leaves the scope lines away: tha
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ import keras
 import numpy as np
 
 import whale_nebula as nb
-from tests.parity.zoo import Cut, Outcome
+from tests.same import Case, Cut, Outcome
 
 Given = dict[str, Any]
 ROWS = 29
@@ -23,16 +22,6 @@ ROWS = 29
 
 NAN = 12345.0
 """Stands for what is not a number, so that two runs can be compared where a script goes wrong on purpose."""
-
-
-@contextlib.contextmanager
-def program(cut: Cut, **options: Any) -> Iterator[None]:
-    """`cut.program()` with options of `nb.pipeline`."""
-    if not cut.stages:
-        yield
-        return
-    with nb.cluster(), nb.pipeline(cut.micro_batches, schedule=cut.schedule, **options):
-        yield
 
 
 class Watch(keras.callbacks.Callback):
@@ -79,28 +68,20 @@ def look(model: Any, given: Given, watch: Watch) -> None:
 
 @dataclass(frozen=True)
 class Script:
-    """A small user's script. `rate` is the learning rate, for the tolerance of weights; `micro` what it can take."""
+    """How a case is run: build, train; with `looks`, `evaluate` and `predict` too."""
 
-    name: str
     build: Callable[[Cut], Any]
     data: Callable[[], Given]
     train: Train = fit
-    stages: tuple[int, ...] = (1, 2)
-    micro: tuple[int, ...] = (1, 2, 3)
-    rate: float = 1e-2
-    steps: int = 6
     looks: bool = True
-    precision: float = 1e-5
-    notes: str = ""
 
-    def run(self, cut: Cut, *, looking: bool = True) -> Outcome:
-        """Build and train; with `looking`, `evaluate` and `predict` too."""
+    def __call__(self, cut: Cut) -> Outcome:
         keras.backend.clear_session()
         keras.utils.set_random_seed(7)
         watch = Watch(cut)
         model = self.build(cut)
         self.train(model, self.data(), watch)
-        if looking and self.looks:
+        if self.looks:
             look(model, self.data(), watch)
         return _outcome(model, watch)
 
@@ -120,7 +101,7 @@ def _array(variable: Any) -> np.ndarray:
     return np.nan_to_num(np.asarray(keras.ops.convert_to_numpy(variable), "float32"), nan=NAN)
 
 
-SCRIPTS: dict[str, Script] = {}
+SCRIPTS: dict[str, Case] = {}
 """Every script by its name."""
 
 
@@ -134,11 +115,14 @@ def script(data: Callable[[], Given], *args: Any, **options: Any) -> Callable[[C
     return register
 
 
-def add(name: str, build: Callable[[Cut], Any], data: Callable[[], Given], *args: Any, **options: Any) -> None:
-    """Register a script whose builder is made on the way."""
+def add(
+    name: str, build: Callable[[Cut], Any], data: Callable[[], Given], train: Train = fit, *, looks: bool = True,
+    stages: tuple[int, ...] = (1, 2), **options: Any
+) -> None:  # fmt: skip
+    """Register a script whose builder is made on the way; `options` are those of a case."""
     if name in SCRIPTS:
         raise ValueError(f"two scripts are named {name!r}")
-    SCRIPTS[name] = Script(name, build, data, *args, **options)
+    SCRIPTS[name] = Case(Script(build, data, train, looks), stages, **({"steps": 6} | options))
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray:
@@ -174,7 +158,7 @@ def adam(rate: float = 1e-2, **options: Any) -> Any:
 def dense(cut: Cut, outputs: int = 3, **options: Any) -> Any:
     """A small functional model in three parts, not compiled."""
     inputs = keras.Input((6,))
-    with program(cut, **options):
+    with cut.program(**options):
         with cut.at(0):
             hidden = keras.layers.Dense(8, activation="tanh")(inputs)
         with cut.at(1):

@@ -8,13 +8,13 @@ import keras
 import numpy as np
 from keras import layers
 
-from tests.parity.zoo import Cut
-from tests.scripts.keras.script import Given, Watch, adam, fit, numbers, program, rows, script
+from tests.same import Cut
+from tests.scripts.keras.script import Given, Watch, adam, fit, numbers, rows, script
 
 
 def _model(cut: Cut, first: Any, second: Any, **options: Any) -> Any:
     inputs = keras.Input((6,))
-    with program(cut, **options):
+    with cut.program(**options):
         with cut.at(0):
             hidden = first(layers.Dense(8, activation="tanh")(inputs))
         with cut.at(1):
@@ -85,7 +85,7 @@ def _from_epoch_to_epoch(model: Any, given: Given, watch: Watch) -> None:
 def stateful_rnn(cut: Cut) -> Any:
     """Stateful recurrent layers, with the batch size they must know."""
     inputs = keras.Input(batch_shape=(8, 5, 3))
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.LSTM(4, stateful=True, return_sequences=True)(inputs)
         with cut.at(1):
@@ -119,7 +119,7 @@ def adapted(cut: Cut) -> Any:
     inputs = keras.Input((6,))
     norm, buckets = layers.Normalization(), layers.Discretization([-1.0, 0.0, 1.0])
     norm.adapt(numbers(6))
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.Dense(8, activation="tanh")(norm(inputs))
         with cut.at(1):
@@ -139,7 +139,7 @@ def images() -> Given:
 def pictures(cut: Cut) -> Any:
     """Convolutions, pooling and a group norm."""
     inputs = keras.Input((8, 8, 1))
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.MaxPooling2D()(layers.Conv2D(4, 3, padding="same", activation="relu")(inputs))
         with cut.at(1):

@@ -8,13 +8,13 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.parity.zoo import Cut
-from tests.scripts.keras.script import abs_numbers, adam, classes, labels, numbers, program, rows, script
+from tests.same import Cut
+from tests.scripts.keras.script import abs_numbers, adam, classes, labels, numbers, rows, script
 
 
 def _parts(cut: Cut, outputs: int = 3) -> tuple[Any, Any]:
     inputs = keras.Input((6,))
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.Dense(8, activation="tanh")(inputs)
         with cut.at(1):
@@ -239,7 +239,7 @@ class Distiller(keras.Model):
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, allow_empty: bool = False,
         training: bool = True,
     ) -> Any:  # fmt: skip
-        with program(self.cut):
+        with self.cut.program():
             with self.cut.at(0):
                 said = self.teacher(x, training=False)
             with self.cut.at(1):
@@ -248,7 +248,7 @@ class Distiller(keras.Model):
         return 0.1 * student_loss + 0.9 * soft
 
     def call(self, x: Any) -> Any:
-        with program(self.cut), self.cut.at(1):
+        with self.cut.program(), self.cut.at(1):
             return self.student(x)
 
 

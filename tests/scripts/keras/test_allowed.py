@@ -11,8 +11,8 @@ import tensorflow as tf
 from keras import layers
 
 import whale_nebula as nb
-from tests.parity.zoo import Cut
-from tests.scripts.keras.script import numbers, program
+from tests.same import Cut
+from tests.scripts.keras.script import numbers
 from whale_nebula.errors import BatchCoupledError
 
 PARTS = 3
@@ -29,7 +29,7 @@ def closed():
 def _model(cut: Cut, layer: Any, kind: type = keras.Model, **options: Any) -> Any:
     keras.utils.set_random_seed(7)
     inputs = keras.Input((6,))
-    with program(cut, **options):
+    with cut.program(**options):
         with cut.at(0):
             hidden = layer()(layers.Dense(8, activation="tanh")(inputs))
         with cut.at(1):

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.parity.zoo import Cut
+from tests.same import Cut
 from tests.scripts.keras.masks import TIME, WORDS, sentences, tokens
 from tests.scripts.keras.script import (
     ROWS,
@@ -22,7 +22,6 @@ from tests.scripts.keras.script import (
     dense,
     fit,
     numbers,
-    program,
     rows,
     script,
 )
@@ -34,7 +33,7 @@ _CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy
 def seq2seq(cut: Cut) -> Any:
     """Keras's translation tutorial: the encoder's states start the decoder's. The inputs are a list."""
     source, target = keras.Input((TIME,), dtype="int32"), keras.Input((TIME,), dtype="int32")
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.Embedding(WORDS, 6, mask_zero=True)(source)
             _, *states = layers.LSTM(5, return_state=True)(hidden)
@@ -52,7 +51,7 @@ def language_model(cut: Cut) -> Any:
     """A causal language model; its last layer is its first one, reversed."""
     inputs = keras.Input((TIME,), dtype="int32")
     embedding = layers.ReversibleEmbedding(WORDS, 8)
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = embedding(inputs) + layers.Embedding(TIME, 8)(ops.arange(TIME))
         with cut.at(1):
@@ -85,7 +84,7 @@ def _play(model: Any, given: Given, watch: Watch) -> None:
 def adversaries_by_hand(cut: Cut) -> Any:
     """Three models that share layers; the judge is frozen in the third, and trained by itself."""
     noise, images = keras.Input((4,)), keras.Input((6,))
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             fake = layers.Dense(6)(layers.Dense(8, activation="tanh")(noise))
         with cut.at(1):
@@ -114,7 +113,7 @@ class Endpoint(layers.Layer):
 def loss_from_a_layer(cut: Cut) -> Any:
     """`compile` without a loss; the targets are inputs."""
     inputs, targets = keras.Input((6,), name="x"), keras.Input((3,), name="y")
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.Dense(8, activation="tanh")(inputs)
         with cut.at(1):
@@ -126,7 +125,7 @@ def loss_from_a_layer(cut: Cut) -> Any:
 
 def _pretrained(cut: Cut) -> tuple[Any, Any]:
     inputs = keras.Input((6,))
-    with program(cut), cut.at(0):
+    with cut.program(), cut.at(0):
         hidden = layers.BatchNormalization()(layers.Dense(8, activation="relu")(inputs))
     base = keras.Model(inputs, hidden, name="base")
     base.get_layer(index=2).moving_mean.assign(np.linspace(0.0, 1.0, 8))
@@ -140,7 +139,7 @@ def transfer(cut: Cut) -> Any:
     base.trainable = False
     inputs = keras.Input((6,))
     hidden = base(inputs, training=False)
-    with program(cut), cut.at(1):
+    with cut.program(), cut.at(1):
         outputs = layers.Dense(3)(layers.Dropout(0.0)(hidden))
     model = keras.Model(inputs, outputs)
     model.compile(adam(), "mse")
@@ -156,7 +155,7 @@ class Physics(keras.Model):
         self.first, self.second = layers.Dense(8, activation="tanh"), layers.Dense(1)
 
     def call(self, x: Any) -> Any:
-        with program(self.cut):
+        with self.cut.program():
             with self.cut.at(0):
                 hidden = self.first(x)
             with self.cut.at(1):
@@ -211,13 +210,13 @@ def _texts() -> Given:
     return {"x": tf.constant(lines)[:, None], "y": classes(4, seed=1)}
 
 
-@script(_texts, micro=(1,), notes="how strings are split into words is not followed row by row")
+@script(_texts, micro=(1,))  # how strings are split into words is not followed row by row
 def texts(cut: Cut) -> Any:
     """Strings in: the vocabulary is a part of the model."""
     vectorize = layers.TextVectorization(output_sequence_length=4)
     vectorize.adapt(["to be or not to be that is the question"])
     inputs = keras.Input((1,), dtype="string")
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.Embedding(12, 6, mask_zero=True)(vectorize(inputs))
         with cut.at(1):
@@ -231,7 +230,7 @@ def texts(cut: Cut) -> Any:
 def choices_cross(cut: Cut) -> Any:
     """What crosses is no number alone: choices, and an activation whose gradient is stopped."""
     inputs = keras.Input((6,))
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.Dense(8, activation="tanh")(inputs)
             best, sure = ops.argmax(hidden, axis=-1), ops.stop_gradient(hidden)
@@ -258,7 +257,7 @@ def _padded() -> Given:
 def padded_batches(cut: Cut) -> Any:
     """Sentences of many lengths: each batch is as long as its longest."""
     inputs = keras.Input((None,), dtype="int32")
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.Embedding(WORDS, 6, mask_zero=True)(inputs)
         with cut.at(1):
@@ -286,7 +285,7 @@ def _compiled(model: Any) -> Any:
 def recurrent_cells(cut: Cut) -> Any:
     """Cells of the user's own, stacked; a convolution over time; a second return value that is read elsewhere."""
     inputs = keras.Input((TIME,), dtype="int32")
-    with program(cut):
+    with cut.program():
         with cut.at(0):
             hidden = layers.Embedding(WORDS, 6)(inputs)
             hidden, state = layers.GRU(6, return_sequences=True, return_state=True)(hidden)

@@ -6,9 +6,10 @@ is the same lines under `@nb.function`, with scopes. `run` takes down all that t
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -16,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.parity import compare, zoo
+from tests.same import Case, Cut, Outcome
 
 ROWS = 6
 """Two micro-batches divide it, four do not."""
@@ -35,16 +36,6 @@ CHAPTERS = (
 )
 
 
-@dataclass(frozen=True)
-class Cut(zoo.Cut):
-    """Number of stages (0: the script as it was) and of micro-batches."""
-
-    @property
-    def function(self) -> Any:
-        """What stands above the step."""
-        return nb.function if self.stages else tf.function
-
-
 @dataclass
 class Loop:
     """A step, the arguments of each call of it, and the variables to look at after each.
@@ -57,86 +48,53 @@ class Loop:
     calls: Sequence[Any]
 
 
-@dataclass(frozen=True)
-class Script:
-    """A script of the book, and the cuts that are natural for it.
-
-    It goes through its stages `passes` times. One that is much like another is tried `rarely`: by the grid alone.
-    """
-
-    build: Callable[[Cut], Loop]
-    stages: tuple[int, ...]
-    micro: tuple[int, ...]
-    passes: int
-    rarely: bool
-
-
-@dataclass
-class Left:
-    """All that some steps returned and left: numbers, and what is no number; and what they were."""
-
-    numbers: list[np.ndarray] = field(default_factory=list)
-    others: list[Any] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
-    stages: int = 0
-
-    def take(self, structure: Any) -> None:
-        """Take down a nested structure."""
-        for leaf in tf.nest.flatten(structure, expand_composites=True):
-            array = np.array(leaf) if hasattr(leaf, "__array__") else None
-            if array is None or array.dtype.kind not in "fcb?iu":
-                self.others.append(leaf if array is None else array.tolist())
-            else:
-                array = array if array.dtype.kind in "fc" else array.astype("float64")
-                self.kinds.append(f"{array.dtype}{array.shape}")
-                self.others.append(np.isfinite(array).tolist())
-                self.numbers.append(np.nan_to_num(array, posinf=0.0, neginf=0.0))
-
-
-BOOK: dict[str, Script] = {}
+BOOK: dict[str, Case] = {}
 
 
 def script(
     stages: tuple[int, ...] = (1, 2, 3), micro: tuple[int, ...] = (1, 2, 4), passes: int = 1, rarely: bool = False
 ) -> Callable[[Callable[[Cut], Loop]], Callable[[Cut], Loop]]:
-    """Write a script into the book."""
+    """Write a script into the book. One that is much like another is tried `rarely`: by the grid alone."""
 
     def write(build: Callable[[Cut], Loop]) -> Callable[[Cut], Loop]:
         chapter = build.__module__.removeprefix(f"{__package__}.").partition(".")[0]
-        name = f"{chapter}.{build.__name__}"
-        BOOK[name] = Script(build, stages, micro, passes, rarely)
+        case = Case(functools.partial(run, build), stages, micro, passes=passes, rarely=rarely)
+        BOOK[f"{chapter}.{build.__name__}"] = case
         return build
 
     return write
 
 
-def opened() -> dict[str, Script]:
+def opened() -> dict[str, Case]:
     """The whole book."""
     for chapter in CHAPTERS:
         importlib.import_module(f"tests.scripts.loops.{chapter}")
     return BOOK
 
 
-def run(build: Callable[[Cut], Loop], cut: Cut) -> Left:
+def run(build: Callable[[Cut], Loop], cut: Cut) -> Outcome:
     """Run a script from fixed seeds."""
     keras.utils.set_random_seed(7)
     loop = build(cut)
-    found = Left()
+    found = Outcome()
     for call in loop.calls:
         args, kwargs = call if len(call) == 2 and isinstance(call[1], dict) else (call, {})
-        found.take(loop.step(*args, **kwargs))
-        found.take([tf.convert_to_tensor(v) for v in loop.variables])
+        _take(found, loop.step(*args, **kwargs))
+        _take(found, [tf.convert_to_tensor(v) for v in loop.variables])
     if cut.stages:
-        found.stages = len(nb.last_report().stages)
+        found.stages = tuple(nb.last_report().stages)
     return found
 
 
-def assert_same(plain: Left, found: Left) -> None:
-    """Everything that the two runs returned and left is the same."""
-    assert found.others == plain.others
-    assert found.kinds == plain.kinds
-    outcomes = [zoo.Outcome(outputs=each.numbers) for each in (plain, found)]
-    compare.assert_parity(*outcomes, zoo.Trial(run))
+def _take(found: Outcome, structure: Any) -> None:
+    """Take down a nested structure: its numbers, and what must be equal."""
+    for leaf in tf.nest.flatten(structure, expand_composites=True):
+        array = np.array(leaf) if hasattr(leaf, "__array__") else None
+        if array is None or array.dtype.kind not in "fcb?iu":
+            found.others.append(leaf if array is None else array.tolist())
+        else:
+            found.others.append(f"{array.dtype}{array.shape}")
+            found.outputs.append(array)
 
 
 # ---------------------------------------------------------------------- what scripts are made of

@@ -10,7 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.parity.zoo import data, optimizer
+import whale_nebula as nb
+from tests.parity.zoo import fit, optimizer
+from tests.same import Case, Cut, Outcome, data
 from whale_nebula.strategies import by_parameters, halves
 
 layers = keras.layers
@@ -19,14 +21,13 @@ Map = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Script:
-    """A builder, a map (or what makes one of a model), and the arguments of `fit`."""
+class Placed:
+    """How a case is run: a builder, a map (or what makes one of a model), and the arguments of `fit`."""
 
     build: Callable[[], Any]
     places: Map | Callable[[Any], Map]
     x: np.ndarray
     y: np.ndarray
-    micro_batches: int = 1
 
     def model(self) -> Any:
         """A new model, the same each time."""
@@ -34,9 +35,16 @@ class Script:
         keras.utils.set_random_seed(3)
         return self.build()
 
-    def map(self, model: Any) -> Map:
-        """Where its layers go."""
-        return self.places(model) if callable(self.places) else self.places
+    def placed(self, micro_batches: int) -> Any:
+        """A new model with its layers on two clusters."""
+        model = self.model()
+        with nb.cluster(), nb.pipeline(micro_batches):
+            nb.place(model, self.places(model) if callable(self.places) else self.places)
+        return model
+
+    def __call__(self, cut: Cut) -> Outcome:
+        model = self.placed(cut.micro_batches) if cut.stages else self.model()
+        return fit(model, cut, self.x, self.y, epochs=1, batch_size=12)
 
 
 def nested() -> keras.Model:
@@ -143,19 +151,23 @@ def pair() -> keras.Model:
 TOKENS = np.random.default_rng(5).integers(0, 20, (29, 5))
 ROWS = data(29, 8), data(29, 3, seed=1)
 
-SCRIPTS = {
-    "nested": Script(nested, {"encoder(/.*)?": "gpu", "head": "npu"}, *ROWS, micro_batches=3),
-    "parts of a nested one": Script(nested, {"entry|encoder/wide": "gpu", "encoder/norm": "npu"}, *ROWS),
-    "sequential": Script(chain, lambda model: halves(model, BOTH), *ROWS, micro_batches=3),
-    "subclassed": Script(reader, lambda model: halves(model, BOTH), TOKENS, ROWS[1], micro_batches=3),
-    "inside attention": Script(
+PLACED = {
+    "nested": Placed(nested, {"encoder(/.*)?": "gpu", "head": "npu"}, *ROWS),
+    "parts of a nested one": Placed(nested, {"entry|encoder/wide": "gpu", "encoder/norm": "npu"}, *ROWS),
+    "sequential": Placed(chain, lambda model: halves(model, BOTH), *ROWS),
+    "subclassed": Placed(reader, lambda model: halves(model, BOTH), TOKENS, ROWS[1]),
+    "inside attention": Placed(
         reader,
         {"embedding|encoder/dense.*": "gpu", "encoder/attention/(query|key|value)": "gpu", "gru": "npu"},
         TOKENS,
         ROWS[1],
     ),
-    "tied": Script(tied, {"encoder/.*": "gpu", "decoder/.*": "npu"}, *ROWS, micro_batches=3),
-    "tied in one place": Script(tied, {"encoder/own": "gpu", "decoder/.*": "npu"}, *ROWS),
-    "called by its train_step": Script(pair, {"front/.*": "gpu", "back": "npu"}, *ROWS, micro_batches=3),
-    "by parameters": Script(pair, lambda model: by_parameters(model, BOTH), *ROWS),
+    "tied": Placed(tied, {"encoder/.*": "gpu", "decoder/.*": "npu"}, *ROWS),
+    "tied in one place": Placed(tied, {"encoder/own": "gpu", "decoder/.*": "npu"}, *ROWS),
+    "called by its train_step": Placed(pair, {"front/.*": "gpu", "back": "npu"}, *ROWS),
+    "by parameters": Placed(pair, lambda model: by_parameters(model, BOTH), *ROWS),
 }
+
+WHOLE = ("parts of a nested one", "inside attention", "tied in one place", "by parameters")
+"""These run with the whole batch alone."""
+CASES = {name: Case(run, (2,), (1,) if name in WHOLE else (1, 3), steps=3) for name, run in PLACED.items()}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import whale_nebula as nb
+from tests.same import assert_same
 from whale_nebula.errors import NebulaError
 
 ROWS, WIDTH = 8, 4
@@ -104,8 +105,5 @@ def same_training(cut: keras.Model, uncut: keras.Model, **options: Any) -> None:
     nb.shutdown()
     histories = fit(cut, **options), fit(uncut, **options)
     assert len(nb.last_report().stages) == 2, "no plan was engaged"
-    assert histories[0].keys() == histories[1].keys()
-    for name, values in histories[1].items():
-        np.testing.assert_allclose(histories[0][name], values, rtol=2e-5, atol=1e-6)
-    for one, other in zip(cut.get_weights(), uncut.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+    assert_same(histories[1], histories[0], "sums")
+    assert_same(uncut.get_weights(), cut.get_weights(), "sums")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.unit.report.terminal import Terminal
 from whale_nebula.launch.processes import Picture, Shown, Sink, pictures
-from whale_nebula.report.live import Screen
+from whale_nebula.report.screen import Screen
 
 NOWHERE = os.open(os.devnull, os.O_RDONLY)
 

@@ -9,10 +9,11 @@ import pytest
 
 from tests.unit.report.making import full
 from tests.unit.report.terminal import stand_in
-from whale_nebula.report.live import Live, Screen
+from whale_nebula.report.live import Live
 from whale_nebula.report.published import begin, forget, watch
 from whale_nebula.report.records import BoundaryReport, LinkReport, StageReport
 from whale_nebula.report.report import Report
+from whale_nebula.report.screen import Screen
 from whale_nebula.report.watchers import Watching
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.unit.report.terminal import Terminal, stand_in
-from whale_nebula.report.live import Screen, terminal
+from whale_nebula.report.screen import Screen, terminal
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.parity.crossing import CODECS, LENGTH, ROWS, WIDTH, Left, batch, crossed
-from tests.parity.zoo import data
+from tests.same import data
 from whale_nebula.codec import FP16, INT4, SVD
 
 THERE, BACK = "b0 gpu->npu", "b0 npu->gpu"

@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.processes.synchronized import X, Y, looped, normalised, same, trained, uncut, within
+from tests.processes.synchronized import X, Y, looped, normalised, trained, uncut, within
+from tests.same import assert_same
 from whale_nebula.errors import BatchCoupledError
 from whale_nebula.ir.cut import Cut, Fragment, Worker
 from whale_nebula.passes.pipeline import cut_program
@@ -40,13 +41,13 @@ def expected() -> dict[str, Any]:
 @pytest.mark.parametrize(("copies", "links"), [((2,), None), ((3, 3), LINE)], ids=str)
 def test_the_step_is_the_uncut_one(copies: tuple[int, ...], links: str | None, expected: dict[str, Any]) -> None:
     with nb.init(links=links):
-        same(trained(normalised(within(copies))), expected)
+        assert_same(expected, trained(normalised(within(copies))), "normalised")
 
 
 def test_gradients_are_the_uncut_ones() -> None:
     ours = looped(within((3,)))
     assert any(note.startswith(SHARED) for note in nb.last_report().notes)
-    same(ours, looped(uncut))
+    assert_same(looped(uncut), ours, "normalised")
 
 
 def test_no_warning_says_that_the_batch_has_too_few_rows(recwarn: pytest.WarningsRecorder) -> None:

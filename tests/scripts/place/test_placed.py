@@ -1,22 +1,16 @@
-"""A placed model trains like the same model without a place, whatever kind it is."""
+"""What else can be done with a placed model; that it trains like the uncut one, tests/parity checks."""
 
-import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import keras
 import numpy as np
 import pytest
 
 import whale_nebula as nb
-from tests.parity.compare import assert_parity
-from tests.parity.zoo import Cut, Outcome, Trial, data, fit
-from tests.scripts.place.models import BOTH, SCRIPTS, Script
+from tests.same import data
+from tests.scripts.place.models import BOTH, PLACED
 from whale_nebula.errors import BatchCoupledError
 from whale_nebula.strategies import by_parameters
-
-EPOCHS, BATCH, RATE = 1, 12, 1e-2
-STEPS = 3
 
 
 @pytest.fixture(autouse=True)
@@ -26,50 +20,9 @@ def closed() -> Iterator[None]:
     nb.shutdown()
 
 
-def placed(script: Script, micro_batches: int) -> Any:
-    model = script.model()
-    with nb.cluster(), nb.pipeline(micro_batches):
-        nb.place(model, script.map(model))
-    return model
-
-
-def train(model: Any, cut: Cut, script: Script) -> Outcome:
-    return fit(model, cut, script.x, script.y, epochs=EPOCHS, batch_size=BATCH)
-
-
-@functools.cache
-def uncut(build: Callable[[], Any]) -> Outcome:
-    script = next(script for script in SCRIPTS.values() if script.build is build)
-    return train(script.model(), Cut(0), script)
-
-
-def check(script: Script, found: Outcome) -> None:
-    assert found.stages == ("gpu", "npu")
-    assert nb.last_report().micro_batches == script.micro_batches
-    assert_parity(uncut(script.build), found, Trial(lambda cut: found, rate=RATE, steps=STEPS))
-
-
-GRID = ("parts of a nested one", "tied in one place", "by parameters", "sequential", "called by its train_step")
-"""Other maps of models that stand here already: `--grid` alone."""
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.grid if name in GRID else ()) for name in SCRIPTS]
-)
-def test_it_trains_like_the_uncut_model(name: str) -> None:
-    script = SCRIPTS[name]
-    check(script, train(placed(script, script.micro_batches), Cut(2), script))
-
-
-def test_it_does_over_a_line_that_takes_time() -> None:
-    script = SCRIPTS["nested"]
-    nb.init(links="10gbit,0ms")
-    check(script, train(placed(script, script.micro_batches), Cut(2), script))
-
-
 def test_all_that_can_be_done_with_a_model_goes_by_its_place() -> None:
-    script = SCRIPTS["nested"]
-    model, plain = placed(script, 2), script.model()
+    script = PLACED["nested"]
+    model, plain = script.placed(2), script.model()
     assert nb.plan(model, script.x, script.y).stages["gpu"].cluster == "gpu"
     assert nb.verify(model, script.x, script.y).ok
     np.testing.assert_allclose(

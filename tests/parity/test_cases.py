@@ -1,0 +1,102 @@
+"""Every case gives under a plan what it gives uncut: a matrix of cases, cuts and lines.
+
+`make test` runs a sample: of each family every n-th case, each in another cut, and some of them over a line. `--grid`
+runs every case in one cut, and `benchmarks/parity` the more telling ones in all cuts.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import whale_nebula as nb
+from tests.parity.cases import CASES, FAMILIES, KERAS, SCHEDULES, ways
+from tests.same import Cut, Outcome, assert_same
+from tests.scripts.keras.script import SCRIPTS
+
+SAMPLE = {"zoo": 1, "keras": 12, "loops": 8, "place": 2}
+"""Of each module of a family, every n-th case is in the sample, from the middle on."""
+OVER_LINES = {"zoo": 1, "keras": 4, "loops": 8, "place": 3}
+"""And of these, every n-th runs over a line too."""
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Every test opens its own run."""
+    nb.shutdown()
+    yield
+    nb.shutdown()
+
+
+@functools.cache
+def plain(name: str) -> Outcome:
+    """The uncut run, once for all cuts."""
+    return CASES[name].run(Cut(0))
+
+
+def matrix() -> Iterator[Any]:
+    """A parameter for each case and way; what need not run each time is of the grid."""
+    for family, cases in FAMILIES.items():
+        often = [name for name, case in cases.items() if not case.rarely]
+        modules = [list(names) for _, names in itertools.groupby(often, functools.partial(module_of, family))]
+        stride = SAMPLE[family]
+        sample = [name for names in modules for name in names[len(names) // 2 % stride :: stride]]
+        over_lines = sample[:: OVER_LINES[family]]
+        for number, (name, case) in enumerate(cases.items()):
+            turned = list(ways(case))
+            local, lines = turned[: -len(SCHEDULES)], turned[-len(SCHEDULES) :]
+            marks = () if name in sample else (pytest.mark.grid,)
+            yield _parameter(f"{family} {name}", *local[(number + 3) % len(local)], marks)
+            if name in over_lines:
+                yield _parameter(f"{family} {name}", *lines[number % len(lines)], marks)
+
+
+def module_of(family: str, name: str) -> str:
+    """Where a script stands."""
+    if family == "keras":
+        return SCRIPTS[name].run.build.__module__
+    return name.partition(".")[0] if family == "loops" else family
+
+
+def _parameter(name: str, cut: Cut, line: str, marks: Any) -> Any:
+    way = f"{cut.stages} stages, {cut.micro_batches} micro-batches{', ' + cut.schedule if line else ''}"
+    return pytest.param(name, cut, line, marks=marks, id=f"{name}: {way}")
+
+
+MATRIX = list(matrix())
+
+
+@pytest.mark.parametrize(("name", "cut", "line"), MATRIX)
+def test_a_cut_case_leaves_what_the_uncut_one_leaves(name: str, cut: Cut, line: str) -> None:
+    case, expected = CASES[name], plain(name)
+    nb.shutdown()  # what reads a whole model opens a run
+    nb.init(links=line or None)
+    found = case.run(cut)
+    assert len(found.stages) == cut.stages * case.passes, "no plan was engaged"
+    assert_same(expected, found, case.tolerance, case.length)
+
+
+def test_the_sample_covers_the_matrix() -> None:
+    """Every number of stages and of micro-batches, every schedule, every module of Keras scripts."""
+    sample = [parameter.values for parameter in MATRIX if not parameter.marks]
+    assert {(cut.stages, cut.micro_batches) for _, cut, line in sample if not line} >= {
+        (stages, micro) for stages in (1, 2, 3) for micro in (1, 2, 3)
+    }
+    assert {cut.schedule for _, cut, line in sample if line} == set(SCHEDULES)
+    named = [name.partition(" ") for name, *_ in sample]
+    assert {module_of(family, name) for family, _, name in named if family == "keras"} == {
+        module.__name__ for module in KERAS
+    }
+
+
+def test_the_comparison_would_notice() -> None:
+    """The same case with another batch is not the same."""
+    one, other = CASES["loops edited.scaled"].run(Cut(0)), CASES["loops edited.scaled"].run(Cut(2, 2))
+    assert_same(one, other)
+    other.outputs[0] = other.outputs[0] * (1.0 + 1e-4)
+    with pytest.raises(AssertionError, match="outputs/0"):
+        assert_same(one, other)
