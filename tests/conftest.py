@@ -9,6 +9,7 @@ os.environ["WHALE_NEBULA_VERIFY_PASSES"] = "1"  # programs are verified after ev
 
 import contextlib
 import gc
+import logging
 import random
 import sys
 import time
@@ -85,6 +86,13 @@ def fixed_seeds() -> None:
         tensorflow.random.set_seed(SEED)
     if (keras := sys.modules.get("keras")) is not None:
         keras.utils.set_random_seed(SEED)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def loggers_left_alone() -> Iterator[None]:
+    """A module that silences our loggers would hide from later ones what they look for."""
+    yield
+    assert (logging.getLogger("whale_nebula").level, logging.root.manager.disable) == (logging.NOTSET, 0)
 
 
 @pytest.fixture(autouse=True, scope="module")

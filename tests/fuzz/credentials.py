@@ -296,7 +296,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mutations", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=None)
     given = parser.parse_args(arguments)
-    logging.disable(logging.CRITICAL)
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(2**32)
     report = run(given.target, seed, given.mutations)
     failure = report.pop("failure")
@@ -307,4 +306,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
     sys.exit(main())

@@ -26,7 +26,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--case", help="run this one alone, and show what became of it")
     given = parser.parse_args(arguments)
-    logging.getLogger("whale_nebula").setLevel(logging.CRITICAL)
     if given.case:
         found = simulate(Case.parse(given.case))
         print(shown(found))
@@ -73,4 +72,5 @@ def shown(found: Found) -> str:
 
 
 if __name__ == "__main__":
+    logging.getLogger("whale_nebula").setLevel(logging.CRITICAL)
     sys.exit(main())
