@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import whale_nebula as nb
-from tests.scripts.loops.book import Cut, chain, descend, mse, opened, rows, run, weights
+from tests.scripts.loops.book import Cut, chain, descend, mse, opened, rows, weights
 from whale_nebula.errors import (
     BatchCoupledError,
     GradientError,
@@ -46,14 +46,14 @@ def closed():
 def test_rows_that_depend_on_each_other(name: str) -> None:
     """Exact with one micro-batch (see the book), refused by op and line with more."""
     with pytest.raises(BatchCoupledError, match=COUPLED[name]) as caught:
-        run(SCRIPTS[name].build, Cut(2, 2))
+        SCRIPTS[name].run(Cut(2, 2))
     assert ".py:" in caught.value.line
     assert "nb.pipeline(micro_batch=1)" in caught.value.mends
 
 
 def test_one_seed_generator_in_two_parts() -> None:
     with pytest.raises(PlacementError, match="read in that of"):
-        run(SCRIPTS["forwards.keras_seeds_in_two_parts"].build, Cut(2, 2))
+        SCRIPTS["forwards.keras_seeds_in_two_parts"].run(Cut(2, 2))
 
 
 def stepped(inner: Any, *, micro: int = 1) -> Any:
@@ -136,7 +136,7 @@ def test_what_is_left_out_of_the_way_warns_of_nothing() -> None:
     """A step that is given its batch does not."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", NebulaWarning)
-        run(SCRIPTS["edited.scaled"].build, Cut(2, 2))
+        SCRIPTS["edited.scaled"].run(Cut(2, 2))
 
 
 def test_every_refusal_is_one_of_ours() -> None:
