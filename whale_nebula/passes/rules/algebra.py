@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from whale_nebula.passes.rules.axes import match_rows
 from whale_nebula.passes.rules.registry import (
     COUNT,
     COUPLED,
@@ -19,7 +20,6 @@ from whale_nebula.passes.rules.registry import (
     OWN,
     ROWS,
     SHAPE,
-    STRANGE,
     SUM,
     UNKNOWN,
     WHOLE,
@@ -30,21 +30,12 @@ from whale_nebula.passes.rules.registry import (
     whole,
 )
 
-Rest = Callable[[Site, Sequence[Fold]], Fold]
-"""What an op does to values without rows."""
-
-TWO_AXES = "every row meets every other row: the batch lies along two axes"
 _PRODUCTS = {
     frozenset({COUNT, MEAN}): SUM,
     frozenset({COUNT, INVERSE}): WHOLE,
     frozenset({INVERSE, SUM}): MEAN,
 }
 _INVERTED = {WHOLE: WHOLE, COUNT: INVERSE, INVERSE: COUNT}
-
-
-def nonlinear(site: Site, folds: Sequence[Fold]) -> Fold:
-    """Neither sums nor means survive."""
-    return site.nonlinear(folds)
 
 
 def add_folds(site: Site, folds: Sequence[Fold]) -> Fold:
@@ -113,94 +104,6 @@ def move_by_wholes(site: Site, folds: Sequence[Fold]) -> Fold:
     if all(fold.kind == WHOLE for fold in folds[1:]) and folds[0].kind != SHAPE:
         return folds[0].bare
     return site.nonlinear(folds)
-
-
-def broadcast(site: Site, places: Sequence[int], rest: Rest) -> Fold:
-    """Operands aligned from the right, as numpy does."""
-    folds = [site.folds[place] for place in places]
-    if not any(fold.kind == ROWS for fold in folds):
-        return rest(site, folds)
-    wrong = find_mixed_rows(site, folds)
-    if wrong is not None:
-        return wrong
-    ranks = [site.rank(place) for place in places]
-    if any(rank is None for rank in ranks):
-        return _place_without_ranks(site, folds, ranks)
-    widest = max(rank for rank in ranks if rank is not None)
-    shifts = [widest - rank for rank in ranks if rank is not None]
-    return side_by_side(site, [(place, shift) for place, shift in zip(places, shifts, strict=True)])
-
-
-def find_mixed_rows(site: Site, folds: Sequence[Fold]) -> Fold | None:
-    """Coupled, if rows meet anything that is folded over their own micro-batch only."""
-    other = next((fold for fold in folds if fold.kind not in (ROWS, WHOLE)), None)
-    if other is None:
-        return None
-    if other.kind == COUPLED:
-        return other.bare
-    return site.coupled(f"single rows are mixed with {other.spoken}")
-
-
-def side_by_side(site: Site, aligned: Sequence[tuple[int, int]]) -> Fold:
-    """Operands (input number, axes that it lacks on the left), rows among them, wholes else."""
-    found: Fold | None = None
-    for place, shift in aligned:
-        fold = site.folds[place]
-        if fold.kind == ROWS:
-            moved = fold._replace(axis=fold.axis + shift).bare
-            both = moved if found is None else match_rows(site, found, moved)
-            if both.kind == COUPLED:
-                return _unfit(site, aligned) or both
-            found = both
-    if found is None:
-        return whole()
-    for place, shift in aligned:
-        if site.folds[place].kind == WHOLE and not flat(site, place, found.axis - shift):
-            return site.coupled("a tensor that is no part of the batch lies along the batch axis")
-    return found
-
-
-def _unfit(site: Site, aligned: Sequence[tuple[int, int]]) -> Fold | None:
-    """Rows that lie along so many entries of another tensor, which has its own elsewhere: most often those were not
-    meant to meet, and the step fails uncut as well.
-    """
-    rows = [(place, shift) for place, shift in aligned if site.folds[place].kind == ROWS]
-    for place, shift in rows:
-        for other, moved in rows:
-            axis = site.folds[place].axis + shift - moved
-            size = site.size(other, axis) if axis >= 0 and axis != site.folds[other].axis else None
-            if size is not None and size > 1:
-                return site.coupled(
-                    f"{TWO_AXES}, and along one of them a tensor has {size} entries, so without micro-batches it is an "
-                    f"error of shapes unless a batch has {size} rows: micro_batch=1 shows it"
-                )
-    return None
-
-
-def flat(site: Site, place: int, axis: int) -> bool:
-    """Whether a whole has one entry, or none, where the rows lie."""
-    return axis < 0 or site.size(place, axis) == 1
-
-
-def match_rows(site: Site, left: Fold, right: Fold) -> Fold:
-    """Two tensors with rows, entry by entry: the same row must meet itself."""
-    if left.axis != right.axis:
-        return site.coupled(TWO_AXES)
-    if left.order != right.order or left.ragged != right.ragged:
-        return site.coupled("the rows of two tensors do not lie in the same order")
-    per = left.per if left.per == right.per else max(left.per, right.per)
-    position = left.position or right.position
-    if left.position and right.position and left.position != right.position:
-        position = STRANGE
-    return left._replace(per=per, position=position, offset=left.offset or right.offset)
-
-
-def _place_without_ranks(site: Site, folds: Sequence[Fold], ranks: Sequence[int | None]) -> Fold:
-    """Without ranks only scalars, or one tensor alone, can be placed."""
-    wide = [fold for fold, rank in zip(folds, ranks, strict=True) if rank != 0]
-    if len(wide) == 1:
-        return wide[0].bare
-    return site.coupled("the number of axes is not known, so neither is where the rows meet")
 
 
 def own_order(site: Site) -> tuple[int, ...]:

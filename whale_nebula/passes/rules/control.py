@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from whale_nebula.passes.rules.algebra import (
-    broadcast,
-    find_mixed_rows,
-    join_folds,
-    move_by_wholes,
-    multiply_folds,
-    nonlinear,
-)
+from whale_nebula.passes.rules.algebra import join_folds
 from whale_nebula.passes.rules.registry import (
     AFTER,
     COUNT,
     COUPLED,
     EMPTY,
     ROWS,
-    SUM,
     WHOLE,
     Fold,
     Result,
@@ -175,55 +167,6 @@ def python(site: Site) -> Result:
     """It sees one micro-batch at a time."""
     called = "tf.py_function" if site.op.type == "EagerPyFunc" else "tf.numpy_function"
     return site.coupled(f"{called} runs Python, which may do anything to the rows that it is given")
-
-
-_FUNCTIONS = """
-    TanhGrad SigmoidGrad ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad
-    RsqrtGrad SqrtGrad InvGrad ReciprocalGrad
-"""
-_SAMPLES = """
-    MaxPoolGrad MaxPoolGradV2 MaxPoolGradGrad MaxPool3DGrad AvgPoolGrad AvgPool3DGrad LRNGrad
-    ResizeBilinearGrad ResizeNearestNeighborGrad ResizeBicubicGrad
-"""
-
-
-@rule(_FUNCTIONS)
-def slope(site: Site) -> Result:
-    """Entry by entry."""
-    return broadcast(site, range(len(site.folds)), nonlinear)
-
-
-@rule(_SAMPLES)
-def of_samples(site: Site) -> Result:
-    """Samples along axis 0; a shape among the operands says only what they say."""
-    if not any(fold.kind == ROWS for fold in site.folds):
-        return site.nonlinear(site.folds)
-    tensors = [fold for place, fold in enumerate(site.folds) if site.parts(place) is None]
-    wrong = find_mixed_rows(site, tensors)
-    if wrong is not None or all(fold.kind == ROWS and fold.axis == 0 for fold in tensors):
-        return wrong or tensors[0].bare
-    return site.coupled(f"{site.op.type} along the batch axis")
-
-
-@rule("BiasAddGrad")
-def of_bias(site: Site) -> Result:
-    """All axes but the channels are summed."""
-    data, rank = site.folds[0], site.rank(0)
-    if data.kind != ROWS:
-        return move_by_wholes(site, site.folds)
-    channel = 1 if site.attribute("data_format", "NHWC") == "NCHW" else None if rank is None else rank - 1
-    return Fold(SUM) if data.axis != channel else site.coupled("a bias lies along the batch axis")
-
-
-@rule("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter")
-def of_filters(site: Site) -> Result:
-    """What each sample adds to the filters' gradient is summed."""
-    data, _, gradient = site.folds
-    if ROWS not in (data.kind, gradient.kind):
-        return multiply_folds(site, (data, gradient))
-    if data.kind == gradient.kind == ROWS and data.axis == gradient.axis == 0 and data.order == gradient.order:
-        return Fold(SUM)
-    return find_mixed_rows(site, (data, gradient)) or site.coupled("samples and their gradients are not one a row")
 
 
 @rule("BroadcastGradientArgs", literal=True)

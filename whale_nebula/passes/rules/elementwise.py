@@ -6,23 +6,23 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 
 from whale_nebula.passes.rules.algebra import (
-    Rest,
     add_folds,
-    broadcast,
     divide_folds,
     extreme,
     join_folds,
     multiply_folds,
-    nonlinear,
     pack_entries,
 )
+from whale_nebula.passes.rules.axes import describe_entries, first_of, fold_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     ROWS,
     STRANGE,
     WHOLE,
+    Axes,
     Fold,
     Number,
+    Rest,
     Result,
     Site,
     blocks_of,
@@ -49,31 +49,38 @@ _NUMBERS: Mapping[str, Callable[..., Number]] = {
 }  # fmt: skip
 
 
-@rule(_UNARY, _BINARY, "Betainc", "ClipByValue", "FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxArgs")
+_GRADIENTS = """
+    TanhGrad SigmoidGrad ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad
+    RsqrtGrad SqrtGrad InvGrad ReciprocalGrad
+"""
+_OTHERS = "Betainc ClipByValue FakeQuantWithMinMaxVars FakeQuantWithMinMaxArgs"
+
+
+@rule(_UNARY, _BINARY, _GRADIENTS, _OTHERS, axes=describe_entries)
 def any_function(site: Site) -> Result:
     """A function of entries that is not linear."""
-    return broadcast(site, range(len(site.folds)), nonlinear)
+    return fold_axes(site, describe_entries, Site.nonlinear)
 
 
-@rule("FloorMod", literal=True)
+@rule("FloorMod", axes=describe_entries, literal=True)
 def remainder(site: Site) -> Result:
     """Not linear, but used to reckon with shapes."""
-    return _lift_entries(site, nonlinear)
+    return _lift_entries(site, Site.nonlinear)
 
 
-@rule("Maximum", "Minimum", literal=True)
+@rule("Maximum", "Minimum", axes=describe_entries, literal=True)
 def larger_or_smaller(site: Site) -> Result:
     """Not linear, but of sizes of the batch it is one."""
     return _lift_entries(site, extreme)
 
 
-@rule("Add", "AddV2", "AddN", "AccumulateNV2", literal=True, positions=True)
+@rule("Add", "AddV2", "AddN", "AccumulateNV2", axes=describe_entries, literal=True, positions=True)
 def addition(site: Site) -> Result:
     """Added to positions, anything that is no position is an offset."""
     return _offset(site, _lift_entries(site, add_folds))
 
 
-@rule("Sub", literal=True, positions=True)
+@rule("Sub", axes=describe_entries, literal=True, positions=True)
 def subtraction(site: Site) -> Result:
     """As addition, apart from counts."""
     return _offset(site, _lift_entries(site, _difference))
@@ -88,7 +95,7 @@ def _difference(site: Site, folds: Sequence[Fold]) -> Fold:
     return add_folds(site, folds)
 
 
-@rule("Mul", "MulNoNan", literal=True, positions=True)
+@rule("Mul", "MulNoNan", axes=describe_entries, literal=True, positions=True)
 def multiplication(site: Site) -> Result:
     """Linear in each factor; positions may be multiplied by a number that is the same everywhere."""
     found = _lift_entries(site, multiply_folds)
@@ -114,7 +121,7 @@ def _by_size(site: Site) -> int:
     return blocks_of(shape.inputs[0]) if whole_graph and shape.type == "Shape" and begins == (1,) else STRANGE
 
 
-@rule("RealDiv", "Div", "DivNoNan", "FloorDiv", literal=True)
+@rule("RealDiv", "Div", "DivNoNan", "FloorDiv", axes=describe_entries, literal=True)
 def division(site: Site) -> Result:
     """Linear in the dividend, but where what is left over is lost."""
     exact = site.spec(0).floating and site.op.type != "FloorDiv"
@@ -131,13 +138,13 @@ def _shared_out(site: Site, folds: Sequence[Fold]) -> Fold:
     return site.nonlinear(folds)
 
 
-@rule("Neg", "Conj", "Real", "Imag", literal=True)
+@rule("Neg", "Conj", "Real", "Imag", axes=describe_entries, literal=True)
 def linear(site: Site) -> Result:
     """Linear functions of one operand."""
     return _lift_entries(site, lambda _, folds: folds[0].bare)
 
 
-@rule("Cast", literal=True, positions=True)
+@rule("Cast", axes=describe_entries, literal=True, positions=True)
 def cast(site: Site) -> Result:
     """Linear, but where it rounds or compares with zero."""
     fold = site.folds[0]
@@ -153,7 +160,7 @@ _SAME = """
 """
 
 
-@rule(_SAME, literal=True, raw=True, positions=True)
+@rule(_SAME, axes=describe_entries, literal=True, raw=True, positions=True)
 def same(site: Site) -> Result:
     """What goes in comes out."""
     return site.folds[0]
@@ -165,31 +172,29 @@ def each_the_same(site: Site) -> Result:
     return site.folds
 
 
-@rule("Select", "SelectV2")
+def _describe_choice(site: Site) -> Axes | str:
+    """The old Select takes a vector that chooses along the first axis."""
+    found = describe_entries(site)
+    if isinstance(found, str) or site.op.type == "SelectV2" or site.rank(0) != 1 or site.rank(1) == 1:
+        return found
+    return found._replace(inputs=(found.outputs[0][:1], *found.inputs[1:]))
+
+
+@rule("Select", "SelectV2", axes=_describe_choice)
 def choice(site: Site) -> Result:
     """A condition that is the same everywhere chooses among sums as an addition would mix them."""
-    test = site.folds[0]
-    narrow = site.op.type == "Select" and site.rank(0) == 1 and site.rank(1) != 1
-    if narrow and any(fold.kind == ROWS for fold in site.folds):
-        return _choice_of_rows(site)
-    if test.kind != WHOLE:
-        return broadcast(site, (0, 1, 2), nonlinear)
-    return broadcast(site, (0, 1, 2), lambda _, folds: join_folds(site, folds[1], folds[2]))
+    return fold_axes(site, _describe_choice, Site.nonlinear if site.folds[0].kind != WHOLE else _join_choices)
 
 
-def _choice_of_rows(site: Site) -> Fold:
-    """The old Select takes a vector that chooses along the first axis."""
-    kinds = {fold.kind for fold in site.folds}
-    if kinds == {ROWS} and {(fold.axis, fold.order, fold.per) for fold in site.folds} == {(0, (), site.folds[0].per)}:
-        return site.folds[0].bare
-    return site.coupled("a vector chooses among rows, but not one entry a row")
+def _join_choices(site: Site, folds: Sequence[Fold]) -> Fold:
+    return join_folds(site, folds[1], folds[2])
 
 
 def _lift_entries(site: Site, rest: Rest) -> Fold:
     """Vectors of counts and known numbers are followed entry by entry."""
     lanes = _lanes(site)
     if lanes is None:
-        return broadcast(site, range(len(site.folds)), rest)
+        return first_of(fold_axes(site, describe_entries, rest))
     length = max(len(lane) for lane in lanes)
     columns = [[lane[at if len(lane) > 1 else 0] for lane in lanes] for at in range(length)]
     found = tuple(_reckon(site, column, rest) for column in columns)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
 from whale_nebula.passes.rules.algebra import (
     add_folds,
     concatenate_along,
-    find_mixed_rows,
-    match_rows,
     move_by_wholes,
     move_entries,
     own_order,
@@ -18,6 +17,7 @@ from whale_nebula.passes.rules.algebra import (
     stack_entries,
     transpose_entries,
 )
+from whale_nebula.passes.rules.axes import axes, find_mixed_rows, first_of, fold_axes, match_rows, number_axes
 from whale_nebula.passes.rules.registry import (
     BESIDE,
     COUNT,
@@ -27,6 +27,7 @@ from whale_nebula.passes.rules.registry import (
     UNDER,
     UNKNOWN,
     WHOLE,
+    Axes,
     Fold,
     Result,
     Site,
@@ -38,16 +39,18 @@ from whale_nebula.passes.rules.registry import (
 Sizes = tuple[int | None, ...]
 
 
-@rule("Transpose", "ConjugateTranspose", literal=True, positions=True)
-def transpose(site: Site) -> Result:
-    """The batch axis moves with the others."""
-    data, order = site.folds[0], site.ints(1)
-    if data.kind != ROWS:
-        return move_entries(site, [0], transpose_entries) or move_by_wholes(site, site.folds)
-    rank = site.rank(0)
+def _move_transposed(site: Site, folds: Sequence[Fold]) -> Fold:
+    return move_entries(site, [0], transpose_entries) or move_by_wholes(site, folds)
+
+
+@axes("Transpose ConjugateTranspose", rest=_move_transposed, literal=True, positions=True)
+def transpose(site: Site) -> Axes | str:
+    """Axes in another order."""
+    order, rank = site.ints(1), site.rank(0)
     if order is None or rank is None:
-        return site.coupled("the order of a transposition is not known")
-    return data._replace(axis=[axis % rank for axis in order].index(data.axis)).bare
+        return "the order of a transposition is not known"
+    labels = number_axes(rank)
+    return Axes((labels,), ([labels[axis] for axis in order],))
 
 
 @rule("InvertPermutation", literal=True)
@@ -59,37 +62,56 @@ def inverse_order(site: Site) -> Result:
     return whole(*(order.index(axis) for axis in range(len(order))))
 
 
-@rule("ExpandDims", literal=True, positions=True)
+def _move_reshaped(site: Site, folds: Sequence[Fold]) -> Fold:
+    return move_entries(site, [0], reshape_entries) or move_by_wholes(site, folds)
+
+
+def _describe_expanded(site: Site) -> Axes | str:
+    axis, rank = site.known(1), site.rank(0)
+    if axis is None or rank is None:
+        return "the place of a new axis is not known"
+    labels, new = number_axes(rank), axis % (rank + 1)
+    return Axes((labels,), ([*labels[:new], "new", *labels[new:]],))
+
+
+@rule("ExpandDims", axes=_describe_expanded, literal=True, positions=True)
 def expand(site: Site) -> Result:
-    """One more axis of size one."""
-    data, axis, rank = site.folds[0], site.known(1), site.rank(0)
+    """One more axis of size one; at the end it is a column of rows."""
+    data, rank = site.folds[0], site.rank(0)
     if rank == 0:
         return pack_entries(site, (data,))
-    if data.kind != ROWS:
-        return move_entries(site, [0], reshape_entries) or move_by_wholes(site, site.folds)
-    if axis is None or rank is None:
-        return site.coupled("the place of a new axis is not known")
-    new = axis % (rank + 1)
-    return data._replace(axis=data.axis + (new <= data.axis), parts=(data.bare,) if new == rank else None)
+    found = first_of(fold_axes(site, _describe_expanded, _move_reshaped))
+    column = data.kind == found.kind == ROWS and site.known(1) in (-1, rank)
+    return found._replace(parts=(data.bare,)) if column else found
 
 
-@rule("Squeeze", literal=True, positions=True)
-def squeeze(site: Site) -> Result:
+def _describe_squeezed(site: Site) -> Axes | str:
     """Axes of size one go; the batch axis must not."""
-    data, sizes = site.folds[0], site.spec(0).shape
-    if data.kind != ROWS:
-        return move_entries(site, [0], reshape_entries) or move_by_wholes(site, site.folds)
-    named = site.attribute("squeeze_dims", ())
+    sizes, named, data = site.spec(0).shape, site.attribute("squeeze_dims", ()), site.folds[0]
     if sizes is None or (not named and None in sizes[: data.axis] + sizes[data.axis + 1 :]):
-        return site.coupled("which axes are dropped depends on sizes")
-    axes = {a % len(sizes) for a in named if isinstance(a, int)} if isinstance(named, tuple) else set()
-    gone = axes or {axis for axis, size in enumerate(sizes) if size == 1}
-    if data.axis in gone or not named:
-        return site.coupled("the batch axis may be dropped: name the axes to squeeze")
-    column = site.columns(0, max(gone)) if len(gone) == 1 else None
-    if column is not None and len(column) == 1:
-        return column[0]
-    return data._replace(axis=data.axis - sum(axis < data.axis for axis in gone)).bare
+        return "which axes are dropped depends on sizes"
+    if not named and data.kind == ROWS:
+        return _DROPPED
+    labels = number_axes(len(sizes))
+    axes = named if isinstance(named, tuple) else ()
+    gone = [labels[axis] for axis in axes if isinstance(axis, int)] or [
+        label for label, size in zip(labels, sizes, strict=True) if size == 1
+    ]
+    left = [label for label in labels if label not in gone]
+    return Axes((labels,), (left,), mixed=dict.fromkeys(gone, _DROPPED))
+
+
+_DROPPED = "the batch axis may be dropped: name the axes to squeeze"
+
+
+@rule("Squeeze", axes=_describe_squeezed, literal=True, positions=True)
+def squeeze(site: Site) -> Result:
+    """Axes of size one go; of a column of rows that is known its one entry stays."""
+    found = first_of(fold_axes(site, _describe_squeezed, _move_reshaped))
+    named = site.attribute("squeeze_dims", ())
+    known = found.kind == ROWS and isinstance(named, tuple) and len(named) == 1 and isinstance(named[0], int)
+    column = site.columns(0, int(named[0])) if known and isinstance(named, tuple) else None  # type: ignore[arg-type]
+    return column[0] if column is not None and len(column) == 1 else found
 
 
 @rule("Reshape", literal=True, positions=True)

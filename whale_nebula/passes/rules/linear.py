@@ -1,74 +1,45 @@
-"""Rules for products of tensors: a free batch axis is kept, a contracted one becomes a sum."""
+"""Rules for products of tensors, convolutions, and ops that mix some axes and leave the others alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from whale_nebula.passes.rules.algebra import add_folds, broadcast, find_mixed_rows, match_rows, multiply_folds
-from whale_nebula.passes.rules.registry import ROWS, SUM, WHOLE, Fold, Result, Site, rule, whole
-
-Labels = Sequence[str]
+from whale_nebula.passes.rules.algebra import add_folds, move_by_wholes, multiply_folds
+from whale_nebula.passes.rules.axes import NO_RANK, axes, describe_entries, fold_axes, number_axes
+from whale_nebula.passes.rules.registry import ROWS, WHOLE, Axes, Fold, Result, Site, rule, whole
 
 
-def contraction(site: Site, labels: Sequence[Labels], out: Labels) -> Fold:
-    """An einsum of the first inputs, each axis by its label."""
-    folds = site.folds[: len(labels)]
-    if not any(fold.kind == ROWS for fold in folds):
-        return multiply_folds(site, folds)
-    wrong = find_mixed_rows(site, folds)
-    if wrong is not None:
-        return wrong
-    held = [(fold, names[fold.axis]) for fold, names in zip(folds, labels, strict=True) if fold.kind == ROWS]
-    first, batch = held[0]
-    if any(label != batch for _, label in held):
-        return site.coupled("every row meets every other row: the batch lies along two axes (in-batch negatives)")
-    if any((fold.order, fold.per, fold.ragged) != (first.order, first.per, first.ragged) for fold, _ in held):
-        return site.coupled("the rows of two tensors do not lie in the same order")
-    for place, names in enumerate(labels):
-        if folds[place].kind == WHOLE and batch in names and site.size(place, list(names).index(batch)) != 1:
-            return site.coupled("a tensor that is no part of the batch lies along the batch axis")
-    return first._replace(axis=list(out).index(batch)).bare if batch in out else Fold(SUM)
-
-
-@rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "SparseMatMul")
-def matmul(site: Site) -> Result:
-    """`[..., m, k] × [..., k, n]`, either transposed."""
+@axes("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 SparseMatMul", rest=multiply_folds)
+def matmul(site: Site) -> Axes | str:
+    """`[..., m, k] x [..., k, n]`, either transposed."""
     ranks = site.rank(0), site.rank(1)
     if ranks[0] is None or ranks[1] is None:
-        if any(fold.kind == ROWS for fold in site.folds):
-            return site.coupled("a product of rows with an unknown number of axes")
-        return multiply_folds(site, site.folds)
+        return "a product of rows with an unknown number of axes"
     left = _matrix(site, "mk", ranks[0], ("transpose_a", "adj_x"))
     right = _matrix(site, "kn", ranks[1], ("transpose_b", "adj_y"))
     outer = max(left[:-2], right[:-2], key=len)
-    return contraction(site, (left, right), [*outer, "m", "n"])
+    return Axes((left, right), ([*outer, "m", "n"],))
 
 
 def _matrix(site: Site, names: str, rank: int, flags: tuple[str, str]) -> list[str]:
     turned = any(site.flag(flag) for flag in flags)
-    return [*(str(axis) for axis in range(rank, 2, -1)), *(names[::-1] if turned else names)]
+    return [*number_axes(rank - 2, skip=2), *(names[::-1] if turned else names)]
 
 
-@rule("Einsum")
-def einsum(site: Site) -> Result:
+@axes("Einsum", rest=multiply_folds)
+def einsum(site: Site) -> Axes | str:
     """The equation says which axes are free."""
     equation = str(site.attribute("equation", "")).replace(" ", "")
     terms, arrow, out = equation.partition("->")
     ranks = [site.rank(place) for place in range(len(site.folds))]
     inputs = [_labels(term, rank) for term, rank in zip(terms.split(","), ranks, strict=False)]
-    if not arrow or len(inputs) != len(ranks) or any(labels is None for labels in inputs):
-        return site.coupled("an einsum that cannot be read") if ROWS in {f.kind for f in site.folds} else _plain(site)
     known = [labels for labels in inputs if labels is not None]
-    dots = max((labels for labels in known), key=lambda labels: sum(label.isdigit() for label in labels))
+    if not arrow or len(known) != len(ranks):
+        return "an einsum that cannot be read"
+    if any(len(set(labels)) < len(labels) for labels in known):
+        return "an einsum that takes a diagonal"
+    dots = max(known, key=lambda labels: sum(label.isdigit() for label in labels))
     ellipsis = [label for label in dots if label.isdigit()]
     result = [*out.partition("...")[0], *(ellipsis if "..." in out else []), *out.partition("...")[2]]
-    if any(len(set(labels)) < len(labels) for labels in known) and ROWS in {fold.kind for fold in site.folds}:
-        return site.coupled("an einsum that takes a diagonal")
-    return contraction(site, known, result)
-
-
-def _plain(site: Site) -> Fold:
-    return multiply_folds(site, site.folds)
+    return Axes(tuple(known), (result,))
 
 
 def _labels(term: str, rank: int | None) -> list[str] | None:
@@ -77,52 +48,98 @@ def _labels(term: str, rank: int | None) -> list[str] | None:
         return list(head) if rank is None or rank == len(head) else None
     if rank is None or rank < len(head) + len(tail):
         return None
-    return [*head, *(str(axis) for axis in range(rank - len(head) - len(tail), 0, -1)), *tail]
+    return [*head, *number_axes(rank - len(head) - len(tail)), *tail]
 
 
-@rule("""
-    Conv2D Conv3D Conv DepthwiseConv2dNative Conv2DBackpropInput Conv3DBackpropInputV2
-    DepthwiseConv2dNativeBackpropInput
-""")
-def convolution(site: Site) -> Result:
-    """Samples along axis 0, filters that belong to no sample; the transposed kind gets a shape first."""
-    data, filters = site.folds[2 if "Backprop" in site.op.type else 0], site.folds[1]
-    if ROWS not in (data.kind, filters.kind):
-        return multiply_folds(site, (data, filters))
-    if data.kind != ROWS or data.axis != 0 or filters.kind != WHOLE:
-        return site.coupled(f"{site.op.type} along the batch axis, or with filters made of the batch")
-    return data.bare
+def _describe_images(site: Site, place: int, channel: str) -> list[str]:
+    """Samples, places and channels of one input or, at -1, of the output; channels stand second or last."""
+    rank = site.op.outputs[0].rank if place < 0 else site.rank(place)
+    places = [f"x{number}" for number in range((rank or 4) - 2)]
+    first = str(site.attribute("data_format", "NHWC")).startswith("NC")
+    return ["n", channel, *places] if first else ["n", *places, channel]
 
 
-@rule("Cross")
-def cross(site: Site) -> Result:
+def _mix_places(site: Site, *others: str) -> dict[str, str]:
+    """Places of an image, and other axes, which are not cut."""
+    return dict.fromkeys(["x0", "x1", "x2", *others], f"{site.op.type} along the batch axis")
+
+
+def _describe_convolution(site: Site, image: int, filters: int, result: int) -> Axes:
+    """`n x i, k i o -> n x o`, the operands at these places of (inputs, output -1). Of a depthwise one `o` is made of
+    `i` and a factor; with groups of channels none of these is cut.
+    """
+    depthwise = "Depthwise" in site.op.type
+    spec = site.op.outputs[0].shape if filters < 0 else site.spec(filters).shape
+    channel = _describe_images(site, image, "i").index("i")
+    size = site.op.outputs[0].shape if image < 0 else site.spec(image).shape
+    grouped = spec is None or size is None or (not depthwise and spec[-2] != size[channel])
+    kernel = [f"k{number}" for number in range(len(spec or ()) - 2)] if spec is not None else ["k0", "k1"]
+    found = {
+        image: _describe_images(site, image, "i"),
+        filters: [*kernel, "i", "f" if depthwise else "o"],
+        result: _describe_images(site, result, "i" if depthwise else "o"),
+    }
+    inputs = tuple(found.get(place) for place in range(len(site.folds)))
+    return Axes(inputs, (found[-1],), mixed=_mix_places(site, *kernel, *(["i", "o"] if grouped else [])))
+
+
+@axes("Conv2D Conv3D Conv DepthwiseConv2dNative", rest=multiply_folds)
+def convolution(site: Site) -> Axes | str:
+    """Samples along axis 0, filters that belong to no sample."""
+    return _describe_convolution(site, 0, 1, -1)
+
+
+@axes("Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput", rest=multiply_folds)
+def transposed_convolution(site: Site) -> Axes | str:
+    """The shape of what it makes comes first."""
+    return _describe_convolution(site, -1, 1, 2)
+
+
+@axes("Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter", rest=multiply_folds)
+def filters_gradient(site: Site) -> Axes | str:
+    """What each sample adds to the filters' gradient is summed."""
+    return _describe_convolution(site, 0, -1, 2)
+
+
+@axes("Cross", rest=multiply_folds)
+def cross(site: Site) -> Axes | str:
     """The vectors along the last axis are multiplied, a pair at each place."""
-    found = broadcast(site, (0, 1), multiply_folds)
-    rank = site.rank(0)
-    if found.kind == ROWS and (rank is None or found.axis == rank - 1):
-        return site.coupled("the cross product is along the batch axis")
-    return found
+    found = describe_entries(site)
+    return found if isinstance(found, str) else found._replace(mixed={"1": "the cross product is along the batch axis"})
 
 
-@rule("BiasAdd", "BiasAddV1")
-def bias(site: Site) -> Result:
+@axes("BiasAdd BiasAddV1", rest=add_folds)
+def bias(site: Site) -> Axes | str:
     """A vector that is added along the last axis, or the second with channels first."""
-    data, vector = site.folds
     rank = site.rank(0)
-    first = site.attribute("data_format", "NHWC") == "NCHW"
-    channel = 1 if first else None if rank is None else rank - 1
-    if data.kind == ROWS and vector.kind == WHOLE:
-        return data.bare if data.axis != channel else site.coupled("a bias lies along the batch axis")
-    if ROWS in (data.kind, vector.kind):
-        return find_mixed_rows(site, site.folds) or site.coupled("a bias is made of single rows")
-    return add_folds(site, site.folds)
+    if rank is None:
+        return NO_RANK
+    labels = number_axes(rank)
+    channel = labels[1 if site.attribute("data_format", "NHWC") == "NCHW" else -1]
+    return Axes((labels, [channel]), (labels,))
 
 
-_LEADING = """
-    AvgPool AvgPool3D MaxPool MaxPoolV2 MaxPool3D MaxPoolWithArgmax LRN Dilation2D ResizeBilinear
-    ResizeNearestNeighbor ResizeBicubic ResizeArea ScaleAndTranslate SpaceToDepth DepthToSpace
-    ExtractImagePatches
+@axes("BiasAddGrad", rest=move_by_wholes)
+def bias_gradient(site: Site) -> Axes | str:
+    """All axes but the channels are summed."""
+    rank = site.rank(0)
+    if rank is None:
+        return NO_RANK
+    labels = number_axes(rank)
+    return Axes((labels,), ([labels[1 if site.attribute("data_format", "NHWC") == "NCHW" else -1]],))
+
+
+_POOLS = "AvgPool AvgPool3D MaxPool MaxPoolV2 MaxPool3D MaxPoolWithArgmax Dilation2D"
+_IMAGES = """
+    LRN ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea ScaleAndTranslate SpaceToDepth DepthToSpace
+    ExtractImagePatches FractionalAvgPool FractionalMaxPool
 """
+_IMAGE_GRADIENTS = """
+    MaxPoolGrad MaxPoolGradV2 MaxPoolGradGrad MaxPool3DGrad AvgPoolGrad AvgPool3DGrad LRNGrad
+    ResizeBilinearGrad ResizeNearestNeighborGrad ResizeBicubicGrad
+"""
+
+
 _INNERMOST = {
     1: """
     Softmax LogSoftmax TopKV2 TopK FFT IFFT RFFT IRFFT MatrixDiag MatrixDiagV2 MatrixDiagV3 AdjustHue
@@ -138,87 +155,84 @@ _INNERMOST = {
 _DEPTH = {name: depth for depth, names in _INNERMOST.items() for name in names.split()}
 
 
-@rule(_LEADING)
-def leading(site: Site) -> Result:
-    """Samples along axis 0, each on its own."""
-    data = site.folds[0]
-    if data.kind != ROWS and all(fold.kind != ROWS for fold in site.folds):
-        return site.nonlinear(site.folds)
-    if data.kind != ROWS or data.axis != 0 or any(fold.kind != WHOLE for fold in site.folds[1:]):
-        return site.coupled(f"{site.op.type} along the batch axis, or with operands made of the batch")
+def _describe_samples(site: Site) -> Axes:
+    """Samples along axis 0, each on its own; a pool leaves channels alone, too."""
+    channel = "c" if site.op.type in _POOLS.split() else "x2"
+    labels = _describe_images(site, 0, channel)
+    return Axes((labels,), (labels,) * len(site.op.outputs), mixed=_mix_places(site))
+
+
+@rule(_POOLS, _IMAGES, axes=_describe_samples)
+def samples(site: Site) -> Result:
+    """Beside its samples a pool may tell which places it took, and by which cuts: by a seed that stays, alike."""
+    found = fold_axes(site, _describe_samples, Site.nonlinear)
+    if isinstance(found, Fold) or found[0].kind != ROWS:
+        return found
     if site.attribute("include_batch_in_index", False):
-        return data.bare, site.coupled("it counts the places of the whole batch")
-    return data.bare
-
-
-@rule("FractionalAvgPool", "FractionalMaxPool")
-def fractional(site: Site) -> Result:
-    """Samples along axis 0, and where all of them were cut: by a seed that stays, everywhere alike."""
-    samples = leading(site)
-    if not isinstance(samples, Fold) or samples.kind != ROWS:
-        return samples
+        return found[0], site.coupled("it counts the places of the whole batch")
+    if not site.op.type.startswith("Fractional"):
+        return found
     alike = bool(site.attribute("deterministic", False))
     cuts = whole() if alike else site.coupled("where samples are cut is drawn for each micro-batch anew: give a seed")
-    return samples, cuts, cuts
+    return found[0], cuts, cuts
 
 
-@rule(*_DEPTH)
-def inner(site: Site) -> Result:
-    """The innermost axes are mixed, the others are left alone."""
-    data, rank, deep = site.folds[0], site.rank(0), _DEPTH[site.op.type]
-    if all(fold.kind != ROWS for fold in site.folds):
-        return site.nonlinear(site.folds)
-    if data.kind != ROWS or rank is None or data.axis >= rank - deep:
-        return site.coupled(f"{site.op.type} over the batch axis")
-    others = [fold for fold in site.folds[1:] if fold.kind != WHOLE]
-    if others and (not site.op.type.startswith("MatrixSetDiag") or others[0].axis != data.axis):
-        return site.coupled(f"{site.op.type} with operands made of the batch")
-    return data.bare
+@axes(_IMAGE_GRADIENTS)
+def image_gradients(site: Site) -> Axes | str:
+    """Samples along axis 0; a shape among the operands says only what they say."""
+    tensors = [site.parts(place) is None for place in range(len(site.folds))]
+    labels = [_describe_images(site, place, "x2") if tensor else None for place, tensor in enumerate(tensors)]
+    return Axes(tuple(labels), (_describe_images(site, -1, "x2"),), mixed=_mix_places(site))
 
 
-@rule("LowerBound", "UpperBound")
-def search_sorted(site: Site) -> Result:
-    """Sorted numbers [rows, n] and values to find among them [rows, m]; of one row they may be the same everywhere."""
-    numbers, values = site.folds
-    if ROWS not in (numbers.kind, values.kind):
-        return site.nonlinear(site.folds)
-    if numbers.kind == WHOLE and values.axis == 1:
-        return values.bare
-    if numbers.kind == values.kind == ROWS and numbers.axis == values.axis == 0:
-        return match_rows(site, numbers, values).bare
-    return find_mixed_rows(site, site.folds) or site.coupled("values are looked for among the numbers of other rows")
+@axes(*_DEPTH)
+def inner(site: Site) -> Axes | str:
+    """The innermost axes are mixed, the others are left alone; a diagonal that is put in lies along these, too."""
+    rank, deep = site.rank(0), _DEPTH[site.op.type]
+    if rank is None:
+        return f"{site.op.type} of rows with an unknown number of axes"
+    outer, mixed = number_axes(rank)[:-deep], number_axes(rank)[-deep:]
+    inputs = [[*outer, *mixed]]
+    if site.op.type.startswith("MatrixSetDiag"):
+        inputs.append([*outer, *mixed[: (site.rank(1) or rank) - len(outer)]])
+    outputs = [[*outer, *number_axes(rank + 2)[: (each.rank or rank) - len(outer)]] for each in site.op.outputs]
+    return Axes(tuple(inputs), tuple(outputs), mixed=dict.fromkeys(mixed, f"{site.op.type} over the batch axis"))
 
 
-@rule("MatrixSolve", "MatrixTriangularSolve", "MatrixSolveLs")
-def solve(site: Site) -> Result:
+@axes("LowerBound UpperBound")
+def search_sorted(site: Site) -> Axes | str:
+    """Sorted numbers [rows, n] and values to find among them [rows, m]."""
+    return Axes(("rn", "rm"), ("rm",), mixed={"n": "values are looked for among the numbers of other rows"})
+
+
+@axes("MatrixSolve MatrixTriangularSolve MatrixSolveLs")
+def solve(site: Site) -> Axes | str:
     """Matrices and right sides, a pair a row."""
-    left, right = site.folds[:2]
-    if ROWS not in (left.kind, right.kind):
-        return site.nonlinear(site.folds)
-    if any(fold.kind != WHOLE for fold in site.folds[2:]):
-        return site.coupled("how equations are solved depends on the batch")
     ranks = site.rank(0), site.rank(1)
-    paired = left.kind == right.kind == ROWS and left.axis == right.axis and left.order == right.order
-    if paired and ranks[0] == ranks[1] is not None and left.axis < (ranks[0] or 0) - 2:
-        return left.bare
-    return site.coupled("equations that are not one a row are solved")
+    if ranks[0] is None or ranks[0] != ranks[1]:
+        return "equations that are not one a row are solved"
+    outer = number_axes(ranks[0] - 2)
+    mixed = dict.fromkeys("mn", "equations that are not one a row are solved")
+    return Axes(([*outer, "m", "n"], [*outer, "m", "k"]), ([*outer, "n", "k"],), mixed=mixed)
 
 
-@rule("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits")
-def cross_entropy(site: Site) -> Result:
+@axes("SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits")
+def cross_entropy(site: Site) -> Axes | str:
     """Scores [rows, classes] and labels: the loss of each row, and its gradient."""
-    scores, labels = site.folds
-    if ROWS not in (scores.kind, labels.kind):
-        return site.nonlinear(site.folds)
-    wrong = find_mixed_rows(site, site.folds)
-    if wrong is not None:
-        return wrong
-    if scores.kind != labels.kind or scores.axis or labels.axis or scores.order != labels.order:
-        return site.coupled("scores and labels are not one a row")
-    return scores.bare
+    sparse = site.op.type.startswith("Sparse")
+    classes = {"c": "scores and labels are not one a row"}
+    return Axes(("nc", "n" if sparse else "nc"), ("n", "nc"), mixed=classes)
 
 
-@rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "_FusedBatchNormEx")
+def _describe_batch_norm(site: Site) -> Axes:
+    """A scale, an offset, a mean and a variance for each channel; in training the last two are made of the rest."""
+    data = _describe_images(site, 0, "c")
+    training = bool(site.attribute("is_training", True))
+    mixed = _mix_places(site, "n") if training else _mix_places(site)
+    return Axes((data, "c", "c", "c", "c"), (data, *("c" for _ in site.op.outputs[1:])), mixed=mixed)
+
+
+@rule("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 _FusedBatchNormEx", axes=_describe_batch_norm)
 def batch_norm(site: Site) -> Result:
     """In training the statistics are the batch's own; else they are given."""
     data = site.folds[0]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whale_nebula.passes.rules.algebra import entries, flat, join_folds, match_rows, move_by_wholes
+from whale_nebula.passes.rules.algebra import entries, join_folds, move_by_wholes
+from whale_nebula.passes.rules.axes import APART, axes, describe_entries, list_axes, match_rows, number_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     COUPLED,
     FIXED,
     ROWS,
     SHAPE,
+    SUM,
     UNKNOWN,
     WHOLE,
+    Axes,
     Fold,
     Result,
     Site,
@@ -105,8 +108,8 @@ def broadcast_to(site: Site) -> Result:
         return site.coupled("rows with an unknown number of axes are repeated")
     if data.kind == ROWS:
         return match_rows(site, data._replace(axis=data.axis + long - rank).bare, made._replace(order=data.order))
-    fits = flat(site, 0, made.axis - (long - rank))
-    return made if fits else site.coupled("a tensor that is no part of the batch lies along the batch axis")
+    axis = made.axis - (long - rank)
+    return made if axis < 0 or site.size(0, axis) == 1 else site.coupled(APART)
 
 
 @rule("Tile")
@@ -138,7 +141,7 @@ def _tiled_rows(site: Site, data: Fold, times_each: Sequence[Fold] | None) -> Fo
     return data._replace(per=sum(pers), order=pers).bare
 
 
-@rule("ZerosLike", "OnesLike", positions=True)
+@rule("ZerosLike", "OnesLike", axes=describe_entries, positions=True)
 def like(site: Site) -> Result:
     """Only the shape matters."""
     data = site.folds[0]
@@ -163,32 +166,31 @@ def number_rows(site: Site) -> Result:
     return site.nonlinear(site.folds)
 
 
-@rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
-def pad(site: Site) -> Result:
+def _pad_whole(site: Site, folds: Sequence[Fold]) -> Fold:
+    filled = folds[2] if len(folds) > 2 else whole(0)
+    clean = folds[1].kind == WHOLE and (filled.zero or folds[0].kind != SUM)
+    return join_folds(site, folds[0].bare, filled) if clean else site.nonlinear(folds)
+
+
+@axes("Pad PadV2 MirrorPad MirrorPadGrad", rest=_pad_whole)
+def pad(site: Site) -> Axes | str:
     """Entries put around a tensor, or folded back into it, not along the batch."""
-    data, widths = site.folds[0], entries(site, 1)
-    if data.kind != ROWS:
-        filled = site.folds[2] if len(site.folds) > 2 else whole(0)
-        clean = site.folds[1].kind == WHOLE and (filled.zero or data.kind != "sum")
-        return join_folds(site, data.bare, filled) if clean else site.nonlinear(site.folds)
-    if widths is None or any(fold.kind != WHOLE for fold in site.folds[1:]):
-        return site.coupled("how rows are padded is not known")
-    around = widths[2 * data.axis : 2 * data.axis + 2]
-    if all(width.zero for width in around):
-        return data.bare
-    return site.coupled("entries are put before or behind the batch")
+    widths, labels = entries(site, 1), list_axes(site)
+    if widths is None:
+        return "how rows are padded is not known"
+    around = [label for axis, label in enumerate(labels) if not all(w.zero for w in widths[2 * axis : 2 * axis + 2])]
+    return Axes((labels,), (labels,), mixed=dict.fromkeys(around, "entries are put before or behind the batch"))
 
 
-@rule("ReverseV2", "Roll")
-def turn(site: Site) -> Result:
+@axes("ReverseV2 Roll", rest=move_by_wholes)
+def turn(site: Site) -> Axes | str:
     """Along any axis but the batch."""
-    data, axes, rank = site.folds[0], site.ints(len(site.folds) - 1), site.rank(0)
-    if data.kind != ROWS:
-        return move_by_wholes(site, site.folds)
-    others = all(fold.kind == WHOLE for fold in site.folds[1:])
-    if axes is None or rank is None or not others or data.axis in {axis % rank for axis in axes}:
-        return site.coupled(f"{site.op.type} along the batch axis")
-    return data.bare
+    numbers, rank = site.ints(len(site.folds) - 1), site.rank(0)
+    if numbers is None or rank is None:
+        return f"{site.op.type} along the batch axis"
+    labels = number_axes(rank)
+    turned = {labels[axis] for axis in numbers}
+    return Axes((labels,), (labels,), mixed=dict.fromkeys(turned, f"{site.op.type} along the batch axis"))
 
 
 @rule("ReverseSequence")

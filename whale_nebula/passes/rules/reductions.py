@@ -8,6 +8,7 @@ from math import prod
 
 from whale_nebula.ir.graph import REPLICA_SUM, Graph
 from whale_nebula.passes.rules.algebra import add_folds, extreme, move_by_wholes, multiply_folds
+from whale_nebula.passes.rules.axes import axes, fold_axes, list_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     MEAN,
@@ -15,6 +16,7 @@ from whale_nebula.passes.rules.registry import (
     SUM,
     UNKNOWN,
     WHOLE,
+    Axes,
     Fold,
     Number,
     Result,
@@ -28,22 +30,27 @@ from whale_nebula.spec import Spec, Value
 _OTHERS = ("Prod", "Max", "Min", "All", "Any", "EuclideanNorm")
 
 
-@rule("Sum", "Mean", *_OTHERS, literal=True)
+def _describe_reduction(site: Site) -> Axes | str:
+    """The axes that are named go."""
+    folded = _axes(site)
+    if folded is None:
+        return "the axes that are folded are not known"
+    labels = list_axes(site, 0, max(folded, default=0))
+    new = [f"new {label}" if axis in folded else label for axis, label in enumerate(labels)]
+    left = [label for axis, label in enumerate(labels) if axis not in folded]
+    return Axes((labels,), (new if site.flag("keep_dims") else left,), folded=site.op.type.lower())
+
+
+@rule("Sum", "Mean", *_OTHERS, axes=_describe_reduction, literal=True)
 def reduction(site: Site) -> Result:
     """Sums and means over the batch stay linear; every other function over it couples the rows."""
     data, axes = site.folds
     vector = (data.parts is not None and site.parts(0) is not None) or (data.literal is not None and site.rank(0) == 1)
     if vector and data.kind != ROWS:
         return _of_vector(site)
-    if data.kind != ROWS or axes.kind != WHOLE:
+    if axes.kind != WHOLE:
         return _without_rows(site)
-    folded = _axes(site)
-    if folded is None:
-        return site.coupled("the axes that are folded are not known")
-    if data.axis in folded:
-        return _over_rows(site, data)
-    shift = 0 if site.flag("keep_dims") else sum(axis < data.axis for axis in folded)
-    return data._replace(axis=data.axis - shift).bare
+    return fold_axes(site, _describe_reduction, lambda site, _: _without_rows(site), _over_rows)
 
 
 def _axes(site: Site) -> frozenset[int] | None:
@@ -66,7 +73,7 @@ def reduced_spec(site: Site) -> Spec | None:
     return Spec(site.op.outputs[0].dtype, tuple(size for axis, size in enumerate(shape) if axis not in folded))
 
 
-def _over_rows(site: Site, data: Fold) -> Fold:
+def _over_rows(site: Site, data: Fold, _: Axes) -> Fold:
     if site.op.type == "Sum":
         return count(UNKNOWN) if _all_the_same(site.graph, site.op.inputs[0]) else Fold(SUM)
     if site.op.type != "Mean":
@@ -133,32 +140,43 @@ def _fold_number(kind: str, numbers: Sequence[Number]) -> Number:
     return max(numbers) if kind == "Max" else min(numbers)
 
 
-@rule("L2Loss")
-def half_square(site: Site) -> Result:
+@axes("L2Loss")
+def half_square(site: Site) -> Axes | str:
     """Half the sum of squares."""
-    return Fold(SUM) if site.folds[0].kind == ROWS else site.nonlinear(site.folds)
+    return Axes((list_axes(site),), ((),))
 
 
-@rule("ArgMax", "ArgMin")
-def best(site: Site) -> Result:
+@axes("ArgMax ArgMin")
+def best(site: Site) -> Axes | str:
     """The axis that is searched is folded away."""
-    data, rank, axis = site.folds[0], site.rank(0), site.known(1)
-    if data.kind != ROWS:
-        return site.nonlinear(site.folds)
-    if axis is None or (rank is None and axis < 0) or axis % (rank or axis + 1) == data.axis:
-        return site.coupled(f"{site.op.type} over the batch")
-    return data._replace(axis=data.axis - (axis % (rank or axis + 1) < data.axis)).bare
+    labels = _labels_but_one(site)
+    if isinstance(labels, str):
+        return labels
+    before, along = labels
+    return Axes((before,), ([label for label in before if label != along],), mixed={along: _over(site, "over")})
 
 
-@rule("Cumsum", "Cumprod", "CumulativeLogsumexp")
-def running(site: Site) -> Result:
+@axes("Cumprod CumulativeLogsumexp")
+@axes("Cumsum", rest=move_by_wholes)
+def running(site: Site) -> Axes | str:
     """Along any axis but the batch."""
-    data, rank, axis = site.folds[0], site.rank(0), site.known(1)
-    if data.kind != ROWS:
-        return move_by_wholes(site, site.folds) if site.op.type == "Cumsum" else site.nonlinear(site.folds)
-    if axis is None or (rank is None and axis < 0) or axis % (rank or axis + 1) == data.axis:
-        return site.coupled(f"{site.op.type} along the batch")
-    return data.bare
+    labels = _labels_but_one(site)
+    if isinstance(labels, str):
+        return labels
+    return Axes((labels[0],), (labels[0],), mixed={labels[1]: _over(site, "along")})
+
+
+def _labels_but_one(site: Site) -> tuple[list[str], str] | str:
+    """The labels of an input, and that of the one axis that the next input names."""
+    axis, rank = site.known(1), site.rank(0)
+    if axis is None or (rank is None and axis < 0):
+        return _over(site, "over")
+    labels = list_axes(site, 0, axis)
+    return labels, labels[axis % len(labels)]
+
+
+def _over(site: Site, how: str) -> str:
+    return f"{site.op.type} {how} the batch"
 
 
 @rule("UnsortedSegmentSum", "SegmentSumV2")
@@ -190,15 +208,10 @@ def heights(site: Site) -> Result:
     return Fold(SUM) if data.kind == ROWS else site.coupled("weights of rows, but heaps that are no rows")
 
 
-@rule("InTopK", "InTopKV2")
-def among_best(site: Site) -> Result:
+@axes("InTopK InTopKV2")
+def among_best(site: Site) -> Axes | str:
     """Scores [rows, classes] and targets [rows]."""
-    scores, targets, k = site.folds
-    if k.kind == WHOLE and scores.kind == targets.kind == ROWS and scores.order == targets.order:
-        return targets.bare if scores.axis == targets.axis == 0 else site.coupled("classes along the batch axis")
-    if any(fold.kind == ROWS for fold in site.folds):
-        return site.coupled("scores and targets are not one a row")
-    return site.nonlinear(site.folds)
+    return Axes(("nc", "n"), ("n",), mixed={"c": "scores and targets are not one a row"})
 
 
 @rule(REPLICA_SUM, literal=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -268,14 +268,45 @@ class Site:
         return self.after(f"{self.op.type} of {' and '.join(names)} is neither a sum nor a mean over it")
 
 
+Rest = Callable[[Site, Sequence[Fold]], Fold]
+"""What an op does to values without rows."""
+
+
+class Axes(NamedTuple):
+    """The axes of an op's inputs and outputs, in labels (see `axes.py`). Inputs behind the last one described only
+    control it, and one that is None is a shape, which says nothing that the others do not. `folded` says how entries of
+    an axis that goes are combined, `mixed` why an axis cannot be cut.
+    """
+
+    inputs: tuple[Labels | None, ...]
+    outputs: tuple[Labels, ...]
+    folded: str = SUM
+    mixed: Mapping[str, str] = {}
+
+    def __str__(self) -> str:
+        """As in an einsum.
+
+        >>> print(Axes(("mk", "kn"), ("mn",)))
+        mk, kn -> mn
+        """
+        sides = (", ".join("".join(labels or ()) or "()" for labels in side) for side in (self.inputs, self.outputs))
+        return " -> ".join(sides)
+
+
+Labels = Sequence[str]
+Describe = Callable[[Site], Axes | str]
+"""The axes of an op, or why they are not known."""
+
+
 class Entry(NamedTuple):
-    """A rule and when it is asked.
+    """What is known of an op type: what it does to axes, the rule for micro-batches, and when that is asked.
 
     `literal`: also where all inputs are whole, because it knows their numbers. `raw`: also where an input is
     coupled. `positions`: also for numbers of rows.
     """
 
     apply: Callable[[Site], Result]
+    axes: Describe | None
     literal: bool
     raw: bool
     positions: bool
@@ -285,14 +316,16 @@ RULES: dict[str, Entry] = {}
 _F = TypeVar("_F", bound=Callable[[Site], Result])
 
 
-def rule(*types: str, literal: bool = False, raw: bool = False, positions: bool = False) -> Callable[[_F], _F]:
+def rule(
+    *types: str, axes: Describe | None = None, literal: bool = False, raw: bool = False, positions: bool = False
+) -> Callable[[_F], _F]:
     """Register the transfer function of op types; one text may name several."""
 
     def register(apply: _F) -> _F:
         for name in " ".join(types).split():
             if name in RULES:
                 raise ValueError(f"op type {name} has two rules")
-            RULES[name] = Entry(apply, literal, raw, positions)
+            RULES[name] = Entry(apply, axes, literal, raw, positions)
         return apply
 
     return register

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from whale_nebula.passes.rules.algebra import (
-    find_mixed_rows,
-    match_rows,
     move_by_wholes,
     move_entries,
     pack_entries,
     slice_entries,
 )
+from whale_nebula.passes.rules.axes import axes, find_mixed_rows, match_rows, number_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     COUPLED,
@@ -21,6 +20,7 @@ from whale_nebula.passes.rules.registry import (
     STRANGE,
     SUM,
     WHOLE,
+    Axes,
     Fold,
     Result,
     Site,
@@ -328,18 +328,14 @@ def gather_nd(site: Site) -> Result:
     return _own_rows(site, table, parts[table.axis]._replace(axis=numbers.axis), numbers.axis)
 
 
-@rule("OneHot")
-def one_hot(site: Site) -> Result:
+@axes("OneHot")
+def one_hot(site: Site) -> Axes | str:
     """One more axis, as long everywhere."""
-    numbers, rank = site.folds[0], site.rank(0)
-    if numbers.kind != ROWS:
-        return site.nonlinear(site.folds)
-    if any(fold.kind != WHOLE for fold in site.folds[1:]):
-        return site.coupled("a one-hot of rows is as wide as the batch")
+    rank = site.rank(0)
     if rank is None:
-        return site.coupled("rows with an unknown number of axes get one more")
-    axis = site.number("axis", -1) % (rank + 1)
-    return numbers._replace(axis=numbers.axis + (axis <= numbers.axis)).bare
+        return "rows with an unknown number of axes get one more"
+    labels, new = number_axes(rank), site.number("axis", -1) % (rank + 1)
+    return Axes((labels,), ([*labels[:new], "new", *labels[new:]],))
 
 
 @rule("Where")

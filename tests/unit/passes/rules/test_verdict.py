@@ -3,7 +3,7 @@ import pytest
 from tests.unit.passes.rules.states import folding, read
 from whale_nebula.errors import BatchCoupledError, StaticBatchError
 from whale_nebula.passes.rules import Fold, merge_rule, registry, verdict
-from whale_nebula.passes.rules.algebra import find_mixed_rows
+from whale_nebula.passes.rules.axes import find_mixed_rows
 from whale_nebula.passes.rules.interpret import Bodies
 from whale_nebula.passes.rules.registry import (
     AFTER,

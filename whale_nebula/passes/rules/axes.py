@@ -1,0 +1,176 @@
+"""What an op does to axes: one description for each op type, in labels, as in an einsum.
+
+Equal labels are the same axis. A label that no output has is folded away; one that no input has is made new. An axis in
+`mixed` cannot be cut: what the op makes of an entry depends on its neighbours along it. ::
+
+    MatMul       mk, kn -> mn            k folded by sum
+    Softmax      nc -> nc                c mixed
+    Conv2D       nhwi, xyio -> nhwo      i folded by sum; h, w, x, y mixed
+    Max          nc -> n                 c folded by max
+
+`RULES` holds the description of an op type beside its rule. The folding of micro-batches follows the one axis where the
+batch lies (`fold_axes`); layouts of split tensors follow all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from whale_nebula.passes.rules.registry import (
+    COUPLED,
+    MEAN,
+    ROWS,
+    STRANGE,
+    SUM,
+    WHOLE,
+    Axes,
+    Describe,
+    Fold,
+    Labels,
+    Rest,
+    Result,
+    Site,
+    rule,
+)
+
+NO_RANK = "the number of axes is not known, so neither is where the rows meet"
+TWO_AXES = "every row meets every other row: the batch lies along two axes"
+APART = "a tensor that is no part of the batch lies along the batch axis"
+
+
+def axes(
+    *types: str, rest: Rest = Site.nonlinear, literal: bool = False, positions: bool = False
+) -> Callable[[Describe], Describe]:
+    """Register what op types do to axes, and fold batches by it; `rest` is what they do to values without rows."""
+
+    def register(describe: Describe) -> Describe:
+        @functools.wraps(describe)
+        def apply(site: Site) -> Result:
+            return fold_axes(site, describe, rest)
+
+        rule(*types, literal=literal, positions=positions, axes=describe)(apply)
+        return describe
+
+    return register
+
+
+def number_axes(rank: int, *, skip: int = 0) -> list[str]:
+    """Labels of axes by their number from the right, as shorter operands broadcast.
+
+    >>> number_axes(3)
+    ['3', '2', '1']
+    """
+    return [str(axis) for axis in range(rank + skip, skip, -1)]
+
+
+def fold_axes(
+    site: Site, describe: Describe, rest: Rest, over: Callable[[Site, Fold, Axes], Fold] | None = None
+) -> Result:
+    """The states of an op's outputs: the batch stays an axis, is folded away (`over`), or couples the rows."""
+    found = describe(site)
+    inputs: Sequence[Labels | None] = () if isinstance(found, str) else found.inputs
+    shapes = {place for place, labels in enumerate(inputs) if labels is None}
+    folds = [fold for place, fold in enumerate(site.folds) if place not in shapes]
+    if not any(fold.kind == ROWS for fold in folds):
+        return rest(site, folds)
+    if isinstance(found, str):
+        wide = [fold for place, fold in enumerate(site.folds) if site.rank(place) != 0]
+        alone = wide[0].bare if found == NO_RANK and len(wide) == 1 else site.coupled(found)
+        return find_mixed_rows(site, folds) or alone
+    operands = [(place, labels) for place, labels in enumerate(found.inputs) if labels is not None]
+    wrong = find_mixed_rows(site, [site.folds[place] for place, _ in operands])
+    if wrong is not None:
+        return wrong
+    rows = [(site.folds[place], labels) for place, labels in operands if site.folds[place].kind == ROWS]
+    if not rows:
+        return site.coupled(f"{site.op.type} with operands made of the batch")
+    batch = rows[0][1][rows[0][0].axis]
+    if any(labels[fold.axis] != batch for fold, labels in rows):
+        return site.coupled(_explain_two_axes(site, found, operands))
+    met = functools.reduce(lambda one, fold: match_rows(site, one, fold._replace(axis=one.axis)), [f for f, _ in rows])
+    if met.kind == COUPLED:
+        return met
+    for place, labels in operands:
+        if site.folds[place].kind == WHOLE and batch in labels and site.size(place, list(labels).index(batch)) != 1:
+            return site.coupled(APART)
+    if batch in found.mixed:
+        return site.coupled(found.mixed[batch])
+    if any(fold.kind != WHOLE for fold in site.folds[len(found.inputs) :]):
+        return site.coupled(f"{site.op.type} with operands made of the batch")
+    gone = over or _fold_away
+    return tuple(
+        met._replace(axis=list(labels).index(batch)).bare if batch in labels else gone(site, met, found)
+        for labels in found.outputs
+    )
+
+
+def first_of(result: Result) -> Fold:
+    """The state of an op's one output."""
+    return result if isinstance(result, Fold) else result[0]
+
+
+def _fold_away(site: Site, rows: Fold, found: Axes) -> Fold:
+    if found.folded not in (SUM, MEAN):
+        return site.coupled(f"{site.op.type} over the batch is neither a sum nor a mean")
+    return Fold(found.folded)
+
+
+def find_mixed_rows(site: Site, folds: Sequence[Fold]) -> Fold | None:
+    """Coupled, if rows meet anything that is folded over their own micro-batch only."""
+    other = next((fold for fold in folds if fold.kind not in (ROWS, WHOLE)), None)
+    if other is None:
+        return None
+    if other.kind == COUPLED:
+        return other.bare
+    return site.coupled(f"single rows are mixed with {other.spoken}")
+
+
+def _explain_two_axes(site: Site, found: Axes, operands: Sequence[tuple[int, Labels]]) -> str:
+    """Rows that lie along so many entries of another tensor, which has its own elsewhere: most often those were not
+    meant to meet, and the step fails uncut as well.
+    """
+    if any(label not in found.outputs[0] for _, labels in operands for label in labels):
+        return f"{TWO_AXES} (in-batch negatives)"
+    rows = [(place, labels) for place, labels in operands if site.folds[place].kind == ROWS]
+    for place, labels in rows:
+        batch = labels[site.folds[place].axis]
+        for other, others in rows:
+            axis = list(others).index(batch) if batch in others else site.folds[other].axis
+            size = site.size(other, axis) if axis != site.folds[other].axis else None
+            if size is not None and size > 1:
+                return (
+                    f"{TWO_AXES}, and along one of them a tensor has {size} entries, so without micro-batches it is an "
+                    f"error of shapes unless a batch has {size} rows: micro_batch=1 shows it"
+                )
+    return TWO_AXES
+
+
+def match_rows(site: Site, left: Fold, right: Fold) -> Fold:
+    """Two tensors with rows, entry by entry: the same row must meet itself."""
+    if COUPLED in (left.kind, right.kind):
+        return left if left.kind == COUPLED else right
+    if left.axis != right.axis:
+        return site.coupled(TWO_AXES)
+    if left.order != right.order or left.ragged != right.ragged:
+        return site.coupled("the rows of two tensors do not lie in the same order")
+    per = left.per if left.per == right.per else max(left.per, right.per)
+    position = left.position or right.position
+    if left.position and right.position and left.position != right.position:
+        position = STRANGE
+    return left._replace(per=per, position=position, offset=left.offset or right.offset)
+
+
+def list_axes(site: Site, place: int = 0, axis: int = 0) -> list[str]:
+    """Labels of the axes of an input by their number from the left; without a rank of those that are known to be."""
+    rank = site.rank(place)
+    return [str(each) for each in range(max(axis, site.folds[place].axis) + 1 if rank is None else rank)]
+
+
+def describe_entries(site: Site) -> Axes | str:
+    """Entry by entry, operands aligned from the right, as numpy does. One tensor among scalars needs no rank."""
+    ranks = [site.rank(place) for place in range(len(site.folds))]
+    known = [rank for rank in ranks if rank is not None]
+    if len(known) < len(ranks):
+        return NO_RANK
+    return Axes(tuple(number_axes(rank) for rank in known), (number_axes(max(known, default=0)),))
