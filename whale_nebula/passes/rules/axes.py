@@ -99,9 +99,9 @@ def fold_axes(
     if any(fold.kind != WHOLE for fold in site.folds[len(found.inputs) :]):
         return site.coupled(f"{site.op.type} with operands made of the batch")
     gone = over or _fold_away
+    outputs = [list(labels or ()) for labels in found.outputs]
     return tuple(
-        met._replace(axis=list(labels).index(batch)).bare if batch in labels else gone(site, met, found)
-        for labels in found.outputs
+        met._replace(axis=labels.index(batch)).bare if batch in labels else gone(site, met, found) for labels in outputs
     )
 
 
@@ -130,7 +130,7 @@ def _explain_two_axes(site: Site, found: Axes, operands: Sequence[tuple[int, Lab
     """Rows that lie along so many entries of another tensor, which has its own elsewhere: most often those were not
     meant to meet, and the step fails uncut as well.
     """
-    if any(label not in found.outputs[0] for _, labels in operands for label in labels):
+    if any(label not in (found.outputs[0] or ()) for _, labels in operands for label in labels):
         return f"{TWO_AXES} (in-batch negatives)"
     rows = [(place, labels) for place, labels in operands if site.folds[place].kind == ROWS]
     for place, labels in rows:

@@ -13,7 +13,7 @@ from whale_nebula.passes.rules.algebra import (
     multiply_folds,
     pack_entries,
 )
-from whale_nebula.passes.rules.axes import describe_entries, first_of, fold_axes
+from whale_nebula.passes.rules.axes import NO_RANK, describe_entries, first_of, fold_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     ROWS,
@@ -166,7 +166,16 @@ def same(site: Site) -> Result:
     return site.folds[0]
 
 
-@rule("IdentityN", literal=True, raw=True, positions=True)
+def _describe_each(site: Site) -> Axes | str:
+    labels = [
+        [f"{place}:{axis}" for axis in range(site.rank(place) or 0)] if site.rank(place) is not None else None
+        for place in range(len(site.folds))
+    ]
+    known = [each for each in labels if each is not None]
+    return Axes(tuple(labels), tuple(known)) if len(known) == len(labels) else NO_RANK
+
+
+@rule("IdentityN", axes=_describe_each, literal=True, raw=True, positions=True)
 def each_the_same(site: Site) -> Result:
     """What goes in comes out."""
     return site.folds
@@ -177,7 +186,8 @@ def _describe_choice(site: Site) -> Axes | str:
     found = describe_entries(site)
     if isinstance(found, str) or site.op.type == "SelectV2" or site.rank(0) != 1 or site.rank(1) == 1:
         return found
-    return found._replace(inputs=(found.outputs[0][:1], *found.inputs[1:]))
+    labels = found.outputs[0] or ()
+    return found._replace(inputs=(labels[:1], *found.inputs[1:]))
 
 
 @rule("Select", "SelectV2", axes=_describe_choice)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from whale_nebula.passes.rules.algebra import (
     stack_entries,
     transpose_entries,
 )
-from whale_nebula.passes.rules.axes import axes, find_mixed_rows, first_of, fold_axes, match_rows, number_axes
+from whale_nebula.passes.rules.axes import NO_RANK, axes, find_mixed_rows, first_of, fold_axes, match_rows, number_axes
 from whale_nebula.passes.rules.registry import (
     BESIDE,
     COUNT,
@@ -114,7 +115,60 @@ def squeeze(site: Site) -> Result:
     return column[0] if column is not None and len(column) == 1 else found
 
 
-@rule("Reshape", literal=True, positions=True)
+def describe_reshape(site: Site) -> Axes | str:
+    """Runs of axes that have as many entries before as after belong together. Of each the first ones are the same axis,
+    where one's size is a multiple of the other's.
+    """
+    before, after = site.spec(0).shape, _sizes(site)
+    if before is None or after is None:
+        return NO_RANK
+    inputs, outputs = [f"in {n}" for n in range(len(before))], [f"out {n}" for n in range(len(after))]
+    mixed: dict[str, str] = {}
+    for old, new in group_axes(before, after):
+        if old and new and _is_multiple(before[old[0]], after[new[0]]):
+            outputs[new[0]] = inputs[old[0]]
+            old = old[1:]
+        mixed |= dict.fromkeys([inputs[axis] for axis in old], "a reshape puts it together with other axes")
+    return Axes((inputs,), (outputs,), mixed=mixed)
+
+
+def _is_multiple(one: int | None, other: int | None) -> bool:
+    return one == other or one is None or other is None or min(one, other) > 0 == max(one, other) % min(one, other)
+
+
+def group_axes(before: Sizes, after: Sizes) -> Iterator[tuple[range, range]]:
+    """The shortest runs of axes with as many entries before as after, and where sizes are not known what is left.
+
+    >>> [(list(old), list(new)) for old, new in group_axes((None, 16, 32), (None, 16, 4, 8))]
+    [([0], [0]), ([1], [1]), ([2], [2, 3])]
+    >>> [(list(old), list(new)) for old, new in group_axes((None, 16, 32), (None, 32))]
+    [([2], [1]), ([0, 1], [0])]
+    """
+    ends = len(before), len(after)
+    while min(ends) > 0 and before[ends[0] - 1] == after[ends[1] - 1] is not None:
+        ends = ends[0] - 1, ends[1] - 1
+        yield range(ends[0], ends[0] + 1), range(ends[1], ends[1] + 1)
+    left = right = 0
+    while left < ends[0] and right < ends[1]:
+        run = _next_run(before[left : ends[0]], after[right : ends[1]])
+        yield range(left, left + run[0]), range(right, right + run[1])
+        left, right = left + run[0], right + run[1]
+    if (left, right) != ends:
+        yield range(left, ends[0]), range(right, ends[1])
+
+
+def _next_run(before: Sizes, after: Sizes) -> tuple[int, int]:
+    """How many axes on both sides have as many entries."""
+    if before[0] is None and after[0] is None and _same(before[1:], after[1:]):
+        return 1, 1
+    for many, few in itertools.product(range(1, len(before) + 1), range(1, len(after) + 1)):
+        sizes = _count_known(before[:many]), _count_known(after[:few])
+        if UNKNOWN not in sizes and sizes[0] == sizes[1]:
+            return many, few
+    return len(before), len(after)
+
+
+@rule("Reshape", axes=describe_reshape, literal=True, positions=True)
 def reshape(site: Site) -> Result:
     """The batch axis may be merged with axes behind it, and split from them again."""
     data, target = site.folds
@@ -298,7 +352,15 @@ def rank(site: Site) -> Result:
     return whole() if axes is None else whole(axes)
 
 
-@rule("Pack", literal=True, positions=True)
+def _describe_pack(site: Site) -> Axes | str:
+    rank = site.rank(0)
+    if rank is None:
+        return NO_RANK
+    labels, new = number_axes(rank), site.number("axis", 0) % (rank + 1)
+    return Axes((labels,) * len(site.folds), ([*labels[:new], "new", *labels[new:]],))
+
+
+@rule("Pack", axes=_describe_pack, literal=True, positions=True)
 def pack(site: Site) -> Result:
     """Numbers become a vector; tensors get one more axis."""
     ranks = {site.rank(place) for place in range(len(site.folds))}
@@ -330,7 +392,17 @@ def _alike(site: Site, places: range) -> Fold:
     return found
 
 
-@rule("ConcatV2", "Concat", literal=True, positions=True)
+def _describe_concat(site: Site) -> Axes | str:
+    first = site.op.type == "Concat"
+    along, rank = site.known(0 if first else len(site.folds) - 1), site.rank(1 if first else 0)
+    if along is None or rank is None:
+        return "the axis of a concatenation is not known"
+    labels: list[str] = number_axes(rank)
+    inputs = (None, *[labels] * (len(site.folds) - 1)) if first else (labels,) * (len(site.folds) - 1)
+    return Axes(inputs, (labels,), mixed={labels[along]: "tensors are put behind each other along it"})
+
+
+@rule("ConcatV2", "Concat", axes=_describe_concat, literal=True, positions=True)
 def concat(site: Site) -> Result:
     """Along another axis rows stay rows; along the batch axis they are interleaved."""
     first = site.op.type == "Concat"

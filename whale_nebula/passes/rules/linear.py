@@ -80,7 +80,7 @@ def _describe_convolution(site: Site, image: int, filters: int, result: int) -> 
         result: _describe_images(site, result, "i" if depthwise else "o"),
     }
     inputs = tuple(found.get(place) for place in range(len(site.folds)))
-    return Axes(inputs, (found[-1],), mixed=_mix_places(site, *kernel, *(["i", "o"] if grouped else [])))
+    return Axes(inputs, (found[-1],), mixed=_mix_places(site, *kernel, "f", *(["i", "o"] if grouped else [])))
 
 
 @axes("Conv2D Conv3D Conv DepthwiseConv2dNative", rest=multiply_folds)
@@ -229,7 +229,7 @@ def _describe_batch_norm(site: Site) -> Axes:
     data = _describe_images(site, 0, "c")
     training = bool(site.attribute("is_training", True))
     mixed = _mix_places(site, "n") if training else _mix_places(site)
-    return Axes((data, "c", "c", "c", "c"), (data, *("c" for _ in site.op.outputs[1:])), mixed=mixed)
+    return Axes((data, "c", "c", "c", "c"), (data, *(None for _ in site.op.outputs[1:])), mixed=mixed)
 
 
 @rule("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 _FusedBatchNormEx", axes=_describe_batch_norm)

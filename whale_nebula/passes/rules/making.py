@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from whale_nebula.passes.rules.algebra import entries, join_folds, move_by_wholes
-from whale_nebula.passes.rules.axes import APART, axes, describe_entries, list_axes, match_rows, number_axes
+from whale_nebula.passes.rules.axes import APART, NO_RANK, axes, describe_entries, list_axes, match_rows, number_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     COUPLED,
@@ -24,6 +24,7 @@ from whale_nebula.passes.rules.registry import (
     whole,
 )
 
+Sizes = tuple[int | None, ...]
 _RANDOM = """
     RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt ParameterizedTruncatedNormal
     StatelessRandomUniform StatelessRandomNormal StatelessTruncatedNormal StatelessRandomUniformInt
@@ -32,7 +33,13 @@ _RANDOM = """
 """
 
 
-@rule("Fill", "Empty")
+def _describe_made(site: Site) -> Axes | str:
+    """What is made of a shape: any axis can be cut, by making less."""
+    rank = site.op.outputs[0].rank
+    return NO_RANK if rank is None else Axes((None,), (number_axes(rank),))
+
+
+@rule("Fill", "Empty", axes=_describe_made)
 def fill(site: Site) -> Result:
     """One value everywhere."""
     value = site.folds[1] if len(site.folds) > 1 else whole()
@@ -95,7 +102,21 @@ def _make_of_shape(site: Site, place: int) -> Fold:
     return rows(counts[0], parts[counts[0]].per) if counts else whole()
 
 
-@rule("BroadcastTo")
+def _describe_broadcast_to(site: Site) -> Axes | str:
+    before, after = site.spec(0).shape, site.op.outputs[0].shape
+    if before is None or after is None:
+        return NO_RANK
+    new = number_axes(len(after))
+    old = number_axes(len(before))
+    labels = [label if one == new_size else f"old {label}" for label, one, new_size in _align(old, before, after)]
+    return Axes((labels,), (new,), mixed={label: "it is repeated" for label in labels if label.startswith("old")})
+
+
+def _align(labels: Sequence[str], before: Sizes, after: Sizes) -> Iterator[tuple[str, int | None, int | None]]:
+    return zip(labels, before, after[len(after) - len(before) :], strict=True)
+
+
+@rule("BroadcastTo", axes=_describe_broadcast_to)
 def broadcast_to(site: Site) -> Result:
     """A tensor repeated to a shape."""
     data, made = site.folds[0], _make_of_shape(site, 1)
@@ -112,7 +133,16 @@ def broadcast_to(site: Site) -> Result:
     return made if axis < 0 or site.size(0, axis) == 1 else site.coupled(APART)
 
 
-@rule("Tile")
+def _describe_tile(site: Site) -> Axes | str:
+    often, rank = site.ints(1), site.rank(0)
+    if often is None or rank is None:
+        return "how often a tensor is repeated is not known"
+    labels = number_axes(rank)
+    mixed = {label: "it is repeated" for label, times in zip(labels, often, strict=True) if times != 1}
+    return Axes((labels,), (labels,), mixed=mixed)
+
+
+@rule("Tile", axes=_describe_tile)
 def tile(site: Site) -> Result:
     """A tensor repeated along its axes."""
     data, times_each = site.folds[0], site.parts(1)

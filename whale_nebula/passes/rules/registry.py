@@ -274,12 +274,12 @@ Rest = Callable[[Site, Sequence[Fold]], Fold]
 
 class Axes(NamedTuple):
     """The axes of an op's inputs and outputs, in labels (see `axes.py`). Inputs behind the last one described only
-    control it, and one that is None is a shape, which says nothing that the others do not. `folded` says how entries of
-    an axis that goes are combined, `mixed` why an axis cannot be cut.
+    control it. An input that is None is a shape, which says nothing that the others do not; an output that is None has
+    no such axes. `folded` says how entries of an axis that goes are combined, `mixed` why an axis cannot be cut.
     """
 
     inputs: tuple[Labels | None, ...]
-    outputs: tuple[Labels, ...]
+    outputs: tuple[Labels | None, ...]
     folded: str = SUM
     mixed: Mapping[str, str] = {}
 

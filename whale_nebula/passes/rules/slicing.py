@@ -11,7 +11,7 @@ from whale_nebula.passes.rules.algebra import (
     pack_entries,
     slice_entries,
 )
-from whale_nebula.passes.rules.axes import axes, find_mixed_rows, match_rows, number_axes
+from whale_nebula.passes.rules.axes import NO_RANK, axes, find_mixed_rows, match_rows, number_axes
 from whale_nebula.passes.rules.registry import (
     COUNT,
     COUPLED,
@@ -44,7 +44,48 @@ class _Axis(NamedTuple):
     full: bool = False
 
 
-@rule("StridedSlice", literal=True, positions=True)
+def _describe_strided(site: Site) -> Axes | str:
+    """Axes of which everything is taken, one after the other, stay; of others a part is taken."""
+    rank, shape = site.rank(0), site.spec(0).shape
+    found = _axes(site, rank)
+    if found is None or rank is None or shape is None:
+        return "what a slice takes is not known"
+    labels, taken = number_axes(rank), _bounds(site)
+    kept: list[str] = []
+    mixed: dict[str, str] = {}
+    seen = 0
+    for axis in found:
+        if axis.added:
+            kept.append(f"new {len(kept)}")
+            continue
+        if not axis.full and not (taken is not None and _takes_all(taken, axis.place, shape[seen])):
+            mixed[labels[seen]] = "a part of it is taken"
+        kept += [] if axis.dropped else [labels[seen]]
+        seen += 1
+    return Axes((labels,), ([*kept, *labels[seen:]],), mixed=mixed)
+
+
+def _bounds(site: Site) -> list[tuple[int | None, int | None, int]] | None:
+    """Begin, end and stride of each place; None where a mask says that there is no bound, or it counts rows."""
+    begins, ends, strides = site.parts(1), site.parts(2), site.ints(3)
+    if begins is None or ends is None or strides is None:
+        return None
+    found: list[tuple[int | None, int | None, int]] = []
+    for place, stride in enumerate(strides):
+        first = None if site.number("begin_mask", 0) >> place & 1 else begins[place].literal
+        last = None if site.number("end_mask", 0) >> place & 1 else ends[place].literal
+        if not first and not site.number("begin_mask", 0) >> place & 1:
+            return None
+        found.append((None if not first else int(first[0]), None if not last else int(last[0]), stride))
+    return found
+
+
+def _takes_all(taken: list[tuple[int | None, int | None, int]], place: int, size: int | None) -> bool:
+    begin, end, stride = taken[place]
+    return stride == 1 and begin in (None, 0) and (end is None or (size is not None and end >= size))
+
+
+@rule("StridedSlice", axes=_describe_strided, literal=True, positions=True)
 def slice_strided(site: Site) -> Result:
     """`x[begin:end:stride, ...]` with its masks."""
     data = site.folds[0]
@@ -150,7 +191,16 @@ def _take_lane(site: Site, lane: tuple[Fold, ...]) -> Fold | None:
     return pack_entries(site, lane[slice(first, None if site.number("end_mask", 0) else end, stride)])
 
 
-@rule("Slice", literal=True)
+def _describe_slice(site: Site) -> Axes | str:
+    begins, sizes, shape = site.ints(1), site.ints(2), site.spec(0).shape
+    if begins is None or sizes is None or shape is None:
+        return "what a slice takes is not known"
+    labels = number_axes(len(shape))
+    part = [n for n in range(len(shape)) if begins[n] or sizes[n] not in (-1, shape[n])]
+    return Axes((labels,), (labels,), mixed={labels[axis]: "a part of it is taken" for axis in part})
+
+
+@rule("Slice", axes=_describe_slice, literal=True)
 def plain(site: Site) -> Result:
     """`begin` and `size`, one each an axis."""
     data, begins, sizes = site.folds[0], site.parts(1), site.parts(2)
@@ -181,13 +231,23 @@ def update_slice(site: Site) -> Result:
     return match_rows(site, data, part).bare
 
 
-@rule("Split", literal=True)
+def _describe_split(site: Site) -> Axes | str:
+    data, axis = (1, site.known(0)) if site.op.type == "Split" else (0, site.known(2))
+    rank = site.rank(data)
+    if rank is None or axis is None:
+        return "the axis of a split is not known"
+    labels: list[str] = number_axes(rank)
+    inputs = (None, labels) if data else (labels,)
+    return Axes(inputs, (labels,) * len(site.op.outputs), mixed={labels[axis]: "it is taken apart"})
+
+
+@rule("Split", axes=_describe_split, literal=True)
 def split(site: Site) -> Result:
     """Equal parts along an axis."""
     return _split(site, data=1, axis=site.known(0))
 
 
-@rule("SplitV", literal=True)
+@rule("SplitV", axes=_describe_split, literal=True)
 def split_by_sizes(site: Site) -> Result:
     """Parts of given sizes along an axis."""
     return _split(site, data=0, axis=site.known(2))
@@ -214,7 +274,16 @@ def _split(site: Site, data: int, axis: int | None) -> Result:
     return site.coupled(_CUT)
 
 
-@rule("Unpack", literal=True, positions=True)
+def _describe_unpack(site: Site) -> Axes | str:
+    rank = site.rank(0)
+    if rank is None:
+        return NO_RANK
+    labels, along = number_axes(rank), number_axes(rank)[site.number("axis", 0)]
+    left = [label for label in labels if label != along]
+    return Axes((labels,), (left,) * len(site.op.outputs), mixed={along: "it is taken apart"})
+
+
+@rule("Unpack", axes=_describe_unpack, literal=True, positions=True)
 def unpack(site: Site) -> Result:
     """One tensor for each entry of an axis."""
     data, rank = site.folds[0], site.rank(0)
@@ -234,7 +303,19 @@ def unpack(site: Site) -> Result:
 _ACROSS = "rows are picked by number out of the batch"
 
 
-@rule("Gather", "GatherV2", "ResourceGather", literal=True, positions=True)
+def _describe_gather(site: Site) -> Axes | str:
+    """`table[.., axis, ..], numbers -> [.., numbers, ..]`: the axis that is looked up in is mixed."""
+    axis, ranks = site.known(2) if len(site.folds) > 2 else 0, _ranks(site)
+    if axis is None or ranks is None:
+        return "the axis of a look-up is not known"
+    table, numbers = [f"t{n}" for n in range(ranks[0])], [f"n{n}" for n in range(ranks[1])]
+    at, shared = axis % ranks[0], site.number("batch_dims", 0) % (ranks[1] + 1)
+    numbers[:shared] = table[:shared]
+    out = [*table[:at], *numbers[shared:], *table[at + 1 :]]
+    return Axes((table, numbers), (out,), mixed={table[at]: _ACROSS})
+
+
+@rule("Gather", "GatherV2", "ResourceGather", axes=_describe_gather, literal=True, positions=True)
 def gather(site: Site) -> Result:
     """A table that is the same everywhere, or each row's own."""
     table, numbers = site.folds[:2]
