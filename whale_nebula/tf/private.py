@@ -583,3 +583,11 @@ def traced_often(function: Any) -> Any:
     """
     function._omit_frequent_tracing_warning = True
     return function
+
+
+def copy_op(op: Any, inputs: Sequence[Any]) -> Any:
+    """The same op on other inputs, in the graph that is being traced; its shapes are inferred anew."""
+    attributes = {name: value for name, value in op.node_def.attr.items() if name not in ("_class", "_output_shapes")}
+    graph = tf.compat.v1.get_default_graph()
+    dtypes = [tensor.dtype for tensor in op.outputs]
+    return graph._create_op_internal(op.type, list(inputs), dtypes, attrs=attributes, op_def=op.op_def, name=op.name)

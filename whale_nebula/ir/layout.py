@@ -1,0 +1,93 @@
+"""How a tensor lies on the devices of a stage, and the collectives that bring it from one layout to another.
+
+A tensor is *whole* on each device, *split* along an axis, or *partial*: each device holds a part of a sum. Devices
+differ by at most one unit of a split axis: a unit is an entry, or a block of entries that stay together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from whale_nebula.spec import Spec
+
+WHOLE, SPLIT, PARTIAL = "whole", "split", "partial"
+
+SLICE, MASK, PAD = "slice", "mask", "pad"
+"""What a device does by itself: take its piece, keep zeros but on the first device, put zeros around its piece."""
+ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, ALL_TO_ALL = "all-gather", "all-reduce", "reduce-scatter", "all-to-all"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the entries of a tensor are. `units` is the number of pieces that a split axis can be cut into, where that
+    is not its size: 8 heads of 64 numbers are 8 units of an axis of 512.
+
+    >>> print(Layout(SPLIT, 1), Layout(), Layout(SPLIT, 0, units=8))
+    split(1) whole split(0, 8 units)
+    """
+
+    kind: str = WHOLE
+    axis: int = 0
+    units: int = 0
+
+    def __str__(self) -> str:
+        if self.kind != SPLIT:
+            return self.kind
+        return f"split({self.axis}{f', {self.units} units' if self.units else ''})"
+
+
+WHOLE_LAYOUT, PARTIAL_LAYOUT = Layout(), Layout(PARTIAL)
+
+
+def divide(size: int, count: int, units: int = 0) -> tuple[int, ...]:
+    """The sizes of an axis on `count` devices: the first ones have a unit more where it does not come out even.
+
+    >>> divide(100_003, 3), divide(512, 3, units=8)
+    ((33335, 33334, 33334), (192, 192, 128))
+    """
+    units = units or size
+    block, (least, more) = size // max(units, 1), divmod(units, count)
+    return tuple(block * (least + (device < more)) for device in range(count))
+
+
+def choose_collective(source: Layout, target: Layout) -> str | None:
+    """The collective that brings a tensor from one layout to another with the fewest bytes; None where they are one.
+
+    >>> choose_collective(PARTIAL_LAYOUT, Layout(SPLIT, 1))
+    'reduce-scatter'
+    """
+    if source == target:
+        return None
+    if source.kind == WHOLE:
+        return SLICE if target.kind == SPLIT else MASK
+    if source.kind == PARTIAL:
+        return ALL_REDUCE if target.kind == WHOLE else REDUCE_SCATTER
+    return {SPLIT: ALL_TO_ALL, PARTIAL: PAD}.get(target.kind, ALL_GATHER)
+
+
+_SHARES = {SLICE: 0.0, MASK: 0.0, PAD: 0.0, ALL_GATHER: 1.0, REDUCE_SCATTER: 1.0, ALL_REDUCE: 2.0}
+
+
+def count_bytes(kind: str | None, size: float, count: int) -> float:
+    """Bytes that each of `count` devices sends for a tensor of `size` bytes, in a ring.
+
+    >>> count_bytes("all-reduce", 1000, 4), count_bytes("all-to-all", 1000, 4), count_bytes(None, 1000, 4)
+    (1500.0, 187.5, 0.0)
+    """
+    if kind is None or count < 2:
+        return 0.0
+    share = 1 / count if kind == ALL_TO_ALL else _SHARES[kind]
+    return share * size * (count - 1) / count
+
+
+def local_shape(spec: Spec, layout: Layout, count: int, device: int) -> Spec:
+    """The form of the part that a device holds; a split axis whose size is not known stays so.
+
+    >>> print(local_shape(Spec("float32", (None, 10)), Layout(SPLIT, 1), 3, 0))
+    float32[?,4]
+    """
+    if layout.kind != SPLIT or spec.shape is None:
+        return spec
+    size = spec.shape[layout.axis]
+    part = None if size is None else divide(size, count, layout.units)[device]
+    return Spec(spec.dtype, (*spec.shape[: layout.axis], part, *spec.shape[layout.axis + 1 :]))

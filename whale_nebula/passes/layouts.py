@@ -1,0 +1,335 @@
+"""Complete layouts: from what a few variables are split along to the layout of every tensor of a stage.
+
+Ops are visited once, in an order in which everything that an op reads comes before it: forward, backward, update. What
+an op does to axes (`rules`) says which of them may be cut; of the ways that are left the one is taken for which the
+fewest bytes cross, by the collectives that its inputs and its output need. Variables of which nothing was said follow:
+one that is only ever read, or written, in pieces is held in pieces, and all is completed anew until nothing changes.
+
+What no rule knows is run whole on every device, and a note says at which op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from whale_nebula.ir.graph import Graph, Op
+from whale_nebula.ir.layout import (
+    PARTIAL,
+    PARTIAL_LAYOUT,
+    SPLIT,
+    WHOLE_LAYOUT,
+    Layout,
+    choose_collective,
+    count_bytes,
+)
+from whale_nebula.passes.rules.interpret import Bodies
+from whale_nebula.passes.rules.registry import RULES, Axes, Fold, Labels, Site, whole
+from whale_nebula.spec import Spec, Value
+
+_LINEAR = frozenset(
+    [
+        "Identity",
+        "StopGradient",
+        "PreventGradient",
+        "Snapshot",
+        "Neg",
+        "Cast",
+        "Transpose",
+        "Reshape",
+        "ExpandDims",
+        "Squeeze",
+        "Sum",
+        "BroadcastTo",
+        "AddV2",
+        "Add",
+        "AddN",
+        "Sub",
+        "Pack",
+        "ConcatV2",
+        "Tile",
+        "Split",
+        "Unpack",
+    ]
+)
+"""Ops that make parts of a sum of parts of sums, whichever inputs these are."""
+_PRODUCTS = frozenset({"Mul", "MatMul", "BatchMatMulV2", "RealDiv", "Einsum"})
+"""Ops that do so of one input, where the others are whole; a quotient of its first."""
+_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank"})
+"""Ops that read of a tensor its form alone, which is the whole's on every device."""
+ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
+_LOOKUPS = frozenset({"GatherV2", "ResourceGather"})
+COOPERATIVE = frozenset(
+    [
+        "Softmax",
+        "LogSoftmax",
+        "SparseSoftmaxCrossEntropyWithLogits",
+        "SoftmaxCrossEntropyWithLogits",
+        "ArgMax",
+        "Max",
+        "Min",
+    ]
+)
+"""Ops that devices compute together along an axis that cannot be cut: by sums and maxima over them."""
+_UNKNOWN = 32
+"""How many entries an axis has whose size only a step knows, where bytes are compared."""
+
+
+class Reshard(NamedTuple):
+    """A tensor that is brought from one layout to another before an op reads it."""
+
+    value: Value
+    source: Layout
+    target: Layout
+    kind: str
+    nbytes: float
+
+
+class Way(NamedTuple):
+    """One way to run an op on the devices: the layouts that it needs, None for any, and those of what it makes; and
+    whether an axis that cannot be cut is, so that the devices compute it `together`.
+    """
+
+    inputs: tuple[Layout | None, ...]
+    outputs: tuple[Layout, ...]
+    together: bool = False
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """The layout of every value of a stage on `count` devices. `reshards` are by the op that needs them, those at the end
+    at -1; `together` are ops that devices compute together; `notes` tell of ops that are run whole.
+    """
+
+    count: int
+    of: Mapping[Value, Layout]
+    reshards: Mapping[int, tuple[Reshard, ...]] = field(default_factory=dict)
+    variables: Mapping[int, Layout] = field(default_factory=dict)
+    together: frozenset[int] = frozenset()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def collectives(self) -> tuple[Reshard, ...]:
+        """What crosses between devices in one run of all ops; what several ops need alike crosses once."""
+        every = dict.fromkeys(reshard for found in self.reshards.values() for reshard in found)
+        return tuple(reshard for reshard in every if reshard.nbytes)
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes that each device sends."""
+        return sum(each.nbytes for each in self.collectives)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be completed: the ops of a stage, in an order in which values come before their readers.
+
+    `variables` says what is held how, `fixed` of other values how they come; `parts` of which value the placeholder of
+    a gradient is the sum; `wholes` has to be whole at the end. `folds` holds the known numbers, and `where` tells the
+    user's line that made an op.
+    """
+
+    graph: Graph
+    ops: Sequence[int]
+    count: int
+    variables: Mapping[int, Layout]
+    fixed: Mapping[Value, Layout] = field(default_factory=dict)
+    parts: Mapping[Value, Value] = field(default_factory=dict)
+    wholes: Collection[Value] = ()
+    folds: Mapping[Value, Fold] = field(default_factory=dict)
+    where: Callable[[int], str] = lambda op: ""
+
+
+def complete_layouts(question: Question) -> Layouts:
+    """The layouts of all values. Variables of which nothing was said are held in the pieces that some reader or writer
+    takes, where no more bytes cross then: all of them that can be, else one after the other, until nothing changes.
+    """
+    found = _complete(question, question.variables)
+    while True:
+        more = _find_pieces(question, found)
+        tries = [more, *({variable: layout} for variable, layout in more.items())] if len(more) > 1 else [more]
+        others = (_complete(question, {**found.variables, **each}) for each in tries if each)
+        better = next((other for other in others if other.nbytes <= found.nbytes), None)
+        if better is None:
+            return found
+        found = better
+
+
+def _find_pieces(question: Question, found: Layouts) -> dict[int, Layout]:
+    """Variables that are whole, of which all that take pieces take the same."""
+    graph = question.graph
+    pieces: dict[int, set[Layout]] = {}
+    for op, reshards in found.reshards.items():
+        for each in reshards:
+            source, reader = graph.ops[each.value.op], graph.ops[op]
+            if source.type == "ReadVariableOp" and each.target.kind == SPLIT:
+                pieces.setdefault(source.inputs[0].op, set()).add(each.target)
+            elif reader.type in ASSIGNS and each.source.kind == SPLIT:
+                pieces.setdefault(reader.inputs[0].op, set()).add(each.source)
+    return {
+        variable: layouts.pop()
+        for variable, layouts in pieces.items()
+        if len(layouts) == 1 and variable not in found.variables
+    }
+
+
+def _complete(question: Question, variables: Mapping[int, Layout]) -> Layouts:
+    run = _Completion(question, variables)
+    for op in question.ops:
+        run.visit(question.graph.ops[op])
+    run.reshard(-1, [(value, WHOLE_LAYOUT) for value in sorted(question.wholes)])
+    return Layouts(question.count, run.of, run.reshards, dict(variables), frozenset(run.together), tuple(run.notes))
+
+
+@dataclass
+class _Completion:
+    """One visit of all ops. `made` are the layouts in which values are there already."""
+
+    question: Question
+    variables: Mapping[int, Layout]
+    of: dict[Value, Layout] = field(default_factory=dict)
+    reshards: dict[int, tuple[Reshard, ...]] = field(default_factory=dict)
+    made: set[tuple[Value, Layout]] = field(default_factory=set)
+    together: set[int] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+    def visit(self, op: Op) -> None:
+        """Choose the way of an op."""
+        if not op.inputs:
+            for value in op.values:
+                part = self.question.parts.get(value)
+                fixed = self.question.fixed.get(value) or self.variables.get(op.index, WHOLE_LAYOUT)
+                self.of[value] = fixed if part is None else self.of[part]
+            return
+        best = min(self.list_ways(op), key=lambda way: self.cost(op, way))
+        needs = zip(op.inputs, best.inputs, strict=True)
+        self.reshard(op.index, [(value, need) for value, need in needs if need is not None])
+        self.of.update(zip(op.values, best.outputs, strict=True))
+        if best.together:
+            self.together.add(op.index)
+
+    def reshard(self, op: int, needs: Sequence[tuple[Value, Layout]]) -> None:
+        """Write down what an op needs in another layout than it has."""
+        found = []
+        for value, target in needs:
+            kind = choose_collective(self.of[value], target)
+            if kind is not None:
+                nbytes = count_bytes(kind, self.size(value), self.question.count)
+                found.append(Reshard(value, self.of[value], target, kind, nbytes))
+                self.made.add((value, target))
+        if found:
+            self.reshards[op] = tuple(found)
+
+    def size(self, value: Value) -> float:
+        return self.question.graph.spec(value).nbytes(_UNKNOWN)
+
+    def cost(self, op: Op, way: Way) -> tuple[float, bool]:
+        """Bytes that cross for a way, those with which a new part of a sum will be summed among them; then whether
+        devices do again what others do.
+        """
+        cost = 0.0
+        for value, need in zip(op.inputs, way.inputs, strict=True):
+            if need is not None and (value, need) not in self.made:
+                cost += count_bytes(choose_collective(self.of[value], need), self.size(value), self.question.count)
+        summed = any(self.of[value].kind == PARTIAL for value in op.inputs)
+        for value, layout in zip(op.values, way.outputs, strict=True):
+            if layout.kind == PARTIAL and not summed:
+                cost += count_bytes("all-reduce", self.size(value), self.question.count)
+        return cost, WHOLE_LAYOUT in way.outputs
+
+    def list_ways(self, op: Op) -> Iterator[Way]:
+        """All ways to run an op; that in which all is whole comes first."""
+        variable = self.variables.get(op.inputs[0].op, WHOLE_LAYOUT)
+        if op.type in ASSIGNS:
+            yield Way((None, variable, *[None] * (len(op.inputs) - 2)), ())
+            return
+        if op.type == "ReadVariableOp":
+            yield Way((None,) * len(op.inputs), (variable,))
+            return
+        if op.type == "IdentityN":
+            yield Way((None,) * len(op.inputs), tuple(self.of[value] for value in op.inputs))
+            return
+        if op.type in _SHAPES:
+            yield Way((None,) * len(op.inputs), (WHOLE_LAYOUT,) * len(op.outputs))
+            return
+        yield Way((WHOLE_LAYOUT,) * len(op.inputs), (WHOLE_LAYOUT,) * len(op.outputs))
+        if all(self.of[value] == WHOLE_LAYOUT for value in op.inputs):
+            return
+        yield from self.list_partial_ways(op)
+        entry = RULES.get(op.type)
+        found = (
+            "no rule says what it does to axes" if entry is None or entry.axes is None else entry.axes(self.site(op))
+        )
+        if isinstance(found, str):
+            self.notes.append(f"{op.type} is run whole on every device: {found} ({self.question.where(op.index)})")
+            return
+        for label in self.list_labels(op, found):
+            yield from self.list_ways_along(op, found, label)
+
+    def list_partial_ways(self, op: Op) -> Iterator[Way]:
+        """Parts of sums stay such where an op is linear in them."""
+        floating = [self.question.graph.spec(value).floating for value in op.inputs]
+        partial = [place for place, value in enumerate(op.inputs) if self.of[value].kind == PARTIAL]
+        outputs = (PARTIAL_LAYOUT,) * len(op.outputs)
+        if not partial or not all(spec.floating for spec in op.outputs):
+            return
+        if op.type in _LINEAR:
+            yield Way(tuple(PARTIAL_LAYOUT if number else WHOLE_LAYOUT for number in floating), outputs)
+        elif op.type in _PRODUCTS and (op.type != "RealDiv" or partial == [0]):
+            for place in partial:
+                needs = [PARTIAL_LAYOUT if at == place else WHOLE_LAYOUT for at in range(len(op.inputs))]
+                yield Way(tuple(needs), outputs)
+
+    def list_labels(self, op: Op, found: Axes) -> list[str]:
+        """The axes along which an input lies in pieces."""
+        sides = zip(op.inputs, found.inputs, strict=False)
+        held = [(self.of[value], side) for value, side in sides if side is not None]
+        return list(dict.fromkeys(side[layout.axis] for layout, side in held if layout.kind == SPLIT))
+
+    def list_ways_along(self, op: Op, found: Axes, label: str) -> Iterator[Way]:
+        """The way of an op in which one axis is cut, wherever it is among the operands."""
+        together = label in found.mixed or found.folded in ("max", "min")
+        if together and op.type not in COOPERATIVE | _LOOKUPS:
+            return
+        sides = [*found.inputs, *[None] * (len(op.inputs) - len(found.inputs))]
+        units = self.count_units(op, [*sides, *found.outputs], label)
+        specs = [self.question.graph.spec(value) for value in op.inputs]
+        inputs = [_lay(side or (), label, spec, units) for side, spec in zip(sides, specs, strict=True)]
+        outputs = []
+        for spec, side in zip(op.outputs, found.outputs, strict=True):
+            if side is not None and label in side:
+                outputs.append(_lay(side, label, spec, units))
+            elif together and op.type in COOPERATIVE:
+                outputs.append(WHOLE_LAYOUT)
+            elif side is not None and spec.floating and (together or found.folded in ("sum", "mean")):
+                outputs.append(PARTIAL_LAYOUT)  # of a look-up: a device has zeros for what it does not hold
+            else:
+                return
+        yield Way(tuple(inputs), tuple(outputs), together)
+
+    def count_units(self, op: Op, sides: Sequence[Labels | None], label: str) -> int:
+        """How many units an axis has: no more than the smallest of the sizes that it has in any operand."""
+        sizes = []
+        for value, side in zip((*op.inputs, *op.values), sides, strict=True):
+            shape = self.question.graph.spec(value).shape
+            if side is None or label not in side or shape is None:
+                continue
+            axis, layout = list(side).index(label), self.of.get(value, WHOLE_LAYOUT)
+            size = layout.units if layout == Layout(SPLIT, axis, layout.units) and layout.units else shape[axis]
+            if size is not None and size > 1:
+                sizes.append(size)
+        return min(sizes, default=0)
+
+    def site(self, op: Op) -> Site:
+        folds = tuple(self.question.folds.get(value, whole()) for value in op.inputs)
+        return Site(self.question.graph, op, folds, Bodies(), op.index)
+
+
+def _lay(side: Labels, label: str, spec: Spec, units: int) -> Layout:
+    """The layout of an operand with these labels where an axis is split; one entry there is whole."""
+    axis = list(side).index(label) if label in side else -1
+    size = None if spec.shape is None or axis < 0 else spec.shape[axis]
+    if axis < 0 or size == 1:
+        return WHOLE_LAYOUT
+    return Layout(SPLIT, axis, 0 if size is None or size == units else units)
