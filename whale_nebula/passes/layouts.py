@@ -10,6 +10,7 @@ What no rule knows is run whole on every device, and a note says at which op.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -98,8 +99,8 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Layouts:
-    """The layout of every value of a stage on `count` devices. `reshards` are by the op that needs them, those at the end
-    at -1; `together` are ops that devices compute together; `notes` tell of ops that are run whole.
+    """The layout of every value of a stage on `count` devices. `reshards` are by the op that needs them, at -1 at the end;
+    `together` are ops that devices compute together; `notes` tell of ops that are run whole.
     """
 
     count: int
@@ -222,7 +223,9 @@ class _Completion:
             self.reshards[op] = tuple(found)
 
     def size(self, value: Value) -> float:
-        return self.question.graph.spec(value).nbytes(_UNKNOWN)
+        """Bytes of a value. A variable in pieces is never brought together where only its handle is read."""
+        spec = self.question.graph.spec(value)
+        return math.inf if spec.dtype == "resource" else spec.nbytes(_UNKNOWN)
 
     def cost(self, op: Op, way: Way) -> tuple[float, bool]:
         """Bytes that cross for a way, those with which a new part of a sum will be summed among them; then whether
@@ -294,7 +297,7 @@ class _Completion:
             return
         sides = [*found.inputs, *[None] * (len(op.inputs) - len(found.inputs))]
         units = self.count_units(op, [*sides, *found.outputs], label)
-        specs = [self.question.graph.spec(value) for value in op.inputs]
+        specs = [self.spec(value) for value in op.inputs]
         inputs = [_lay(side or (), label, spec, units) for side, spec in zip(sides, specs, strict=True)]
         outputs = []
         for spec, side in zip(op.outputs, found.outputs, strict=True):
@@ -312,7 +315,7 @@ class _Completion:
         """How many units an axis has: no more than the smallest of the sizes that it has in any operand."""
         sizes = []
         for value, side in zip((*op.inputs, *op.values), sides, strict=True):
-            shape = self.question.graph.spec(value).shape
+            shape = self.spec(value).shape
             if side is None or label not in side or shape is None:
                 continue
             axis, layout = list(side).index(label), self.of.get(value, WHOLE_LAYOUT)
@@ -320,6 +323,11 @@ class _Completion:
             if size is not None and size > 1:
                 sizes.append(size)
         return min(sizes, default=0)
+
+    def spec(self, value: Value) -> Spec:
+        """The form of a value; that of a variable is not known by its handle."""
+        found = self.question.graph.spec(value)
+        return Spec(found.dtype, None) if found.dtype == "resource" else found
 
     def site(self, op: Op) -> Site:
         folds = tuple(self.question.folds.get(value, whole()) for value in op.inputs)

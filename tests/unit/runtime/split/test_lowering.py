@@ -1,0 +1,167 @@
+"""Steps of Keras models, made again for several devices of one process: they train as the steps that were traced."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.same import assert_same
+from whale_nebula.capture.mirror import in_order, mirror
+from whale_nebula.ir.graph import CAPTURE, INPUT
+from whale_nebula.ir.layout import SPLIT, Layout
+from whale_nebula.passes.layouts import Layouts, Question, complete_layouts
+from whale_nebula.passes.rules import fold
+from whale_nebula.runtime.split.groups import LocalGroup
+from whale_nebula.runtime.split.lowering import Lowering
+from whale_nebula.spec import Value
+
+RATE, STEPS = 0.05, 3
+layers = keras.layers
+
+
+class Task(NamedTuple):
+    """A model, its layers by name, and a batch for it."""
+
+    model: keras.Model
+    named: dict[str, Any]
+    x: np.ndarray
+    y: np.ndarray
+
+
+def dense() -> Task:
+    inputs = keras.Input((4,))
+    named = {"first": layers.Dense(8, activation="relu"), "second": layers.Dense(5)}
+    rng = np.random.default_rng(0)
+    model = keras.Model(inputs, named["second"](named["first"](inputs)))
+    return Task(model, named, rng.standard_normal((6, 4)).astype("float32"), rng.integers(0, 5, 6))
+
+
+def convolutional() -> Task:
+    inputs = keras.Input((8, 8, 3))
+    named = {
+        "first": layers.Conv2D(8, 3, padding="same"),
+        "second": layers.DepthwiseConv2D(3),
+        "third": layers.Conv2D(6, 2),
+    }
+    hidden = layers.MaxPooling2D()(layers.ReLU()(layers.LayerNormalization()(named["first"](inputs))))
+    hidden = layers.GlobalAveragePooling2D()(named["third"](named["second"](hidden)))
+    rng = np.random.default_rng(0)
+    model = keras.Model(inputs, layers.Dense(5)(hidden))
+    return Task(model, named, rng.standard_normal((6, 8, 8, 3)).astype("float32"), rng.integers(0, 5, 6))
+
+
+def transformer() -> Task:
+    inputs = keras.Input((7,), dtype="int32")
+    named = {
+        "embedding": layers.Embedding(20, 16),
+        "attention": layers.MultiHeadAttention(4, 4),
+        "wide": layers.Dense(32, activation="gelu"),
+        "narrow": layers.Dense(16),
+        "head": layers.Dense(20),
+    }
+    hidden = named["embedding"](inputs)
+    hidden = layers.LayerNormalization()(hidden + named["attention"](hidden, hidden))
+    hidden = layers.LayerNormalization()(hidden + named["narrow"](named["wide"](hidden)))
+    rng = np.random.default_rng(0)
+    model = keras.Model(inputs, named["head"](hidden))
+    return Task(model, named, rng.integers(0, 20, (6, 7)), rng.integers(0, 20, (6, 7)))
+
+
+CASES: dict[str, tuple[Callable[[], Task], dict[str, int]]] = {
+    "columns": (dense, {"first.kernel": 1}),
+    "rows": (dense, {"first.kernel": 0}),
+    "classes": (dense, {"second.kernel": 1}),
+    "channels": (convolutional, {"first.kernel": 3}),
+    "channels in": (convolutional, {"third.kernel": 2}),
+    "feed-forward": (transformer, {"wide.kernel": 1, "narrow.kernel": 0}),
+    "tokens": (transformer, {"head.kernel": 1}),
+    "heads": (transformer, {f"attention.{name}_dense.kernel": 1 for name in ("query", "key", "value")}),
+    "table by rows": (transformer, {"embedding.embeddings": 0}),
+    "table by columns": (transformer, {"embedding.embeddings": 1}),
+}
+"""What is split along which axis: layers by their names in the task, and their attributes."""
+
+
+class Step:
+    """A traced training step, and the same for devices."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.optimizer = keras.optimizers.Adam(RATE, epsilon=1e-3, global_clipnorm=0.5)
+        self.optimizer.build(task.model.trainable_variables)
+        self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self.whole = tf.function(self.train, autograph=False)
+        specs = [tf.TensorSpec([None, *each.shape[1:]], each.dtype) for each in (task.x, task.y)]
+        traced = self.whole.get_concrete_function(*specs).graph
+        held = {internal.op.name: external for external, internal in traced.captures}
+        roles = {t.op.name: (CAPTURE if t.op.name in held else INPUT, t.op.name) for t in traced.inputs}
+        self.graph, self.operations = mirror(traced, roles), in_order(traced.get_operations())
+        numbers = {op.name: number for number, op in enumerate(self.operations)}
+        self.feeds = [Value(numbers[t.op.name]) for t in traced.inputs if t.op.name not in held]
+        self.fetches = [Value(numbers[t.op.name], t.value_index) for t in traced.outputs]
+        self.handles = {numbers[name]: external for name, external in held.items()}
+
+    def train(self, x: Any, y: Any) -> tuple[Any, Any]:
+        model = self.task.model
+        with tf.GradientTape() as tape:
+            outputs = model(x, training=True)
+            loss = self.loss(y, outputs)
+        self.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss, tf.argmax(outputs, -1)
+
+    @property
+    def variables(self) -> list[Any]:
+        return [*self.task.model.variables, *self.optimizer.variables]
+
+    def complete(self, split: dict[str, int], count: int) -> Layouts:
+        numbers = {id(handle): number for number, handle in self.handles.items()}
+        annotated = {}
+        for path, axis in split.items():
+            layer, _, attributes = path.partition(".")
+            variable = operator.attrgetter(attributes)(self.task.named[layer])
+            annotated[numbers[id(variable.value.handle)]] = Layout(SPLIT, axis)
+        folds = fold(self.graph, {value.op: 0 for value in self.feeds}).folds
+        question = Question(
+            self.graph, range(len(self.graph)), count, annotated, wholes=self.fetches, folds=folds,
+            where=lambda op: self.operations[op].name,
+        )  # fmt: skip
+        return complete_layouts(question)
+
+    def lower(self, layouts: Layouts) -> Any:
+        @tf.function(autograph=False)
+        def run(*tensors: Any) -> list[Any]:
+            graph = tf.compat.v1.get_default_graph()
+            handles = {number: graph.capture(handle) for number, handle in self.handles.items()}
+            lowering = Lowering(self.graph, self.operations, layouts, LocalGroup(layouts.count), handles)
+            return lowering.run(range(len(self.graph)), dict(zip(self.feeds, tensors, strict=True)), self.fetches)
+
+        return run
+
+    def trained(self, run: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        """What some steps gave and left; all is put back then."""
+        before = [variable.numpy() for variable in self.variables]
+        batch = tf.constant(self.task.x), tf.constant(self.task.y)
+        found = [[np.asarray(each) for each in tf.nest.flatten(run(*batch))] for _ in range(STEPS)]
+        after = [variable.numpy() for variable in self.variables]
+        for variable, value in zip(self.variables, before, strict=True):
+            variable.assign(value)
+        return found, after
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_in_pieces_trains_as_the_whole_one(name: str, count: int) -> None:
+    make, split = CASES[name]
+    task = make()
+    step = Step(task)
+    layouts = step.complete(split, count)
+    assert any(layout.kind == SPLIT for value, layout in layouts.of.items() if step.graph.spec(value).floating)
+    (outputs, weights), (found, left) = step.trained(step.whole), step.trained(step.lower(layouts))
+    assert_same(outputs, found, "sums")
+    assert_same(weights, left, "sums", RATE * STEPS)
