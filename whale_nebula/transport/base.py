@@ -1,4 +1,4 @@
-"""The common part of all link ends: receive from a mailbox, check keys, and report why nothing arrives."""
+"""The common part of all link ends: receive from a mailbox, check keys, count, and report why nothing arrives."""
 
 from __future__ import annotations
 
@@ -21,48 +21,20 @@ from whale_nebula.transport.protocol import Key, LinkTotals, Payload, Sent
 from whale_nebula.wire.frame import HEADER_BYTES, frame_count, wire_bytes
 from whale_nebula.wire.message import require_known
 
-
-class Tally:
-    """A sum of what was sent, for any number of threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sum = LinkTotals()
-
-    def tensor(self, size: int, raw_bytes: int | None) -> int:
-        """Count one tensor; gives its bytes on the wire."""
-        total = wire_bytes(size)
-        self._count(LinkTotals(size, total, size if raw_bytes is None else raw_bytes, frame_count(size)))
-        return total
-
-    def message(self, size: int) -> int:
-        """Count one control message; gives its bytes on the wire."""
-        total = size + HEADER_BYTES
-        self._count(LinkTotals(bytes=total, frames=1))
-        return total
-
-    def totals(self) -> LinkTotals:
-        """The sum so far."""
-        return self._sum
-
-    def _count(self, more: LinkTotals) -> None:
-        with self._lock:
-            self._sum += more
-
-
 BYE = "BYE"
 FAIL = "FAIL"
 
 
 class LinkEnd:
-    """The receiving half of a link end, over a mailbox, and the checks of the sending half."""
+    """The receiving half of a link end, over a mailbox, and the checks and sums of the sending half."""
 
     def __init__(self, inbox: Mailbox) -> None:
         self.here = inbox.here
         self.there = inbox.there
-        self._inbox = inbox
-        self._tally = Tally()
         self.on_sent: Sent | None = None
+        self._inbox = inbox
+        self._counting = threading.Lock()
+        self._totals = LinkTotals()
 
     def receive(self, key: Key, deadline: float) -> Payload:
         """Wait for the tensor with this key. Keys may be asked for in any order, each once."""
@@ -80,7 +52,23 @@ class LinkEnd:
 
     def totals(self) -> LinkTotals:
         """What was sent over this end so far."""
-        return self._tally.totals()
+        return self._totals
+
+    def _count_tensor(self, size: int, raw_bytes: int | None) -> int:
+        """Count one tensor; gives its bytes on the wire."""
+        total = wire_bytes(size)
+        self._count(LinkTotals(size, total, size if raw_bytes is None else raw_bytes, frame_count(size)))
+        return total
+
+    def _count_message(self, size: int) -> int:
+        """Count one control message; gives its bytes on the wire."""
+        total = size + HEADER_BYTES
+        self._count(LinkTotals(bytes=total, frames=1))
+        return total
+
+    def _count(self, more: LinkTotals) -> None:
+        with self._counting:
+            self._totals += more
 
     def _check(self, key: Key, source: str, destination: str) -> None:
         if (key.source, key.destination) != (source, destination):

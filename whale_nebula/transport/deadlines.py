@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
-# What a sender's kernel may hold of one connection: a ping queues behind it.
-_BACKLOG_BYTES = 4 << 20
+_BACKLOG_BYTES = 4 << 20  # what a sender's kernel may hold of one connection: a ping queues behind it
+_SPAN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,44 @@ class Deadlines:
         [0.05, 0.1, 0.2, 2.0]
         """
         return min(2.0, 0.05 * 2.0 ** min(attempt, 16)) * (0.5 + draw)
+
+
+class Meter:
+    """Bytes per second of a busy line; None until it was busy for a second.
+
+    >>> meter = Meter()
+    >>> meter.busy(0.0)
+    >>> for second in (1.0, 2.0): meter.carried(7_500_000, second, more=True)
+    >>> meter.rate
+    7500000.0
+    """
+
+    def __init__(self) -> None:
+        self.rate: float | None = None
+        self._since: float | None = None
+        self._bytes = 0
+
+    def busy(self, now: float) -> None:
+        """Something is on its way."""
+        if self._since is None:
+            self._since, self._bytes = now, 0
+
+    def carried(self, size: int, now: float, *, more: bool) -> None:
+        """So many bytes have arrived; `more`: others are still on their way."""
+        if self._since is None:
+            return
+        self._bytes += size
+        elapsed = now - self._since
+        if elapsed >= _SPAN_SECONDS:
+            seen = self._bytes / elapsed
+            self.rate = seen if self.rate is None else (self.rate + seen) / 2
+            self._since, self._bytes = now, 0
+        if not more:
+            self._since = None
+
+    def idle(self) -> None:
+        """The line is down: that time says nothing about it."""
+        self._since = None
 
 
 _LOG = logging.getLogger("whale_nebula.transport")

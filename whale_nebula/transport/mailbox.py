@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from whale_nebula.errors import DeadlineError, LocalProtocolError, NebulaError, WireError
@@ -22,10 +23,6 @@ _MOST_OF_MESSAGES = 32 << 20  # in memory, by that factor
 _MOST_ROUNDS = 8
 _MOST_STEPS = 8
 _OVERRUN_BYTES = 12 << 20  # what may come beyond the window once the sender is held
-
-
-def _nothing() -> None:
-    """For a mailbox whose sender is never held."""
 
 
 class _Item(NamedTuple, Generic[T]):
@@ -111,7 +108,7 @@ class Mailbox:
     ) -> None:
         self.window = window
         self.held = 0  # bytes that nobody has asked for
-        self.on_flow: Callable[[], None] = _nothing
+        self.on_flow: Callable[[], None] = lambda: None
         self._waiters = waiters or Waiters()
         self._waiters.tell(lambda: self.on_flow() if self._full else None)
         self._steps: Counter[tuple[int, int]] = Counter()  # (program, step) -> tensors of it that nobody asked for
@@ -129,7 +126,7 @@ class Mailbox:
         self._promised: set[Key] = set()
         self._end: _End | None = None
         self._closed = False
-        self.late: Callable[[str, float], NebulaError] = self._late
+        self.late: Callable[[str, float], NebulaError] = partial(unsent, here, there)
 
     @property
     def flows(self) -> bool:
@@ -317,9 +314,6 @@ class Mailbox:
     def _raise_end(self, now: float) -> None:
         if self._end is not None and self._end.due <= now:
             raise self._end.error()
-
-    def _late(self, awaited: str, deadline: float) -> NebulaError:
-        return unsent(self.here, self.there, awaited, deadline)
 
     def _refuse_unexpected(self, key: Key) -> None:
         if key in self._tensors or key in self._taken[key.program]:

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple, Protocol
 from whale_nebula.errors import LocalProtocolError
 from whale_nebula.transport.base import BYE, FAIL, LinkEnd, closed_by, closed_here, failed_error, refuse_reserved
 from whale_nebula.transport.deadlines import Clock, MonotonicClock
-from whale_nebula.transport.framed import check_packed
 from whale_nebula.transport.mailbox import Mailbox
-from whale_nebula.transport.protocol import Key, Packed, Payload
+from whale_nebula.transport.protocol import Key, Packed, Payload, check_packed
 from whale_nebula.wire.message import decode_message, encode_message
 from whale_nebula.wire.tensor import dtype_code
 
@@ -74,7 +73,7 @@ class MemoryLink(LinkEnd):
         self._check(key, self.here, self.there)
         self._inbox.check_open()
         raw = array.raw_bytes if raw_bytes is None and isinstance(array, Packed) else raw_bytes
-        total = self._tally.tensor(_checked_size(array, size), raw)
+        total = self._count_tensor(_checked_size(array, size), raw)
         passage = self._line.occupy(total)
         self._outbox.put(key, array, passage.due)
         if self.on_sent is not None:
@@ -85,19 +84,19 @@ class MemoryLink(LinkEnd):
         refuse_reserved(message)
         self._inbox.check_open()
         data = encode_message(message)
-        self._outbox.put_message(decode_message(data), self._line.occupy(self._tally.message(len(data))).due)
+        self._outbox.put_message(decode_message(data), self._line.occupy(self._count_message(len(data))).due)
 
     def fail(self, reason: Mapping[str, Any]) -> None:
         """Tell the other worker that this one failed and why."""
         data = encode_message({"kind": FAIL, "reason": dict(reason)})
-        due = self._line.occupy(self._tally.message(len(data)), overtakes=True).due
+        due = self._line.occupy(self._count_message(len(data)), overtakes=True).due
         told = decode_message(data)["reason"]
         self._outbox.end(lambda: failed_error(self.here, told), due=due, at_once=True)
 
     def close(self) -> None:
         """End in order: what was sent before still arrives. Closing twice does nothing."""
         if self._inbox.close(lambda: closed_here(self.here, self.there)):
-            due = self._line.occupy(self._tally.message(len(encode_message({"kind": BYE})))).due
+            due = self._line.occupy(self._count_message(len(encode_message({"kind": BYE})))).due
             self._outbox.end(lambda: closed_by(self.here), due=due)
 
 

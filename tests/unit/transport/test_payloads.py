@@ -16,10 +16,17 @@ from tests.simulation.carrier import Cable
 from tests.unit.transport.crossing import workers
 from whale_nebula.errors import LocalProtocolError, RemoteFailureError, RemoteProtocolError
 from whale_nebula.transport.deadlines import Deadlines
-from whale_nebula.transport.framed import check_packed, describe_payload, read_payload
 from whale_nebula.transport.memory import MemoryNetwork
 from whale_nebula.transport.peer import PeerLink
-from whale_nebula.transport.protocol import Key, Link, LinkTotals, Packed
+from whale_nebula.transport.protocol import (
+    Key,
+    Link,
+    LinkTotals,
+    Packed,
+    check_packed,
+    describe_payload,
+    read_payload,
+)
 from whale_nebula.wire import CHUNK_BYTES, HEADER_BYTES, Bound, Header, Kind, TensorArrived
 from whale_nebula.wire.greeting import Greeting
 from whale_nebula.wire.tensor import DTYPE_NAMES

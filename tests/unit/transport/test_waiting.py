@@ -6,8 +6,7 @@ import logging
 
 import pytest
 
-from whale_nebula.transport.deadlines import Deadlines, Wait, Waiting, log_wait
-from whale_nebula.transport.peer import Meter
+from whale_nebula.transport.deadlines import Deadlines, Meter, Wait, Waiting, log_wait
 
 
 class Time:

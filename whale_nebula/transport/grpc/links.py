@@ -13,7 +13,6 @@ from whale_nebula.security import identity as policy
 from whale_nebula.security.diagnose import probe
 from whale_nebula.transport.carrier import Carrier
 from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
-from whale_nebula.transport.framed import ExpectKey
 from whale_nebula.transport.grpc.carrier import AwaitingCarrier
 from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.dialling import DiallingCarrier, Target
@@ -21,6 +20,7 @@ from whale_nebula.transport.grpc.listener import Hear, Knock, Listener, Visitor,
 from whale_nebula.transport.grpc.options import lanes, server_credentials
 from whale_nebula.transport.mailbox import Waiters
 from whale_nebula.transport.peer import PeerLink
+from whale_nebula.transport.protocol import ExpectKey
 from whale_nebula.wire.conversation import BUDGET_BYTES
 from whale_nebula.wire.greeting import Greeting
 
