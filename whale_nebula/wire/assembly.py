@@ -12,12 +12,8 @@ from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.frame import Flag, Header
 from whale_nebula.wire.tensor import Bytes, array_from, dtype_of, raw_bytes
 
-__all__ = ["WHOLE_LIMIT", "Bound", "Expect", "MessageArrived", "TensorArrived"]
-
-
 WHOLE_LIMIT = 1 << 30
-_NO_MORE = 2**32 - 1
-"""The largest size that a header has room for: a bound that is no bound."""
+_NO_MORE = 2**32 - 1  # the largest size that a header has room for: a bound that is no bound
 
 
 class Bound(NamedTuple):
@@ -94,8 +90,8 @@ class Assembly:
     def place(self, header: Header) -> Bytes:
         """Where the chunk of this (checked) header belongs."""
         if self._tensor is None and header.offset == 0:
-            self._tensor, self._received = (header, self._allocate(header)), 0
-        if self._tensor is None or header.offset != self._received or not _continues(self._tensor[0], header):
+            self._tensor, self._received = (_common(header), self._allocate(header)), 0
+        if self._tensor is None or header.offset != self._received or _common(header) != self._tensor[0]:
             raise RemoteProtocolError("a chunk does not continue the tensor that is being received")
         return self._tensor[1][header.offset : header.offset + header.length]
 
@@ -140,12 +136,8 @@ def _check_bound(header: Header, bound: Bound) -> None:
         )
 
 
-def _continues(first: Header, header: Header) -> bool:
-    """Whether both are frames of one tensor: all fields are equal but those in which frames differ."""
-    return _common(first) == _common(header)
-
-
 def _common(header: Header) -> Header:
+    """What is the same in all frames of one tensor."""
     return header._replace(sequence=0, ack=0, offset=0, length=0, flags=header.flags & ~Flag.LAST)
 
 

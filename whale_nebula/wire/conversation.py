@@ -27,7 +27,6 @@ from whale_nebula.wire.frame import (
     Kind,
     checksum,
     chunks,
-    find_fault,
     open_header,
     pack,
     unpack,
@@ -167,7 +166,7 @@ class Conversation:
         self._connected = True
         expected = self._arrivals.expected
         packet = self._greeting_packet(self._introduction.hello(expected, self._acknowledge()))
-        self._ours = _require_side(self._ours.said(Word.HELLO))
+        self._ours = _require_side(self._ours.say(Word.HELLO))
         return [packet]
 
     def disconnected(self) -> None:
@@ -217,21 +216,15 @@ class Conversation:
         return self._released
 
     def _bare(self, kind: Kind) -> Packet:
-        header = Header(
-            kind,
-            flags=Flag.LAST,
-            epoch=self.epoch,
-            ack=self._acknowledge(),
-            source=self._here,
-            destination=self._there,
-        )
+        ends = {"source": self._here, "destination": self._there}
+        header = Header(kind, flags=Flag.LAST, epoch=self.epoch, ack=self._acknowledge(), **ends)
         return pack(header, 0), np.empty(0, np.uint8)
 
     def _side_after(self, header: Header, chunk: Bytes) -> Side:
         """What this side is after the frame, if it may be sent."""
         if not self.ready:
             raise LocalProtocolError("nothing is sent before the greeting is over", mend="wait for Opened")
-        fault = find_fault(header)
+        fault = "a sealed header" if header.flags & Flag.SEALED else None
         if header.kind in BARE or (header.source, header.destination) != (self._here, self._there):
             fault = f"kind {header.kind} from worker {header.source} to worker {header.destination}"
         elif header.length != chunk.size:
@@ -324,35 +317,27 @@ class Conversation:
         self._replay.check(header.ack)
         if bool(header.flags & Flag.SEALED) != (self._sealer is not None):
             raise RemoteProtocolError("a frame is not sealed where all are")
-        take = self._take_message if header.kind == Kind.CONTROL else self._take_chunk
-        side, events = take(header, payload)
+        plain, message = open_header(header), None
+        if plain.kind == Kind.CONTROL:
+            message = decode_message(self._open_into(np.empty(plain.length, np.uint8), header, payload).tobytes())
+        side = speak(self._theirs, plain, message)
+        if isinstance(side, str):
+            raise RemoteProtocolError(f"the other side said what it may not: {side}")
+        events: list[Event]
+        if message is not None:
+            events = [MessageArrived(plain, message)]
+        else:
+            self._open_into(self._assembly.place(plain), header, payload)
+            events = [*self._assembly.placed(plain)]
         self._theirs = side
         return [*self._acknowledged(header.ack), *events]
 
-    def _take_message(self, header: Header, payload: Bytes) -> tuple[Side, list[Event]]:
-        plain = open_header(header)
-        data = self._into(np.empty(plain.length, np.uint8), header, payload) if self._sealer else payload
-        message = decode_message(data.tobytes())
-        return self._heard_from(plain, message), [MessageArrived(plain, message)]
-
-    def _take_chunk(self, header: Header, payload: Bytes) -> tuple[Side, list[Event]]:
-        plain = open_header(header)
-        side = self._heard_from(plain, None)
-        self._into(self._assembly.place(plain), header, payload)
-        return side, list(self._assembly.placed(plain))
-
-    def _into(self, place: Bytes, header: Header, payload: Bytes) -> Bytes:
+    def _open_into(self, place: Bytes, header: Header, payload: Bytes) -> Bytes:
         if self._sealer is None:
             place[:] = payload
         else:
             self._sealer.open(header, payload, place)
         return place
-
-    def _heard_from(self, header: Header, message: Mapping[str, Any] | None) -> Side:
-        side = speak(self._theirs, header, message)
-        if isinstance(side, str):
-            raise RemoteProtocolError(f"the other side said what it may not: {side}")
-        return side
 
     def _acknowledged(self, ack: int) -> list[Event]:
         done = self._replay.acknowledge(ack)
@@ -370,12 +355,12 @@ class Conversation:
     def _greet(self, frame: _Frame, events: list[Event]) -> None:
         message = self._greeting(*frame)
         word = Word(message["kind"]) if message["kind"] in (Word.HELLO, Word.AUTH) else None
-        side = self._theirs.said(word) if word else None
+        side = self._theirs.say(word) if word else None
         if side is None:
             raise RemoteProtocolError(f"{escape_foreign_text(message['kind'])} in state {self._theirs.state}")
         if word is Word.HELLO:
             events.append(Answer([self._greeting_packet(self._introduction.answer(message))]))
-            self._ours = _require_side(self._ours.said(Word.AUTH))
+            self._ours = _require_side(self._ours.say(Word.AUTH))
         else:
             events += self._open(message)
         self._theirs = side

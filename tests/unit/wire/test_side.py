@@ -73,7 +73,7 @@ def test_after_cuts_a_side_is_where_it_was(cuts: int) -> None:
     side: Side | None = STEPPING
     for _ in range(cuts):
         assert side is not None
-        side = side.cut().said(Word.HELLO)
+        side = side.cut().say(Word.HELLO)
     assert side is not None and not side.greeted
-    assert side.said(Word.AUTH) == STEPPING
-    assert side.cut().cut().said(Word.AUTH) is None
+    assert side.say(Word.AUTH) == STEPPING
+    assert side.cut().cut().say(Word.AUTH) is None
