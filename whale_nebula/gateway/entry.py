@@ -15,8 +15,7 @@ from typing import NamedTuple
 from whale_nebula.errors import IdentityError, NebulaError, NotAllowedError
 from whale_nebula.gateway.site import Site, cluster_of
 from whale_nebula.security import CurrentCredentials, Identity, Peer
-from whale_nebula.security import identity as policy
-from whale_nebula.security.identity import GATEWAY, WORKER, Call
+from whale_nebula.security.identity import GATEWAY, WORKER, Call, check_call
 from whale_nebula.transport.grpc.listener import Knock, Visitor
 
 
@@ -51,7 +50,7 @@ def entry(site: Site, current: CurrentCredentials | None, knock: Knock, visitor:
     caller = Identity(site.run, source.cluster, GATEWAY) if purpose is Purpose.IN else source
     guest = _guest(current, visitor, caller)
     call = Call.AUDIT_HEADS if purpose is Purpose.TRUNK else Call.RELAY
-    policy.check(caller, call, site.identity)
+    check_call(caller, call, site.identity)
     if purpose is Purpose.TRUNK:
         return Entry(purpose, caller, guest)
     here, there = (knock.source, knock.destination)[:: 1 if purpose is Purpose.OUT else -1]
@@ -64,7 +63,7 @@ def admit(current: CurrentCredentials | None, site: Site, visitor: Visitor) -> N
     """Whether somebody may ask how the gateway is: anybody whose certificate is good."""
     if current is not None:
         guest = current().trust.check(visitor.certificate, whose="who asks for the health")
-        policy.check(guest.identity, Call.HEALTH, site.identity)
+        check_call(guest.identity, Call.HEALTH, site.identity)
 
 
 def _purpose(site: Site, source: Identity) -> Purpose:

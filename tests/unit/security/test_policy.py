@@ -6,7 +6,7 @@ import pytest
 
 from whale_nebula.errors import NotAllowedError
 from whale_nebula.security import Identity
-from whale_nebula.security.identity import ALLOWED, ROLES, Call, check, is_allowed, refusal
+from whale_nebula.security.identity import ALLOWED, ROLES, Call, check_call, refusal
 
 # (role, call, role that is called): "any" cluster, or "own" only; what is not here is denied
 YES = {
@@ -34,10 +34,10 @@ def test_the_whole_matrix(role: str, call: Call, here: str, where: str) -> None:
         return  # a cluster has one gateway: this would be itself
     called = Identity("mt", "gpu" if where == "own" else "npu", here)
     may = YES.get((role, call, here), "") in ("any", where)
-    assert is_allowed(caller, call, called) == may
+    assert (not refusal(caller, call, called)) == may
     if not may:
         with pytest.raises(NotAllowedError) as told:
-            check(caller, call, called)
+            check_call(caller, call, called)
         assert caller.worker in told.value.what
         assert call in told.value.what
         assert told.value.why
@@ -45,7 +45,7 @@ def test_the_whole_matrix(role: str, call: Call, here: str, where: str) -> None:
 
 @pytest.mark.parametrize(("role", "call", "here"), list(itertools.product(ROLES, Call, ROLES)))
 def test_of_another_run_nobody_may_anything(role: str, call: Call, here: str) -> None:
-    assert not is_allowed(Identity("other", "gpu", role), call, Identity("mt", "npu", here))
+    assert refusal(Identity("other", "gpu", role), call, Identity("mt", "npu", here))
 
 
 @pytest.mark.parametrize("call", [call for call in Call if call != Call.HEALTH])

@@ -187,12 +187,11 @@ class GrpcCarrier(ABC):
             self._changed.wait_for(woken, seconds)
             return not self._closed
 
-    def _count_refusal(self) -> bool:
-        """The address refused once more; whether that means that the worker, once met, is dead."""
+    def _count_refusal(self) -> NebulaError | None:
+        """The address refused once more; gives the error where that means that the worker, once met, is dead."""
         self._refusals += 1
-        return self._connections > 0 and self._refusals >= 2
-
-    def _dead(self) -> NebulaError:
+        if not self._connections or self._refusals < 2:
+            return None
         return lost_error(self.there, f"its address {self.where} has refused twice: no process has the port any more")
 
     def _back_off(self, attempt: int) -> float:
@@ -223,15 +222,12 @@ class AwaitingCarrier(GrpcCarrier):
             # The link greets at once: what it says waits in the lane until gRPC asks for it.
             self._adopt(connection)
         else:
-            connection = self._present(knock)
+            present = self._connection
+            if present is None or present.name != knock.connection:
+                raise TransportError("a further lane of a connection that is no more")
+            connection = present
             connection.add(knock.lane, lane)
         return connection.hearer(knock.lane, lambda frame: self._hear(connection, frame))
-
-    def _present(self, knock: Knock) -> Connection:
-        connection = self._connection
-        if connection is None or connection.name != knock.connection:
-            raise TransportError("a further lane of a connection that is no more")
-        return connection
 
     def _keep(self) -> None:
         attempt = 0
@@ -252,6 +248,7 @@ class AwaitingCarrier(GrpcCarrier):
         if found.found != "refused":
             self._refusals = 0
             return True
-        if self._count_refusal() and self._connection is None:
-            raise self._dead()
+        dead = self._count_refusal()
+        if dead is not None and self._connection is None:
+            raise dead
         return False

@@ -201,10 +201,17 @@ class DiallingCarrier(GrpcCarrier):
         self._refusal = None
         _LOG.debug("%s cannot reach %s: %s", self.here, self.there, self._trouble)
         if found.found == "refused":
-            if self._count_refusal() and not self._target.gateway:
-                raise self._dead()
-            if self._target.gateway and self._connections and self._refused_since() > self._deadlines.gateway_grace:
-                raise self._gateway_lost()
+            dead = self._count_refusal()
+            if dead is not None and not self._target.gateway:
+                raise dead
+            grace = self._deadlines.gateway_grace
+            if self._target.gateway and self._connections and time.monotonic() - self._since > grace:
+                raise DeadlineError(
+                    f"the gateway at {self.where} has refused for {grace:g} s",
+                    where=self.where,
+                    why=f"it is the only way from '{self.here}' to '{self.there}', and its process has ended",
+                    mend="start it again: whale-nebula gateway",
+                )
             return
         self._refusals = 0
         diagnosed = self._target.diagnose() if found.found == "open" and self._target.diagnose else None
@@ -218,14 +225,3 @@ class DiallingCarrier(GrpcCarrier):
     def _on_the_way(self, trouble: str) -> str:
         """What is in the way, and where on it: a gateway is not the worker that is waited for."""
         return f"its way leads through the gateway: {trouble}" if self._target.gateway else trouble
-
-    def _refused_since(self) -> float:
-        return time.monotonic() - self._since
-
-    def _gateway_lost(self) -> NebulaError:
-        return DeadlineError(
-            f"the gateway at {self.where} has refused for {self._deadlines.gateway_grace:g} s",
-            where=self.where,
-            why=f"it is the only way from '{self.here}' to '{self.there}', and its process has ended",
-            mend="start it again: whale-nebula gateway",
-        )

@@ -9,8 +9,8 @@ from typing import Any
 
 from whale_nebula.errors import ConfigError, IdentityError, NebulaError
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, Prover
-from whale_nebula.security import identity as policy
 from whale_nebula.security.diagnose import probe
+from whale_nebula.security.identity import Call, check_call
 from whale_nebula.transport.carrier import Carrier
 from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
 from whale_nebula.transport.grpc.carrier import AwaitingCarrier
@@ -118,9 +118,8 @@ class GrpcLinks:
         place = self._place
         if place.dials(there):
             return DiallingCarrier(place.run, place.here, there, self._target(there), deadlines=self._deadlines)
-        carrier = AwaitingCarrier(place.here, there, place.peers[there] or "", deadlines=self._deadlines)
-        self._awaited[there] = carrier
-        return carrier
+        self._awaited[there] = AwaitingCarrier(place.here, there, place.peers[there] or "", deadlines=self._deadlines)
+        return self._awaited[there]
 
     def _target(self, there: str) -> Target:
         gateway = self._place.gateway if self._place.through_gateway(there) else None
@@ -155,17 +154,12 @@ class GrpcLinks:
         carrier = self._awaited.get(knock.source)
         if carrier is None:
             raise IdentityError(f"worker '{self._place.here}' does not wait for '{knock.source}'")
-        self._check_visitor(knock, visitor)
+        if self._current is not None:  # that it stays who it is, the link looks at
+            credentials = self._current()
+            identity = Identity.of_worker(knock.run, knock.source)
+            guest = credentials.trust.check(visitor.certificate, identity, whose=knock.source)
+            check_call(guest.identity, Call.OPEN_PAIR, credentials.identity)
         return carrier.take(knock, lane)
-
-    def _check_visitor(self, knock: Knock, visitor: Visitor) -> None:
-        """Whether it is the worker that it says it is. That it stays so, the link looks at."""
-        if self._current is None:
-            return
-        credentials = self._current()
-        identity = Identity.of_worker(knock.run, knock.source)
-        guest = credentials.trust.check(visitor.certificate, identity, whose=knock.source)
-        policy.check(guest.identity, policy.Call.OPEN_PAIR, credentials.identity)
 
 
 def target(run: str, who: str, address: str, current: CurrentCredentials | None, *, gateway: bool = False) -> Target:

@@ -32,10 +32,8 @@ from whale_nebula.transport.grpc.limits import LIMITS, ConnectionGuard, Limits, 
 METHOD = "/nebula.Wire/Talk"
 VERSION = 1
 LANES = "nebula-lanes"
-TROUBLE = "nebula-trouble"
-"""What the answer to a knock says, too, if it is known: why nobody beyond can be reached just now."""
-LANES_AT_MOST = 16
-"""Lanes of one connection."""
+TROUBLE = "nebula-trouble"  # in the answer to a knock, if it is known: why nobody beyond can be reached just now
+LANES_AT_MOST = 16  # of one connection
 _PREFIX = "nebula-"
 _LONGEST = 200
 _CONNECTION = re.compile(r"[0-9a-f]{16}")
@@ -70,29 +68,16 @@ class Knock(NamedTuple):
                 f"a stream of another version of this protocol: {text.get('version', 'none')!r:.20}",
                 why=f"this side speaks version {VERSION}",
             )
-        run, source, destination = (_name(text, each) for each in ("run", "source", "destination"))
-        return cls(run, source, destination, _connection(text), _lane(text))
-
-
-def _name(text: dict[str, str], key: str) -> str:
-    name = text.get(key, "")
-    if not 0 < len(name) <= _LONGEST or not name.isprintable():
-        raise RemoteProtocolError(f"a stream without a proper {key}")
-    return name
-
-
-def _connection(text: dict[str, str]) -> str:
-    name = text.get("connection", "")
-    if not _CONNECTION.fullmatch(name):
-        raise RemoteProtocolError("a stream without a proper connection number")
-    return name
-
-
-def _lane(text: dict[str, str]) -> int:
-    lane = text.get("lane", "")
-    if lane not in {str(number) for number in range(LANES_AT_MOST)}:
-        raise RemoteProtocolError("a stream with a lane that cannot be")
-    return int(lane)
+        names = {key: text.get(key, "") for key in ("run", "source", "destination")}
+        for key, name in names.items():
+            if not 0 < len(name) <= _LONGEST or not name.isprintable():
+                raise RemoteProtocolError(f"a stream without a proper {key}")
+        connection, lane = text.get("connection", ""), text.get("lane", "")
+        if not _CONNECTION.fullmatch(connection):
+            raise RemoteProtocolError("a stream without a proper connection number")
+        if lane not in {str(number) for number in range(LANES_AT_MOST)}:
+            raise RemoteProtocolError("a stream with a lane that cannot be")
+        return cls(**names, connection=connection, lane=int(lane))
 
 
 CERTIFICATE, SIGNATURE = "nebula-certificate-bin", "nebula-signature-bin"
@@ -198,11 +183,10 @@ class Listener:
             options=options.server(self._deadlines, self._connections),
         )
         try:
-            port = (
-                server.add_insecure_port(self._asked)
-                if self._credentials is None
-                else server.add_secure_port(self._asked, self._credentials)
-            )
+            if self._credentials is None:
+                port = server.add_insecure_port(self._asked)
+            else:
+                port = server.add_secure_port(self._asked, self._credentials)
         except RuntimeError:
             port = 0
         if not port:
@@ -250,7 +234,7 @@ class Listener:
             hear = self._accept(knock, visitor(context), lane)
         except NebulaError as error:
             self._note_refusal(peer, error)
-            context.abort(_refusal(error), _line(error))
+            context.abort(_refusal(error), f"{error.what}: {error.why}" if error.why else error.what)
         if self._guard is not None:
             self._guard.add_stream(peer)
         lane.attach(lambda why: context.cancel())
@@ -294,10 +278,6 @@ def _refusal(error: NebulaError) -> Any:
         return grpc.StatusCode.FAILED_PRECONDITION
     final = isinstance(error, IdentityError | RemoteProtocolError) and not isinstance(error, ExpiredError)
     return grpc.StatusCode.PERMISSION_DENIED if final else grpc.StatusCode.UNAVAILABLE
-
-
-def _line(error: NebulaError) -> str:
-    return f"{error.what}: {error.why}" if error.why else error.what
 
 
 class _Door(grpc.GenericRpcHandler):
