@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from cryptography.hazmat.primitives import hashes
 
 from whale_nebula.errors import AuditError, IdentityError
-from whale_nebula.security import chain
-from whale_nebula.security import files as reading
+from whale_nebula.errors.text import escape_foreign_text
+from whale_nebula.security import chain, files
 from whale_nebula.security.chain import START, Link, canonical
 from whale_nebula.security.credentials import Credentials, CurrentCredentials
 from whale_nebula.security.files import sync_folder
@@ -310,9 +310,9 @@ def _open(path: Path) -> tuple[int, int]:
 
 
 def _whole(file: int, size: int) -> bytes:
-    with open(os.dup(file), "rb") as reading:
-        reading.seek(0)
-        return reading.read(size)
+    with open(os.dup(file), "rb") as whole:
+        whole.seek(0)
+        return whole.read(size)
 
 
 def _broken_error(path: Path, why: str) -> AuditError:
@@ -395,7 +395,7 @@ class Head(NamedTuple):
                 "certificate": str(certificate),
             } if type(seq) is int and seq >= 0 and len(digest) == 64:
                 return cls(seq, digest, signature, certificate)
-        keys = reading.plain(", ".join(sorted(map(str, said))))
+        keys = escape_foreign_text(", ".join(sorted(map(str, said))), 200)
         raise AuditError("this is no head of an audit log", why=f"it holds {keys}")
 
     def as_dict(self) -> dict[str, Any]:
@@ -407,15 +407,15 @@ class Head(NamedTuple):
 
         Dates are not looked at: a log is read long after its certificates have ended.
         """
-        shown = reading.certificate(self.certificate, "the head of an audit log")
-        identity = reading.peer(shown).identity
-        if trust is not None and not any(reading.signed_by(shown, each) for each in trust.authorities):
+        shown = files.certificate(self.certificate, "the head of an audit log")
+        identity = files.peer(shown).identity
+        if trust is not None and not any(files.signed_by(shown, each) for each in trust.authorities):
             raise AuditError(f"head {self.seq} is signed by a certificate of another authority")
         try:
             signature = base64.b64decode(self.signature, validate=True)
         except ValueError:  # no base64, or no ASCII
             signature = b""
-        if not reading.verify_signature(shown, signature, _message(identity, self.seq, self.digest)):
+        if not files.verify_signature(shown, signature, _message(identity, self.seq, self.digest)):
             raise AuditError(f"the signature of head {self.seq} is wrong", where=identity.worker)
         return identity
 

@@ -259,15 +259,6 @@ def public_key_digest(found: x509.Certificate) -> str:
     return digest.finalize().hex()
 
 
-def plain(text: str) -> str:
-    r"""A stranger's text on one line of ASCII.
-
-    >>> plain("a\nb")
-    'a\\nb'
-    """
-    return ascii(text[:200])[1:-1]
-
-
 def private_key(pem: bytes, where: str) -> ec.EllipticCurvePrivateKey:
     """A private key, which must be of the kind that we make."""
     try:

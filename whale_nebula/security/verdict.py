@@ -17,10 +17,10 @@ from typing import Any
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from whale_nebula.errors import AuditError, IdentityError, NebulaError
+from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import chain
 from whale_nebula.security.audit import Head, pieces
 from whale_nebula.security.chain import BrokenError, Follower, Record
-from whale_nebula.security.files import plain
 from whale_nebula.security.identity import Identity
 from whale_nebula.security.trust import Trust
 
@@ -151,7 +151,7 @@ def _take(state: _Reading, line: bytes) -> None:
         _check_first(record)
         state.first = record
     if record.get("site") != state.first.get("site"):
-        said = plain(str(record.get("site")))
+        said = escape_foreign_text(str(record.get("site")), 200)
         raise _MissingError(seq, f"the record is of {said}, in the log of {state.first['site']}")
     if record.get("action") == chain.HEAD:
         _check_own(state, record, seq)

@@ -216,8 +216,7 @@ class Conversation:
         return self._released
 
     def _bare(self, kind: Kind) -> Packet:
-        ends = {"source": self._here, "destination": self._there}
-        header = Header(kind, flags=Flag.LAST, epoch=self.epoch, ack=self._acknowledge(), **ends)
+        header = Header(kind, Flag.LAST, self.epoch, 0, self._acknowledge(), 0, 0, self._here, self._there)
         return pack(header, 0), np.empty(0, np.uint8)
 
     def _side_after(self, header: Header, chunk: Bytes) -> Side:

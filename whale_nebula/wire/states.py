@@ -108,8 +108,8 @@ def speak(side: Side, header: Header, message: Mapping[str, Any] | None) -> Side
     if word is None or after is None:
         return f"{word or (message or {}).get('kind')!s} in state {side.state}"
     if word is Word.STEP:
-        step = _step_of(message or {})
-        return replace(after, announced=step) if step else "STEP without the numbers of a program and a step"
+        announced = _step_of(message or {})
+        return replace(after, announced=announced) if announced else "STEP without the numbers of a program and a step"
     if message is None and header.shard:
         return f"shard {header.shard}, where no plan has any"
     step_matters = word is Word.TENSOR and side.state is not State.FAILED

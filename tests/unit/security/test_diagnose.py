@@ -28,7 +28,7 @@ from whale_nebula.errors import (
     WrongNameError,
 )
 from whale_nebula.security import Credentials, Files, Identity, issue, making
-from whale_nebula.security.diagnose import KINDS, Diagnosis, inspect_own, probe, read_grpc_error
+from whale_nebula.security.diagnose import KINDS, Diagnosis, probe, read_grpc_error
 
 
 class Place(NamedTuple):
@@ -174,18 +174,18 @@ class TestTheOtherEnd:
 
 
 class TestThisSide:
-    def test_expired_is_told_before_anything_is_dialled(self, place: Place) -> None:
+    def test_expired_is_told_before_anything_is_dialled(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         now = making.now()
         paths = place.home.outside_its_dates(GPU, now - 3 * DAY)
-        held = Credentials.load(*paths, at=now - 2.5 * DAY)
-        expect(inspect_own(held), ExpiredError, "here")
+        with monkeypatch.context() as patch:
+            patch.setattr(making, "now", lambda: now - 2.5 * DAY)
+            held = Credentials.load(*paths)
         expect(probe("no-such-host.invalid:1", held), ExpiredError, "here")
 
     def test_revoked_is_told_before_anything_is_dialled(self, place: Place) -> None:
         held = place.home.credentials(Identity("mt", "d"))
-        assert inspect_own(held) is None
         issue.revoke(place.home.folder, place.home.authority, [held.serial], "lost")
-        expect(inspect_own(held), RevokedError, "here")
+        expect(probe("no-such-host.invalid:1", held), RevokedError, "here")
 
     def test_this_side_is_insecure_and_the_other_is_not(self, place: Place) -> None:
         with grpc_server(place.home.files(Identity("mt", "e"))) as address:
