@@ -208,13 +208,6 @@ class Trunk:
         for branch in branches:
             branch.say(frame)
 
-    def _new(self, number: str) -> bool:
-        """Whether a word was not heard yet over another stream."""
-        with self._changed:
-            new = number not in self._heard
-            self._heard.append(number)
-            return new
-
     def hear(self, frame: bytes) -> None:
         """A word of the other gateway. It is not read sooner than the rate of words allows: most end up on the disk."""
         while not (self._words.take() or self._closed):
@@ -234,9 +227,14 @@ class Trunk:
                     self._changed.notify_all()
                 self._noted("refused", actor=self.there.uri, log_seq=seq, reason=escape_foreign_text(why))
             case {"kind": "GONE", "id": str(number), "worker": str(worker), "why": str(why)}:
-                if not _is_worker_of(worker, self.there.cluster):
+                cluster, _, number_there = worker.rpartition("/")
+                digits = number_there.isascii() and number_there.isdecimal() and len(number_there) < _DIGITS
+                if cluster != self.there.cluster or not digits:
                     raise RemoteProtocolError(f"{self.there.worker} speaks of {worker[:60]!r}, which is not its own")
-                if self._new(number[:16]):
+                with self._changed:  # it may have been heard over another stream
+                    new = number[:16] not in self._heard
+                    self._heard.append(number[:16])
+                if new:
                     self._gone(worker, escape_foreign_text(why))
             case _:
                 raise RemoteProtocolError(f"a word between gateways that is not known: {message['kind'][:20]!r}")
@@ -256,12 +254,6 @@ class Trunk:
         if new:
             self._noted("kept", actor=self.there.uri, log_seq=head.seq, digest=head.digest)
         self._say(encode_control({"kind": "KEPT", "seq": head.seq}))
-
-
-def _is_worker_of(name: str, cluster: str) -> bool:
-    """Whether it is the name of a worker of a cluster."""
-    start, number = name[: len(cluster) + 1], name[len(cluster) + 1 :]
-    return start == f"{cluster}/" and number.isascii() and number.isdecimal() and len(number) < _DIGITS
 
 
 def _of_head(head: Head) -> bytes:

@@ -46,9 +46,11 @@ def entry(site: Site, current: CurrentCredentials | None, knock: Knock, visitor:
             mend="compare 'run' and the addresses in the clusters' configs",
         )
     source = Identity.of_worker(knock.run, knock.source)
-    purpose = _purpose(site, source)
+    purpose = Purpose.TRUNK if source.role == GATEWAY else Purpose.IN
+    if source.cluster == site.cluster:
+        purpose = Purpose.OUT
     caller = Identity(site.run, source.cluster, GATEWAY) if purpose is Purpose.IN else source
-    guest = _guest(current, visitor, caller)
+    guest = None if current is None else current().trust.check(visitor.certificate, caller)
     call = Call.AUDIT_HEADS if purpose is Purpose.TRUNK else Call.RELAY
     check_call(caller, call, site.identity)
     if purpose is Purpose.TRUNK:
@@ -64,17 +66,6 @@ def admit(current: CurrentCredentials | None, site: Site, visitor: Visitor) -> N
     if current is not None:
         guest = current().trust.check(visitor.certificate, whose="who asks for the health")
         check_call(guest.identity, Call.HEALTH, site.identity)
-
-
-def _purpose(site: Site, source: Identity) -> Purpose:
-    if source.cluster == site.cluster:
-        return Purpose.OUT
-    return Purpose.TRUNK if source.role == GATEWAY else Purpose.IN
-
-
-def _guest(current: CurrentCredentials | None, visitor: Visitor, caller: Identity) -> Peer | None:
-    """His certificate, if it is good and names him."""
-    return None if current is None else current().trust.check(visitor.certificate, caller)
 
 
 def _check_worker(site: Site, name: str, cluster: str | None) -> None:
@@ -157,12 +148,6 @@ class Verdicts:
         """A worker can be reached again."""
         with self._lock:
             self._given = {pair: given for pair, given in self._given.items() if pair[1] != worker}
-
-    @property
-    def all_gone(self) -> frozenset[str]:
-        """Those that are gone, and have not come back."""
-        with self._lock:
-            return frozenset(self._gone)
 
 
 _TRIM, _PAD, _MMAP = -1, -2, -3  # malloc.h: M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD

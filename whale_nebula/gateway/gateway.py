@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from cryptography.hazmat.primitives import hashes
 
@@ -127,12 +128,17 @@ class Gateway:
             return self._let_in(found, knock, lane)
         except NebulaError as error:
             if isinstance(error, IdentityError):
-                self.journal.refused(visitor.names[0] if visitor.names else visitor.host, _about(knock), error)
+                who = visitor.names[0] if visitor.names else visitor.host
+                self.journal.refused(who, f"{knock.source} - {knock.destination}", error)
             raise
 
     def _let_in(self, found: Entry, knock: Knock, lane: Lane) -> Hear:
         if found.purpose is Purpose.TRUNK:
-            return self._let_in_gateway(found, lane)
+            trunk = self._roads[found.caller.cluster].trunk
+            trunk.check_rate()
+            trunk.adopt(lane)
+            self.journal.note("trunk", actor=found.caller.uri, decision="allow")
+            return trunk.hear
         asks, wanted = knock.source, knock.destination
         self._verdicts.asks(asks)
         verdict = self._verdicts.find(asks, wanted, once=found.purpose is Purpose.OUT)
@@ -141,10 +147,18 @@ class Gateway:
         pair = self._pair(found.here, found.there)
         side = Side.NEAR if found.purpose is Purpose.OUT else Side.FAR
         if knock.lane:
-            return _present(pair, side, knock).lane(knock.lane, lane)
+            present = pair.half(side)
+            if present is None or present.connection.name != knock.connection:
+                raise TransportError("a further lane of a connection that is no more")
+            return present.lane(knock.lane, lane)
         if side is Side.NEAR:
             lane.trouble = self._roads[cluster_of(pair.there)].trouble
-        half = self._half(pair, side, found, Connection(knock.connection))
+        connection = Connection(knock.connection)
+        if side is Side.FAR:
+            half = self._roads[found.caller.cluster].half(pair, connection)
+        else:
+            check = partial(pair.inspection.check, outward=True)
+            half = Half(side, found.caller.uri, connection, check)
         hear = half.lane(0, lane)
         self._take(pair, half)
         if side is Side.NEAR:
@@ -155,18 +169,6 @@ class Gateway:
             self._vigil.greet(pair.here)
             self._roads[cluster_of(pair.there)].lead(pair, half)
         return hear
-
-    def _let_in_gateway(self, found: Entry, lane: Lane) -> Hear:
-        trunk = self._roads[found.caller.cluster].trunk
-        trunk.check_rate()
-        trunk.adopt(lane)
-        self.journal.note("trunk", actor=found.caller.uri, decision="allow")
-        return trunk.hear
-
-    def _half(self, pair: Pair, side: Side, found: Entry, connection: Connection) -> Half:
-        if side is Side.FAR:
-            return self._roads[found.caller.cluster].half(pair, connection)
-        return Half(side, found.caller.uri, connection, lambda frame: pair.inspection.check(frame, outward=True))
 
     def _take(self, pair: Pair, half: Half) -> None:
         """Join a half with its pair, once it is written down that it was let in."""
@@ -272,7 +274,7 @@ class Gateway:
             for road in self._roads.values():
                 self._health.say(road.cluster, road.trunk.up)
                 if road.look():
-                    self._tell_of(road)
+                    self._end_waits(road)
             for worker in {pair.here for pair in self._all() if pair.half(Side.NEAR) is not None}:
                 if not self._is_back(worker):
                     self._vigil.doubt(worker)
@@ -281,7 +283,7 @@ class Gateway:
             self._remove_pairs()
             self.journal.look_after(self._now())
 
-    def _tell_of(self, road: Road) -> None:
+    def _end_waits(self, road: Road) -> None:
         """The way to a cluster is closed: workers that wait for it ask again, and are told why as they come in."""
         for pair in self._all():
             near = pair.half(Side.NEAR)
@@ -311,22 +313,11 @@ class Gateway:
                 road.trunk.end("this gateway's certificate was renewed")
 
 
-def _present(pair: Pair, side: Side, knock: Knock) -> Half:
-    half = pair.half(side)
-    if half is None or half.connection.name != knock.connection:
-        raise TransportError("a further lane of a connection that is no more")
-    return half
-
-
 def _connections(site: Site) -> int:
     """How many connections there may be: those of all pairs, from both sides, and the trunks."""
     own = sum(cluster_of(worker) == site.cluster for worker in site.workers) or 8
     others = (len(site.workers) - own if site.roster else 0) or 8
     return 2 * lanes() * own * others + 4 * len(site.gateways)
-
-
-def _about(knock: Knock) -> str:
-    return f"{knock.source} - {knock.destination}"
 
 
 def _gone_error(worker: str, why: str) -> NebulaError:

@@ -123,7 +123,8 @@ class Half:
             raise
         with self._changed:
             self._handing += 1
-        partner = self.partner or self._wait_for_partner()
+            self._changed.wait_for(lambda: self.partner is not None or self.connection.over)
+            partner = self.partner
         sent = partner is not None and partner.send(frame)
         self._done(len(frame) if sent else None, greeting=header.epoch == 0)
 
@@ -151,11 +152,6 @@ class Half:
             count = self.frames
         if not greeting or count >= _GREETING:
             self._greeted.set()
-
-    def _wait_for_partner(self) -> Half | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self.partner is not None or self.connection.over)
-            return self.partner
 
 
 class Inspection:

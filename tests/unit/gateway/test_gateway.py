@@ -180,7 +180,7 @@ class TestWhatBreaks:
         until(lambda: all(worker in made.gateways[worker[:3]]._vigil._open for worker in (GPU, NPU)))
         made.kill(NPU)
         made.kill(GPU)
-        until(lambda: all(worker in made.gateways[worker[:3]]._verdicts.all_gone for worker in (GPU, NPU)))
+        until(lambda: all(worker in made.gateways[worker[:3]]._verdicts._gone for worker in (GPU, NPU)))
         made.join()
         made.meet()
 
@@ -303,12 +303,12 @@ class TestWhatIsRefused:
             dial(aim, knock, lane, lambda frame: None, deadlines=QUICK)
             gateway._gone_there(knock.source, "it says")
             lane.end("no more")
-        assert len(gateway._pairs) == len(gateway._verdicts.all_gone) == 20
+        assert len(gateway._pairs) == len(gateway._verdicts._gone) == 20
         gateway._gone_there("npu/99", "it says of one that never came")
-        assert "npu/99" not in gateway._verdicts.all_gone
+        assert "npu/99" not in gateway._verdicts._gone
         until(lambda: all(pair.half(Side.FAR) is None for pair in gateway._all()))
         del gateway._remove_pairs
-        until(lambda: not gateway._pairs and not gateway._verdicts.all_gone)
+        until(lambda: not gateway._pairs and not gateway._verdicts._gone)
 
     def test_a_frame_that_names_another_pair(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
         made = make(workers=(GPU, NPU, OTHER))
