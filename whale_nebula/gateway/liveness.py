@@ -93,19 +93,17 @@ class Vigil:
 
     def _look_on(self, worker: str) -> None:
         try:
-            while (run := self._next(worker)) is not None:
+            while True:
+                with self._lock:
+                    run, self._looking[worker] = self._looking[worker], None
+                    if run is None:
+                        del self._looking[worker]
+                        return
                 run(worker)
         except BaseException:
             with self._lock:
                 self._looking.pop(worker, None)
             raise
-
-    def _next(self, worker: str) -> Callable[[str], None] | None:
-        with self._lock:
-            run, self._looking[worker] = self._looking[worker], None
-            if run is None:
-                del self._looking[worker]
-            return run
 
     def _first(self, worker: str) -> None:
         if self._look(worker) == "open":

@@ -136,7 +136,9 @@ class AuditLog:
     # ------------------------------------------------------------------ inside the lock
     def _begin(self) -> Link:
         """Go on where the file ends, or where the file before it does, or from nothing."""
-        data = _whole(self._file, self._size)
+        with open(os.dup(self._file), "rb") as file:
+            file.seek(0)
+            data = file.read(self._size)
         before = _before(self.path, data)
         lines, rest = chain.split(data)
         try:
@@ -191,7 +193,11 @@ class AuditLog:
             "action": action,
             **{key: value[:_LONGEST] if isinstance(value, str) else value for key, value in said.items()},
         }
-        line, link = _forge_record(self._link, record)
+        try:
+            line, link = chain.forge(self._link, record)
+        except (TypeError, ValueError) as error:
+            mend = "text, whole numbers, lists"
+            raise AuditError("a record that is no plain JSON", why=str(error), mend=mend) from None
         self._put(ahead + line + b"\n")
         self._link = link
         self._unsigned += 1
@@ -285,13 +291,6 @@ def _follows(line: bytes, before: Link) -> bool:
     return True
 
 
-def _forge_record(before: Link, record: dict[str, Any]) -> tuple[bytes, Link]:
-    try:
-        return chain.forge(before, record)
-    except (TypeError, ValueError) as error:
-        raise AuditError("a record that is no plain JSON", why=str(error), mend="text, whole numbers, lists") from None
-
-
 def _open(path: Path) -> tuple[int, int]:
     """The file for adding lines, locked, and its size."""
     try:
@@ -307,12 +306,6 @@ def _open(path: Path) -> tuple[int, int]:
         why = "another process writes it"
         raise AuditError("the audit log is taken", where=str(path), why=why, mend="end the other one") from None
     return file, os.fstat(file).st_size
-
-
-def _whole(file: int, size: int) -> bytes:
-    with open(os.dup(file), "rb") as whole:
-        whole.seek(0)
-        return whole.read(size)
 
 
 def _broken_error(path: Path, why: str) -> AuditError:

@@ -89,11 +89,8 @@ def is_torn_record(line: bytes) -> bool:
 
 def is_torn_recovery(line: bytes) -> bool:
     """Whether this is a torn `recovered` record: of a writer that crashed when it went on after a crash."""
-    text = line.rstrip(b"\0")
-    return is_torn_record(line) and (text.startswith(_RECOVERY) or _RECOVERY.startswith(text))
-
-
-_RECOVERY = b'{"action":"recovered",'
+    text, begin = line.rstrip(b"\0"), b'{"action":"recovered",'
+    return is_torn_record(line) and (text.startswith(begin) or begin.startswith(text))
 
 
 class Follower:
@@ -115,10 +112,18 @@ class Follower:
         try:
             record, link = follow(line, self.link)
         except BrokenError as error:
-            self._set_aside(line, str(error))
+            self._why = self._why or str(error)
+            if not (is_torn_recovery(line) if self.aside else is_torn_record(line)):
+                raise BrokenError(self._why) from None
+            self.aside.append(line)
             return None
         if self.aside:
-            self._close(record)
+            torn = b"\n".join(self.aside)
+            if record.get("action") != RECOVERED or record.get("torn") != digest(torn):
+                raise BrokenError(self._why)
+            self.torn_bytes += len(torn)
+            self.aside, self._why = [], ""
+            self.torn += 1
         self.link = link
         return record
 
@@ -126,20 +131,6 @@ class Follower:
         """The file has ended: what is still aside is broken."""
         if self.aside:
             raise BrokenError(self._why)
-
-    def _set_aside(self, line: bytes, why: str) -> None:
-        self._why = self._why or why
-        if not (is_torn_recovery(line) if self.aside else is_torn_record(line)):
-            raise BrokenError(self._why)
-        self.aside.append(line)
-
-    def _close(self, record: Record) -> None:
-        torn = b"\n".join(self.aside)
-        if record.get("action") != RECOVERED or record.get("torn") != digest(torn):
-            raise BrokenError(self._why)
-        self.torn_bytes += len(torn)
-        self.aside, self._why = [], ""
-        self.torn += 1
 
 
 def split(data: bytes) -> tuple[list[bytes], bytes]:

@@ -158,9 +158,16 @@ def probe(
         return diagnosis(error, HERE)
     try:
         with contextlib.closing(_dial(address, timeout)) as line:
-            if credentials is None:
-                return _probe_plaintext(address, line)
-            return _probe_tls(address, line, credentials, expected)
+            if credentials is not None:
+                return _probe_tls(address, line, credentials, expected)
+            if _answers_in_the_clear(line):
+                return None
+            wants_tls = PlaintextError(
+                f"{address} wants TLS, and this process speaks without it",
+                why="its config says insecure: true, and that of the other side does not",
+                mend="security: {ca: certs/ca.pem, cert: ..., key: ...} instead of insecure: true",
+            )
+            return diagnosis(wants_tls, HERE)
     except OSError as error:
         return _unreachable(address, error)
 
@@ -259,18 +266,6 @@ def _probe_refusal(address: str, secured: ssl.SSLSocket, credentials: Credential
         why=f"its own certificate is good, and so is {credentials.identity.worker}'s by the clock and the files of "
         "this host: over there the clock is wrong, or ca.pem is another one",
         mend=f"whale-nebula doctor --config clusters.yaml there; its log names the reason. Ours: {credentials.serial}",
-    )
-    return diagnosis(said, HERE)
-
-
-# ---------------------------------------------------------------------- without TLS
-def _probe_plaintext(address: str, line: socket.socket) -> Diagnosis | None:
-    if _answers_in_the_clear(line):
-        return None
-    said = PlaintextError(
-        f"{address} wants TLS, and this process speaks without it",
-        why="its config says insecure: true, and that of the other side does not",
-        mend="security: {ca: certs/ca.pem, cert: ..., key: ...} instead of insecure: true",
     )
     return diagnosis(said, HERE)
 

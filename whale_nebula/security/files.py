@@ -94,12 +94,22 @@ def read(path: str | os.PathLike[str], what: str, *, secret: bool = False) -> by
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
             if secret and not is_private(found):
-                raise _open_to_others(path, what, stat.S_IMODE(found.st_mode))
+                raise CredentialsError(
+                    f"{what} can be read by others",
+                    where=str(path),
+                    why=f"its mode is {stat.S_IMODE(found.st_mode):04o}; who can read a key can be its owner",
+                    mend=f"chmod 600 {path}, and issue a new one if others were on this host",
+                )
             return file.read(_MOST)
     except OSError as error:
-        raise CredentialsError(
-            f"{what} cannot be read", where=str(path), why=error.strerror, mend=_elsewhere(Path(path))
-        ) from None
+        mend, beside = None, Path("certs") / Path(path).name  # where `certs` was called
+        if beside.exists() and not Path(path).exists():
+            folder = beside.parent.absolute()
+            mend = (
+                f"it lies in {beside.absolute()}: move that folder to {Path(path).parent}, or name it in the config: "
+                f"security: {{ca: {folder}/ca.pem, ...}}"
+            )
+        raise CredentialsError(f"{what} cannot be read", where=str(path), why=error.strerror, mend=mend) from None
 
 
 def is_private(found: os.stat_result) -> bool:
@@ -118,31 +128,16 @@ def find_other_keys(paths: Files) -> list[Path]:
     return [path for path in beside if os.access(path, os.R_OK)]
 
 
-def _elsewhere(path: Path) -> str | None:
-    """What to do about a file that is not there, where one of its name lies where `certs` was called."""
-    beside = Path("certs") / path.name
-    if path.exists() or not beside.exists():
-        return None
-    return (
-        f"it lies in {beside.absolute()}: move that folder to {path.parent}, or name it in the config: "
-        f"security: {{ca: {beside.parent.absolute()}/ca.pem, ...}}"
-    )
-
-
-def _open_to_others(path: str | os.PathLike[str], what: str, mode: int) -> CredentialsError:
-    return CredentialsError(
-        f"{what} can be read by others",
-        where=str(path),
-        why=f"its mode is {mode:04o}; who can read a key can be its owner",
-        mend=f"chmod 600 {path}, and issue a new one if others were on this host",
-    )
-
-
 def write(path: Path, data: bytes, mode: int, *, replace: bool = True) -> None:
     """Put a whole file in its place, or leave what was there: written beside it, synced, then renamed."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        _put(temporary, data, mode)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)  # whatever the umask is
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
         try:
             if replace:
                 os.replace(temporary, path)
@@ -154,15 +149,6 @@ def write(path: Path, data: bytes, mode: int, *, replace: bool = True) -> None:
         sync_folder(path.parent)
     except OSError as error:
         raise CredentialsError(f"{path} cannot be written", why=error.strerror, mend=f"ls -ld {path.parent}") from None
-
-
-def _put(path: Path, data: bytes, mode: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    with open(descriptor, "wb") as file:
-        os.fchmod(descriptor, mode)  # whatever the umask is
-        file.write(data)
-        file.flush()
-        os.fsync(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

@@ -184,7 +184,25 @@ class Conversation:
 
         `header` and `chunk` are one of `chunks(...)`. Messages may exceed the budget; tensors wait for `room`.
         """
-        side = self._side_after(header, chunk)
+        if not self.ready:
+            raise LocalProtocolError("nothing is sent before the greeting is over", mend="wait for Opened")
+        message, fault = None, None
+        if header.kind in BARE or (header.source, header.destination) != (self._here, self._there):
+            fault = f"kind {header.kind} from worker {header.source} to worker {header.destination}"
+        elif header.length != chunk.size:
+            fault = f"a chunk of {chunk.size} bytes under a header for {header.length}"
+        elif header.flags & Flag.SEALED:
+            fault = "a sealed header"
+        elif header.kind != Kind.CONTROL and self.room() <= 0:
+            fault = f"{self.unacked} bytes are not acknowledged, and no more may be"
+        elif header.kind == Kind.CONTROL:
+            try:
+                message = decode_message(chunk.tobytes())
+            except RemoteProtocolError as error:
+                raise LocalProtocolError(error.what) from None
+        side = fault or speak(self._ours, header, message)
+        if isinstance(side, str):
+            raise LocalProtocolError(f"this frame must not be sent: {side}")
         numbered = header._replace(epoch=self.epoch, sequence=self._replay.next, ack=self._acknowledge())
         if self._sealer is not None:
             numbered, chunk = self._sealer.seal(numbered, chunk)
@@ -219,22 +237,6 @@ class Conversation:
         header = Header(kind, Flag.LAST, self.epoch, 0, self._acknowledge(), 0, 0, self._here, self._there)
         return pack(header, 0), np.empty(0, np.uint8)
 
-    def _side_after(self, header: Header, chunk: Bytes) -> Side:
-        """What this side is after the frame, if it may be sent."""
-        if not self.ready:
-            raise LocalProtocolError("nothing is sent before the greeting is over", mend="wait for Opened")
-        fault = "a sealed header" if header.flags & Flag.SEALED else None
-        if header.kind in BARE or (header.source, header.destination) != (self._here, self._there):
-            fault = f"kind {header.kind} from worker {header.source} to worker {header.destination}"
-        elif header.length != chunk.size:
-            fault = f"a chunk of {chunk.size} bytes under a header for {header.length}"
-        elif header.kind != Kind.CONTROL and self.room() <= 0:
-            fault = f"{self.unacked} bytes are not acknowledged, and no more may be"
-        side = fault or speak(self._ours, header, _message(header, chunk))
-        if isinstance(side, str):
-            raise LocalProtocolError(f"this frame must not be sent: {side}")
-        return side
-
     def _greeting_packet(self, message: Mapping[str, Any]) -> Packet:
         payload = np.frombuffer(encode_message(message), np.uint8)
         [(header, chunk)] = chunks(self._greeting_header(self._here, self._there, payload.size), payload)
@@ -257,9 +259,14 @@ class Conversation:
         try:
             self._receive(message, events)
         except Exception as error:  # whatever decoding raises is about what the other side sent
-            self._error = error if isinstance(error, NebulaError) else _unreadable(error)
+            if not isinstance(error, NebulaError):
+                why = f"{type(error).__name__}: {escape_foreign_text(error, 200)}"
+                unreadable = RemoteProtocolError("a frame came that cannot be read", why=why)
+                unreadable.__cause__ = error
+                error = unreadable
+            self._error = error
             if not events:
-                raise self._error from self._error.__cause__
+                raise error from error.__cause__
         return events
 
     def _receive(self, message: bytes | bytearray | memoryview, events: list[Event]) -> None:
@@ -284,8 +291,11 @@ class Conversation:
         header = frame[0]
         if header.epoch == 0:
             self._greet(frame, events)
-        elif not self.ready:
-            self._wait(frame)
+        elif not self.ready:  # it overtook the greeting on another connection
+            self._waiting.append(frame)
+            self._waiting_bytes += held_bytes(_size(frame[1]))
+            if self._waiting_bytes > self._window:
+                raise RemoteProtocolError("a frame came before the greeting was over")
         elif header.epoch != self.epoch:
             raise RemoteProtocolError(
                 f"a frame of epoch {header.epoch} in epoch {self.epoch}", why="it is left from an earlier run"
@@ -342,17 +352,14 @@ class Conversation:
         done = self._replay.acknowledge(ack)
         return [done] if done.frames else []
 
-    def _wait(self, frame: _Frame) -> None:
-        """Keep a frame that overtook the greeting on another connection."""
-        self._waiting.append(frame)
-        self._waiting_bytes += held_bytes(HEADER_BYTES + frame[1].size)
-        if self._waiting_bytes > self._window:
-            raise RemoteProtocolError("a frame came before the greeting was over")
-
     # Greetings.
 
     def _greet(self, frame: _Frame, events: list[Event]) -> None:
-        message = self._greeting(*frame)
+        header, payload = frame
+        [(known, _)] = chunks(self._greeting_header(self._there, self._here, payload.size), payload)
+        if header != known or payload.size > GREETING_BYTES:
+            raise RemoteProtocolError("a frame without an epoch is no greeting")
+        message = decode_message(payload.tobytes())
         word = Word(message["kind"]) if message["kind"] in (Word.HELLO, Word.AUTH) else None
         side = self._theirs.say(word) if word else None
         if side is None:
@@ -367,12 +374,6 @@ class Conversation:
             waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
             for each in waiting:
                 self._sort(each, events)
-
-    def _greeting(self, header: Header, payload: Bytes) -> dict[str, Any]:
-        [(known, _)] = chunks(self._greeting_header(self._there, self._here, payload.size), payload)
-        if header != known or payload.size > GREETING_BYTES:
-            raise RemoteProtocolError("a frame without an epoch is no greeting")
-        return decode_message(payload.tobytes())
 
     def _open(self, message: Mapping[str, Any]) -> list[Event]:
         """The other side has proven itself: go on where it says that it is."""
@@ -399,24 +400,7 @@ def _size(payload: Bytes) -> int:
     return HEADER_BYTES + payload.size
 
 
-def _unreadable(error: Exception) -> RemoteProtocolError:
-    why = f"{type(error).__name__}: {ascii(str(error)[:200])[1:-1]}"
-    unreadable = RemoteProtocolError("a frame came that cannot be read", why=why)
-    unreadable.__cause__ = error
-    return unreadable
-
-
 def _require_side(side: Side | None) -> Side:
     if side is None:
         raise LocalProtocolError("the greeting was said twice on one connection")
     return side
-
-
-def _message(header: Header, chunk: Bytes) -> dict[str, Any] | None:
-    """The message in a frame that is to be sent."""
-    if header.kind != Kind.CONTROL:
-        return None
-    try:
-        return decode_message(chunk.tobytes())
-    except RemoteProtocolError as error:
-        raise LocalProtocolError(error.what) from None

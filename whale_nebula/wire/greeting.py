@@ -225,7 +225,16 @@ class Introduction:
         if self._theirs is None:
             raise RemoteProtocolError("AUTH came before HELLO")
         hellos = self._require_hello(), self._theirs
-        self._verify(message, hellos)
+        signature = message.get("signature")
+        if message.keys() != {"kind", "signature"} or (signature is None) != (self._prover is None):
+            raise RemoteProtocolError("the greeting is no AUTH of this protocol")
+        if self._prover is not None:
+            try:
+                signed = bytes.fromhex(signature)
+            except (TypeError, ValueError):
+                raise RemoteProtocolError("the signature of the greeting is no row of hex digits") from None
+            worker = self._theirs.worker
+            self._prover.verify(self._theirs.certificate or "", signed, transcript(hellos, worker), worker)
         self.proven = self.proven or self._theirs
         if self._theirs.nonce != self.proven.nonce:
             raise PeerRestartedError(
@@ -235,15 +244,6 @@ class Introduction:
             raise RemoteProtocolError(f"worker '{self._theirs.worker}' greets unlike before, and is the same process")
         self.certificate = self._theirs.certificate
         return hellos
-
-    def _verify(self, message: Mapping[str, Any], hellos: tuple[Hello, Hello]) -> None:
-        theirs = hellos[1]
-        signature = message.get("signature")
-        if message.keys() != {"kind", "signature"} or (signature is None) != (self._prover is None):
-            raise RemoteProtocolError("the greeting is no AUTH of this protocol")
-        if self._prover is not None:
-            proof = transcript(hellos, theirs.worker)
-            self._prover.verify(theirs.certificate or "", _from_hex(signature), proof, theirs.worker)
 
     def _require_hello(self) -> Hello:
         if self._ours is None:
@@ -276,13 +276,6 @@ def _check(ours: Hello, theirs: Hello) -> None:
 
 
 _NOUNS = {"certificate": "a certificate", "exchange": "a key for sealed frames"}
-
-
-def _from_hex(text: Any) -> bytes:
-    try:
-        return bytes.fromhex(text)
-    except (TypeError, ValueError):
-        raise RemoteProtocolError("the signature of the greeting is no row of hex digits") from None
 
 
 _KEY_BYTES = 32
