@@ -222,39 +222,33 @@ class Outbox:
 
     def next(self) -> Shipment | None:
         """The next frame, or None: nothing can be sent now."""
-        shipment = self._next() if self.connection is not None else None
-        if shipment is not None:
-            self._last_sent = self._now()
-        return shipment
-
-    def _next(self) -> Shipment | None:
-        talk, packet = self._conversation, None
+        talk, packet, shipment = self._conversation, None, None
+        if self.connection is None or not (self._first or talk.ready):
+            return None
         if self._first:
             packet = self._first.popleft()
-        elif not talk.ready:
-            return None
         elif self._again:
-            packet = self._again.popleft()
+            again = self._again.popleft()
             self.upkeep.resent_frames += 1
-            self.upkeep.resent_bytes += len(packet[0]) + packet[1].size
-            return Shipment(packet)
+            self.upkeep.resent_bytes += len(again[0]) + again[1].size
+            shipment = Shipment(again)
         elif self._urgent:
             parcel = self._urgent.popleft()
-            return self._frame_next(parcel, chunks(parcel.header, parcel.payload))
-        else:
-            packet = talk.due()
-        if packet is None and talk.room() > 0 and (self._parcel or self._parcels):
+            shipment = self._frame_next(parcel, chunks(parcel.header, parcel.payload))
+        elif (packet := talk.due()) is None and talk.room() > 0 and (self._parcel or self._parcels):
             if self._parcel is None:
                 self._parcel = self._parcels.popleft()
                 self._chunks = chunks(self._parcel.header, self._parcel.payload)
-            return self._frame_next(self._parcel, self._chunks)
-        if packet is None and self._now() >= self._last_sent + self._beat:
+            shipment = self._frame_next(self._parcel, self._chunks)
+        elif packet is None and self._now() >= self._last_sent + self._beat:
             packet = talk.beat()
-        if packet is None:
-            return None
-        self.upkeep.frames += 1
-        self.upkeep.bytes += len(packet[0]) + packet[1].size
-        return Shipment(packet)
+        if packet is not None:
+            self.upkeep.frames += 1
+            self.upkeep.bytes += len(packet[0]) + packet[1].size
+            shipment = Shipment(packet)
+        if shipment is not None:
+            self._last_sent = self._now()
+        return shipment
 
     def _frame_next(self, parcel: Parcel, frames: Iterator[tuple[Header, Bytes]]) -> Shipment:
         header, chunk = next(frames)

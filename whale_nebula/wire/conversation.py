@@ -293,7 +293,7 @@ class Conversation:
             self._greet(frame, events)
         elif not self.ready:  # it overtook the greeting on another connection
             self._waiting.append(frame)
-            self._waiting_bytes += held_bytes(_size(frame[1]))
+            self._waiting_bytes += held_bytes(HEADER_BYTES + frame[1].size)
             if self._waiting_bytes > self._window:
                 raise RemoteProtocolError("a frame came before the greeting was over")
         elif header.epoch != self.epoch:
@@ -309,7 +309,7 @@ class Conversation:
         header, payload = frame
         turn = self._arrivals.turn(header.sequence)
         if turn is Turn.EARLY:
-            self._arrivals.hold(header.sequence, frame, _size(payload))
+            self._arrivals.hold(header.sequence, frame, HEADER_BYTES + payload.size)
         if self._heard + self._arrivals.bytes > self._replay.budget + _OVERRUN_BYTES:
             raise RemoteProtocolError(
                 f"frame {header.sequence} came where {self._heard + self._arrivals.bytes} bytes are not acknowledged",
@@ -318,7 +318,7 @@ class Conversation:
         following = frame if turn is Turn.DUE else None
         while following is not None:
             events += self._take(*following)
-            self._heard += held_bytes(_size(following[1]))
+            self._heard += held_bytes(HEADER_BYTES + following[1].size)
             following = self._arrivals.taken()
 
     def _take(self, header: Header, payload: Bytes) -> list[Event]:
@@ -394,10 +394,6 @@ class Conversation:
         self._replay.budget = min(self._replay.budget, theirs.budget)
         self._ack_bytes = min(ACK_BYTES, self._replay.budget // 4)
         return [*self._acknowledged(theirs.acknowledged), Opened(self._replay.since(theirs.received), resumed)]
-
-
-def _size(payload: Bytes) -> int:
-    return HEADER_BYTES + payload.size
 
 
 def _require_side(side: Side | None) -> Side:

@@ -225,7 +225,7 @@ class Introduction:
         if self._theirs is None:
             raise RemoteProtocolError("AUTH came before HELLO")
         hellos = self._require_hello(), self._theirs
-        signature = message.get("signature")
+        signature: Any = message.get("signature")
         if message.keys() != {"kind", "signature"} or (signature is None) != (self._prover is None):
             raise RemoteProtocolError("the greeting is no AUTH of this protocol")
         if self._prover is not None:

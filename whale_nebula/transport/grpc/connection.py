@@ -79,22 +79,20 @@ class Lane:
         return True
 
     def outgoing(self) -> Iterator[bytes]:
-        """The frames for gRPC, as it takes them."""
-        while (frame := self._pull()) is not None:
+        """The frames for gRPC, as it takes them. What is to be broken is broken before its frames end: an end in order
+        would look to the other side as if all had been said.
+        """
+        while True:
+            with self.room:
+                while not (self._broken if self.over else self._frame is not None or self._finishing):
+                    self._filled.wait()
+                frame, self._frame = None if self.over else self._frame, None
+                self.room.notify_all()
+            if frame is None:
+                break
             yield frame
         if not self.over:
             yield END
-
-    def _pull(self) -> bytes | None:
-        """The next frame; None once there will be none. What is to be broken is broken before its frames end: an end in
-        order would look to the other side as if all had been said.
-        """
-        with self.room:
-            while not (self._broken if self.over else self._frame is not None or self._finishing):
-                self._filled.wait()
-            frame, self._frame = None if self.over else self._frame, None
-            self.room.notify_all()
-            return frame
 
     def read(self, incoming: Iterable[bytes], hear: Callable[[bytes], None]) -> str:
         """Hear everything that comes, in this thread, until the stream ends; gives why it did."""
