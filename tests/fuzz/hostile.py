@@ -122,7 +122,7 @@ class Hostile:
 
     def _step(self) -> None:
         """A step begins."""
-        self.talk._assembly.forget()
+        self.talk._assembly._tensor = None
         self.talk._arrivals.forget()
         self.talk.receive(self._numbered(*said(1, STEP)[0]))
 

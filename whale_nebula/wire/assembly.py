@@ -82,11 +82,6 @@ class Assembly:
         self._tensor: tuple[Header, Bytes] | None = None  # the tensor whose chunks are coming in
         self._received = 0  # of that tensor, in bytes
 
-    @property
-    def between(self) -> bool:
-        """Whether no tensor is half received."""
-        return self._tensor is None
-
     def place(self, header: Header) -> Bytes:
         """Where the chunk of this (checked) header belongs."""
         if self._tensor is None and header.offset == 0:
@@ -106,10 +101,6 @@ class Assembly:
         if header.dtype == 1 and data.size and data.max() > 1:
             raise RemoteProtocolError("a bool that is neither 0 nor 1")
         return [TensorArrived(header, array_from(data, header.dtype, header.dims))]
-
-    def forget(self) -> None:
-        """Let a half received tensor go."""
-        self._tensor = None
 
     def _allocate(self, header: Header) -> Bytes:
         if self._expect is not None and (bound := self._expect(header)) is not None:

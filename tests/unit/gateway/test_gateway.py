@@ -139,19 +139,6 @@ class TestWhatCrosses:
 
 
 class TestWhatBreaks:
-    def test_a_gateway_that_ends_and_starts_again(self, make: Callable[..., Town]) -> None:
-        made = make()
-        made.join()
-        made.meet()
-        made.cross(range(2))
-        made.gateways["gpu"].stop("it is started again")
-        sends = threading.Thread(target=made.link().send, args=(key(99), np.arange(10)))
-        sends.start()
-        made.start("gpu")
-        np.testing.assert_array_equal(made.link(NPU, GPU).receive(key(99), SOON), np.arange(10))
-        sends.join(SOON)
-        made.cross(range(2, 4))
-
     def test_a_worker_that_connects_anew_breaks_the_old_streams(self, make: Callable[..., Town]) -> None:
         made = make()
         made.join()
@@ -322,19 +309,6 @@ class TestWhatIsRefused:
         until(lambda: lane.over)
         assert end["decision"] == "deny"
         assert "a frame from worker 0 to worker 2" in end["reason"]
-
-    def test_a_certificate_that_is_revoked_while_its_stream_stands(
-        self, tmp_path: Path, make: Callable[..., Town]
-    ) -> None:
-        home = Certificates(tmp_path / "home")
-        home.issue(GPU, NPU, "gpu/gateway", "npu/gateway")
-        made = make(files={name: Files.under(home.folder, home.identity(name)) for name in ALL})
-        made.join()
-        made.meet()
-        revoke(home.folder, home.authority, [home.of(GPU).serial], "a test")
-        with pytest.raises(IdentityError, match="was revoked"):
-            made.link().receive(key(0, NPU, GPU), SOON)
-        assert any("was revoked" in each.get("reason", "") for each in records(made.sites["gpu"]))
 
     @pytest.mark.parametrize("dials", CLUSTERS)
     def test_a_worker_ends_its_link_to_one_that_is_revoked_at_its_own_site_alone(

@@ -47,12 +47,6 @@ def test_frames_of_the_pair_pass_both_ways(sealed: bool) -> None:
     assert pair.check(frame(2, 0, sealed=sealed), outward=False).source == 2
 
 
-@pytest.mark.parametrize("sealed", [False, True])
-def test_what_a_codec_made_passes_whatever_its_size(sealed: bool) -> None:
-    header = Inspection.of(ROSTER, "gpu/0", "npu/1").check(frame(codec=7, rows=999, sealed=sealed), outward=True)
-    assert (header.codec, header.state, header.dims, header.whole) == (7, 3, (999,), 40)
-
-
 @pytest.mark.parametrize(("ends", "outward"), [((0, 1), True), ((1, 2), True), ((2, 0), True), ((0, 2), False)])
 def test_frames_of_others_do_not(ends: tuple[int, int], outward: bool) -> None:
     with pytest.raises(RemoteProtocolError, match="which is not the pair of this stream"):

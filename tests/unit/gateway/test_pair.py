@@ -102,14 +102,6 @@ class TestJoining:
         other, _ = meeting.come(order[1])
         assert (one.partner, other.partner) == (other, one)
 
-    def test_frames_go_from_one_to_the_other_and_are_counted(self) -> None:
-        meeting = Meeting()
-        near, _ = meeting.come(NEAR)
-        _, lane = meeting.come(FAR)
-        near.hear(beat())
-        assert next(lane.outgoing()) == beat()
-        assert (near.frames, near.bytes) == (1, len(beat()))
-
     def test_a_half_is_joined_once(self) -> None:
         meeting = Meeting()
         near, _ = meeting.come(NEAR)
@@ -211,13 +203,6 @@ class TestTwoAttemptsThatCross:
         half.connection.end("it is not needed")
         reader.join(10.0)
         assert not reader.is_alive()
-
-    def test_no_attempt_is_made_for_a_half_that_is_joined(self) -> None:
-        meeting = Meeting()
-        near, _ = meeting.come(NEAR)
-        meeting.come(FAR)
-        with meeting.pair.attempt(near) as needed:
-            assert not needed
 
 
 class TestSeveralLanes:

@@ -69,10 +69,6 @@ def test_one_that_does_not_answer_is_that_of_a_frozen_host() -> None:
     assert why.startswith("nothing was heard from it, and")
 
 
-def test_one_refusal_is_none() -> None:
-    assert Watched("refused").mourn() == []
-
-
 def test_a_stream_that_ends_while_somebody_still_looks_is_mourned() -> None:
     """Between the last question whether the worker is heard and the end of the look that asked it."""
     told: list[tuple[str, str, str]] = []

@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -212,12 +211,6 @@ class TestAfterACrash:
                 write(path, None, 1)
             assert verify(path).ok, cut
 
-    def test_a_crash_before_the_first_line_was_whole(self, tmp_path: Path, gate: Credentials) -> None:
-        path = tmp_path / "audit.jsonl"
-        path.write_bytes(b'{"act')
-        write(path, gate, 1)
-        assert verify(path, trust=gate.trust).ok
-
     def test_what_was_changed_is_not_continued(self, tmp_path: Path, gate: Credentials) -> None:
         path = tmp_path / "audit.jsonl"
         write(path, gate, 10)
@@ -286,17 +279,6 @@ class TestAfterACrash:
             file.write(b'["action":"relay"')
         with pytest.raises(AuditError, match="no beginning of record 11"):
             AuditLog(path, GATE, gate)
-
-    def test_recovered_over_several_garbled_lines_is_found(self, tmp_path: Path, gate: Credentials) -> None:
-        """Who can write the file can write `recovered` himself, with the right digest."""
-        path = tmp_path / "audit.jsonl"
-        write(path, gate, 10, close=False)
-        lines = path.read_bytes().splitlines()
-        before, _ = chain.tail_of(lines[:5], chain.START)
-        hidden = [line[:-1] for line in lines[6:8]]
-        said = {"action": "recovered", "torn": chain.digest(b"\n".join(hidden)), "site": GATE.uri}
-        path.write_bytes(b"\n".join([*lines[:5], *hidden, chain.forge(before, said)[0]]) + b"\n")
-        assert verify(path).bad == 5
 
 
 class TestADiskThatFails:
@@ -503,11 +485,6 @@ class TestHeads:
         assert KeptHeads(path, other.trust).last(GATE) == heads[-1]
         assert kept.last(OTHER_GATE) is None
         assert verify(tmp_path / "a.jsonl", read_heads(path), other.trust).ok
-
-    def test_only_its_user_can_read_what_is_kept(self, tmp_path: Path, gate: Credentials) -> None:
-        kept = KeptHeads(tmp_path / "heads.jsonl", gate.trust)
-        kept.keep(write(tmp_path / "a.jsonl", gate, 1)[0], gate.identity)
-        assert stat.S_IMODE(kept.path.stat().st_mode) == 0o600
 
     def test_a_log_that_went_back_is_told(self, tmp_path: Path, gate: Credentials, other: Credentials) -> None:
         kept = KeptHeads(tmp_path / "heads.jsonl", other.trust)

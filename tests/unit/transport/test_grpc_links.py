@@ -120,11 +120,6 @@ class TestCrossing:
                 assert link._bye_heard
                 assert link._conversation.unacked == 0
 
-    def test_a_worker_without_an_address_dials(self, trusted: Certificates) -> None:
-        with workers(trusted, listen_npu=False) as pair:
-            pair.meet()
-            exchange(pair, 1)
-
     def test_who_is_not_up_yet_is_waited_for_and_announced(self, trusted: Certificates) -> None:
         said: list[Wait] = []
         address = free_address()
@@ -156,17 +151,6 @@ class TestCrossing:
 
 
 class TestBreaks:
-    def test_resets_lose_nothing(self, trusted: Certificates) -> None:
-        with workers(trusted, line=True) as pair:
-            pair.meet()
-            assert pair.line
-            for number in range(1, 6):
-                cutting = threading.Thread(target=pair.line.cut)
-                cutting.start()
-                exchange(pair, number)
-                cutting.join()
-            assert pair.npu.state().connections > 1
-
     def test_a_hole_in_the_line_is_announced_and_healed(self, trusted: Certificates) -> None:
         """Nothing passes and nothing is reset: only the keepalive finds out."""
         said: list[Wait] = []

@@ -56,13 +56,6 @@ def test_tensors_are_taken_in_any_order(mailbox: Mailbox, clock: FakeClock) -> N
     assert clock.now() == 100.0
 
 
-def test_messages_are_taken_in_order_by_kind(mailbox: Mailbox) -> None:
-    for number, kind in enumerate(["A", "B", "A"]):
-        mailbox.put_message({"kind": kind, "number": number})
-    assert mailbox.take_message("B", 1.0)["number"] == 1
-    assert [mailbox.take_message("A", 1.0)["number"] for _ in range(2)] == [0, 2]
-
-
 def test_what_is_on_its_way_is_waited_for(mailbox: Mailbox, clock: FakeClock) -> None:
     mailbox.put(key(), "tensor", due=103.5)
     assert mailbox.take(key(), 10.0) == "tensor"
@@ -75,14 +68,6 @@ def test_a_deadline_names_who_what_and_how_long(mailbox: Mailbox, clock: FakeClo
     assert clock.now() == 102.5
     assert "'gpu/0' waited 2.5 s for worker 'npu/0'" in str(caught.value)
     assert "boundary 7 (step 3, phase 0) from npu/0 to gpu/0" in str(caught.value)
-
-
-def test_what_arrives_after_the_deadline_is_late_but_not_lost(mailbox: Mailbox, clock: FakeClock) -> None:
-    mailbox.put(key(), "tensor", due=105.0)
-    with pytest.raises(DeadlineError):
-        mailbox.take(key(), 2.0)
-    assert clock.now() == 102.0
-    assert mailbox.take(key(), 10.0) == "tensor"
 
 
 def test_a_message_has_a_deadline_too(mailbox: Mailbox) -> None:
@@ -99,13 +84,6 @@ def test_the_same_key_twice_is_an_error_taken_or_not(mailbox: Mailbox) -> None:
         mailbox.put(key(), 3)
     with pytest.raises(LocalProtocolError, match="received already"):
         mailbox.take(key(), 1.0)
-
-
-def test_whose_fault_it_is_is_a_type() -> None:
-    mailbox = Mailbox("gpu/0", "npu/0", fault=RemoteProtocolError)
-    mailbox.put(key(), 1)
-    with pytest.raises(RemoteProtocolError):
-        mailbox.put(key(), 1)
 
 
 def test_a_key_of_an_older_step_is_an_error_but_one_of_a_newer_step_is_not(mailbox: Mailbox) -> None:
@@ -217,15 +195,6 @@ def waiting(*attempts: Callable[[], object]) -> Callable[[], list[object]]:
         return [results[number] for number in range(len(attempts))]
 
     return join
-
-
-def test_several_threads_wait_for_different_keys() -> None:
-    mailbox = Mailbox("gpu/0", "npu/0")
-    slots = range(8)
-    results = waiting(*(lambda slot=slot: mailbox.take(key(slot), 10.0) for slot in slots))
-    for slot in reversed(slots):
-        mailbox.put(key(slot), slot * 10)
-    assert results() == [slot * 10 for slot in slots]
 
 
 def test_the_end_wakes_everybody_with_an_error_of_his_own() -> None:

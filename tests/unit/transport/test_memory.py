@@ -10,7 +10,7 @@ import pytest
 from whale_nebula.errors import DeadlineError, LinkClosedError, LocalProtocolError, RemoteFailureError
 from whale_nebula.transport.memory import MemoryLink, MemoryNetwork
 from whale_nebula.transport.protocol import Key, Link, LinkTotals
-from whale_nebula.wire import HEADER_BYTES, wire_bytes
+from whale_nebula.wire import HEADER_BYTES
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,6 @@ def test_one_message_takes_its_bytes_over_the_rate_and_the_delay(line: tuple, cl
     assert clock.now() == pytest.approx(1.25)
 
 
-def test_frame_headers_take_their_time_too(clock: FakeClock) -> None:
-    here, there = pair(MemoryNetwork({("gpu", "npu"): Line(RATE)}, clock=clock))
-    big = np.zeros(3_000_000, np.uint8)
-    here.send(key(), big)
-    there.receive(key(), 10.0)
-    assert clock.now() == pytest.approx(wire_bytes(big.nbytes) * 8 / RATE)
-    assert clock.now() == pytest.approx(3.0 + 3 * HEADER_BYTES * 8 / RATE)
-
-
 def test_messages_in_one_direction_queue_and_the_delay_overlaps(line: tuple, clock: FakeClock) -> None:
     here, there = line
     for slot in range(3):
@@ -139,10 +130,13 @@ def test_a_delay_without_a_rate_only_delays(clock: FakeClock) -> None:
     assert clock.now() == pytest.approx(0.5)
 
 
-def test_sending_never_waits(line: tuple, clock: FakeClock) -> None:
-    for slot in range(100):
+def test_it_is_told_when_each_tensor_holds_the_line(line: tuple, clock: FakeClock) -> None:
+    told: list[tuple[Key, int, float, float]] = []
+    line[0].on_sent = lambda *about: told.append(about)
+    for slot in (0, 1):
         line[0].send(key(slot), TENSOR)
-    assert clock.now() == 0.0
+    line[0].post({"kind": "PING", "last": False})  # control messages are not told
+    assert told == [(key(0), 1_000_000, 0.0, 1.0), (key(1), 1_000_000, 1.0, 2.0)]
 
 
 def test_a_deadline_before_the_arrival_is_an_error(line: tuple, clock: FakeClock) -> None:

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulation.carrier import Cable
-from tests.unit.transport.crossing import workers
-from whale_nebula.errors import LocalProtocolError, RemoteFailureError, RemoteProtocolError
+from whale_nebula.errors import LocalProtocolError
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.memory import MemoryNetwork
 from whale_nebula.transport.peer import PeerLink
@@ -27,7 +26,7 @@ from whale_nebula.transport.protocol import (
     describe_payload,
     read_payload,
 )
-from whale_nebula.wire import CHUNK_BYTES, HEADER_BYTES, Bound, Header, Kind, TensorArrived
+from whale_nebula.wire import CHUNK_BYTES, HEADER_BYTES, Header, Kind, TensorArrived
 from whale_nebula.wire.greeting import Greeting
 from whale_nebula.wire.tensor import DTYPE_NAMES
 
@@ -96,20 +95,6 @@ def test_it_arrives_as_it_was_sent_and_is_counted_alike(make: Callable[..., Ends
 
 
 @EVERY
-def test_raw_bytes_may_still_be_said(make: Callable[..., Ends]) -> None:
-    with linked(make) as (here, _):
-        here.send(key(), packed(), raw_bytes=1000)
-        assert here.totals().raw_bytes == 1000
-
-
-def test_over_memory_it_is_the_same_object() -> None:
-    payload = packed()
-    with linked(memory) as (here, there):
-        here.send(key(), payload)
-        assert there.receive(key(), SOON) is payload
-
-
-@EVERY
 def test_arrays_and_packed_ones_go_side_by_side(make: Callable[..., Ends]) -> None:
     array = np.ones((4, 8), np.float32)
     with linked(make) as (here, there):
@@ -142,27 +127,6 @@ def test_what_no_frame_can_say_is_refused_by_every_link(payload: Packed) -> None
                 here.send(key(), payload)
             here.send(key(), packed())
             assert same(there.receive(key(), SOON), packed())
-
-
-def test_what_the_plan_does_not_allow_ends_the_link() -> None:
-    bound = Bound("float32", (4, 8), frozenset({3}), extra=16)
-    with linked(peers, expect=lambda key: bound) as (here, there):
-        here.send(key(0), packed(128 + 16))
-        assert there.receive(key(0), SOON).nbytes == 144
-        here.send(key(1), packed(codec=4))
-        with pytest.raises(RemoteProtocolError, match="40 bytes of codec 4 came for a tensor of 128"):
-            there.receive(key(1), SOON)
-        with pytest.raises(RemoteFailureError, match="'npu/0' failed"):
-            here.receive(Key("forward", 1, 0, 0, -1, 0, *reversed(WORKERS)), SOON)
-
-
-def test_it_crosses_a_network_too() -> None:
-    expect = {key(): Bound("float32", (4, 8), frozenset({3}), extra=CHUNK_BYTES)}.get
-    with workers(None, expect=expect) as pair:
-        pair.meet()
-        payload = packed(CHUNK_BYTES + 3)
-        pair.gpu.send(Key("forward", 1, 0, 0, -1, 0, "gpu/0", "npu/0"), payload)
-        assert same(pair.npu.receive(key(), SOON), payload)
 
 
 @settings(deadline=None, max_examples=60)

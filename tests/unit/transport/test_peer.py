@@ -19,9 +19,8 @@ from whale_nebula.errors import (
 )
 from whale_nebula.transport.base import lost_error
 from whale_nebula.transport.deadlines import Deadlines, Wait
-from whale_nebula.transport.memory import MemoryNetwork
 from whale_nebula.transport.peer import Faults, PeerLink
-from whale_nebula.transport.protocol import Key, Link
+from whale_nebula.transport.protocol import Key
 from whale_nebula.wire import CHUNK_BYTES, HEADER_BYTES, Bound, Kind
 from whale_nebula.wire.frame import checksum, pack, unpack
 from whale_nebula.wire.greeting import Greeting
@@ -92,36 +91,6 @@ def tensor(passage: Passage, source: str = "gpu/0") -> bool:
 
 
 class TestUndisturbed:
-    def test_tensors_and_messages_arrive_both_ways(self, make: Callable[..., Pair]) -> None:
-        pair = make()
-        pair.begin()
-        sent = np.random.default_rng(0).standard_normal((3, CHUNK_BYTES // 8 + 1))
-        pair.here.send(key(), sent)
-        pair.there.send(back(), sent.T)
-        np.testing.assert_array_equal(pair.there.receive(key(), SOON), sent)
-        np.testing.assert_array_equal(pair.here.receive(back(), SOON), sent.T)
-        assert pair.there.take("SESSION", SOON) == step()
-
-    def test_what_is_sent_before_anybody_is_there_arrives(self, make: Callable[..., Pair]) -> None:
-        pair = make()
-        pair.here.post({"kind": "SESSION", "about": "HELLO"})
-        assert pair.there.take("SESSION", SOON)["about"] == "HELLO"
-
-    def test_totals_are_those_of_a_memory_link(self, make: Callable[..., Pair]) -> None:
-        def speak(here: Link, there: Link) -> None:
-            here.post(step())
-            for slot, size in enumerate([0, 1, CHUNK_BYTES, 3 * CHUNK_BYTES + 17]):
-                here.send(key(slot), np.zeros(size, np.uint8), raw_bytes=4 * size)
-                there.receive(key(slot), SOON)
-            here.close()
-
-        pair, network = make(), MemoryNetwork()
-        memory = network.link(*WORKERS, "gpu", "npu"), network.link(*reversed(WORKERS), "npu", "gpu")
-        speak(pair.here, pair.there)
-        speak(*memory)
-        assert pair.here.totals() == memory[0].totals()
-        assert pair.here.upkeep.resent_frames == 0
-
     def test_every_frame_is_in_the_totals_or_in_the_upkeep(self, make: Callable[..., Pair]) -> None:
         pair = make()
         pair.begin()
@@ -156,22 +125,6 @@ class TestUndisturbed:
         with pytest.raises(LinkClosedError, match="has closed its link to 'npu/0'"):
             pair.here.receive(back(), SOON)
 
-    def test_a_failure_overtakes(self, make: Callable[..., Pair]) -> None:
-        held = threading.Event()
-
-        def slowly(passage: Passage) -> Iterable[bytes]:
-            if tensor(passage):
-                held.wait(SOON)
-            return (passage.frame,)
-
-        pair = make(slowly)
-        pair.begin()
-        pair.here.send(key(0), np.ones(30 * CHUNK_BYTES, np.uint8))
-        pair.here.fail({"what": "division by zero", "why": "stage decoder"})
-        held.set()
-        with pytest.raises(RemoteFailureError, match="'gpu/0' failed: division by zero"):
-            pair.there.receive(key(1), SOON)
-
     def test_a_word_out_of_turn_is_the_senders_mistake(self, make: Callable[..., Pair]) -> None:
         pair = make()
         pair.here.send(key(), np.zeros(3))  # no step was announced
@@ -182,64 +135,6 @@ class TestUndisturbed:
 
 
 class TestCuts:
-    def test_a_cut_in_every_frame_changes_nothing(self, make: Callable[..., Pair]) -> None:
-        """The cable breaks once at each of the first frames of either side."""
-        broken: set[tuple[str, int]] = set()
-
-        def breaks(passage: Passage) -> Iterable[bytes]:
-            if passage.number % 3 == 2 and len(broken) < 20:
-                broken.add((passage.source, passage.number))
-                pair.cable.cut()
-                return ()
-            return (passage.frame,)
-
-        pair = make(breaks)
-        draw = np.random.default_rng(1)
-        for number in range(6):
-            pair.begin(number)
-            sent = draw.standard_normal(CHUNK_BYTES // 8 * 3 + number)
-            pair.here.send(key(0, number), sent)
-            pair.there.send(back(0, number), sent[::-1])
-            np.testing.assert_array_equal(pair.there.receive(key(0, number), SOON), sent)
-            np.testing.assert_array_equal(pair.here.receive(back(0, number), SOON), sent[::-1])
-        assert len(broken) == 20
-        assert pair.here.upkeep.resent_frames > 0
-
-    def test_what_was_cut_off_is_sent_when_the_cable_is_mended(self, make: Callable[..., Pair]) -> None:
-        pair = make()
-        pair.begin()
-        pair.there.take("SESSION", SOON)
-        pair.cable.cut(mends=False)
-        assert pair.cable.wait(connected=False, seconds=SOON)
-        pair.here.send(key(), np.arange(5))
-        with pytest.raises(DeadlineError):
-            pair.there.receive(key(), 0.02)
-        pair.cable.mend()
-        np.testing.assert_array_equal(pair.there.receive(key(), SOON), np.arange(5))
-
-    def test_duplicates_are_dropped(self, make: Callable[..., Pair]) -> None:
-        pair = make(lambda passage: (passage.frame,) * (2 if tensor(passage) else 1))
-        pair.begin()
-        for slot in range(3):
-            pair.here.send(key(slot), np.full(5, slot))
-        for slot in range(3):
-            np.testing.assert_array_equal(pair.there.receive(key(slot), SOON), np.full(5, slot))
-
-    def test_frames_that_overtake_each_other_wait(self, make: Callable[..., Pair]) -> None:
-        kept: list[bytes] = []
-
-        def swaps(passage: Passage) -> Iterable[bytes]:
-            if not tensor(passage):
-                return (passage.frame,)
-            kept.append(passage.frame)
-            return (kept.pop(), kept.pop()) if len(kept) == 2 else ()
-
-        pair = make(swaps)
-        pair.begin()
-        sent = np.random.default_rng(2).standard_normal(CHUNK_BYTES // 2)  # four frames
-        pair.here.send(key(), sent)
-        np.testing.assert_array_equal(pair.there.receive(key(), SOON), sent)
-
     def test_without_a_window_none_may(self, make: Callable[..., Pair]) -> None:
         """Each gap breaks the connection; the same gap again is meant so."""
         missing = {"tensor": 2}
@@ -259,21 +154,6 @@ class TestCuts:
             pair.there.receive(key(3), SOON)
         with pytest.raises(RemoteFailureError, match="could not understand what 'gpu/0' sent"):
             pair.here.receive(back(), SOON)
-
-    def test_damage_heals(self, make: Callable[..., Pair]) -> None:
-        times = {"damaged": 0}
-
-        def damages(passage: Passage) -> Iterable[bytes]:
-            if tensor(passage) and times["damaged"] < 3:
-                times["damaged"] += 1
-                return (passage.frame[:-1] + b"?",)
-            return (passage.frame,)
-
-        pair = make(damages)
-        pair.begin()
-        pair.here.send(key(), np.arange(1000))
-        np.testing.assert_array_equal(pair.there.receive(key(), SOON), np.arange(1000))
-        assert times["damaged"] == 3
 
     def test_damage_without_end_ends_the_link(self, make: Callable[..., Pair]) -> None:
         def damages(passage: Passage) -> Iterable[bytes]:
@@ -296,16 +176,6 @@ class TestCuts:
         with pytest.raises(RemoteFailureError, match="'npu/0' failed"):
             pair.here.receive(back(), SOON)
 
-    def test_a_worker_that_was_started_anew_is_told_apart(self, make: Callable[..., Pair]) -> None:
-        pair = make()
-        pair.begin()
-        pair.there.take("SESSION", SOON)
-        pair.there._conversation._introduction._greeting = Greeting("run-1", "npu/0", "gpu/0")  # another nonce
-        pair.cable.cut()
-        with pytest.raises(RemoteProtocolError, match="'npu/0' was restarted"):
-            pair.here.receive(back(), SOON)
-        pair.cable.kill("gpu/0", lost_error("gpu/0", "so that the other end has not to be waited for"))
-
 
 class TestBudget:
     def test_a_full_line_holds_the_sender(self, make: Callable[..., Pair]) -> None:
@@ -322,22 +192,6 @@ class TestBudget:
             for slot in range(20):
                 pair.here.send(key(slot), np.zeros(CHUNK_BYTES, np.uint8))
         stuck.set()
-
-    def test_what_is_not_acknowledged_stalls_and_is_never_dropped(self, make: Callable[..., Pair]) -> None:
-        """A side that keeps two chunks at most sends forty."""
-        pair = make(budget=2 * CHUNK_BYTES)
-        pair.begin()
-
-        def pump() -> None:
-            for slot in range(40):
-                pair.here.send(key(slot), np.full(CHUNK_BYTES, slot, np.uint8))
-
-        thread = threading.Thread(target=pump)
-        thread.start()
-        for slot in range(40):
-            assert pair.there.receive(key(slot), SOON)[-1] == slot
-        thread.join(SOON)
-        assert pair.here._conversation.unacked <= 2 * (CHUNK_BYTES + HEADER_BYTES) + CHUNK_BYTES
 
 
 class TestAbsence:

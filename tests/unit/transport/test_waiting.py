@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-
-import pytest
-
-from whale_nebula.transport.deadlines import Deadlines, Meter, Wait, Waiting, log_wait
+from whale_nebula.transport.deadlines import Deadlines, Meter, Wait, Waiting
 
 
 class Time:
@@ -46,16 +42,6 @@ def test_what_is_waited_for_no_more_is_not_said_to_be_there() -> None:
     waiting.drop()
     waiting.off()
     assert [str(wait) for wait in said] == ["waiting for gateway 'npu/gateway', 0 s: it is not up yet"]
-
-
-def test_the_log_tells_of_a_wait_and_of_its_end_wherever_warnings_are_seen(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "whale_nebula.transport"):
-        log_wait(Wait("worker 'a/0'", "x:1", "", 3.0, 9.0))
-        log_wait(Wait("worker 'a/0'", "x:1", "", 3.0, 9.0, over=True))
-    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("WARNING", "waiting for worker 'a/0' at x:1, 3 s of 9 s"),
-        ("WARNING", "worker 'a/0' is there, after 3 s"),
-    ]
 
 
 def test_deadlines_follow_from_silence_and_from_the_rate() -> None:

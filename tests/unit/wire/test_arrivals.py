@@ -48,21 +48,6 @@ def test_only_so_many_bytes_are_held_and_their_room_comes_back() -> None:
     arrivals.hold(4, 4, 800)
 
 
-def test_many_empty_frames_take_room_too() -> None:
-    arrivals = Arrivals[int](10_000)
-    with pytest.raises(RemoteProtocolError):
-        for number in range(2, 100):
-            arrivals.hold(number, number, 0)
-
-
 def test_a_number_far_ahead_is_refused_whatever_the_window() -> None:
     with pytest.raises(RemoteProtocolError):
         Arrivals[int](1 << 40).hold(1 << 32, 0, 1)
-
-
-def test_what_is_held_may_be_forgotten_and_comes_again() -> None:
-    arrivals = Arrivals[int](2000)
-    arrivals.hold(2, 2, 800)
-    arrivals.forget()
-    assert arrivals.turn(2) is Turn.EARLY
-    assert all_of(arrivals, [2, 1]) == [1, 2]

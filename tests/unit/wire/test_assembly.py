@@ -20,14 +20,6 @@ def test_a_chunk_that_did_not_come_whole_is_placed_again() -> None:
         assembly.place(header)[:] = chunk
         events = assembly.placed(header)
     assert (events[0].array == ARRAY).all()
-    assert assembly.between
-
-
-def test_a_tensor_begins_at_its_beginning() -> None:
-    assembly = Assembly()
-    with pytest.raises(RemoteProtocolError, match="does not continue"):
-        assembly.place(tensor(0, ARRAY)[1][0])
-    assert assembly.between
 
 
 def test_what_is_refused_changes_nothing() -> None:
@@ -48,12 +40,3 @@ def test_what_is_refused_changes_nothing() -> None:
         done = assembly.placed(header)
     assert (done[0].array == ARRAY).all()
     assert len(asked) == 2
-
-
-def test_a_half_tensor_is_forgotten() -> None:
-    assembly = Assembly()
-    header, _ = tensor(0, ARRAY)[0]
-    assembly.place(header)
-    assert not assembly.between
-    assembly.forget()
-    assert assembly.between

@@ -57,7 +57,6 @@ def test_what_it_does_not_allow_is_refused_before_anything_is_made(
     monkeypatch.setattr(np, "empty", lambda *size: pytest.fail("allocated"))
     with pytest.raises(RemoteProtocolError, match=words):
         assembly.place(frame[0][0])
-    assert assembly.between
 
 
 def test_where_a_codec_is_allowed_the_tensor_itself_is_too() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
-from whale_nebula.wire.replay import Acknowledged, Packet, Replay, held_bytes
+from whale_nebula.wire.replay import Packet, Replay, held_bytes
 
 
 def packet(number: int, size: int = 10) -> Packet:
@@ -24,27 +24,12 @@ def numbers(packets: list[Packet]) -> list[int]:
     return [head[0] for head, _ in packets]
 
 
-def test_what_was_sent_is_kept_from_the_first_unacknowledged_on() -> None:
-    replay = filled(5)
-    assert (replay.oldest, replay.next, replay.bytes, replay.room) == (1, 6, 55, 5000 - 5 * held_bytes(11))
-    assert replay.acknowledge(3) == Acknowledged(frames=2, bytes=22)
-    assert (replay.oldest, replay.next, replay.bytes) == (3, 6, 33)
-    assert numbers(replay.since(4)) == [4, 5]
-    assert numbers(replay.since(6)) == []
-
-
 def test_the_very_bytes_are_kept_without_a_copy() -> None:
     replay = Replay(100)
     head, chunk = packet(1)
     replay.keep((head, chunk))
     ((again, same),) = replay.since(1)
     assert again is head and same is chunk
-
-
-def test_an_old_acknowledgement_says_nothing_new() -> None:
-    replay = filled(3)
-    replay.acknowledge(3)
-    assert replay.acknowledge(1) == replay.acknowledge(3) == Acknowledged(0, 0)
 
 
 def test_what_was_never_sent_is_not_acknowledged() -> None:

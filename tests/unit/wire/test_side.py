@@ -15,10 +15,6 @@ def session(about: str, **fields: object) -> dict[str, object]:
     return {"kind": "SESSION", "about": about, **fields}
 
 
-def test_a_step_is_announced_with_its_numbers() -> None:
-    assert speak(OPEN, CONTROL, session("STEP", program=7, step=3)) == STEPPING
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -35,14 +31,6 @@ def test_a_step_without_numbers_is_none(fields: dict[str, object]) -> None:
     assert "without the numbers" in str(speak(OPEN, CONTROL, session("STEP", **fields)))
 
 
-@pytest.mark.parametrize("kind", [Kind.BOUNDARY, Kind.PART, Kind.SCALAR, Kind.RESULT])
-def test_tensors_belong_to_the_announced_step(kind: Kind) -> None:
-    assert speak(STEPPING, Header(kind, program=7, step=3), None) == STEPPING
-    for other in (Header(kind, program=7, step=2), Header(kind, program=8, step=3)):
-        assert "step 3 of program 7 was announced" in str(speak(STEPPING, other, None))
-    assert "TENSOR in state OPEN" in str(speak(OPEN, Header(kind, program=7, step=3), None))
-
-
 @pytest.mark.parametrize("state", [State.AGREEING, State.MEETING])
 def test_values_belong_to_an_agreement_or_a_meeting(state: State) -> None:
     assert speak(Side(state), Header(Kind.VALUE, step=9), None) == Side(state)
@@ -54,18 +42,6 @@ def test_a_side_that_failed_may_still_send_what_it_had() -> None:
     assert isinstance(failed, Side) and failed.state is State.FAILED
     assert speak(failed, Header(Kind.SCALAR, step=99), None) == failed
     assert speak(failed, CONTROL, {"kind": "BYE"}) == failed
-
-
-def test_after_the_end_only_a_failure_is_said() -> None:
-    over = speak(STEPPING, CONTROL, {"kind": "BYE"})
-    assert isinstance(over, Side) and over.state is State.DRAINED
-    assert "STEP in state DRAINED" in str(speak(over, CONTROL, session("STEP", program=7, step=4)))
-    assert isinstance(speak(over, CONTROL, {"kind": "FAIL"}), Side)
-
-
-def test_what_is_no_word_names_itself() -> None:
-    assert "AUTH in state OPEN" in str(speak(OPEN, CONTROL, {"kind": "AUTH"}))
-    assert "SESSION in state OPEN" in str(speak(OPEN, CONTROL, session("NOTHING")))
 
 
 @pytest.mark.parametrize("cuts", [1, 2, 3])
