@@ -214,10 +214,7 @@ class MemoryCarrier:
         self.here = here
         self.there = there
         self.where = "memory"
-        self.paced: list[float] = []
-        self.opens = 0
         self._cable = cable
-        self._sent = 0
 
     def start(self, receiver: Receiver) -> None:
         """Be connected, once the other end has started too."""
@@ -226,12 +223,10 @@ class MemoryCarrier:
     def send(self, connection: int, header: bytes, chunk: Bytes) -> bool:
         """Hand one frame over, once there is room on the line."""
         frame = header + chunk.tobytes()
-        self._sent += len(frame)
         return self._cable._carry(self.here, connection, frame)
 
     def opened(self) -> None:
         """One lane is all that there is."""
-        self.opens += 1
 
     def drop(self, why: str) -> None:
         """Break the connection; another follows."""
@@ -239,7 +234,6 @@ class MemoryCarrier:
 
     def pace(self, rate: float) -> None:
         """Nothing depends on the rate here."""
-        self.paced.append(rate)
 
     def close(self) -> None:
         """Leave."""
@@ -247,7 +241,7 @@ class MemoryCarrier:
 
     def state(self) -> CarrierState:
         """How it stands."""
-        return CarrierState(connected=self._cable.connected, connections=abs(self._cable._connection), sent=self._sent)
+        return CarrierState(self._cable.connected, abs(self._cable._connection))
 
 
 def _thread(name: str, target: Callable[[], None]) -> None:

@@ -77,12 +77,6 @@ class AuditLog:
             self._close_file()
             raise
 
-    @property
-    def link(self) -> Link:
-        """How far the log is."""
-        with self._lock:
-            return self._link
-
     def record(
         self,
         action: str,
@@ -431,12 +425,6 @@ class KeptHeads:
         self._kept: dict[Identity, dict[int, Head]] = {}
         for head in read_heads(self.path) if self.path.exists() else ():
             self._kept.setdefault(head.check(), {})[head.seq] = head
-
-    def last(self, who: Identity) -> Head | None:
-        """The longest that a log of somebody is known to have been."""
-        with self._lock:
-            kept = self._kept.get(who)
-            return kept[max(kept)] if kept else None
 
     def keep(self, head: Head, sender: Identity) -> bool:
         """Keep what somebody says of his own log; False if it is known. A log that went back is an `AuditError`."""

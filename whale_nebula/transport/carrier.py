@@ -15,19 +15,14 @@ from whale_nebula.wire.tensor import Bytes
 
 @dataclass(frozen=True, slots=True)
 class CarrierState:
-    """How a carrier stands: `since` (time.monotonic) it is as it is, `refusals` in a row, the last trouble.
+    """How a carrier stands: how many connections there were, and the last trouble.
 
-    `sent` and `received` are bytes of frames over all its connections, `connections` how many there were. `refusal` is
-    why the last attempt was refused, where that may heal: an expired certificate, which may be renewed.
+    `refusal` is why the last attempt was refused, where that may heal: an expired certificate, which may be renewed.
     """
 
     connected: bool = False
-    since: float = 0.0
     connections: int = 0
-    refusals: int = 0
     trouble: str = ""
-    sent: int = 0
-    received: int = 0
     refusal: NebulaError | None = None
 
 

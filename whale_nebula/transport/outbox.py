@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from whale_nebula.errors import DeadlineError
@@ -43,19 +42,6 @@ class Shipment(NamedTuple):
     share: int = 0
 
 
-@dataclass(slots=True)
-class Upkeep:
-    """What a link spends on itself: greetings, acknowledgements and beats, and what went over the line again.
-
-    None of it is in `LinkTotals`, which counts every tensor and message once.
-    """
-
-    frames: int = 0
-    bytes: int = 0
-    resent_frames: int = 0
-    resent_bytes: int = 0
-
-
 class Outbox:
     """What one link sends, and the order in which its frames leave. Any thread may call it.
 
@@ -76,7 +62,6 @@ class Outbox:
     ) -> None:
         lock = threading.RLock()
         self.changed = threading.Condition(lock)  # for the writer
-        self.upkeep = Upkeep()
         self.connection: int | None = None
         self.waiting = 0  # bytes
         self.written = 0
@@ -228,10 +213,7 @@ class Outbox:
         if self._first:
             packet = self._first.popleft()
         elif self._again:
-            again = self._again.popleft()
-            self.upkeep.resent_frames += 1
-            self.upkeep.resent_bytes += len(again[0]) + again[1].size
-            shipment = Shipment(again)
+            packet = self._again.popleft()
         elif self._urgent:
             parcel = self._urgent.popleft()
             shipment = self._frame_next(parcel, chunks(parcel.header, parcel.payload))
@@ -243,8 +225,6 @@ class Outbox:
         elif packet is None and self._now() >= self._last_sent + self._beat:
             packet = talk.beat()
         if packet is not None:
-            self.upkeep.frames += 1
-            self.upkeep.bytes += len(packet[0]) + packet[1].size
             shipment = Shipment(packet)
         if shipment is not None:
             self._last_sent = self._now()

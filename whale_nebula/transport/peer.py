@@ -40,7 +40,7 @@ from whale_nebula.transport.base import (
 from whale_nebula.transport.carrier import Carrier, CarrierState
 from whale_nebula.transport.deadlines import Announce, Deadlines, Meter, Waiting, log_wait
 from whale_nebula.transport.mailbox import Mailbox, Waiters, unsent
-from whale_nebula.transport.outbox import Outbox, Parcel, Shipment, Upkeep
+from whale_nebula.transport.outbox import Outbox, Parcel, Shipment
 from whale_nebula.transport.protocol import ExpectKey, Key, Payload, Roster, describe_payload, read_payload
 from whale_nebula.wire.assembly import Bound, MessageArrived, TensorArrived
 from whale_nebula.wire.conversation import BUDGET_BYTES, Answer, Conversation, Opened
@@ -131,16 +131,6 @@ class PeerLink(LinkEnd):
         carrier.start(self)
         self._writer.start()
         self._watcher.start()
-
-    @property
-    def upkeep(self) -> Upkeep:
-        """What this link spent on itself, and what it sent again."""
-        return self._outbox.upkeep
-
-    @property
-    def rate(self) -> float | None:
-        """What the line was seen to carry, in bytes per second."""
-        return self._meter.rate
 
     def state(self) -> CarrierState:
         """How its carrier stands."""

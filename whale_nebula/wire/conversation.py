@@ -127,11 +127,6 @@ class Conversation:
         return self._replay.bytes
 
     @property
-    def twice(self) -> int:
-        """How many frames came that had come before."""
-        return self._arrivals.twice
-
-    @property
     def received(self) -> int:
         """The number of the next frame that is expected: it grows with every frame that is taken."""
         return self._arrivals.expected

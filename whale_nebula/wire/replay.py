@@ -116,7 +116,6 @@ class Arrivals(Generic[T]):
 
     def __init__(self, window: int = 0) -> None:
         self.expected = FIRST
-        self.twice = 0
         self._window = window
         self._held: dict[int, tuple[T, int]] = {}
         self.bytes = 0
@@ -126,7 +125,6 @@ class Arrivals(Generic[T]):
         if number == self.expected:
             return Turn.DUE
         if number < self.expected or number in self._held:
-            self.twice += 1
             return Turn.TWICE
         return Turn.EARLY
 

@@ -91,15 +91,6 @@ def tensor(passage: Passage, source: str = "gpu/0") -> bool:
 
 
 class TestUndisturbed:
-    def test_every_frame_is_in_the_totals_or_in_the_upkeep(self, make: Callable[..., Pair]) -> None:
-        pair = make()
-        pair.begin()
-        pair.here.send(key(), np.zeros(3 * CHUNK_BYTES, np.uint8))
-        pair.there.receive(key(), SOON)
-        pair.close()
-        carried = pair.cable.ends[0].state().sent
-        assert carried == pair.here.totals().bytes + pair.here.upkeep.bytes
-
     def test_on_sent_tells_of_tensors(self, make: Callable[..., Pair]) -> None:
         pair = make()
         told: list[tuple[Key, int, float, float]] = []

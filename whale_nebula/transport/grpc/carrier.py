@@ -46,8 +46,6 @@ class GrpcCarrier(ABC):
         self._refusals = 0
         self._trouble = ""
         self._refusal: NebulaError | None = None
-        self._sent = 0
-        self._received = 0
         self._keeper = threading.Thread(target=self._run, name=f"nebula-keep-{there}", daemon=True)
 
     def start(self, receiver: Receiver) -> None:
@@ -62,10 +60,7 @@ class GrpcCarrier(ABC):
         if present is None:
             return False
         frame = b"".join((header, chunk.data)) if chunk.size else bytes(header)
-        if not present.send(frame):
-            return False
-        self._sent += len(frame)
-        return True
+        return present.send(frame)
 
     def opened(self) -> None:
         """The greeting is done: all lanes may be used."""
@@ -104,16 +99,7 @@ class GrpcCarrier(ABC):
 
     def state(self) -> CarrierState:
         """How it stands."""
-        return CarrierState(
-            connected=self._connection is not None,
-            since=self._since,
-            connections=self._connections,
-            refusals=self._refusals,
-            trouble=self._trouble,
-            sent=self._sent,
-            received=self._received,
-            refusal=self._refusal,
-        )
+        return CarrierState(self._connection is not None, self._connections, self._trouble, self._refusal)
 
     @abstractmethod
     def _keep(self) -> None:
@@ -169,7 +155,6 @@ class GrpcCarrier(ABC):
         """One frame of one connection, in the thread that reads it."""
         with self._gate:
             if self._connection is connection and self._receiver is not None:
-                self._received += len(frame)
                 self._receiver.message(frame)
 
     def _give_up(self, error: NebulaError) -> None:
