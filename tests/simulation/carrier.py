@@ -241,7 +241,7 @@ class MemoryCarrier:
 
     def state(self) -> CarrierState:
         """How it stands."""
-        return CarrierState(self._cable.connected, abs(self._cable._connection))
+        return CarrierState(connected=self._cable.connected, connections=abs(self._cable._connection))
 
 
 def _thread(name: str, target: Callable[[], None]) -> None:

@@ -99,7 +99,7 @@ class GrpcCarrier(ABC):
 
     def state(self) -> CarrierState:
         """How it stands."""
-        return CarrierState(self._connection is not None, self._connections, self._trouble, self._refusal)
+        return CarrierState(self._connection is not None, self._since, self._connections, self._trouble, self._refusal)
 
     @abstractmethod
     def _keep(self) -> None:
