@@ -288,8 +288,7 @@ class Road:
         )
 
     def _dial(self, pair: Pair, half: Half, number: int) -> int:
-        knock = Knock(self._site.run, pair.here, pair.there, half.connection.name, number)
-        lane = Lane()
+        knock, lane = Knock(self._site.run, pair.here, pair.there, half.connection.name, number), Lane()
         return self._call(knock, lane, half.lane(number, lane))
 
     def _call(self, knock: Knock, lane: Lane, hear: Callable[[bytes], None]) -> int:

@@ -43,7 +43,7 @@ from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.memory import MemoryNetwork
 from whale_nebula.transport.protocol import Link
-from whale_nebula.wire import CHUNK_BYTES
+from whale_nebula.wire.frame import CHUNK_BYTES
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from whale_nebula.errors import DeadlineError, LinkClosedError, LocalProtocolError, RemoteFailureError
 from whale_nebula.transport.memory import MemoryLink, MemoryNetwork
 from whale_nebula.transport.protocol import Key, Link, LinkTotals
-from whale_nebula.wire import HEADER_BYTES
+from whale_nebula.wire.frame import HEADER_BYTES
 
 
 @dataclass(frozen=True)

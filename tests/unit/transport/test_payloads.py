@@ -26,7 +26,8 @@ from whale_nebula.transport.protocol import (
     describe_payload,
     read_payload,
 )
-from whale_nebula.wire import CHUNK_BYTES, HEADER_BYTES, Header, Kind, TensorArrived
+from whale_nebula.wire.assembly import TensorArrived
+from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Header, Kind
 from whale_nebula.wire.greeting import Greeting
 from whale_nebula.wire.tensor import DTYPE_NAMES
 

@@ -21,8 +21,8 @@ from whale_nebula.transport.base import lost_error
 from whale_nebula.transport.deadlines import Deadlines, Wait
 from whale_nebula.transport.peer import Faults, PeerLink
 from whale_nebula.transport.protocol import Key
-from whale_nebula.wire import CHUNK_BYTES, HEADER_BYTES, Bound, Kind
-from whale_nebula.wire.frame import checksum, pack, unpack
+from whale_nebula.wire.assembly import Bound
+from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Kind, checksum, pack, unpack
 from whale_nebula.wire.greeting import Greeting
 
 WORKERS = ("gpu/0", "npu/0")

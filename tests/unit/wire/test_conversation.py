@@ -30,9 +30,9 @@ from whale_nebula.errors import (
     LocalProtocolError,
     RemoteProtocolError,
 )
-from whale_nebula.wire import CHUNK_BYTES, HEADER_BYTES, Bound, Header, Kind
+from whale_nebula.wire.assembly import Bound
 from whale_nebula.wire.conversation import ACK_BYTES, Opened
-from whale_nebula.wire.frame import Flag, checksum, pack
+from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Flag, Header, Kind, checksum, pack
 from whale_nebula.wire.replay import Acknowledged
 from whale_nebula.wire.states import State
 from whale_nebula.wire.tensor import dtype_code

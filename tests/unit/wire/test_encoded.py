@@ -5,8 +5,8 @@ import pytest
 
 from tests.unit.wire.talk import opened, sent, tensor
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.wire import CHUNK_BYTES, Bound, Header, TensorArrived
-from whale_nebula.wire.assembly import Assembly
+from whale_nebula.wire.assembly import Assembly, Bound, TensorArrived
+from whale_nebula.wire.frame import CHUNK_BYTES, Header
 from whale_nebula.wire.tensor import dtype_code
 
 CODEC, STATE, DIMS = 5, 77, (3, 8)

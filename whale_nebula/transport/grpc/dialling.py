@@ -149,7 +149,8 @@ class DiallingCarrier(GrpcCarrier):
 
     def _live_through_one(self) -> bool:
         """Connect, and return once that is over; gives whether the other worker was met over it."""
-        credentials = self._target.credentials() if self._target.credentials else None
+        current = self._target.credentials
+        credentials = current() if current else None
         connection = Connection(secrets.token_hex(8))
         lane, asked = self._open(connection, 0, credentials)
         lanes = max(options.lanes(), asked)
@@ -160,9 +161,15 @@ class DiallingCarrier(GrpcCarrier):
             if not widened and connection.opened.is_set() and not connection.over:
                 self._widen(connection, lanes, credentials)
                 widened = True
-            if self._target.credentials and self._target.credentials() is not credentials:
+            if current is None:
+                continue
+            if current() is not credentials:
                 connection.end("this side's certificate was renewed")
-            self._check_gateway(connection, lane)
+            if lane.guest is not None:  # the gateway's certificate may have ended or been revoked since it was shown
+                try:
+                    check_live(current().trust, lane.guest)
+                except IdentityError as error:
+                    connection.end(error.what)
         return connection.met
 
     def _open(self, connection: Connection, number: int, credentials: Credentials | None) -> tuple[Lane, int]:
@@ -178,14 +185,6 @@ class DiallingCarrier(GrpcCarrier):
         self._opening = None
         connection.add(number, lane)
         return lane, asked
-
-    def _check_gateway(self, connection: Connection, lane: Lane) -> None:
-        """End a connection whose gateway's certificate has ended or was revoked since it was shown."""
-        if self._target.credentials is not None and lane.guest is not None:
-            try:
-                check_live(self._target.credentials().trust, lane.guest)
-            except IdentityError as error:
-                connection.end(error.what)
 
     def _widen(self, connection: Connection, lanes: int, credentials: Credentials | None) -> None:
         try:
