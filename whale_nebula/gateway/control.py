@@ -94,11 +94,7 @@ class Trunk:
     """
 
     def __init__(
-        self,
-        there: Identity,
-        kept: KeptHeads | None,
-        gone: Callable[[str, str], None],
-        noted: Callable[..., None],
+        self, there: Identity, kept: KeptHeads | None, gone: Callable[[str, str], None], noted: Callable[..., None]
     ) -> None:
         self.there = there
         self._kept, self._gone, self._noted = kept, gone, noted

@@ -88,8 +88,7 @@ def refuse_reserved(message: Mapping[str, Any]) -> None:
 def closed_by(there: str) -> NebulaError:
     """The other worker has ended the link in order."""
     return LinkClosedError(
-        f"worker '{there}' has closed its link",
-        why="its script has ended, or it left the run before this one",
+        f"worker '{there}' has closed its link", why="its script has ended, or it left the run before this one"
     )
 
 

@@ -163,12 +163,7 @@ class Waiting:
     """
 
     def __init__(
-        self,
-        who: str,
-        where: str,
-        announce: Announce = log_wait,
-        *,
-        now: Callable[[], float] = time.monotonic,
+        self, who: str, where: str, announce: Announce = log_wait, *, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._who = who
         self._where = where

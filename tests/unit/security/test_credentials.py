@@ -12,12 +12,7 @@ from cryptography.hazmat.primitives import serialization
 
 from tests.unit.security.made import DAY, GPU, NPU, Home
 from whale_nebula.config.schema import Security
-from whale_nebula.errors import (
-    CredentialsError,
-    IdentityError,
-    WrongAuthorityError,
-    WrongNameError,
-)
+from whale_nebula.errors import CredentialsError, IdentityError, WrongAuthorityError, WrongNameError
 from whale_nebula.security import Credentials, CurrentCredentials, Files, Prover, files, issue, making
 
 

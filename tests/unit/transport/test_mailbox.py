@@ -121,11 +121,7 @@ def test_after_the_end_what_has_arrived_is_still_given_out(mailbox: Mailbox) -> 
     mailbox.put(key(0), "there")
     mailbox.end(lambda: LinkClosedError("gone"))
     assert mailbox.take(key(0), 1.0) == "there"
-    for attempt in (
-        lambda: mailbox.take(key(1), 1.0),
-        lambda: mailbox.take_message("A", 1.0),
-        mailbox.check_open,
-    ):
+    for attempt in (lambda: mailbox.take(key(1), 1.0), lambda: mailbox.take_message("A", 1.0), mailbox.check_open):
         with pytest.raises(LinkClosedError, match="gone"):
             attempt()
 

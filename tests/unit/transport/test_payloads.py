@@ -17,15 +17,7 @@ from whale_nebula.errors import LocalProtocolError
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.memory import MemoryNetwork
 from whale_nebula.transport.peer import PeerLink
-from whale_nebula.transport.protocol import (
-    Key,
-    Link,
-    LinkTotals,
-    Packed,
-    check_packed,
-    describe_payload,
-    read_payload,
-)
+from whale_nebula.transport.protocol import Key, Link, LinkTotals, Packed, check_packed, describe_payload, read_payload
 from whale_nebula.wire.assembly import TensorArrived
 from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Header, Kind
 from whale_nebula.wire.greeting import Greeting

@@ -86,12 +86,7 @@ def said(side: int, message: Mapping[str, Any]) -> list[tuple[Header, np.ndarray
 
 def tensor(side: int, array: np.ndarray, **fields: int) -> list[tuple[Header, np.ndarray]]:
     header = Header(
-        Kind.SCALAR,
-        source=side,
-        destination=1 - side,
-        program=7,
-        dtype=dtype_code(array.dtype.name),
-        dims=array.shape,
+        Kind.SCALAR, source=side, destination=1 - side, program=7, dtype=dtype_code(array.dtype.name), dims=array.shape
     )
     return list(chunks(header._replace(**fields), array_bytes(array)))
 

@@ -25,11 +25,7 @@ from tests.unit.wire.talk import (
     tensor,
     whole,
 )
-from whale_nebula.errors import (
-    DamagedFrameError,
-    LocalProtocolError,
-    RemoteProtocolError,
-)
+from whale_nebula.errors import DamagedFrameError, LocalProtocolError, RemoteProtocolError
 from whale_nebula.wire.assembly import Bound
 from whale_nebula.wire.conversation import ACK_BYTES, Opened
 from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Flag, Header, Kind, checksum, pack
@@ -69,10 +65,7 @@ class TestGreeting:
         provers = [SharedSecret(name, certificate=f"that of {name}") for name in NAMES]
         a, b = (conversation(side, prover=prover) for side, prover in enumerate(provers))
         greet(a, b)
-        assert [prover.verified for prover in provers] == [
-            [("that of npu/0", "npu/0")],
-            [("that of gpu/0", "gpu/0")],
-        ]
+        assert [prover.verified for prover in provers] == [[("that of npu/0", "npu/0")], [("that of gpu/0", "gpu/0")]]
 
     @pytest.mark.parametrize("error", [ValueError("\ud800\n"), TypeError("no text"), KeyError("x")], ids=repr)
     def test_whatever_reading_it_raises_is_the_other_sides_mistake(self, error: Exception) -> None:

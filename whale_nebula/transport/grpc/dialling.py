@@ -13,14 +13,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from whale_nebula.errors import (
-    DeadlineError,
-    ExpiredError,
-    IdentityError,
-    LinkClosedError,
-    NebulaError,
-    TransportError,
-)
+from whale_nebula.errors import DeadlineError, ExpiredError, IdentityError, LinkClosedError, NebulaError, TransportError
 from whale_nebula.security import Credentials, CurrentCredentials, Peer, check_live
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
