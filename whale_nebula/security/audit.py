@@ -190,8 +190,9 @@ class AuditLog:
         try:
             line, link = chain.forge(self._link, record)
         except (TypeError, ValueError) as error:
-            mend = "text, whole numbers, lists"
-            raise AuditError("a record that is no plain JSON", why=str(error), mend=mend) from None
+            raise AuditError(
+                "a record that is no plain JSON", why=str(error), mend="text, whole numbers, lists"
+            ) from None
         self._put(ahead + line + b"\n")
         self._link = link
         self._unsigned += 1

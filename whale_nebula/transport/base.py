@@ -18,7 +18,7 @@ from whale_nebula.errors import (
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.transport.mailbox import Mailbox
 from whale_nebula.transport.protocol import Key, LinkTotals, Payload, Sent
-from whale_nebula.wire.frame import HEADER_BYTES, frame_count, wire_bytes
+from whale_nebula.wire.frame import HEADER_BYTES
 from whale_nebula.wire.message import require_known
 
 BYE = "BYE"
@@ -53,12 +53,6 @@ class LinkEnd:
     def totals(self) -> LinkTotals:
         """What was sent over this end so far."""
         return self._totals
-
-    def _count_tensor(self, size: int, raw_bytes: int | None) -> int:
-        """Count one tensor; gives its bytes on the wire."""
-        total = wire_bytes(size)
-        self._count(LinkTotals(size, total, size if raw_bytes is None else raw_bytes, frame_count(size)))
-        return total
 
     def _count_message(self, size: int) -> int:
         """Count one control message; gives its bytes on the wire."""

@@ -15,7 +15,8 @@ from whale_nebula.errors import LocalProtocolError
 from whale_nebula.transport.base import BYE, FAIL, LinkEnd, closed_by, closed_here, failed_error, refuse_reserved
 from whale_nebula.transport.deadlines import Clock, MonotonicClock
 from whale_nebula.transport.mailbox import Mailbox
-from whale_nebula.transport.protocol import Key, Packed, Payload, check_packed
+from whale_nebula.transport.protocol import Key, LinkTotals, Packed, Payload, check_packed
+from whale_nebula.wire.frame import frame_count, wire_bytes
 from whale_nebula.wire.message import decode_message, encode_message
 from whale_nebula.wire.tensor import dtype_code
 
@@ -72,8 +73,10 @@ class MemoryLink(LinkEnd):
         """Hand a tensor over; never blocks. `size` is for objects that have no `nbytes`."""
         self._check(key, self.here, self.there)
         self._inbox.check_open()
+        size = _checked_size(array, size)
         raw = array.raw_bytes if raw_bytes is None and isinstance(array, Packed) else raw_bytes
-        total = self._count_tensor(_checked_size(array, size), raw)
+        total = wire_bytes(size)
+        self._count(LinkTotals(size, total, size if raw is None else raw, frame_count(size)))
         passage = self._line.occupy(total)
         self._outbox.put(key, array, passage.due)
         if self.on_sent is not None:

@@ -41,10 +41,10 @@ from whale_nebula.transport.carrier import Carrier, CarrierState
 from whale_nebula.transport.deadlines import Announce, Deadlines, Meter, Waiting, log_wait
 from whale_nebula.transport.mailbox import Mailbox, Waiters, unsent
 from whale_nebula.transport.outbox import Outbox, Parcel, Shipment
-from whale_nebula.transport.protocol import ExpectKey, Key, Payload, Roster, describe_payload, read_payload
+from whale_nebula.transport.protocol import ExpectKey, Key, LinkTotals, Payload, Roster, describe_payload, read_payload
 from whale_nebula.wire.assembly import Bound, MessageArrived, TensorArrived
 from whale_nebula.wire.conversation import BUDGET_BYTES, Answer, Conversation, Opened
-from whale_nebula.wire.frame import Header, Kind, chunks, pack
+from whale_nebula.wire.frame import Header, Kind, chunks, frame_count, pack
 from whale_nebula.wire.greeting import Greeting, Prover
 from whale_nebula.wire.message import check_message, encode_message
 from whale_nebula.wire.replay import Acknowledged
@@ -142,8 +142,10 @@ class PeerLink(LinkEnd):
         """Queue a tensor for the writer. `size` is not needed here: the array has one."""
         self._check(key, self.here, self.there)
         header, data, raw = describe_payload(self._roster.header(key), array)
-        self._put(Parcel(header, data))
-        self._count_tensor(data.nbytes, raw if raw_bytes is None else raw_bytes)
+        parcel = Parcel(header, data)
+        self._put(parcel)
+        raw = raw if raw_bytes is None else raw_bytes
+        self._count(LinkTotals(data.nbytes, parcel.size, raw, frame_count(data.nbytes)))
 
     def post(self, message: Mapping[str, Any]) -> None:
         """Queue a control message for the writer."""

@@ -103,28 +103,25 @@ class Assembly:
         return [TensorArrived(header, array_from(data, header.dtype, header.dims))]
 
     def _allocate(self, header: Header) -> Bytes:
+        raw = raw_bytes(header.dtype, header.dims)
         if self._expect is not None and (bound := self._expect(header)) is not None:
-            _check_bound(header, bound)
-        if (size := max(header.whole, raw_bytes(header.dtype, header.dims))) > self._limit:
+            dtype = dtype_of(header.dtype)
+            name = dtype.name if dtype else "?"
+            if not bound.admits(name, header.dims):
+                wanted = f"{bound.dtype}, at most {bound.said}"
+                raise RemoteProtocolError(f"{name}{list(header.dims)} came where the plan expects {wanted}")
+            if header.encoded and not bound.admits_encoded(header.codec, header.whole, raw):
+                allowed = f"codecs {sorted(bound.codecs)} and {bound.extra} bytes more" if bound.codecs else "no codec"
+                raise RemoteProtocolError(
+                    f"{header.whole} bytes of codec {header.codec} came for a tensor of {raw}, "
+                    f"where the plan allows {allowed}"
+                )
+        if (size := max(header.whole, raw)) > self._limit:
             raise RemoteProtocolError(f"a tensor of {size} bytes is above this link's limit of {self._limit}")
         try:
             return np.empty(header.whole, np.uint8)
         except MemoryError:
             raise RemoteProtocolError(f"no memory for a tensor of {header.whole} bytes") from None
-
-
-def _check_bound(header: Header, bound: Bound) -> None:
-    dtype = dtype_of(header.dtype)
-    name = dtype.name if dtype else "?"
-    if not bound.admits(name, header.dims):
-        wanted = f"{bound.dtype}, at most {bound.said}"
-        raise RemoteProtocolError(f"{name}{list(header.dims)} came where the plan expects {wanted}")
-    raw = raw_bytes(header.dtype, header.dims)
-    if header.encoded and not bound.admits_encoded(header.codec, header.whole, raw):
-        allowed = f"codecs {sorted(bound.codecs)} and {bound.extra} bytes more" if bound.codecs else "no codec"
-        raise RemoteProtocolError(
-            f"{header.whole} bytes of codec {header.codec} came for a tensor of {raw}, where the plan allows {allowed}"
-        )
 
 
 def _common(header: Header) -> Header:

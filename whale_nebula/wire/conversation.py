@@ -282,13 +282,13 @@ class Conversation:
         self._sort((header, payload), events)
 
     def _sort(self, frame: _Frame, events: list[Event]) -> None:
-        """Greetings, frames before their time, frames without a number, and all others."""
-        header = frame[0]
+        """Greetings, frames before their time, frames without a number, and all others, which are taken in order."""
+        header, payload = frame
         if header.epoch == 0:
             self._greet(frame, events)
         elif not self.ready:  # it overtook the greeting on another connection
             self._waiting.append(frame)
-            self._waiting_bytes += held_bytes(HEADER_BYTES + frame[1].size)
+            self._waiting_bytes += held_bytes(HEADER_BYTES + payload.size)
             if self._waiting_bytes > self._window:
                 raise RemoteProtocolError("a frame came before the greeting was over")
         elif header.epoch != self.epoch:
@@ -298,23 +298,20 @@ class Conversation:
         elif header.kind in BARE:
             events += self._acknowledged(header.ack)
         else:
-            self._order(frame, events)
-
-    def _order(self, frame: _Frame, events: list[Event]) -> None:
-        header, payload = frame
-        turn = self._arrivals.turn(header.sequence)
-        if turn is Turn.EARLY:
-            self._arrivals.hold(header.sequence, frame, HEADER_BYTES + payload.size)
-        if self._heard + self._arrivals.bytes > self._replay.budget + _OVERRUN_BYTES:
-            raise RemoteProtocolError(
-                f"frame {header.sequence} came where {self._heard + self._arrivals.bytes} bytes are not acknowledged",
-                why=f"the budget of both sides is {self._replay.budget} bytes",
-            )
-        following = frame if turn is Turn.DUE else None
-        while following is not None:
-            events += self._take(*following)
-            self._heard += held_bytes(HEADER_BYTES + following[1].size)
-            following = self._arrivals.taken()
+            turn = self._arrivals.turn(header.sequence)
+            if turn is Turn.EARLY:
+                self._arrivals.hold(header.sequence, frame, HEADER_BYTES + payload.size)
+            if self._heard + self._arrivals.bytes > self._replay.budget + _OVERRUN_BYTES:
+                raise RemoteProtocolError(
+                    f"frame {header.sequence} came where {self._heard + self._arrivals.bytes} bytes are not "
+                    "acknowledged",
+                    why=f"the budget of both sides is {self._replay.budget} bytes",
+                )
+            following = frame if turn is Turn.DUE else None
+            while following is not None:
+                events += self._take(*following)
+                self._heard += held_bytes(HEADER_BYTES + following[1].size)
+                following = self._arrivals.taken()
 
     def _take(self, header: Header, payload: Bytes) -> list[Event]:
         """The events of the frame that is due. One that is refused has changed nothing."""

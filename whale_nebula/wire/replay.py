@@ -57,7 +57,7 @@ class Replay:
     def keep(self, packet: Packet) -> None:
         """A frame goes out: the one with the number `next`."""
         self._kept.append(packet)
-        self.bytes += _size(packet)
+        self.bytes += len(packet[0]) + packet[1].size
         self.next += 1
 
     def check(self, ack: int) -> None:
@@ -70,7 +70,8 @@ class Replay:
         self.check(ack)
         before = len(self._kept), self.bytes
         while self._kept and self.oldest < ack:
-            self.bytes -= _size(self._kept.popleft())
+            head, chunk = self._kept.popleft()
+            self.bytes -= len(head) + chunk.size
         return Acknowledged(before[0] - len(self._kept), before[1] - self.bytes)
 
     def since(self, number: int) -> list[Packet]:
@@ -83,10 +84,6 @@ class Replay:
     def oldest(self) -> int:
         """The number of the oldest frame that is kept, or the next one's."""
         return self.next - len(self._kept)
-
-
-def _size(packet: Packet) -> int:
-    return len(packet[0]) + packet[1].size
 
 
 T = TypeVar("T")
