@@ -6,26 +6,16 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.unit.transport.crossing import (
-    GPU,
-    NPU,
-    QUICK,
-    RUN,
-    SOON,
-    Certificates,
-    Workers,
-    free_address,
-    key,
-    step,
-    workers,
-)
+from tests.unit.gateway.town import until
+from tests.unit.transport.cable import GPU, NPU, SOON, close_all, key, step, wait_for_threads
+from tests.unit.transport.crossing import QUICK, RUN, Certificates, Workers, free_address, workers
 from whale_nebula.errors import (
     ConfigError,
     DeadlineError,
@@ -56,17 +46,7 @@ def trusted(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     yield
-    limit = time.monotonic() + SOON
-    while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("nebula-")]:
-        assert time.monotonic() < limit, left
-        threading.Event().wait(0.005)
-
-
-def until(condition: Callable[[], object]) -> None:
-    limit = time.monotonic() + SOON
-    while not condition():
-        assert time.monotonic() < limit
-        threading.Event().wait(0.005)
+    wait_for_threads()
 
 
 def exchange(pair: Workers, number: int, size: int = 3 * CHUNK_BYTES + 5) -> None:
@@ -133,10 +113,7 @@ class TestCrossing:
         late.links[NPU].post({"kind": "SESSION", "about": "HELLO"})
         early.links[GPU].take("SESSION", SOON)
         until(lambda: said[-1].over)
-        closing = threading.Thread(target=late.close)
-        closing.start()
-        early.close()
-        closing.join(SOON)
+        close_all(late, early)
 
     def test_no_way_at_all_is_the_configs_mistake(self) -> None:
         with pytest.raises(ConfigError, match="no way between 'gpu/0' and 'npu/0'"):

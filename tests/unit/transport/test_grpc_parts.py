@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.gateway.town import until
-from tests.unit.transport.crossing import GPU, NPU, RUN, SOON, Certificates, free_address
+from tests.unit.transport.cable import GPU, NPU, SOON
+from tests.unit.transport.crossing import RUN, Certificates, free_address
 from whale_nebula.errors import (
     ExpiredError,
     IdentityError,

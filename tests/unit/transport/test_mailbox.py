@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.transport.cable import FakeClock
 from whale_nebula.errors import (
     DeadlineError,
     LinkClosedError,
@@ -21,27 +22,15 @@ from whale_nebula.transport.protocol import Key
 from whale_nebula.wire.replay import held_bytes
 
 
-class FakeClock:
-    """Time that passes only by waiting."""
-
-    def __init__(self) -> None:
-        self.time = 100.0
-
-    def now(self) -> float:
-        return self.time
-
-    def wait(self, condition: threading.Condition, seconds: float) -> None:
-        assert seconds > 0
-        self.time += seconds
-
-
 def key(slot: int = 0, step: int = 0, program: int = 1) -> Key:
     return Key("forward", program, step, 0, -1, slot, "npu/0", "gpu/0")
 
 
 @pytest.fixture
 def clock() -> FakeClock:
-    return FakeClock()
+    made = FakeClock()
+    made.time = 100.0
+    return made
 
 
 @pytest.fixture
@@ -107,14 +96,6 @@ def test_a_key_of_an_older_step_may_come_while_somebody_waits_for_it() -> None:
         pass
     mailbox.put(key(9, step=4), "late, but wanted")
     assert results() == ["late, but wanted"]
-
-
-def test_the_keys_that_were_taken_are_remembered_for_one_step_only(mailbox: Mailbox) -> None:
-    for step in range(50):
-        mailbox.put(key(step=step), step)
-        mailbox.take(key(step=step), 1.0)
-    assert mailbox._taken[1] == {key(step=49)}
-    assert not mailbox._tensors
 
 
 def test_after_the_end_what_has_arrived_is_still_given_out(mailbox: Mailbox) -> None:

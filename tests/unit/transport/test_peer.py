@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pytest
 
 from tests.simulation.carrier import Cable, Passage
+from tests.unit.transport.cable import SOON, WORKERS, Pair, back, key, step, wait_for_threads
 from whale_nebula.errors import (
     DeadlineError,
     LinkClosedError,
@@ -25,45 +25,6 @@ from whale_nebula.wire.assembly import Bound
 from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Kind, checksum, pack, unpack
 from whale_nebula.wire.greeting import Greeting
 
-WORKERS = ("gpu/0", "npu/0")
-SOON = 20.0
-DEADLINES = Deadlines(patience=SOON, grace=2.0)
-
-
-def key(slot: int = 0, step: int = 0, source: str = "gpu/0", destination: str = "npu/0") -> Key:
-    return Key("forward", 1, step, 0, -1, slot, source, destination)
-
-
-def back(slot: int = 0, step: int = 0) -> Key:
-    return key(slot, step, "npu/0", "gpu/0")
-
-
-def step(number: int = 0) -> dict[str, object]:
-    return {"kind": "SESSION", "about": "STEP", "program": 1, "step": number, "rows": 1, "inputs": {}}
-
-
-class Pair:
-    """Two links on one cable."""
-
-    def __init__(self, plan: Callable[[Passage], Iterable[bytes]] | None = None, **options: object) -> None:
-        self.cable = Cable(*WORKERS, *([plan] if plan else []))
-        options = {"deadlines": DEADLINES, **options}
-        self.here, self.there = (
-            PeerLink(end, Greeting("run-1", end.here, end.there), WORKERS, **options) for end in self.cable.ends
-        )
-
-    def begin(self, number: int = 0) -> None:
-        """Both announce a step."""
-        for link in (self.here, self.there):
-            link.post(step(number))
-
-    def close(self) -> None:
-        closing = [threading.Thread(target=link.close) for link in (self.here, self.there)]
-        for thread in closing:
-            thread.start()
-        for thread in closing:
-            thread.join(SOON)
-
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., Pair]]:
@@ -76,10 +37,7 @@ def make() -> Iterator[Callable[..., Pair]]:
     yield one
     for pair in pairs:
         pair.close()
-    limit = time.monotonic() + SOON
-    while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("nebula-")]:
-        assert time.monotonic() < limit, left
-        threading.Event().wait(0.005)
+    wait_for_threads()
 
 
 def kind_of(frame: bytes) -> int:
