@@ -22,7 +22,7 @@ from whale_nebula.errors import (
 )
 from whale_nebula.errors.text import LIMIT, escape_foreign_text
 from whale_nebula.gateway import control
-from whale_nebula.gateway.control import Trunk
+from whale_nebula.gateway.control import ControlStreams
 from whale_nebula.ir.canonical import first_difference
 from whale_nebula.launch.leaving import Departure, Leaving
 from whale_nebula.launch.link_advice import LineFound
@@ -106,7 +106,7 @@ def noted(message: Mapping[str, Any]) -> str:
     """What a word of another gateway leaves: in the log, at the workers, or as an error."""
     told: list[str] = []
     there = Identity("mt", "npu", "gateway")
-    trunk = Trunk(there, None, lambda *gone: told.extend(gone), lambda *_, **said: told.append(str(said)))
+    trunk = ControlStreams(there, None, lambda *gone: told.extend(gone), lambda *_, **said: told.append(str(said)))
     try:
         trunk.hear(control.encode_control(message))
     except RemoteProtocolError as error:

@@ -58,7 +58,7 @@ _DIGITS = 10  # the number of a worker has fewer
 _ENDED = "this gateway has ended"
 
 
-class Branch:
+class ControlStream:
     """One stream of a trunk, with words that wait for it and a thread that sends them."""
 
     def __init__(self, lane: Lane) -> None:
@@ -87,7 +87,7 @@ class Branch:
                 self.lane.send(frame)
 
 
-class Trunk:
+class ControlStreams:
     """All streams to one other gateway: what is said goes over each of them, and is heard once.
 
     `gone(worker, why)` hears which of its workers are; `noted(action, **said)` writes down what becomes of heads.
@@ -99,7 +99,7 @@ class Trunk:
         self.there = there
         self._kept, self._gone, self._noted = kept, gone, noted
         self._changed = threading.Condition()
-        self._branches: list[Branch] = []
+        self._streams: list[ControlStream] = []
         self._of_gone: dict[str, bytes] = {}  # what is said of those that are gone, by worker
         self._heard: deque[str] = deque(maxlen=_WAITING)
         self._last_head: Head | None = None
@@ -112,13 +112,13 @@ class Trunk:
     def up(self) -> bool:
         """Whether there is a stream."""
         with self._changed:
-            return bool(self._branches)
+            return bool(self._streams)
 
     @property
     def lanes(self) -> list[Lane]:
         """Its streams."""
         with self._changed:
-            return [branch.lane for branch in self._branches]
+            return [stream.lane for stream in self._streams]
 
     def check_rate(self) -> None:
         """The other gateway opens one more stream: raises if it does so too often, as each is written down."""
@@ -130,17 +130,17 @@ class Trunk:
 
         One too many ends the oldest.
         """
-        branch = Branch(lane)
+        stream = ControlStream(lane)
 
         def drop(why: str) -> None:
-            self._drop(branch)
+            self._drop(stream)
             over()
 
         lane.on_end = drop
         with self._changed:
             closed = self._closed
-            self._branches += [] if closed else [branch]
-            surplus = self._branches[:-_STREAMS]
+            self._streams += [] if closed else [stream]
+            surplus = self._streams[:-_STREAMS]
             words = [_of_head(self._last_head)] if self._last_head is not None else []
             words += self._of_gone.values()
         if closed:
@@ -148,7 +148,7 @@ class Trunk:
         for each in surplus:
             each.lane.end("newer streams have taken its place")
         for frame in words:
-            branch.say(frame)
+            stream.say(frame)
         if lane.over:
             drop(lane.why)
 
@@ -174,7 +174,7 @@ class Trunk:
         """Wait until the other gateway has kept the last head of our log, at most so long."""
         with self._changed:
             wanted = self._last_head.seq if self._last_head is not None else -1
-            self._changed.wait_for(lambda: max(self._confirmed, self._denied) >= wanted or not self._branches, seconds)
+            self._changed.wait_for(lambda: max(self._confirmed, self._denied) >= wanted or not self._streams, seconds)
             return self._confirmed >= wanted
 
     def close(self) -> None:
@@ -187,22 +187,22 @@ class Trunk:
     def end(self, why: str) -> None:
         """Break the streams; if it is not closed, they are dialled again."""
         with self._changed:
-            branches = list(self._branches)
-        for branch in branches:
-            branch.lane.end(why)
+            streams = list(self._streams)
+        for stream in streams:
+            stream.lane.end(why)
 
-    def _drop(self, branch: Branch) -> None:
-        branch.wake()
+    def _drop(self, stream: ControlStream) -> None:
+        stream.wake()
         with self._changed:
-            if branch in self._branches:
-                self._branches.remove(branch)
+            if stream in self._streams:
+                self._streams.remove(stream)
             self._changed.notify_all()
 
     def _say(self, frame: bytes) -> None:
         with self._changed:
-            branches = list(self._branches)
-        for branch in branches:
-            branch.say(frame)
+            streams = list(self._streams)
+        for stream in streams:
+            stream.say(frame)
 
     def hear(self, frame: bytes) -> None:
         """A word of the other gateway. It is not read sooner than the rate of words allows: most end up on the disk."""

@@ -87,20 +87,20 @@ def _check_worker(site: Site, name: str, cluster: str | None) -> None:
 _SECONDS = 10.0
 
 
-class Verdicts:
+class FinalErrors:
     """Errors by who asks and whom he asks for. A worker tries again within seconds, so none of them lasts long: a new
     run with the same workers begins without them.
 
-    >>> verdicts = Verdicts(now=lambda: 0.0)
-    >>> verdicts.give("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
+    >>> final_errors = FinalErrors(now=lambda: 0.0)
+    >>> final_errors.give("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
     True
-    >>> verdicts.find("npu/0", "gpu/0").what, verdicts.find("npu/1", "gpu/0")
+    >>> final_errors.find("npu/0", "gpu/0").what, final_errors.find("npu/1", "gpu/0")
     ("worker 'gpu/0' is gone", None)
 
     One that is gone himself asks nothing: what he would be told must not wait for who is started in his place.
 
-    >>> verdicts.gone("npu/0")
-    >>> verdicts.give("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
+    >>> final_errors.gone("npu/0")
+    >>> final_errors.give("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
     False
     """
 

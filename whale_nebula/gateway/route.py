@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from whale_nebula.errors import ExpiredError, IdentityError, LinkClosedError, NebulaError, TransportError
-from whale_nebula.gateway.control import Trunk
+from whale_nebula.gateway.control import ControlStreams
 from whale_nebula.gateway.relay import Half, Pair, Side
 from whale_nebula.gateway.site import Site
 from whale_nebula.security import CurrentCredentials, Identity
@@ -175,8 +175,8 @@ _SURE = 2  # the same diagnosis so often: it is not mended just now
 
 
 @dataclass(frozen=True)
-class Told:
-    """Whom a road tells: of a half that is to be used, or is not after all; of an error that ends a pair; and what
+class RouteEvents:
+    """Whom a route tells: of a half that is to be used, or is not after all; of an error that ends a pair; and what
     else is to be written down.
     """
 
@@ -186,7 +186,7 @@ class Told:
     noted: Callable[..., None]
 
 
-class Road:
+class Route:
     """The way to the gateway of another cluster. Without its address this side waits to be dialled.
 
     Its trunk is kept up: what is wrong with a certificate when it is opened ends the pairs that wait.
@@ -196,9 +196,9 @@ class Road:
         self,
         site: Site,
         cluster: str,
-        trunk: Trunk,
+        trunk: ControlStreams,
         current: CurrentCredentials | None,
-        told: Told,
+        told: RouteEvents,
         *,
         deadlines: Deadlines,
         announce: Announce = log_wait,
@@ -221,7 +221,7 @@ class Road:
     def start(self) -> None:
         """Keep the trunk up from now on."""
         if self.address is not None:
-            threading.Thread(target=self._keep, name=f"nebula-road-{self.cluster}", daemon=True).start()
+            threading.Thread(target=self._keep, name=f"nebula-route-{self.cluster}", daemon=True).start()
 
     def close(self) -> None:
         """Dial no more, and end the trunk."""

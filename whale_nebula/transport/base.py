@@ -79,14 +79,14 @@ def refuse_reserved(message: Mapping[str, Any]) -> None:
     require_known(message)
 
 
-def closed_by(there: str) -> NebulaError:
+def closed_by_error(there: str) -> NebulaError:
     """The other worker has ended the link in order."""
     return LinkClosedError(
         f"worker '{there}' has closed its link", why="its script has ended, or it left the run before this one"
     )
 
 
-def closed_here(here: str, there: str) -> NebulaError:
+def closed_here_error(here: str, there: str) -> NebulaError:
     """The link was closed by this worker itself."""
     return LinkClosedError(f"worker '{here}' has closed its link to '{there}'", mend="send and receive before close()")
 
@@ -98,7 +98,7 @@ def lost_error(there: str, why: str) -> NebulaError:
     )
 
 
-def absent(there: str, where: str, seconds: float, why: str) -> NebulaError:
+def absent_error(there: str, where: str, seconds: float, why: str) -> NebulaError:
     """The other worker was waited for, and was never there."""
     command = f"whale-nebula run --config clusters.yaml --cluster {there.rpartition('/')[0]}"
     return DeadlineError(
@@ -111,7 +111,7 @@ def absent(there: str, where: str, seconds: float, why: str) -> NebulaError:
     )
 
 
-def silent(there: str, where: str, seconds: float, why: str) -> NebulaError:
+def silent_error(there: str, where: str, seconds: float, why: str) -> NebulaError:
     """Nothing was heard from the other worker for as long as it may be waited for."""
     return DeadlineError(
         f"worker '{there}' was not heard for {round(seconds, 1):g} s",

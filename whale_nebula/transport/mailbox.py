@@ -41,7 +41,7 @@ class _End(NamedTuple):
     at_once: bool
 
 
-def unsent(here: str, there: str, awaited: str, seconds: float) -> NebulaError:
+def unsent_error(here: str, there: str, awaited: str, seconds: float) -> NebulaError:
     """The other worker is there, and what was awaited has not come."""
     return DeadlineError(
         f"worker '{here}' waited {seconds:g} s for worker '{there}'",
@@ -126,7 +126,7 @@ class Mailbox:
         self._promised: set[Key] = set()
         self._end: _End | None = None
         self._closed = False
-        self.late: Callable[[str, float], NebulaError] = partial(unsent, here, there)
+        self.late: Callable[[str, float], NebulaError] = partial(unsent_error, here, there)
 
     @property
     def flows(self) -> bool:

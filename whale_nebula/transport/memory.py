@@ -12,7 +12,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from whale_nebula.errors import LocalProtocolError
-from whale_nebula.transport.base import BYE, FAIL, LinkEnd, closed_by, closed_here, failed_error, refuse_reserved
+from whale_nebula.transport.base import (
+    BYE,
+    FAIL,
+    LinkEnd,
+    closed_by_error,
+    closed_here_error,
+    failed_error,
+    refuse_reserved,
+)
 from whale_nebula.transport.deadlines import Clock, MonotonicClock
 from whale_nebula.transport.mailbox import Mailbox
 from whale_nebula.transport.protocol import Key, LinkTotals, Packed, Payload, check_packed
@@ -98,9 +106,9 @@ class MemoryLink(LinkEnd):
 
     def close(self) -> None:
         """End in order: what was sent before still arrives. Closing twice does nothing."""
-        if self._inbox.close(lambda: closed_here(self.here, self.there)):
+        if self._inbox.close(lambda: closed_here_error(self.here, self.there)):
             due = self._line.occupy(self._count_message(len(encode_message({"kind": BYE})))).due
-            self._outbox.end(lambda: closed_by(self.here), due=due)
+            self._outbox.end(lambda: closed_by_error(self.here), due=due)
 
 
 class MemoryNetwork:

@@ -29,17 +29,17 @@ from whale_nebula.transport.base import (
     BYE,
     FAIL,
     LinkEnd,
-    absent,
-    closed_by,
-    closed_here,
+    absent_error,
+    closed_by_error,
+    closed_here_error,
     failed_error,
     lost_error,
     refuse_reserved,
-    silent,
+    silent_error,
 )
 from whale_nebula.transport.carrier import Carrier, CarrierState
 from whale_nebula.transport.deadlines import Announce, Deadlines, Meter, Waiting, log_wait
-from whale_nebula.transport.mailbox import Mailbox, Waiters, unsent
+from whale_nebula.transport.mailbox import Mailbox, Waiters, unsent_error
 from whale_nebula.transport.outbox import Outbox, Parcel, Shipment
 from whale_nebula.transport.protocol import ExpectKey, Key, LinkTotals, Payload, Roster, describe_payload, read_payload
 from whale_nebula.wire.assembly import Bound, MessageArrived, TensorArrived
@@ -97,7 +97,7 @@ class PeerLink(LinkEnd):
         self._conversation = Conversation(
             *self._numbers,
             greeting,
-            expect=self._bound,
+            expect=self._find_bound,
             budget=budget,
             window=window,
             flows=lambda: self._inbox.flows,
@@ -169,7 +169,7 @@ class PeerLink(LinkEnd):
 
     def part(self) -> None:
         """Say goodbye and do not wait: of several links that end together each parts, and then each is closed."""
-        if self._inbox.close(lambda: closed_here(self.here, self.there)):
+        if self._inbox.close(lambda: closed_here_error(self.here, self.there)):
             failpoint("link.parting")
             self._say_farewell()
 
@@ -397,7 +397,7 @@ class PeerLink(LinkEnd):
 
     def _accept_message(self, message: dict[str, Any], size: int) -> None:
         if message["kind"] == BYE:
-            self._inbox.end(partial(closed_by, self.there))
+            self._inbox.end(partial(closed_by_error, self.there))
             self._say_farewell()
             self._bye_heard = True
         elif message["kind"] == FAIL:
@@ -407,7 +407,7 @@ class PeerLink(LinkEnd):
         else:
             self._inbox.put_message(message, size=size)
 
-    def _bound(self, header: Header) -> Bound | None:
+    def _find_bound(self, header: Header) -> Bound | None:
         """What the plan allows for a tensor that begins: asked before anything is allocated for it."""
         if self._expect is None:
             return None
@@ -496,12 +496,12 @@ class PeerLink(LinkEnd):
         with self._changed:
             quiet, ready = self._now() - self._heard, self._conversation.ready
         if self._met and ready and quiet < self._deadlines.silence:
-            return unsent(self.here, self.there, awaited, seconds)
+            return unsent_error(self.here, self.there, awaited, seconds)
         return self._unheard(quiet if self._met else seconds, self._trouble(ready))
 
     def _unheard(self, seconds: float, why: str) -> NebulaError:
         """Nothing was heard from the other worker for so long, if it was ever there."""
-        return (silent if self._met else absent)(self.there, self._carrier.where, seconds, why)
+        return (silent_error if self._met else absent_error)(self.there, self._carrier.where, seconds, why)
 
 
 class Faults:

@@ -90,7 +90,7 @@ class Assembly:
             raise RemoteProtocolError("a chunk does not continue the tensor that is being received")
         return self._tensor[1][header.offset : header.offset + header.length]
 
-    def placed(self, header: Header) -> list[TensorArrived]:
+    def finish_chunk(self, header: Header) -> list[TensorArrived]:
         """Say that the chunk of this header lies in its place; gives the tensor that it completes."""
         self._received = header.offset + header.length
         if not header.last or self._tensor is None:

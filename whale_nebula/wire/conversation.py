@@ -296,7 +296,7 @@ class Conversation:
                 f"a frame of epoch {header.epoch} in epoch {self.epoch}", why="it is left from an earlier run"
             )
         elif header.kind in BARE:
-            events += self._acknowledged(header.ack)
+            events += self._let_go(header.ack)
         else:
             turn = self._arrivals.turn(header.sequence)
             if turn is Turn.EARLY:
@@ -311,7 +311,7 @@ class Conversation:
             while following is not None:
                 events += self._take(*following)
                 self._heard += held_bytes(HEADER_BYTES + following[1].size)
-                following = self._arrivals.taken()
+                following = self._arrivals.advance()
 
     def _take(self, header: Header, payload: Bytes) -> list[Event]:
         """The events of the frame that is due. One that is refused has changed nothing."""
@@ -329,9 +329,9 @@ class Conversation:
             events = [MessageArrived(plain, message)]
         else:
             self._open_into(self._assembly.place(plain), header, payload)
-            events = [*self._assembly.placed(plain)]
+            events = [*self._assembly.finish_chunk(plain)]
         self._theirs = side
-        return [*self._acknowledged(header.ack), *events]
+        return [*self._let_go(header.ack), *events]
 
     def _open_into(self, place: Bytes, header: Header, payload: Bytes) -> Bytes:
         if self._sealer is None:
@@ -340,7 +340,7 @@ class Conversation:
             self._sealer.open(header, payload, place)
         return place
 
-    def _acknowledged(self, ack: int) -> list[Event]:
+    def _let_go(self, ack: int) -> list[Event]:
         done = self._replay.acknowledge(ack)
         return [done] if done.frames else []
 
@@ -385,7 +385,7 @@ class Conversation:
             self._sealer = Sealer(material, self._here, self._there)
         self._replay.budget = min(self._replay.budget, theirs.budget)
         self._ack_bytes = min(ACK_BYTES, self._replay.budget // 4)
-        return [*self._acknowledged(theirs.acknowledged), Opened(self._replay.since(theirs.received), resumed)]
+        return [*self._let_go(theirs.acknowledged), Opened(self._replay.since(theirs.received), resumed)]
 
 
 def _require_side(side: Side | None) -> Side:

@@ -107,7 +107,7 @@ class Arrivals(Generic[T]):
     <Turn.EARLY: 2>
     >>> arrivals.hold(2, "second", 100); arrivals.turn(2), arrivals.turn(1)
     (<Turn.TWICE: 3>, <Turn.DUE: 1>)
-    >>> arrivals.taken(), arrivals.taken(), arrivals.expected
+    >>> arrivals.advance(), arrivals.advance(), arrivals.expected
     ('second', None, 3)
     """
 
@@ -136,7 +136,7 @@ class Arrivals(Generic[T]):
         self._held[number] = (frame, size)
         self.bytes += size
 
-    def taken(self) -> T | None:
+    def advance(self) -> T | None:
         """The due frame was taken; gives the one that is due now, if it was held."""
         self.expected += 1
         frame, size = self._held.pop(self.expected, (None, 0))

@@ -29,7 +29,7 @@ from whale_nebula.errors import (
 from whale_nebula.gateway import control
 from whale_nebula.gateway.gateway import Gateway
 from whale_nebula.gateway.relay import Side
-from whale_nebula.gateway.route import Road
+from whale_nebula.gateway.route import Route
 from whale_nebula.gateway.site import Site
 from whale_nebula.security import Credentials, CurrentCredentials, Files, making
 from whale_nebula.security.audit import Head, read_heads
@@ -133,7 +133,7 @@ class TestWhatCrosses:
             waited.append(seconds or 0.0)
             wakes.wait(seconds)
 
-        made.gateways["gpu"]._roads["npu"].pacer._wait = wait
+        made.gateways["gpu"]._routes["npu"].pacer._wait = wait
         made.cross(range(1, 4), size=1 << 17)
         assert sum(waited) > 0.2
 
@@ -152,7 +152,7 @@ class TestWhatBreaks:
         made = make()
         made.join()
         made.meet()
-        until(lambda: NPU in made.gateways["npu"]._vigil._open)
+        until(lambda: NPU in made.gateways["npu"]._liveness._open)
         made.kill(NPU)
         with pytest.raises(LinkClosedError, match="worker 'npu/0' is gone: its gateway has seen") as raised:
             made.link().receive(key(0, NPU, GPU), SOON)
@@ -164,10 +164,10 @@ class TestWhatBreaks:
         made = make()
         made.join()
         made.meet()
-        until(lambda: all(worker in made.gateways[worker[:3]]._vigil._open for worker in (GPU, NPU)))
+        until(lambda: all(worker in made.gateways[worker[:3]]._liveness._open for worker in (GPU, NPU)))
         made.kill(NPU)
         made.kill(GPU)
-        until(lambda: all(worker in made.gateways[worker[:3]]._verdicts._gone for worker in (GPU, NPU)))
+        until(lambda: all(worker in made.gateways[worker[:3]]._final_errors._gone for worker in (GPU, NPU)))
         made.join()
         made.meet()
 
@@ -183,7 +183,7 @@ class TestWhatIsSaid:
             known = "its way leads through the gateway: gateway 'gpu/gateway' does not reach gateway 'npu/gateway': "
             until(lambda: made.link()._carrier.state().trouble.startswith(known))
             assert made.link()._carrier.state().connected
-            # The log has it when the gateway looks at its roads next: a worker that asks may know it before.
+            # The log has it when the gateway looks at its routes next: a worker that asks may know it before.
             waits = f"waiting for gateway 'npu/gateway' at {made.sites['npu'].listen}, "
             until(lambda: any(each.startswith(waits) for each in caplog.messages))
             assert not any(" of " in each for each in caplog.messages if each.startswith(waits))
@@ -200,7 +200,7 @@ class TestWhatIsSaid:
         made = make()
         made.join()
         made.meet()
-        until(lambda: all(worker in made.gateways[worker[:3]]._vigil._open for worker in (GPU, NPU)))
+        until(lambda: all(worker in made.gateways[worker[:3]]._liveness._open for worker in (GPU, NPU)))
         made.cross(range(2))
         made.leave()
 
@@ -209,7 +209,7 @@ class TestWhatIsSaid:
             return any(each["action"] == "end" and each["side"] == "near" for each in found)
 
         until(lambda: all(map(ended, CLUSTERS)))
-        until(lambda: not any(thread.name.startswith("nebula-vigil") for thread in threading.enumerate()))
+        until(lambda: not any(thread.name.startswith("nebula-liveness") for thread in threading.enumerate()))
         actions = [each["action"] for cluster in CLUSTERS for each in records(made.sites[cluster])]
         assert not {"gone", "final"} & set(actions) and actions.count("left") == 2
 
@@ -290,12 +290,12 @@ class TestWhatIsRefused:
             dial(aim, knock, lane, lambda frame: None, deadlines=QUICK)
             gateway._gone_there(knock.source, "it says")
             lane.end("no more")
-        assert len(gateway._pairs) == len(gateway._verdicts._gone) == 20
+        assert len(gateway._pairs) == len(gateway._final_errors._gone) == 20
         gateway._gone_there("npu/99", "it says of one that never came")
-        assert "npu/99" not in gateway._verdicts._gone
+        assert "npu/99" not in gateway._final_errors._gone
         until(lambda: all(pair.half(Side.FAR) is None for pair in gateway._all()))
         del gateway._remove_pairs
-        until(lambda: not gateway._pairs and not gateway._verdicts._gone)
+        until(lambda: not gateway._pairs and not gateway._final_errors._gone)
 
     def test_a_frame_that_names_another_pair(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
         made = make(workers=(GPU, NPU, OTHER))
@@ -354,8 +354,8 @@ class TestRevokedOnTheHostsOfOneSide:
         made.join()
         made.meet()
         npu, far = made.gateways["npu"], made.gateways["npu"]._pair(NPU, GPU).half(Side.FAR)
-        until(lambda: npu._roads["gpu"].trunk.lanes)
-        [trunk] = npu._roads["gpu"].trunk.lanes
+        until(lambda: npu._routes["gpu"].trunk.lanes)
+        [trunk] = npu._routes["gpu"].trunk.lanes
         assert far is not None and trunk.guest is not None
         assert {guest.identity.worker for guest in [*far.guests, trunk.guest]} == {"gpu/gateway"}
         self.revoke(home, "gpu/gateway")
@@ -363,7 +363,7 @@ class TestRevokedOnTheHostsOfOneSide:
         told = made.link(*((GPU, NPU) if dials == ("gpu",) else (NPU, GPU)))  # who is dialled waits for a better one
         with pytest.raises(IdentityError, match="certificate of gpu/gateway was revoked"):
             told.take("SESSION", SOON)
-        assert not npu._roads["gpu"].trunk.up and npu._pair(NPU, GPU).half(Side.FAR) is None
+        assert not npu._routes["gpu"].trunk.up and npu._pair(NPU, GPU).half(Side.FAR) is None
         for worker in (GPU, NPU):  # they would wait for each other
             made.kill(worker)
 
@@ -380,15 +380,15 @@ class TestRevokedOnTheHostsOfOneSide:
         made = make(files={name: Files.under(home.folder, home.identity(name)) for name in ALL})
         made.join()
         made.meet()
-        road, tried, call = made.gateways["gpu"]._roads["npu"], [0], Road._call
+        route, tried, call = made.gateways["gpu"]._routes["npu"], [0], Route._call
 
-        def count(road: Road, *args: Any) -> int:
+        def count(route: Route, *args: Any) -> int:
             tried[0] += 1
-            return call(road, *args)
+            return call(route, *args)
 
-        monkeypatch.setattr(Road, "_call", count)
+        monkeypatch.setattr(Route, "_call", count)
         later[0] = timedelta(days=2)
-        until(lambda: tried[0] > 4 and "has expired" in road._trouble)
+        until(lambda: tried[0] > 4 and "has expired" in route._trouble)
         until(lambda: made.link(NPU, GPU).state().refusal is not None)
         later[0] = timedelta(0)  # TLS goes by the true clock, and takes no certificate of tomorrow
         renew(home.folder, home.authority, [home.identity("npu/gateway")], days=7.0)
@@ -411,21 +411,21 @@ class TestItsEnd:
     ) -> None:
         made = make(dials=("gpu",))
         gateway = made.gateways["gpu"]
-        road, pair = gateway._roads["npu"], gateway._pair(GPU, NPU)
-        half = road.half(pair, Connection("00112233aabbccdd"), dialled=True)
-        road._told.opened(pair, half)  # as a thread does that dials, and has not handed it to the pair yet
+        route, pair = gateway._routes["npu"], gateway._pair(GPU, NPU)
+        half = route.half(pair, Connection("00112233aabbccdd"), dialled=True)
+        route._told.opened(pair, half)  # as a thread does that dials, and has not handed it to the pair yet
 
         def give_up() -> None:
             gateway._stopping.wait(SOON)
             until(lambda: gateway.journal._ending)
-            road._told.ended(pair, half, "the gateway ends")
+            route._told.ended(pair, half, "the gateway ends")
 
         dials = threading.Thread(target=give_up)
         dials.start()
         gateway.stop("a test")
         dials.join(SOON)
         with pytest.raises(TransportError, match="is ending"):
-            road._told.opened(pair, half)
+            route._told.opened(pair, half)
         said = [(each["action"], each.get("connection")) for each in records(made.sites["gpu"])]
         assert said.index(("end", "00112233aabbccdd")) < said.index(("end", None))
         assert not [each for each in caplog.messages if "the audit log is closed" in each]
@@ -447,7 +447,7 @@ class TestItsEnd:
 class TestAuditHeads:
     def test_the_last_one_is_kept_over_there(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
         made = make()
-        until(lambda: made.gateways["gpu"]._roads["npu"].trunk.up)
+        until(lambda: made.gateways["gpu"]._routes["npu"].trunk.up)
         made.gateways["gpu"].stop("a test")
         heads = list(read_heads(made.sites["npu"].heads))
         verdict = verify(made.sites["gpu"].audit, heads, Credentials.of(files[GPU]).trust)
@@ -456,7 +456,7 @@ class TestAuditHeads:
 
     def test_a_log_that_was_written_anew_is_noticed(self, make: Callable[..., Town]) -> None:
         made = make()
-        until(lambda: made.gateways["gpu"]._roads["npu"].trunk.up)
+        until(lambda: made.gateways["gpu"]._routes["npu"].trunk.up)
         made.gateways["gpu"].stop("a test")
         made.sites["gpu"].audit.unlink()
         made.start("gpu")
@@ -472,7 +472,7 @@ class TestAuditHeads:
         with files.ca.open("ab") as file:  # as ca.pem is copied to the host while the gateway runs
             file.write((new.folder / "ca.pem").read_bytes())
         head = Head.sign(new.of("npu/gateway"), 7, "ab" * 32)
-        gateway._roads["npu"].trunk.hear(control.encode_control({"kind": "HEAD", "head": head.as_dict()}))
+        gateway._routes["npu"].trunk.hear(control.encode_control({"kind": "HEAD", "head": head.as_dict()}))
         gateway.stop("a test")
         assert list(read_heads(gateway.site.heads)) == [head]
 

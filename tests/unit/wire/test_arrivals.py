@@ -18,7 +18,7 @@ def all_of(arrivals: Arrivals[int], numbers: list[int]) -> list[int]:
         following = number if turn is Turn.DUE else None
         while following is not None:
             taken.append(following)
-            following = arrivals.taken()
+            following = arrivals.advance()
     return taken
 
 
@@ -42,8 +42,8 @@ def test_only_so_many_bytes_are_held_and_their_room_comes_back() -> None:
     arrivals.hold(2, 2, 800)
     with pytest.raises(RemoteProtocolError, match="no more than 2000 bytes"):
         arrivals.hold(3, 3, 800)
-    assert arrivals.taken() == 2
-    assert arrivals.taken() is None
+    assert arrivals.advance() == 2
+    assert arrivals.advance() is None
     arrivals.hold(4, 4, 800)
 
 

@@ -18,7 +18,7 @@ def test_a_chunk_that_did_not_come_whole_is_placed_again() -> None:
     for header, chunk in frames:
         assembly.place(header)[:10] = 77  # the line was cut
         assembly.place(header)[:] = chunk
-        events = assembly.placed(header)
+        events = assembly.finish_chunk(header)
     assert (events[0].array == ARRAY).all()
 
 
@@ -37,6 +37,6 @@ def test_what_is_refused_changes_nothing() -> None:
         with pytest.raises(RemoteProtocolError, match="does not continue"):
             assembly.place(header._replace(slot=9, offset=header.offset or CHUNK_BYTES))
         assembly.place(header)[:] = chunk
-        done = assembly.placed(header)
+        done = assembly.finish_chunk(header)
     assert (done[0].array == ARRAY).all()
     assert len(asked) == 2

@@ -22,16 +22,16 @@ def encoded(size: int, **fields: object) -> list[tuple[Header, np.ndarray]]:
     return tensor(0, np.arange(size, dtype=np.uint32).astype(np.uint8), **described)
 
 
-def placed(assembly: Assembly, parts: list[tuple[Header, np.ndarray]]) -> TensorArrived:
+def assemble(assembly: Assembly, parts: list[tuple[Header, np.ndarray]]) -> TensorArrived:
     for header, chunk in parts:
         assembly.place(header)[:] = chunk
-        done = assembly.placed(header)
+        done = assembly.finish_chunk(header)
     return done[0]
 
 
 @pytest.mark.parametrize("size", [0, 1, 40, RAW, RAW + EXTRA])
 def test_what_the_plan_allows_arrives_as_bytes_under_its_header(size: int) -> None:
-    event = placed(Assembly(lambda header: BOUND), encoded(size))
+    event = assemble(Assembly(lambda header: BOUND), encoded(size))
     assert event.array.dtype == np.uint8 and event.array.tolist() == np.arange(size).tolist()
     header = event.header
     assert (header.codec, header.state, header.dtype, header.dims) == (CODEC, STATE, FLOAT32, DIMS)
@@ -61,19 +61,19 @@ def test_what_it_does_not_allow_is_refused_before_anything_is_made(
 
 def test_where_a_codec_is_allowed_the_tensor_itself_is_too() -> None:
     array = np.ones((2, 8), np.float32)
-    np.testing.assert_array_equal(placed(Assembly(lambda header: BOUND), tensor(0, array)).array, array)
+    np.testing.assert_array_equal(assemble(Assembly(lambda header: BOUND), tensor(0, array)).array, array)
 
 
 @pytest.mark.parametrize(("size", "dims"), [(101, (1,)), (4, (26,))], ids=["encoded", "decoded"])
 def test_without_a_plan_neither_side_of_the_codec_is_above_the_limit(size: int, dims: tuple[int, ...]) -> None:
     with pytest.raises(RemoteProtocolError, match="above this link's limit of 100"):
         Assembly(limit=100).place(encoded(size, dims=dims)[0][0])
-    assert placed(Assembly(limit=100), encoded(100, dims=(25,))).array.size == 100
+    assert assemble(Assembly(limit=100), encoded(100, dims=(25,))).array.size == 100
 
 
 def test_bytes_that_would_be_no_bools_are_none_of_the_wire_s_business() -> None:
     parts = encoded(4, dtype=dtype_code("bool"), dims=(32,))
-    assert placed(Assembly(), parts).array.tolist() == [0, 1, 2, 3]
+    assert assemble(Assembly(), parts).array.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("change", [{"codec": 9}, {"state": 78}, {"dims": (4, 8)}, {"whole": 3 * CHUNK_BYTES}], ids=str)
@@ -82,7 +82,7 @@ def test_chunks_under_another_codec_or_state_do_not_continue(change: dict[str, i
     assembly = Assembly(lambda header: bound)
     first, second = encoded(2 * CHUNK_BYTES)
     assembly.place(first[0])[:] = first[1]
-    assembly.placed(first[0])
+    assembly.finish_chunk(first[0])
     with pytest.raises(RemoteProtocolError, match="does not continue"):
         assembly.place(second[0]._replace(**change))
 

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.gateway.town import certificates, until
 from whale_nebula.errors import RemoteProtocolError, TransportError
 from whale_nebula.gateway import control
-from whale_nebula.gateway.control import Trunk
+from whale_nebula.gateway.control import ControlStreams
 from whale_nebula.security import Credentials, Files, Identity
 from whale_nebula.security.audit import Head, KeptHeads, read_heads
 from whale_nebula.transport.grpc.connection import Lane
@@ -34,7 +34,7 @@ class Side:
     def __init__(self, there: Identity, kept: KeptHeads | None = None) -> None:
         self.gone: list[tuple[str, str]] = []
         self.noted: list[dict[str, Any]] = []
-        self.trunk = Trunk(
+        self.trunk = ControlStreams(
             there, kept, lambda *told: self.gone.append(told), lambda action, **said: self.noted.append(said)
         )
         self.lane = self.joined()
