@@ -48,14 +48,17 @@ VOTE = {"about": "VOTE", "why": ""}
 AGREE = {"about": "AGREE", "program": "p", "digest": ""}
 
 
-def said_to(call: Callable[[Session], Any], **message: Any) -> str:
-    """The error of a session that hears this message."""
+def session_that_hears(*messages: dict[str, Any]) -> Session:
     network = MemoryNetwork()
     here, there = network.link("gpu/0", "npu/0", "gpu", "npu"), network.link("npu/0", "gpu/0", "npu", "gpu")
-    there.post({"kind": "SESSION", **message})
-    with pytest.raises(NebulaError) as caught:
-        call(Session("gpu/0", {"npu/0": here}, 5.0))
-    return str(caught.value)
+    for message in messages:
+        there.post({"kind": "SESSION", **message})
+    return Session("gpu/0", {"npu/0": here}, 5.0)
+
+
+def said_to(call: Callable[[Session], Any], **message: Any) -> str:
+    """The error of a session that hears this message."""
+    return error_of(lambda: call(session_that_hears(message)))
 
 
 def agreed(session: Session) -> None:
@@ -63,20 +66,15 @@ def agreed(session: Session) -> None:
 
 
 def lines(**theirs: Any) -> str:
-    network = MemoryNetwork()
-    here, there = network.link("gpu/0", "npu/0", "gpu", "npu"), network.link("npu/0", "gpu/0", "npu", "gpu")
-    there.post({"kind": "SESSION", "about": "AGREE", "program": "p", "digest": BAD})
-    there.post({"kind": "SESSION", "about": "LINES", "program": "p", "lines": [BAD], **theirs})
-    with pytest.raises(NebulaError) as caught:
-        agreed(Session("gpu/0", {"npu/0": here}, 5.0))
-    return str(caught.value)
+    session = session_that_hears(
+        {"about": "AGREE", "program": "p", "digest": BAD}, {"about": "LINES", "program": "p", "lines": [BAD], **theirs}
+    )
+    return error_of(lambda: agreed(session))
 
 
 def voted() -> str:
-    network = MemoryNetwork()
-    here, there = network.link("gpu/0", "npu/0", "gpu", "npu"), network.link("npu/0", "gpu/0", "npu", "gpu")
-    there.post({"kind": "SESSION", "about": "VOTE", "doing": "phase 0 of step 1 of 'p'", "line": "", "why": BAD})
-    (why,) = Session("gpu/0", {"npu/0": here}, 5.0).vote("p", 1, 0, "")
+    said = {"about": "VOTE", "doing": "phase 0 of step 1 of 'p'", "line": "", "why": BAD}
+    (why,) = session_that_hears(said).vote("p", 1, 0, "")
     return why
 
 
