@@ -169,7 +169,16 @@ def load(folder: Path) -> Authority:
     run = files.authority_run(certificate)
     if run is None:
         raise CredentialsError("this is no authority of ours", where=str(folder / CA), mend="whale-nebula certs init")
-    return Authority(run, certificate, key, _clusters(folder))
+    path, clusters = folder / ABOUT, {}
+    if path.exists():
+        try:
+            said = json.loads(files.read(path, "the list of clusters"))
+            clusters = {str(cluster): int(workers) for cluster, workers in said["clusters"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise CredentialsError(
+                "this does not read", where=str(path), mend=f"rm {path}, and give --config"
+            ) from None
+    return Authority(run, certificate, key, clusters)
 
 
 def authorities(folder: Path) -> list[x509.Certificate]:
@@ -187,17 +196,6 @@ def load_certificate(folder: Path) -> x509.Certificate:
             mend=f"whale-nebula certs init --run NAME --folder {folder}; or --folder with the one that there is",
         )
     return files.certificate(files.read(folder / CA, "the authority's certificate"), str(folder / CA))
-
-
-def _clusters(folder: Path) -> Clusters:
-    path = folder / ABOUT
-    if not path.exists():
-        return {}
-    try:
-        said = json.loads(files.read(path, "the list of clusters"))
-        return {str(cluster): int(workers) for cluster, workers in said["clusters"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise CredentialsError("this does not read", where=str(path), mend=f"rm {path}, and give --config") from None
 
 
 def check_current(authority: Authority, at: datetime | None = None) -> None:

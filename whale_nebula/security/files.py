@@ -258,22 +258,6 @@ def private_key(pem: bytes, where: str) -> ec.EllipticCurvePrivateKey:
 
 def peer(found: x509.Certificate) -> Peer:
     """Who a certificate says somebody is."""
-    return Peer(
-        _identity(found),
-        serial(found),
-        found.not_valid_before_utc,
-        found.not_valid_after_utc,
-        found.fingerprint(hashes.SHA256()).hex(),
-        public_key_digest(found),
-    )
-
-
-def serial(found: x509.Certificate) -> str:
-    """The serial number as `certs show` writes it."""
-    return f"{found.serial_number:040x}"
-
-
-def _identity(found: x509.Certificate) -> Identity:
     uris = alternative_names(found)
     if len(uris) != 1:
         raise WrongNameError(
@@ -285,7 +269,13 @@ def _identity(found: x509.Certificate) -> Identity:
         raise WrongNameError(error.what, mend=error.mend) from None
     if identity.dns not in alternative_names(found, x509.DNSName):
         raise WrongNameError(f"the certificate of {identity.worker} lacks the host name {identity.dns}")
-    return identity
+    dates = found.not_valid_before_utc, found.not_valid_after_utc
+    return Peer(identity, serial(found), *dates, found.fingerprint(hashes.SHA256()).hex(), public_key_digest(found))
+
+
+def serial(found: x509.Certificate) -> str:
+    """The serial number as `certs show` writes it."""
+    return f"{found.serial_number:040x}"
 
 
 def authority_run(found: x509.Certificate) -> str | None:

@@ -43,21 +43,18 @@ def issue(
         revoked, known = _deny_list(folder, authority).revoked, list_issued(folder)
         for identity in wanted:
             authority.check(identity)
-            _check_free([each for each in known if each.identity == identity and each.serial not in revoked], moment)
+            for peer in known:
+                # a process may hold the first key, on whatever host, so nobody gets a second while that is good
+                if peer.identity != identity or peer.serial in revoked or peer.not_after < moment:
+                    continue
+                named = command_options(identity)
+                raise CredentialsError(
+                    f"{identity.worker} has a certificate already",
+                    where=f"serial {peer.serial[:16]}",
+                    why=f"it is good until {peer.not_after:%Y-%m-%d %H:%M} UTC, wherever it was copied or moved to",
+                    mend=f"whale-nebula certs renew {named}; for a new key, whale-nebula certs revoke {named} first",
+                )
         return [_issue(folder, authority, identity, days, moment) for identity in wanted]
-
-
-def _check_free(held: Sequence[Peer], at: datetime) -> None:
-    """Nobody gets a second key while the certificate of his first is good: a process may hold it, on whatever host."""
-    for peer in held:
-        if peer.not_after >= at:
-            named = command_options(peer.identity)
-            raise CredentialsError(
-                f"{peer.identity.worker} has a certificate already",
-                where=f"serial {peer.serial[:16]}",
-                why=f"it is good until {peer.not_after:%Y-%m-%d %H:%M} UTC, wherever it was copied or moved to",
-                mend=f"whale-nebula certs renew {named}; for a new key, whale-nebula certs revoke {named} first",
-            )
 
 
 def _issue(folder: Path, authority: Authority, identity: Identity, days: float, at: datetime) -> Issued:

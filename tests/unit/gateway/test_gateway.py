@@ -34,7 +34,6 @@ from whale_nebula.gateway.site import Site
 from whale_nebula.security import Credentials, CurrentCredentials, Files, making
 from whale_nebula.security.audit import Head, read_heads
 from whale_nebula.security.issue import renew, revoke
-from whale_nebula.security.verdict import verify
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.dialling import dial
@@ -80,14 +79,6 @@ class TestWhatCrosses:
         fars = [made.gateways[one]._pair(*pair).half(Side.FAR) for one, pair in PAIRS.items()]
         assert sorted(half.dialled for half in fars if half is not None) == [False, True]
 
-    def test_two_pairs_share_the_gateways(self, make: Callable[..., Town]) -> None:
-        made = make(workers=(GPU, NPU, OTHER))
-        made.join()
-        made.meet()
-        made.meet(GPU, OTHER)
-        made.cross(range(2))
-        made.cross(range(2), here=GPU, there=OTHER)
-
     def test_what_a_codec_made_crosses_sealed_as_it_was(self, make: Callable[..., Town]) -> None:
         made = make()
         made.join()
@@ -114,13 +105,6 @@ class TestWhatCrosses:
         until(lambda: made.gateways["npu"]._pair(NPU, GPU).half(Side.FAR))
         made.join(NPU)
         made.meet()
-
-    def test_without_certificates_when_the_config_says_so(self, make: Callable[..., Town]) -> None:
-        made = make(files=None)
-        made.join()
-        made.meet()
-        made.cross(range(2))
-        assert records(made.sites["gpu"])[0]["insecure"] is True
 
     def test_a_paced_line_is_no_faster_than_its_rate(self, make: Callable[..., Town]) -> None:
         made = make(rate=4e6)
@@ -445,24 +429,6 @@ class TestItsEnd:
 
 
 class TestAuditHeads:
-    def test_the_last_one_is_kept_over_there(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
-        made = make()
-        until(lambda: made.gateways["gpu"]._routes["npu"].trunk.up)
-        made.gateways["gpu"].stop("a test")
-        heads = list(read_heads(made.sites["npu"].heads))
-        verdict = verify(made.sites["gpu"].audit, heads, Credentials.of(files[GPU]).trust)
-        assert (verdict.bad, verdict.closed, verdict.kept) == (None, True, verdict.records - 2)
-        assert verify(made.sites["npu"].audit).bad is None
-
-    def test_a_log_that_was_written_anew_is_noticed(self, make: Callable[..., Town]) -> None:
-        made = make()
-        until(lambda: made.gateways["gpu"]._routes["npu"].trunk.up)
-        made.gateways["gpu"].stop("a test")
-        made.sites["gpu"].audit.unlink()
-        made.start("gpu")
-        until(lambda: "is another than it was" in str(records(made.sites["npu"])))
-        until(lambda: [each for each in records(made.sites["gpu"]) if each["action"] == "refused"])
-
     def test_one_signed_under_an_authority_that_came_later_is_kept(self, tmp_path: Path) -> None:
         old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
         old.issue("gpu/gateway")

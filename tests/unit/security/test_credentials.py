@@ -46,12 +46,6 @@ class TestLoading:
         assert "PRIVATE" not in repr(found) + str(found)
         assert found.key_pem.decode().splitlines()[1] not in repr(found)
 
-    def test_a_key_that_others_can_read(self, home: Home) -> None:
-        paths = home.files(GPU)
-        os.chmod(paths.key, 0o640)
-        with pytest.raises(CredentialsError, match="chmod 600"):
-            Credentials.of(paths)
-
     def test_the_key_of_another(self, home: Home) -> None:
         paths, other = home.files(GPU), home.files(NPU)
         with pytest.raises(CredentialsError, match="is not the key of"):

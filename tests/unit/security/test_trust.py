@@ -178,14 +178,6 @@ class TestTheDenyList:
     def denies(self, found: DenyList, shown: x509.Certificate) -> bool:
         return found.find(files.serial(shown), TRUST.authorities) is not None
 
-    def test_a_revoked_certificate_is_refused_though_all_else_is_right(self, path: Path) -> None:
-        shown, other = signed(), signed()
-        self.put(path, 1, shown)
-        trust = Trust([HOME.certificate], self.held(path))
-        with pytest.raises(RevokedError, match="stolen"):
-            trust.check(shown)
-        assert trust.check(other).identity == GPU
-
     def test_it_is_read_again_on_a_live_channel(self, path: Path) -> None:
         shown = signed()
         self.put(path, 1)
@@ -206,17 +198,6 @@ class TestTheDenyList:
         path.write_bytes(text)
         with pytest.raises(CredentialsError, match="deny list"):
             self.held(path)
-
-    def test_one_that_is_missing_is_refused_at_the_start(self, path: Path) -> None:
-        with pytest.raises(CredentialsError, match="there is no deny list") as told:
-            self.held(path)
-        assert "revoked: none" in told.value.mend
-
-    def test_one_of_an_older_version_has_no_signature(self, path: Path) -> None:
-        path.write_text('{"format": "whale_nebula revoked 1", "run": "mt", "revoked": {}}')
-        with pytest.raises(CredentialsError, match="is not signed") as told:
-            self.held(path)
-        assert "whale-nebula certs renew --revoked" in told.value.mend
 
     @pytest.mark.parametrize(
         "change",

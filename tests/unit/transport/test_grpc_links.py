@@ -18,7 +18,6 @@ from tests.unit.transport.cable import GPU, NPU, SOON, close_all, key, step, wai
 from tests.unit.transport.crossing import QUICK, RUN, Certificates, Workers, free_address, workers
 from whale_nebula.errors import (
     ConfigError,
-    DeadlineError,
     IdentityError,
     LinkClosedError,
     NebulaError,
@@ -143,15 +142,6 @@ class TestBreaks:
             pair.line.cut()
             exchange(pair, 1)
 
-    def test_a_line_that_stays_silent_ends_the_link(self, trusted: Certificates) -> None:
-        deadlines = Deadlines(patience=1.5, silence=0.4, grace=0.2, connect=0.5, look=0.05)
-        with workers(trusted, line=True, deadlines=deadlines) as pair:
-            pair.meet()
-            assert pair.line
-            pair.line.passes = False
-            with pytest.raises(DeadlineError, match=r"worker 'gpu/0' was not heard for 1\.5 s"):
-                pair.npu.receive(key(), SOON)
-
     def test_to_close_waits_for_no_address_that_does_not_answer(self) -> None:
         """As beyond a line that is cut: an attempt to connect that would take a minute is given up."""
         with does_not_answer() as address:
@@ -176,17 +166,6 @@ class TestBreaks:
             with pytest.raises(LinkClosedError, match=f"worker '{dead}' is gone") as caught:
                 left.take("AGREE", SOON)
             assert "refused twice" in caught.value.why
-
-    def test_what_waits_in_a_close_arrives_over_a_break(self, trusted: Certificates) -> None:
-        with workers(trusted, line=True) as pair:
-            pair.meet()
-            assert pair.line
-            pair.gpu.send(key(), np.ones(20 * CHUNK_BYTES, np.uint8))
-            pair.line.cut()
-            closing = threading.Thread(target=pair.gpu.close)
-            closing.start()
-            assert pair.npu.receive(key(), SOON).sum() == 20 * CHUNK_BYTES
-            closing.join(SOON)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 
 import grpc
@@ -115,7 +115,6 @@ _REFUSALS, _REFUSALS_A_SECOND = 32, 2.0  # that are answered at once, and logged
 _RETRIES, _RETRIES_A_SECOND = 512, 64.0  # that are answered at once
 _LATE_SECONDS = 1.0
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -293,7 +292,7 @@ class _Door(grpc.GenericRpcHandler):
 class _Threads(futures.Executor):
     """A thread for each stream, as streams last. Python does not wait for them when it ends."""
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> futures.Future[T]:
         future: futures.Future[T] = futures.Future()
 
         def run() -> None:
