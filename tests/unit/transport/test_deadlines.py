@@ -1,8 +1,12 @@
-"""Deadlines, what is said of waits, and what a line was seen to carry."""
+"""Deadlines, what is said of waits, what a line was seen to carry, and the clock."""
 
 from __future__ import annotations
 
-from whale_nebula.transport.deadlines import Deadlines, Meter, Wait, Waiting
+import threading
+
+import pytest
+
+from whale_nebula.transport.deadlines import Deadlines, Meter, MonotonicClock, Wait, Waiting
 
 
 class Time:
@@ -70,3 +74,33 @@ def test_idle_time_does_not_count_as_slow() -> None:
     meter.busy(200.0)
     meter.carried(1000, 202.0, more=False)
     assert meter.rate == 500.0
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.0001, 0.003])
+def test_waiting_again_and_again_ends_on_time_and_never_before(seconds: float) -> None:
+    clock, condition = MonotonicClock(), threading.Condition()
+    end = clock.now() + seconds
+    with condition:
+        while (left := end - clock.now()) > 0:
+            clock.wait(condition, left)
+    assert clock.now() >= end
+
+
+def test_a_notice_ends_a_wait_that_would_last_for_ever() -> None:
+    clock, condition = MonotonicClock(), threading.Condition()
+    woken = threading.Event()
+
+    def wait() -> None:
+        with condition:
+            ready.set()
+            clock.wait(condition, float("inf"))
+        woken.set()
+
+    ready = threading.Event()
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert ready.wait(20.0)
+    with condition:
+        condition.notify_all()
+    thread.join(20.0)
+    assert woken.is_set()
