@@ -59,13 +59,13 @@ _ENDED = "this gateway has ended"
 
 
 class ControlStream:
-    """One stream of a trunk, with words that wait for it and a thread that sends them."""
+    """One stream between two gateways, with messages that wait for it and a thread that sends them."""
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self._changed = threading.Condition()
         self._words: deque[bytes] = deque(maxlen=_WAITING)
-        threading.Thread(target=self._send, name="nebula-trunk", daemon=True).start()
+        threading.Thread(target=self._send, name="nebula-control", daemon=True).start()
 
     def say(self, frame: bytes) -> None:
         """Send a word when there is room for it."""

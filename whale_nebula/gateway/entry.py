@@ -24,11 +24,11 @@ class Purpose(Enum):
 
     OUT = "a worker of this cluster, for one of another"
     IN = "another gateway, for a worker of its cluster"
-    TRUNK = "another gateway, for itself"
+    CONTROL = "another gateway, for itself"
 
 
 class Entry(NamedTuple):
-    """A stream that may come in: what for, and from whom. `here` and `there` are the pair, empty for a trunk."""
+    """A stream that may come in: what for, and from whom. `here` and `there` are the pair, "" for a control stream."""
 
     purpose: Purpose
     caller: Identity
@@ -46,14 +46,14 @@ def entry(site: Site, current: CurrentCredentials | None, knock: Knock, visitor:
             mend="compare 'run' and the addresses in the clusters' configs",
         )
     source = Identity.of_worker(knock.run, knock.source)
-    purpose = Purpose.TRUNK if source.role == GATEWAY else Purpose.IN
+    purpose = Purpose.CONTROL if source.role == GATEWAY else Purpose.IN
     if source.cluster == site.cluster:
         purpose = Purpose.OUT
     caller = Identity(site.run, source.cluster, GATEWAY) if purpose is Purpose.IN else source
     guest = None if current is None else current().trust.check(visitor.certificate, caller)
-    call = Call.AUDIT_HEADS if purpose is Purpose.TRUNK else Call.RELAY
+    call = Call.AUDIT_HEADS if purpose is Purpose.CONTROL else Call.RELAY
     check_call(caller, call, site.identity)
-    if purpose is Purpose.TRUNK:
+    if purpose is Purpose.CONTROL:
         return Entry(purpose, caller, guest)
     here, there = (knock.source, knock.destination)[:: 1 if purpose is Purpose.OUT else -1]
     _check_worker(site, here, site.cluster)

@@ -109,7 +109,7 @@ class Gateway:
                 break
         self.journal.close(why)
         for route in self._routes.values():
-            if route.trunk.up and not route.trunk.wait_kept(_KEPT_SECONDS):
+            if route.control.up and not route.control.wait_kept(_KEPT_SECONDS):
                 _LOG.warning("gateway '%s' has not kept the last head", route.who.worker)
             route.close()
         self._listener.stop(0.2)
@@ -133,12 +133,12 @@ class Gateway:
             raise
 
     def _let_in(self, found: Entry, knock: Knock, lane: Lane) -> Hear:
-        if found.purpose is Purpose.TRUNK:
-            trunk = self._routes[found.caller.cluster].trunk
-            trunk.check_rate()
-            trunk.adopt(lane)
+        if found.purpose is Purpose.CONTROL:
+            control = self._routes[found.caller.cluster].control
+            control.check_rate()
+            control.adopt(lane)
             self.journal.note("trunk", actor=found.caller.uri, decision="allow")
-            return trunk.hear
+            return control.hear
         asks, wanted = knock.source, knock.destination
         self._final_errors.asks(asks)
         verdict = self._final_errors.find(asks, wanted, once=found.purpose is Purpose.OUT)
@@ -165,7 +165,7 @@ class Gateway:
             self._parted.discard(pair.here)
             self._final_errors.back(pair.here)
             for route in self._routes.values():
-                route.trunk.unsay(pair.here)
+                route.control.unsay(pair.here)
             self._liveness.check_new(pair.here)
             self._routes[cluster_of(pair.there)].lead(pair, half)
         return hear
@@ -238,7 +238,7 @@ class Gateway:
             ):
                 pair.end(f"worker '{worker}' is gone")
         for route in self._routes.values():
-            route.trunk.send_gone(worker, said)
+            route.control.send_gone(worker, said)
 
     def _gone_there(self, worker: str, why: str) -> None:
         """The gateway of another cluster says that about one of its workers; of others, nothing is remembered."""
@@ -257,9 +257,9 @@ class Gateway:
 
     # ------------------------------------------------------------------ the rest
     def _make_route(self, cluster: str, kept: KeptHeads | None, announce: Announce) -> Route:
-        trunk = ControlStreams(Identity(self.site.run, cluster, GATEWAY), kept, self._gone_there, self._note)
+        control = ControlStreams(Identity(self.site.run, cluster, GATEWAY), kept, self._gone_there, self._note)
         told = RouteEvents(self.journal.opened, self.journal.ended, self._final, self._note)
-        return Route(self.site, cluster, trunk, self._current, told, deadlines=self._deadlines, announce=announce)
+        return Route(self.site, cluster, control, self._current, told, deadlines=self._deadlines, announce=announce)
 
     def _note(self, action: str, **said: object) -> None:
         if not self._stopping.is_set():
@@ -267,12 +267,12 @@ class Gateway:
 
     def _head(self, head: Head) -> None:
         for route in self._routes.values():
-            route.trunk.send_head(head)
+            route.control.send_head(head)
 
     def _look_out(self) -> None:
         while not self._stopping.wait(self._deadlines.look):
             for route in self._routes.values():
-                self._health.say(route.cluster, route.trunk.up)
+                self._health.say(route.cluster, route.control.up)
                 if route.look():
                     self._end_waits(route)
             for worker in {pair.here for pair in self._all() if pair.half(Side.NEAR) is not None}:
@@ -293,7 +293,7 @@ class Gateway:
     def _look_at_guests(self, credentials: Credentials) -> None:
         """End all streams, whoever dialled, of those whose certificate has ended or was revoked since it was shown."""
         halves = [half for pair in self._all() for side in Side if (half := pair.half(side)) is not None]
-        lanes = [lane for route in self._routes.values() for lane in route.trunk.lanes]
+        lanes = [lane for route in self._routes.values() for lane in route.control.lanes]
         breaks: list[tuple[Peer, Callable[[str], None]]] = [
             *((lane.guest, lane.end) for lane in lanes if lane.guest is not None),
             *((guest, half.connection.end) for half in halves for guest in half.guests),
@@ -310,11 +310,11 @@ class Gateway:
                 if half.dialled:
                     half.connection.end("this gateway's certificate was renewed")
             for route in self._routes.values():
-                route.trunk.end("this gateway's certificate was renewed")
+                route.control.end("this gateway's certificate was renewed")
 
 
 def _connections(site: Site) -> int:
-    """How many connections there may be: those of all pairs, from both sides, and the trunks."""
+    """How many connections there may be: those of all pairs, from both sides, and the control streams."""
     own = sum(cluster_of(worker) == site.cluster for worker in site.workers) or 8
     others = (len(site.workers) - own if site.roster else 0) or 8
     return 2 * lanes() * own * others + 4 * len(site.gateways)

@@ -176,9 +176,7 @@ _SURE = 2  # the same diagnosis so often: it is not mended just now
 
 @dataclass(frozen=True)
 class RouteEvents:
-    """Whom a route tells: of a half that is to be used, or is not after all; of an error that ends a pair; and what
-    else is to be written down.
-    """
+    """The callbacks of a route: a half was opened or has ended, an error ends a pair, and an audit record."""
 
     opened: Callable[[Pair, Half], None]
     ended: Callable[[Pair, Half, str], None]
@@ -189,21 +187,21 @@ class RouteEvents:
 class Route:
     """The way to the gateway of another cluster. Without its address this side waits to be dialled.
 
-    Its trunk is kept up: what is wrong with a certificate when it is opened ends the pairs that wait.
+    Its control stream is kept up: what is wrong with a certificate when it is opened ends the pairs that wait.
     """
 
     def __init__(
         self,
         site: Site,
         cluster: str,
-        trunk: ControlStreams,
+        control: ControlStreams,
         current: CurrentCredentials | None,
         told: RouteEvents,
         *,
         deadlines: Deadlines,
         announce: Announce = log_wait,
     ) -> None:
-        self.cluster, self.trunk = cluster, trunk
+        self.cluster, self.control = cluster, control
         self.address = site.gateways[cluster]
         self.pacer = Pacer(site.rates.get(cluster))
         self.who = Identity(site.run, cluster, GATEWAY)
@@ -219,14 +217,14 @@ class Route:
             self._target = target(site.run, self.who.worker, self.address, current, gateway=True)
 
     def start(self) -> None:
-        """Keep the trunk up from now on."""
+        """Keep a control stream up from now on."""
         if self.address is not None:
             threading.Thread(target=self._keep, name=f"nebula-route-{self.cluster}", daemon=True).start()
 
     def close(self) -> None:
-        """Dial no more, and end the trunk."""
+        """Dial no more, and end the control streams."""
         self._closed.set()
-        self.trunk.close()
+        self.control.close()
 
     def lead(self, pair: Pair, near: Half) -> None:
         """Dial the other gateway for a pair until its near half is joined or over."""
@@ -294,13 +292,13 @@ class Route:
     def _call(self, knock: Knock, lane: Lane, hear: Callable[[bytes], None]) -> int:
         return dial(self._target, knock, lane, hear, deadlines=self._deadlines, rate=self.pacer.rate)
 
-    # ------------------------------------------------------------------ the trunk
+    # ------------------------------------------------------------------ the control stream
     def look(self) -> bool:
-        """Say it if the other gateway is not there, which is no matter for as long as a moment; True when it is said
-        first. There is no end to this patience: workers have one of their own.
+        """Announce that the other gateway is unreachable, after a grace period; True when it is announced first. It is
+        retried for ever: workers have a patience of their own.
         """
         now = time.monotonic()
-        if self._stands or (self.trunk.up and now - self._fell > _STALE_SECONDS):
+        if self._stands or (self.control.up and now - self._fell > _STALE_SECONDS):
             self._down = None
             self._waiting.off()
             return False
@@ -313,7 +311,7 @@ class Route:
 
     @property
     def trouble(self) -> str:
-        """Why nobody beyond can be reached, while that is so."""
+        """Why the other cluster is unreachable; empty while it is not."""
         if self._down is None or time.monotonic() - self._down < _SHORT_SECONDS:
             return ""
         return f"gateway '{self._site.identity.worker}' does not reach gateway '{self.who.worker}': {self._trouble}"
@@ -329,24 +327,24 @@ class Route:
         return self._deadlines.again(min(attempt, _SLOWEST), _DRAWN.random())
 
     def _go(self) -> bool:
-        """Open the trunk and stay as long as it lasts; whether that was longer than a moment."""
+        """Open the control stream and stay as long as it lasts; whether that was longer than a moment."""
         lane, over = Lane(), threading.Event()
         knock = Knock(self._site.run, self._site.identity.worker, self.who.worker, secrets.token_hex(8))
         try:
-            self._call(knock, lane, self.trunk.hear)
+            self._call(knock, lane, self.control.hear)
         except NebulaError as error:
             wrong = self._find_wrong(error)
             self._trouble = wrong.what if wrong is not None else error.why or error.what
             return False
         self._wrong, self._times = None, 0
         began, self._stands = time.monotonic(), True
-        self.trunk.adopt(lane, over.set)
+        self.control.adopt(lane, over.set)
         over.wait()  # ended, too, when this gateway closes it or finds the other one's certificate no longer good
         self._stands, self._fell, self._trouble = False, time.monotonic(), lane.why
         return self._fell - began > _SHORT_SECONDS
 
     def _find_wrong(self, error: NebulaError) -> NebulaError | None:
-        """What is wrong with a certificate, there or here, where the trunk does not open; written down when it is new.
+        """What is wrong with a certificate, there or here, where the control stream does not open; noted when it is new.
 
         What fails within TLS is looked into by a handshake of our own, as gRPC does not show it.
         """

@@ -359,7 +359,7 @@ _MEANING = b"whale_nebula audit head 1\0"
 
 
 class Head(NamedTuple):
-    """So long was a log, and this was the digest of its last record: signed by whose log it is."""
+    """A signed statement of a log's owner: the number and the digest of its last record."""
 
     seq: int
     digest: str
@@ -374,7 +374,7 @@ class Head(NamedTuple):
 
     @classmethod
     def from_dict(cls, said: Mapping[str, Any]) -> Head:
-        """What a peer sent, or what a file holds."""
+        """Parse a head that a peer sent, or that a file holds."""
         match dict(said):
             case {
                 "seq": int(seq),
@@ -387,7 +387,7 @@ class Head(NamedTuple):
         raise AuditError("this is no head of an audit log", why=f"it holds {keys}")
 
     def as_dict(self) -> dict[str, Any]:
-        """To be sent, or kept."""
+        """The head as plain JSON."""
         return self._asdict()
 
     def check(self, trust: Trust | None = None) -> Identity:

@@ -43,7 +43,7 @@ Clusters = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Authority:
-    """Who signs: its certificate and its key. `clusters` is empty where nobody said which there are."""
+    """An authority: its certificate and its key. `clusters` is empty where nobody said which there are."""
 
     run: str
     certificate: x509.Certificate
@@ -81,7 +81,7 @@ _ADD = "add it to clusters.yaml, and name the file: --config clusters.yaml"
 
 
 def span(days: float) -> timedelta:
-    """So many days that a certificate is good for.
+    """The lifetime of a certificate, checked.
 
     >>> span(0.5)
     datetime.timedelta(seconds=43200)

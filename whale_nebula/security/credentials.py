@@ -49,7 +49,7 @@ class Credentials:
 
     @property
     def identity(self) -> Identity:
-        """Who this process is."""
+        """The identity that the certificate names."""
         return self.peer.identity
 
     @property
@@ -201,7 +201,7 @@ class Prover:
 
     @property
     def credentials(self) -> Credentials:
-        """Those that hold at present."""
+        """The present credentials."""
         return self._credentials if isinstance(self._credentials, Credentials) else self._credentials()
 
     @property

@@ -76,7 +76,7 @@ _WORDS: tuple[tuple[str, type[IdentityError], str], ...] = (
 
 
 def read_grpc_error(text: str, who: str) -> IdentityError | None:
-    """What gRPC means: a line of a server's log about a client, or the details of a client's failed call.
+    """The error behind a text of gRPC: a line of a server's log about a client, or the details of a failed call.
 
     `who` is the other side, as far as it is known: "a client", or an address.
 
@@ -147,7 +147,7 @@ def diagnosis(error: NebulaError, side: str) -> Diagnosis:
 def probe(
     address: str, credentials: Credentials | None, expected: Identity | None = None, *, timeout: float = 5.0
 ) -> Diagnosis | None:
-    """What keeps this process from talking to the one at an address, or None if TLS stands between them.
+    """Diagnose why TLS to an address fails; None if it works.
 
     Without credentials this process is one that speaks plaintext (`insecure: true`).
     """

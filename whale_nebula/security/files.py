@@ -29,7 +29,7 @@ _MOST = 4 << 20
 
 
 class Files(NamedTuple):
-    """What a process needs to be somebody: the authority's certificate, its own, its key, and the deny list.
+    """The credential files of a process: the authority's certificate, its own, its key, and the deny list.
 
     >>> one = Identity("mt", "gpu")
     >>> Files.under("certs", one).cert.as_posix(), Files.under("certs", one).key.as_posix()

@@ -73,7 +73,7 @@ class SignedList(NamedTuple):
 
 
 def stamp(path: Path | None) -> Stamp:
-    """What changes when a file does; None: there is none."""
+    """Inode, size and time of a file, to notice that it changed; None where there is none."""
     try:
         found = os.stat(path) if path is not None else None
     except OSError:

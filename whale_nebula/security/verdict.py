@@ -28,7 +28,7 @@ _FIRST = (chain.GENESIS, chain.RECOVERED)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found. `bad` is the number of the first record that is wrong or missing, None: the log is whole.
+    """The result of a verification. `bad` is the number of the first record that is wrong or missing, if any is.
 
     `signed` is the last record that a head in the log covers, `kept` the last that a peer's head does; `closed`
     says that the log was ended on purpose. `torn` counts the crashes that tore a line, and `torn_bytes` what they left

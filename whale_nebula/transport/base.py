@@ -92,7 +92,7 @@ def closed_here_error(here: str, there: str) -> NebulaError:
 
 
 def lost_error(there: str, why: str) -> NebulaError:
-    """The other worker went without a word."""
+    """The other worker disappeared without a farewell."""
     return LinkClosedError(
         f"worker '{there}' is gone", why=why, mend=f"look at the output of '{there}': its process has ended"
     )

@@ -28,7 +28,7 @@ class CarrierState:
 
 
 class Receiver(Protocol):
-    """What a link is for its carrier. The calls come from the carrier's threads, for one connection in order."""
+    """A link, as its carrier calls it: from the carrier's threads, for one connection in order."""
 
     def up(self, connection: int) -> None:
         """There is a fresh connection, the `connection`-th: greet over it."""
@@ -68,4 +68,4 @@ class Carrier(Protocol):
         """Let what was sent leave, and end for good."""
 
     def state(self) -> CarrierState:
-        """How it stands."""
+        """The state of the connection."""

@@ -86,7 +86,7 @@ class Meter:
         self._bytes = 0
 
     def busy(self, now: float) -> None:
-        """Something is on its way."""
+        """Bytes are in flight from now on."""
         if self._since is None:
             self._since, self._bytes = now, 0
 
@@ -189,7 +189,7 @@ class Waiting:
         self._announce(Wait(self._who, self._where, why, now - self._since, limit))
 
     def off(self) -> None:
-        """It is there."""
+        """What was waited for is there: say so, if the wait was announced."""
         if self._since is not None:
             seconds = self._now() - self._since
             self._since = None

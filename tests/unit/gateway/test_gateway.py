@@ -338,8 +338,8 @@ class TestRevokedOnTheHostsOfOneSide:
         made.join()
         made.meet()
         npu, far = made.gateways["npu"], made.gateways["npu"]._pair(NPU, GPU).half(Side.FAR)
-        until(lambda: npu._routes["gpu"].trunk.lanes)
-        [trunk] = npu._routes["gpu"].trunk.lanes
+        until(lambda: npu._routes["gpu"].control.lanes)
+        [trunk] = npu._routes["gpu"].control.lanes
         assert far is not None and trunk.guest is not None
         assert {guest.identity.worker for guest in [*far.guests, trunk.guest]} == {"gpu/gateway"}
         self.revoke(home, "gpu/gateway")
@@ -347,7 +347,7 @@ class TestRevokedOnTheHostsOfOneSide:
         told = made.link(*((GPU, NPU) if dials == ("gpu",) else (NPU, GPU)))  # who is dialled waits for a better one
         with pytest.raises(IdentityError, match="certificate of gpu/gateway was revoked"):
             told.take("SESSION", SOON)
-        assert not npu._routes["gpu"].trunk.up and npu._pair(NPU, GPU).half(Side.FAR) is None
+        assert not npu._routes["gpu"].control.up and npu._pair(NPU, GPU).half(Side.FAR) is None
         for worker in (GPU, NPU):  # they would wait for each other
             made.kill(worker)
 
@@ -438,7 +438,7 @@ class TestAuditHeads:
         with files.ca.open("ab") as file:  # as ca.pem is copied to the host while the gateway runs
             file.write((new.folder / "ca.pem").read_bytes())
         head = Head.sign(new.of("npu/gateway"), 7, "ab" * 32)
-        gateway._routes["npu"].trunk.hear(control.encode_control({"kind": "HEAD", "head": head.as_dict()}))
+        gateway._routes["npu"].control.hear(control.encode_control({"kind": "HEAD", "head": head.as_dict()}))
         gateway.stop("a test")
         assert list(read_heads(gateway.site.heads)) == [head]
 

@@ -98,7 +98,7 @@ class GrpcCarrier(ABC):
             self._keeper.join(_KEEPER_SECONDS)
 
     def state(self) -> CarrierState:
-        """How it stands."""
+        """The state of the connection."""
         return CarrierState(self._connection is not None, self._since, self._connections, self._trouble, self._refusal)
 
     @abstractmethod

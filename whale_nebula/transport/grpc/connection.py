@@ -16,7 +16,7 @@ killed client by the end of its messages first, and only then that the call is c
 
 
 class Room(threading.Condition):
-    """Where senders wait until a lane has room: one for all lanes of a connection.
+    """The condition on which senders wait until a lane of their connection has room.
 
     Each lane waits for frames of its own, under the same lock: one that is handed over wakes one thread and not all.
     """
@@ -206,7 +206,7 @@ class Connection:
             self._lane_ended(number, lane, lane.why)
 
     def on_end(self, tell: Callable[[str], None]) -> None:
-        """Be told once when it is gone, at once if it is."""
+        """Register a callback for the end of the connection; it is called at once if that has come."""
         with self.room:
             over = self.over
             if not over:

@@ -35,7 +35,7 @@ class Limits(NamedTuple):
 
 
 class TokenBucket:
-    """A rate that is kept on average: so many at once, and so many a second for good. Any thread may call it.
+    """A thread-safe token bucket: `burst` tokens at once, refilled at `rate` a second.
 
     >>> clock = iter([0.0, 0.0, 0.0, 0.0, 2.0])
     >>> bucket = TokenBucket(2, 0.5, now=lambda: next(clock))
@@ -154,7 +154,7 @@ class ConnectionGuard:
             self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._over.set()
 
     def add_stream(self, peer: str) -> None:

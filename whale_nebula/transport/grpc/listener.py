@@ -54,13 +54,13 @@ class Knock(NamedTuple):
     lane: int = 0
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """As gRPC sends it."""
+        """The fields as gRPC metadata."""
         words = {**self._asdict(), "version": VERSION}
         return tuple((_PREFIX + key, quote(str(value), safe="/")) for key, value in words.items())
 
     @classmethod
     def read(cls, metadata: Iterable[tuple[str, str | bytes]]) -> Knock:
-        """What somebody sent, checked; anything else is his mistake."""
+        """Parse and check received metadata; raises `RemoteProtocolError`."""
         said = {str(key).removeprefix(_PREFIX): value for key, value in metadata if str(key).startswith(_PREFIX)}
         text = {key: unquote(value) for key, value in said.items() if isinstance(value, str)}
         if text.get("version") != str(VERSION):
@@ -266,7 +266,7 @@ class Listener:
 
 
 def visitor(context: Any) -> Visitor:
-    """Who is at the other end of a call."""
+    """The certificate and the address at the other end of a call."""
     proved = context.auth_context()
     names = tuple(name.decode("utf-8", "replace") for name in proved.get("x509_subject_alternative_name", ()))
     return Visitor(names, next(iter(proved.get("x509_pem_cert", ())), b""), context.peer())
