@@ -23,9 +23,8 @@ from whale_nebula.security.identity import GATEWAY
 from whale_nebula.transport.deadlines import Announce, Deadlines, Waiting, log_wait
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.connection import Connection, Lane
-from whale_nebula.transport.grpc.dialling import dial
+from whale_nebula.transport.grpc.dialling import Target, dial
 from whale_nebula.transport.grpc.limits import TokenBucket
-from whale_nebula.transport.grpc.links import target
 from whale_nebula.transport.grpc.listener import Knock
 
 FREE_BYTES = 512
@@ -214,7 +213,7 @@ class Route:
         self._wrong: NebulaError | None = None
         self._times = 0
         if self.address is not None:
-            self._target = target(site.run, self.who.worker, self.address, current, gateway=True)
+            self._target = Target.of(site.run, self.who.worker, self.address, current, gateway=True)
 
     def start(self) -> None:
         """Keep a control stream up from now on."""
@@ -344,14 +343,14 @@ class Route:
         return self._fell - began > _SHORT_SECONDS
 
     def _find_wrong(self, error: NebulaError) -> NebulaError | None:
-        """What is wrong with a certificate, there or here, where the control stream does not open; noted when it is new.
+        """What is wrong with a certificate, there or here, where the control stream does not open; noted when new.
 
         What fails within TLS is looked into by a handshake of our own, as gRPC does not show it.
         """
         found: NebulaError | None = None
         if isinstance(error, IdentityError):
             found = error
-        elif self._target.diagnose is not None and not self._closed.is_set():
+        elif not self._closed.is_set():
             found = self._target.diagnose()
         if found is None:
             self._wrong, self._times = None, 0

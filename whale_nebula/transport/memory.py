@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from whale_nebula.config.schema import Line
 from whale_nebula.errors import LocalProtocolError
 from whale_nebula.transport.base import (
     BYE,
@@ -27,18 +28,6 @@ from whale_nebula.transport.protocol import Key, LinkTotals, Packed, Payload, ch
 from whale_nebula.wire.frame import frame_count, wire_bytes
 from whale_nebula.wire.message import decode_message, encode_message
 from whale_nebula.wire.tensor import dtype_code
-
-
-class LineSpec(Protocol):
-    """A line as the config gives it: bits per second, or None for any number, and seconds of delay."""
-
-    @property
-    def rate(self) -> float | None:
-        """Bits per second; None or 0 is as fast as memory."""
-
-    @property
-    def delay(self) -> float:
-        """Seconds from the last byte's leaving to its arrival."""
 
 
 class Passage(NamedTuple):
@@ -122,7 +111,7 @@ class MemoryNetwork:
     {'kind': 'PING', 'last': False}
     """
 
-    def __init__(self, lines: Mapping[tuple[str, str], LineSpec] | None = None, *, clock: Clock | None = None) -> None:
+    def __init__(self, lines: Mapping[tuple[str, str], Line] | None = None, *, clock: Clock | None = None) -> None:
         self._specs = dict(lines or {})
         self._clock = clock or MonotonicClock()
         self._lock = threading.Lock()
@@ -146,10 +135,10 @@ class MemoryNetwork:
     def _line(self, source: str, destination: str) -> EmulatedLine:
         """One object for each ordered pair of clusters: the two directions do not disturb each other."""
         if (source, destination) not in self._lines:
-            spec = self._specs.get((source, destination)) or self._specs.get((destination, source))
-            free = spec is None or source == destination
-            rate, delay = (None, 0.0) if free or spec is None else (spec.rate, spec.delay)
-            self._lines[source, destination] = EmulatedLine(rate, delay, self._clock)
+            line = self._specs.get((source, destination)) or self._specs.get((destination, source))
+            if line is None or source == destination:
+                line = Line()
+            self._lines[source, destination] = EmulatedLine(line.rate, line.delay, self._clock)
         return self._lines[source, destination]
 
 

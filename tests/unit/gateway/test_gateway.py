@@ -36,9 +36,8 @@ from whale_nebula.security.audit import Head, read_heads
 from whale_nebula.security.issue import renew, revoke
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.connection import Connection, Lane
-from whale_nebula.transport.grpc.dialling import dial
+from whale_nebula.transport.grpc.dialling import Target, dial
 from whale_nebula.transport.grpc.limits import Buckets
-from whale_nebula.transport.grpc.links import target
 from whale_nebula.transport.grpc.listener import Knock
 from whale_nebula.transport.grpc.options import channel_credentials
 from whale_nebula.transport.protocol import Packed
@@ -204,7 +203,7 @@ class TestWhatIsRefused:
     ) -> NebulaError:
         current = CurrentCredentials(Credentials.of(files))
         address = made.sites[cluster].listen
-        aim = target(RUN, f"{cluster}/gateway", address, current, gateway=True)
+        aim = Target.of(RUN, f"{cluster}/gateway", address, current, gateway=True)
         with pytest.raises(NebulaError) as raised:
             dial(aim, Knock(RUN, source, destination, "00112233aabbccdd"), Lane(), lambda frame: None, deadlines=QUICK)
         return raised.value
@@ -248,7 +247,9 @@ class TestWhatIsRefused:
         home.issue(GPU, "gpu/7", "gpu/gateway", "npu/gateway")
         names = (GPU, "gpu/7", *ALL[2:])
         made = make(files={name: Files.under(home.folder, home.identity(name)) for name in names}, dials=())
-        aim = target(RUN, "gpu/gateway", made.sites["gpu"].listen, CurrentCredentials(home.of("gpu/7")), gateway=True)
+        aim = Target.of(
+            RUN, "gpu/gateway", made.sites["gpu"].listen, CurrentCredentials(home.of("gpu/7")), gateway=True
+        )
         revoke(home.folder, home.authority, [home.of("gpu/7").serial], "a test")
         for number in range(30):
             knock = Knock(RUN, "gpu/7", f"npu/{number}" + "x" * 150, f"{number:016x}")  # another text each time
@@ -268,7 +269,7 @@ class TestWhatIsRefused:
         gateway = made.gateways["gpu"]
         gateway._remove_pairs = lambda: None  # type: ignore[method-assign]  # until they are counted
         current = CurrentCredentials(Credentials.of(files["npu/gateway"]))
-        aim = target(RUN, "gpu/gateway", made.sites["gpu"].listen, current)
+        aim = Target.of(RUN, "gpu/gateway", made.sites["gpu"].listen, current)
         for number in range(20):
             lane, knock = Lane(), Knock(RUN, f"npu/{number}", GPU, f"{number:016x}")
             dial(aim, knock, lane, lambda frame: None, deadlines=QUICK)
@@ -284,7 +285,7 @@ class TestWhatIsRefused:
     def test_a_frame_that_names_another_pair(self, make: Callable[..., Town], files: dict[str, Files]) -> None:
         made = make(workers=(GPU, NPU, OTHER))
         lane, current = Lane(), CurrentCredentials(Credentials.of(files[GPU]))
-        aim = target(RUN, "gpu/gateway", made.sites["gpu"].listen, current, gateway=True)
+        aim = Target.of(RUN, "gpu/gateway", made.sites["gpu"].listen, current, gateway=True)
         dial(aim, Knock(RUN, GPU, NPU, "00112233aabbccdd"), lane, lambda frame: None, deadlines=QUICK)
         header = Header(Kind.BEAT, Flag.LAST, epoch=1, source=0, destination=2)
         assert lane.send(pack(header, 0))

@@ -14,12 +14,12 @@ from urllib.parse import unquote
 import grpc
 
 from whale_nebula.errors import DeadlineError, ExpiredError, IdentityError, LinkClosedError, NebulaError, TransportError
-from whale_nebula.security import Credentials, CurrentCredentials, Peer, check_live
+from whale_nebula.security import Credentials, CurrentCredentials, Identity, Peer, Prover, check_live, diagnose
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.carrier import GrpcCarrier
 from whale_nebula.transport.grpc.connection import Connection, Lane, reason
-from whale_nebula.transport.grpc.listener import LANES, LANES_AT_MOST, METHOD, TROUBLE, Knock
+from whale_nebula.transport.grpc.listener import LANES, LANES_AT_MOST, METHOD, TROUBLE, Knock, check_proof
 from whale_nebula.transport.grpc.options import channel_credentials, probe
 
 _LOG = logging.getLogger("whale_nebula.transport")
@@ -28,20 +28,34 @@ _FINAL = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED, gr
 
 
 class Target(NamedTuple):
-    """What is dialled: its address, the name that its certificate must bear, and what this side shows.
+    """What is dialled: its address, whose certificate it must show, and what this side shows.
 
     Without `credentials` nothing is encrypted and nobody is proved to be who he says. `gateway`: it only leads to
-    the worker, so its refusals do not mean that the worker is dead. `diagnose` finds out why something that listens
-    there gives no stream; None: it cannot tell, so another try may go better. `check` takes the answer to a knock and
-    gives the certificate that the dialled side has proven to hold, or raises an `IdentityError`.
+    the worker, so its refusals do not mean that the worker is dead.
     """
 
     address: str
-    name: str | None = None
+    identity: Identity | None = None
     credentials: CurrentCredentials | None = None
     gateway: bool = False
-    diagnose: Callable[[], NebulaError | None] | None = None
-    check: Callable[[Knock, Mapping[str, Any]], Peer] | None = None
+
+    @classmethod
+    def of(
+        cls, run: str, who: str, address: str, current: CurrentCredentials | None, *, gateway: bool = False
+    ) -> Target:
+        """Worker or gateway `who` ("gpu/0", "gpu/gateway") at an address."""
+        return cls(address, None if current is None else Identity.of_worker(run, who), current, gateway)
+
+    def diagnose(self) -> NebulaError | None:
+        """Why something that listens there gives no stream; None: another try may go better."""
+        found = diagnose.probe(self.address, self.credentials() if self.credentials else None, self.identity)
+        return None if found is None or found.kind == "unreachable" else found.error
+
+    def check_answer(self, knock: Knock, answer: Mapping[str, Any]) -> Peer | None:
+        """The certificate that a gateway has proven to hold in its answer; raises an `IdentityError`."""
+        if not self.gateway or self.credentials is None or self.identity is None:
+            return None
+        return check_proof(Prover(self.credentials), knock, answer, self.identity)
 
 
 def dial(
@@ -60,7 +74,7 @@ def dial(
     Raises `TransportError` for what may go better later, and another NebulaError for a refusal.
     """
     shown = credentials or (target.credentials() if target.credentials else None)
-    choice = options.client(deadlines, rate, name=target.name if shown else None)
+    choice = options.client(deadlines, rate, name=target.identity.dns if shown and target.identity else None)
     channel = (
         grpc.insecure_channel(target.address, choice)
         if shown is None
@@ -75,8 +89,8 @@ def dial(
     def run() -> None:
         try:
             answer.update(call.initial_metadata() or ())
-            if LANES in answer and target.check is not None:
-                lane.guest = target.check(knock, answer)
+            if LANES in answer:
+                lane.guest = target.check_answer(knock, answer)
         except NebulaError as error:
             unproven.append(error)
             lane.end(error.what)
@@ -206,7 +220,7 @@ class DiallingCarrier(GrpcCarrier):
                 )
             return
         self._refusals = 0
-        diagnosed = self._target.diagnose() if found.found == "open" and self._target.diagnose else None
+        diagnosed = self._target.diagnose() if found.found == "open" else None
         if isinstance(diagnosed, ExpiredError):
             self._refusal = diagnosed  # it may be renewed: the link waits for that as long as it has patience
         elif diagnosed is not None and type(diagnosed) is self._diagnosed:  # twice: its files were not half copied
