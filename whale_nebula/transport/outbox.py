@@ -84,12 +84,12 @@ class Outbox:
 
     def put(self, parcel: Parcel, deadline: float, there: str) -> bool:
         """Queue a parcel; False if nothing is written any more."""
-        size = parcel.size
         with self.changed:
-            waits = self._lacks_room(size)
+            if not self._lacks_room(parcel.size):
+                return self._queue(parcel)
         limit = time.monotonic() + deadline
-        with self._waiting_for_room() if waits else contextlib.nullcontext(), self.changed:
-            while self._lacks_room(size):
+        with self._waiting_for_room(), self.changed:
+            while self._lacks_room(parcel.size):
                 left = limit - time.monotonic()
                 if left <= 0:
                     raise DeadlineError(
@@ -98,12 +98,15 @@ class Outbox:
                         mend="look at the line, or allow more time: 'patience' in the config",
                     )
                 self._room.wait(min(left, 3600.0))
-            if self.finishing or self._forgets:
-                return False
-            self._parcels.append(parcel)
-            self.waiting += size
-            self.changed.notify_all()
-            return True
+            return self._queue(parcel)
+
+    def _queue(self, parcel: Parcel) -> bool:
+        if self.finishing or self._forgets:
+            return False
+        self._parcels.append(parcel)
+        self.waiting += parcel.size
+        self.changed.notify_all()
+        return True
 
     def _lacks_room(self, size: int) -> bool:
         return not (self.finishing or self._forgets) and self.waiting > 0 and self.waiting + size > self._budget

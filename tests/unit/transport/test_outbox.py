@@ -2,12 +2,15 @@
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.unit.gateway.town import until
 from tests.unit.wire.talk import STEP, opened, said
 from whale_nebula.errors import DeadlineError
+from whale_nebula.transport.mailbox import Waiters
 from whale_nebula.transport.outbox import Outbox, Parcel
 from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Header, Kind, wire_bytes
 from whale_nebula.wire.tensor import dtype_code
@@ -23,9 +26,9 @@ def message(number: int) -> Parcel:
     return Parcel(frame[0]._replace(flags=0, length=0, whole=0), frame[1])
 
 
-def outbox(budget: int) -> Outbox:
+def outbox(budget: int, **options: Any) -> Outbox:
     """One whose side is in a step, and has a connection."""
-    made = Outbox(opened(stepping=True)[0], budget, beat=1000.0)
+    made = Outbox(opened(stepping=True)[0], budget, beat=1000.0, **options)
     made.connected(1, ())
     return made
 
@@ -65,15 +68,17 @@ def test_parcels_leave_in_order_and_urgent_ones_between_their_frames() -> None:
 
 
 def test_what_is_above_the_budget_waits_until_something_has_left() -> None:
-    out = outbox(1000 + 2 * HEADER_BYTES)
+    waiting = Waiters()
+    out = outbox(1000 + 2 * HEADER_BYTES, waiting=waiting.waiting)
     out.put(parcel(600), 1.0, "npu/0")
     with pytest.raises(DeadlineError, match="to send to worker 'npu/0'"):
         out.put(parcel(601), 0.01, "npu/0")
     result = in_thread(lambda: out.put(parcel(601), 20.0, "npu/0"))
     shipment = out.next()
     assert shipment is not None
+    until(lambda: waiting.count == 1)  # as long as a sender waits, the process holds nobody
     out.done(shipment.share)
-    assert result() is True
+    assert result() is True and waiting.count == 0
     assert sizes(out, 2) == [601, None]
     assert out.written == parcel(600).size
 
