@@ -217,11 +217,9 @@ class MemoryCarrier:
         self._cable = cable
 
     def start(self, receiver: Receiver) -> None:
-        """Be connected, once the other end has started too."""
         self._cable._started(self.here, receiver)
 
     def send(self, connection: int, header: bytes, chunk: Bytes) -> bool:
-        """Hand one frame over, once there is room on the line."""
         frame = header + chunk.tobytes()
         return self._cable._carry(self.here, connection, frame)
 
@@ -229,18 +227,15 @@ class MemoryCarrier:
         """One lane is all that there is."""
 
     def drop(self, why: str) -> None:
-        """Break the connection; another follows."""
         self._cable.cut(why)
 
     def pace(self, rate: float) -> None:
         """Nothing depends on the rate here."""
 
     def close(self) -> None:
-        """Leave."""
         self._cable._close(self.here)
 
     def state(self) -> CarrierState:
-        """How it stands."""
         return CarrierState(connected=self._cable.connected, connections=abs(self._cable._connection))
 
 
