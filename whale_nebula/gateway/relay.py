@@ -159,9 +159,6 @@ class Inspection:
 
     `numbers` are what the wire calls the two workers. Where they are not known, the first frame tells, and all
     others must agree with it.
-
-    >>> Inspection.of(("gpu/0", "npu/0", "npu/1"), "npu/1", "gpu/0").numbers
-    (2, 0)
     """
 
     def __init__(self, numbers: tuple[int, int] | None = None) -> None:

@@ -44,12 +44,7 @@ def canonical(record: Mapping[str, Any]) -> bytes:
 
 
 def forge(before: Link, said: Mapping[str, Any]) -> tuple[bytes, Link]:
-    """The next line of a chain, and where the chain has come to with it.
-
-    >>> line, link = forge(START, {"action": "genesis"})
-    >>> follow(line, START)[0]["action"], link.seq
-    ('genesis', 0)
-    """
+    """The next line of a chain, and where the chain has come to with it."""
     line = canonical({**said, "seq": before.seq + 1, "prev": before.digest})
     return line, Link(before.seq + 1, digest(line))
 
@@ -134,11 +129,7 @@ class Follower:
 
 
 def split(data: bytes) -> tuple[list[bytes], bytes]:
-    r"""The whole lines in these bytes, and what stands after the last newline.
-
-    >>> split(b"one\ntwo\nthr")
-    ([b'one', b'two'], b'thr')
-    """
+    """The whole lines in these bytes, and what stands after the last newline."""
     *lines, rest = data.split(b"\n")
     return lines, rest
 

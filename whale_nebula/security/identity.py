@@ -127,20 +127,12 @@ def command_options(identity: Identity) -> str:
 
 
 def run_uri(run: str) -> str:
-    """The name of a run's authority.
-
-    >>> run_uri("mt")
-    'nebula://mt'
-    """
+    """The name of a run's authority."""
     return f"nebula://{name(run, 'run')}"
 
 
 def run_of(uri: str) -> str | None:
-    """The run whose authority is called so, if it is one.
-
-    >>> run_of("nebula://mt"), run_of("https://mt")
-    ('mt', None)
-    """
+    """The run whose authority is called so, if it is one."""
     match = _RUN.fullmatch(uri)
     return match[1] if match else None
 

@@ -46,9 +46,6 @@ class Deadlines:
         """How long the answer to that may take: the rest of `silence`, or what a slow line's queue takes.
 
         `rate` is what the line was seen to carry, in bytes per second.
-
-        >>> Deadlines().ping(None), Deadlines().ping(rate=750_000)
-        (3.0, 8.388608)
         """
         usual = self.silence * 0.375
         return max(usual, 1.5 * _BACKLOG_BYTES / rate) if rate else usual
@@ -62,23 +59,12 @@ class Deadlines:
         return max(self.patience, 2 * waiting / rate) if rate else self.patience
 
     def again(self, attempt: int, draw: float) -> float:
-        """How long to wait before the `attempt`-th try (from 0) to connect again; `draw` is random in [0, 1).
-
-        >>> [Deadlines().again(attempt, 0.5) for attempt in (0, 1, 2, 9)]
-        [0.05, 0.1, 0.2, 2.0]
-        """
+        """How long to wait before the `attempt`-th try (from 0) to connect again; `draw` is random in [0, 1)."""
         return min(2.0, 0.05 * 2.0 ** min(attempt, 16)) * (0.5 + draw)
 
 
 class Meter:
-    """Bytes per second of a busy line; None until it was busy for a second.
-
-    >>> meter = Meter()
-    >>> meter.busy(0.0)
-    >>> for second in (1.0, 2.0): meter.carried(7_500_000, second, more=True)
-    >>> meter.rate
-    7500000.0
-    """
+    """Bytes per second of a busy line; None until it was busy for a second."""
 
     def __init__(self) -> None:
         self.rate: float | None = None

@@ -37,11 +37,6 @@ class Packed(NamedTuple):
 
     `codec` is its number on the wire (1 to 65535), `state` the version of the state that it encoded with. `dtype` and
     `dims` are those of the tensor before.
-
-    >>> import numpy as np
-    >>> packed = Packed(np.zeros(40, np.uint8), codec=3, state=0, dtype="float32", dims=(4, 8))
-    >>> packed.nbytes, packed.raw_bytes
-    (40, 128)
     """
 
     data: Bytes
@@ -148,9 +143,6 @@ class LinkTotals:
 
     `payload_bytes` are the tensors as they were sent, `bytes` everything (frame headers and control
     messages too), `raw_bytes` the same tensors in their own element type, before any codec.
-
-    >>> LinkTotals(10, 20, 40, 1) - LinkTotals(4, 6, 8, 1)
-    LinkTotals(payload_bytes=6, bytes=14, raw_bytes=32, frames=0)
     """
 
     payload_bytes: int = 0

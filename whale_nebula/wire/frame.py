@@ -115,20 +115,12 @@ class Header(NamedTuple):
 
 
 def wire_bytes(payload_bytes: int) -> int:
-    """How many bytes a tensor of so many bytes is on the wire, headers included.
-
-    >>> wire_bytes(0) == HEADER_BYTES, wire_bytes(CHUNK_BYTES + 1) - CHUNK_BYTES - 1 == 2 * HEADER_BYTES
-    (True, True)
-    """
+    """How many bytes a tensor of so many bytes is on the wire, headers included."""
     return payload_bytes + HEADER_BYTES * frame_count(payload_bytes)
 
 
 def frame_count(payload_bytes: int) -> int:
-    """How many frames carry a tensor of so many bytes.
-
-    >>> frame_count(0), frame_count(CHUNK_BYTES), frame_count(CHUNK_BYTES + 1)
-    (1, 1, 2)
-    """
+    """How many frames carry a tensor of so many bytes."""
     return max(1, -(-payload_bytes // CHUNK_BYTES))
 
 

@@ -78,13 +78,7 @@ def parse_hello(message: Mapping[str, Any]) -> Hello:
 
 
 def transcript(hellos: tuple[Hello, Hello], signer: str) -> bytes:
-    """What the worker `signer` signs: both greetings, and that it is the one who signs.
-
-    >>> a = Hello("run", "gpu/0", "npu/0", "0a" * 16, "1a" * 16, 1, 1, 1)
-    >>> b = Hello("run", "npu/0", "gpu/0", "0b" * 16, "1b" * 16, 1, 1, 1)
-    >>> transcript((a, b), "gpu/0") == transcript((b, a), "gpu/0") != transcript((a, b), "npu/0")
-    True
-    """
+    """What the worker `signer` signs: both greetings, and that it is the one who signs."""
     said = [asdict(hello) for hello in _sort_hellos(hellos)]
     return _LABEL + encode_message({"kind": "TRANSCRIPT", "signer": signer, "hellos": said})
 
@@ -137,11 +131,7 @@ def fresh_nonce() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """Who this side is, whom it speaks to, and in which run; `versions` are only told.
-
-    >>> Greeting("run-1", "gpu/0", "npu/0").peer
-    'npu/0'
-    """
+    """Who this side is, whom it speaks to, and in which run; `versions` are only told."""
 
     run: str
     worker: str
@@ -290,12 +280,7 @@ class Exchange:
         self.public = self._private.public_key().public_bytes_raw()
 
     def agree(self, theirs: bytes, salt: bytes) -> bytes:
-        """The secret of both, as key material for both directions.
-
-        >>> a, b = Exchange(), Exchange()
-        >>> a.agree(b.public, b"salt") == b.agree(a.public, b"salt")
-        True
-        """
+        """The secret of both, as key material for both directions."""
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(theirs))
         except ValueError:

@@ -33,14 +33,6 @@ class Replay:
 
     It keeps the very bytes (a view of the tensor, or the ciphertext), so a frame that is sent again is the one that
     was sent first. It never drops any: who sends looks at `room` first, and waits while there is none.
-
-    >>> import numpy as np
-    >>> replay = Replay(budget=1500)
-    >>> for _ in range(3): replay.keep((b"h" * 100, np.zeros(20, np.uint8)))
-    >>> replay.next, replay.room, replay.acknowledge(3), replay.room
-    (4, -396, Acknowledged(frames=2, bytes=240), 868)
-    >>> [len(head) for head, chunk in replay.since(3)]
-    [100]
     """
 
     def __init__(self, budget: int) -> None:
@@ -100,16 +92,7 @@ class Turn(Enum):
 
 
 class Arrivals(Generic[T]):
-    """The order of what comes. A frame that is early is held, in all up to `window` bytes; 0 allows no gap.
-
-    >>> arrivals = Arrivals[str](window=4096)
-    >>> arrivals.turn(2)
-    <Turn.EARLY: 2>
-    >>> arrivals.hold(2, "second", 100); arrivals.turn(2), arrivals.turn(1)
-    (<Turn.TWICE: 3>, <Turn.DUE: 1>)
-    >>> arrivals.advance(), arrivals.advance(), arrivals.expected
-    ('second', None, 3)
-    """
+    """The order of what comes. A frame that is early is held, in all up to `window` bytes; 0 allows no gap."""
 
     def __init__(self, window: int = 0) -> None:
         self.expected = FIRST

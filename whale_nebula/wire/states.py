@@ -66,14 +66,7 @@ _WORDS: Mapping[int, Word] = {Kind.VALUE: Word.VALUE, Kind.ROUND: Word.ROUND}
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Where a side is, moved by what it says.
-
-    >>> side = Side().say(Word.HELLO).say(Word.AUTH).say(Word.MEET)
-    >>> side.cut().state, side.cut().say(Word.HELLO).say(Word.AUTH).state
-    (<State.START: 'START'>, <State.MEETING: 'MEETING'>)
-    >>> side.say(Word.TENSOR) is None
-    True
-    """
+    """Where a side is, moved by what it says."""
 
     state: State = State.START
     before: State | None = None  # where it was when the connection was cut

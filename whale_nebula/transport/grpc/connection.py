@@ -161,11 +161,6 @@ class Connection:
     """Lanes under one number. Lane 0 carries the greeting and what is small, in order; any lane carries the rest.
 
     The lanes above 0 are read only once the greeting is done (`opened`): a frame must not overtake it.
-
-    >>> connection = Connection("00112233aabbccdd")
-    >>> lane = connection.lane(0)
-    >>> connection.send(b"frame"), next(lane.outgoing())
-    (True, b'frame')
     """
 
     def __init__(self, name: str) -> None:

@@ -40,12 +40,7 @@ _CONNECTION = re.compile(r"[0-9a-f]{16}")
 
 
 class Knock(NamedTuple):
-    """The metadata of a stream. `connection` is drawn anew for each attempt; its lanes share it.
-
-    >>> knock = Knock("mt", "npu/0", "gpu/0", "00112233aabbccdd", lane=1)
-    >>> Knock.read(knock.metadata()) == knock
-    True
-    """
+    """The metadata of a stream. `connection` is drawn anew for each attempt; its lanes share it."""
 
     run: str
     source: str
