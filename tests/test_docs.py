@@ -13,7 +13,7 @@ import pytest
 from whale_nebula import errors
 from whale_nebula.config import Line, quantities, schema
 from whale_nebula.wire.frame import Kind
-from whale_nebula.wire.states import Word
+from whale_nebula.wire.message import Word
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

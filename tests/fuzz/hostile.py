@@ -10,9 +10,9 @@ import numpy as np
 
 from tests.unit.wire.talk import NAMES, STEP, SharedSecret, conversation, greet, greeting, said, tensor, whole
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.wire import HEADER_BYTES, Bound, Header
+from whale_nebula.wire.assembly import Bound
 from whale_nebula.wire.conversation import Conversation, Event
-from whale_nebula.wire.frame import _laid_out, checksum
+from whale_nebula.wire.frame import HEADER_BYTES, Header, checksum, lay_out
 from whale_nebula.wire.states import State
 
 CAP = 1 << 16  # no tensor that a victim takes may be larger
@@ -77,7 +77,7 @@ def forged(header: Header, payload: bytes, *, length: bool = True) -> bytes:
     """A frame with right checksums, whatever else is wrong with it."""
     if length:
         header = header._replace(length=len(payload))
-    body = _laid_out(header, checksum(np.frombuffer(payload, np.uint8)))[:-4]
+    body = lay_out(header, checksum(np.frombuffer(payload, np.uint8)))[:-4]
     return body + google_crc32c.value(body).to_bytes(4, "little") + payload
 
 
@@ -122,7 +122,7 @@ class Hostile:
 
     def _step(self) -> None:
         """A step begins."""
-        self.talk._assembly.forget()
+        self.talk._assembly._tensor = None
         self.talk._arrivals.forget()
         self.talk.receive(self._numbered(*said(1, STEP)[0]))
 

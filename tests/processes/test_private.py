@@ -11,7 +11,7 @@ import pytest
 
 from tests.processes.looking import Checksums, Frame, Look
 from tests.processes.sites import free_port, sites
-from whale_nebula.wire.frame import Header, Kind, frames
+from whale_nebula.wire.frame import Header, Kind, checksum, chunks, pack
 from whale_nebula.wire.message import encode_message
 from whale_nebula.wire.tensor import array_bytes, dtype_code
 
@@ -145,6 +145,11 @@ class TestKept:
             assert "'a/0' failed: ValueError" in heard and "4711" not in heard
 
 
+def frame(header: Header, payload: np.ndarray) -> bytes:
+    ((whole, chunk),) = chunks(header, payload)
+    return pack(whole, checksum(chunk)) + chunk.tobytes()
+
+
 class TestLook:
     """The look by itself: it finds what is there, and nothing where nothing is."""
 
@@ -155,16 +160,13 @@ class TestLook:
     def sent(array: Any) -> bytes:
         """A tensor as the one frame that carries it."""
         array = np.asarray(array)
-        header = Header(Kind.SCALAR, dtype=dtype_code(array.dtype.name), dims=array.shape)
-        ((head, chunk),) = frames(header, array_bytes(array))
-        return head + chunk.tobytes()
+        return frame(Header(Kind.SCALAR, dtype=dtype_code(array.dtype.name), dims=array.shape), array_bytes(array))
 
     @staticmethod
     def said(what: Any) -> bytes:
         """A message as its frame."""
         data = np.frombuffer(encode_message({"kind": "TELL", "what": what}), np.uint8)
-        ((head, chunk),) = frames(Header(Kind.CONTROL, dtype=dtype_code("uint8"), dims=data.shape), data)
-        return head + chunk.tobytes()
+        return frame(Header(Kind.CONTROL, dtype=dtype_code("uint8"), dims=data.shape), data)
 
     @pytest.mark.parametrize("dtype", ["int16", "uint16", "int32", "int64", "float16", "float32", "float64"])
     def test_ids_are_found_as_any_numbers(self, dtype: str) -> None:

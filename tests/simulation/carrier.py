@@ -214,40 +214,29 @@ class MemoryCarrier:
         self.here = here
         self.there = there
         self.where = "memory"
-        self.paced: list[float] = []
-        self.opens = 0
         self._cable = cable
-        self._sent = 0
 
     def start(self, receiver: Receiver) -> None:
-        """Be connected, once the other end has started too."""
         self._cable._started(self.here, receiver)
 
     def send(self, connection: int, header: bytes, chunk: Bytes) -> bool:
-        """Hand one frame over, once there is room on the line."""
         frame = header + chunk.tobytes()
-        self._sent += len(frame)
         return self._cable._carry(self.here, connection, frame)
 
     def opened(self) -> None:
         """One lane is all that there is."""
-        self.opens += 1
 
     def drop(self, why: str) -> None:
-        """Break the connection; another follows."""
         self._cable.cut(why)
 
     def pace(self, rate: float) -> None:
         """Nothing depends on the rate here."""
-        self.paced.append(rate)
 
     def close(self) -> None:
-        """Leave."""
         self._cable._close(self.here)
 
     def state(self) -> CarrierState:
-        """How it stands."""
-        return CarrierState(connected=self._cable.connected, connections=abs(self._cable._connection), sent=self._sent)
+        return CarrierState(connected=self._cable.connected, connections=abs(self._cable._connection))
 
 
 def _thread(name: str, target: Callable[[], None]) -> None:

@@ -243,7 +243,6 @@ class _Everyone(FaultPlan):
         self._world = world
 
     def reach(self, point: str, drop: Drop | None = None) -> None:
-        """A failpoint is reached."""
         turns = self._world.turns
         if turns.mine() and not turns.over:
             self._world.plans[turns.me.acting].reach(point, drop)
@@ -270,19 +269,15 @@ class _Ear:
         self._given_up = False
 
     def up(self, connection: int) -> None:
-        """A fresh connection."""
         self._call(partial(self._receiver.up, connection))
 
     def message(self, data: bytes) -> None:
-        """A frame."""
         self._call(partial(self._receiver.message, data))
 
     def down(self, why: str) -> None:
-        """The connection is gone."""
         self._call(partial(self._receiver.down, why))
 
     def lost(self, error: NebulaError) -> None:
-        """There will be none."""
         self._call(partial(self._receiver.lost, error))
 
     def _call(self, work: Any) -> None:

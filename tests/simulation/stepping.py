@@ -249,7 +249,6 @@ class Lock:
         self._waiting: list[Turn] = []
 
     def acquire(self) -> bool:
-        """Take it, once it is free."""
         turns = self._turns
         if turns.over or turns.current is None:
             return True
@@ -265,14 +264,12 @@ class Lock:
         return True
 
     def release(self) -> None:
-        """Give it back."""
         if self._owner is not None and self._owner is self._turns.current:
             self._depth -= 1
             if self._depth == 0:
                 self.drop()
 
     def drop(self) -> int:
-        """Give it back however often it was taken; gives how often."""
         depth, owner = self._depth, self._owner
         self._owner, self._depth = None, 0
         if owner is not None:
@@ -283,7 +280,6 @@ class Lock:
         return depth
 
     def again(self, depth: int) -> None:
-        """Take it as often as it had been."""
         self.acquire()
         self._depth = depth
 
@@ -303,7 +299,6 @@ class Condition:
         self._waiting: list[Turn] = []
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait to be notified, at most so long."""
         turns = self._turns
         me = turns.me
         depth = self._lock.drop()
@@ -318,7 +313,6 @@ class Condition:
         return told
 
     def wait_for(self, whether: Callable[[], Any], timeout: float | None = None) -> Any:
-        """Wait until something holds, at most so long."""
         limit = None if timeout is None else self._turns.now() + timeout
         while not (found := whether()):
             left = None if limit is None else limit - self._turns.now()
@@ -328,13 +322,11 @@ class Condition:
         return found
 
     def notify_all(self) -> None:
-        """Let all that wait look again."""
         waiting, self._waiting = self._waiting, []
         for turn in waiting:
             self._turns.wake(turn)
 
     def notify(self, count: int = 1) -> None:
-        """Let one that waits look again."""
         for turn in self._waiting[:count]:
             self._waiting.remove(turn)
             self._turns.wake(turn)
@@ -354,16 +346,13 @@ class Event:
         self._set = False
 
     def is_set(self) -> bool:
-        """Whether it has happened."""
         return self._set
 
     def set(self) -> None:
-        """It happens."""
         self._set = True
         self._condition.notify_all()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for it, at most so long."""
         with self._condition:
             self._condition.wait_for(self.is_set, timeout)
         return self._set
@@ -381,11 +370,9 @@ class Thread:
         self._worker = "" if turns.current is None else turns.current.worker
 
     def start(self) -> None:
-        """Let it take turns."""
         self._turns.spawn(self._work, self.name, self._worker)
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, at most so long."""
         self._ended.wait(timeout)
 
     def _work(self) -> None:

@@ -1,13 +1,10 @@
 """Threads that take turns: the clock, locks, conditions, deaths and hangs of a run."""
 
 import random
-import threading
-import time
-import types
 
 import pytest
 
-from tests.simulation.stepping import Condition, Event, Gone, Lock, Over, Thread, Turns
+from tests.simulation.stepping import Condition, Gone, Lock, Over, Turns
 
 
 def turns(seed: int = 1, limit: float = 100.0) -> Turns:
@@ -37,31 +34,6 @@ def test_a_seed_is_an_order_and_another_seed_another() -> None:
     assert sorted(told(1)) == sorted(told(2))
 
 
-def test_hours_pass_at_once() -> None:
-    run = turns(limit=1e6)
-    began = time.monotonic()
-    run.spawn(lambda: run.sleep(10_000.0), "sleeper", awaited=True)
-    run.run()
-    assert run.now() >= 10_000.0 and time.monotonic() - began < 5.0 and not run.hangs
-
-
-def test_a_lock_is_held_by_one_and_as_often_as_he_likes() -> None:
-    run, inside = turns(), []
-    lock = Lock(run)
-
-    def work() -> None:
-        with lock, lock:
-            inside.append(1)
-            run.sleep(1.0)
-            assert len(inside) == 1
-            inside.clear()
-
-    for number in range(5):
-        run.spawn(work, str(number), awaited=True)
-    run.run()
-    assert run.broken == [] and run.now() >= 5.0
-
-
 def test_a_condition_wakes_who_waits_or_lets_him_go_in_time() -> None:
     run, found = turns(), {}
     changed = Condition(run)
@@ -80,22 +52,6 @@ def test_a_condition_wakes_who_waits_or_lets_him_go_in_time() -> None:
     run.spawn(tell, "teller", awaited=True)
     run.run()
     assert found == {"early": (False, 1.0), "told": (True, 2.0)}
-
-
-def test_an_event_and_the_end_of_a_thread_are_waited_for() -> None:
-    run, seen = turns(), []
-
-    def work() -> None:
-        event = Event(run)
-        thread = Thread(run, lambda: (run.sleep(3.0), event.set()), "other")
-        thread.start()
-        seen.append((event.wait(1.0), event.wait(), run.now()))
-        thread.join()
-        seen.append(event.is_set())
-
-    run.spawn(work, "one", awaited=True)
-    run.run()
-    assert seen == [(False, True, 3.0), True]
 
 
 @pytest.mark.parametrize("endless", [False, True], ids=["deadlock", "for ever"])
@@ -137,19 +93,6 @@ def test_who_is_killed_holds_nothing_and_comes_no_more() -> None:
     assert said == ["free"] and not run.hangs and not run.lives("npu/0")
 
 
-def test_who_stands_still_goes_on_later() -> None:
-    run, said = turns(), []
-
-    def work() -> None:
-        run.sleep(1.0)
-        said.append(run.now())
-
-    run.spawn(work, "one", "npu/0", awaited=True)
-    run.freeze("npu/0", 5.0)
-    run.run()
-    assert said == [pytest.approx(6.0, abs=1.1)]
-
-
 def test_an_error_that_nobody_expected_is_kept() -> None:
     run = turns()
 
@@ -163,13 +106,3 @@ def test_an_error_that_nobody_expected_is_kept() -> None:
     run.spawn(gone, "gone", awaited=True)
     run.run()
     assert [(name, repr(error)) for name, error in run.broken] == [("broken", "KeyError('x')")]
-
-
-def test_modules_get_their_threads_back() -> None:
-    module = types.ModuleType("module")
-    module.threading, module.time = threading, time  # type: ignore[attr-defined]
-    run = turns()
-    with pytest.raises(ZeroDivisionError), run.instead_of_threads([module]):
-        assert module.time.monotonic() == 0.0 and isinstance(module.threading.Lock(), Lock)
-        raise ZeroDivisionError
-    assert (module.threading, module.time) == (threading, time)

@@ -48,6 +48,7 @@ def check(platform: str, cluster: str, config: Config, placements: list[Resolved
     assert config.run == "translation" and all(each.gateway for each in config.clusters.values())
 
 
+@pytest.mark.parametrize("cluster", CLUSTERS)
 class TestJobSet:
     """The fields are those of jobset.x-k8s.io/v1alpha2; everything else is checked by Kubernetes' own schemas."""
 
@@ -75,13 +76,11 @@ class TestJobSet:
         (worker,) = made["JobSet"]["spec"]["replicatedJobs"]
         return {"worker": worker["template"]["spec"]["template"], "gateway": made["Deployment"]["spec"]["template"]}
 
-    @pytest.mark.parametrize("cluster", CLUSTERS)
     def test_it_has_only_fields_that_there_are(self, cluster: str) -> None:
         for path, known in self.FIELDS:
             for each in at(self.documents(cluster)["JobSet"], path.split(".") if path else []):
                 assert set(each) <= known, path
 
-    @pytest.mark.parametrize("cluster", CLUSTERS)
     def test_the_schemas_of_kubernetes_accept_it(self, cluster: str) -> None:
         kubernetes = pytest.importorskip("kubernetes_validate", reason="`make soak` installs it: 111 MB of schemas")
         made = self.documents(cluster)
@@ -93,7 +92,6 @@ class TestJobSet:
         with pytest.raises(Exception, match="parallelizm"):
             kubernetes.validate(job, "1.34", strict=True)
 
-    @pytest.mark.parametrize("cluster", CLUSTERS)
     def test_every_pod_finds_itself_and_the_others(self, cluster: str) -> None:
         made = self.documents(cluster)
         config = load(yaml.safe_load(made["ConfigMap"]["data"]["clusters.yaml"]))
@@ -105,7 +103,6 @@ class TestJobSet:
         subdomain = made["JobSet"]["spec"]["network"]["subdomain"]
         assert all(f".{subdomain}:" in placements[0].placement.addresses[each.placement.here[0]] for each in placements)
 
-    @pytest.mark.parametrize("cluster", CLUSTERS)
     def test_each_role_can_read_its_own_keys_only(self, cluster: str, tmp_path: Path) -> None:
         """The secrets are filled by the commands of the page, from a folder in which all certificates were issued."""
         secrets = fill_secrets(tmp_path)
@@ -121,7 +118,6 @@ class TestJobSet:
             assert own.isdisjoint(mounted)
             own |= mounted
 
-    @pytest.mark.parametrize("cluster", CLUSTERS)
     def test_pods_run_without_privileges_and_can_read_their_keys(self, cluster: str) -> None:
         for pod in self.pods(self.documents(cluster)).values():
             spec = pod["spec"]
@@ -133,7 +129,6 @@ class TestJobSet:
                 assert container["securityContext"]["allowPrivilegeEscalation"] is False
                 assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
-    @pytest.mark.parametrize("cluster", CLUSTERS)
     def test_what_it_mounts_is_there(self, cluster: str) -> None:
         made = self.documents(cluster)
         for pod in self.pods(made).values():
@@ -143,7 +138,6 @@ class TestJobSet:
             assert volumes["config"]["configMap"]["name"] == made["ConfigMap"]["metadata"]["name"]
         assert made["JobSet"]["spec"]["successPolicy"]["targetReplicatedJobs"] == ["worker"]
 
-    @pytest.mark.parametrize("cluster", CLUSTERS)
     def test_a_gateway_that_is_drained_is_replaced_and_goes_on_in_its_log(self, cluster: str, tmp_path: Path) -> None:
         made = self.documents(cluster)
         spec = made["Deployment"]["spec"]
@@ -163,7 +157,6 @@ class TestJobSet:
         leaving = worker["template"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
         assert leaving > config.patience >= config.gateway_grace > 30
 
-    @pytest.mark.parametrize("cluster", CLUSTERS)
     def test_others_reach_the_gateway_and_no_worker(self, cluster: str, tmp_path: Path) -> None:
         made = self.documents(cluster)
         (port,) = made["Service"]["spec"]["ports"]

@@ -22,7 +22,7 @@ from whale_nebula.errors import (
 )
 from whale_nebula.errors.text import LIMIT, escape_foreign_text
 from whale_nebula.gateway import control
-from whale_nebula.gateway.control import Trunk
+from whale_nebula.gateway.control import ControlStreams
 from whale_nebula.ir.canonical import first_difference
 from whale_nebula.launch.leaving import Departure, Leaving
 from whale_nebula.launch.link_advice import LineFound
@@ -48,14 +48,17 @@ VOTE = {"about": "VOTE", "why": ""}
 AGREE = {"about": "AGREE", "program": "p", "digest": ""}
 
 
-def said_to(call: Callable[[Session], Any], **message: Any) -> str:
-    """The error of a session that hears this message."""
+def session_that_hears(*messages: dict[str, Any]) -> Session:
     network = MemoryNetwork()
     here, there = network.link("gpu/0", "npu/0", "gpu", "npu"), network.link("npu/0", "gpu/0", "npu", "gpu")
-    there.post({"kind": "SESSION", **message})
-    with pytest.raises(NebulaError) as caught:
-        call(Session("gpu/0", {"npu/0": here}, 5.0))
-    return str(caught.value)
+    for message in messages:
+        there.post({"kind": "SESSION", **message})
+    return Session("gpu/0", {"npu/0": here}, 5.0)
+
+
+def said_to(call: Callable[[Session], Any], **message: Any) -> str:
+    """The error of a session that hears this message."""
+    return error_of(lambda: call(session_that_hears(message)))
 
 
 def agreed(session: Session) -> None:
@@ -63,20 +66,15 @@ def agreed(session: Session) -> None:
 
 
 def lines(**theirs: Any) -> str:
-    network = MemoryNetwork()
-    here, there = network.link("gpu/0", "npu/0", "gpu", "npu"), network.link("npu/0", "gpu/0", "npu", "gpu")
-    there.post({"kind": "SESSION", "about": "AGREE", "program": "p", "digest": BAD})
-    there.post({"kind": "SESSION", "about": "LINES", "program": "p", "lines": [BAD], **theirs})
-    with pytest.raises(NebulaError) as caught:
-        agreed(Session("gpu/0", {"npu/0": here}, 5.0))
-    return str(caught.value)
+    session = session_that_hears(
+        {"about": "AGREE", "program": "p", "digest": BAD}, {"about": "LINES", "program": "p", "lines": [BAD], **theirs}
+    )
+    return error_of(lambda: agreed(session))
 
 
 def voted() -> str:
-    network = MemoryNetwork()
-    here, there = network.link("gpu/0", "npu/0", "gpu", "npu"), network.link("npu/0", "gpu/0", "npu", "gpu")
-    there.post({"kind": "SESSION", "about": "VOTE", "doing": "phase 0 of step 1 of 'p'", "line": "", "why": BAD})
-    (why,) = Session("gpu/0", {"npu/0": here}, 5.0).vote("p", 1, 0, "")
+    said = {"about": "VOTE", "doing": "phase 0 of step 1 of 'p'", "line": "", "why": BAD}
+    (why,) = session_that_hears(said).vote("p", 1, 0, "")
     return why
 
 
@@ -106,7 +104,7 @@ def noted(message: Mapping[str, Any]) -> str:
     """What a word of another gateway leaves: in the log, at the workers, or as an error."""
     told: list[str] = []
     there = Identity("mt", "npu", "gateway")
-    trunk = Trunk(there, None, lambda *gone: told.extend(gone), lambda *_, **said: told.append(str(said)))
+    trunk = ControlStreams(there, None, lambda *gone: told.extend(gone), lambda *_, **said: told.append(str(said)))
     try:
         trunk.hear(control.encode_control(message))
     except RemoteProtocolError as error:

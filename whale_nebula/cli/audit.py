@@ -15,7 +15,6 @@ from whale_nebula.cli.arguments import Parser, split, tell
 from whale_nebula.errors import AuditError, NebulaError
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import files
-from whale_nebula.security import files as reading
 from whale_nebula.security.audit import Head, read_heads
 from whale_nebula.security.trust import Trust
 from whale_nebula.security.verdict import Verdict, verify
@@ -82,7 +81,7 @@ def _heads(path: str | None) -> list[Head]:
 
 
 def _trust(path: str | None) -> Trust | None:
-    return None if path is None else Trust(reading.certificates(files.read(path, "the authority's certificate"), path))
+    return None if path is None else Trust(files.certificates(files.read(path, "the authority's certificate"), path))
 
 
 def report_document(verdict: Verdict) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from cryptography import x509
 
 from whale_nebula.errors import CredentialsError, IdentityError
 from whale_nebula.security import Identity, Peer, authority, files, issue, making, trust
-from whale_nebula.security import files as reading
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.identity import command_options
 from whale_nebula.security.issue import Issued
@@ -90,7 +89,7 @@ def _current(folder: Path, newest: Peer, at: datetime) -> str | None:
     if not path.exists():
         return newest.serial if newest.not_after >= at else None
     try:
-        return reading.serial(reading.certificate(files.read(path, "a certificate"), str(path)))
+        return files.serial(files.certificate(files.read(path, "a certificate"), str(path)))
     except IdentityError as error:
         raise CredentialsError(
             f"the certificate of {identity.worker} does not read",
@@ -131,11 +130,11 @@ def authority_document(folder: Path) -> dict[str, Any]:
     found = authority.load_certificate(folder)
     at = making.now()
     return {
-        "run": reading.authority_run(found),
+        "run": files.authority_run(found),
         "folder": str(folder),
         "authority": {
             "ca": str(folder / authority.CA),
-            "serial": reading.serial(found),
+            "serial": files.serial(found),
             "not_after": found.not_valid_after_utc.isoformat(),
             "state": state(found.not_valid_before_utc, found.not_valid_after_utc, at),
             "can_issue": (folder / authority.KEY).exists(),
@@ -171,7 +170,7 @@ def _authority_line(certificate: x509.Certificate, folder: Path) -> str:
     at, end = making.now(), certificate.not_valid_after_utc
     said = state(certificate.not_valid_before_utc, end, at)
     where = "" if (folder / authority.KEY).exists() else "; its key is on another host"
-    run = reading.authority_run(certificate)
+    run = files.authority_run(certificate)
     return f"run {run}: authority good until {moment(end)} ({time_left(end, at)}, {said}){where}"
 
 

@@ -58,14 +58,14 @@ _DIGITS = 10  # the number of a worker has fewer
 _ENDED = "this gateway has ended"
 
 
-class Branch:
-    """One stream of a trunk, with words that wait for it and a thread that sends them."""
+class ControlStream:
+    """One stream between two gateways, with messages that wait for it and a thread that sends them."""
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self._changed = threading.Condition()
         self._words: deque[bytes] = deque(maxlen=_WAITING)
-        threading.Thread(target=self._send, name="nebula-trunk", daemon=True).start()
+        threading.Thread(target=self._send, name="nebula-control", daemon=True).start()
 
     def say(self, frame: bytes) -> None:
         """Send a word when there is room for it."""
@@ -87,23 +87,19 @@ class Branch:
                 self.lane.send(frame)
 
 
-class Trunk:
+class ControlStreams:
     """All streams to one other gateway: what is said goes over each of them, and is heard once.
 
     `gone(worker, why)` hears which of its workers are; `noted(action, **said)` writes down what becomes of heads.
     """
 
     def __init__(
-        self,
-        there: Identity,
-        kept: KeptHeads | None,
-        gone: Callable[[str, str], None],
-        noted: Callable[..., None],
+        self, there: Identity, kept: KeptHeads | None, gone: Callable[[str, str], None], noted: Callable[..., None]
     ) -> None:
         self.there = there
         self._kept, self._gone, self._noted = kept, gone, noted
         self._changed = threading.Condition()
-        self._branches: list[Branch] = []
+        self._streams: list[ControlStream] = []
         self._of_gone: dict[str, bytes] = {}  # what is said of those that are gone, by worker
         self._heard: deque[str] = deque(maxlen=_WAITING)
         self._last_head: Head | None = None
@@ -116,13 +112,13 @@ class Trunk:
     def up(self) -> bool:
         """Whether there is a stream."""
         with self._changed:
-            return bool(self._branches)
+            return bool(self._streams)
 
     @property
     def lanes(self) -> list[Lane]:
         """Its streams."""
         with self._changed:
-            return [branch.lane for branch in self._branches]
+            return [stream.lane for stream in self._streams]
 
     def check_rate(self) -> None:
         """The other gateway opens one more stream: raises if it does so too often, as each is written down."""
@@ -134,17 +130,17 @@ class Trunk:
 
         One too many ends the oldest.
         """
-        branch = Branch(lane)
+        stream = ControlStream(lane)
 
         def drop(why: str) -> None:
-            self._drop(branch)
+            self._drop(stream)
             over()
 
         lane.on_end = drop
         with self._changed:
             closed = self._closed
-            self._branches += [] if closed else [branch]
-            surplus = self._branches[:-_STREAMS]
+            self._streams += [] if closed else [stream]
+            surplus = self._streams[:-_STREAMS]
             words = [_of_head(self._last_head)] if self._last_head is not None else []
             words += self._of_gone.values()
         if closed:
@@ -152,7 +148,7 @@ class Trunk:
         for each in surplus:
             each.lane.end("newer streams have taken its place")
         for frame in words:
-            branch.say(frame)
+            stream.say(frame)
         if lane.over:
             drop(lane.why)
 
@@ -178,7 +174,7 @@ class Trunk:
         """Wait until the other gateway has kept the last head of our log, at most so long."""
         with self._changed:
             wanted = self._last_head.seq if self._last_head is not None else -1
-            self._changed.wait_for(lambda: max(self._confirmed, self._denied) >= wanted or not self._branches, seconds)
+            self._changed.wait_for(lambda: max(self._confirmed, self._denied) >= wanted or not self._streams, seconds)
             return self._confirmed >= wanted
 
     def close(self) -> None:
@@ -191,29 +187,22 @@ class Trunk:
     def end(self, why: str) -> None:
         """Break the streams; if it is not closed, they are dialled again."""
         with self._changed:
-            branches = list(self._branches)
-        for branch in branches:
-            branch.lane.end(why)
+            streams = list(self._streams)
+        for stream in streams:
+            stream.lane.end(why)
 
-    def _drop(self, branch: Branch) -> None:
-        branch.wake()
+    def _drop(self, stream: ControlStream) -> None:
+        stream.wake()
         with self._changed:
-            if branch in self._branches:
-                self._branches.remove(branch)
+            if stream in self._streams:
+                self._streams.remove(stream)
             self._changed.notify_all()
 
     def _say(self, frame: bytes) -> None:
         with self._changed:
-            branches = list(self._branches)
-        for branch in branches:
-            branch.say(frame)
-
-    def _new(self, number: str) -> bool:
-        """Whether a word was not heard yet over another stream."""
-        with self._changed:
-            new = number not in self._heard
-            self._heard.append(number)
-            return new
+            streams = list(self._streams)
+        for stream in streams:
+            stream.say(frame)
 
     def hear(self, frame: bytes) -> None:
         """A word of the other gateway. It is not read sooner than the rate of words allows: most end up on the disk."""
@@ -234,9 +223,14 @@ class Trunk:
                     self._changed.notify_all()
                 self._noted("refused", actor=self.there.uri, log_seq=seq, reason=escape_foreign_text(why))
             case {"kind": "GONE", "id": str(number), "worker": str(worker), "why": str(why)}:
-                if not _is_worker_of(worker, self.there.cluster):
+                cluster, _, number_there = worker.rpartition("/")
+                digits = number_there.isascii() and number_there.isdecimal() and len(number_there) < _DIGITS
+                if cluster != self.there.cluster or not digits:
                     raise RemoteProtocolError(f"{self.there.worker} speaks of {worker[:60]!r}, which is not its own")
-                if self._new(number[:16]):
+                with self._changed:  # it may have been heard over another stream
+                    new = number[:16] not in self._heard
+                    self._heard.append(number[:16])
+                if new:
                     self._gone(worker, escape_foreign_text(why))
             case _:
                 raise RemoteProtocolError(f"a word between gateways that is not known: {message['kind'][:20]!r}")
@@ -256,12 +250,6 @@ class Trunk:
         if new:
             self._noted("kept", actor=self.there.uri, log_seq=head.seq, digest=head.digest)
         self._say(encode_control({"kind": "KEPT", "seq": head.seq}))
-
-
-def _is_worker_of(name: str, cluster: str) -> bool:
-    """Whether it is the name of a worker of a cluster."""
-    start, number = name[: len(cluster) + 1], name[len(cluster) + 1 :]
-    return start == f"{cluster}/" and number.isascii() and number.isdecimal() and len(number) < _DIGITS
 
 
 def _of_head(head: Head) -> bytes:

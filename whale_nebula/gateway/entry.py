@@ -15,8 +15,7 @@ from typing import NamedTuple
 from whale_nebula.errors import IdentityError, NebulaError, NotAllowedError
 from whale_nebula.gateway.site import Site, cluster_of
 from whale_nebula.security import CurrentCredentials, Identity, Peer
-from whale_nebula.security import identity as policy
-from whale_nebula.security.identity import GATEWAY, WORKER, Call
+from whale_nebula.security.identity import GATEWAY, WORKER, Call, check_call
 from whale_nebula.transport.grpc.listener import Knock, Visitor
 
 
@@ -25,11 +24,11 @@ class Purpose(Enum):
 
     OUT = "a worker of this cluster, for one of another"
     IN = "another gateway, for a worker of its cluster"
-    TRUNK = "another gateway, for itself"
+    CONTROL = "another gateway, for itself"
 
 
 class Entry(NamedTuple):
-    """A stream that may come in: what for, and from whom. `here` and `there` are the pair, empty for a trunk."""
+    """A stream that may come in: what for, and from whom. `here` and `there` are the pair, "" for a control stream."""
 
     purpose: Purpose
     caller: Identity
@@ -47,12 +46,14 @@ def entry(site: Site, current: CurrentCredentials | None, knock: Knock, visitor:
             mend="compare 'run' and the addresses in the clusters' configs",
         )
     source = Identity.of_worker(knock.run, knock.source)
-    purpose = _purpose(site, source)
+    purpose = Purpose.CONTROL if source.role == GATEWAY else Purpose.IN
+    if source.cluster == site.cluster:
+        purpose = Purpose.OUT
     caller = Identity(site.run, source.cluster, GATEWAY) if purpose is Purpose.IN else source
-    guest = _guest(current, visitor, caller)
-    call = Call.AUDIT_HEADS if purpose is Purpose.TRUNK else Call.RELAY
-    policy.check(caller, call, site.identity)
-    if purpose is Purpose.TRUNK:
+    guest = None if current is None else current().trust.check(visitor.certificate, caller)
+    call = Call.AUDIT_HEADS if purpose is Purpose.CONTROL else Call.RELAY
+    check_call(caller, call, site.identity)
+    if purpose is Purpose.CONTROL:
         return Entry(purpose, caller, guest)
     here, there = (knock.source, knock.destination)[:: 1 if purpose is Purpose.OUT else -1]
     _check_worker(site, here, site.cluster)
@@ -64,18 +65,7 @@ def admit(current: CurrentCredentials | None, site: Site, visitor: Visitor) -> N
     """Whether somebody may ask how the gateway is: anybody whose certificate is good."""
     if current is not None:
         guest = current().trust.check(visitor.certificate, whose="who asks for the health")
-        policy.check(guest.identity, Call.HEALTH, site.identity)
-
-
-def _purpose(site: Site, source: Identity) -> Purpose:
-    if source.cluster == site.cluster:
-        return Purpose.OUT
-    return Purpose.TRUNK if source.role == GATEWAY else Purpose.IN
-
-
-def _guest(current: CurrentCredentials | None, visitor: Visitor, caller: Identity) -> Peer | None:
-    """His certificate, if it is good and names him."""
-    return None if current is None else current().trust.check(visitor.certificate, caller)
+        check_call(guest.identity, Call.HEALTH, site.identity)
 
 
 def _check_worker(site: Site, name: str, cluster: str | None) -> None:
@@ -97,20 +87,20 @@ def _check_worker(site: Site, name: str, cluster: str | None) -> None:
 _SECONDS = 10.0
 
 
-class Verdicts:
+class FinalErrors:
     """Errors by who asks and whom he asks for. A worker tries again within seconds, so none of them lasts long: a new
     run with the same workers begins without them.
 
-    >>> verdicts = Verdicts(now=lambda: 0.0)
-    >>> verdicts.give("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
+    >>> final_errors = FinalErrors(now=lambda: 0.0)
+    >>> final_errors.give("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
     True
-    >>> verdicts.find("npu/0", "gpu/0").what, verdicts.find("npu/1", "gpu/0")
+    >>> final_errors.find("npu/0", "gpu/0").what, final_errors.find("npu/1", "gpu/0")
     ("worker 'gpu/0' is gone", None)
 
     One that is gone himself asks nothing: what he would be told must not wait for who is started in his place.
 
-    >>> verdicts.gone("npu/0")
-    >>> verdicts.give("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
+    >>> final_errors.gone("npu/0")
+    >>> final_errors.give("npu/0", "gpu/0", NebulaError("worker 'gpu/0' is gone"))
     False
     """
 
@@ -158,12 +148,6 @@ class Verdicts:
         """A worker can be reached again."""
         with self._lock:
             self._given = {pair: given for pair, given in self._given.items() if pair[1] != worker}
-
-    @property
-    def all_gone(self) -> frozenset[str]:
-        """Those that are gone, and have not come back."""
-        with self._lock:
-            return frozenset(self._gone)
 
 
 _TRIM, _PAD, _MMAP = -1, -2, -3  # malloc.h: M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD

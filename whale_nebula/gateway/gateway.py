@@ -6,16 +6,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from cryptography.hazmat.primitives import hashes
 
 from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError, TransportError
-from whale_nebula.gateway.control import Trunk
-from whale_nebula.gateway.entry import Entry, Purpose, Verdicts, admit, entry
+from whale_nebula.gateway.control import ControlStreams
+from whale_nebula.gateway.entry import Entry, FinalErrors, Purpose, admit, entry
 from whale_nebula.gateway.journal import Journal
-from whale_nebula.gateway.liveness import Health, State, Vigil
+from whale_nebula.gateway.liveness import Health, Liveness, State
 from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
-from whale_nebula.gateway.route import Road, Told
+from whale_nebula.gateway.route import Route, RouteEvents
 from whale_nebula.gateway.site import Site, cluster_of
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, Peer, Prover, check_live
 from whale_nebula.security.audit import AuditLog, Head, KeptHeads
@@ -48,13 +49,13 @@ class Gateway:
         self._stopping = threading.Event()
         self._now = time.monotonic
         self._silence = _BEATS * self._deadlines.beat
-        self._verdicts = Verdicts()
+        self._final_errors = FinalErrors()
         self._parted: set[str] = set()  # those of our workers whose last stream was ended in order
         self.journal = Journal(AuditLog(site.audit, site.identity, self._current, on_head=self._head))
         current = self._current
         kept = KeptHeads(site.heads, lambda: current().trust) if current else None
-        self._roads = {name: self._road(name, kept, announce) for name in site.gateways}
-        self._vigil = Vigil(
+        self._routes = {name: self._make_route(name, kept, announce) for name in site.gateways}
+        self._liveness = Liveness(
             {name: where for name, where in site.workers.items() if cluster_of(name) == site.cluster},
             self._is_back,
             self._gone_here,
@@ -88,9 +89,9 @@ class Gateway:
             raise
         self.journal.note("listen", target=self.address, clusters=sorted(self.site.gateways))
         self.journal.log.head()  # the other gateways may not have heard how the log ended before
-        for road in self._roads.values():
-            self._health.say(road.cluster, False)
-            road.start()
+        for route in self._routes.values():
+            self._health.say(route.cluster, False)
+            route.start()
         self._lookout.start()
         return self.address
 
@@ -107,10 +108,10 @@ class Gateway:
             if self.journal.wait_ended(seconds):
                 break
         self.journal.close(why)
-        for road in self._roads.values():
-            if road.trunk.up and not road.trunk.wait_kept(_KEPT_SECONDS):
-                _LOG.warning("gateway '%s' has not kept the last head", road.who.worker)
-            road.close()
+        for route in self._routes.values():
+            if route.control.up and not route.control.wait_kept(_KEPT_SECONDS):
+                _LOG.warning("gateway '%s' has not kept the last head", route.who.worker)
+            route.close()
         self._listener.stop(0.2)
         if self._lookout.ident is not None:
             self._lookout.join(self._deadlines.grace)
@@ -127,46 +128,47 @@ class Gateway:
             return self._let_in(found, knock, lane)
         except NebulaError as error:
             if isinstance(error, IdentityError):
-                self.journal.refused(visitor.names[0] if visitor.names else visitor.host, _about(knock), error)
+                who = visitor.names[0] if visitor.names else visitor.host
+                self.journal.refused(who, f"{knock.source} - {knock.destination}", error)
             raise
 
     def _let_in(self, found: Entry, knock: Knock, lane: Lane) -> Hear:
-        if found.purpose is Purpose.TRUNK:
-            return self._let_in_gateway(found, lane)
+        if found.purpose is Purpose.CONTROL:
+            control = self._routes[found.caller.cluster].control
+            control.check_rate()
+            control.adopt(lane)
+            self.journal.note("trunk", actor=found.caller.uri, decision="allow")
+            return control.hear
         asks, wanted = knock.source, knock.destination
-        self._verdicts.asks(asks)
-        verdict = self._verdicts.find(asks, wanted, once=found.purpose is Purpose.OUT)
+        self._final_errors.asks(asks)
+        verdict = self._final_errors.find(asks, wanted, once=found.purpose is Purpose.OUT)
         if verdict is not None:
             raise verdict
         pair = self._pair(found.here, found.there)
         side = Side.NEAR if found.purpose is Purpose.OUT else Side.FAR
         if knock.lane:
-            return _present(pair, side, knock).lane(knock.lane, lane)
+            present = pair.half(side)
+            if present is None or present.connection.name != knock.connection:
+                raise TransportError("a further lane of a connection that is no more")
+            return present.lane(knock.lane, lane)
         if side is Side.NEAR:
-            lane.trouble = self._roads[cluster_of(pair.there)].trouble
-        half = self._half(pair, side, found, Connection(knock.connection))
+            lane.trouble = self._routes[cluster_of(pair.there)].trouble
+        connection = Connection(knock.connection)
+        if side is Side.FAR:
+            half = self._routes[found.caller.cluster].half(pair, connection)
+        else:
+            check = partial(pair.inspection.check, outward=True)
+            half = Half(side, found.caller.uri, connection, check)
         hear = half.lane(0, lane)
         self._take(pair, half)
         if side is Side.NEAR:
             self._parted.discard(pair.here)
-            self._verdicts.back(pair.here)
-            for road in self._roads.values():
-                road.trunk.unsay(pair.here)
-            self._vigil.greet(pair.here)
-            self._roads[cluster_of(pair.there)].lead(pair, half)
+            self._final_errors.back(pair.here)
+            for route in self._routes.values():
+                route.control.unsay(pair.here)
+            self._liveness.check_new(pair.here)
+            self._routes[cluster_of(pair.there)].lead(pair, half)
         return hear
-
-    def _let_in_gateway(self, found: Entry, lane: Lane) -> Hear:
-        trunk = self._roads[found.caller.cluster].trunk
-        trunk.check_rate()
-        trunk.adopt(lane)
-        self.journal.note("trunk", actor=found.caller.uri, decision="allow")
-        return trunk.hear
-
-    def _half(self, pair: Pair, side: Side, found: Entry, connection: Connection) -> Half:
-        if side is Side.FAR:
-            return self._roads[found.caller.cluster].half(pair, connection)
-        return Half(side, found.caller.uri, connection, lambda frame: pair.inspection.check(frame, outward=True))
 
     def _take(self, pair: Pair, half: Half) -> None:
         """Join a half with its pair, once it is written down that it was let in."""
@@ -199,7 +201,7 @@ class Gateway:
         with self._lock:
             self._pairs = {names: pair for names, pair in self._pairs.items() if not pair.retire()}
             workers = {*self.site.workers, *(name for names in self._pairs for name in names)}
-        self._verdicts.remove_old(workers)
+        self._final_errors.remove_old(workers)
 
     def _all(self) -> list[Pair]:
         with self._lock:
@@ -210,7 +212,7 @@ class Gateway:
         self.journal.ended(pair, half, why)
         if half.side is Side.NEAR and why != REPLACED and not self._stopping.is_set():
             (self._parted.add if half.parted else self._parted.discard)(pair.here)
-            self._vigil.mourn(pair.here)
+            self._liveness.check_ended(pair.here)
 
     def _is_back(self, worker: str) -> bool:
         """Whether a worker is heard over any of its streams."""
@@ -222,7 +224,7 @@ class Gateway:
         """One of our own workers is dead or frozen: all that it was joined with must know, and soon. Who has ended its
         streams in order has told them himself.
         """
-        self._verdicts.gone(worker)
+        self._final_errors.gone(worker)
         if worker in self._parted:
             self.journal.note("left", target=worker)
             return
@@ -232,66 +234,66 @@ class Gateway:
             if (
                 pair.here == worker
                 and pair.known
-                and self._verdicts.give(pair.there, worker, _gone_error(worker, said))
+                and self._final_errors.give(pair.there, worker, _gone_error(worker, said))
             ):
                 pair.end(f"worker '{worker}' is gone")
-        for road in self._roads.values():
-            road.trunk.send_gone(worker, said)
+        for route in self._routes.values():
+            route.control.send_gone(worker, said)
 
     def _gone_there(self, worker: str, why: str) -> None:
         """The gateway of another cluster says that about one of its workers; of others, nothing is remembered."""
         pairs = [pair for pair in self._all() if pair.there == worker]
         if pairs:
-            self._verdicts.gone(worker)
+            self._final_errors.gone(worker)
         for pair in pairs:
             if pair.known:
                 self._final(pair, _gone_error(worker, why))
 
     def _final(self, pair: Pair, error: NebulaError) -> None:
         """There is no hope for a pair: its worker here, if any, is told when it asks again, which is at once."""
-        if self._verdicts.give(pair.here, pair.there, error):
+        if self._final_errors.give(pair.here, pair.there, error):
             self.journal.note("final", target=str(pair), reason=f"{error.code} {error.what}: {error.why}")
             pair.end(error.what)
 
     # ------------------------------------------------------------------ the rest
-    def _road(self, cluster: str, kept: KeptHeads | None, announce: Announce) -> Road:
-        trunk = Trunk(Identity(self.site.run, cluster, GATEWAY), kept, self._gone_there, self._note)
-        told = Told(self.journal.opened, self.journal.ended, self._final, self._note)
-        return Road(self.site, cluster, trunk, self._current, told, deadlines=self._deadlines, announce=announce)
+    def _make_route(self, cluster: str, kept: KeptHeads | None, announce: Announce) -> Route:
+        control = ControlStreams(Identity(self.site.run, cluster, GATEWAY), kept, self._gone_there, self._note)
+        told = RouteEvents(self.journal.opened, self.journal.ended, self._final, self._note)
+        return Route(self.site, cluster, control, self._current, told, deadlines=self._deadlines, announce=announce)
 
     def _note(self, action: str, **said: object) -> None:
         if not self._stopping.is_set():
             self.journal.note(action, **said)
 
     def _head(self, head: Head) -> None:
-        for road in self._roads.values():
-            road.trunk.send_head(head)
+        for route in self._routes.values():
+            route.control.send_head(head)
 
     def _look_out(self) -> None:
         while not self._stopping.wait(self._deadlines.look):
-            for road in self._roads.values():
-                self._health.say(road.cluster, road.trunk.up)
-                if road.look():
-                    self._tell_of(road)
+            for route in self._routes.values():
+                self._health.say(route.cluster, route.control.up)
+                if route.look():
+                    self._end_waits(route)
             for worker in {pair.here for pair in self._all() if pair.half(Side.NEAR) is not None}:
                 if not self._is_back(worker):
-                    self._vigil.doubt(worker)
+                    self._liveness.check_silent(worker)
             if self._current is not None:
                 self._look_at_guests(self._current())
             self._remove_pairs()
             self.journal.look_after(self._now())
 
-    def _tell_of(self, road: Road) -> None:
+    def _end_waits(self, route: Route) -> None:
         """The way to a cluster is closed: workers that wait for it ask again, and are told why as they come in."""
         for pair in self._all():
             near = pair.half(Side.NEAR)
-            if near is not None and near.fresh and cluster_of(pair.there) == road.cluster:
-                near.connection.end(road.trouble)
+            if near is not None and near.fresh and cluster_of(pair.there) == route.cluster:
+                near.connection.end(route.trouble)
 
     def _look_at_guests(self, credentials: Credentials) -> None:
         """End all streams, whoever dialled, of those whose certificate has ended or was revoked since it was shown."""
         halves = [half for pair in self._all() for side in Side if (half := pair.half(side)) is not None]
-        lanes = [lane for road in self._roads.values() for lane in road.trunk.lanes]
+        lanes = [lane for route in self._routes.values() for lane in route.control.lanes]
         breaks: list[tuple[Peer, Callable[[str], None]]] = [
             *((lane.guest, lane.end) for lane in lanes if lane.guest is not None),
             *((guest, half.connection.end) for half in halves for guest in half.guests),
@@ -307,26 +309,15 @@ class Gateway:
             for half in halves:
                 if half.dialled:
                     half.connection.end("this gateway's certificate was renewed")
-            for road in self._roads.values():
-                road.trunk.end("this gateway's certificate was renewed")
-
-
-def _present(pair: Pair, side: Side, knock: Knock) -> Half:
-    half = pair.half(side)
-    if half is None or half.connection.name != knock.connection:
-        raise TransportError("a further lane of a connection that is no more")
-    return half
+            for route in self._routes.values():
+                route.control.end("this gateway's certificate was renewed")
 
 
 def _connections(site: Site) -> int:
-    """How many connections there may be: those of all pairs, from both sides, and the trunks."""
+    """How many connections there may be: those of all pairs, from both sides, and the control streams."""
     own = sum(cluster_of(worker) == site.cluster for worker in site.workers) or 8
     others = (len(site.workers) - own if site.roster else 0) or 8
     return 2 * lanes() * own * others + 4 * len(site.gateways)
-
-
-def _about(knock: Knock) -> str:
-    return f"{knock.source} - {knock.destination}"
 
 
 def _gone_error(worker: str, why: str) -> NebulaError:

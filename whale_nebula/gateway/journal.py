@@ -123,23 +123,21 @@ class Journal:
         if now >= self._next_space:
             self._next_space = now + _SPACE_SECONDS
             with contextlib.suppress(OSError):
-                self._note_space(shutil.disk_usage(self.log.path.parent).free)
+                free = shutil.disk_usage(self.log.path.parent).free
+                low, self._low = self._low, free < _LOW_BYTES
+                if self._low and not low:
+                    self.note("low space", free=free)
+                    _LOG.warning(
+                        "the disk of the audit log %s has %d MiB left; without room nobody is let in. "
+                        "Move its full files, those with a number in their name, to an archive",
+                        self.log.path,
+                        free >> 20,
+                    )
 
     def _note_unwritten(self) -> None:
         for actor, times in self._refusals.take_unwritten().items():
             reason = "refusals that were not written down one by one"
             self.note("refuse", actor=actor, decision="deny", reason=reason, times=times, durable=False)
-
-    def _note_space(self, free: int) -> None:
-        low, self._low = self._low, free < _LOW_BYTES
-        if self._low and not low:
-            self.note("low space", free=free)
-            _LOG.warning(
-                "the disk of the audit log %s has %d MiB left; without room nobody is let in. "
-                "Move its full files, those with a number in their name, to an archive",
-                self.log.path,
-                free >> 20,
-            )
 
     def stop_opening(self) -> None:
         """From now on nothing is let in."""

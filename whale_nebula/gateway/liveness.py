@@ -46,7 +46,7 @@ def verdict(seen: Sequence[str]) -> State | None:
     return "dead" if "refused" in last else "frozen"
 
 
-class Vigil:
+class Liveness:
     """Looks for workers of this cluster, one thread for each at a time, and tells what has become of them.
 
     `back` says whether a worker is heard (again); `told(worker, state, why)` is called once it is known to be dead or
@@ -68,17 +68,17 @@ class Vigil:
         self._open: set[str] = set()
         self._looking: dict[str, Callable[[str], None] | None] = {}  # what to do after what is done now
 
-    def greet(self, worker: str) -> None:
+    def check_new(self, worker: str) -> None:
         """A worker is connected: see whether its port can be looked at from here."""
         if worker in self._addresses and worker not in self._open:
-            self._start(worker, self._first)
+            self._start(worker, self._look_first)
 
-    def mourn(self, worker: str) -> None:
+    def check_ended(self, worker: str) -> None:
         """A worker's stream has ended: see whether it comes back."""
         if worker in self._open:
             self._start(worker, self._keep)
 
-    def doubt(self, worker: str) -> None:
+    def check_silent(self, worker: str) -> None:
         """A worker says nothing, and its stream stands: see whether anybody is there."""
         if worker in self._open:
             self._start(worker, self._look_twice)
@@ -89,25 +89,25 @@ class Vigil:
             looks = worker in self._looking
             self._looking[worker] = run
         if not looks:
-            threading.Thread(target=self._look_on, args=(worker,), name=f"nebula-vigil-{worker}", daemon=True).start()
+            threading.Thread(
+                target=self._look_on, args=(worker,), name=f"nebula-liveness-{worker}", daemon=True
+            ).start()
 
     def _look_on(self, worker: str) -> None:
         try:
-            while (run := self._next(worker)) is not None:
+            while True:
+                with self._lock:
+                    run, self._looking[worker] = self._looking[worker], None
+                    if run is None:
+                        del self._looking[worker]
+                        return
                 run(worker)
         except BaseException:
             with self._lock:
                 self._looking.pop(worker, None)
             raise
 
-    def _next(self, worker: str) -> Callable[[str], None] | None:
-        with self._lock:
-            run, self._looking[worker] = self._looking[worker], None
-            if run is None:
-                del self._looking[worker]
-            return run
-
-    def _first(self, worker: str) -> None:
+    def _look_first(self, worker: str) -> None:
         if self._look(worker) == "open":
             self._open.add(worker)
         if not self._back(worker):

@@ -123,7 +123,8 @@ class Half:
             raise
         with self._changed:
             self._handing += 1
-        partner = self.partner or self._wait_for_partner()
+            self._changed.wait_for(lambda: self.partner is not None or self.connection.over)
+            partner = self.partner
         sent = partner is not None and partner.send(frame)
         self._done(len(frame) if sent else None, greeting=header.epoch == 0)
 
@@ -152,20 +153,12 @@ class Half:
         if not greeting or count >= _GREETING:
             self._greeted.set()
 
-    def _wait_for_partner(self) -> Half | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self.partner is not None or self.connection.over)
-            return self.partner
-
 
 class Inspection:
     """The rules for the frames of one pair of workers, in both directions.
 
     `numbers` are what the wire calls the two workers. Where they are not known, the first frame tells, and all
     others must agree with it.
-
-    >>> Inspection.of(("gpu/0", "npu/0", "npu/1"), "npu/1", "gpu/0").numbers
-    (2, 0)
     """
 
     def __init__(self, numbers: tuple[int, int] | None = None) -> None:
@@ -185,20 +178,18 @@ class Inspection:
         if len(frame) != HEADER_BYTES + header.length:
             raise RemoteProtocolError(f"{len(frame) - HEADER_BYTES} bytes came in a frame of {header.length}")
         ends = (header.source, header.destination)
-        if (ends if outward else ends[::-1]) != self._require_known(ends if outward else ends[::-1]):
+        pair = ends if outward else ends[::-1]
+        if self.numbers is None:
+            if ends[0] == ends[1]:
+                raise RemoteProtocolError(f"a frame from worker {ends[0]} to itself")
+            with self._lock:
+                self.numbers = self.numbers or pair
+        if pair != self.numbers:
             raise RemoteProtocolError(
                 f"a frame from worker {ends[0]} to worker {ends[1]}, which is not the pair of this stream",
                 why="a worker speaks for itself only",
             )
         return header
-
-    def _require_known(self, ends: tuple[int, int]) -> tuple[int, int]:
-        if self.numbers is None:
-            if ends[0] == ends[1]:
-                raise RemoteProtocolError(f"a frame from worker {ends[0]} to itself")
-            with self._lock:
-                self.numbers = self.numbers or ends
-        return self.numbers
 
 
 _LOG = logging.getLogger("whale_nebula.gateway")
@@ -347,13 +338,10 @@ class Pair:
                 self._met = self._now()
         if partner is not None and half.in_order and not half.fault:
             partner.connection.finish()
-            self._end_later(partner, why)
+            later = threading.Timer(self._grace, partner.connection.end, (why,))
+            later.daemon = True
+            later.start()
+            partner.connection.on_end(lambda _: later.cancel())
         elif partner is not None:
             partner.connection.end(f"its other half is over: {why}")
         self._ended(self, half, why)
-
-    def _end_later(self, half: Half, why: str) -> None:
-        later = threading.Timer(self._grace, half.connection.end, (why,))
-        later.daemon = True
-        later.start()
-        half.connection.on_end(lambda _: later.cancel())

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from whale_nebula.errors import ExpiredError, IdentityError, LinkClosedError, NebulaError, TransportError
-from whale_nebula.gateway.control import Trunk
+from whale_nebula.gateway.control import ControlStreams
 from whale_nebula.gateway.relay import Half, Pair, Side
 from whale_nebula.gateway.site import Site
 from whale_nebula.security import CurrentCredentials, Identity
@@ -23,9 +23,8 @@ from whale_nebula.security.identity import GATEWAY
 from whale_nebula.transport.deadlines import Announce, Deadlines, Waiting, log_wait
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.connection import Connection, Lane
-from whale_nebula.transport.grpc.dialling import dial
+from whale_nebula.transport.grpc.dialling import Target, dial
 from whale_nebula.transport.grpc.limits import TokenBucket
-from whale_nebula.transport.grpc.links import target
 from whale_nebula.transport.grpc.listener import Knock
 
 FREE_BYTES = 512
@@ -175,10 +174,8 @@ _SURE = 2  # the same diagnosis so often: it is not mended just now
 
 
 @dataclass(frozen=True)
-class Told:
-    """Whom a road tells: of a half that is to be used, or is not after all; of an error that ends a pair; and what
-    else is to be written down.
-    """
+class RouteEvents:
+    """The callbacks of a route: a half was opened or has ended, an error ends a pair, and an audit record."""
 
     opened: Callable[[Pair, Half], None]
     ended: Callable[[Pair, Half, str], None]
@@ -186,24 +183,24 @@ class Told:
     noted: Callable[..., None]
 
 
-class Road:
+class Route:
     """The way to the gateway of another cluster. Without its address this side waits to be dialled.
 
-    Its trunk is kept up: what is wrong with a certificate when it is opened ends the pairs that wait.
+    Its control stream is kept up: what is wrong with a certificate when it is opened ends the pairs that wait.
     """
 
     def __init__(
         self,
         site: Site,
         cluster: str,
-        trunk: Trunk,
+        control: ControlStreams,
         current: CurrentCredentials | None,
-        told: Told,
+        told: RouteEvents,
         *,
         deadlines: Deadlines,
         announce: Announce = log_wait,
     ) -> None:
-        self.cluster, self.trunk = cluster, trunk
+        self.cluster, self.control = cluster, control
         self.address = site.gateways[cluster]
         self.pacer = Pacer(site.rates.get(cluster))
         self.who = Identity(site.run, cluster, GATEWAY)
@@ -216,17 +213,17 @@ class Road:
         self._wrong: NebulaError | None = None
         self._times = 0
         if self.address is not None:
-            self._target = target(site.run, self.who.worker, self.address, current, gateway=True)
+            self._target = Target.of(site.run, self.who.worker, self.address, current, gateway=True)
 
     def start(self) -> None:
-        """Keep the trunk up from now on."""
+        """Keep a control stream up from now on."""
         if self.address is not None:
-            threading.Thread(target=self._keep, name=f"nebula-road-{self.cluster}", daemon=True).start()
+            threading.Thread(target=self._keep, name=f"nebula-route-{self.cluster}", daemon=True).start()
 
     def close(self) -> None:
-        """Dial no more, and end the trunk."""
+        """Dial no more, and end the control streams."""
         self._closed.set()
-        self.trunk.close()
+        self.control.close()
 
     def lead(self, pair: Pair, near: Half) -> None:
         """Dial the other gateway for a pair until its near half is joined or over."""
@@ -288,20 +285,19 @@ class Road:
         )
 
     def _dial(self, pair: Pair, half: Half, number: int) -> int:
-        knock = Knock(self._site.run, pair.here, pair.there, half.connection.name, number)
-        lane = Lane()
+        knock, lane = Knock(self._site.run, pair.here, pair.there, half.connection.name, number), Lane()
         return self._call(knock, lane, half.lane(number, lane))
 
     def _call(self, knock: Knock, lane: Lane, hear: Callable[[bytes], None]) -> int:
         return dial(self._target, knock, lane, hear, deadlines=self._deadlines, rate=self.pacer.rate)
 
-    # ------------------------------------------------------------------ the trunk
+    # ------------------------------------------------------------------ the control stream
     def look(self) -> bool:
-        """Say it if the other gateway is not there, which is no matter for as long as a moment; True when it is said
-        first. There is no end to this patience: workers have one of their own.
+        """Announce that the other gateway is unreachable, after a grace period; True when it is announced first. It is
+        retried for ever: workers have a patience of their own.
         """
         now = time.monotonic()
-        if self._stands or (self.trunk.up and now - self._fell > _STALE_SECONDS):
+        if self._stands or (self.control.up and now - self._fell > _STALE_SECONDS):
             self._down = None
             self._waiting.off()
             return False
@@ -314,7 +310,7 @@ class Road:
 
     @property
     def trouble(self) -> str:
-        """Why nobody beyond can be reached, while that is so."""
+        """Why the other cluster is unreachable; empty while it is not."""
         if self._down is None or time.monotonic() - self._down < _SHORT_SECONDS:
             return ""
         return f"gateway '{self._site.identity.worker}' does not reach gateway '{self.who.worker}': {self._trouble}"
@@ -330,31 +326,31 @@ class Road:
         return self._deadlines.again(min(attempt, _SLOWEST), _DRAWN.random())
 
     def _go(self) -> bool:
-        """Open the trunk and stay as long as it lasts; whether that was longer than a moment."""
+        """Open the control stream and stay as long as it lasts; whether that was longer than a moment."""
         lane, over = Lane(), threading.Event()
         knock = Knock(self._site.run, self._site.identity.worker, self.who.worker, secrets.token_hex(8))
         try:
-            self._call(knock, lane, self.trunk.hear)
+            self._call(knock, lane, self.control.hear)
         except NebulaError as error:
             wrong = self._find_wrong(error)
             self._trouble = wrong.what if wrong is not None else error.why or error.what
             return False
         self._wrong, self._times = None, 0
         began, self._stands = time.monotonic(), True
-        self.trunk.adopt(lane, over.set)
+        self.control.adopt(lane, over.set)
         over.wait()  # ended, too, when this gateway closes it or finds the other one's certificate no longer good
         self._stands, self._fell, self._trouble = False, time.monotonic(), lane.why
         return self._fell - began > _SHORT_SECONDS
 
     def _find_wrong(self, error: NebulaError) -> NebulaError | None:
-        """What is wrong with a certificate, there or here, where the trunk does not open; written down when it is new.
+        """What is wrong with a certificate, there or here, where the control stream does not open; noted when new.
 
         What fails within TLS is looked into by a handshake of our own, as gRPC does not show it.
         """
         found: NebulaError | None = None
         if isinstance(error, IdentityError):
             found = error
-        elif self._target.diagnose is not None and not self._closed.is_set():
+        elif not self._closed.is_set():
             found = self._target.diagnose()
         if found is None:
             self._wrong, self._times = None, 0

@@ -79,7 +79,10 @@ class Site:
                 where=os.fspath(path),
                 mend=f"--cluster: {did_you_mean(cluster, list(config.clusters))}",
             )
-        at = own.gateway if listen is None else _address(listen)
+        at = own.gateway
+        if listen is not None:
+            at = listen  # port 0 is one that is free
+            address(Place(f"{listen[:-1]}1" if listen.endswith(":0") else listen, "--listen"))
         if at is None:
             raise ConfigError(
                 f"cluster {cluster!r} names no gateway",
@@ -124,9 +127,3 @@ class Site:
                 why=repr(error),
                 mend="whale-nebula gateway --config clusters.yaml --cluster gpu",
             ) from None
-
-
-def _address(text: str) -> str:
-    """Where to listen; port 0 is one that is free."""
-    address(Place(f"{text[:-1]}1" if text.endswith(":0") else text, "--listen"))
-    return text

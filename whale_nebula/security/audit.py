@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from cryptography.hazmat.primitives import hashes
 
 from whale_nebula.errors import AuditError, IdentityError
-from whale_nebula.security import chain
-from whale_nebula.security import files as reading
+from whale_nebula.errors.text import escape_foreign_text
+from whale_nebula.security import chain, files
 from whale_nebula.security.chain import START, Link, canonical
 from whale_nebula.security.credentials import Credentials, CurrentCredentials
 from whale_nebula.security.files import sync_folder
@@ -76,12 +76,6 @@ class AuditLog:
         except BaseException:
             self._close_file()
             raise
-
-    @property
-    def link(self) -> Link:
-        """How far the log is."""
-        with self._lock:
-            return self._link
 
     def record(
         self,
@@ -136,7 +130,9 @@ class AuditLog:
     # ------------------------------------------------------------------ inside the lock
     def _begin(self) -> Link:
         """Go on where the file ends, or where the file before it does, or from nothing."""
-        data = _whole(self._file, self._size)
+        with open(os.dup(self._file), "rb") as file:
+            file.seek(0)
+            data = file.read(self._size)
         before = _before(self.path, data)
         lines, rest = chain.split(data)
         try:
@@ -191,7 +187,12 @@ class AuditLog:
             "action": action,
             **{key: value[:_LONGEST] if isinstance(value, str) else value for key, value in said.items()},
         }
-        line, link = _forge_record(self._link, record)
+        try:
+            line, link = chain.forge(self._link, record)
+        except (TypeError, ValueError) as error:
+            raise AuditError(
+                "a record that is no plain JSON", why=str(error), mend="text, whole numbers, lists"
+            ) from None
         self._put(ahead + line + b"\n")
         self._link = link
         self._unsigned += 1
@@ -285,13 +286,6 @@ def _follows(line: bytes, before: Link) -> bool:
     return True
 
 
-def _forge_record(before: Link, record: dict[str, Any]) -> tuple[bytes, Link]:
-    try:
-        return chain.forge(before, record)
-    except (TypeError, ValueError) as error:
-        raise AuditError("a record that is no plain JSON", why=str(error), mend="text, whole numbers, lists") from None
-
-
 def _open(path: Path) -> tuple[int, int]:
     """The file for adding lines, locked, and its size."""
     try:
@@ -307,12 +301,6 @@ def _open(path: Path) -> tuple[int, int]:
         why = "another process writes it"
         raise AuditError("the audit log is taken", where=str(path), why=why, mend="end the other one") from None
     return file, os.fstat(file).st_size
-
-
-def _whole(file: int, size: int) -> bytes:
-    with open(os.dup(file), "rb") as reading:
-        reading.seek(0)
-        return reading.read(size)
 
 
 def _broken_error(path: Path, why: str) -> AuditError:
@@ -371,7 +359,7 @@ _MEANING = b"whale_nebula audit head 1\0"
 
 
 class Head(NamedTuple):
-    """So long was a log, and this was the digest of its last record: signed by whose log it is."""
+    """A signed statement of a log's owner: the number and the digest of its last record."""
 
     seq: int
     digest: str
@@ -386,7 +374,7 @@ class Head(NamedTuple):
 
     @classmethod
     def from_dict(cls, said: Mapping[str, Any]) -> Head:
-        """What a peer sent, or what a file holds."""
+        """Parse a head that a peer sent, or that a file holds."""
         match dict(said):
             case {
                 "seq": int(seq),
@@ -395,11 +383,11 @@ class Head(NamedTuple):
                 "certificate": str(certificate),
             } if type(seq) is int and seq >= 0 and len(digest) == 64:
                 return cls(seq, digest, signature, certificate)
-        keys = reading.plain(", ".join(sorted(map(str, said))))
+        keys = escape_foreign_text(", ".join(sorted(map(str, said))), 200)
         raise AuditError("this is no head of an audit log", why=f"it holds {keys}")
 
     def as_dict(self) -> dict[str, Any]:
-        """To be sent, or kept."""
+        """The head as plain JSON."""
         return self._asdict()
 
     def check(self, trust: Trust | None = None) -> Identity:
@@ -407,15 +395,15 @@ class Head(NamedTuple):
 
         Dates are not looked at: a log is read long after its certificates have ended.
         """
-        shown = reading.certificate(self.certificate, "the head of an audit log")
-        identity = reading.peer(shown).identity
-        if trust is not None and not any(reading.signed_by(shown, each) for each in trust.authorities):
+        shown = files.certificate(self.certificate, "the head of an audit log")
+        identity = files.peer(shown).identity
+        if trust is not None and not any(files.signed_by(shown, each) for each in trust.authorities):
             raise AuditError(f"head {self.seq} is signed by a certificate of another authority")
         try:
             signature = base64.b64decode(self.signature, validate=True)
         except ValueError:  # no base64, or no ASCII
             signature = b""
-        if not reading.verify_signature(shown, signature, _message(identity, self.seq, self.digest)):
+        if not files.verify_signature(shown, signature, _message(identity, self.seq, self.digest)):
             raise AuditError(f"the signature of head {self.seq} is wrong", where=identity.worker)
         return identity
 
@@ -438,12 +426,6 @@ class KeptHeads:
         self._kept: dict[Identity, dict[int, Head]] = {}
         for head in read_heads(self.path) if self.path.exists() else ():
             self._kept.setdefault(head.check(), {})[head.seq] = head
-
-    def last(self, who: Identity) -> Head | None:
-        """The longest that a log of somebody is known to have been."""
-        with self._lock:
-            kept = self._kept.get(who)
-            return kept[max(kept)] if kept else None
 
     def keep(self, head: Head, sender: Identity) -> bool:
         """Keep what somebody says of his own log; False if it is known. A log that went back is an `AuditError`."""

@@ -29,7 +29,6 @@ from whale_nebula.config.schema import Config
 from whale_nebula.errors import CredentialsError
 from whale_nebula.errors.text import did_you_mean
 from whale_nebula.security import files, making, trust
-from whale_nebula.security import files as reading
 from whale_nebula.security.identity import GATEWAY, WORKER, Identity, name
 from whale_nebula.security.trust import check_dates
 
@@ -44,7 +43,7 @@ Clusters = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Authority:
-    """Who signs: its certificate and its key. `clusters` is empty where nobody said which there are."""
+    """An authority: its certificate and its key. `clusters` is empty where nobody said which there are."""
 
     run: str
     certificate: x509.Certificate
@@ -82,7 +81,7 @@ _ADD = "add it to clusters.yaml, and name the file: --config clusters.yaml"
 
 
 def span(days: float) -> timedelta:
-    """So many days that a certificate is good for.
+    """The lifetime of a certificate, checked.
 
     >>> span(0.5)
     datetime.timedelta(seconds=43200)
@@ -114,9 +113,19 @@ def create(folder: Path, authority: Authority) -> None:
     _prepare(folder)
     with files.lock_folder(folder):
         if (folder / CA).exists():
-            raise _exists(folder)
+            raise CredentialsError(
+                "there is an authority here already",
+                where=str(folder / CA),
+                why="with another one, every certificate that was issued would be worthless",
+                mend="whale-nebula certs renew --ca gives it new dates; --folder other makes a second one",
+            )
         if (folder / KEY).exists():
-            raise _certificate_lost(folder)
+            raise CredentialsError(
+                "there is an authority's key here already, and not its certificate",
+                where=str(folder / KEY),
+                why="with another key, every certificate that was issued would be worthless",
+                mend=f"copy {CA} back from any host; if certs init was cut short and issued nothing: rm {folder / KEY}",
+            )
         files.write(folder / KEY, making.key_bytes(authority.key), files.SECRET, replace=False)
         save_clusters(folder, authority)
         trust.save(folder / files.REVOKED, authority.run, authority.key, 1, {})
@@ -138,24 +147,6 @@ def _prepare(folder: Path) -> None:
         )
 
 
-def _exists(folder: Path) -> CredentialsError:
-    return CredentialsError(
-        "there is an authority here already",
-        where=str(folder / CA),
-        why="with another one, every certificate that was issued would be worthless",
-        mend="whale-nebula certs renew --ca gives it new dates; --folder other makes a second one",
-    )
-
-
-def _certificate_lost(folder: Path) -> CredentialsError:
-    return CredentialsError(
-        "there is an authority's key here already, and not its certificate",
-        where=str(folder / KEY),
-        why="with another key, every certificate that was issued would be worthless",
-        mend=f"copy {CA} back from any host; if certs init was cut short and issued nothing: rm {folder / KEY}",
-    )
-
-
 def save_clusters(folder: Path, authority: Authority) -> None:
     """Keep which clusters there are."""
     said = {"format": FORMAT, "run": authority.run, "clusters": dict(authority.clusters)}
@@ -172,19 +163,28 @@ def load(folder: Path) -> Authority:
             why="certificates are issued where the authority was made, and copied from there",
             mend="run this command there",
         )
-    key = reading.private_key(files.read(folder / KEY, "the authority's key", secret=True), str(folder / KEY))
+    key = files.private_key(files.read(folder / KEY, "the authority's key", secret=True), str(folder / KEY))
     if key.public_key() != certificate.public_key():
         raise CredentialsError(f"{KEY} is not the key of {CA}", where=str(folder))
-    run = reading.authority_run(certificate)
+    run = files.authority_run(certificate)
     if run is None:
         raise CredentialsError("this is no authority of ours", where=str(folder / CA), mend="whale-nebula certs init")
-    return Authority(run, certificate, key, _clusters(folder))
+    path, clusters = folder / ABOUT, {}
+    if path.exists():
+        try:
+            said = json.loads(files.read(path, "the list of clusters"))
+            clusters = {str(cluster): int(workers) for cluster, workers in said["clusters"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise CredentialsError(
+                "this does not read", where=str(path), mend=f"rm {path}, and give --config"
+            ) from None
+    return Authority(run, certificate, key, clusters)
 
 
 def authorities(folder: Path) -> list[x509.Certificate]:
     """All certificates in `ca.pem`: those of several authorities, where clusters have one each."""
     load_certificate(folder)
-    return reading.certificates(files.read(folder / CA, "the authority's certificate"), str(folder / CA))
+    return files.certificates(files.read(folder / CA, "the authority's certificate"), str(folder / CA))
 
 
 def load_certificate(folder: Path) -> x509.Certificate:
@@ -195,18 +195,7 @@ def load_certificate(folder: Path) -> x509.Certificate:
             where=str(folder / CA),
             mend=f"whale-nebula certs init --run NAME --folder {folder}; or --folder with the one that there is",
         )
-    return reading.certificate(files.read(folder / CA, "the authority's certificate"), str(folder / CA))
-
-
-def _clusters(folder: Path) -> Clusters:
-    path = folder / ABOUT
-    if not path.exists():
-        return {}
-    try:
-        said = json.loads(files.read(path, "the list of clusters"))
-        return {str(cluster): int(workers) for cluster, workers in said["clusters"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise CredentialsError("this does not read", where=str(path), mend=f"rm {path}, and give --config") from None
+    return files.certificate(files.read(folder / CA, "the authority's certificate"), str(folder / CA))
 
 
 def check_current(authority: Authority, at: datetime | None = None) -> None:

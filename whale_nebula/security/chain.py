@@ -44,12 +44,7 @@ def canonical(record: Mapping[str, Any]) -> bytes:
 
 
 def forge(before: Link, said: Mapping[str, Any]) -> tuple[bytes, Link]:
-    """The next line of a chain, and where the chain has come to with it.
-
-    >>> line, link = forge(START, {"action": "genesis"})
-    >>> follow(line, START)[0]["action"], link.seq
-    ('genesis', 0)
-    """
+    """The next line of a chain, and where the chain has come to with it."""
     line = canonical({**said, "seq": before.seq + 1, "prev": before.digest})
     return line, Link(before.seq + 1, digest(line))
 
@@ -89,11 +84,8 @@ def is_torn_record(line: bytes) -> bool:
 
 def is_torn_recovery(line: bytes) -> bool:
     """Whether this is a torn `recovered` record: of a writer that crashed when it went on after a crash."""
-    text = line.rstrip(b"\0")
-    return is_torn_record(line) and (text.startswith(_RECOVERY) or _RECOVERY.startswith(text))
-
-
-_RECOVERY = b'{"action":"recovered",'
+    text, begin = line.rstrip(b"\0"), b'{"action":"recovered",'
+    return is_torn_record(line) and (text.startswith(begin) or begin.startswith(text))
 
 
 class Follower:
@@ -115,10 +107,18 @@ class Follower:
         try:
             record, link = follow(line, self.link)
         except BrokenError as error:
-            self._set_aside(line, str(error))
+            self._why = self._why or str(error)
+            if not (is_torn_recovery(line) if self.aside else is_torn_record(line)):
+                raise BrokenError(self._why) from None
+            self.aside.append(line)
             return None
         if self.aside:
-            self._close(record)
+            torn = b"\n".join(self.aside)
+            if record.get("action") != RECOVERED or record.get("torn") != digest(torn):
+                raise BrokenError(self._why)
+            self.torn_bytes += len(torn)
+            self.aside, self._why = [], ""
+            self.torn += 1
         self.link = link
         return record
 
@@ -127,27 +127,9 @@ class Follower:
         if self.aside:
             raise BrokenError(self._why)
 
-    def _set_aside(self, line: bytes, why: str) -> None:
-        self._why = self._why or why
-        if not (is_torn_recovery(line) if self.aside else is_torn_record(line)):
-            raise BrokenError(self._why)
-        self.aside.append(line)
-
-    def _close(self, record: Record) -> None:
-        torn = b"\n".join(self.aside)
-        if record.get("action") != RECOVERED or record.get("torn") != digest(torn):
-            raise BrokenError(self._why)
-        self.torn_bytes += len(torn)
-        self.aside, self._why = [], ""
-        self.torn += 1
-
 
 def split(data: bytes) -> tuple[list[bytes], bytes]:
-    r"""The whole lines in these bytes, and what stands after the last newline.
-
-    >>> split(b"one\ntwo\nthr")
-    ([b'one', b'two'], b'thr')
-    """
+    """The whole lines in these bytes, and what stands after the last newline."""
     *lines, rest = data.split(b"\n")
     return lines, rest
 

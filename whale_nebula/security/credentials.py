@@ -5,17 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from cryptography import x509
-
 from whale_nebula.errors import CredentialsError, IdentityError, WrongNameError
+from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.faults import failpoint
 from whale_nebula.security import files, making
-from whale_nebula.security import files as reading
 from whale_nebula.security.files import Files, Peer
 from whale_nebula.security.identity import Identity, command_options
 from whale_nebula.security.trust import DenyList, Stamp, Trust, check_live, ends_soon, stamp
@@ -41,27 +38,18 @@ class Credentials:
     stamps: tuple[Stamp, ...] = field(repr=False, default=())
 
     @classmethod
-    def load(
-        cls,
-        ca: str | Path,
-        cert: str | Path,
-        key: str | Path,
-        revoked: str | Path | None = None,
-        *,
-        at: datetime | None = None,
-    ) -> Credentials:
+    def load(cls, ca: str | Path, cert: str | Path, key: str | Path, revoked: str | Path | None = None) -> Credentials:
         """Read the files, and check that they belong together, that no other user can read the key, and the dates."""
-        paths = Files(Path(ca), Path(cert), Path(key), None if revoked is None else Path(revoked))
-        return _load(paths, None, at)
+        return _load(Files(Path(ca), Path(cert), Path(key), None if revoked is None else Path(revoked)), None)
 
     @classmethod
     def of(cls, paths: Files) -> Credentials:
         """`load`, from the files in one."""
-        return cls.load(*paths)
+        return _load(paths, None)
 
     @property
     def identity(self) -> Identity:
-        """Who this process is."""
+        """The identity that the certificate names."""
         return self.peer.identity
 
     @property
@@ -74,9 +62,9 @@ class Credentials:
         """When its certificate ends."""
         return self.peer.not_after
 
-    def check_now(self, at: datetime | None = None) -> None:
+    def check_now(self) -> None:
         """Whether the certificate is good at present: raises `ExpiredError` or `RevokedError` if it is not."""
-        self.trust.check(self.cert_pem, whose=f"{self.identity.worker} (this process)", at=at)
+        self.trust.check(self.cert_pem, whose=f"{self.identity.worker} (this process)")
 
     def check_is(self, identity: Identity) -> None:
         """Whether it is this process that the certificate names."""
@@ -88,13 +76,9 @@ class Credentials:
                 mend=f"copy {identity.stem}.pem and {identity.stem}.key from where certificates are issued",
             )
 
-    def changed(self) -> bool:
-        """Whether a file is another one than was read."""
-        return _stamps(self.files) != self.stamps
-
     def reload(self) -> Credentials:
         """The same from the files as they are now; what is not consistent yet raises, and changes nothing."""
-        found = _load(self.files, self.trust.denied, None)
+        found = _load(self.files, self.trust.denied)
         if found.identity != self.identity:
             raise CredentialsError(
                 f"{self.files.cert} is now the certificate of {found.identity.worker}",
@@ -104,73 +88,64 @@ class Credentials:
 
     def sign(self, message: bytes) -> bytes:
         """A signature by the key of this process."""
-        return reading.private_key(self.key_pem, str(self.files.key)).sign(message, reading.SIGNATURE)
+        return files.private_key(self.key_pem, str(self.files.key)).sign(message, files.SIGNATURE)
 
 
 def _stamps(paths: Files) -> tuple[Stamp, ...]:
     return tuple(stamp(path) for path in paths[:3])
 
 
-def _load(paths: Files, denied: DenyList | None, at: datetime | None) -> Credentials:
+def _load(paths: Files, denied: DenyList | None) -> Credentials:
     stamps = _stamps(paths)  # taken first: what changes while we read is read again
     key_pem = files.read(paths.key, "the key of this process", secret=True)
     cert_pem = files.read(paths.cert, "the certificate of this process")
     ca_pem = files.read(paths.ca, "the authority's certificate")
-    shown = reading.certificate(cert_pem, str(paths.cert))
-    key = reading.private_key(key_pem, str(paths.key))
+    shown = files.certificate(cert_pem, str(paths.cert))
+    key = files.private_key(key_pem, str(paths.key))
     if shown.public_key() != key.public_key():
         raise CredentialsError(
-            f"{paths.key.name} is not the key of {paths.cert.name}", where=str(paths.key.parent), mend=_BOTH
+            f"{paths.key.name} is not the key of {paths.cert.name}",
+            where=str(paths.key.parent),
+            mend="copy both files of one worker from where they were issued",
         )
-    trust = Trust(_authorities(ca_pem, paths.ca), denied)
-    peer = trust.check(shown, whose=f"this process ({paths.cert})", at=at)
+    authorities = files.certificates(ca_pem, str(paths.ca))
+    if strange := [each for each in authorities if files.authority_run(each) is None]:
+        raise CredentialsError(
+            "this is no authority's certificate",
+            where=str(paths.ca),
+            why=f"it is that of {escape_foreign_text(strange[0].subject.rfc4514_string(), 200)}",
+            mend="security: {ca: certs/ca.pem}",
+        )
+    trust = Trust(authorities, denied)
+    peer = trust.check(shown, whose=f"this process ({paths.cert})")
     if denied is None:
         trust = Trust(trust.authorities, DenyList(paths.revoked, trust.authorities))
         trust.check_denied(peer)
     return Credentials(paths, ca_pem, cert_pem, key_pem, peer, trust, stamps)
 
 
-_BOTH = "copy both files of one worker from where they were issued"
-
-
-def _authorities(pem: bytes, path: Path) -> list[x509.Certificate]:
-    found = reading.certificates(pem, str(path))
-    strange = [each for each in found if reading.authority_run(each) is None]
-    if strange:
-        raise CredentialsError(
-            "this is no authority's certificate",
-            where=str(path),
-            why=f"it is that of {reading.plain(strange[0].subject.rfc4514_string())}",
-            mend="security: {ca: certs/ca.pem}",
-        )
-    return found
-
-
 class CurrentCredentials:
     """The credentials of a process that runs for longer than a certificate: read again once their files change.
 
     Any thread may call it. Files that are half copied or wrong change nothing: the old ones stay, and the log
-    says why, once for each change; one that is not valid yet may be so later, so they are looked at again.
-    `renewed` is told of each new certificate. Days before the certificate or an authority ends, the log says so once a
-    day, with the command that renews it.
+    says why, once for each change; one that is not valid yet may be so later, so they are looked at again. Days before
+    the certificate or an authority ends, the log says so once a day, with the command that renews it.
     """
 
-    def __init__(self, first: Credentials, renewed: Callable[[Credentials], None] | None = None) -> None:
+    def __init__(self, first: Credentials) -> None:
         self._lock = threading.Lock()
         self._present = first
         self._refused: tuple[Stamp, ...] | None = None
         self._again = 0.0
-        self._renewed = renewed
         self._warned: set[tuple[str, int]] = set()
         self._warn_again = 0.0
 
     def __call__(self) -> Credentials:
         """The credentials as they are now."""
         with self._lock:
-            found = self._look()
-        if found is not None and self._renewed is not None:
-            self._renewed(found)
-        return self._present
+            self._warn_of_ends()
+            self._look()
+            return self._present
 
     def _warn_of_ends(self) -> None:
         """Warn once a day of what ends soon. Of an authority with several certificates the last one counts."""
@@ -179,7 +154,7 @@ class CurrentCredentials:
         self._warn_again = time.monotonic() + _WARN_SECONDS
         peer, last = self._present.peer, {}
         for each in sorted(self._present.trust.authorities, key=lambda each: each.not_valid_after_utc):
-            last[reading.public_key_digest(each)] = each
+            last[files.public_key_digest(each)] = each
         renew = f"whale-nebula certs renew {command_options(peer.identity)}, and copy its .pem here"
         self._warn_of_end("certificate", peer.fingerprint, peer.not_before, peer.not_after, renew)
         for key, each in last.items():
@@ -198,11 +173,11 @@ class CurrentCredentials:
             *(what, self._present.identity.worker, f"{end:%Y-%m-%d %H:%M} UTC", hours, renew),
         )
 
-    def _look(self) -> Credentials | None:
-        self._warn_of_ends()
+    def _look(self) -> None:
+        """Take up files that have changed."""
         stamps = _stamps(self._present.files)
         if stamps == self._present.stamps or (stamps == self._refused and time.monotonic() < self._again):
-            return None
+            return
         failpoint("certificate.changed")
         try:
             self._present = self._present.reload()
@@ -210,10 +185,9 @@ class CurrentCredentials:
             if stamps != self._refused:
                 _LOG.warning("the old certificate stays in use: %s", error)
             self._refused, self._again = stamps, time.monotonic() + _AGAIN_SECONDS
-            return None
+            return
         failpoint("certificate.renewed")
         _LOG.info("took up certificate %s, good until %s", self._present.serial[:16], self._present.not_after)
-        return self._present
 
 
 class Prover:
@@ -227,7 +201,7 @@ class Prover:
 
     @property
     def credentials(self) -> Credentials:
-        """Those that hold at present."""
+        """The present credentials."""
         return self._credentials if isinstance(self._credentials, Credentials) else self._credentials()
 
     @property
@@ -242,9 +216,9 @@ class Prover:
     def verify(self, certificate: str, signature: bytes, transcript: bytes, worker: str) -> None:
         """Raise an `IdentityError` unless `worker`, with a certificate that is good now, signed this transcript."""
         ours = self.credentials
-        shown = reading.certificate(certificate, f"what {worker} sent")
+        shown = files.certificate(certificate, f"what {worker} sent")
         ours.trust.check(shown, Identity.of_worker(ours.identity.run, worker), whose=worker, at=making.now())
-        if not reading.verify_signature(shown, signature, _CONVERSATION + transcript):
+        if not files.verify_signature(shown, signature, _CONVERSATION + transcript):
             raise IdentityError(
                 f"the signature of {worker} is wrong",
                 why="it holds the certificate of a worker and not its key, or somebody between changed what was said",
@@ -253,8 +227,8 @@ class Prover:
 
     def check_live(self, certificate: str, worker: str) -> None:
         """Raise an `IdentityError` unless a certificate that `verify` took is still good: its dates, the deny list."""
-        shown = reading.certificate(certificate, f"what {worker} sent")
-        check_live(self.credentials.trust, reading.peer(shown))
+        shown = files.certificate(certificate, f"what {worker} sent")
+        check_live(self.credentials.trust, files.peer(shown))
 
 
 _CONVERSATION = b"whale_nebula conversation 1\0"

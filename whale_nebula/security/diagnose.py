@@ -1,10 +1,10 @@
 """Diagnose why a TLS connection is refused, as gRPC reports little more than a closed socket.
 
-`inspect_own` looks at this side before anything is dialled; `probe` makes one TLS handshake by itself and says what
-is wrong at the other end, or with this side in the eyes of the other.
+`probe` looks at this side before anything is dialled, then makes one TLS handshake by itself and says what is wrong at
+the other end, or with this side in the eyes of the other.
 
 A client sees the certificate of its server, and can say exactly what is wrong with it. A server tells a client that
-it refuses hardly anything; what it writes to its own log is read by `alerts.spoken`.
+it refuses hardly anything; what it writes to its own log is read by `read_refusal`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _WORDS: tuple[tuple[str, type[IdentityError], str], ...] = (
 
 
 def read_grpc_error(text: str, who: str) -> IdentityError | None:
-    """What gRPC means: a line of a server's log about a client, or the details of a client's failed call.
+    """The error behind a text of gRPC: a line of a server's log about a client, or the details of a failed call.
 
     `who` is the other side, as far as it is known: "a client", or an address.
 
@@ -144,30 +144,30 @@ def diagnosis(error: NebulaError, side: str) -> Diagnosis:
     return Diagnosis(KINDS.get(type(error), "refused"), side, error)
 
 
-def inspect_own(credentials: Credentials) -> Diagnosis | None:
-    """What is wrong with the certificate of this process by now, if anything is."""
-    try:
-        credentials.check_now()
-    except IdentityError as error:
-        return diagnosis(error, HERE)
-    return None
-
-
 def probe(
     address: str, credentials: Credentials | None, expected: Identity | None = None, *, timeout: float = 5.0
 ) -> Diagnosis | None:
-    """What keeps this process from talking to the one at an address, or None if TLS stands between them.
+    """Diagnose why TLS to an address fails; None if it works.
 
     Without credentials this process is one that speaks plaintext (`insecure: true`).
     """
-    own = None if credentials is None else inspect_own(credentials)
-    if own is not None:
-        return own
+    try:
+        if credentials is not None:
+            credentials.check_now()
+    except IdentityError as error:
+        return diagnosis(error, HERE)
     try:
         with contextlib.closing(_dial(address, timeout)) as line:
-            if credentials is None:
-                return _probe_plaintext(address, line, timeout)
-            return _probe_tls(address, line, credentials, expected)
+            if credentials is not None:
+                return _probe_tls(address, line, credentials, expected)
+            if _answers_in_the_clear(line):
+                return None
+            wants_tls = PlaintextError(
+                f"{address} wants TLS, and this process speaks without it",
+                why="its config says insecure: true, and that of the other side does not",
+                mend="security: {ca: certs/ca.pem, cert: ..., key: ...} instead of insecure: true",
+            )
+            return diagnosis(wants_tls, HERE)
     except OSError as error:
         return _unreachable(address, error)
 
@@ -214,25 +214,24 @@ def _no_handshake(address: str, error: OSError, timeout: float) -> Diagnosis:
     told = read_alert(error, address)
     if told is not None:
         return diagnosis(told, HERE)
-    if _speaks_plaintext(address, timeout):
+    plaintext = False
+    with contextlib.suppress(OSError), contextlib.closing(_dial(address, timeout)) as line:
+        plaintext = _answers_in_the_clear(line)
+    if plaintext:
         said = PlaintextError(
             f"{address} speaks without TLS", why="it answers in the clear, and this side does not talk that way"
         )
         return diagnosis(said, THERE)
     if isinstance(error, ConnectionError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        return diagnosis(_hung_up(address), THERE)
+        hung_up = TransportError(  # what stands there may lead to somebody who is not up yet: that mends itself
+            f"{address} closes the line before it has shown a certificate",
+            why="who is there ends, or a proxy stands there and nobody behind it yet",
+            mend="start it; or see that the address is that of a worker or gateway",
+        )
+        return diagnosis(hung_up, THERE)
     why = "it sent something else than TLS"
     mend = "see that the address is that of a worker or gateway; a proxy between the two must hand on TCP as it is"
     return diagnosis(IdentityError(f"{address} does not speak TLS", why=why, mend=mend), THERE)
-
-
-def _hung_up(address: str) -> TransportError:
-    """What stands there may lead to somebody who is not up yet: that mends itself."""
-    return TransportError(
-        f"{address} closes the line before it has shown a certificate",
-        why="who is there ends, or a proxy stands there and nobody behind it yet",
-        mend="start it; or see that the address is that of a worker or gateway",
-    )
 
 
 def _wrong_there(
@@ -269,26 +268,6 @@ def _probe_refusal(address: str, secured: ssl.SSLSocket, credentials: Credential
         mend=f"whale-nebula doctor --config clusters.yaml there; its log names the reason. Ours: {credentials.serial}",
     )
     return diagnosis(said, HERE)
-
-
-# ---------------------------------------------------------------------- without TLS
-def _probe_plaintext(address: str, line: socket.socket, timeout: float) -> Diagnosis | None:
-    if _answers_in_the_clear(line):
-        return None
-    said = PlaintextError(
-        f"{address} wants TLS, and this process speaks without it",
-        why="its config says insecure: true, and that of the other side does not",
-        mend="security: {ca: certs/ca.pem, cert: ..., key: ...} instead of insecure: true",
-    )
-    return diagnosis(said, HERE)
-
-
-def _speaks_plaintext(address: str, timeout: float) -> bool:
-    try:
-        with contextlib.closing(_dial(address, timeout)) as line:
-            return _answers_in_the_clear(line)
-    except OSError:
-        return False
 
 
 def _answers_in_the_clear(line: socket.socket) -> bool:

@@ -29,7 +29,7 @@ _MOST = 4 << 20
 
 
 class Files(NamedTuple):
-    """What a process needs to be somebody: the authority's certificate, its own, its key, and the deny list.
+    """The credential files of a process: the authority's certificate, its own, its key, and the deny list.
 
     >>> one = Identity("mt", "gpu")
     >>> Files.under("certs", one).cert.as_posix(), Files.under("certs", one).key.as_posix()
@@ -94,12 +94,22 @@ def read(path: str | os.PathLike[str], what: str, *, secret: bool = False) -> by
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
             if secret and not is_private(found):
-                raise _open_to_others(path, what, stat.S_IMODE(found.st_mode))
+                raise CredentialsError(
+                    f"{what} can be read by others",
+                    where=str(path),
+                    why=f"its mode is {stat.S_IMODE(found.st_mode):04o}; who can read a key can be its owner",
+                    mend=f"chmod 600 {path}, and issue a new one if others were on this host",
+                )
             return file.read(_MOST)
     except OSError as error:
-        raise CredentialsError(
-            f"{what} cannot be read", where=str(path), why=error.strerror, mend=_elsewhere(Path(path))
-        ) from None
+        mend, beside = None, Path("certs") / Path(path).name  # where `certs` was called
+        if beside.exists() and not Path(path).exists():
+            folder = beside.parent.absolute()
+            mend = (
+                f"it lies in {beside.absolute()}: move that folder to {Path(path).parent}, or name it in the config: "
+                f"security: {{ca: {folder}/ca.pem, ...}}"
+            )
+        raise CredentialsError(f"{what} cannot be read", where=str(path), why=error.strerror, mend=mend) from None
 
 
 def is_private(found: os.stat_result) -> bool:
@@ -118,31 +128,16 @@ def find_other_keys(paths: Files) -> list[Path]:
     return [path for path in beside if os.access(path, os.R_OK)]
 
 
-def _elsewhere(path: Path) -> str | None:
-    """What to do about a file that is not there, where one of its name lies where `certs` was called."""
-    beside = Path("certs") / path.name
-    if path.exists() or not beside.exists():
-        return None
-    return (
-        f"it lies in {beside.absolute()}: move that folder to {path.parent}, or name it in the config: "
-        f"security: {{ca: {beside.parent.absolute()}/ca.pem, ...}}"
-    )
-
-
-def _open_to_others(path: str | os.PathLike[str], what: str, mode: int) -> CredentialsError:
-    return CredentialsError(
-        f"{what} can be read by others",
-        where=str(path),
-        why=f"its mode is {mode:04o}; who can read a key can be its owner",
-        mend=f"chmod 600 {path}, and issue a new one if others were on this host",
-    )
-
-
 def write(path: Path, data: bytes, mode: int, *, replace: bool = True) -> None:
     """Put a whole file in its place, or leave what was there: written beside it, synced, then renamed."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        _put(temporary, data, mode)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)  # whatever the umask is
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
         try:
             if replace:
                 os.replace(temporary, path)
@@ -154,15 +149,6 @@ def write(path: Path, data: bytes, mode: int, *, replace: bool = True) -> None:
         sync_folder(path.parent)
     except OSError as error:
         raise CredentialsError(f"{path} cannot be written", why=error.strerror, mend=f"ls -ld {path.parent}") from None
-
-
-def _put(path: Path, data: bytes, mode: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    with open(descriptor, "wb") as file:
-        os.fchmod(descriptor, mode)  # whatever the umask is
-        file.write(data)
-        file.flush()
-        os.fsync(descriptor)
 
 
 def sync_folder(folder: Path) -> None:
@@ -259,15 +245,6 @@ def public_key_digest(found: x509.Certificate) -> str:
     return digest.finalize().hex()
 
 
-def plain(text: str) -> str:
-    r"""A stranger's text on one line of ASCII.
-
-    >>> plain("a\nb")
-    'a\\nb'
-    """
-    return ascii(text[:200])[1:-1]
-
-
 def private_key(pem: bytes, where: str) -> ec.EllipticCurvePrivateKey:
     """A private key, which must be of the kind that we make."""
     try:
@@ -281,22 +258,6 @@ def private_key(pem: bytes, where: str) -> ec.EllipticCurvePrivateKey:
 
 def peer(found: x509.Certificate) -> Peer:
     """Who a certificate says somebody is."""
-    return Peer(
-        _identity(found),
-        serial(found),
-        found.not_valid_before_utc,
-        found.not_valid_after_utc,
-        found.fingerprint(hashes.SHA256()).hex(),
-        public_key_digest(found),
-    )
-
-
-def serial(found: x509.Certificate) -> str:
-    """The serial number as `certs show` writes it."""
-    return f"{found.serial_number:040x}"
-
-
-def _identity(found: x509.Certificate) -> Identity:
     uris = alternative_names(found)
     if len(uris) != 1:
         raise WrongNameError(
@@ -308,7 +269,13 @@ def _identity(found: x509.Certificate) -> Identity:
         raise WrongNameError(error.what, mend=error.mend) from None
     if identity.dns not in alternative_names(found, x509.DNSName):
         raise WrongNameError(f"the certificate of {identity.worker} lacks the host name {identity.dns}")
-    return identity
+    dates = found.not_valid_before_utc, found.not_valid_after_utc
+    return Peer(identity, serial(found), *dates, found.fingerprint(hashes.SHA256()).hex(), public_key_digest(found))
+
+
+def serial(found: x509.Certificate) -> str:
+    """The serial number as `certs show` writes it."""
+    return f"{found.serial_number:040x}"
 
 
 def authority_run(found: x509.Certificate) -> str | None:

@@ -127,20 +127,12 @@ def command_options(identity: Identity) -> str:
 
 
 def run_uri(run: str) -> str:
-    """The name of a run's authority.
-
-    >>> run_uri("mt")
-    'nebula://mt'
-    """
+    """The name of a run's authority."""
     return f"nebula://{name(run, 'run')}"
 
 
 def run_of(uri: str) -> str | None:
-    """The run whose authority is called so, if it is one.
-
-    >>> run_of("nebula://mt"), run_of("https://mt")
-    ('mt', None)
-    """
+    """The run whose authority is called so, if it is one."""
     match = _RUN.fullmatch(uri)
     return match[1] if match else None
 
@@ -173,26 +165,21 @@ _OWN_CLUSTER = frozenset({(WORKER, Call.RELAY)})
 _SERVES = {Call.OPEN_PAIR: (WORKER,), Call.RELAY: (GATEWAY,), Call.AUDIT_HEADS: (GATEWAY,)}
 
 
-def is_allowed(caller: Identity, call: Call, here: Identity) -> bool:
-    """Whether a caller may make a call to this process.
-
-    >>> is_allowed(Identity("mt", "gpu"), Call.RELAY, Identity("mt", "gpu", GATEWAY))
-    True
-    >>> is_allowed(Identity("mt", "gpu"), Call.RELAY, Identity("mt", "npu", GATEWAY))
-    False
-    """
-    return refusal(caller, call, here) == ""
-
-
-def check(caller: Identity, call: Call, here: Identity) -> None:
-    """`allowed`, or an error that says why not."""
-    why = refusal(caller, call, here)
-    if why:
-        raise NotAllowedError(f"{caller.worker} may not: {call}", where=here.worker, why=why, mend=_mend(call))
+def check_call(caller: Identity, call: Call, here: Identity) -> None:
+    """Refuse a call that the caller may not make to this process."""
+    if why := refusal(caller, call, here):
+        roles = [role for role in ROLES if (role, call) in ALLOWED]
+        mend = f"call as {' or '.join(roles)}: whale-nebula certs issue --role {roles[-1]}"
+        raise NotAllowedError(f"{caller.worker} may not: {call}", where=here.worker, why=why, mend=mend)
 
 
 def refusal(caller: Identity, call: Call, here: Identity) -> str:
-    """Why a caller may not make a call to this process; empty if it may."""
+    """Why a caller may not make a call to this process; empty if it may.
+
+    >>> worker = Identity("mt", "gpu")
+    >>> [refusal(worker, Call.RELAY, Identity("mt", cluster, GATEWAY)) for cluster in ("gpu", "npu")]
+    ['', "only those of cluster 'npu' may"]
+    """
     if caller.run != here.run:
         return f"it is of run {caller.run!r}, and this is {here.run!r}"
     if (caller.role, call) not in ALLOWED:
@@ -202,14 +189,3 @@ def refusal(caller: Identity, call: Call, here: Identity) -> str:
     if (caller.role, call) in _OWN_CLUSTER and caller.cluster != here.cluster:
         return f"only those of cluster {here.cluster!r} may"
     return "a process does not call itself" if caller == here and call != Call.HEALTH else ""
-
-
-def _mend(call: Call) -> str:
-    roles = [role for role in ROLES if (role, call) in ALLOWED]
-    return f"call as {' or '.join(roles)}: whale-nebula certs issue --role {roles[-1]}"
-
-
-def table() -> str:
-    """The rules as text, a column for each role of a caller."""
-    rows = [("", *ROLES), *((call, *("yes" if (role, call) in ALLOWED else "-" for role in ROLES)) for call in Call)]
-    return "\n".join(f"{row[0]:<15}" + "".join(f"{cell:<10}" for cell in row[1:]).rstrip() for row in rows)

@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from whale_nebula.errors import CredentialsError, IdentityError
 from whale_nebula.security import authority as home
 from whale_nebula.security import files, making, trust
-from whale_nebula.security import files as reading
 from whale_nebula.security.authority import Authority
 from whale_nebula.security.files import Files, Peer
 from whale_nebula.security.identity import Identity, command_options
@@ -44,49 +43,46 @@ def issue(
         revoked, known = _deny_list(folder, authority).revoked, list_issued(folder)
         for identity in wanted:
             authority.check(identity)
-            _check_free([each for each in known if each.identity == identity and each.serial not in revoked], moment)
+            for peer in known:
+                # a process may hold the first key, on whatever host, so nobody gets a second while that is good
+                if peer.identity != identity or peer.serial in revoked or peer.not_after < moment:
+                    continue
+                named = command_options(identity)
+                raise CredentialsError(
+                    f"{identity.worker} has a certificate already",
+                    where=f"serial {peer.serial[:16]}",
+                    why=f"it is good until {peer.not_after:%Y-%m-%d %H:%M} UTC, wherever it was copied or moved to",
+                    mend=f"whale-nebula certs renew {named}; for a new key, whale-nebula certs revoke {named} first",
+                )
         return [_issue(folder, authority, identity, days, moment) for identity in wanted]
-
-
-def _check_free(held: Sequence[Peer], at: datetime) -> None:
-    """Nobody gets a second key while the certificate of his first is good: a process may hold it, on whatever host."""
-    for peer in held:
-        if peer.not_after >= at:
-            named = command_options(peer.identity)
-            raise CredentialsError(
-                f"{peer.identity.worker} has a certificate already",
-                where=f"serial {peer.serial[:16]}",
-                why=f"it is good until {peer.not_after:%Y-%m-%d %H:%M} UTC, wherever it was copied or moved to",
-                mend=f"whale-nebula certs renew {named}; for a new key, whale-nebula certs revoke {named} first",
-            )
 
 
 def _issue(folder: Path, authority: Authority, identity: Identity, days: float, at: datetime) -> Issued:
     key = making.new_key()
-    until, clipped = _until(authority, days, at)
-    made = _sign_certificate(authority, identity, key.public_key(), until, at)
-    paths = Files.under(folder, identity)
-    _keep(folder, made)
-    files.write(paths.key, making.key_bytes(key), files.SECRET)
-    files.write(paths.cert, making.certificate_bytes(made), files.PUBLIC)
-    return Issued(reading.peer(made), paths, clipped)
+    return _certify(folder, authority, identity, key.public_key(), days, at, key)
 
 
-def _until(authority: Authority, days: float, at: datetime) -> tuple[datetime, bool]:
+def _certify(
+    folder: Path,
+    authority: Authority,
+    identity: Identity,
+    public: ec.EllipticCurvePublicKey,
+    days: float,
+    at: datetime,
+    key: ec.EllipticCurvePrivateKey | None = None,
+) -> Issued:
+    """Make a certificate for a key, and write both. Every certificate is remembered before it is given away, so that it
+    can be revoked.
+    """
     wanted, most = at + home.span(days), authority.certificate.not_valid_after_utc
-    return min(wanted, most), wanted > most
-
-
-def _sign_certificate(
-    authority: Authority, identity: Identity, public: ec.EllipticCurvePublicKey, until: datetime, at: datetime
-) -> x509.Certificate:
-    return making.process_certificate(identity, public, authority.certificate, authority.key, until, at)
-
-
-def _keep(folder: Path, made: x509.Certificate) -> None:
-    """Every certificate is remembered before it is given away, so that it can be revoked."""
+    made = making.process_certificate(identity, public, authority.certificate, authority.key, min(wanted, most), at)
+    paths, pem = Files.under(folder, identity), making.certificate_bytes(made)
     (folder / home.ISSUED).mkdir(mode=0o700, exist_ok=True)
-    files.write(folder / home.ISSUED / f"{reading.serial(made)}.pem", making.certificate_bytes(made), files.PUBLIC)
+    files.write(folder / home.ISSUED / f"{files.serial(made)}.pem", pem, files.PUBLIC)
+    if key is not None:
+        files.write(paths.key, making.key_bytes(key), files.SECRET)
+    files.write(paths.cert, pem, files.PUBLIC)
+    return Issued(files.peer(made), paths, clipped=wanted > most)
 
 
 def renew(
@@ -105,12 +101,23 @@ def renew(
 
 
 def _renewable(folder: Path, authority: Authority, identity: Identity, revoked: Iterable[str]) -> x509.Certificate:
+    """The certificate of somebody, here or, where his files were moved to his host, the newest that was issued."""
     path = Files.under(folder, identity).cert
     if not path.exists():
-        return _renewable_elsewhere(folder, authority, identity, revoked)
-    found = reading.certificate(files.read(path, "a certificate"), str(path))
-    peer = reading.peer(found)
-    if peer.identity != identity or not reading.signed_by(found, authority.certificate):
+        held = [
+            found
+            for peer, found in _issued_certificates(folder)
+            if peer.identity == identity
+            and peer.serial not in revoked
+            and files.signed_by(found, authority.certificate)
+        ]
+        if not held:
+            mend = f"whale-nebula certs issue {command_options(identity)}"
+            raise CredentialsError(f"{identity.worker} has no certificate here", where=str(path), mend=mend)
+        return held[-1]
+    found = files.certificate(files.read(path, "a certificate"), str(path))
+    peer = files.peer(found)
+    if peer.identity != identity or not files.signed_by(found, authority.certificate):
         raise CredentialsError(f"this is no certificate of {identity.worker}", where=str(path))
     if peer.serial in revoked:
         mend = f"whale-nebula certs issue {command_options(identity)} makes a new key, too"
@@ -118,32 +125,11 @@ def _renewable(folder: Path, authority: Authority, identity: Identity, revoked: 
     return found
 
 
-def _renewable_elsewhere(
-    folder: Path, authority: Authority, identity: Identity, revoked: Iterable[str]
-) -> x509.Certificate:
-    """The newest certificate that was issued to somebody whose files were moved to his host."""
-    held = [
-        found
-        for peer, found in _issued_certificates(folder)
-        if peer.identity == identity and peer.serial not in revoked and reading.signed_by(found, authority.certificate)
-    ]
-    if not held:
-        mend = f"whale-nebula certs issue {command_options(identity)}"
-        where = str(Files.under(folder, identity).cert)
-        raise CredentialsError(f"{identity.worker} has no certificate here", where=where, mend=mend)
-    return held[-1]
-
-
 def _renew(folder: Path, authority: Authority, old: x509.Certificate, days: float, at: datetime) -> Issued:
-    identity, public = reading.peer(old).identity, old.public_key()
+    identity, public = files.peer(old).identity, old.public_key()
     if not isinstance(public, ec.EllipticCurvePublicKey):
         raise CredentialsError(f"the key of {identity.worker} is none of ours", mend="revoke it, and issue a new one")
-    until, clipped = _until(authority, days, at)
-    made = _sign_certificate(authority, identity, public, until, at)
-    paths = Files.under(folder, identity)
-    _keep(folder, made)
-    files.write(paths.cert, making.certificate_bytes(made), files.PUBLIC)
-    return Issued(reading.peer(made), paths, clipped)
+    return _certify(folder, authority, identity, public, days, at)
 
 
 def renew_authority(folder: Path, days: float = home.AUTHORITY_DAYS, at: datetime | None = None) -> Authority:
@@ -184,7 +170,7 @@ def _deny_list(folder: Path, authority: Authority) -> SignedList:
 
 def _sign_list(folder: Path, authority: Authority, number: int, revoked: Revocations) -> None:
     """Write a deny list with this number, or a higher one: that after the highest this host has had."""
-    path, signer = folder / files.REVOKED, reading.public_key_digest(authority.certificate)
+    path, signer = folder / files.REVOKED, files.public_key_digest(authority.certificate)
     trust.save(path, authority.run, authority.key, max(number, trust.highest_number(path, signer) + 1), revoked)
 
 
@@ -212,8 +198,8 @@ def _issued_certificates(folder: Path) -> list[tuple[Peer, x509.Certificate]]:
         if path.name == home.CA or path.name.startswith("."):
             continue
         with contextlib.suppress(IdentityError):
-            certificate = reading.certificate(files.read(path, "a certificate"), str(path))
-            peer = reading.peer(certificate)
+            certificate = files.certificate(files.read(path, "a certificate"), str(path))
+            peer = files.peer(certificate)
             found[peer.serial] = peer, certificate
     return sorted(found.values(), key=lambda each: (each[0].identity, each[0].not_before, each[0].not_after))
 

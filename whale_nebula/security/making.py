@@ -6,6 +6,7 @@ minutes ago, for hosts whose clocks are a little behind.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
@@ -44,15 +45,9 @@ def certificate_bytes(certificate: x509.Certificate) -> bytes:
 def authority_certificate(run: str, key: ec.EllipticCurvePrivateKey, until: datetime, at: datetime) -> x509.Certificate:
     """The certificate of a run's authority. It signs processes and nothing else: no authority stands below it."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"whale_nebula {run}")])
-    public = key.public_key()
-    return (
-        _begin_certificate(name, name, public, until, at)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(run_uri(run))]), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .sign(key, hashes.SHA256())
-    )
+    uri = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(run_uri(run))])
+    key_identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    return _sign((name, name), key.public_key(), key, (until, at), [uri, key_identifier], signs_certificates=True)
 
 
 def process_certificate(
@@ -68,36 +63,24 @@ def process_certificate(
     Who it is stands in the alternative names; the common name is for people who look at it with other tools.
     """
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.worker)])
-    names = [x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)]
-    uses = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
-    return (
-        _begin_certificate(name, authority.subject, public, until, at)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
-        .sign(authority_key, hashes.SHA256())
-    )
+    uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
+    names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity.uri), x509.DNSName(identity.dns)])
+    own = x509.SubjectKeyIdentifier.from_public_key(public)
+    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    return _sign((name, authority.subject), public, authority_key, (until, at), [uses, names, own, signer])
 
 
-def _begin_certificate(
-    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, until: datetime, at: datetime
-) -> x509.CertificateBuilder:
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(at - SKEW)
-        .not_valid_after(until)
-    )
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
+def _sign(
+    names: tuple[x509.Name, x509.Name],
+    public: ec.EllipticCurvePublicKey,
+    key: ec.EllipticCurvePrivateKey,
+    dates: tuple[datetime, datetime],
+    extensions: Sequence[x509.ExtensionType],
+    *,
+    signs_certificates: bool = False,
+) -> x509.Certificate:
+    """A certificate with the names of its subject and issuer, until a date from a moment on."""
+    usage = x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
         crl_sign=signs_certificates,
@@ -108,3 +91,18 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+    (subject, issuer), (until, at) = names, dates
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(at - SKEW)
+        .not_valid_after(until)
+        .add_extension(x509.BasicConstraints(signs_certificates, 0 if signs_certificates else None), critical=True)
+        .add_extension(usage, critical=True)
+    )
+    for each in extensions:
+        builder = builder.add_extension(each, critical=False)
+    return builder.sign(key, hashes.SHA256())

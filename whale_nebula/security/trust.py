@@ -36,10 +36,10 @@ from whale_nebula.errors import (
     WrongAuthorityError,
     WrongNameError,
 )
+from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.security import files, making
-from whale_nebula.security import files as reading
 from whale_nebula.security.chain import canonical
-from whale_nebula.security.files import Peer, plain
+from whale_nebula.security.files import Peer
 from whale_nebula.security.identity import Identity
 
 FORMAT = "whale_nebula revoked 2"
@@ -73,7 +73,7 @@ class SignedList(NamedTuple):
 
 
 def stamp(path: Path | None) -> Stamp:
-    """What changes when a file does; None: there is none."""
+    """Inode, size and time of a file, to notice that it changed; None where there is none."""
     try:
         found = os.stat(path) if path is not None else None
     except OSError:
@@ -89,17 +89,22 @@ def load(path: Path, authorities: Iterable[x509.Certificate]) -> SignedList:
         raise CredentialsError(
             "the deny list is not signed", where=str(path), why="it is of an older version", mend=_SIGN
         )
-    signature = _signature(said.pop("signature", None))
+    try:
+        signature = base64.b64decode(said.pop("signature", None), validate=True)
+    except (ValueError, TypeError):
+        signature = b""
     try:
         message = _MEANING + canonical(said)
-        found = SignedList(_number(said["number"]), "", _revocations(said["revoked"]))
+        found = SignedList(said["number"], "", _revocations(said["revoked"]))
+        if type(found.number) is not int or found.number < 1:
+            raise ValueError("the number of a list")
         if said["format"] != FORMAT or said.keys() != {"format", "run", "number", "revoked"}:
             raise ValueError(said["format"])
     except _GARBLED:
         raise _unreadable(path) from None
     for authority in authorities:
-        if reading.authority_run(authority) == said["run"] and reading.verify_signature(authority, signature, message):
-            return found._replace(signer=reading.public_key_digest(authority))
+        if files.authority_run(authority) == said["run"] and files.verify_signature(authority, signature, message):
+            return found._replace(signer=files.public_key_digest(authority))
     raise CredentialsError(
         "the deny list is not signed by the run's authority",
         where=str(path),
@@ -133,7 +138,7 @@ def save(path: Path, run: str, key: ec.EllipticCurvePrivateKey, number: int, rev
     """Sign a deny list, and write it whole."""
     entries = {serial: {"who": each.who, "when": each.when, "why": each.why} for serial, each in revoked.items()}
     said: dict[str, Any] = {"format": FORMAT, "run": run, "number": number, "revoked": entries}
-    signature = key.sign(_MEANING + canonical(said), reading.SIGNATURE)
+    signature = key.sign(_MEANING + canonical(said), files.SIGNATURE)
     said["signature"] = base64.b64encode(signature).decode("ascii")
     files.write(path, f"{json.dumps(said, indent=1, sort_keys=True)}\n".encode(), files.PUBLIC)
 
@@ -160,27 +165,14 @@ def _unreadable(path: Path) -> CredentialsError:
     return CredentialsError("the deny list does not read", where=str(path), mend=_COPY)
 
 
-def _signature(said: Any) -> bytes:
-    try:
-        return base64.b64decode(said, validate=True)
-    except (ValueError, TypeError):
-        return b""
-
-
-def _number(said: Any) -> int:
-    if type(said) is not int or said < 1:
-        raise ValueError("the number of a list")
-    return said
-
-
 def _revocations(said: Any) -> Revocations:
-    return {serial: _revocation(serial, each) for serial, each in said.items()}
-
-
-def _revocation(serial: str, said: Any) -> Revocation:
-    if _SERIAL.fullmatch(serial) is None:
-        raise ValueError("the serial number of a certificate")
-    return Revocation(serial, str(said["who"]), str(said["when"]), str(said["why"]))
+    for serial in said:
+        if _SERIAL.fullmatch(serial) is None:
+            raise ValueError("the serial number of a certificate")
+    return {
+        serial: Revocation(serial, str(each["who"]), str(each["when"]), str(each["why"]))
+        for serial, each in said.items()
+    }
 
 
 # ---------------------------------------------------------------------- the newest number that this host has had
@@ -295,13 +287,16 @@ class Trust:
         at: datetime | None = None,
     ) -> Peer:
         """Who shows this certificate, or the error that says why he is not trusted. `at` is the present."""
-        found = shown if isinstance(shown, x509.Certificate) else reading.certificate(shown, whose or "a peer")
-        said = _subject(found, whose)
+        found = shown if isinstance(shown, x509.Certificate) else files.certificate(shown, whose or "a peer")
+        # what a caller knows of him comes before what a stranger says
+        names = [uri for uri in files.alternative_names(found) if uri.startswith("nebula://")]
+        shown_name = escape_foreign_text(names[0] if names else found.subject.rfc4514_string(), 200)
+        said = whose or shown_name or "a nameless side"
         moment = at or making.now()
         authority = self._authority(found, said)
         check_dates(found, moment, f"the certificate of {said}")
         check_dates(authority, moment, f"the authority that signed the certificate of {said}", authority=True)
-        peer = reading.peer(found)
+        peer = files.peer(found)
         _check_made_for(found, authority, peer.identity)
         self.check_denied(peer)
         if expected is not None and peer.identity != expected:
@@ -320,14 +315,15 @@ class Trust:
 
     def _authority(self, found: x509.Certificate, said: str) -> x509.Certificate:
         for authority in self.authorities:
-            if reading.signed_by(found, authority):
+            if files.signed_by(found, authority):
                 return authority
-        if reading.signed_by(found, found):
+        if files.signed_by(found, found):
             raise SelfSignedError(f"the certificate of {said} is signed by itself")
         ours = ", ".join(each.subject.rfc4514_string() for each in self.authorities)
+        signer = escape_foreign_text(found.issuer.rfc4514_string(), 200)
         raise WrongAuthorityError(
             f"the certificate of {said} is of another authority",
-            why=f"signed by {plain(found.issuer.rfc4514_string())}, and not by the key of {ours} in ca.pem",
+            why=f"signed by {signer}, and not by the key of {ours} in ca.pem",
         )
 
 
@@ -368,20 +364,14 @@ _CLOCK = "set the clock: timedatectl set-ntp true, or chronyc makestep"
 _RENEW_CA = "whale-nebula certs renew --ca, where the authority is; then copy ca.pem to every host"
 
 
-def _subject(found: x509.Certificate, whose: str) -> str:
-    """Whose it is, for messages: what a caller knows comes before what a stranger says."""
-    names = [uri for uri in reading.alternative_names(found) if uri.startswith("nebula://")]
-    return whose or plain(names[0] if names else found.subject.rfc4514_string()) or "a nameless side"
-
-
 def _check_made_for(found: x509.Certificate, authority: x509.Certificate, identity: Identity) -> None:
-    run = reading.authority_run(authority)
+    run = files.authority_run(authority)
     if run is not None and run != identity.run:
         raise WrongNameError(
             f"{identity.uri} is of another run than its authority", why=f"the authority is that of {run!r}"
         )
-    uses = reading.extension(found, x509.ExtendedKeyUsage)
-    basic = reading.extension(found, x509.BasicConstraints)
+    uses = files.extension(found, x509.ExtendedKeyUsage)
+    basic = files.extension(found, x509.BasicConstraints)
     if uses is None or not set(uses) >= _USES or basic is None or basic.ca:
         raise WrongNameError(
             f"the certificate of {identity.worker} is made for something else",

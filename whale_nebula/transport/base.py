@@ -1,4 +1,4 @@
-"""The common part of all link ends: receive from a mailbox, check keys, and report why nothing arrives."""
+"""The common part of all link ends: receive from a mailbox, check keys, count, and report why nothing arrives."""
 
 from __future__ import annotations
 
@@ -18,51 +18,23 @@ from whale_nebula.errors import (
 from whale_nebula.errors.text import escape_foreign_text
 from whale_nebula.transport.mailbox import Mailbox
 from whale_nebula.transport.protocol import Key, LinkTotals, Payload, Sent
-from whale_nebula.wire.frame import HEADER_BYTES, frame_count, wire_bytes
+from whale_nebula.wire.frame import HEADER_BYTES
 from whale_nebula.wire.message import require_known
-
-
-class Tally:
-    """A sum of what was sent, for any number of threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sum = LinkTotals()
-
-    def tensor(self, size: int, raw_bytes: int | None) -> int:
-        """Count one tensor; gives its bytes on the wire."""
-        total = wire_bytes(size)
-        self._count(LinkTotals(size, total, size if raw_bytes is None else raw_bytes, frame_count(size)))
-        return total
-
-    def message(self, size: int) -> int:
-        """Count one control message; gives its bytes on the wire."""
-        total = size + HEADER_BYTES
-        self._count(LinkTotals(bytes=total, frames=1))
-        return total
-
-    def totals(self) -> LinkTotals:
-        """The sum so far."""
-        return self._sum
-
-    def _count(self, more: LinkTotals) -> None:
-        with self._lock:
-            self._sum += more
-
 
 BYE = "BYE"
 FAIL = "FAIL"
 
 
 class LinkEnd:
-    """The receiving half of a link end, over a mailbox, and the checks of the sending half."""
+    """The receiving half of a link end, over a mailbox, and the checks and sums of the sending half."""
 
     def __init__(self, inbox: Mailbox) -> None:
         self.here = inbox.here
         self.there = inbox.there
-        self._inbox = inbox
-        self._tally = Tally()
         self.on_sent: Sent | None = None
+        self._inbox = inbox
+        self._counting = threading.Lock()
+        self._totals = LinkTotals()
 
     def receive(self, key: Key, deadline: float) -> Payload:
         """Wait for the tensor with this key. Keys may be asked for in any order, each once."""
@@ -80,7 +52,17 @@ class LinkEnd:
 
     def totals(self) -> LinkTotals:
         """What was sent over this end so far."""
-        return self._tally.totals()
+        return self._totals
+
+    def _count_message(self, size: int) -> int:
+        """Count one control message; gives its bytes on the wire."""
+        total = size + HEADER_BYTES
+        self._count(LinkTotals(bytes=total, frames=1))
+        return total
+
+    def _count(self, more: LinkTotals) -> None:
+        with self._counting:
+            self._totals += more
 
     def _check(self, key: Key, source: str, destination: str) -> None:
         if (key.source, key.destination) != (source, destination):
@@ -97,27 +79,26 @@ def refuse_reserved(message: Mapping[str, Any]) -> None:
     require_known(message)
 
 
-def closed_by(there: str) -> NebulaError:
+def closed_by_error(there: str) -> NebulaError:
     """The other worker has ended the link in order."""
     return LinkClosedError(
-        f"worker '{there}' has closed its link",
-        why="its script has ended, or it left the run before this one",
+        f"worker '{there}' has closed its link", why="its script has ended, or it left the run before this one"
     )
 
 
-def closed_here(here: str, there: str) -> NebulaError:
+def closed_here_error(here: str, there: str) -> NebulaError:
     """The link was closed by this worker itself."""
     return LinkClosedError(f"worker '{here}' has closed its link to '{there}'", mend="send and receive before close()")
 
 
 def lost_error(there: str, why: str) -> NebulaError:
-    """The other worker went without a word."""
+    """The other worker disappeared without a farewell."""
     return LinkClosedError(
         f"worker '{there}' is gone", why=why, mend=f"look at the output of '{there}': its process has ended"
     )
 
 
-def absent(there: str, where: str, seconds: float, why: str) -> NebulaError:
+def absent_error(there: str, where: str, seconds: float, why: str) -> NebulaError:
     """The other worker was waited for, and was never there."""
     command = f"whale-nebula run --config clusters.yaml --cluster {there.rpartition('/')[0]}"
     return DeadlineError(
@@ -130,7 +111,7 @@ def absent(there: str, where: str, seconds: float, why: str) -> NebulaError:
     )
 
 
-def silent(there: str, where: str, seconds: float, why: str) -> NebulaError:
+def silent_error(there: str, where: str, seconds: float, why: str) -> NebulaError:
     """Nothing was heard from the other worker for as long as it may be waited for."""
     return DeadlineError(
         f"worker '{there}' was not heard for {round(seconds, 1):g} s",

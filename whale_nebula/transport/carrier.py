@@ -15,24 +15,20 @@ from whale_nebula.wire.tensor import Bytes
 
 @dataclass(frozen=True, slots=True)
 class CarrierState:
-    """How a carrier stands: `since` (time.monotonic) it is as it is, `refusals` in a row, the last trouble.
+    """How a carrier stands, `since` when (time.monotonic), how many connections there were, and the last trouble.
 
-    `sent` and `received` are bytes of frames over all its connections, `connections` how many there were. `refusal` is
-    why the last attempt was refused, where that may heal: an expired certificate, which may be renewed.
+    `refusal` is why the last attempt was refused, where that may heal: an expired certificate, which may be renewed.
     """
 
     connected: bool = False
     since: float = 0.0
     connections: int = 0
-    refusals: int = 0
     trouble: str = ""
-    sent: int = 0
-    received: int = 0
     refusal: NebulaError | None = None
 
 
 class Receiver(Protocol):
-    """What a link is for its carrier. The calls come from the carrier's threads, for one connection in order."""
+    """A link, as its carrier calls it: from the carrier's threads, for one connection in order."""
 
     def up(self, connection: int) -> None:
         """There is a fresh connection, the `connection`-th: greet over it."""
@@ -72,4 +68,4 @@ class Carrier(Protocol):
         """Let what was sent leave, and end for good."""
 
     def state(self) -> CarrierState:
-        """How it stands."""
+        """The state of the connection."""

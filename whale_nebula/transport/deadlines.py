@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
-# What a sender's kernel may hold of one connection: a ping queues behind it.
-_BACKLOG_BYTES = 4 << 20
+_BACKLOG_BYTES = 4 << 20  # what a sender's kernel may hold of one connection: a ping queues behind it
+_SPAN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,6 @@ class Deadlines:
         """How long the answer to that may take: the rest of `silence`, or what a slow line's queue takes.
 
         `rate` is what the line was seen to carry, in bytes per second.
-
-        >>> Deadlines().ping(None), Deadlines().ping(rate=750_000)
-        (3.0, 8.388608)
         """
         usual = self.silence * 0.375
         return max(usual, 1.5 * _BACKLOG_BYTES / rate) if rate else usual
@@ -62,12 +59,39 @@ class Deadlines:
         return max(self.patience, 2 * waiting / rate) if rate else self.patience
 
     def again(self, attempt: int, draw: float) -> float:
-        """How long to wait before the `attempt`-th try (from 0) to connect again; `draw` is random in [0, 1).
-
-        >>> [Deadlines().again(attempt, 0.5) for attempt in (0, 1, 2, 9)]
-        [0.05, 0.1, 0.2, 2.0]
-        """
+        """How long to wait before the `attempt`-th try (from 0) to connect again; `draw` is random in [0, 1)."""
         return min(2.0, 0.05 * 2.0 ** min(attempt, 16)) * (0.5 + draw)
+
+
+class Meter:
+    """Bytes per second of a busy line; None until it was busy for a second."""
+
+    def __init__(self) -> None:
+        self.rate: float | None = None
+        self._since: float | None = None
+        self._bytes = 0
+
+    def busy(self, now: float) -> None:
+        """Bytes are in flight from now on."""
+        if self._since is None:
+            self._since, self._bytes = now, 0
+
+    def carried(self, size: int, now: float, *, more: bool) -> None:
+        """So many bytes have arrived; `more`: others are still on their way."""
+        if self._since is None:
+            return
+        self._bytes += size
+        elapsed = now - self._since
+        if elapsed >= _SPAN_SECONDS:
+            seen = self._bytes / elapsed
+            self.rate = seen if self.rate is None else (self.rate + seen) / 2
+            self._since, self._bytes = now, 0
+        if not more:
+            self._since = None
+
+    def idle(self) -> None:
+        """The line is down: that time says nothing about it."""
+        self._since = None
 
 
 _LOG = logging.getLogger("whale_nebula.transport")
@@ -125,12 +149,7 @@ class Waiting:
     """
 
     def __init__(
-        self,
-        who: str,
-        where: str,
-        announce: Announce = log_wait,
-        *,
-        now: Callable[[], float] = time.monotonic,
+        self, who: str, where: str, announce: Announce = log_wait, *, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._who = who
         self._where = where
@@ -156,7 +175,7 @@ class Waiting:
         self._announce(Wait(self._who, self._where, why, now - self._since, limit))
 
     def off(self) -> None:
-        """It is there."""
+        """What was waited for is there: say so, if the wait was announced."""
         if self._since is not None:
             seconds = self._now() - self._since
             self._since = None

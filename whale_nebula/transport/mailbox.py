@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from whale_nebula.errors import DeadlineError, LocalProtocolError, NebulaError, WireError
@@ -24,10 +25,6 @@ _MOST_STEPS = 8
 _OVERRUN_BYTES = 12 << 20  # what may come beyond the window once the sender is held
 
 
-def _nothing() -> None:
-    """For a mailbox whose sender is never held."""
-
-
 class _Item(NamedTuple, Generic[T]):
     """Something that is on its way, from when on it counts as arrived, and how much of the window it takes."""
 
@@ -44,7 +41,7 @@ class _End(NamedTuple):
     at_once: bool
 
 
-def unsent(here: str, there: str, awaited: str, seconds: float) -> NebulaError:
+def unsent_error(here: str, there: str, awaited: str, seconds: float) -> NebulaError:
     """The other worker is there, and what was awaited has not come."""
     return DeadlineError(
         f"worker '{here}' waited {seconds:g} s for worker '{there}'",
@@ -111,7 +108,7 @@ class Mailbox:
     ) -> None:
         self.window = window
         self.held = 0  # bytes that nobody has asked for
-        self.on_flow: Callable[[], None] = _nothing
+        self.on_flow: Callable[[], None] = lambda: None
         self._waiters = waiters or Waiters()
         self._waiters.tell(lambda: self.on_flow() if self._full else None)
         self._steps: Counter[tuple[int, int]] = Counter()  # (program, step) -> tensors of it that nobody asked for
@@ -129,7 +126,7 @@ class Mailbox:
         self._promised: set[Key] = set()
         self._end: _End | None = None
         self._closed = False
-        self.late: Callable[[str, float], NebulaError] = self._late
+        self.late: Callable[[str, float], NebulaError] = partial(unsent_error, here, there)
 
     @property
     def flows(self) -> bool:
@@ -143,9 +140,14 @@ class Mailbox:
     def put(self, key: Key, value: Payload, due: float = 0.0) -> None:
         """A tensor arrives (at the time `due`, if that is still to come)."""
         with self._changed:
-            if self.window is not None and self._gives_out_no_more(key):
-                return
-            self._refuse_unexpected(key)
+            failed = self._end is not None and self._end.at_once
+            if self.window is not None and (self._closed or (failed and key not in self._promised)):
+                return  # it would only lie here
+            if key in self._tensors or key in self._taken[key.program]:
+                raise self._fault(f"{key} came twice", why="every tensor is sent once")
+            newest = self._newest.get(key.program, key.step)
+            if key.step < newest and key not in self._awaited:
+                raise self._fault(f"{key} came late", why=f"'{self.here}' is at step {newest} and nobody waits for it")
             cost = 0
             if self.window is not None and key not in self._awaited:
                 cost = held_bytes(value.nbytes)
@@ -212,7 +214,10 @@ class Mailbox:
                 self._awaited.discard(key)
                 self._promised.discard(key)
             if came:
-                self._remember(key)
+                if key.step > self._newest.get(key.program, -1):
+                    self._newest[key.program] = key.step
+                    self._taken[key.program].clear()
+                self._taken[key.program].add(key)
                 item = self._tensors.pop(key)
                 self._let_go(key, item.cost)
                 return item.value
@@ -243,11 +248,6 @@ class Mailbox:
                 self._tensors[key] = item._replace(cost=0)
         if full and not self._full:
             self.on_flow()
-
-    def _gives_out_no_more(self, key: Key) -> bool:
-        """Whether what comes with this key from now on would only lie here."""
-        failed = self._end is not None and self._end.at_once
-        return self._closed or (failed and key not in self._promised)
 
     @contextlib.contextmanager
     def _asking(self, find: Callable[[], _Item[Any] | None], deadline: float) -> Iterator[None]:
@@ -307,29 +307,9 @@ class Mailbox:
                 self._raise_end(now)
             if now >= limit:
                 return False
-            times = [
-                limit,
-                item.due if item else limit,
-                self._end.due if self._end and self._end.due > now else limit,
-            ]
-            self._clock.wait(self._changed, min(times) - now)
+            ends = self._end.due if self._end and self._end.due > now else limit
+            self._clock.wait(self._changed, min(limit, ends, item.due if item else limit) - now)
 
     def _raise_end(self, now: float) -> None:
         if self._end is not None and self._end.due <= now:
             raise self._end.error()
-
-    def _late(self, awaited: str, deadline: float) -> NebulaError:
-        return unsent(self.here, self.there, awaited, deadline)
-
-    def _refuse_unexpected(self, key: Key) -> None:
-        if key in self._tensors or key in self._taken[key.program]:
-            raise self._fault(f"{key} came twice", why="every tensor is sent once")
-        newest = self._newest.get(key.program, key.step)
-        if key.step < newest and key not in self._awaited:
-            raise self._fault(f"{key} came late", why=f"'{self.here}' is at step {newest} and nobody waits for it")
-
-    def _remember(self, key: Key) -> None:
-        if key.step > self._newest.get(key.program, -1):
-            self._newest[key.program] = key.step
-            self._taken[key.program].clear()
-        self._taken[key.program].add(key)

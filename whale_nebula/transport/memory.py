@@ -9,28 +9,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from whale_nebula.config.schema import Line
 from whale_nebula.errors import LocalProtocolError
-from whale_nebula.transport.base import BYE, FAIL, LinkEnd, closed_by, closed_here, failed_error, refuse_reserved
+from whale_nebula.transport.base import (
+    BYE,
+    FAIL,
+    LinkEnd,
+    closed_by_error,
+    closed_here_error,
+    failed_error,
+    refuse_reserved,
+)
 from whale_nebula.transport.deadlines import Clock, MonotonicClock
-from whale_nebula.transport.framed import check_packed
 from whale_nebula.transport.mailbox import Mailbox
-from whale_nebula.transport.protocol import Key, Packed, Payload
+from whale_nebula.transport.protocol import Key, LinkTotals, Packed, Payload, check_packed
+from whale_nebula.wire.frame import frame_count, wire_bytes
 from whale_nebula.wire.message import decode_message, encode_message
 from whale_nebula.wire.tensor import dtype_code
-
-
-class LineSpec(Protocol):
-    """A line as the config gives it: bits per second, or None for any number, and seconds of delay."""
-
-    @property
-    def rate(self) -> float | None:
-        """Bits per second; None or 0 is as fast as memory."""
-
-    @property
-    def delay(self) -> float:
-        """Seconds from the last byte's leaving to its arrival."""
 
 
 class Passage(NamedTuple):
@@ -73,8 +70,10 @@ class MemoryLink(LinkEnd):
         """Hand a tensor over; never blocks. `size` is for objects that have no `nbytes`."""
         self._check(key, self.here, self.there)
         self._inbox.check_open()
+        size = _checked_size(array, size)
         raw = array.raw_bytes if raw_bytes is None and isinstance(array, Packed) else raw_bytes
-        total = self._tally.tensor(_checked_size(array, size), raw)
+        total = wire_bytes(size)
+        self._count(LinkTotals(size, total, size if raw is None else raw, frame_count(size)))
         passage = self._line.occupy(total)
         self._outbox.put(key, array, passage.due)
         if self.on_sent is not None:
@@ -85,20 +84,20 @@ class MemoryLink(LinkEnd):
         refuse_reserved(message)
         self._inbox.check_open()
         data = encode_message(message)
-        self._outbox.put_message(decode_message(data), self._line.occupy(self._tally.message(len(data))).due)
+        self._outbox.put_message(decode_message(data), self._line.occupy(self._count_message(len(data))).due)
 
     def fail(self, reason: Mapping[str, Any]) -> None:
         """Tell the other worker that this one failed and why."""
         data = encode_message({"kind": FAIL, "reason": dict(reason)})
-        due = self._line.occupy(self._tally.message(len(data)), overtakes=True).due
+        due = self._line.occupy(self._count_message(len(data)), overtakes=True).due
         told = decode_message(data)["reason"]
         self._outbox.end(lambda: failed_error(self.here, told), due=due, at_once=True)
 
     def close(self) -> None:
         """End in order: what was sent before still arrives. Closing twice does nothing."""
-        if self._inbox.close(lambda: closed_here(self.here, self.there)):
-            due = self._line.occupy(self._tally.message(len(encode_message({"kind": BYE})))).due
-            self._outbox.end(lambda: closed_by(self.here), due=due)
+        if self._inbox.close(lambda: closed_here_error(self.here, self.there)):
+            due = self._line.occupy(self._count_message(len(encode_message({"kind": BYE})))).due
+            self._outbox.end(lambda: closed_by_error(self.here), due=due)
 
 
 class MemoryNetwork:
@@ -112,7 +111,7 @@ class MemoryNetwork:
     {'kind': 'PING', 'last': False}
     """
 
-    def __init__(self, lines: Mapping[tuple[str, str], LineSpec] | None = None, *, clock: Clock | None = None) -> None:
+    def __init__(self, lines: Mapping[tuple[str, str], Line] | None = None, *, clock: Clock | None = None) -> None:
         self._specs = dict(lines or {})
         self._clock = clock or MonotonicClock()
         self._lock = threading.Lock()
@@ -136,10 +135,10 @@ class MemoryNetwork:
     def _line(self, source: str, destination: str) -> EmulatedLine:
         """One object for each ordered pair of clusters: the two directions do not disturb each other."""
         if (source, destination) not in self._lines:
-            spec = self._specs.get((source, destination)) or self._specs.get((destination, source))
-            free = spec is None or source == destination
-            rate, delay = (None, 0.0) if free or spec is None else (spec.rate, spec.delay)
-            self._lines[source, destination] = EmulatedLine(rate, delay, self._clock)
+            line = self._specs.get((source, destination)) or self._specs.get((destination, source))
+            if line is None or source == destination:
+                line = Line()
+            self._lines[source, destination] = EmulatedLine(line.rate, line.delay, self._clock)
         return self._lines[source, destination]
 
 

@@ -1,4 +1,4 @@
-"""The send queue of a link: ordered, limited in bytes, with priority for urgent messages."""
+"""The sending half of a link: what waits for the line, limited in bytes, and which frame goes next."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from whale_nebula.errors import DeadlineError
@@ -31,29 +30,57 @@ class Parcel(NamedTuple):
         return self.payload.size + HEADER_BYTES if one_frame else wire_bytes(self.payload.size)
 
 
-class Outbox:
-    """A queue between the threads that send and the one that writes.
+class Shipment(NamedTuple):
+    """One frame for the carrier, and the parcel that it is a part of, if it is; `last` ends that parcel.
 
-    `put` blocks while more than `budget` bytes wait (one parcel is always let in); `finish` lets the writer
-    drain what is there and then ends it; `stop` ends it at once and frees who is blocked. A writer that waits for
-    more than parcels waits on `changed`, too, and asks with `poll`. `waiting` is around every wait for room.
+    `share` is what its leaving gives back to the budget.
+    """
+
+    packet: Packet
+    parcel: Parcel | None = None
+    last: bool = False
+    share: int = 0
+
+
+class Outbox:
+    """What one link sends, and the order in which its frames leave. Any thread may call it.
+
+    `put` blocks while more than `budget` bytes wait (one parcel is always let in), inside of `waiting`. Before what is
+    put there go the greeting, frames that are sent again, what is urgent, and acknowledgements. One thread takes `next`
+    and gives back each `share` by `done`; it waits on `changed`. `finish` lets it drain what is there; `stop` ends it
+    at once and frees who is blocked. `beat` is after how many seconds without a frame this side says that it is there.
     """
 
     def __init__(
-        self, budget: int, *, waiting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        self,
+        conversation: Conversation,
+        budget: int,
+        *,
+        beat: float,
+        now: Callable[[], float] = time.monotonic,
+        waiting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         lock = threading.RLock()
         self.changed = threading.Condition(lock)  # for the writer
+        self.connection: int | None = None
+        self.waiting = 0  # bytes
         self.written = 0
         self._room = threading.Condition(lock)  # for those who send: they are not woken for what is none of theirs
+        self._conversation = conversation
         self._budget = budget
+        self._beat = beat
+        self._now = now
+        self._last_sent = now()
         self._waiting_for_room = waiting
-        self._waiting: deque[Parcel] = deque()
+        self._first: deque[Packet] = deque()
+        self._again: deque[Packet] = deque()
         self._urgent: deque[Parcel] = deque()
-        self._bytes = 0
-        self._forgets = False
-        self._finishing = False
-        self._stopped = False
+        self._parcels: deque[Parcel] = deque()
+        self._parcel: Parcel | None = None  # of which some frames have left
+        self._chunks: Iterator[tuple[Header, Bytes]] = iter(())
+        self._forgets = self._finishing = self._stopped = False
+
+    # What waits.
 
     def put(self, parcel: Parcel, deadline: float, there: str) -> bool:
         """Queue a parcel; False if nothing is written any more."""
@@ -65,20 +92,24 @@ class Outbox:
             while self._lacks_room(parcel.size):
                 left = limit - time.monotonic()
                 if left <= 0:
-                    raise self._full(deadline, there)
+                    raise DeadlineError(
+                        f"waited {deadline:g} s to send to worker '{there}'",
+                        why=f"{self.waiting} bytes wait for the line and none has left it for long, or it is too slow",
+                        mend="look at the line, or allow more time: 'patience' in the config",
+                    )
                 self._room.wait(min(left, 3600.0))
             return self._queue(parcel)
 
-    def _lacks_room(self, size: int) -> bool:
-        return not (self._over or self._forgets) and self._bytes > 0 and self._bytes + size > self._budget
-
     def _queue(self, parcel: Parcel) -> bool:
-        if self._over or self._forgets:
+        if self.finishing or self._forgets:
             return False
-        self._waiting.append(parcel)
-        self._bytes += parcel.size
+        self._parcels.append(parcel)
+        self.waiting += parcel.size
         self.changed.notify_all()
         return True
+
+    def _lacks_room(self, size: int) -> bool:
+        return not (self.finishing or self._forgets) and self.waiting > 0 and self.waiting + size > self._budget
 
     def put_urgent(self, parcel: Parcel) -> bool:
         """Queue a parcel before all others, whatever the budget; False if nothing is written any more."""
@@ -86,76 +117,26 @@ class Outbox:
             if self._stopped:
                 return False
             self._urgent.append(parcel)
-            self._bytes += parcel.size
+            self.waiting += parcel.size
             self.changed.notify_all()
             return True
 
-    def get(self) -> Parcel | None:
-        """The next parcel for the writer, once there is one; None when there will be no more."""
-        with self.changed:
-            while not (self._stopped or self._urgent or self._waiting or self._finishing):
-                self.changed.wait()
-            if self._stopped:
-                return None
-            if self._urgent:
-                return self._urgent.popleft()
-            return self._waiting.popleft() if self._waiting else None
-
-    def get_urgent(self) -> Parcel | None:
-        """An urgent parcel if there is one: asked between the chunks of a tensor."""
-        with self.changed:
-            return self._urgent.popleft() if self._urgent else None
-
-    def poll(self) -> Parcel | None:
-        """The next parcel if there is one, without waiting."""
-        with self.changed:
-            if self._urgent:
-                return self._urgent.popleft()
-            return self._waiting.popleft() if self._waiting else None
-
-    @property
-    def waiting(self) -> int:
-        """How many bytes wait."""
-        return self._bytes
-
-    @property
-    def urgent(self) -> bool:
-        """Whether something urgent waits."""
-        return bool(self._urgent)
-
-    @property
-    def drained(self) -> bool:
-        """Whether nothing waits and nothing more is taken."""
-        with self.changed:
-            return self._stopped or (self._finishing and not self._waiting and not self._urgent)
-
     def forget(self) -> None:
-        """Drop what waits and is not urgent, now and from now on: nobody wants it any more."""
+        """Drop what waits and is not urgent, the rest of a tensor too, now and from now on: nobody wants it."""
         with self.changed:
             self._forgets = True
-            self._bytes -= sum(parcel.size for parcel in self._waiting)
-            self._waiting.clear()
+            self._parcel = None
+            self.waiting -= sum(parcel.size for parcel in self._parcels)
+            self._parcels.clear()
             self._notify_all()
-
-    @property
-    def finishing(self) -> bool:
-        """Whether no more is taken."""
-        return self._over
-
-    def done(self, size: int) -> None:
-        """So many bytes of the budget have left."""
-        with self.changed:
-            self.written += size
-            self._bytes -= size
-            self._room.notify_all()
 
     def finish(self, farewell: Parcel | None = None) -> bool:
         """Take no more than the farewell, and end once all that is queued has left; False if it was over."""
         with self.changed:
-            over = self._over
+            over = self.finishing
             if farewell is not None and not over:
-                self._waiting.append(farewell)
-                self._bytes += farewell.size
+                self._parcels.append(farewell)
+                self.waiting += farewell.size
             self._finishing = True
             self._notify_all()
             return not over
@@ -166,66 +147,35 @@ class Outbox:
             self._stopped = True
             self._notify_all()
 
+    def done(self, size: int) -> None:
+        """So many bytes of the budget have left."""
+        with self.changed:
+            self.written += size
+            self.waiting -= size
+            self._room.notify_all()
+
     def _notify_all(self) -> None:
         self.changed.notify_all()
         self._room.notify_all()
 
     @property
-    def _over(self) -> bool:
+    def urgent(self) -> bool:
+        """Whether something urgent waits."""
+        return bool(self._urgent)
+
+    @property
+    def finishing(self) -> bool:
+        """Whether no more is taken."""
         return self._stopped or self._finishing
 
-    def _full(self, deadline: float, there: str) -> DeadlineError:
-        return DeadlineError(
-            f"waited {deadline:g} s to send to worker '{there}'",
-            why=f"{self._bytes} bytes wait for the line and none has left it for long, or it is too slow",
-            mend="look at the line, or allow more time: 'patience' in the config",
-        )
+    @property
+    def drained(self) -> bool:
+        """Whether everything has been handed to the carrier at least once, and no more is taken."""
+        with self.changed:
+            ended = self._stopped or (self._finishing and not self._parcels and not self._urgent)
+            return self._parcel is None and not self._again and ended
 
-
-class Shipment(NamedTuple):
-    """One frame for the carrier, and the parcel that it is a part of, if it is; `last` ends that parcel.
-
-    `share` is what its leaving gives back to the outbox's budget.
-    """
-
-    packet: Packet
-    parcel: Parcel | None = None
-    last: bool = False
-    share: int = 0
-
-
-@dataclass(slots=True)
-class Upkeep:
-    """What a link spends on itself: greetings, acknowledgements and beats, and what went over the line again.
-
-    None of it is in `LinkTotals`, which counts every tensor and message once.
-    """
-
-    frames: int = 0
-    bytes: int = 0
-    resent_frames: int = 0
-    resent_bytes: int = 0
-
-
-class Sending:
-    """Gives the frames of one link in their order. Its owner holds a lock, and asks again when something has changed.
-
-    `beat` is after how many seconds without a frame this side says that it is there.
-    """
-
-    def __init__(self, conversation: Conversation, outbox: Outbox, *, beat: float, now: Callable[[], float]) -> None:
-        self.upkeep = Upkeep()
-        self.connection: int | None = None
-        self.last_sent = now()
-        self.full = False  # too much is not acknowledged: new frames wait
-        self._conversation = conversation
-        self._outbox = outbox
-        self._beat = beat
-        self._now = now
-        self._first: deque[Packet] = deque()
-        self._again: deque[Packet] = deque()
-        self._parcel: Parcel | None = None
-        self._chunks: Iterator[tuple[Header, Bytes]] = iter(())
+    # What goes next. `changed` is held.
 
     def connected(self, connection: int, packets: Iterable[Packet]) -> None:
         """There is a connection, on which these go first."""
@@ -252,85 +202,40 @@ class Sending:
         """These must be sent again before anything new."""
         self._again.extend(packets)
 
-    def forget(self) -> None:
-        """Drop what is new and not urgent, the rest of a tensor too."""
-        self._parcel = None
-        self._outbox.forget()
-
-    @property
-    def drained(self) -> bool:
-        """Whether everything has been handed to the carrier at least once, and no more is taken."""
-        return self._parcel is None and not self._again and self._outbox.drained
-
-    @property
-    def told_urgent(self) -> bool:
-        """Whether nothing urgent waits."""
-        return not self._outbox.urgent
-
-    @property
-    def quiet(self) -> float:
-        """When to say that this side is there, if nothing else is sent until then."""
-        return self.last_sent + self._beat
+    def quiet_for(self) -> float | None:
+        """For how long nothing need be said; None where nothing can be."""
+        if self.connection is None or not self._conversation.ready:
+            return None
+        return max(0.0, self._last_sent + self._beat - self._now()) + 0.001
 
     def next(self) -> Shipment | None:
         """The next frame, or None: nothing can be sent now."""
-        shipment = self._next()
-        if shipment is not None:
-            self.last_sent = self._now()
-        return shipment
-
-    def _next(self) -> Shipment | None:
-        if self.connection is None:
+        talk, packet, shipment = self._conversation, None, None
+        if self.connection is None or not (self._first or talk.ready):
             return None
         if self._first:
-            return self._kept_up(self._first.popleft())
-        if not self._conversation.ready:
-            return None
-        if self._again:
-            return self._sent_again(self._again.popleft())
-        return self._urgent() or self._due() or self._new() or self._sign_of_life()
-
-    def _urgent(self) -> Shipment | None:
-        parcel = self._outbox.get_urgent()
-        if parcel is None:
-            return None
-        ((header, chunk),) = chunks(parcel.header, parcel.payload)
-        return self._frame_chunk(header, chunk, parcel)
-
-    def _due(self) -> Shipment | None:
-        packet = self._conversation.due()
-        return None if packet is None else self._kept_up(packet)
-
-    def _new(self) -> Shipment | None:
-        self.full = self._conversation.room() <= 0
-        if self.full:
-            return None
-        if self._parcel is None:
-            self._parcel = self._outbox.poll()
+            packet = self._first.popleft()
+        elif self._again:
+            packet = self._again.popleft()
+        elif self._urgent:
+            parcel = self._urgent.popleft()
+            shipment = self._frame_next(parcel, chunks(parcel.header, parcel.payload))
+        elif (packet := talk.due()) is None and talk.room() > 0 and (self._parcel or self._parcels):
             if self._parcel is None:
-                return None
-            self._chunks = chunks(self._parcel.header, self._parcel.payload)
-        parcel = self._parcel
-        header, chunk = next(self._chunks)
-        if header.last:
-            self._parcel = None
-        return self._frame_chunk(header, chunk, parcel)
+                self._parcel = self._parcels.popleft()
+                self._chunks = chunks(self._parcel.header, self._parcel.payload)
+            shipment = self._frame_next(self._parcel, self._chunks)
+        elif packet is None and self._now() >= self._last_sent + self._beat:
+            packet = talk.beat()
+        if packet is not None:
+            shipment = Shipment(packet)
+        if shipment is not None:
+            self._last_sent = self._now()
+        return shipment
 
-    def _frame_chunk(self, header: Header, chunk: Bytes, parcel: Parcel) -> Shipment:
+    def _frame_next(self, parcel: Parcel, frames: Iterator[tuple[Header, Bytes]]) -> Shipment:
+        header, chunk = next(frames)
+        if header.last and parcel is self._parcel:
+            self._parcel = None
         packet = self._conversation.frame(header, chunk)
         return Shipment(packet, parcel, last=header.last, share=HEADER_BYTES + chunk.size)
-
-    def _sign_of_life(self) -> Shipment | None:
-        if self._now() >= self.quiet:
-            return self._kept_up(self._conversation.beat())
-        return None
-
-    def _kept_up(self, packet: Packet) -> Shipment:
-        self.upkeep.frames += 1
-        self.upkeep.bytes += len(packet[0]) + packet[1].size
-        return Shipment(packet)
-
-    def _sent_again(self, packet: Packet) -> Shipment:
-        self.upkeep.resent_frames += 1
-        self.upkeep.resent_bytes += len(packet[0]) + packet[1].size
-        return Shipment(packet)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from whale_nebula.errors import (
     DamagedFrameError,
     ExpiredError,
@@ -23,67 +25,40 @@ from whale_nebula.errors import (
     RemoteProtocolError,
 )
 from whale_nebula.faults import chunk_failpoint, failpoint
-from whale_nebula.transport.base import BYE, FAIL, absent, closed_here, silent
-from whale_nebula.transport.base import lost_error as gone
+from whale_nebula.transport.base import (
+    BYE,
+    FAIL,
+    LinkEnd,
+    absent_error,
+    closed_by_error,
+    closed_here_error,
+    failed_error,
+    lost_error,
+    refuse_reserved,
+    silent_error,
+)
 from whale_nebula.transport.carrier import Carrier, CarrierState
-from whale_nebula.transport.deadlines import Announce, Deadlines, Waiting, log_wait
-from whale_nebula.transport.framed import ExpectKey, FramedEnd
-from whale_nebula.transport.mailbox import Waiters, unsent
-from whale_nebula.transport.outbox import Outbox, Sending, Shipment, Upkeep
-from whale_nebula.wire.assembly import MessageArrived, TensorArrived
-from whale_nebula.wire.conversation import BUDGET_BYTES, Answer, Conversation, Event, Opened
-from whale_nebula.wire.frame import Kind
+from whale_nebula.transport.deadlines import Announce, Deadlines, Meter, Waiting, log_wait
+from whale_nebula.transport.mailbox import Mailbox, Waiters, unsent_error
+from whale_nebula.transport.outbox import Outbox, Parcel, Shipment
+from whale_nebula.transport.protocol import ExpectKey, Key, LinkTotals, Payload, Roster, describe_payload, read_payload
+from whale_nebula.wire.assembly import Bound, MessageArrived, TensorArrived
+from whale_nebula.wire.conversation import BUDGET_BYTES, Answer, Conversation, Opened
+from whale_nebula.wire.frame import Header, Kind, chunks, frame_count, pack
 from whale_nebula.wire.greeting import Greeting, Prover
+from whale_nebula.wire.message import check_message, encode_message
 from whale_nebula.wire.replay import Acknowledged
-
-_SPAN_SECONDS = 1.0
-
-
-class Meter:
-    """Bytes per second of a busy line; None until it was busy for a second.
-
-    >>> meter = Meter()
-    >>> meter.busy(0.0)
-    >>> for second in (1.0, 2.0): meter.carried(7_500_000, second, more=True)
-    >>> meter.rate
-    7500000.0
-    """
-
-    def __init__(self) -> None:
-        self.rate: float | None = None
-        self._since: float | None = None
-        self._bytes = 0
-
-    def busy(self, now: float) -> None:
-        """Something is on its way."""
-        if self._since is None:
-            self._since, self._bytes = now, 0
-
-    def carried(self, size: int, now: float, *, more: bool) -> None:
-        """So many bytes have arrived; `more`: others are still on their way."""
-        if self._since is None:
-            return
-        self._bytes += size
-        elapsed = now - self._since
-        if elapsed >= _SPAN_SECONDS:
-            seen = self._bytes / elapsed
-            self.rate = seen if self.rate is None else (self.rate + seen) / 2
-            self._since, self._bytes = now, 0
-        if not more:
-            self._since = None
-
-    def idle(self) -> None:
-        """The line is down: that time says nothing about it."""
-        self._since = None
-
+from whale_nebula.wire.tensor import dtype_code
 
 _LOG = logging.getLogger("whale_nebula.transport")
 _SEAL_BYTES = 16
 _CHANCES = 8  # for a frame to come undamaged, and for a greeting to be right
 _SHORT_SECONDS = 1.0  # a connection that is made again within this time is not worth a word
+_LONGEST_REASON = 4096
+_UINT8 = dtype_code("uint8")
 
 
-class PeerLink(FramedEnd):
+class PeerLink(LinkEnd):
     """One worker's end of a link to a worker in another process, over a carrier.
 
     `greeting` says who both are, and in which run. `expect` says what the plan allows for a key (None: nobody expects
@@ -110,28 +85,28 @@ class PeerLink(FramedEnd):
         waiters: Waiters | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._deadlines = deadlines or Deadlines()
-        waiters = waiters or Waiters()
-        outbox = Outbox(budget, waiting=waiters.waiting)
-        self._changed = outbox.changed
         here, there = greeting.worker, greeting.peer
-        super().__init__(
-            here, there, workers, outbox, expect=expect, stall=self._until_stalled, window=budget // 5, waiters=waiters
-        )
-        self._inbox.late = self._late
-        self._inbox.on_flow = self._flow
-        numbers = self._roster.number(here), self._roster.number(there)
+        waiters = waiters or Waiters()
+        super().__init__(Mailbox(here, there, fault=RemoteProtocolError, window=budget // 5, waiters=waiters))
+        self._inbox.late = self._explain_late
+        self._inbox.on_flow = self._wake_writer
+        self._roster = Roster(workers)
+        self._numbers = self._roster.number(here), self._roster.number(there)
+        self._expect = expect
+        self._deadlines = deadlines or Deadlines()
         self._conversation = Conversation(
-            *numbers,
+            *self._numbers,
             greeting,
-            expect=self._bound,
+            expect=self._find_bound,
             budget=budget,
             window=window,
             flows=lambda: self._inbox.flows,
             prover=prover,
             sealed=sealed,
         )
-        self._sending = Sending(self._conversation, outbox, beat=self._deadlines.beat, now=now)
+        self._outbox = Outbox(self._conversation, budget, beat=self._deadlines.beat, now=now, waiting=waiters.waiting)
+        self._changed = self._outbox.changed
+        self._farewell = self._parcel({"kind": BYE})
         self._carrier = carrier
         self._now = now
         self._meter = Meter()
@@ -157,33 +132,46 @@ class PeerLink(FramedEnd):
         self._writer.start()
         self._watcher.start()
 
-    @property
-    def upkeep(self) -> Upkeep:
-        """What this link spent on itself, and what it sent again."""
-        return self._sending.upkeep
-
-    @property
-    def rate(self) -> float | None:
-        """What the line was seen to carry, in bytes per second."""
-        return self._meter.rate
-
     def state(self) -> CarrierState:
         """How its carrier stands."""
         return self._carrier.state()
 
-    def part(self) -> None:
-        """Say goodbye and do not wait: of several links that end together each parts, and then each is closed."""
-        if self._inbox.close(lambda: closed_here(self.here, self.there)):
-            failpoint("link.parting")
-            self._say_farewell()
+    # What its owner calls.
+
+    def send(self, key: Key, array: Payload, *, raw_bytes: int | None = None, size: int | None = None) -> None:
+        """Queue a tensor for the writer. `size` is not needed here: the array has one."""
+        self._check(key, self.here, self.there)
+        header, data, raw = describe_payload(self._roster.header(key), array)
+        parcel = Parcel(header, data)
+        self._put(parcel)
+        raw = raw if raw_bytes is None else raw_bytes
+        self._count(LinkTotals(data.nbytes, parcel.size, raw, frame_count(data.nbytes)))
+
+    def post(self, message: Mapping[str, Any]) -> None:
+        """Queue a control message for the writer."""
+        refuse_reserved(message)
+        parcel = self._parcel(message)
+        self._put(parcel)
+        self._count_message(parcel.payload.size)
 
     def fail(self, reason: Mapping[str, Any]) -> None:
-        """Tell the other worker that this one failed and why; what waits for the line is dropped, as it ends there."""
+        """Tell the other worker that this one failed and why, before everything that is queued; what waits for the line
+        is dropped, as it ends there.
+        """
         failpoint("failure.telling")
+        cut = {name: value[:_LONGEST_REASON] if isinstance(value, str) else value for name, value in reason.items()}
+        parcel = self._parcel({"kind": FAIL, "reason": cut})
         with self._changed:
             self._failed = True
-            self._sending.forget()
-            super().fail(reason)
+            self._outbox.forget()
+            if self._outbox.put_urgent(parcel):
+                self._count_message(parcel.payload.size)
+
+    def part(self) -> None:
+        """Say goodbye and do not wait: of several links that end together each parts, and then each is closed."""
+        if self._inbox.close(lambda: closed_here_error(self.here, self.there)):
+            failpoint("link.parting")
+            self._say_farewell()
 
     def close(self) -> None:
         """Send what is queued and a farewell, wait until it has arrived and for the other side's, and end."""
@@ -198,11 +186,25 @@ class PeerLink(FramedEnd):
             thread.join(self._deadlines.grace)
         failpoint("link.closed")
 
+    def _parcel(self, message: Mapping[str, Any]) -> Parcel:
+        payload = np.frombuffer(encode_message(message), np.uint8)
+        here, there = self._numbers
+        return Parcel(Header(Kind.CONTROL, source=here, destination=there, dtype=_UINT8, dims=payload.shape), payload)
+
+    def _put(self, parcel: Parcel) -> None:
+        self._inbox.check_open()
+        # what is wrong with a parcel is raised here, to the caller, and not to the writer
+        pack(next(chunks(parcel.header, parcel.payload))[0], 0)
+        stall = self._deadlines.stall(self._outbox.waiting, self._meter.rate)
+        if not self._outbox.put(parcel, stall, self.there):
+            self._inbox.check_open()
+
     def _say_farewell(self) -> None:
+        """Say goodbye, unless this side has failed, which is its last word."""
         if self._failed:
-            self._outbox.finish()  # a failure is the last word
-        else:
-            super()._say_farewell()
+            self._outbox.finish()
+        elif self._outbox.finish(self._farewell):
+            self._count_message(self._farewell.payload.size)
 
     def _drain(self) -> None:
         """Wait for the end of the conversation, as long as there is hope of it."""
@@ -229,22 +231,18 @@ class PeerLink(FramedEnd):
     def _over(self) -> bool:
         """Both sides have said goodbye, and all that this one sent has arrived; or there is nobody to listen to."""
         if self._deaf:
-            return self._conversation.ready and self._sending.told_urgent
+            return self._conversation.ready and not self._outbox.urgent
         if self._fail_heard:
             return self._outbox.finishing and (self._fail_answered or not self._conversation.ready)
-        return (self._bye_heard or self._failed) and self._sending.drained and self._conversation.unacked == 0
+        return (self._bye_heard or self._failed) and self._outbox.drained and self._conversation.unacked == 0
 
     def _end(self) -> None:
         self._outbox.stop()
         self._ended.set()
-        with self._changed:
-            self._changed.notify_all()
+        self._wake_writer()
 
-    def _until_stalled(self) -> float:
-        return self._deadlines.stall(self._outbox.waiting, self._meter.rate)
-
-    def _flow(self) -> None:
-        """There is room for more: the writer may have to say so."""
+    def _wake_writer(self) -> None:
+        """Something has changed: there may be something to say."""
         with self._changed:
             self._changed.notify_all()
 
@@ -257,7 +255,7 @@ class PeerLink(FramedEnd):
         except Exception as error:  # whatever it is, nobody must wait for what will not be sent
             _LOG.error("the link from %s to %s is broken by its own side: %s", self.here, self.there, error)
             why = f"this side's sender has failed: {error!r}"
-            self.lost(error if isinstance(error, NebulaError) else gone(self.there, why))
+            self.lost(error if isinstance(error, NebulaError) else lost_error(self.there, why))
         finally:
             self._end()
             self._carrier.close()
@@ -266,30 +264,27 @@ class PeerLink(FramedEnd):
         """The next frame and the connection it is for; None once there will be none."""
         with self._changed:
             while not self._ended.is_set() and not (self._fail_heard and self._over):
-                shipment = self._next_shipment()
-                if shipment is not None and self._sending.connection is not None:
+                try:
+                    shipment = self._outbox.next()
+                except LocalProtocolError as error:
+                    if self._failed:
+                        raise
+                    self._break_off(error, {"what": error.what, "why": error.why})
+                    continue
+                if shipment is not None and self._outbox.connection is not None:
                     self._meter.busy(self._now())
                     self._fail_answered |= self._fail_heard
-                    return self._sending.connection, shipment
+                    return self._outbox.connection, shipment
                 if self._over:
                     return None
-                self._changed.wait(self._until_beat())
+                self._changed.wait(self._outbox.quiet_for())
             return None
 
-    def _next_shipment(self) -> Shipment | None:
-        try:
-            return self._sending.next()
-        except LocalProtocolError as error:
-            if self._failed:
-                raise
-            self._inbox.end(partial(_same, error), at_once=True)
-            self.fail({"what": error.what, "why": error.why})
-            self._outbox.finish()
-            return self._sending.next()
-
-    def _until_beat(self) -> float | None:
-        ready = self._sending.connection is not None and self._conversation.ready
-        return max(0.0, self._sending.quiet - self._now()) + 0.001 if ready else None
+    def _break_off(self, error: NebulaError, reason: Mapping[str, Any]) -> None:
+        """End the link for this reason, and say so to both sides."""
+        self._inbox.end(lambda: error.with_traceback(None), at_once=True)
+        self.fail(reason)
+        self._outbox.finish()
 
     def _ship(self, connection: int, shipment: Shipment) -> None:
         started = self._now()
@@ -299,7 +294,7 @@ class PeerLink(FramedEnd):
             chunk_failpoint("before", *ends, self._carrier.drop)
         if not self._carrier.send(connection, *shipment.packet):  # it will be sent again
             with self._changed:
-                self._sending.broken(connection)
+                self._outbox.broken(connection)
         if parcel is None:
             return
         self._outbox.done(shipment.share)
@@ -317,7 +312,7 @@ class PeerLink(FramedEnd):
         """A fresh connection: greet."""
         failpoint("connection.up", self._carrier.drop)
         with self._changed:
-            self._sending.connected(connection, self._conversation.connected())
+            self._outbox.connected(connection, self._conversation.connected())
             self._changed.notify_all()
 
     def down(self, why: str) -> None:
@@ -325,10 +320,18 @@ class PeerLink(FramedEnd):
         failpoint("connection.down")
         with self._changed:
             self._conversation.disconnected()
-            self._sending.disconnected()
+            self._outbox.disconnected()
             self._meter.idle()
             self._down = self._now()
             self._changed.notify_all()
+
+    def lost(self, error: NebulaError) -> None:
+        """The carrier has given up."""
+        with self._changed:
+            if not self._bye_heard:
+                self._inbox.end(lambda: error.with_traceback(None))
+        self._waiting.drop()
+        self._end()
 
     def message(self, data: bytes) -> None:
         """One frame has come."""
@@ -346,6 +349,74 @@ class PeerLink(FramedEnd):
         if error is not None:
             self._wrong(error, greeted)
 
+    def _take(self, data: bytes) -> tuple[bool, bool, NebulaError | None]:
+        """Whether the conversation is open from now on, whether there was more than tensors, and what is wrong."""
+        opened = told = False
+        try:
+            for event in self._conversation.receive(data):
+                opened |= isinstance(event, Opened)
+                told |= not isinstance(event, TensorArrived)
+                if isinstance(event, TensorArrived | MessageArrived):
+                    if not self._accept(event):
+                        return opened, True, None
+                elif isinstance(event, Answer):
+                    self._outbox.answer(event.packets)
+                elif isinstance(event, Acknowledged):
+                    self._meter.carried(event.bytes, self._now(), more=self._conversation.unacked > 0)
+                else:
+                    self._go_on(event)
+        except NebulaError as error:
+            return opened, True, error
+        return opened, told, self._conversation.error
+
+    def _go_on(self, event: Opened) -> None:
+        self._met, self._expired, self._greeting_faults = True, None, Faults(_CHANCES)
+        failpoint("connection.opened", self._carrier.drop)
+        if event.resend:
+            failpoint("frames.again", self._carrier.drop)
+        self._outbox.again(event.resend)
+        if event.resumed:
+            _LOG.info("%s and %s go on: %d frames again", self.here, self.there, len(event.resend))
+
+    def _accept(self, event: TensorArrived | MessageArrived) -> bool:
+        """Put what has come whole where it is waited for. What is wrong with it ends the link: the frame was taken, so
+        it does not come again, and nothing heals.
+        """
+        message = isinstance(event, MessageArrived)
+        failpoint("message.received" if message else "tensor.received", self._carrier.drop)
+        try:
+            if isinstance(event, MessageArrived):
+                check_message(event.message)
+                self._accept_message(event.message, event.header.whole)
+            else:
+                self._inbox.put(self._roster.key(event.header), read_payload(event))
+        except RemoteProtocolError as error:
+            self._refuse(error)
+            return False
+        return True
+
+    def _accept_message(self, message: dict[str, Any], size: int) -> None:
+        if message["kind"] == BYE:
+            self._inbox.end(partial(closed_by_error, self.there))
+            self._say_farewell()
+            self._bye_heard = True
+        elif message["kind"] == FAIL:
+            self._inbox.end(partial(failed_error, self.there, message.get("reason")), at_once=True)
+            self._fail_heard = True
+            self._outbox.forget()  # it is over there: who waits for room hears of it
+        else:
+            self._inbox.put_message(message, size=size)
+
+    def _find_bound(self, header: Header) -> Bound | None:
+        """What the plan allows for a tensor that begins: asked before anything is allocated for it."""
+        if self._expect is None:
+            return None
+        key = self._roster.key(header)
+        bound = self._expect(key)
+        if bound is None:
+            raise RemoteProtocolError(f"{key} came, which the plan does not know")
+        return bound
+
     def _wrong(self, error: NebulaError, greeted: bool) -> None:
         """A frame is wrong: damage heals, as the frame comes again on the next connection; intent does not."""
         if isinstance(error, ExpiredError):  # it may be renewed any moment
@@ -362,55 +433,6 @@ class PeerLink(FramedEnd):
             return
         self._carrier.drop(error.what)
 
-    def lost(self, error: NebulaError) -> None:
-        """The carrier has given up."""
-        with self._changed:
-            if not self._bye_heard:
-                self._inbox.end(partial(_same, error))
-        self._waiting.drop()
-        self._end()
-
-    def _take(self, data: bytes) -> tuple[bool, bool, NebulaError | None]:
-        """Whether the conversation is open from now on, whether there was more than tensors, and what is wrong."""
-        opened = told = False
-        try:
-            for event in self._conversation.receive(data):
-                opened |= isinstance(event, Opened)
-                told |= not isinstance(event, TensorArrived)
-                try:
-                    self._handle(event)
-                except RemoteProtocolError as error:  # the frame was taken: it does not come again, so nothing heals
-                    self._refuse(error)
-                    return opened, True, None
-        except NebulaError as error:
-            return opened, True, error
-        return opened, told, self._conversation.error
-
-    def _handle(self, event: Event) -> None:
-        if isinstance(event, Answer):
-            self._sending.answer(event.packets)
-        elif isinstance(event, Opened):
-            self._met, self._expired, self._greeting_faults = True, None, Faults(_CHANCES)
-            failpoint("connection.opened", self._carrier.drop)
-            if event.resend:
-                failpoint("frames.again", self._carrier.drop)
-            self._sending.again(event.resend)
-            if event.resumed:
-                _LOG.info("%s and %s go on: %d frames again", self.here, self.there, len(event.resend))
-        elif isinstance(event, Acknowledged):
-            self._meter.carried(event.bytes, self._now(), more=self._conversation.unacked > 0)
-        else:
-            message = isinstance(event, MessageArrived)
-            failpoint("message.received" if message else "tensor.received", self._carrier.drop)
-            self._arrived(event)
-
-    def _told(self, message: dict[str, Any], size: int) -> None:
-        super()._told(message, size)
-        self._bye_heard |= message["kind"] == BYE
-        if message["kind"] == FAIL:
-            self._fail_heard = True
-            self._sending.forget()  # it is over there: who waits for room hears of it
-
     def _refuse(self, error: NebulaError) -> None:
         """What comes is not to be trusted from here on: say so to both sides, if there still is a way to say it."""
         with self._changed:
@@ -418,7 +440,7 @@ class PeerLink(FramedEnd):
                 return
             self._deaf = True
             error.where = error.where or f"from worker '{self.there}'"
-            super()._refuse(error)
+            self._break_off(error, {"what": f"it could not understand what '{self.there}' sent", "why": error.what})
             self._changed.notify_all()
 
     # The watching thread.
@@ -469,17 +491,17 @@ class PeerLink(FramedEnd):
             return "nothing is heard from it"
         return state.trouble or ("it has not greeted yet" if state.connected else "there is no connection")
 
-    def _late(self, awaited: str, seconds: float) -> NebulaError:
+    def _explain_late(self, awaited: str, seconds: float) -> NebulaError:
         """Why something has not come in time: the other worker is not there, is not heard, or has not sent it."""
         with self._changed:
             quiet, ready = self._now() - self._heard, self._conversation.ready
         if self._met and ready and quiet < self._deadlines.silence:
-            return unsent(self.here, self.there, awaited, seconds)
+            return unsent_error(self.here, self.there, awaited, seconds)
         return self._unheard(quiet if self._met else seconds, self._trouble(ready))
 
     def _unheard(self, seconds: float, why: str) -> NebulaError:
         """Nothing was heard from the other worker for so long, if it was ever there."""
-        return (silent if self._met else absent)(self.there, self._carrier.where, seconds, why)
+        return (silent_error if self._met else absent_error)(self.there, self._carrier.where, seconds, why)
 
 
 class Faults:
@@ -505,7 +527,3 @@ class Faults:
         what = "damage" if isinstance(error, DamagedFrameError) else "intent"
         self._times[what] += 1
         return self._times[what] > self._chances[what]
-
-
-def _same(error: NebulaError) -> NebulaError:
-    return error.with_traceback(None)

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
+
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
-from whale_nebula.wire.frame import Direction, Header, Kind
-from whale_nebula.wire.tensor import Bytes, dtype_code, raw_bytes
+from whale_nebula.wire.assembly import Bound, TensorArrived
+from whale_nebula.wire.frame import Direction, Flag, Header, Kind, find_fault
+from whale_nebula.wire.tensor import Bytes, array_bytes, dtype_code, dtype_of, raw_bytes
 
 KeyKind: TypeAlias = Literal["forward", "backward", "part", "scalar", "result", "control", "round"]
 
 # A numpy array or a `Packed`; over a memory link, where it travels by reference, also any object: an eager tensor.
 Payload: TypeAlias = Any
 
-_NOUNS = {
-    "forward": "boundary",
-    "backward": "gradient of boundary",
-    "part": "part of tied gradient",
-    "scalar": "scalar",
-    "result": "result",
-    "control": "control value",
-    "round": "difference of weights",
+_KINDS: dict[KeyKind, tuple[str, Kind, Direction]] = {
+    "forward": ("boundary", Kind.BOUNDARY, Direction.FORWARD),
+    "backward": ("gradient of boundary", Kind.BOUNDARY, Direction.BACKWARD),
+    "part": ("part of tied gradient", Kind.PART, Direction.NONE),
+    "scalar": ("scalar", Kind.SCALAR, Direction.NONE),
+    "result": ("result", Kind.RESULT, Direction.NONE),
+    "control": ("control value", Kind.VALUE, Direction.NONE),
+    "round": ("difference of weights", Kind.ROUND, Direction.NONE),
 }
+_BY_HEADER: dict[tuple[int, int], KeyKind] = {(int(kind), int(way)): name for name, (_, kind, way) in _KINDS.items()}
+_MOST_CODEC, _MOST_NUMBER = (1 << 16) - 1, (1 << 32) - 1
 
 
 class Packed(NamedTuple):
@@ -31,11 +37,6 @@ class Packed(NamedTuple):
 
     `codec` is its number on the wire (1 to 65535), `state` the version of the state that it encoded with. `dtype` and
     `dims` are those of the tensor before.
-
-    >>> import numpy as np
-    >>> packed = Packed(np.zeros(40, np.uint8), codec=3, state=0, dtype="float32", dims=(4, 8))
-    >>> packed.nbytes, packed.raw_bytes
-    (40, 128)
     """
 
     data: Bytes
@@ -53,6 +54,62 @@ class Packed(NamedTuple):
     def raw_bytes(self) -> int:
         """The bytes of the tensor before the codec."""
         return raw_bytes(dtype_code(self.dtype), self.dims)
+
+    def describe(self, header: Header) -> Header:
+        """The header with what it says of this payload."""
+        dtype, dims = dtype_code(self.dtype), tuple(self.dims)
+        return header._replace(codec=self.codec, state=self.state, dtype=dtype, dims=dims)
+
+
+def check_packed(packed: Packed) -> Packed:
+    """Refuse what no frame can say, wherever it goes: a memory link takes no more than the others."""
+    data: Any = packed.data
+    fault: str | None
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
+        fault = "its data is no row of bytes"
+    elif not 1 <= packed.codec <= _MOST_CODEC:
+        fault = f"codec {packed.codec}; what no codec made is sent as an array"
+    elif not 0 <= packed.state <= _MOST_NUMBER:
+        fault = f"state {packed.state}"
+    elif not all(0 <= size <= _MOST_NUMBER for size in packed.dims):
+        fault = f"sizes {packed.dims}"
+    else:
+        fault = find_fault(packed.describe(Header(Kind.SCALAR, flags=Flag.LAST)))
+    if fault:
+        raise LocalProtocolError(f"this Packed cannot cross a link: {fault}")
+    return packed
+
+
+class Described(NamedTuple):
+    """A payload on its way out: its header, its bytes, and what it was before a codec."""
+
+    header: Header
+    data: Bytes
+    raw_bytes: int
+
+
+def describe_payload(header: Header, payload: Payload) -> Described:
+    """A payload under the header of its key.
+
+    >>> packed = Packed(np.zeros(5, np.uint8), codec=3, state=9, dtype="float32", dims=(4, 8))
+    >>> sent = describe_payload(Header(Kind.SCALAR), packed)
+    >>> sent.header.codec, sent.header.state, sent.header.dims, sent.data.size, sent.raw_bytes
+    (3, 9, (4, 8), 5, 128)
+    """
+    if isinstance(payload, Packed):
+        check_packed(payload)
+        return Described(payload.describe(header), payload.data, payload.raw_bytes)
+    array = np.asarray(payload)
+    header = header._replace(dtype=dtype_code(array.dtype.name), dims=array.shape)
+    return Described(header, array_bytes(array), array.nbytes)
+
+
+def read_payload(event: TensorArrived) -> Payload:
+    """What came, as it was sent."""
+    header, dtype = event.header, dtype_of(event.header.dtype)
+    if not header.encoded or dtype is None:
+        return event.array
+    return Packed(event.array, header.codec, header.state, dtype.name, header.dims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +134,7 @@ class Key:
     def __str__(self) -> str:
         micro_batch = f", micro-batch {self.micro_batch}" if self.micro_batch >= 0 else ""
         place = f"step {self.step}, phase {self.phase}{micro_batch}"
-        return f"{_NOUNS[self.kind]} {self.slot} ({place}) from {self.source} to {self.destination}"
+        return f"{_KINDS[self.kind][0]} {self.slot} ({place}) from {self.source} to {self.destination}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +143,6 @@ class LinkTotals:
 
     `payload_bytes` are the tensors as they were sent, `bytes` everything (frame headers and control
     messages too), `raw_bytes` the same tensors in their own element type, before any codec.
-
-    >>> LinkTotals(10, 20, 40, 1) - LinkTotals(4, 6, 8, 1)
-    LinkTotals(payload_bytes=6, bytes=14, raw_bytes=32, frames=0)
     """
 
     payload_bytes: int = 0
@@ -97,15 +151,10 @@ class LinkTotals:
     frames: int = 0
 
     def __add__(self, other: LinkTotals) -> LinkTotals:
-        return LinkTotals(
-            self.payload_bytes + other.payload_bytes,
-            self.bytes + other.bytes,
-            self.raw_bytes + other.raw_bytes,
-            self.frames + other.frames,
-        )
+        return LinkTotals(*map(operator.add, astuple(self), astuple(other)))
 
     def __sub__(self, other: LinkTotals) -> LinkTotals:
-        return self + LinkTotals(-other.payload_bytes, -other.bytes, -other.raw_bytes, -other.frames)
+        return LinkTotals(*map(operator.sub, astuple(self), astuple(other)))
 
 
 Sent: TypeAlias = Callable[[Key, int, float, float], None]
@@ -158,16 +207,8 @@ class Link(Protocol):
         """End in order: what was sent before still arrives. Closing twice does nothing."""
 
 
-_WIRE: dict[KeyKind, tuple[Kind, Direction]] = {
-    "forward": (Kind.BOUNDARY, Direction.FORWARD),
-    "backward": (Kind.BOUNDARY, Direction.BACKWARD),
-    "part": (Kind.PART, Direction.NONE),
-    "scalar": (Kind.SCALAR, Direction.NONE),
-    "result": (Kind.RESULT, Direction.NONE),
-    "control": (Kind.VALUE, Direction.NONE),
-    "round": (Kind.ROUND, Direction.NONE),
-}
-_KEYS: dict[tuple[int, int], KeyKind] = {(int(kind), int(way)): name for name, (kind, way) in _WIRE.items()}
+ExpectKey: TypeAlias = Callable[[Key], Bound | None]
+"""What the plan allows for a key; None for one that nobody expects."""
 
 
 class Roster:
@@ -191,7 +232,7 @@ class Roster:
 
     def header(self, key: Key) -> Header:
         """The header that carries this key; what describes the tensor itself is still empty."""
-        kind, direction = _WIRE[key.kind]
+        _, kind, direction = _KINDS[key.kind]
         return Header(
             kind=kind,
             direction=direction,
@@ -210,13 +251,6 @@ class Roster:
             raise RemoteProtocolError(
                 f"a frame from worker {header.source} to {header.destination}, which do not exist"
             )
-        return Key(
-            _KEYS[header.kind, header.direction],
-            header.program,
-            header.step,
-            header.phase,
-            header.micro_batch,
-            header.slot,
-            self.workers[header.source],
-            self.workers[header.destination],
-        )
+        ends = self.workers[header.source], self.workers[header.destination]
+        kind = _BY_HEADER[header.kind, header.direction]
+        return Key(kind, header.program, header.step, header.phase, header.micro_batch, header.slot, *ends)

@@ -12,12 +12,8 @@ from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.wire.frame import Flag, Header
 from whale_nebula.wire.tensor import Bytes, array_from, dtype_of, raw_bytes
 
-__all__ = ["WHOLE_LIMIT", "Bound", "Expect", "MessageArrived", "TensorArrived"]
-
-
 WHOLE_LIMIT = 1 << 30
-_NO_MORE = 2**32 - 1
-"""The largest size that a header has room for: a bound that is no bound."""
+_NO_MORE = 2**32 - 1  # the largest size that a header has room for: a bound that is no bound
 
 
 class Bound(NamedTuple):
@@ -42,22 +38,12 @@ class Bound(NamedTuple):
         return f"[{', '.join('any' if size >= _NO_MORE else str(size) for size in self.most)}]"
 
     def admits(self, dtype: str, dims: tuple[int, ...]) -> bool:
-        """Whether such a tensor keeps within the bound.
-
-        >>> bound = Bound("float32", (8, 64))
-        >>> bound.admits("float32", (3, 64)), bound.admits("float32", (9, 64))
-        (True, False)
-        """
+        """Whether such a tensor keeps within the bound."""
         fits = len(dims) == len(self.most) and all(size <= most for size, most in zip(dims, self.most, strict=True))
         return fits and dtype == self.dtype
 
     def admits_encoded(self, codec: int, size: int, raw: int) -> bool:
-        """Whether this codec may have made so many bytes of a tensor of `raw` bytes.
-
-        >>> bound = Bound("float32", (8, 64), frozenset({5}), extra=16)
-        >>> [bound.admits_encoded(*given) for given in ((5, 116, 100), (5, 117, 100), (6, 50, 100))]
-        [True, False, False]
-        """
+        """Whether this codec may have made so many bytes of a tensor of `raw` bytes."""
         return codec in self.codecs and size <= raw + self.extra
 
 
@@ -86,20 +72,15 @@ class Assembly:
         self._tensor: tuple[Header, Bytes] | None = None  # the tensor whose chunks are coming in
         self._received = 0  # of that tensor, in bytes
 
-    @property
-    def between(self) -> bool:
-        """Whether no tensor is half received."""
-        return self._tensor is None
-
     def place(self, header: Header) -> Bytes:
         """Where the chunk of this (checked) header belongs."""
         if self._tensor is None and header.offset == 0:
-            self._tensor, self._received = (header, self._allocate(header)), 0
-        if self._tensor is None or header.offset != self._received or not _continues(self._tensor[0], header):
+            self._tensor, self._received = (_common(header), self._allocate(header)), 0
+        if self._tensor is None or header.offset != self._received or _common(header) != self._tensor[0]:
             raise RemoteProtocolError("a chunk does not continue the tensor that is being received")
         return self._tensor[1][header.offset : header.offset + header.length]
 
-    def placed(self, header: Header) -> list[TensorArrived]:
+    def finish_chunk(self, header: Header) -> list[TensorArrived]:
         """Say that the chunk of this header lies in its place; gives the tensor that it completes."""
         self._received = header.offset + header.length
         if not header.last or self._tensor is None:
@@ -111,14 +92,21 @@ class Assembly:
             raise RemoteProtocolError("a bool that is neither 0 nor 1")
         return [TensorArrived(header, array_from(data, header.dtype, header.dims))]
 
-    def forget(self) -> None:
-        """Let a half received tensor go."""
-        self._tensor = None
-
     def _allocate(self, header: Header) -> Bytes:
+        raw = raw_bytes(header.dtype, header.dims)
         if self._expect is not None and (bound := self._expect(header)) is not None:
-            _check_bound(header, bound)
-        if (size := max(header.whole, raw_bytes(header.dtype, header.dims))) > self._limit:
+            dtype = dtype_of(header.dtype)
+            name = dtype.name if dtype else "?"
+            if not bound.admits(name, header.dims):
+                wanted = f"{bound.dtype}, at most {bound.said}"
+                raise RemoteProtocolError(f"{name}{list(header.dims)} came where the plan expects {wanted}")
+            if header.encoded and not bound.admits_encoded(header.codec, header.whole, raw):
+                allowed = f"codecs {sorted(bound.codecs)} and {bound.extra} bytes more" if bound.codecs else "no codec"
+                raise RemoteProtocolError(
+                    f"{header.whole} bytes of codec {header.codec} came for a tensor of {raw}, "
+                    f"where the plan allows {allowed}"
+                )
+        if (size := max(header.whole, raw)) > self._limit:
             raise RemoteProtocolError(f"a tensor of {size} bytes is above this link's limit of {self._limit}")
         try:
             return np.empty(header.whole, np.uint8)
@@ -126,26 +114,8 @@ class Assembly:
             raise RemoteProtocolError(f"no memory for a tensor of {header.whole} bytes") from None
 
 
-def _check_bound(header: Header, bound: Bound) -> None:
-    dtype = dtype_of(header.dtype)
-    name = dtype.name if dtype else "?"
-    if not bound.admits(name, header.dims):
-        wanted = f"{bound.dtype}, at most {bound.said}"
-        raise RemoteProtocolError(f"{name}{list(header.dims)} came where the plan expects {wanted}")
-    raw = raw_bytes(header.dtype, header.dims)
-    if header.encoded and not bound.admits_encoded(header.codec, header.whole, raw):
-        allowed = f"codecs {sorted(bound.codecs)} and {bound.extra} bytes more" if bound.codecs else "no codec"
-        raise RemoteProtocolError(
-            f"{header.whole} bytes of codec {header.codec} came for a tensor of {raw}, where the plan allows {allowed}"
-        )
-
-
-def _continues(first: Header, header: Header) -> bool:
-    """Whether both are frames of one tensor: all fields are equal but those in which frames differ."""
-    return _common(first) == _common(header)
-
-
 def _common(header: Header) -> Header:
+    """What is the same in all frames of one tensor."""
     return header._replace(sequence=0, ack=0, offset=0, length=0, flags=header.flags & ~Flag.LAST)
 
 

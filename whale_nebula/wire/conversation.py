@@ -27,7 +27,6 @@ from whale_nebula.wire.frame import (
     Kind,
     checksum,
     chunks,
-    find_fault,
     open_header,
     pack,
     unpack,
@@ -128,11 +127,6 @@ class Conversation:
         return self._replay.bytes
 
     @property
-    def twice(self) -> int:
-        """How many frames came that had come before."""
-        return self._arrivals.twice
-
-    @property
     def received(self) -> int:
         """The number of the next frame that is expected: it grows with every frame that is taken."""
         return self._arrivals.expected
@@ -167,7 +161,7 @@ class Conversation:
         self._connected = True
         expected = self._arrivals.expected
         packet = self._greeting_packet(self._introduction.hello(expected, self._acknowledge()))
-        self._ours = _require_side(self._ours.said(Word.HELLO))
+        self._ours = _require_side(self._ours.say(Word.HELLO))
         return [packet]
 
     def disconnected(self) -> None:
@@ -185,7 +179,25 @@ class Conversation:
 
         `header` and `chunk` are one of `chunks(...)`. Messages may exceed the budget; tensors wait for `room`.
         """
-        side = self._side_after(header, chunk)
+        if not self.ready:
+            raise LocalProtocolError("nothing is sent before the greeting is over", mend="wait for Opened")
+        message, fault = None, None
+        if header.kind in BARE or (header.source, header.destination) != (self._here, self._there):
+            fault = f"kind {header.kind} from worker {header.source} to worker {header.destination}"
+        elif header.length != chunk.size:
+            fault = f"a chunk of {chunk.size} bytes under a header for {header.length}"
+        elif header.flags & Flag.SEALED:
+            fault = "a sealed header"
+        elif header.kind != Kind.CONTROL and self.room() <= 0:
+            fault = f"{self.unacked} bytes are not acknowledged, and no more may be"
+        elif header.kind == Kind.CONTROL:
+            try:
+                message = decode_message(chunk.tobytes())
+            except RemoteProtocolError as error:
+                raise LocalProtocolError(error.what) from None
+        side = fault or speak(self._ours, header, message)
+        if isinstance(side, str):
+            raise LocalProtocolError(f"this frame must not be sent: {side}")
         numbered = header._replace(epoch=self.epoch, sequence=self._replay.next, ack=self._acknowledge())
         if self._sealer is not None:
             numbered, chunk = self._sealer.seal(numbered, chunk)
@@ -217,31 +229,8 @@ class Conversation:
         return self._released
 
     def _bare(self, kind: Kind) -> Packet:
-        header = Header(
-            kind,
-            flags=Flag.LAST,
-            epoch=self.epoch,
-            ack=self._acknowledge(),
-            source=self._here,
-            destination=self._there,
-        )
+        header = Header(kind, Flag.LAST, self.epoch, 0, self._acknowledge(), 0, 0, self._here, self._there)
         return pack(header, 0), np.empty(0, np.uint8)
-
-    def _side_after(self, header: Header, chunk: Bytes) -> Side:
-        """What this side is after the frame, if it may be sent."""
-        if not self.ready:
-            raise LocalProtocolError("nothing is sent before the greeting is over", mend="wait for Opened")
-        fault = find_fault(header)
-        if header.kind in BARE or (header.source, header.destination) != (self._here, self._there):
-            fault = f"kind {header.kind} from worker {header.source} to worker {header.destination}"
-        elif header.length != chunk.size:
-            fault = f"a chunk of {chunk.size} bytes under a header for {header.length}"
-        elif header.kind != Kind.CONTROL and self.room() <= 0:
-            fault = f"{self.unacked} bytes are not acknowledged, and no more may be"
-        side = fault or speak(self._ours, header, _message(header, chunk))
-        if isinstance(side, str):
-            raise LocalProtocolError(f"this frame must not be sent: {side}")
-        return side
 
     def _greeting_packet(self, message: Mapping[str, Any]) -> Packet:
         payload = np.frombuffer(encode_message(message), np.uint8)
@@ -265,9 +254,14 @@ class Conversation:
         try:
             self._receive(message, events)
         except Exception as error:  # whatever decoding raises is about what the other side sent
-            self._error = error if isinstance(error, NebulaError) else _unreadable(error)
+            if not isinstance(error, NebulaError):
+                why = f"{type(error).__name__}: {escape_foreign_text(error, 200)}"
+                unreadable = RemoteProtocolError("a frame came that cannot be read", why=why)
+                unreadable.__cause__ = error
+                error = unreadable
+            self._error = error
             if not events:
-                raise self._error from self._error.__cause__
+                raise error from error.__cause__
         return events
 
     def _receive(self, message: bytes | bytearray | memoryview, events: list[Event]) -> None:
@@ -288,94 +282,83 @@ class Conversation:
         self._sort((header, payload), events)
 
     def _sort(self, frame: _Frame, events: list[Event]) -> None:
-        """Greetings, frames before their time, frames without a number, and all others."""
-        header = frame[0]
+        """Greetings, frames before their time, frames without a number, and all others, which are taken in order."""
+        header, payload = frame
         if header.epoch == 0:
             self._greet(frame, events)
-        elif not self.ready:
-            self._wait(frame)
+        elif not self.ready:  # it overtook the greeting on another connection
+            self._waiting.append(frame)
+            self._waiting_bytes += held_bytes(HEADER_BYTES + payload.size)
+            if self._waiting_bytes > self._window:
+                raise RemoteProtocolError("a frame came before the greeting was over")
         elif header.epoch != self.epoch:
             raise RemoteProtocolError(
                 f"a frame of epoch {header.epoch} in epoch {self.epoch}", why="it is left from an earlier run"
             )
         elif header.kind in BARE:
-            events += self._acknowledged(header.ack)
+            events += self._let_go(header.ack)
         else:
-            self._order(frame, events)
-
-    def _order(self, frame: _Frame, events: list[Event]) -> None:
-        header, payload = frame
-        turn = self._arrivals.turn(header.sequence)
-        if turn is Turn.EARLY:
-            self._arrivals.hold(header.sequence, frame, _size(payload))
-        if self._heard + self._arrivals.bytes > self._replay.budget + _OVERRUN_BYTES:
-            raise RemoteProtocolError(
-                f"frame {header.sequence} came where {self._heard + self._arrivals.bytes} bytes are not acknowledged",
-                why=f"the budget of both sides is {self._replay.budget} bytes",
-            )
-        following = frame if turn is Turn.DUE else None
-        while following is not None:
-            events += self._take(*following)
-            self._heard += held_bytes(_size(following[1]))
-            following = self._arrivals.taken()
+            turn = self._arrivals.turn(header.sequence)
+            if turn is Turn.EARLY:
+                self._arrivals.hold(header.sequence, frame, HEADER_BYTES + payload.size)
+            if self._heard + self._arrivals.bytes > self._replay.budget + _OVERRUN_BYTES:
+                raise RemoteProtocolError(
+                    f"frame {header.sequence} came where {self._heard + self._arrivals.bytes} bytes are not "
+                    "acknowledged",
+                    why=f"the budget of both sides is {self._replay.budget} bytes",
+                )
+            following = frame if turn is Turn.DUE else None
+            while following is not None:
+                events += self._take(*following)
+                self._heard += held_bytes(HEADER_BYTES + following[1].size)
+                following = self._arrivals.advance()
 
     def _take(self, header: Header, payload: Bytes) -> list[Event]:
         """The events of the frame that is due. One that is refused has changed nothing."""
         self._replay.check(header.ack)
         if bool(header.flags & Flag.SEALED) != (self._sealer is not None):
             raise RemoteProtocolError("a frame is not sealed where all are")
-        take = self._take_message if header.kind == Kind.CONTROL else self._take_chunk
-        side, events = take(header, payload)
+        plain, message = open_header(header), None
+        if plain.kind == Kind.CONTROL:
+            message = decode_message(self._open_into(np.empty(plain.length, np.uint8), header, payload).tobytes())
+        side = speak(self._theirs, plain, message)
+        if isinstance(side, str):
+            raise RemoteProtocolError(f"the other side said what it may not: {side}")
+        events: list[Event]
+        if message is not None:
+            events = [MessageArrived(plain, message)]
+        else:
+            self._open_into(self._assembly.place(plain), header, payload)
+            events = [*self._assembly.finish_chunk(plain)]
         self._theirs = side
-        return [*self._acknowledged(header.ack), *events]
+        return [*self._let_go(header.ack), *events]
 
-    def _take_message(self, header: Header, payload: Bytes) -> tuple[Side, list[Event]]:
-        plain = open_header(header)
-        data = self._into(np.empty(plain.length, np.uint8), header, payload) if self._sealer else payload
-        message = decode_message(data.tobytes())
-        return self._heard_from(plain, message), [MessageArrived(plain, message)]
-
-    def _take_chunk(self, header: Header, payload: Bytes) -> tuple[Side, list[Event]]:
-        plain = open_header(header)
-        side = self._heard_from(plain, None)
-        self._into(self._assembly.place(plain), header, payload)
-        return side, list(self._assembly.placed(plain))
-
-    def _into(self, place: Bytes, header: Header, payload: Bytes) -> Bytes:
+    def _open_into(self, place: Bytes, header: Header, payload: Bytes) -> Bytes:
         if self._sealer is None:
             place[:] = payload
         else:
             self._sealer.open(header, payload, place)
         return place
 
-    def _heard_from(self, header: Header, message: Mapping[str, Any] | None) -> Side:
-        side = speak(self._theirs, header, message)
-        if isinstance(side, str):
-            raise RemoteProtocolError(f"the other side said what it may not: {side}")
-        return side
-
-    def _acknowledged(self, ack: int) -> list[Event]:
+    def _let_go(self, ack: int) -> list[Event]:
         done = self._replay.acknowledge(ack)
         return [done] if done.frames else []
-
-    def _wait(self, frame: _Frame) -> None:
-        """Keep a frame that overtook the greeting on another connection."""
-        self._waiting.append(frame)
-        self._waiting_bytes += held_bytes(HEADER_BYTES + frame[1].size)
-        if self._waiting_bytes > self._window:
-            raise RemoteProtocolError("a frame came before the greeting was over")
 
     # Greetings.
 
     def _greet(self, frame: _Frame, events: list[Event]) -> None:
-        message = self._greeting(*frame)
+        header, payload = frame
+        [(known, _)] = chunks(self._greeting_header(self._there, self._here, payload.size), payload)
+        if header != known or payload.size > GREETING_BYTES:
+            raise RemoteProtocolError("a frame without an epoch is no greeting")
+        message = decode_message(payload.tobytes())
         word = Word(message["kind"]) if message["kind"] in (Word.HELLO, Word.AUTH) else None
-        side = self._theirs.said(word) if word else None
+        side = self._theirs.say(word) if word else None
         if side is None:
             raise RemoteProtocolError(f"{escape_foreign_text(message['kind'])} in state {self._theirs.state}")
         if word is Word.HELLO:
             events.append(Answer([self._greeting_packet(self._introduction.answer(message))]))
-            self._ours = _require_side(self._ours.said(Word.AUTH))
+            self._ours = _require_side(self._ours.say(Word.AUTH))
         else:
             events += self._open(message)
         self._theirs = side
@@ -383,12 +366,6 @@ class Conversation:
             waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
             for each in waiting:
                 self._sort(each, events)
-
-    def _greeting(self, header: Header, payload: Bytes) -> dict[str, Any]:
-        [(known, _)] = chunks(self._greeting_header(self._there, self._here, payload.size), payload)
-        if header != known or payload.size > GREETING_BYTES:
-            raise RemoteProtocolError("a frame without an epoch is no greeting")
-        return decode_message(payload.tobytes())
 
     def _open(self, message: Mapping[str, Any]) -> list[Event]:
         """The other side has proven itself: go on where it says that it is."""
@@ -408,31 +385,10 @@ class Conversation:
             self._sealer = Sealer(material, self._here, self._there)
         self._replay.budget = min(self._replay.budget, theirs.budget)
         self._ack_bytes = min(ACK_BYTES, self._replay.budget // 4)
-        return [*self._acknowledged(theirs.acknowledged), Opened(self._replay.since(theirs.received), resumed)]
-
-
-def _size(payload: Bytes) -> int:
-    return HEADER_BYTES + payload.size
-
-
-def _unreadable(error: Exception) -> RemoteProtocolError:
-    why = f"{type(error).__name__}: {ascii(str(error)[:200])[1:-1]}"
-    unreadable = RemoteProtocolError("a frame came that cannot be read", why=why)
-    unreadable.__cause__ = error
-    return unreadable
+        return [*self._let_go(theirs.acknowledged), Opened(self._replay.since(theirs.received), resumed)]
 
 
 def _require_side(side: Side | None) -> Side:
     if side is None:
         raise LocalProtocolError("the greeting was said twice on one connection")
     return side
-
-
-def _message(header: Header, chunk: Bytes) -> dict[str, Any] | None:
-    """The message in a frame that is to be sent."""
-    if header.kind != Kind.CONTROL:
-        return None
-    try:
-        return decode_message(chunk.tobytes())
-    except RemoteProtocolError as error:
-        raise LocalProtocolError(error.what) from None

@@ -15,7 +15,7 @@ import math
 import struct
 from collections.abc import Iterator
 from enum import IntEnum, IntFlag
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -115,20 +115,12 @@ class Header(NamedTuple):
 
 
 def wire_bytes(payload_bytes: int) -> int:
-    """How many bytes a tensor of so many bytes is on the wire, headers included.
-
-    >>> wire_bytes(0) == HEADER_BYTES, wire_bytes(CHUNK_BYTES + 1) - CHUNK_BYTES - 1 == 2 * HEADER_BYTES
-    (True, True)
-    """
+    """How many bytes a tensor of so many bytes is on the wire, headers included."""
     return payload_bytes + HEADER_BYTES * frame_count(payload_bytes)
 
 
 def frame_count(payload_bytes: int) -> int:
-    """How many frames carry a tensor of so many bytes.
-
-    >>> frame_count(0), frame_count(CHUNK_BYTES), frame_count(CHUNK_BYTES + 1)
-    (1, 1, 2)
-    """
+    """How many frames carry a tensor of so many bytes."""
     return max(1, -(-payload_bytes // CHUNK_BYTES))
 
 
@@ -142,26 +134,21 @@ def chunks(header: Header, payload: Bytes) -> Iterator[tuple[Header, Bytes]]:
         yield header._replace(flags=header.flags | last, offset=offset, length=chunk.size, whole=whole), chunk
 
 
-def frames(header: Header, payload: Bytes) -> Iterator[tuple[bytes, Bytes]]:
-    """Every frame as the bytes of its header and a view of its chunk, numbered from `header.sequence` on."""
-    for number, (each, chunk) in enumerate(chunks(header, payload), start=header.sequence):
-        yield pack(each._replace(sequence=number), checksum(chunk)), chunk
-
-
 def pack(header: Header, payload_crc: int, *, sealed: bool = False) -> bytes:
     """The bytes of one header, with both checksums. A header that breaks a rule is the caller's mistake."""
     if fault := find_fault(header, sealed=sealed):
         raise LocalProtocolError(f"this frame must not be sent: {fault}")
-    body = _laid_out(header, payload_crc)[: -_CRC.size]
+    body = lay_out(header, payload_crc)[: -_CRC.size]
     return body + _CRC.pack(google_crc32c.value(body))
 
 
 def sealed_header_bytes(header: Header) -> bytes:
     """What a seal binds its chunk to: the header's bytes without `ack` and the checksums."""
-    return _laid_out(header._replace(ack=0), 0)
+    return lay_out(header._replace(ack=0), 0)
 
 
-def _laid_out(header: Header, payload_crc: int) -> bytes:
+def lay_out(header: Header, payload_crc: int) -> bytes:
+    """The bytes of a header, unchecked, and without its own checksum."""
     dims = header.dims + (0,) * (MAX_RANK - len(header.dims))
     try:
         return _LAYOUT.pack(MAGIC, VERSION, *header[:-1], len(header.dims), *dims, payload_crc, 0)
@@ -183,11 +170,10 @@ def unpack(data: bytes, *, sealed: bool = False) -> tuple[Header, int]:
     *plain, rank = fields[:-MAX_RANK]
     dims = fields[-MAX_RANK:]
     header = Header._make((*plain, tuple(dims[:rank])))
-    if (
-        fault := f"rank {rank} with sizes {dims}"
-        if rank > MAX_RANK or any(dims[rank:])
-        else find_fault(header, sealed=sealed)
-    ):
+    fault = find_fault(header, sealed=sealed)
+    if rank > MAX_RANK or any(dims[rank:]):
+        fault = f"rank {rank} with sizes {dims}"
+    if fault:
         raise RemoteProtocolError(f"a frame breaks the protocol: {fault}")
     return header, payload_crc
 
@@ -211,34 +197,21 @@ def open_header(header: Header) -> Header:
 def find_fault(header: Header, *, sealed: bool = False) -> str | None:
     """What breaks the rules within one header, in words, or None. The rules are the same for both sides."""
     if header.kind in BARE:
-        return _fault_of_bare(header)
+        said = Header(header.kind, Flag.LAST, header.epoch, 0, header.ack, 0, 0, header.source, header.destination)
+        return None if header == said else f"a frame of kind {header.kind} says more than what has arrived"
     if header.flags & Flag.SEALED and not sealed:
         return "the frame is sealed, and this link has no key"
     plain = open_header(header)
-    return _fault_of_kind(plain) or _fault_of_tensor(plain) or _fault_of_chunk(plain)
-
-
-def _fault_of_bare(header: Header) -> str | None:
-    told = Header(
-        header.kind,
-        epoch=header.epoch,
-        ack=header.ack,
-        source=header.source,
-        destination=header.destination,
-        flags=Flag.LAST,
-    )
-    return None if header == told else f"a frame of kind {header.kind} says more than what has arrived"
-
-
-def _fault_of_kind(header: Header) -> str | None:
-    if header.kind not in Kind._value2member_map_:
-        return f"kind {header.kind} is unknown"
-    if header.flags & ~_KNOWN_FLAGS:
-        return f"flags {header.flags:#x} are unknown"
-    ways = (Direction.FORWARD, Direction.BACKWARD) if header.kind == Kind.BOUNDARY else (Direction.NONE,)
-    if header.direction not in ways:
-        return f"kind {header.kind} with direction {header.direction}"
-    return f"micro-batch {header.micro_batch}" if header.micro_batch < -1 else None
+    if plain.kind not in Kind._value2member_map_:
+        return f"kind {plain.kind} is unknown"
+    if plain.flags & ~_KNOWN_FLAGS:
+        return f"flags {plain.flags:#x} are unknown"
+    ways = (Direction.FORWARD, Direction.BACKWARD) if plain.kind == Kind.BOUNDARY else (Direction.NONE,)
+    if plain.direction not in ways:
+        return f"kind {plain.kind} with direction {plain.direction}"
+    if plain.micro_batch < -1:
+        return f"micro-batch {plain.micro_batch}"
+    return _fault_of_tensor(plain) or _fault_of_chunk(plain)
 
 
 def _fault_of_tensor(header: Header) -> str | None:
@@ -254,10 +227,8 @@ def _fault_of_tensor(header: Header) -> str | None:
         return f"{dtype.name}{list(header.dims)} has {size} bytes, not {header.whole}"
     if math.prod(max(size, 1) for size in header.dims) * dtype.itemsize > _MOST_BYTES:
         return f"{dtype.name}{list(header.dims)} is no array"  # an empty one may not be of any size either
-    return _fault_of_message(header, dtype) if header.kind == Kind.CONTROL else None
-
-
-def _fault_of_message(header: Header, dtype: np.dtype[Any]) -> str | None:
+    if header.kind != Kind.CONTROL:
+        return None
     if dtype != np.uint8 or len(header.dims) != 1:
         return "a control message is a row of bytes"
     if any((header.program, header.step, header.phase, header.shard, header.slot, header.codec, header.state)):

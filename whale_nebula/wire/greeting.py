@@ -78,13 +78,7 @@ def parse_hello(message: Mapping[str, Any]) -> Hello:
 
 
 def transcript(hellos: tuple[Hello, Hello], signer: str) -> bytes:
-    """What the worker `signer` signs: both greetings, and that it is the one who signs.
-
-    >>> a = Hello("run", "gpu/0", "npu/0", "0a" * 16, "1a" * 16, 1, 1, 1)
-    >>> b = Hello("run", "npu/0", "gpu/0", "0b" * 16, "1b" * 16, 1, 1, 1)
-    >>> transcript((a, b), "gpu/0") == transcript((b, a), "gpu/0") != transcript((a, b), "npu/0")
-    True
-    """
+    """What the worker `signer` signs: both greetings, and that it is the one who signs."""
     said = [asdict(hello) for hello in _sort_hellos(hellos)]
     return _LABEL + encode_message({"kind": "TRANSCRIPT", "signer": signer, "hellos": said})
 
@@ -137,11 +131,7 @@ def fresh_nonce() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """Who this side is, whom it speaks to, and in which run; `versions` are only told.
-
-    >>> Greeting("run-1", "gpu/0", "npu/0").peer
-    'npu/0'
-    """
+    """Who this side is, whom it speaks to, and in which run; `versions` are only told."""
 
     run: str
     worker: str
@@ -225,7 +215,16 @@ class Introduction:
         if self._theirs is None:
             raise RemoteProtocolError("AUTH came before HELLO")
         hellos = self._require_hello(), self._theirs
-        self._verify(message, hellos)
+        signature: Any = message.get("signature")
+        if message.keys() != {"kind", "signature"} or (signature is None) != (self._prover is None):
+            raise RemoteProtocolError("the greeting is no AUTH of this protocol")
+        if self._prover is not None:
+            try:
+                signed = bytes.fromhex(signature)
+            except (TypeError, ValueError):
+                raise RemoteProtocolError("the signature of the greeting is no row of hex digits") from None
+            worker = self._theirs.worker
+            self._prover.verify(self._theirs.certificate or "", signed, transcript(hellos, worker), worker)
         self.proven = self.proven or self._theirs
         if self._theirs.nonce != self.proven.nonce:
             raise PeerRestartedError(
@@ -235,15 +234,6 @@ class Introduction:
             raise RemoteProtocolError(f"worker '{self._theirs.worker}' greets unlike before, and is the same process")
         self.certificate = self._theirs.certificate
         return hellos
-
-    def _verify(self, message: Mapping[str, Any], hellos: tuple[Hello, Hello]) -> None:
-        theirs = hellos[1]
-        signature = message.get("signature")
-        if message.keys() != {"kind", "signature"} or (signature is None) != (self._prover is None):
-            raise RemoteProtocolError("the greeting is no AUTH of this protocol")
-        if self._prover is not None:
-            proof = transcript(hellos, theirs.worker)
-            self._prover.verify(theirs.certificate or "", _from_hex(signature), proof, theirs.worker)
 
     def _require_hello(self) -> Hello:
         if self._ours is None:
@@ -278,13 +268,6 @@ def _check(ours: Hello, theirs: Hello) -> None:
 _NOUNS = {"certificate": "a certificate", "exchange": "a key for sealed frames"}
 
 
-def _from_hex(text: Any) -> bytes:
-    try:
-        return bytes.fromhex(text)
-    except (TypeError, ValueError):
-        raise RemoteProtocolError("the signature of the greeting is no row of hex digits") from None
-
-
 _KEY_BYTES = 32
 _INFO = b"whale_nebula sealed frames 1"
 
@@ -297,12 +280,7 @@ class Exchange:
         self.public = self._private.public_key().public_bytes_raw()
 
     def agree(self, theirs: bytes, salt: bytes) -> bytes:
-        """The secret of both, as key material for both directions.
-
-        >>> a, b = Exchange(), Exchange()
-        >>> a.agree(b.public, b"salt") == b.agree(a.public, b"salt")
-        True
-        """
+        """The secret of both, as key material for both directions."""
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(theirs))
         except ValueError:

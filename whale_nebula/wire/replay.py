@@ -33,14 +33,6 @@ class Replay:
 
     It keeps the very bytes (a view of the tensor, or the ciphertext), so a frame that is sent again is the one that
     was sent first. It never drops any: who sends looks at `room` first, and waits while there is none.
-
-    >>> import numpy as np
-    >>> replay = Replay(budget=1500)
-    >>> for _ in range(3): replay.keep((b"h" * 100, np.zeros(20, np.uint8)))
-    >>> replay.next, replay.room, replay.acknowledge(3), replay.room
-    (4, -396, Acknowledged(frames=2, bytes=240), 868)
-    >>> [len(head) for head, chunk in replay.since(3)]
-    [100]
     """
 
     def __init__(self, budget: int) -> None:
@@ -57,7 +49,7 @@ class Replay:
     def keep(self, packet: Packet) -> None:
         """A frame goes out: the one with the number `next`."""
         self._kept.append(packet)
-        self.bytes += _size(packet)
+        self.bytes += len(packet[0]) + packet[1].size
         self.next += 1
 
     def check(self, ack: int) -> None:
@@ -70,7 +62,8 @@ class Replay:
         self.check(ack)
         before = len(self._kept), self.bytes
         while self._kept and self.oldest < ack:
-            self.bytes -= _size(self._kept.popleft())
+            head, chunk = self._kept.popleft()
+            self.bytes -= len(head) + chunk.size
         return Acknowledged(before[0] - len(self._kept), before[1] - self.bytes)
 
     def since(self, number: int) -> list[Packet]:
@@ -83,10 +76,6 @@ class Replay:
     def oldest(self) -> int:
         """The number of the oldest frame that is kept, or the next one's."""
         return self.next - len(self._kept)
-
-
-def _size(packet: Packet) -> int:
-    return len(packet[0]) + packet[1].size
 
 
 T = TypeVar("T")
@@ -103,20 +92,10 @@ class Turn(Enum):
 
 
 class Arrivals(Generic[T]):
-    """The order of what comes. A frame that is early is held, in all up to `window` bytes; 0 allows no gap.
-
-    >>> arrivals = Arrivals[str](window=4096)
-    >>> arrivals.turn(2)
-    <Turn.EARLY: 2>
-    >>> arrivals.hold(2, "second", 100); arrivals.turn(2), arrivals.turn(1)
-    (<Turn.TWICE: 3>, <Turn.DUE: 1>)
-    >>> arrivals.taken(), arrivals.taken(), arrivals.expected
-    ('second', None, 3)
-    """
+    """The order of what comes. A frame that is early is held, in all up to `window` bytes; 0 allows no gap."""
 
     def __init__(self, window: int = 0) -> None:
         self.expected = FIRST
-        self.twice = 0
         self._window = window
         self._held: dict[int, tuple[T, int]] = {}
         self.bytes = 0
@@ -126,7 +105,6 @@ class Arrivals(Generic[T]):
         if number == self.expected:
             return Turn.DUE
         if number < self.expected or number in self._held:
-            self.twice += 1
             return Turn.TWICE
         return Turn.EARLY
 
@@ -141,7 +119,7 @@ class Arrivals(Generic[T]):
         self._held[number] = (frame, size)
         self.bytes += size
 
-    def taken(self) -> T | None:
+    def advance(self) -> T | None:
         """The due frame was taken; gives the one that is due now, if it was held."""
         self.expected += 1
         frame, size = self._held.pop(self.expected, (None, 0))

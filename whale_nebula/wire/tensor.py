@@ -40,11 +40,7 @@ DTYPE_NAMES = tuple(_CODES)
 
 
 def dtype_code(name: str) -> int:
-    """The number of an element type on the wire; what has none (strings, variants) is refused by name.
-
-    >>> dtype_code("bool"), dtype_code("bfloat16")
-    (1, 11)
-    """
+    """The number of an element type on the wire; what has none (strings, variants) is refused by name."""
     code = _CODES.get(name)
     if code is None:
         raise LocalProtocolError(
@@ -56,29 +52,17 @@ def dtype_code(name: str) -> int:
 
 
 def dtype_of(code: int) -> np.dtype[Any] | None:
-    """The element type with this number, or None where no type has it.
-
-    >>> dtype_of(12), dtype_of(99)
-    (dtype('float32'), None)
-    """
+    """The element type with this number, or None where no type has it."""
     return _TYPES[code - 1] if 1 <= code <= len(_TYPES) else None
 
 
 def raw_bytes(code: int, dims: tuple[int, ...]) -> int:
-    """How many bytes a tensor of this (known) element type and these sizes has.
-
-    >>> raw_bytes(dtype_code("float32"), (2, 3))
-    24
-    """
+    """How many bytes a tensor of this (known) element type and these sizes has."""
     return math.prod(dims) * _TYPES[code - 1].itemsize
 
 
 def array_bytes(array: npt.NDArray[Any]) -> Bytes:
-    """The elements of an array in row order, little end first, as one row of bytes: a view where it can be.
-
-    >>> array_bytes(np.array([1, 2], "int16")).tolist()
-    [1, 0, 2, 0]
-    """
+    """The elements of an array in row order, little end first, as one row of bytes: a view where it can be."""
     dtype_code(array.dtype.name)
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return np.ascontiguousarray(little).reshape(-1).view(np.uint8)

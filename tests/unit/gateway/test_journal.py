@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,8 +55,12 @@ def test_identities_in_numbers_share_what_one_has() -> None:
     assert refusals.take_unwritten() == {"others": 42}
 
 
-def test_a_disk_that_is_nearly_full_is_said_once(made: Journal, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_is_nearly_full_is_said_once(
+    made: Journal, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for free in (5 << 30, 900 << 20, 800 << 20, 5 << 30, 100 << 20):
-        made._note_space(free)
+        monkeypatch.setattr("shutil.disk_usage", lambda folder, free=free: SimpleNamespace(free=free))
+        made._next_space = 0.0
+        made.look_after(1.0)
     assert [each["free"] for each in written(made.log.path) if each["action"] == "low space"] == [900 << 20, 100 << 20]
     assert [each for each in caplog.messages if "has 900 MiB left" in each]

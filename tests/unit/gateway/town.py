@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.unit.transport.cable import GPU, NPU, SOON, close_all, step
 from tests.unit.transport.crossing import free_address
 from whale_nebula.gateway.gateway import Gateway
 from whale_nebula.gateway.site import Site, cluster_of
@@ -23,11 +24,8 @@ from whale_nebula.transport.peer import PeerLink
 from whale_nebula.transport.protocol import Key
 
 RUN = "mt"
-GPU, NPU = "gpu/0", "npu/0"
 CLUSTERS = ("gpu", "npu")
-SOON = 20.0
 QUICK = Deadlines(patience=SOON, silence=SOON, grace=2.0, connect=5.0, look=0.05)
-STEP = {"kind": "SESSION", "about": "STEP", "program": 1, "step": 0, "rows": 1, "inputs": {}}
 
 
 def until(condition: Callable[[], object], seconds: float = SOON) -> None:
@@ -117,7 +115,7 @@ class Town:
     def meet(self, here: str = GPU, there: str = NPU) -> None:
         """Both announce a step, and hear of it."""
         for link in (self.link(here, there), self.link(there, here)):
-            link.post(STEP)
+            link.post(step())
         for link in (self.link(here, there), self.link(there, here)):
             link.take("SESSION", SOON)
 
@@ -141,11 +139,7 @@ class Town:
 
     def leave(self) -> None:
         """All workers end in order."""
-        closing = [threading.Thread(target=links.close) for links in self.links.values()]
-        for thread in closing:
-            thread.start()
-        for thread in closing:
-            thread.join(SOON)
+        close_all(*self.links.values())
         self.links.clear()
 
     def close(self) -> None:

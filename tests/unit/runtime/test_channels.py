@@ -17,8 +17,7 @@ from whale_nebula.errors import RemoteProtocolError
 from whale_nebula.runtime.exchange.channels import Models
 from whale_nebula.runtime.exchange.ends import Incoming, Outgoing
 from whale_nebula.runtime.exchange.state import AT, At, ChannelState, Residue, States, Tally
-from whale_nebula.transport.framed import check_packed
-from whale_nebula.transport.protocol import Packed
+from whale_nebula.transport.protocol import Packed, check_packed
 
 COLUMNS = 48
 EXACT = 1e-6

@@ -11,7 +11,7 @@ from whale_nebula.report.records import ONCE, LinkReport, Span
 from whale_nebula.runtime.step.clock import Clocks, LineClock, StageClock, add_line_seconds, in_flight
 from whale_nebula.transport import MemoryNetwork
 from whale_nebula.transport.protocol import Key
-from whale_nebula.wire import wire_bytes
+from whale_nebula.wire.frame import wire_bytes
 
 
 def pieces(words: str, phase: int = 0) -> list[Span]:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import whale_nebula as nb
 from tests.simulation.carrier import Cable, Passage
-from tests.unit.transport.test_payloads import STEP
+from tests.unit.transport.cable import step
 from whale_nebula.runtime.run import current_run
 from whale_nebula.runtime.step.emulated import EmulatedStep
 from whale_nebula.transport.deadlines import Deadlines
@@ -51,7 +51,7 @@ class Wire:
     def send(self, key: Key, array: Any, *, raw_bytes: int | None = None, size: int | None = None) -> None:
         if key.step != self.announced:
             self.announced = key.step
-            self.link.post({**STEP, "program": key.program, "step": key.step})
+            self.link.post({**step(key.step), "program": key.program})
         sent = np.zeros(size or 0, np.uint8) if array is None else array.numpy() if tf.is_tensor(array) else array
         self.link.send(key, sent, raw_bytes=raw_bytes)
 

@@ -89,10 +89,6 @@ def test_there_is_one_way_to_write_a_record(line: bytes) -> None:
     assert parse(line) is None
 
 
-def test_a_newline_in_a_value_stays_in_its_line() -> None:
-    assert b"\n" not in canonical({"reason": 'x"}\n{"seq":1}', "n": "\u2028\r"})
-
-
 def test_why_a_line_does_not_follow_is_said() -> None:
     first, second = lines([{"action": "a"}, {"action": "b"}])
     _, link = follow(first, START)

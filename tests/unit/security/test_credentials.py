@@ -10,17 +10,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from tests.unit.security.made import DAY, GPU, NPU, Home, self_signed
+from tests.unit.security.made import DAY, GPU, NPU, Home
 from whale_nebula.config.schema import Security
-from whale_nebula.errors import (
-    CredentialsError,
-    ExpiredError,
-    IdentityError,
-    RevokedError,
-    SelfSignedError,
-    WrongAuthorityError,
-    WrongNameError,
-)
+from whale_nebula.errors import CredentialsError, IdentityError, WrongAuthorityError, WrongNameError
 from whale_nebula.security import Credentials, CurrentCredentials, Files, Prover, files, issue, making
 
 
@@ -54,12 +46,6 @@ class TestLoading:
         assert "PRIVATE" not in repr(found) + str(found)
         assert found.key_pem.decode().splitlines()[1] not in repr(found)
 
-    def test_a_key_that_others_can_read(self, home: Home) -> None:
-        paths = home.files(GPU)
-        os.chmod(paths.key, 0o640)
-        with pytest.raises(CredentialsError, match="chmod 600"):
-            Credentials.of(paths)
-
     def test_the_key_of_another(self, home: Home) -> None:
         paths, other = home.files(GPU), home.files(NPU)
         with pytest.raises(CredentialsError, match="is not the key of"):
@@ -74,22 +60,6 @@ class TestLoading:
         paths = home.files(GPU)
         with pytest.raises(CredentialsError, match="no authority's certificate"):
             Credentials.of(paths._replace(ca=paths.cert))
-
-    def test_one_that_signed_itself(self, home: Home, tmp_path: Path) -> None:
-        paths = self_signed(tmp_path, GPU)
-        with pytest.raises(SelfSignedError):
-            Credentials.of(paths._replace(ca=home.folder / "ca.pem"))
-
-    def test_one_that_has_ended_or_not_begun(self, home: Home) -> None:
-        for begin in (making.now() - 3 * DAY, making.now() + 3 * DAY):
-            with pytest.raises(ExpiredError):
-                Credentials.of(home.outside_its_dates(GPU, begin))
-
-    def test_one_that_was_revoked(self, home: Home) -> None:
-        paths = home.files(GPU)
-        issue.revoke(home.folder, home.authority, [Credentials.of(paths).serial], "")
-        with pytest.raises(RevokedError):
-            Credentials.of(paths)
 
     @pytest.mark.parametrize("part", ["ca", "cert", "key"])
     @pytest.mark.parametrize("content", [None, b"", b"half", b"\x30\x82"])
@@ -118,16 +88,12 @@ class TestLoading:
 
 class TestRenewal:
     def test_a_new_certificate_is_taken_up(self, home: Home) -> None:
-        told: list[Credentials] = []
         first = home.credentials(GPU)
-        current = CurrentCredentials(first, told.append)
+        current = CurrentCredentials(first)
         assert current() is first
-        assert not first.changed()
         issue.renew(home.folder, home.authority, [GPU])
-        assert first.changed()
         assert current().serial != first.serial
         assert current() is current()
-        assert [each.serial for each in told] == [current().serial]
 
     def test_while_files_are_half_copied_the_old_ones_stay(self, home: Home, caplog: pytest.LogCaptureFixture) -> None:
         first = home.credentials(GPU)
@@ -166,17 +132,6 @@ class TestRenewal:
         with pytest.raises(CredentialsError, match="this process is gpu/0"):
             first.reload()
         assert CurrentCredentials(first)() is first
-
-    def test_twenty_renewals_lose_nobody(self, home: Home) -> None:
-        current = CurrentCredentials(home.credentials(GPU))
-        other = Prover(home.credentials(NPU))
-        prover, serials = Prover(current), set()
-        for number in range(20):
-            issue.renew(home.folder, home.authority, [GPU])
-            transcript = bytes([number])
-            other.verify(prover.certificate, prover.sign(transcript), transcript, "gpu/0")
-            serials.add(current().serial)
-        assert len(serials) == 20
 
 
 class TestEndsThatAreNear:
@@ -230,10 +185,6 @@ class TestProof:
     def both(self, home: Home) -> tuple[Prover, Prover]:
         return Prover(home.credentials(GPU)), Prover(home.credentials(NPU))
 
-    def test_who_holds_the_key_is_believed(self, both: tuple[Prover, Prover]) -> None:
-        gpu, npu = both
-        npu.verify(gpu.certificate, gpu.sign(b"both hellos"), b"both hellos", "gpu/0")
-
     @pytest.mark.parametrize("wrong", ["transcript", "signature", "key", "empty"])
     def test_who_does_not_is_refused(self, both: tuple[Prover, Prover], wrong: str) -> None:
         gpu, npu = both
@@ -246,21 +197,10 @@ class TestProof:
         with pytest.raises(WrongNameError):
             npu.verify(gpu.certificate, gpu.sign(b"said"), b"said", "gpu/1")
 
-    def test_one_of_another_run_is_not_the_one(self, both: tuple[Prover, Prover], tmp_path: Path) -> None:
-        stranger = Prover(Home.at(tmp_path / "other").credentials(GPU))
-        with pytest.raises(WrongAuthorityError):
-            both[1].verify(stranger.certificate, stranger.sign(b"said"), b"said", "gpu/0")
-
     def test_a_signature_of_something_else_is_no_proof(self, home: Home, both: tuple[Prover, Prover]) -> None:
         gpu, npu = both
         with pytest.raises(IdentityError, match="signature"):
             npu.verify(gpu.certificate, gpu.credentials.sign(b"said"), b"said", "gpu/0")
-
-    def test_one_that_was_revoked_meanwhile_proves_nothing(self, home: Home, both: tuple[Prover, Prover]) -> None:
-        gpu, npu = both
-        issue.revoke(home.folder, home.authority, [gpu.credentials.serial], "")
-        with pytest.raises(RevokedError):
-            npu.verify(gpu.certificate, gpu.sign(b"said"), b"said", "gpu/0")
 
     @pytest.mark.parametrize("odd", ["nonsense", "é", "\ud800", "version", "key", "name", "two"])
     def test_what_is_no_certificate_proves_nothing(self, both: tuple[Prover, Prover], odd: str) -> None:

@@ -81,17 +81,6 @@ def test_the_files_of_a_config_lie_beside_it() -> None:
     assert found.revoked == Path("/srv/run/certs/revoked.json")
 
 
-def test_a_config_may_name_them(tmp_path: Path) -> None:
-    security = Security(ca="ca.pem", cert="{cluster}/{role}/{index}.pem", key="/keys/{cluster}.key")
-    found = Files.of(security, GPU, tmp_path)
-    assert found.cert == tmp_path / "gpu/worker/0.pem"
-    assert (found.key, found.ca, found.revoked) == (
-        Path("/keys/gpu.key"),
-        tmp_path / "ca.pem",
-        tmp_path / "revoked.json",
-    )
-
-
 def test_a_config_may_name_the_deny_list_or_say_that_there_is_none(tmp_path: Path) -> None:
     assert Files.of(Security(revoked="lists/{cluster}.json"), GPU, tmp_path).revoked == tmp_path / "lists/gpu.json"
     found = Files.of(Security(revoked="none"), GPU, tmp_path)

@@ -34,10 +34,6 @@ class TestAnAuthority:
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (home.folder, *home.folder.iterdir())}
         assert (modes["certs"], modes["ca.key"], modes["ca.pem"]) == (0o700, 0o600, 0o644)
 
-    def test_it_is_read_as_it_was_made(self, home: Home) -> None:
-        found = authority.load(home.folder)
-        assert (found.run, found.certificate) == (RUN, home.authority.certificate)
-
     def test_a_second_one_in_the_same_place_is_refused(self, home: Home) -> None:
         before = everything(home.folder)
         with pytest.raises(CredentialsError, match="there is an authority here already"):
@@ -115,23 +111,8 @@ class TestAnAuthority:
         with pytest.raises(IdentityError):
             Authority.fresh(RUN, {"gpu/a": 1})
 
-    def test_a_new_certificate_of_it_leaves_those_of_others_good(self, home: Home) -> None:
-        paths = home.files(GPU)
-        renewed = issue.renew_authority(home.folder, 30)
-        assert renewed.certificate.serial_number != home.authority.certificate.serial_number
-        assert Credentials.of(paths).identity == GPU
-
 
 class TestIssuing:
-    def test_four_files_are_enough_on_another_host(self, home: Home, tmp_path: Path) -> None:
-        paths = home.files(GPU)
-        there = tmp_path / "there"
-        there.mkdir()
-        for path in filter(None, paths):
-            shutil.copy2(path, there)
-        found = Credentials.of(Files.under(there, GPU))
-        assert (found.identity, found.trust.check(home.certificate(NPU)).identity) == (GPU, NPU)
-
     def test_a_second_key_is_refused_while_the_first_is_good(self, home: Home) -> None:
         home.files(GPU)
         before = everything(home.folder)
@@ -310,7 +291,3 @@ class TestForOneMachine:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert [path.name for path in folder.glob("*.key")] == ["gpu-worker-0.key"]
         assert folder.parent == tmp_path
-
-    def test_each_call_makes_another_authority(self, tmp_path: Path) -> None:
-        one, two = (ephemeral("demo", ["gpu/0"], tmp_path)["gpu/0"] for _ in range(2))
-        assert one.ca.read_bytes() != two.ca.read_bytes()

@@ -10,26 +10,16 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.unit.transport.cable import GPU, NPU, SOON, close_all, step  # the later name dials
 from whale_nebula.security import Credentials, Files, Identity
 from whale_nebula.security.authority import Authority, create
 from whale_nebula.security.issue import issue
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.peer import PeerLink
-from whale_nebula.transport.protocol import Key
 
 RUN = "mt"
-GPU, NPU = "gpu/0", "npu/0"  # the later name dials
-SOON = 20.0
 QUICK = Deadlines(patience=SOON, silence=SOON, grace=2.0, connect=5.0, look=0.02)
-
-
-def key(slot: int = 0, step: int = 0, source: str = GPU, destination: str = NPU) -> Key:
-    return Key("forward", 1, step, 0, -1, slot, source, destination)
-
-
-def step(number: int = 0) -> dict[str, object]:
-    return {"kind": "SESSION", "about": "STEP", "program": 1, "step": number, "rows": 1, "inputs": {}}
 
 
 class Certificates:
@@ -150,11 +140,7 @@ class Workers:
                 link.take("SESSION", SOON)
 
     def close(self) -> None:
-        closing = [threading.Thread(target=links.close) for links in (self.gpu_links, self.npu_links)]
-        for thread in closing:
-            thread.start()
-        for thread in closing:
-            thread.join(SOON)
+        close_all(self.gpu_links, self.npu_links)
         if self.line:
             self.line.close()
 

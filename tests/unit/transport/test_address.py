@@ -40,10 +40,7 @@ def test_value_and_gradient_of_a_boundary_differ_in_direction() -> None:
     for kind in ("forward", "backward"):
         header = roster.header(Key(kind, 0, 0, 0, 0, 0, "gpu/0", "npu/0"))
         ways[kind] = header.kind, header.direction
-    assert ways == {
-        "forward": (Kind.BOUNDARY, Direction.FORWARD),
-        "backward": (Kind.BOUNDARY, Direction.BACKWARD),
-    }
+    assert ways == {"forward": (Kind.BOUNDARY, Direction.FORWARD), "backward": (Kind.BOUNDARY, Direction.BACKWARD)}
 
 
 def test_workers_that_are_not_in_the_run_are_refused() -> None:

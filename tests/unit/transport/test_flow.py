@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tests.simulation import carrier
 from tests.simulation.carrier import Cable
 from tests.simulation.stepping import Turns
+from tests.unit.transport.cable import SOON, Pair
 from whale_nebula.errors import RemoteFailureError, RemoteProtocolError
 from whale_nebula.transport import base, deadlines, mailbox, outbox, peer
 from whale_nebula.transport.deadlines import Deadlines
@@ -34,7 +35,6 @@ ROW = ("gpu/0", "npu/0", "tpu/0")
 BUDGET, CHUNK = 4096, 512
 SWAPPED: tuple[ModuleType, ...] = (peer, outbox, mailbox, deadlines, base, carrier)
 STEP = build_message("SESSION", "STEP", program=1, step=0, rows=1, inputs={})
-SOON = 20.0
 
 
 class Sent:
@@ -132,37 +132,15 @@ def test_nobody_waits_for_ever_and_all_arrives_as_it_was_sent(course: list[Sent]
     assert world.turns.time < SOON
 
 
-class Pair:
-    """Two links on one cable, with threads."""
-
-    def __init__(self, budget: int) -> None:
-        self.cable = Cable(*ROW[:2])
-        self.here, self.there = (
-            PeerLink(
-                end,
-                Greeting("flow", end.here, end.there),
-                ROW[:2],
-                budget=budget,
-                deadlines=Deadlines(patience=SOON, grace=2.0),
-            )
-            for end in self.cable.ends
-        )
-        for link in (self.here, self.there):
-            link.post(STEP)
-        for link in (self.here, self.there):
-            link.take("SESSION", SOON)
-
-    def close(self) -> None:
-        for link in (self.here, self.there):
-            link.part()
-        for link in (self.here, self.there):
-            link.close()
-
-
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     made = Pair(budget=1 << 20)
+    made.begin()
+    for link in (made.here, made.there):
+        link.take("SESSION", SOON)
     yield made
+    for link in (made.here, made.there):
+        link.part()
     made.close()
 
 

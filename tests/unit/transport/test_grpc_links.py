@@ -6,29 +6,18 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.unit.transport.crossing import (
-    GPU,
-    NPU,
-    QUICK,
-    RUN,
-    SOON,
-    Certificates,
-    Workers,
-    free_address,
-    key,
-    step,
-    workers,
-)
+from tests.unit.gateway.town import until
+from tests.unit.transport.cable import GPU, NPU, SOON, close_all, key, step, wait_for_threads
+from tests.unit.transport.crossing import QUICK, RUN, Certificates, Workers, free_address, workers
 from whale_nebula.errors import (
     ConfigError,
-    DeadlineError,
     IdentityError,
     LinkClosedError,
     NebulaError,
@@ -43,7 +32,7 @@ from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.links import GrpcLinks, Place
 from whale_nebula.transport.memory import MemoryNetwork
 from whale_nebula.transport.protocol import Link
-from whale_nebula.wire import CHUNK_BYTES
+from whale_nebula.wire.frame import CHUNK_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +45,7 @@ def trusted(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     yield
-    limit = time.monotonic() + SOON
-    while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("nebula-")]:
-        assert time.monotonic() < limit, left
-        threading.Event().wait(0.005)
-
-
-def until(condition: Callable[[], object]) -> None:
-    limit = time.monotonic() + SOON
-    while not condition():
-        assert time.monotonic() < limit
-        threading.Event().wait(0.005)
+    wait_for_threads()
 
 
 def exchange(pair: Workers, number: int, size: int = 3 * CHUNK_BYTES + 5) -> None:
@@ -120,11 +99,6 @@ class TestCrossing:
                 assert link._bye_heard
                 assert link._conversation.unacked == 0
 
-    def test_a_worker_without_an_address_dials(self, trusted: Certificates) -> None:
-        with workers(trusted, listen_npu=False) as pair:
-            pair.meet()
-            exchange(pair, 1)
-
     def test_who_is_not_up_yet_is_waited_for_and_announced(self, trusted: Certificates) -> None:
         said: list[Wait] = []
         address = free_address()
@@ -138,10 +112,7 @@ class TestCrossing:
         late.links[NPU].post({"kind": "SESSION", "about": "HELLO"})
         early.links[GPU].take("SESSION", SOON)
         until(lambda: said[-1].over)
-        closing = threading.Thread(target=late.close)
-        closing.start()
-        early.close()
-        closing.join(SOON)
+        close_all(late, early)
 
     def test_no_way_at_all_is_the_configs_mistake(self) -> None:
         with pytest.raises(ConfigError, match="no way between 'gpu/0' and 'npu/0'"):
@@ -156,17 +127,6 @@ class TestCrossing:
 
 
 class TestBreaks:
-    def test_resets_lose_nothing(self, trusted: Certificates) -> None:
-        with workers(trusted, line=True) as pair:
-            pair.meet()
-            assert pair.line
-            for number in range(1, 6):
-                cutting = threading.Thread(target=pair.line.cut)
-                cutting.start()
-                exchange(pair, number)
-                cutting.join()
-            assert pair.npu.state().connections > 1
-
     def test_a_hole_in_the_line_is_announced_and_healed(self, trusted: Certificates) -> None:
         """Nothing passes and nothing is reset: only the keepalive finds out."""
         said: list[Wait] = []
@@ -181,15 +141,6 @@ class TestBreaks:
             pair.line.passes = True
             pair.line.cut()
             exchange(pair, 1)
-
-    def test_a_line_that_stays_silent_ends_the_link(self, trusted: Certificates) -> None:
-        deadlines = Deadlines(patience=1.5, silence=0.4, grace=0.2, connect=0.5, look=0.05)
-        with workers(trusted, line=True, deadlines=deadlines) as pair:
-            pair.meet()
-            assert pair.line
-            pair.line.passes = False
-            with pytest.raises(DeadlineError, match=r"worker 'gpu/0' was not heard for 1\.5 s"):
-                pair.npu.receive(key(), SOON)
 
     def test_to_close_waits_for_no_address_that_does_not_answer(self) -> None:
         """As beyond a line that is cut: an attempt to connect that would take a minute is given up."""
@@ -215,17 +166,6 @@ class TestBreaks:
             with pytest.raises(LinkClosedError, match=f"worker '{dead}' is gone") as caught:
                 left.take("AGREE", SOON)
             assert "refused twice" in caught.value.why
-
-    def test_what_waits_in_a_close_arrives_over_a_break(self, trusted: Certificates) -> None:
-        with workers(trusted, line=True) as pair:
-            pair.meet()
-            assert pair.line
-            pair.gpu.send(key(), np.ones(20 * CHUNK_BYTES, np.uint8))
-            pair.line.cut()
-            closing = threading.Thread(target=pair.gpu.close)
-            closing.start()
-            assert pair.npu.receive(key(), SOON).sum() == 20 * CHUNK_BYTES
-            closing.join(SOON)
 
 
 @contextlib.contextmanager

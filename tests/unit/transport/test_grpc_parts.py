@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.gateway.town import until
-from tests.unit.transport.crossing import GPU, NPU, RUN, SOON, Certificates, free_address
+from tests.unit.transport.cable import GPU, NPU, SOON
+from tests.unit.transport.crossing import RUN, Certificates, free_address
 from whale_nebula.errors import (
     ExpiredError,
     IdentityError,
@@ -30,7 +31,7 @@ from whale_nebula.errors import (
 from whale_nebula.security import Peer, Prover
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
-from whale_nebula.transport.grpc.connection import END, Connection, Lane, reason
+from whale_nebula.transport.grpc.connection import END, Connection, Lane
 from whale_nebula.transport.grpc.dialling import Target, dial
 from whale_nebula.transport.grpc.limits import End, Limits, TokenBucket, find_surplus
 from whale_nebula.transport.grpc.listener import (
@@ -188,25 +189,11 @@ class TestLane:
             thread.join(SOON)
         assert done == ["broken", "ended"]
 
-    def test_what_a_hearer_raises_ends_the_stream(self) -> None:
-        lane = Lane()
-        assert lane.read([b"a"], lambda frame: [][0]) == "list index out of range"
-        assert lane.over
-
-    def test_a_stream_that_runs_out_says_so(self) -> None:
-        heard: list[bytes] = []
-        assert Lane().read([b"a", b"b"], heard.append) == "the stream has ended"
-        assert heard == [b"a", b"b"]
-
     @pytest.mark.parametrize(("frames", "in_order"), [([b"a", END], True), ([b"a"], False), ([], False), ([END], True)])
     def test_only_one_whose_last_message_says_so_has_ended_in_order(self, frames: list[bytes], in_order: bool) -> None:
         lane = Lane()
         lane.read(frames, lambda frame: None)
         assert lane.in_order is in_order
-
-    def test_reasons_are_one_line(self) -> None:
-        assert reason(ValueError("one\ntwo")) == "one"
-        assert reason(ValueError()) == "ValueError"
 
 
 class TestConnection:
@@ -281,13 +268,6 @@ class TestOptions:
         assert int(said["grpc.keepalive_time_ms"]) + int(said["grpc.http2.ping_timeout_ms"]) < 8000
         assert int(dict(options.server(Deadlines(), 1))["grpc.http2.min_recv_ping_interval_without_data_ms"]) < 3000
 
-    def test_a_slow_line_gets_more_time(self) -> None:
-        slow = dict(options.client(Deadlines(), rate=100_000.0))
-        assert int(slow["grpc.http2.ping_timeout_ms"]) > 60_000
-
-    def test_a_name_to_be_proved_is_asked_for(self) -> None:
-        assert ("grpc.ssl_target_name_override", "abc.nebula") in options.client(Deadlines(), name="abc.nebula")
-
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
@@ -349,11 +329,6 @@ class TestListener:
     def test_a_stream_that_does_not_introduce_itself_is_refused(self, listener: Listener) -> None:
         with pytest.raises(IdentityError, match="connection number"):
             dial(Target(listener.address), KNOCK._replace(connection="?"), Lane(), print, deadlines=Deadlines())
-
-    def test_nobody_there_is_a_reason_to_try_again(self) -> None:
-        with pytest.raises(TransportError) as caught:
-            dial(Target(free_address()), KNOCK, Lane(), print, deadlines=Deadlines())
-        assert type(caught.value) is TransportError
 
 
 class Strangers:

@@ -1,48 +1,22 @@
 """Memory links: the protocol, and lines that behave like lines."""
 
-import threading
 import time
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
+from tests.unit.transport.cable import FakeClock, back, key, memory_pair
 from whale_nebula.errors import DeadlineError, LinkClosedError, LocalProtocolError, RemoteFailureError
 from whale_nebula.transport.memory import MemoryLink, MemoryNetwork
 from whale_nebula.transport.protocol import Key, Link, LinkTotals
-from whale_nebula.wire import HEADER_BYTES, wire_bytes
+from whale_nebula.wire.frame import HEADER_BYTES
 
 
 @dataclass(frozen=True)
 class Line:
     rate: float | None = None
     delay: float = 0.0
-
-
-class FakeClock:
-    """Time that passes only by waiting."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-    def wait(self, condition: threading.Condition, seconds: float) -> None:
-        assert seconds > 0
-        self.time += seconds
-
-
-def key(slot: int = 0, source: str = "gpu/0", destination: str = "npu/0") -> Key:
-    return Key("forward", 1, 0, 0, -1, slot, source, destination)
-
-
-def back(slot: int = 0) -> Key:
-    return key(slot, "npu/0", "gpu/0")
-
-
-def pair(network: MemoryNetwork) -> tuple[MemoryLink, MemoryLink]:
-    return network.link("gpu/0", "npu/0", "gpu", "npu"), network.link("npu/0", "gpu/0", "npu", "gpu")
 
 
 RATE = 8e6  # a million bytes a second
@@ -57,11 +31,11 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def line(clock: FakeClock) -> tuple[MemoryLink, MemoryLink]:
-    return pair(MemoryNetwork({("gpu", "npu"): Line(RATE, 0.25)}, clock=clock))
+    return memory_pair(MemoryNetwork({("gpu", "npu"): Line(RATE, 0.25)}, clock=clock))
 
 
 def test_a_tensor_travels_by_reference() -> None:
-    here, there = pair(MemoryNetwork())
+    here, there = memory_pair(MemoryNetwork())
     link: Link = here
     array = np.arange(3)
     link.send(key(), array)
@@ -72,15 +46,6 @@ def test_one_message_takes_its_bytes_over_the_rate_and_the_delay(line: tuple, cl
     line[0].send(key(), TENSOR)
     line[1].receive(key(), 10.0)
     assert clock.now() == pytest.approx(1.25)
-
-
-def test_frame_headers_take_their_time_too(clock: FakeClock) -> None:
-    here, there = pair(MemoryNetwork({("gpu", "npu"): Line(RATE)}, clock=clock))
-    big = np.zeros(3_000_000, np.uint8)
-    here.send(key(), big)
-    there.receive(key(), 10.0)
-    assert clock.now() == pytest.approx(wire_bytes(big.nbytes) * 8 / RATE)
-    assert clock.now() == pytest.approx(3.0 + 3 * HEADER_BYTES * 8 / RATE)
 
 
 def test_messages_in_one_direction_queue_and_the_delay_overlaps(line: tuple, clock: FakeClock) -> None:
@@ -116,22 +81,22 @@ def test_all_workers_of_two_clusters_share_their_line(clock: FakeClock) -> None:
     network = MemoryNetwork({("npu", "gpu"): Line(RATE)}, clock=clock)
     for worker in ("0", "1"):
         network.link(f"gpu/{worker}", f"npu/{worker}", "gpu", "npu").send(
-            key(0, f"gpu/{worker}", f"npu/{worker}"), TENSOR
+            key(0, 0, f"gpu/{worker}", f"npu/{worker}"), TENSOR
         )
-    network.link("npu/1", "gpu/1", "npu", "gpu").receive(key(0, "gpu/1", "npu/1"), 10.0)
+    network.link("npu/1", "gpu/1", "npu", "gpu").receive(key(0, 0, "gpu/1", "npu/1"), 10.0)
     assert clock.now() == pytest.approx(2.0)
 
 
 def test_other_clusters_and_workers_of_one_cluster_are_joined_for_free(clock: FakeClock) -> None:
     network = MemoryNetwork({("gpu", "npu"): Line(RATE, 1.0), ("gpu", "gpu"): Line(RATE, 1.0)}, clock=clock)
     for there, cluster in (("gpu/1", "gpu"), ("tpu/0", "tpu")):
-        network.link("gpu/0", there, "gpu", cluster).send(key(0, "gpu/0", there), TENSOR)
-        network.link(there, "gpu/0", cluster, "gpu").receive(key(0, "gpu/0", there), 10.0)
+        network.link("gpu/0", there, "gpu", cluster).send(key(0, 0, "gpu/0", there), TENSOR)
+        network.link(there, "gpu/0", cluster, "gpu").receive(key(0, 0, "gpu/0", there), 10.0)
     assert clock.now() == 0.0
 
 
 def test_a_delay_without_a_rate_only_delays(clock: FakeClock) -> None:
-    here, there = pair(MemoryNetwork({("gpu", "npu"): Line(None, 0.5)}, clock=clock))
+    here, there = memory_pair(MemoryNetwork({("gpu", "npu"): Line(None, 0.5)}, clock=clock))
     for slot in range(4):
         here.send(key(slot), TENSOR)
     for slot in range(4):
@@ -139,10 +104,13 @@ def test_a_delay_without_a_rate_only_delays(clock: FakeClock) -> None:
     assert clock.now() == pytest.approx(0.5)
 
 
-def test_sending_never_waits(line: tuple, clock: FakeClock) -> None:
-    for slot in range(100):
+def test_it_is_told_when_each_tensor_holds_the_line(line: tuple, clock: FakeClock) -> None:
+    told: list[tuple[Key, int, float, float]] = []
+    line[0].on_sent = lambda *about: told.append(about)
+    for slot in (0, 1):
         line[0].send(key(slot), TENSOR)
-    assert clock.now() == 0.0
+    line[0].post({"kind": "PING", "last": False})  # control messages are not told
+    assert told == [(key(0), 1_000_000, 0.0, 1.0), (key(1), 1_000_000, 1.0, 2.0)]
 
 
 def test_a_deadline_before_the_arrival_is_an_error(line: tuple, clock: FakeClock) -> None:
@@ -189,7 +157,7 @@ def test_a_close_comes_after_what_was_sent(line: tuple, clock: FakeClock) -> Non
 
 
 def test_totals_count_tensors_headers_and_messages() -> None:
-    here, there = pair(MemoryNetwork())
+    here, there = memory_pair(MemoryNetwork())
     here.send(key(0), np.zeros(10, np.float16), raw_bytes=40)
     here.send(key(1), np.zeros((0, 5)))
     before = here.totals()
@@ -200,7 +168,7 @@ def test_totals_count_tensors_headers_and_messages() -> None:
 
 
 def test_an_object_may_travel_if_its_size_is_given() -> None:
-    here, there = pair(MemoryNetwork())
+    here, there = memory_pair(MemoryNetwork())
     thing = object()
     with pytest.raises(LocalProtocolError, match="does not say its size"):
         here.send(key(0), thing)
@@ -210,7 +178,7 @@ def test_an_object_may_travel_if_its_size_is_given() -> None:
 
 
 def test_what_a_real_link_refuses_is_refused_here_too() -> None:
-    here, _ = pair(MemoryNetwork())
+    here, _ = memory_pair(MemoryNetwork())
     with pytest.raises(LocalProtocolError, match="object"):
         here.send(key(), np.array(["a", None]))
     with pytest.raises(LocalProtocolError, match="does not belong"):
@@ -227,7 +195,7 @@ def test_what_a_real_link_refuses_is_refused_here_too() -> None:
 
 
 def test_a_real_line_is_never_early_and_the_total_is_right() -> None:
-    here, there = pair(MemoryNetwork({("gpu", "npu"): Line(RATE, 0.01)}))
+    here, there = memory_pair(MemoryNetwork({("gpu", "npu"): Line(RATE, 0.01)}))
     array = np.zeros(5_000 - HEADER_BYTES, np.uint8)  # 5 ms
     start = time.monotonic()
     for slot in range(4):

@@ -1,18 +1,41 @@
-"""The queue before the writer: order, budget, end."""
+"""What waits to be sent: order, budget, end."""
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.unit.gateway.town import until
+from tests.unit.wire.talk import STEP, opened, said
 from whale_nebula.errors import DeadlineError
+from whale_nebula.transport.mailbox import Waiters
 from whale_nebula.transport.outbox import Outbox, Parcel
 from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Header, Kind, wire_bytes
+from whale_nebula.wire.tensor import dtype_code
 
 
 def parcel(size: int, kind: Kind = Kind.SCALAR) -> Parcel:
-    return Parcel(Header(kind, dims=(size,)), np.zeros(size, np.uint8))
+    header = Header(kind, source=0, destination=1, program=7, dtype=dtype_code("uint8"), dims=(size,))
+    return Parcel(header, np.zeros(size, np.uint8))
+
+
+def message(number: int) -> Parcel:
+    (frame,) = said(0, {"kind": "PONG", "clock": number})
+    return Parcel(frame[0]._replace(flags=0, length=0, whole=0), frame[1])
+
+
+def outbox(budget: int, **options: Any) -> Outbox:
+    """One whose side is in a step, and has a connection."""
+    made = Outbox(opened(stepping=True)[0], budget, beat=1000.0, **options)
+    made.connected(1, ())
+    return made
+
+
+def sizes(out: Outbox, count: int) -> list[int | None]:
+    """The payloads of the next frames; None where there is none."""
+    return [None if shipment is None else shipment.packet[1].size for shipment in (out.next() for _ in range(count))]
 
 
 def in_thread(call: Callable[[], object]) -> Callable[[], object]:
@@ -34,59 +57,79 @@ def test_a_parcel_knows_its_bytes_on_the_wire() -> None:
     assert parcel(3 * CHUNK_BYTES, Kind.CONTROL).size == 3 * CHUNK_BYTES + HEADER_BYTES
 
 
-def test_parcels_leave_in_order_and_urgent_ones_first() -> None:
-    outbox = Outbox(10_000)
-    parcels = [parcel(size) for size in (1, 2, 3)]
-    for each in parcels[:2]:
-        assert outbox.put(each, 1.0, "npu/0")
-    outbox.put_urgent(parcels[2])
-    assert [outbox.get() for _ in range(3)] == [parcels[2], parcels[0], parcels[1]]
-    assert outbox.get_urgent() is None
+def test_parcels_leave_in_order_and_urgent_ones_between_their_frames() -> None:
+    out = outbox(1 << 30)
+    for size in (CHUNK_BYTES + 1, 3):
+        assert out.put(parcel(size), 1.0, "npu/0")
+    assert sizes(out, 1) == [CHUNK_BYTES]
+    urgent = message(5)
+    out.put_urgent(urgent)
+    assert sizes(out, 4) == [urgent.payload.size, 1, 3, None]
 
 
 def test_what_is_above_the_budget_waits_until_something_has_left() -> None:
-    outbox = Outbox(1000 + 2 * HEADER_BYTES)
-    first, second = parcel(600), parcel(600)
-    outbox.put(first, 1.0, "npu/0")
+    waiting = Waiters()
+    out = outbox(1000 + 2 * HEADER_BYTES, waiting=waiting.waiting)
+    out.put(parcel(600), 1.0, "npu/0")
     with pytest.raises(DeadlineError, match="to send to worker 'npu/0'"):
-        outbox.put(second, 0.01, "npu/0")
-    result = in_thread(lambda: outbox.put(second, 20.0, "npu/0"))
-    assert outbox.get() is first
-    outbox.done(first.size)
-    assert result() is True
-    assert outbox.get() is second
-    assert outbox.written == first.size
+        out.put(parcel(601), 0.01, "npu/0")
+    result = in_thread(lambda: out.put(parcel(601), 20.0, "npu/0"))
+    shipment = out.next()
+    assert shipment is not None
+    until(lambda: waiting.count == 1)  # as long as a sender waits, the process holds nobody
+    out.done(shipment.share)
+    assert result() is True and waiting.count == 0
+    assert sizes(out, 2) == [601, None]
+    assert out.written == parcel(600).size
 
 
 def test_a_parcel_larger_than_the_budget_goes_alone() -> None:
-    outbox = Outbox(10)
-    assert outbox.put(parcel(1000), 1.0, "npu/0")
+    out = outbox(10)
+    assert out.put(parcel(1000), 1.0, "npu/0")
     with pytest.raises(DeadlineError):
-        outbox.put(parcel(1), 0.01, "npu/0")
+        out.put(parcel(1), 0.01, "npu/0")
 
 
 def test_finishing_lets_out_what_is_there_and_the_farewell() -> None:
-    outbox = Outbox(10_000)
-    first, farewell = parcel(1), parcel(2)
-    outbox.put(first, 1.0, "npu/0")
-    assert outbox.finish(farewell)
-    assert not outbox.finish(parcel(3))
-    assert outbox.put(parcel(4), 1.0, "npu/0") is False
-    assert [outbox.get() for _ in range(3)] == [first, farewell, None]
+    out = outbox(10_000)
+    farewell = message(6)
+    out.put(parcel(1), 1.0, "npu/0")
+    assert out.finish(farewell)
+    assert not out.finish(parcel(3))
+    assert out.put(parcel(4), 1.0, "npu/0") is False
+    assert not out.drained
+    assert sizes(out, 3) == [1, farewell.payload.size, None]
+    assert out.drained
 
 
-@pytest.mark.parametrize("end", ["finish", "stop"])
+@pytest.mark.parametrize("end", ["finish", "stop", "forget"])
 def test_the_end_frees_who_is_blocked(end: str) -> None:
-    outbox = Outbox(10)
-    outbox.put(parcel(1000), 1.0, "npu/0")
-    result = in_thread(lambda: outbox.put(parcel(1), 20.0, "npu/0"))
-    getattr(outbox, end)()
+    out = outbox(10)
+    out.put(parcel(1000), 1.0, "npu/0")
+    result = in_thread(lambda: out.put(parcel(1), 20.0, "npu/0"))
+    getattr(out, end)()
     assert result() is False
 
 
-def test_stopping_drops_what_is_there_and_frees_the_writer() -> None:
-    outbox = Outbox(10_000)
-    result = in_thread(outbox.get)
-    outbox.stop()
-    assert result() is None
-    assert outbox.get() is None
+def test_what_is_forgotten_does_not_leave_and_what_is_urgent_does() -> None:
+    out = outbox(1 << 30)
+    out.put(parcel(2 * CHUNK_BYTES), 1.0, "npu/0")
+    assert sizes(out, 1) == [CHUNK_BYTES]
+    out.put(parcel(2), 1.0, "npu/0")
+    out.forget()
+    urgent = message(7)
+    out.put_urgent(urgent)
+    assert sizes(out, 2) == [urgent.payload.size, None]
+
+
+def test_what_the_greeting_and_a_cut_left_goes_before_anything_new() -> None:
+    out = outbox(10_000)
+    out.put(parcel(5), 1.0, "npu/0")
+    frames = [(bytes(3), np.zeros(size, np.uint8)) for size in (1, 2)]
+    out.again(frames[1:])
+    out.answer(frames[:1])
+    assert sizes(out, 4) == [1, 2, 5, None]
+    out.broken(2)
+    assert out.connection == 1
+    out.broken(1)
+    assert out.put(Parcel(*said(0, STEP)[0]), 1.0, "npu/0") and out.next() is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -12,26 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simulation.carrier import Cable
-from tests.unit.transport.crossing import workers
-from whale_nebula.errors import LocalProtocolError, RemoteFailureError, RemoteProtocolError
-from whale_nebula.transport.deadlines import Deadlines
-from whale_nebula.transport.framed import check_packed, describe_payload, read_payload
-from whale_nebula.transport.memory import MemoryNetwork
-from whale_nebula.transport.peer import PeerLink
-from whale_nebula.transport.protocol import Key, Link, LinkTotals, Packed
-from whale_nebula.wire import CHUNK_BYTES, HEADER_BYTES, Bound, Header, Kind, TensorArrived
-from whale_nebula.wire.greeting import Greeting
+from tests.unit.transport.cable import SOON, Pair, close_all, key, memory_pair, step
+from whale_nebula.errors import LocalProtocolError
+from whale_nebula.transport.protocol import Link, LinkTotals, Packed, check_packed, describe_payload, read_payload
+from whale_nebula.wire.assembly import TensorArrived
+from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Header, Kind
 from whale_nebula.wire.tensor import DTYPE_NAMES
 
-WORKERS = ("gpu/0", "npu/0")
-SOON = 20.0
-STEP = {"kind": "SESSION", "about": "STEP", "program": 1, "step": 0, "rows": 1, "inputs": {}}
 Ends: TypeAlias = tuple[Link, Link]
-
-
-def key(slot: int = 0) -> Key:
-    return Key("forward", 1, 0, 0, -1, slot, *WORKERS)
 
 
 def packed(size: int = 40, **fields: Any) -> Packed:
@@ -43,40 +30,28 @@ def same(one: Packed, other: Packed) -> bool:
     return one[1:] == other[1:] and one.data.dtype == other.data.dtype and one.data.tolist() == other.data.tolist()
 
 
-def memory(**options: Any) -> Ends:
-    network = MemoryNetwork()
-    return network.link(*WORKERS, "gpu", "npu"), network.link(*reversed(WORKERS), "npu", "gpu")
-
-
-def peers(**options: Any) -> Ends:
-    deadlines = Deadlines(patience=SOON, grace=2.0)
-    here, there = (
-        PeerLink(end, Greeting("run-1", end.here, end.there), WORKERS, deadlines=deadlines, **options)
-        for end in Cable(*WORKERS).ends
-    )
-    return here, there
+def peers() -> Ends:
+    pair = Pair()
+    return pair.here, pair.there
 
 
 @contextlib.contextmanager
-def linked(make: Callable[..., Ends], **options: Any) -> Iterator[Ends]:
+def linked(make: Callable[[], Ends]) -> Iterator[Ends]:
     """Both ends, of which the first has announced a step."""
-    here, there = make(**options)
-    here.post(STEP)
+    here, there = make()
+    here.post(step())
     try:
         yield here, there
     finally:
-        closing = threading.Thread(target=here.close)
-        closing.start()
-        there.close()
-        closing.join(SOON)
+        close_all(here, there)
 
 
-EVERY = pytest.mark.parametrize("make", [memory, peers])
+EVERY = pytest.mark.parametrize("make", [memory_pair, peers])
 
 
 @EVERY
 @pytest.mark.parametrize("size", [0, 1, 40, CHUNK_BYTES, 2 * CHUNK_BYTES + 5])
-def test_it_arrives_as_it_was_sent_and_is_counted_alike(make: Callable[..., Ends], size: int) -> None:
+def test_it_arrives_as_it_was_sent_and_is_counted_alike(make: Callable[[], Ends], size: int) -> None:
     payload = packed(size)
     with linked(make) as (here, there):
         before = here.totals()
@@ -89,21 +64,7 @@ def test_it_arrives_as_it_was_sent_and_is_counted_alike(make: Callable[..., Ends
 
 
 @EVERY
-def test_raw_bytes_may_still_be_said(make: Callable[..., Ends]) -> None:
-    with linked(make) as (here, _):
-        here.send(key(), packed(), raw_bytes=1000)
-        assert here.totals().raw_bytes == 1000
-
-
-def test_over_memory_it_is_the_same_object() -> None:
-    payload = packed()
-    with linked(memory) as (here, there):
-        here.send(key(), payload)
-        assert there.receive(key(), SOON) is payload
-
-
-@EVERY
-def test_arrays_and_packed_ones_go_side_by_side(make: Callable[..., Ends]) -> None:
+def test_arrays_and_packed_ones_go_side_by_side(make: Callable[[], Ends]) -> None:
     array = np.ones((4, 8), np.float32)
     with linked(make) as (here, there):
         here.send(key(0), packed())
@@ -129,33 +90,12 @@ WRONG = {
 
 @pytest.mark.parametrize("payload", WRONG.values(), ids=WRONG.keys())
 def test_what_no_frame_can_say_is_refused_by_every_link(payload: Packed) -> None:
-    for make in (memory, peers):
+    for make in (memory_pair, peers):
         with linked(make) as (here, there):
             with pytest.raises(LocalProtocolError):
                 here.send(key(), payload)
             here.send(key(), packed())
             assert same(there.receive(key(), SOON), packed())
-
-
-def test_what_the_plan_does_not_allow_ends_the_link() -> None:
-    bound = Bound("float32", (4, 8), frozenset({3}), extra=16)
-    with linked(peers, expect=lambda key: bound) as (here, there):
-        here.send(key(0), packed(128 + 16))
-        assert there.receive(key(0), SOON).nbytes == 144
-        here.send(key(1), packed(codec=4))
-        with pytest.raises(RemoteProtocolError, match="40 bytes of codec 4 came for a tensor of 128"):
-            there.receive(key(1), SOON)
-        with pytest.raises(RemoteFailureError, match="'npu/0' failed"):
-            here.receive(Key("forward", 1, 0, 0, -1, 0, *reversed(WORKERS)), SOON)
-
-
-def test_it_crosses_a_network_too() -> None:
-    expect = {key(): Bound("float32", (4, 8), frozenset({3}), extra=CHUNK_BYTES)}.get
-    with workers(None, expect=expect) as pair:
-        pair.meet()
-        payload = packed(CHUNK_BYTES + 3)
-        pair.gpu.send(Key("forward", 1, 0, 0, -1, 0, "gpu/0", "npu/0"), payload)
-        assert same(pair.npu.receive(key(), SOON), payload)
 
 
 @settings(deadline=None, max_examples=60)

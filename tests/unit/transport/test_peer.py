@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pytest
 
 from tests.simulation.carrier import Cable, Passage
+from tests.unit.transport.cable import SOON, WORKERS, Pair, back, key, step, wait_for_threads
 from whale_nebula.errors import (
     DeadlineError,
     LinkClosedError,
@@ -19,51 +19,11 @@ from whale_nebula.errors import (
 )
 from whale_nebula.transport.base import lost_error
 from whale_nebula.transport.deadlines import Deadlines, Wait
-from whale_nebula.transport.memory import MemoryNetwork
 from whale_nebula.transport.peer import Faults, PeerLink
-from whale_nebula.transport.protocol import Key, Link
-from whale_nebula.wire import CHUNK_BYTES, HEADER_BYTES, Bound, Kind
-from whale_nebula.wire.frame import checksum, pack, unpack
+from whale_nebula.transport.protocol import Key
+from whale_nebula.wire.assembly import Bound
+from whale_nebula.wire.frame import CHUNK_BYTES, HEADER_BYTES, Kind, checksum, pack, unpack
 from whale_nebula.wire.greeting import Greeting
-
-WORKERS = ("gpu/0", "npu/0")
-SOON = 20.0
-DEADLINES = Deadlines(patience=SOON, grace=2.0)
-
-
-def key(slot: int = 0, step: int = 0, source: str = "gpu/0", destination: str = "npu/0") -> Key:
-    return Key("forward", 1, step, 0, -1, slot, source, destination)
-
-
-def back(slot: int = 0, step: int = 0) -> Key:
-    return key(slot, step, "npu/0", "gpu/0")
-
-
-def step(number: int = 0) -> dict[str, object]:
-    return {"kind": "SESSION", "about": "STEP", "program": 1, "step": number, "rows": 1, "inputs": {}}
-
-
-class Pair:
-    """Two links on one cable."""
-
-    def __init__(self, plan: Callable[[Passage], Iterable[bytes]] | None = None, **options: object) -> None:
-        self.cable = Cable(*WORKERS, *([plan] if plan else []))
-        options = {"deadlines": DEADLINES, **options}
-        self.here, self.there = (
-            PeerLink(end, Greeting("run-1", end.here, end.there), WORKERS, **options) for end in self.cable.ends
-        )
-
-    def begin(self, number: int = 0) -> None:
-        """Both announce a step."""
-        for link in (self.here, self.there):
-            link.post(step(number))
-
-    def close(self) -> None:
-        closing = [threading.Thread(target=link.close) for link in (self.here, self.there)]
-        for thread in closing:
-            thread.start()
-        for thread in closing:
-            thread.join(SOON)
 
 
 @pytest.fixture
@@ -77,10 +37,7 @@ def make() -> Iterator[Callable[..., Pair]]:
     yield one
     for pair in pairs:
         pair.close()
-    limit = time.monotonic() + SOON
-    while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("nebula-")]:
-        assert time.monotonic() < limit, left
-        threading.Event().wait(0.005)
+    wait_for_threads()
 
 
 def kind_of(frame: bytes) -> int:
@@ -92,45 +49,6 @@ def tensor(passage: Passage, source: str = "gpu/0") -> bool:
 
 
 class TestUndisturbed:
-    def test_tensors_and_messages_arrive_both_ways(self, make: Callable[..., Pair]) -> None:
-        pair = make()
-        pair.begin()
-        sent = np.random.default_rng(0).standard_normal((3, CHUNK_BYTES // 8 + 1))
-        pair.here.send(key(), sent)
-        pair.there.send(back(), sent.T)
-        np.testing.assert_array_equal(pair.there.receive(key(), SOON), sent)
-        np.testing.assert_array_equal(pair.here.receive(back(), SOON), sent.T)
-        assert pair.there.take("SESSION", SOON) == step()
-
-    def test_what_is_sent_before_anybody_is_there_arrives(self, make: Callable[..., Pair]) -> None:
-        pair = make()
-        pair.here.post({"kind": "SESSION", "about": "HELLO"})
-        assert pair.there.take("SESSION", SOON)["about"] == "HELLO"
-
-    def test_totals_are_those_of_a_memory_link(self, make: Callable[..., Pair]) -> None:
-        def speak(here: Link, there: Link) -> None:
-            here.post(step())
-            for slot, size in enumerate([0, 1, CHUNK_BYTES, 3 * CHUNK_BYTES + 17]):
-                here.send(key(slot), np.zeros(size, np.uint8), raw_bytes=4 * size)
-                there.receive(key(slot), SOON)
-            here.close()
-
-        pair, network = make(), MemoryNetwork()
-        memory = network.link(*WORKERS, "gpu", "npu"), network.link(*reversed(WORKERS), "npu", "gpu")
-        speak(pair.here, pair.there)
-        speak(*memory)
-        assert pair.here.totals() == memory[0].totals()
-        assert pair.here.upkeep.resent_frames == 0
-
-    def test_every_frame_is_in_the_totals_or_in_the_upkeep(self, make: Callable[..., Pair]) -> None:
-        pair = make()
-        pair.begin()
-        pair.here.send(key(), np.zeros(3 * CHUNK_BYTES, np.uint8))
-        pair.there.receive(key(), SOON)
-        pair.close()
-        carried = pair.cable.ends[0].state().sent
-        assert carried == pair.here.totals().bytes + pair.here.upkeep.bytes
-
     def test_on_sent_tells_of_tensors(self, make: Callable[..., Pair]) -> None:
         pair = make()
         told: list[tuple[Key, int, float, float]] = []
@@ -156,22 +74,6 @@ class TestUndisturbed:
         with pytest.raises(LinkClosedError, match="has closed its link to 'npu/0'"):
             pair.here.receive(back(), SOON)
 
-    def test_a_failure_overtakes(self, make: Callable[..., Pair]) -> None:
-        held = threading.Event()
-
-        def slowly(passage: Passage) -> Iterable[bytes]:
-            if tensor(passage):
-                held.wait(SOON)
-            return (passage.frame,)
-
-        pair = make(slowly)
-        pair.begin()
-        pair.here.send(key(0), np.ones(30 * CHUNK_BYTES, np.uint8))
-        pair.here.fail({"what": "division by zero", "why": "stage decoder"})
-        held.set()
-        with pytest.raises(RemoteFailureError, match="'gpu/0' failed: division by zero"):
-            pair.there.receive(key(1), SOON)
-
     def test_a_word_out_of_turn_is_the_senders_mistake(self, make: Callable[..., Pair]) -> None:
         pair = make()
         pair.here.send(key(), np.zeros(3))  # no step was announced
@@ -182,64 +84,6 @@ class TestUndisturbed:
 
 
 class TestCuts:
-    def test_a_cut_in_every_frame_changes_nothing(self, make: Callable[..., Pair]) -> None:
-        """The cable breaks once at each of the first frames of either side."""
-        broken: set[tuple[str, int]] = set()
-
-        def breaks(passage: Passage) -> Iterable[bytes]:
-            if passage.number % 3 == 2 and len(broken) < 20:
-                broken.add((passage.source, passage.number))
-                pair.cable.cut()
-                return ()
-            return (passage.frame,)
-
-        pair = make(breaks)
-        draw = np.random.default_rng(1)
-        for number in range(6):
-            pair.begin(number)
-            sent = draw.standard_normal(CHUNK_BYTES // 8 * 3 + number)
-            pair.here.send(key(0, number), sent)
-            pair.there.send(back(0, number), sent[::-1])
-            np.testing.assert_array_equal(pair.there.receive(key(0, number), SOON), sent)
-            np.testing.assert_array_equal(pair.here.receive(back(0, number), SOON), sent[::-1])
-        assert len(broken) == 20
-        assert pair.here.upkeep.resent_frames > 0
-
-    def test_what_was_cut_off_is_sent_when_the_cable_is_mended(self, make: Callable[..., Pair]) -> None:
-        pair = make()
-        pair.begin()
-        pair.there.take("SESSION", SOON)
-        pair.cable.cut(mends=False)
-        assert pair.cable.wait(connected=False, seconds=SOON)
-        pair.here.send(key(), np.arange(5))
-        with pytest.raises(DeadlineError):
-            pair.there.receive(key(), 0.02)
-        pair.cable.mend()
-        np.testing.assert_array_equal(pair.there.receive(key(), SOON), np.arange(5))
-
-    def test_duplicates_are_dropped(self, make: Callable[..., Pair]) -> None:
-        pair = make(lambda passage: (passage.frame,) * (2 if tensor(passage) else 1))
-        pair.begin()
-        for slot in range(3):
-            pair.here.send(key(slot), np.full(5, slot))
-        for slot in range(3):
-            np.testing.assert_array_equal(pair.there.receive(key(slot), SOON), np.full(5, slot))
-
-    def test_frames_that_overtake_each_other_wait(self, make: Callable[..., Pair]) -> None:
-        kept: list[bytes] = []
-
-        def swaps(passage: Passage) -> Iterable[bytes]:
-            if not tensor(passage):
-                return (passage.frame,)
-            kept.append(passage.frame)
-            return (kept.pop(), kept.pop()) if len(kept) == 2 else ()
-
-        pair = make(swaps)
-        pair.begin()
-        sent = np.random.default_rng(2).standard_normal(CHUNK_BYTES // 2)  # four frames
-        pair.here.send(key(), sent)
-        np.testing.assert_array_equal(pair.there.receive(key(), SOON), sent)
-
     def test_without_a_window_none_may(self, make: Callable[..., Pair]) -> None:
         """Each gap breaks the connection; the same gap again is meant so."""
         missing = {"tensor": 2}
@@ -259,21 +103,6 @@ class TestCuts:
             pair.there.receive(key(3), SOON)
         with pytest.raises(RemoteFailureError, match="could not understand what 'gpu/0' sent"):
             pair.here.receive(back(), SOON)
-
-    def test_damage_heals(self, make: Callable[..., Pair]) -> None:
-        times = {"damaged": 0}
-
-        def damages(passage: Passage) -> Iterable[bytes]:
-            if tensor(passage) and times["damaged"] < 3:
-                times["damaged"] += 1
-                return (passage.frame[:-1] + b"?",)
-            return (passage.frame,)
-
-        pair = make(damages)
-        pair.begin()
-        pair.here.send(key(), np.arange(1000))
-        np.testing.assert_array_equal(pair.there.receive(key(), SOON), np.arange(1000))
-        assert times["damaged"] == 3
 
     def test_damage_without_end_ends_the_link(self, make: Callable[..., Pair]) -> None:
         def damages(passage: Passage) -> Iterable[bytes]:
@@ -296,16 +125,6 @@ class TestCuts:
         with pytest.raises(RemoteFailureError, match="'npu/0' failed"):
             pair.here.receive(back(), SOON)
 
-    def test_a_worker_that_was_started_anew_is_told_apart(self, make: Callable[..., Pair]) -> None:
-        pair = make()
-        pair.begin()
-        pair.there.take("SESSION", SOON)
-        pair.there._conversation._introduction._greeting = Greeting("run-1", "npu/0", "gpu/0")  # another nonce
-        pair.cable.cut()
-        with pytest.raises(RemoteProtocolError, match="'npu/0' was restarted"):
-            pair.here.receive(back(), SOON)
-        pair.cable.kill("gpu/0", lost_error("gpu/0", "so that the other end has not to be waited for"))
-
 
 class TestBudget:
     def test_a_full_line_holds_the_sender(self, make: Callable[..., Pair]) -> None:
@@ -322,22 +141,6 @@ class TestBudget:
             for slot in range(20):
                 pair.here.send(key(slot), np.zeros(CHUNK_BYTES, np.uint8))
         stuck.set()
-
-    def test_what_is_not_acknowledged_stalls_and_is_never_dropped(self, make: Callable[..., Pair]) -> None:
-        """A side that keeps two chunks at most sends forty."""
-        pair = make(budget=2 * CHUNK_BYTES)
-        pair.begin()
-
-        def pump() -> None:
-            for slot in range(40):
-                pair.here.send(key(slot), np.full(CHUNK_BYTES, slot, np.uint8))
-
-        thread = threading.Thread(target=pump)
-        thread.start()
-        for slot in range(40):
-            assert pair.there.receive(key(slot), SOON)[-1] == slot
-        thread.join(SOON)
-        assert pair.here._conversation.unacked <= 2 * (CHUNK_BYTES + HEADER_BYTES) + CHUNK_BYTES
 
 
 class TestAbsence:

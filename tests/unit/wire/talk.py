@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.wire import HEADER_BYTES, Header, Kind, MessageArrived, TensorArrived
+from whale_nebula.wire.assembly import MessageArrived, TensorArrived
 from whale_nebula.wire.conversation import Answer, Conversation, Event, Opened
-from whale_nebula.wire.frame import checksum, chunks, pack, unpack
+from whale_nebula.wire.frame import HEADER_BYTES, Header, Kind, checksum, chunks, pack, unpack
 from whale_nebula.wire.greeting import Greeting
 from whale_nebula.wire.message import encode_message
 from whale_nebula.wire.replay import Acknowledged, Packet
@@ -86,12 +86,7 @@ def said(side: int, message: Mapping[str, Any]) -> list[tuple[Header, np.ndarray
 
 def tensor(side: int, array: np.ndarray, **fields: int) -> list[tuple[Header, np.ndarray]]:
     header = Header(
-        Kind.SCALAR,
-        source=side,
-        destination=1 - side,
-        program=7,
-        dtype=dtype_code(array.dtype.name),
-        dims=array.shape,
+        Kind.SCALAR, source=side, destination=1 - side, program=7, dtype=dtype_code(array.dtype.name), dims=array.shape
     )
     return list(chunks(header._replace(**fields), array_bytes(array)))
 

@@ -1,12 +1,13 @@
-"""Tensors out of chunks, beyond the decoder's tests: chunks that come again, refusals that change nothing."""
+"""Tensors out of chunks: what the plan allows comes whole, the rest is refused before anything is made."""
 
 import numpy as np
 import pytest
 
-from tests.unit.wire.talk import tensor
+from tests.unit.wire.talk import opened, sent, tensor
 from whale_nebula.errors import RemoteProtocolError
-from whale_nebula.wire.assembly import Assembly, Bound
+from whale_nebula.wire.assembly import Assembly, Bound, TensorArrived
 from whale_nebula.wire.frame import CHUNK_BYTES, Header
+from whale_nebula.wire.tensor import dtype_code
 
 ARRAY = np.arange(CHUNK_BYTES // 4 + 10, dtype=np.uint64)
 
@@ -18,16 +19,8 @@ def test_a_chunk_that_did_not_come_whole_is_placed_again() -> None:
     for header, chunk in frames:
         assembly.place(header)[:10] = 77  # the line was cut
         assembly.place(header)[:] = chunk
-        events = assembly.placed(header)
+        events = assembly.finish_chunk(header)
     assert (events[0].array == ARRAY).all()
-    assert assembly.between
-
-
-def test_a_tensor_begins_at_its_beginning() -> None:
-    assembly = Assembly()
-    with pytest.raises(RemoteProtocolError, match="does not continue"):
-        assembly.place(tensor(0, ARRAY)[1][0])
-    assert assembly.between
 
 
 def test_what_is_refused_changes_nothing() -> None:
@@ -45,15 +38,96 @@ def test_what_is_refused_changes_nothing() -> None:
         with pytest.raises(RemoteProtocolError, match="does not continue"):
             assembly.place(header._replace(slot=9, offset=header.offset or CHUNK_BYTES))
         assembly.place(header)[:] = chunk
-        done = assembly.placed(header)
+        done = assembly.finish_chunk(header)
     assert (done[0].array == ARRAY).all()
     assert len(asked) == 2
 
 
-def test_a_half_tensor_is_forgotten() -> None:
-    assembly = Assembly()
-    header, _ = tensor(0, ARRAY)[0]
-    assembly.place(header)
-    assert not assembly.between
-    assembly.forget()
-    assert assembly.between
+CODEC, STATE, DIMS = 5, 77, (3, 8)
+FLOAT32 = dtype_code("float32")
+RAW = 3 * 8 * 4
+EXTRA = 10
+BOUND = Bound("float32", (4, 8), frozenset({CODEC, 9}), EXTRA)
+
+
+def encoded(size: int, **fields: object) -> list[tuple[Header, np.ndarray]]:
+    """The frames of so many bytes that stand for floats of these sizes."""
+    described = {"dtype": FLOAT32, "dims": DIMS, "codec": CODEC, "state": STATE, **fields}
+    return tensor(0, np.arange(size, dtype=np.uint32).astype(np.uint8), **described)
+
+
+def assemble(assembly: Assembly, parts: list[tuple[Header, np.ndarray]]) -> TensorArrived:
+    for header, chunk in parts:
+        assembly.place(header)[:] = chunk
+        done = assembly.finish_chunk(header)
+    return done[0]
+
+
+@pytest.mark.parametrize("size", [0, 1, 40, RAW, RAW + EXTRA])
+def test_what_the_plan_allows_arrives_as_bytes_under_its_header(size: int) -> None:
+    event = assemble(Assembly(lambda header: BOUND), encoded(size))
+    assert event.array.dtype == np.uint8 and event.array.tolist() == np.arange(size).tolist()
+    header = event.header
+    assert (header.codec, header.state, header.dtype, header.dims) == (CODEC, STATE, FLOAT32, DIMS)
+
+
+@pytest.mark.parametrize(
+    ("frame", "bound", "words"),
+    [
+        (encoded(40), Bound("float32", (4, 8)), "40 bytes of codec 5 came for a tensor of 96, .* allows no codec"),
+        (encoded(40, codec=6), BOUND, r"codec 6 came .* allows codecs \[5, 9\]"),
+        (encoded(RAW + EXTRA + 1), BOUND, "107 bytes of codec 5 came for a tensor of 96, .* and 10 bytes more"),
+        (encoded(40, dims=(5, 8)), BOUND, r"float32\[5, 8\] came where the plan expects float32, at most \[4, 8\]"),
+        (encoded(40, dims=(24,)), BOUND, r"float32\[24\] came where"),
+        (encoded(40, dtype=dtype_code("float16")), BOUND, r"float16\[3, 8\] came where"),
+        (encoded(EXTRA + 1, dims=(0, 8)), BOUND, "11 bytes of codec 5 came for a tensor of 0"),
+    ],
+    ids=["no codec", "another codec", "too many bytes", "more rows", "other rank", "other type", "empty"],
+)
+def test_what_it_does_not_allow_is_refused_before_anything_is_made(
+    frame: list[tuple[Header, np.ndarray]], bound: Bound, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assembly = Assembly(lambda header: bound)
+    monkeypatch.setattr(np, "empty", lambda *size: pytest.fail("allocated"))
+    with pytest.raises(RemoteProtocolError, match=words):
+        assembly.place(frame[0][0])
+
+
+def test_where_a_codec_is_allowed_the_tensor_itself_is_too() -> None:
+    array = np.ones((2, 8), np.float32)
+    np.testing.assert_array_equal(assemble(Assembly(lambda header: BOUND), tensor(0, array)).array, array)
+
+
+@pytest.mark.parametrize(("size", "dims"), [(101, (1,)), (4, (26,))], ids=["encoded", "decoded"])
+def test_without_a_plan_neither_side_of_the_codec_is_above_the_limit(size: int, dims: tuple[int, ...]) -> None:
+    with pytest.raises(RemoteProtocolError, match="above this link's limit of 100"):
+        Assembly(limit=100).place(encoded(size, dims=dims)[0][0])
+    assert assemble(Assembly(limit=100), encoded(100, dims=(25,))).array.size == 100
+
+
+def test_bytes_that_would_be_no_bools_are_none_of_the_wire_s_business() -> None:
+    parts = encoded(4, dtype=dtype_code("bool"), dims=(32,))
+    assert assemble(Assembly(), parts).array.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("change", [{"codec": 9}, {"state": 78}, {"dims": (4, 8)}, {"whole": 3 * CHUNK_BYTES}], ids=str)
+def test_chunks_under_another_codec_or_state_do_not_continue(change: dict[str, int]) -> None:
+    bound = Bound("float32", (4, 8), frozenset({CODEC, 9}), 4 * CHUNK_BYTES)
+    assembly = Assembly(lambda header: bound)
+    first, second = encoded(2 * CHUNK_BYTES)
+    assembly.place(first[0])[:] = first[1]
+    assembly.finish_chunk(first[0])
+    with pytest.raises(RemoteProtocolError, match="does not continue"):
+        assembly.place(second[0]._replace(**change))
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
+def test_a_conversation_carries_it_as_any_tensor(sealed: bool) -> None:
+    size = 2 * CHUNK_BYTES + 9
+    bound = Bound("float32", (1 << 20,), frozenset({CODEC}))
+    here, there = opened(stepping=True, sealed=sealed, expect=lambda header: bound)
+    parts = encoded(size, dims=(1 << 20,))
+    events = [event for frame in sent(here, parts) for event in there.receive(frame)]
+    (event,) = [event for event in events if isinstance(event, TensorArrived)]
+    assert (event.header.codec, event.header.state) == (CODEC, STATE)
+    assert event.array.tobytes() == b"".join(chunk.tobytes() for _, chunk in parts)

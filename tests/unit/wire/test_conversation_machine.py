@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.unit.wire.talk import STEP, Node, conversation, said, tensor, whole
-from whale_nebula.wire import HEADER_BYTES
+from whale_nebula.wire.frame import HEADER_BYTES
 
 CHUNK = 64  # instead of 1 MiB, so that small tensors have many frames
 BUDGET = 2_000

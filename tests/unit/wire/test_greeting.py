@@ -29,9 +29,6 @@ def meet(a: Introduction, b: Introduction) -> tuple[Hello, Hello]:
 
 
 class TestHello:
-    def test_it_comes_back_from_its_message(self) -> None:
-        assert parse_hello(HELLO.message()) == HELLO
-
     @pytest.mark.parametrize(
         "change",
         [

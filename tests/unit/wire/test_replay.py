@@ -1,4 +1,4 @@
-"""What is kept until it is acknowledged."""
+"""What is kept until it is acknowledged, and the order of what comes."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whale_nebula.errors import LocalProtocolError, RemoteProtocolError
-from whale_nebula.wire.replay import Acknowledged, Packet, Replay, held_bytes
+from whale_nebula.wire.replay import Arrivals, Packet, Replay, Turn, held_bytes
 
 
 def packet(number: int, size: int = 10) -> Packet:
@@ -24,27 +24,12 @@ def numbers(packets: list[Packet]) -> list[int]:
     return [head[0] for head, _ in packets]
 
 
-def test_what_was_sent_is_kept_from_the_first_unacknowledged_on() -> None:
-    replay = filled(5)
-    assert (replay.oldest, replay.next, replay.bytes, replay.room) == (1, 6, 55, 5000 - 5 * held_bytes(11))
-    assert replay.acknowledge(3) == Acknowledged(frames=2, bytes=22)
-    assert (replay.oldest, replay.next, replay.bytes) == (3, 6, 33)
-    assert numbers(replay.since(4)) == [4, 5]
-    assert numbers(replay.since(6)) == []
-
-
 def test_the_very_bytes_are_kept_without_a_copy() -> None:
     replay = Replay(100)
     head, chunk = packet(1)
     replay.keep((head, chunk))
     ((again, same),) = replay.since(1)
     assert again is head and same is chunk
-
-
-def test_an_old_acknowledgement_says_nothing_new() -> None:
-    replay = filled(3)
-    replay.acknowledge(3)
-    assert replay.acknowledge(1) == replay.acknowledge(3) == Acknowledged(0, 0)
 
 
 def test_what_was_never_sent_is_not_acknowledged() -> None:
@@ -76,3 +61,47 @@ def test_bytes_and_numbers_always_fit(moves: list[int | None]) -> None:
         assert replay.bytes == sum(len(head) + chunk.size for head, chunk in kept)
         assert numbers(kept) == [n % 256 for n in range(replay.oldest, replay.next)]
         assert replay.room == 100 - sum(held_bytes(len(head) + chunk.size) for head, chunk in kept)
+
+
+def all_of(arrivals: Arrivals[int], numbers: list[int]) -> list[int]:
+    """What is taken when frames come in this order."""
+    taken = []
+    for number in numbers:
+        turn = arrivals.turn(number)
+        if turn is Turn.EARLY:
+            arrivals.hold(number, number, 1)
+        following = number if turn is Turn.DUE else None
+        while following is not None:
+            taken.append(following)
+            following = arrivals.advance()
+    return taken
+
+
+@settings(deadline=None)
+@given(st.permutations(range(1, 9)), st.lists(st.integers(1, 8), max_size=10))
+def test_each_is_taken_once_and_in_order(order: list[int], again: list[int]) -> None:
+    arrivals = Arrivals[int](1 << 20)
+    assert all_of(arrivals, [*order, *again]) == list(range(1, 9))
+    assert arrivals.expected == 9
+
+
+def test_without_a_window_a_gap_is_refused() -> None:
+    arrivals = Arrivals[int]()
+    assert all_of(arrivals, [1, 1, 2]) == [1, 2]
+    with pytest.raises(RemoteProtocolError, match="frame 4 came where frame 3 was due"):
+        arrivals.hold(4, 4, 1)
+
+
+def test_only_so_many_bytes_are_held_and_their_room_comes_back() -> None:
+    arrivals = Arrivals[int](2000)
+    arrivals.hold(2, 2, 800)
+    with pytest.raises(RemoteProtocolError, match="no more than 2000 bytes"):
+        arrivals.hold(3, 3, 800)
+    assert arrivals.advance() == 2
+    assert arrivals.advance() is None
+    arrivals.hold(4, 4, 800)
+
+
+def test_a_number_far_ahead_is_refused_whatever_the_window() -> None:
+    with pytest.raises(RemoteProtocolError):
+        Arrivals[int](1 << 40).hold(1 << 32, 0, 1)

@@ -46,8 +46,6 @@ class GrpcCarrier(ABC):
         self._refusals = 0
         self._trouble = ""
         self._refusal: NebulaError | None = None
-        self._sent = 0
-        self._received = 0
         self._keeper = threading.Thread(target=self._run, name=f"nebula-keep-{there}", daemon=True)
 
     def start(self, receiver: Receiver) -> None:
@@ -62,10 +60,7 @@ class GrpcCarrier(ABC):
         if present is None:
             return False
         frame = b"".join((header, chunk.data)) if chunk.size else bytes(header)
-        if not present.send(frame):
-            return False
-        self._sent += len(frame)
-        return True
+        return present.send(frame)
 
     def opened(self) -> None:
         """The greeting is done: all lanes may be used."""
@@ -103,17 +98,8 @@ class GrpcCarrier(ABC):
             self._keeper.join(_KEEPER_SECONDS)
 
     def state(self) -> CarrierState:
-        """How it stands."""
-        return CarrierState(
-            connected=self._connection is not None,
-            since=self._since,
-            connections=self._connections,
-            refusals=self._refusals,
-            trouble=self._trouble,
-            sent=self._sent,
-            received=self._received,
-            refusal=self._refusal,
-        )
+        """The state of the connection."""
+        return CarrierState(self._connection is not None, self._since, self._connections, self._trouble, self._refusal)
 
     @abstractmethod
     def _keep(self) -> None:
@@ -169,7 +155,6 @@ class GrpcCarrier(ABC):
         """One frame of one connection, in the thread that reads it."""
         with self._gate:
             if self._connection is connection and self._receiver is not None:
-                self._received += len(frame)
                 self._receiver.message(frame)
 
     def _give_up(self, error: NebulaError) -> None:
@@ -187,12 +172,11 @@ class GrpcCarrier(ABC):
             self._changed.wait_for(woken, seconds)
             return not self._closed
 
-    def _count_refusal(self) -> bool:
-        """The address refused once more; whether that means that the worker, once met, is dead."""
+    def _count_refusal(self) -> NebulaError | None:
+        """The address refused once more; gives the error where that means that the worker, once met, is dead."""
         self._refusals += 1
-        return self._connections > 0 and self._refusals >= 2
-
-    def _dead(self) -> NebulaError:
+        if not self._connections or self._refusals < 2:
+            return None
         return lost_error(self.there, f"its address {self.where} has refused twice: no process has the port any more")
 
     def _back_off(self, attempt: int) -> float:
@@ -223,15 +207,12 @@ class AwaitingCarrier(GrpcCarrier):
             # The link greets at once: what it says waits in the lane until gRPC asks for it.
             self._adopt(connection)
         else:
-            connection = self._present(knock)
+            present = self._connection
+            if present is None or present.name != knock.connection:
+                raise TransportError("a further lane of a connection that is no more")
+            connection = present
             connection.add(knock.lane, lane)
         return connection.hearer(knock.lane, lambda frame: self._hear(connection, frame))
-
-    def _present(self, knock: Knock) -> Connection:
-        connection = self._connection
-        if connection is None or connection.name != knock.connection:
-            raise TransportError("a further lane of a connection that is no more")
-        return connection
 
     def _keep(self) -> None:
         attempt = 0
@@ -252,6 +233,7 @@ class AwaitingCarrier(GrpcCarrier):
         if found.found != "refused":
             self._refusals = 0
             return True
-        if self._count_refusal() and self._connection is None:
-            raise self._dead()
+        dead = self._count_refusal()
+        if dead is not None and self._connection is None:
+            raise dead
         return False

@@ -15,23 +15,15 @@ killed client by the end of its messages first, and only then that the call is c
 """
 
 
-def _nothing(why: str) -> None:
-    """A stream that is not attached yet has nothing to break."""
+class Room(threading.Condition):
+    """The condition on which senders wait until a lane of their connection has room.
 
-
-class Room:
-    """Where senders wait until a lane has room: one for all lanes of a connection.
-
-    Each lane waits for frames of its own, so that one that is handed over wakes one thread and not all.
+    Each lane waits for frames of its own, under the same lock: one that is handed over wakes one thread and not all.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self.changed = threading.Condition(self._lock)
-
-    def filled(self) -> threading.Condition:
-        """A condition for one lane, under the same lock."""
-        return threading.Condition(self._lock)
+        self.lock = threading.RLock()
+        super().__init__(self.lock)
 
 
 class Lane:
@@ -42,84 +34,72 @@ class Lane:
 
     def __init__(self, room: Room | None = None) -> None:
         self.join(room or Room())
+        self.over = False  # nothing goes over it any more
         self.why = ""
         self.trouble = ""  # what the side that was dialled knows of the way beyond it
         self.guest: Peer | None = None  # the certificate that the other side has proven to hold
         self.proof: tuple[tuple[str, bytes], ...] = ()  # that of the side that was dialled, sent with its answer
         self.in_order = False  # the other side has ended it, and all that it sent was heard
         self.finished = False  # this side has ended it, and all that it sent has left
-        self.on_end: Callable[[str], None] = _nothing
+        self.on_end: Callable[[str], None] = lambda why: None
+        self._breaks: Callable[[str], None] = lambda why: None  # nothing, until a stream is attached
         self._frame: bytes | None = None
         self._finishing = False
-        self._over = False
         self._broken = False
-        self._breaks: Callable[[str], None] = _nothing
 
     def join(self, room: Room) -> None:
         """Share the room of a connection from now on; nobody waits at this lane yet."""
-        self.room, self._filled = room, room.filled()
+        self.room, self._filled = room, threading.Condition(room.lock)
 
     def attach(self, breaks: Callable[[str], None]) -> None:
         """Say how the stream is broken, once there is one."""
-        with self.room.changed:
+        with self.room:
             self._breaks = breaks
-            over = self._over
+            over = self.over
         if over:
             breaks(self.why)
 
-    @property
-    def over(self) -> bool:
-        """Whether nothing goes over it any more."""
-        return self._over
-
     def send(self, frame: bytes) -> bool:
         """Hand over one frame, once there is room; False if the stream is over."""
-        with self.room.changed:
-            while not self.free and not (self._over or self._finishing):
-                self.room.changed.wait()
+        with self.room:
+            self.room.wait_for(lambda: self.free or self.over or self._finishing)
             return self.put(frame)
 
     @property
     def free(self) -> bool:
-        """Whether there is room for a frame. The condition is held."""
-        return self._frame is None and not self._over and not self._finishing
+        """Whether there is room for a frame. The room is held."""
+        return self._frame is None and not self.over and not self._finishing
 
     def put(self, frame: bytes) -> bool:
-        """Hand over one frame for which there is room. The condition is held."""
-        if self._over or self._finishing:
+        """Hand over one frame for which there is room. The room is held."""
+        if self.over or self._finishing:
             return False
         self._frame = frame
         self._filled.notify_all()
         return True
 
     def outgoing(self) -> Iterator[bytes]:
-        """The frames for gRPC, as it takes them."""
-        while (frame := self._pull()) is not None:
-            yield frame
-        if not self._over:
-            yield END
-
-    def _pull(self) -> bytes | None:
-        with self.room.changed:
-            while not self._pullable:
-                self._filled.wait()
-            frame, self._frame = (None, None) if self._over else (self._frame, None)
-            self.room.changed.notify_all()
-            return frame
-
-    @property
-    def _pullable(self) -> bool:
-        """Whether there is a frame, or never will be. What is to be broken is broken before its frames end: an end in
-        order would look to the other side as if all had been said.
+        """The frames for gRPC, as it takes them. What is to be broken is broken before its frames end: an end in order
+        would look to the other side as if all had been said.
         """
-        return self._broken if self._over else self._frame is not None or self._finishing
+        while True:
+            with self.room:
+                while not (self._broken if self.over else self._frame is not None or self._finishing):
+                    self._filled.wait()
+                frame, self._frame = None if self.over else self._frame, None
+                self.room.notify_all()
+            if frame is None:
+                break
+            yield frame
+        if not self.over:
+            yield END
 
     def read(self, incoming: Iterable[bytes], hear: Callable[[bytes], None]) -> str:
         """Hear everything that comes, in this thread, until the stream ends; gives why it did."""
         ended = False
         try:
             for frame in incoming:
-                if self._over:
+                if self.over:
                     break
                 if ended := frame == END:
                     continue
@@ -127,43 +107,43 @@ class Lane:
         except Exception as error:  # gRPC raises bare ones too; whatever it was, this stream is over
             self.gone(reason(error))
         else:
-            self.in_order = ended and not self._over
+            self.in_order = ended and not self.over
             self.gone("the stream has ended")
         return self.why
 
     def finish(self) -> None:
         """Take no more; once the last frame has left, this side of the stream ends in order."""
-        with self.room.changed:
+        with self.room:
             self._finishing = True
             self._wake_all()
 
     def gone(self, why: str) -> None:
         """The stream is no more. If this side had said all that it had to say, there is nothing to break."""
-        with self.room.changed:
+        with self.room:
             said_all = self._finishing and self._frame is None
-            if said_all and not self._over:
-                self.finished, self._breaks = True, _nothing
+            if said_all and not self.over:
+                self.finished, self._breaks = True, lambda why: None
         self.end(why)
 
     def end(self, why: str) -> None:
         """Break it now, for this reason; the first reason stays."""
-        with self.room.changed:
-            if self._over:
+        with self.room:
+            if self.over:
                 return
-            self._over, self.why = True, why
+            self.over, self.why = True, why
             self._frame = None
             breaks = self._breaks
         try:
             breaks(why)
         finally:
-            with self.room.changed:
+            with self.room:
                 self._broken = True
                 self._wake_all()
         self.on_end(why)
 
     def _wake_all(self) -> None:
         self._filled.notify_all()
-        self.room.changed.notify_all()
+        self.room.notify_all()
 
 
 def reason(error: BaseException) -> str:
@@ -181,11 +161,6 @@ class Connection:
     """Lanes under one number. Lane 0 carries the greeting and what is small, in order; any lane carries the rest.
 
     The lanes above 0 are read only once the greeting is done (`opened`): a frame must not overtake it.
-
-    >>> connection = Connection("00112233aabbccdd")
-    >>> lane = connection.lane(0)
-    >>> connection.send(b"frame"), next(lane.outgoing())
-    (True, b'frame')
     """
 
     def __init__(self, name: str) -> None:
@@ -213,7 +188,7 @@ class Connection:
 
     def add(self, number: int, lane: Lane) -> None:
         """Take a lane in; it shares this connection's room from now on."""
-        with self.room.changed:
+        with self.room:
             late = self.over or number in self._lanes
             if not late:
                 if lane.room is not self.room:
@@ -226,8 +201,8 @@ class Connection:
             self._lane_ended(number, lane, lane.why)
 
     def on_end(self, tell: Callable[[str], None]) -> None:
-        """Be told once when it is gone, at once if it is."""
-        with self.room.changed:
+        """Register a callback for the end of the connection; it is called at once if that has come."""
+        with self.room:
             over = self.over
             if not over:
                 self._told.append(tell)
@@ -248,24 +223,21 @@ class Connection:
 
     def send(self, frame: bytes) -> bool:
         """Hand over one frame, once a lane has room for it; False if the connection is gone."""
-        with self.room.changed:
+        with self.room:
             while not (self.over or self.closing):
-                lane = self._free(len(frame) < _SMALL_BYTES)
+                lanes = list(self._lanes.values())[: 1 if len(frame) < _SMALL_BYTES else None]
+                lane = next((lane for lane in lanes if lane.free), None)
                 if lane is not None:
                     return lane.put(frame)
-                self.room.changed.wait()
+                self.room.wait()
             return False
-
-    def _free(self, small: bool) -> Lane | None:
-        lanes = list(self._lanes.values())[:1] if small else self._lanes.values()
-        return next((lane for lane in lanes if lane.free), None)
 
     def finish(self) -> None:
         """Let what was handed over leave, and end this side in order."""
-        with self.room.changed:
+        with self.room:
             self.closing = True
             lanes = list(self._lanes.values())
-            self.room.changed.notify_all()
+            self.room.notify_all()
         for lane in lanes:
             lane.finish()
 
@@ -274,13 +246,13 @@ class Connection:
         self._end(why, Lane.end)
 
     def _end(self, why: str, end_lane: Callable[[Lane, str], None]) -> None:
-        with self.room.changed:
+        with self.room:
             if self.over:
                 return
             self._why = why
             self._over.set()
             lanes, told, self._told = list(self._lanes.values()), self._told, []
-            self.room.changed.notify_all()
+            self.room.notify_all()
         self.adopted.set()
         self.opened.set()
         for lane in lanes:
@@ -298,7 +270,7 @@ class Connection:
         elif number == 0:
             self._end(why, Lane.gone)
         else:
-            with self.room.changed:
+            with self.room:
                 self._lanes.pop(number, None)
 
     def wait_over(self, seconds: float) -> bool:

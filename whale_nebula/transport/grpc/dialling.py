@@ -13,20 +13,13 @@ from urllib.parse import unquote
 
 import grpc
 
-from whale_nebula.errors import (
-    DeadlineError,
-    ExpiredError,
-    IdentityError,
-    LinkClosedError,
-    NebulaError,
-    TransportError,
-)
-from whale_nebula.security import Credentials, CurrentCredentials, Peer, check_live
+from whale_nebula.errors import DeadlineError, ExpiredError, IdentityError, LinkClosedError, NebulaError, TransportError
+from whale_nebula.security import Credentials, CurrentCredentials, Identity, Peer, Prover, check_live, diagnose
 from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.carrier import GrpcCarrier
 from whale_nebula.transport.grpc.connection import Connection, Lane, reason
-from whale_nebula.transport.grpc.listener import LANES, LANES_AT_MOST, METHOD, TROUBLE, Knock
+from whale_nebula.transport.grpc.listener import LANES, LANES_AT_MOST, METHOD, TROUBLE, Knock, check_proof
 from whale_nebula.transport.grpc.options import channel_credentials, probe
 
 _LOG = logging.getLogger("whale_nebula.transport")
@@ -35,20 +28,34 @@ _FINAL = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED, gr
 
 
 class Target(NamedTuple):
-    """What is dialled: its address, the name that its certificate must bear, and what this side shows.
+    """What is dialled: its address, whose certificate it must show, and what this side shows.
 
     Without `credentials` nothing is encrypted and nobody is proved to be who he says. `gateway`: it only leads to
-    the worker, so its refusals do not mean that the worker is dead. `diagnose` finds out why something that listens
-    there gives no stream; None: it cannot tell, so another try may go better. `check` takes the answer to a knock and
-    gives the certificate that the dialled side has proven to hold, or raises an `IdentityError`.
+    the worker, so its refusals do not mean that the worker is dead.
     """
 
     address: str
-    name: str | None = None
+    identity: Identity | None = None
     credentials: CurrentCredentials | None = None
     gateway: bool = False
-    diagnose: Callable[[], NebulaError | None] | None = None
-    check: Callable[[Knock, Mapping[str, Any]], Peer] | None = None
+
+    @classmethod
+    def of(
+        cls, run: str, who: str, address: str, current: CurrentCredentials | None, *, gateway: bool = False
+    ) -> Target:
+        """Worker or gateway `who` ("gpu/0", "gpu/gateway") at an address."""
+        return cls(address, None if current is None else Identity.of_worker(run, who), current, gateway)
+
+    def diagnose(self) -> NebulaError | None:
+        """Why something that listens there gives no stream; None: another try may go better."""
+        found = diagnose.probe(self.address, self.credentials() if self.credentials else None, self.identity)
+        return None if found is None or found.kind == "unreachable" else found.error
+
+    def check_answer(self, knock: Knock, answer: Mapping[str, Any]) -> Peer | None:
+        """The certificate that a gateway has proven to hold in its answer; raises an `IdentityError`."""
+        if not self.gateway or self.credentials is None or self.identity is None:
+            return None
+        return check_proof(Prover(self.credentials), knock, answer, self.identity)
 
 
 def dial(
@@ -67,7 +74,7 @@ def dial(
     Raises `TransportError` for what may go better later, and another NebulaError for a refusal.
     """
     shown = credentials or (target.credentials() if target.credentials else None)
-    choice = options.client(deadlines, rate, name=target.name if shown else None)
+    choice = options.client(deadlines, rate, name=target.identity.dns if shown and target.identity else None)
     channel = (
         grpc.insecure_channel(target.address, choice)
         if shown is None
@@ -82,8 +89,8 @@ def dial(
     def run() -> None:
         try:
             answer.update(call.initial_metadata() or ())
-            if LANES in answer and target.check is not None:
-                lane.guest = target.check(knock, answer)
+            if LANES in answer:
+                lane.guest = target.check_answer(knock, answer)
         except NebulaError as error:
             unproven.append(error)
             lane.end(error.what)
@@ -149,7 +156,8 @@ class DiallingCarrier(GrpcCarrier):
 
     def _live_through_one(self) -> bool:
         """Connect, and return once that is over; gives whether the other worker was met over it."""
-        credentials = self._target.credentials() if self._target.credentials else None
+        current = self._target.credentials
+        credentials = current() if current else None
         connection = Connection(secrets.token_hex(8))
         lane, asked = self._open(connection, 0, credentials)
         lanes = max(options.lanes(), asked)
@@ -160,9 +168,15 @@ class DiallingCarrier(GrpcCarrier):
             if not widened and connection.opened.is_set() and not connection.over:
                 self._widen(connection, lanes, credentials)
                 widened = True
-            if self._target.credentials and self._target.credentials() is not credentials:
+            if current is None:
+                continue
+            if current() is not credentials:
                 connection.end("this side's certificate was renewed")
-            self._check_gateway(connection, lane)
+            if lane.guest is not None:  # the gateway's certificate may have ended or been revoked since it was shown
+                try:
+                    check_live(current().trust, lane.guest)
+                except IdentityError as error:
+                    connection.end(error.what)
         return connection.met
 
     def _open(self, connection: Connection, number: int, credentials: Credentials | None) -> tuple[Lane, int]:
@@ -179,14 +193,6 @@ class DiallingCarrier(GrpcCarrier):
         connection.add(number, lane)
         return lane, asked
 
-    def _check_gateway(self, connection: Connection, lane: Lane) -> None:
-        """End a connection whose gateway's certificate has ended or was revoked since it was shown."""
-        if self._target.credentials is not None and lane.guest is not None:
-            try:
-                check_live(self._target.credentials().trust, lane.guest)
-            except IdentityError as error:
-                connection.end(error.what)
-
     def _widen(self, connection: Connection, lanes: int, credentials: Credentials | None) -> None:
         try:
             for number in range(1, lanes):
@@ -201,13 +207,20 @@ class DiallingCarrier(GrpcCarrier):
         self._refusal = None
         _LOG.debug("%s cannot reach %s: %s", self.here, self.there, self._trouble)
         if found.found == "refused":
-            if self._count_refusal() and not self._target.gateway:
-                raise self._dead()
-            if self._target.gateway and self._connections and self._refused_since() > self._deadlines.gateway_grace:
-                raise self._gateway_lost()
+            dead = self._count_refusal()
+            if dead is not None and not self._target.gateway:
+                raise dead
+            grace = self._deadlines.gateway_grace
+            if self._target.gateway and self._connections and time.monotonic() - self._since > grace:
+                raise DeadlineError(
+                    f"the gateway at {self.where} has refused for {grace:g} s",
+                    where=self.where,
+                    why=f"it is the only way from '{self.here}' to '{self.there}', and its process has ended",
+                    mend="start it again: whale-nebula gateway",
+                )
             return
         self._refusals = 0
-        diagnosed = self._target.diagnose() if found.found == "open" and self._target.diagnose else None
+        diagnosed = self._target.diagnose() if found.found == "open" else None
         if isinstance(diagnosed, ExpiredError):
             self._refusal = diagnosed  # it may be renewed: the link waits for that as long as it has patience
         elif diagnosed is not None and type(diagnosed) is self._diagnosed:  # twice: its files were not half copied
@@ -218,14 +231,3 @@ class DiallingCarrier(GrpcCarrier):
     def _on_the_way(self, trouble: str) -> str:
         """What is in the way, and where on it: a gateway is not the worker that is waited for."""
         return f"its way leads through the gateway: {trouble}" if self._target.gateway else trouble
-
-    def _refused_since(self) -> float:
-        return time.monotonic() - self._since
-
-    def _gateway_lost(self) -> NebulaError:
-        return DeadlineError(
-            f"the gateway at {self.where} has refused for {self._deadlines.gateway_grace:g} s",
-            where=self.where,
-            why=f"it is the only way from '{self.here}' to '{self.there}', and its process has ended",
-            mend="start it again: whale-nebula gateway",
-        )

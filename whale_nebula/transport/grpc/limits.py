@@ -35,7 +35,7 @@ class Limits(NamedTuple):
 
 
 class TokenBucket:
-    """A rate that is kept on average: so many at once, and so many a second for good. Any thread may call it.
+    """A thread-safe token bucket: `burst` tokens at once, refilled at `rate` a second.
 
     >>> clock = iter([0.0, 0.0, 0.0, 0.0, 2.0])
     >>> bucket = TokenBucket(2, 0.5, now=lambda: next(clock))
@@ -124,7 +124,10 @@ def find_surplus(idle: Mapping[End, float], now: float, limits: Limits) -> list[
     surplus = [end for end in oldest_first if now - idle[end] > limits.seconds]
     left: dict[str, list[End]] = {}
     for end in oldest_first[len(surplus) :]:
-        left.setdefault(_network(end.host), []).append(end)
+        address = ipaddress.ip_address(end.host)
+        # one source is an address of IPv4, or the 64 bits of one of IPv6 that one host has for itself
+        source = ipaddress.ip_network((address, 64), strict=False) if address.version == 6 else address
+        left.setdefault(str(source), []).append(end)
     for ends in left.values():
         while len(ends) > limits.address:
             surplus.append(ends.pop(0))
@@ -151,7 +154,7 @@ class ConnectionGuard:
             self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._over.set()
 
     def add_stream(self, peer: str) -> None:
@@ -222,9 +225,3 @@ def _plain(host: str) -> str:
     """An address as it is written shortest; one of IPv4 within IPv6 as the former."""
     address = ipaddress.ip_address(host.partition("%")[0])
     return str(getattr(address, "ipv4_mapped", None) or address)
-
-
-def _network(host: str) -> str:
-    """What counts as one source: an address of IPv4, or the 64 bits of one of IPv6 that one host has for itself."""
-    address = ipaddress.ip_address(host)
-    return str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else host

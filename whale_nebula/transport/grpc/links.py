@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from whale_nebula.errors import ConfigError, IdentityError, NebulaError
 from whale_nebula.security import Credentials, CurrentCredentials, Identity, Prover
-from whale_nebula.security import identity as policy
-from whale_nebula.security.diagnose import probe
+from whale_nebula.security.identity import Call, check_call
 from whale_nebula.transport.carrier import Carrier
 from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
-from whale_nebula.transport.framed import ExpectKey
 from whale_nebula.transport.grpc.carrier import AwaitingCarrier
 from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.dialling import DiallingCarrier, Target
-from whale_nebula.transport.grpc.listener import Hear, Knock, Listener, Visitor, check_proof
+from whale_nebula.transport.grpc.listener import Hear, Knock, Listener, Visitor
 from whale_nebula.transport.grpc.options import lanes, server_credentials
 from whale_nebula.transport.mailbox import Waiters
 from whale_nebula.transport.peer import PeerLink
+from whale_nebula.transport.protocol import ExpectKey
 from whale_nebula.wire.conversation import BUDGET_BYTES
 from whale_nebula.wire.greeting import Greeting
 
@@ -118,9 +116,8 @@ class GrpcLinks:
         place = self._place
         if place.dials(there):
             return DiallingCarrier(place.run, place.here, there, self._target(there), deadlines=self._deadlines)
-        carrier = AwaitingCarrier(place.here, there, place.peers[there] or "", deadlines=self._deadlines)
-        self._awaited[there] = carrier
-        return carrier
+        self._awaited[there] = AwaitingCarrier(place.here, there, place.peers[there] or "", deadlines=self._deadlines)
+        return self._awaited[there]
 
     def _target(self, there: str) -> Target:
         gateway = self._place.gateway if self._place.through_gateway(there) else None
@@ -129,7 +126,7 @@ class GrpcLinks:
         address = gateway or self._place.peers[there]
         if address is None:
             raise _no_way(self._place.here, there)
-        return target(self._place.run, name, address, self._current, gateway=gateway is not None)
+        return Target.of(self._place.run, name, address, self._current, gateway=gateway is not None)
 
     def _listen(self) -> Listener | None:
         if self._place.listen is None:
@@ -155,31 +152,12 @@ class GrpcLinks:
         carrier = self._awaited.get(knock.source)
         if carrier is None:
             raise IdentityError(f"worker '{self._place.here}' does not wait for '{knock.source}'")
-        self._check_visitor(knock, visitor)
+        if self._current is not None:  # that it stays who it is, the link looks at
+            credentials = self._current()
+            identity = Identity.of_worker(knock.run, knock.source)
+            guest = credentials.trust.check(visitor.certificate, identity, whose=knock.source)
+            check_call(guest.identity, Call.OPEN_PAIR, credentials.identity)
         return carrier.take(knock, lane)
-
-    def _check_visitor(self, knock: Knock, visitor: Visitor) -> None:
-        """Whether it is the worker that it says it is. That it stays so, the link looks at."""
-        if self._current is None:
-            return
-        credentials = self._current()
-        identity = Identity.of_worker(knock.run, knock.source)
-        guest = credentials.trust.check(visitor.certificate, identity, whose=knock.source)
-        policy.check(guest.identity, policy.Call.OPEN_PAIR, credentials.identity)
-
-
-def target(run: str, who: str, address: str, current: CurrentCredentials | None, *, gateway: bool = False) -> Target:
-    """How to dial worker or gateway `who` ("gpu/0", "gpu/gateway") at an address."""
-    identity = None if current is None else Identity.of_worker(run, who)
-
-    def diagnose() -> NebulaError | None:
-        found = probe(address, current() if current else None, identity)
-        return None if found is None or found.kind == "unreachable" else found.error
-
-    check = None
-    if gateway and current is not None and identity is not None:
-        check = partial(check_proof, Prover(current), there=identity)
-    return Target(address, identity.dns if identity else None, current, gateway, diagnose, check)
 
 
 def _no_way(here: str, there: str) -> NebulaError:

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 
 import grpc
@@ -32,22 +32,15 @@ from whale_nebula.transport.grpc.limits import LIMITS, ConnectionGuard, Limits, 
 METHOD = "/nebula.Wire/Talk"
 VERSION = 1
 LANES = "nebula-lanes"
-TROUBLE = "nebula-trouble"
-"""What the answer to a knock says, too, if it is known: why nobody beyond can be reached just now."""
-LANES_AT_MOST = 16
-"""Lanes of one connection."""
+TROUBLE = "nebula-trouble"  # in the answer to a knock, if it is known: why nobody beyond can be reached just now
+LANES_AT_MOST = 16  # of one connection
 _PREFIX = "nebula-"
 _LONGEST = 200
 _CONNECTION = re.compile(r"[0-9a-f]{16}")
 
 
 class Knock(NamedTuple):
-    """The metadata of a stream. `connection` is drawn anew for each attempt; its lanes share it.
-
-    >>> knock = Knock("mt", "npu/0", "gpu/0", "00112233aabbccdd", lane=1)
-    >>> Knock.read(knock.metadata()) == knock
-    True
-    """
+    """The metadata of a stream. `connection` is drawn anew for each attempt; its lanes share it."""
 
     run: str
     source: str
@@ -56,13 +49,13 @@ class Knock(NamedTuple):
     lane: int = 0
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """As gRPC sends it."""
+        """The fields as gRPC metadata."""
         words = {**self._asdict(), "version": VERSION}
         return tuple((_PREFIX + key, quote(str(value), safe="/")) for key, value in words.items())
 
     @classmethod
     def read(cls, metadata: Iterable[tuple[str, str | bytes]]) -> Knock:
-        """What somebody sent, checked; anything else is his mistake."""
+        """Parse and check received metadata; raises `RemoteProtocolError`."""
         said = {str(key).removeprefix(_PREFIX): value for key, value in metadata if str(key).startswith(_PREFIX)}
         text = {key: unquote(value) for key, value in said.items() if isinstance(value, str)}
         if text.get("version") != str(VERSION):
@@ -70,29 +63,16 @@ class Knock(NamedTuple):
                 f"a stream of another version of this protocol: {text.get('version', 'none')!r:.20}",
                 why=f"this side speaks version {VERSION}",
             )
-        run, source, destination = (_name(text, each) for each in ("run", "source", "destination"))
-        return cls(run, source, destination, _connection(text), _lane(text))
-
-
-def _name(text: dict[str, str], key: str) -> str:
-    name = text.get(key, "")
-    if not 0 < len(name) <= _LONGEST or not name.isprintable():
-        raise RemoteProtocolError(f"a stream without a proper {key}")
-    return name
-
-
-def _connection(text: dict[str, str]) -> str:
-    name = text.get("connection", "")
-    if not _CONNECTION.fullmatch(name):
-        raise RemoteProtocolError("a stream without a proper connection number")
-    return name
-
-
-def _lane(text: dict[str, str]) -> int:
-    lane = text.get("lane", "")
-    if lane not in {str(number) for number in range(LANES_AT_MOST)}:
-        raise RemoteProtocolError("a stream with a lane that cannot be")
-    return int(lane)
+        names = {key: text.get(key, "") for key in ("run", "source", "destination")}
+        for key, name in names.items():
+            if not 0 < len(name) <= _LONGEST or not name.isprintable():
+                raise RemoteProtocolError(f"a stream without a proper {key}")
+        connection, lane = text.get("connection", ""), text.get("lane", "")
+        if not _CONNECTION.fullmatch(connection):
+            raise RemoteProtocolError("a stream without a proper connection number")
+        if lane not in {str(number) for number in range(LANES_AT_MOST)}:
+            raise RemoteProtocolError("a stream with a lane that cannot be")
+        return cls(**names, connection=connection, lane=int(lane))
 
 
 CERTIFICATE, SIGNATURE = "nebula-certificate-bin", "nebula-signature-bin"
@@ -130,7 +110,6 @@ _REFUSALS, _REFUSALS_A_SECOND = 32, 2.0  # that are answered at once, and logged
 _RETRIES, _RETRIES_A_SECOND = 512, 64.0  # that are answered at once
 _LATE_SECONDS = 1.0
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -198,11 +177,10 @@ class Listener:
             options=options.server(self._deadlines, self._connections),
         )
         try:
-            port = (
-                server.add_insecure_port(self._asked)
-                if self._credentials is None
-                else server.add_secure_port(self._asked, self._credentials)
-            )
+            if self._credentials is None:
+                port = server.add_insecure_port(self._asked)
+            else:
+                port = server.add_secure_port(self._asked, self._credentials)
         except RuntimeError:
             port = 0
         if not port:
@@ -250,7 +228,7 @@ class Listener:
             hear = self._accept(knock, visitor(context), lane)
         except NebulaError as error:
             self._note_refusal(peer, error)
-            context.abort(_refusal(error), _line(error))
+            context.abort(_refusal(error), f"{error.what}: {error.why}" if error.why else error.what)
         if self._guard is not None:
             self._guard.add_stream(peer)
         lane.attach(lambda why: context.cancel())
@@ -283,7 +261,7 @@ class Listener:
 
 
 def visitor(context: Any) -> Visitor:
-    """Who is at the other end of a call."""
+    """The certificate and the address at the other end of a call."""
     proved = context.auth_context()
     names = tuple(name.decode("utf-8", "replace") for name in proved.get("x509_subject_alternative_name", ()))
     return Visitor(names, next(iter(proved.get("x509_pem_cert", ())), b""), context.peer())
@@ -294,10 +272,6 @@ def _refusal(error: NebulaError) -> Any:
         return grpc.StatusCode.FAILED_PRECONDITION
     final = isinstance(error, IdentityError | RemoteProtocolError) and not isinstance(error, ExpiredError)
     return grpc.StatusCode.PERMISSION_DENIED if final else grpc.StatusCode.UNAVAILABLE
-
-
-def _line(error: NebulaError) -> str:
-    return f"{error.what}: {error.why}" if error.why else error.what
 
 
 class _Door(grpc.GenericRpcHandler):
@@ -313,7 +287,7 @@ class _Door(grpc.GenericRpcHandler):
 class _Threads(futures.Executor):
     """A thread for each stream, as streams last. Python does not wait for them when it ends."""
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> futures.Future[T]:
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> futures.Future[T]:
         future: futures.Future[T] = futures.Future()
 
         def run() -> None:

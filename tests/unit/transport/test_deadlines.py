@@ -1,13 +1,12 @@
-"""Deadlines, what is said of waits, and what a line was seen to carry."""
+"""Deadlines, what is said of waits, what a line was seen to carry, and the clock."""
 
 from __future__ import annotations
 
-import logging
+import threading
 
 import pytest
 
-from whale_nebula.transport.deadlines import Deadlines, Wait, Waiting, log_wait
-from whale_nebula.transport.peer import Meter
+from whale_nebula.transport.deadlines import Deadlines, Meter, MonotonicClock, Wait, Waiting
 
 
 class Time:
@@ -49,16 +48,6 @@ def test_what_is_waited_for_no_more_is_not_said_to_be_there() -> None:
     assert [str(wait) for wait in said] == ["waiting for gateway 'npu/gateway', 0 s: it is not up yet"]
 
 
-def test_the_log_tells_of_a_wait_and_of_its_end_wherever_warnings_are_seen(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "whale_nebula.transport"):
-        log_wait(Wait("worker 'a/0'", "x:1", "", 3.0, 9.0))
-        log_wait(Wait("worker 'a/0'", "x:1", "", 3.0, 9.0, over=True))
-    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("WARNING", "waiting for worker 'a/0' at x:1, 3 s of 9 s"),
-        ("WARNING", "worker 'a/0' is there, after 3 s"),
-    ]
-
-
 def test_deadlines_follow_from_silence_and_from_the_rate() -> None:
     deadlines = Deadlines(silence=8.0, patience=20.0)
     assert deadlines.keepalive + deadlines.ping(None) < 8.0
@@ -85,3 +74,33 @@ def test_idle_time_does_not_count_as_slow() -> None:
     meter.busy(200.0)
     meter.carried(1000, 202.0, more=False)
     assert meter.rate == 500.0
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.0001, 0.003])
+def test_waiting_again_and_again_ends_on_time_and_never_before(seconds: float) -> None:
+    clock, condition = MonotonicClock(), threading.Condition()
+    end = clock.now() + seconds
+    with condition:
+        while (left := end - clock.now()) > 0:
+            clock.wait(condition, left)
+    assert clock.now() >= end
+
+
+def test_a_notice_ends_a_wait_that_would_last_for_ever() -> None:
+    clock, condition = MonotonicClock(), threading.Condition()
+    woken = threading.Event()
+
+    def wait() -> None:
+        with condition:
+            ready.set()
+            clock.wait(condition, float("inf"))
+        woken.set()
+
+    ready = threading.Event()
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert ready.wait(20.0)
+    with condition:
+        condition.notify_all()
+    thread.join(20.0)
+    assert woken.is_set()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.gateway.town import until
-from whale_nebula.gateway.liveness import Vigil, verdict
+from whale_nebula.gateway.liveness import Liveness, verdict
 from whale_nebula.transport.grpc.options import Probe
 
 WHERE = "10.0.0.1:7101"
@@ -22,18 +22,18 @@ class Watched:
         self.told: list[tuple[str, str, str]] = []
         self.connected = True
         self.back = back
-        self.vigil = Vigil(
+        self.liveness = Liveness(
             {"gpu/0": WHERE},
             self._back,
             lambda *told: self.told.append(told),
             look=self._look,
             rest=lambda seconds: None,
         )
-        self.vigil.greet("gpu/0")
+        self.liveness.check_new("gpu/0")
         self.settle()
 
     def settle(self) -> None:
-        until(lambda: not self.vigil._looking)
+        until(lambda: not self.liveness._looking)
 
     def _back(self, worker: str) -> bool:
         return self.connected if self.back is None else next(self.back)
@@ -43,34 +43,30 @@ class Watched:
         self.left -= 1
         return Probe(next(self.found, "open"), "")
 
-    def mourn(self) -> list[tuple[str, str, str]]:
+    def check_ended(self) -> list[tuple[str, str, str]]:
         self.connected = False
-        self.vigil.mourn("gpu/0")
+        self.liveness.check_ended("gpu/0")
         self.settle()
         return self.told
 
-    def doubt(self) -> list[tuple[str, str, str]]:
+    def check_silent(self) -> list[tuple[str, str, str]]:
         self.connected = False
-        self.vigil.doubt("gpu/0")
+        self.liveness.check_silent("gpu/0")
         self.settle()
         return self.told
 
 
 @pytest.mark.parametrize("found", [("refused", "refused"), ("open", "open", "refused", "silent", "refused", "refused")])
 def test_an_address_that_refuses_twice_in_a_row_is_that_of_a_dead_worker(found: tuple[str, ...]) -> None:
-    [(worker, state, why)] = Watched(*found).mourn()
+    [(worker, state, why)] = Watched(*found).check_ended()
     assert (worker, state) == ("gpu/0", "dead")
     assert why == f"its stream has ended, and {WHERE} has refused twice: no process has the port any more"
 
 
 def test_one_that_does_not_answer_is_that_of_a_frozen_host() -> None:
-    [(_, state, why)] = Watched("silent", "unknown").doubt()
+    [(_, state, why)] = Watched("silent", "unknown").check_silent()
     assert state == "frozen"
     assert why.startswith("nothing was heard from it, and")
-
-
-def test_one_refusal_is_none() -> None:
-    assert Watched("refused").mourn() == []
 
 
 def test_a_stream_that_ends_while_somebody_still_looks_is_mourned() -> None:
@@ -82,25 +78,25 @@ def test_a_stream_that_ends_while_somebody_still_looks_is_mourned() -> None:
     def back(worker: str) -> bool:
         heard = next(answers)
         if heard:
-            vigil.mourn(worker)  # it dies as the answer is given
+            liveness.check_ended(worker)  # it dies as the answer is given
         return heard
 
-    vigil = Vigil(
+    liveness = Liveness(
         {"gpu/0": WHERE},
         back,
         lambda *what: told.append(what),
         look=lambda address, seconds: Probe(next(found), ""),
         rest=lambda seconds: None,
     )
-    vigil.greet("gpu/0")
-    until(lambda: not vigil._looking)
+    liveness.check_new("gpu/0")
+    until(lambda: not liveness._looking)
     [(worker, state, _)] = told
     assert (worker, state) == ("gpu/0", "dead")
 
 
 def test_who_comes_back_is_not_looked_for() -> None:
     watched = Watched("refused", "refused", back=iter([True, False, True]))
-    watched.vigil.mourn("gpu/0")
+    watched.liveness.check_ended("gpu/0")
     watched.settle()
     assert watched.told == []
     assert watched.left == 1
@@ -108,39 +104,39 @@ def test_who_comes_back_is_not_looked_for() -> None:
 
 def test_who_comes_back_at_the_last_moment_is_not_dead() -> None:
     watched = Watched("refused", "refused", back=iter([True, False, False, True, True]))
-    watched.vigil.mourn("gpu/0")
+    watched.liveness.check_ended("gpu/0")
     watched.settle()
     assert watched.told == []
 
 
 def test_a_host_that_answers_is_no_matter_for_the_gateway_whatever_its_process_does() -> None:
     watched = Watched("open", "refused", "refused")
-    assert watched.doubt() == []
+    assert watched.check_silent() == []
     assert watched.left == 2
 
 
 def test_an_address_that_was_never_open_from_here_says_nothing() -> None:
     watched = Watched.__new__(Watched)
     watched.told = []
-    vigil = Vigil(
+    liveness = Liveness(
         {"gpu/0": WHERE},
         lambda worker: False,
         lambda *told: watched.told.append(told),
         look=lambda address, seconds: Probe("refused", ""),
         rest=lambda seconds: None,
     )
-    vigil.greet("gpu/0")
-    until(lambda: not vigil._looking)
-    vigil.mourn("gpu/0")
-    vigil.mourn("gpu/1")
-    until(lambda: not vigil._looking)
+    liveness.check_new("gpu/0")
+    until(lambda: not liveness._looking)
+    liveness.check_ended("gpu/0")
+    liveness.check_ended("gpu/1")
+    until(lambda: not liveness._looking)
     assert watched.told == []
 
 
 def test_it_is_told_once() -> None:
     watched = Watched(*["refused"] * 6)
-    watched.mourn()
-    watched.mourn()
+    watched.check_ended()
+    watched.check_ended()
     assert len(watched.told) == 1
 
 

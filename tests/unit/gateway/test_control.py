@@ -12,9 +12,9 @@ import pytest
 from tests.unit.gateway.town import certificates, until
 from whale_nebula.errors import RemoteProtocolError, TransportError
 from whale_nebula.gateway import control
-from whale_nebula.gateway.control import Trunk
+from whale_nebula.gateway.control import ControlStreams
 from whale_nebula.security import Credentials, Files, Identity
-from whale_nebula.security.audit import Head, KeptHeads
+from whale_nebula.security.audit import Head, KeptHeads, read_heads
 from whale_nebula.transport.grpc.connection import Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
 from whale_nebula.wire.frame import HEADER_BYTES, Flag, Header, Kind, pack
@@ -29,19 +29,19 @@ def files() -> Iterator[dict[str, Files]]:
 
 
 class Side:
-    """The trunk of one gateway, and what it was told."""
+    """The control streams of one gateway, and what it was told."""
 
     def __init__(self, there: Identity, kept: KeptHeads | None = None) -> None:
         self.gone: list[tuple[str, str]] = []
         self.noted: list[dict[str, Any]] = []
-        self.trunk = Trunk(
+        self.control = ControlStreams(
             there, kept, lambda *told: self.gone.append(told), lambda action, **said: self.noted.append(said)
         )
         self.lane = self.joined()
 
     def joined(self) -> Lane:
         lane = Lane()
-        self.trunk.adopt(lane)
+        self.control.adopt(lane)
         return lane
 
     def next(self, lane: Lane | None = None) -> bytes:
@@ -58,7 +58,7 @@ def make() -> Iterator[Callable[..., Side]]:
 
     yield one
     for side in made:
-        side.trunk.close()
+        side.control.close()
 
 
 class TestHeads:
@@ -71,21 +71,21 @@ class TestHeads:
     ) -> None:
         gpu, npu, credentials = self.sides(make, files, tmp_path)
         head = Head.sign(credentials, 7, "ab" * 32)
-        gpu.trunk.send_head(head)
-        npu.trunk.hear(gpu.next())
-        assert not gpu.trunk.wait_kept(0.0)
-        gpu.trunk.hear(npu.next())
-        assert gpu.trunk.wait_kept(10.0)
-        assert KeptHeads(tmp_path / "heads.jsonl", credentials.trust).last(GPU) == head
+        gpu.control.send_head(head)
+        npu.control.hear(gpu.next())
+        assert not gpu.control.wait_kept(0.0)
+        gpu.control.hear(npu.next())
+        assert gpu.control.wait_kept(10.0)
+        assert list(read_heads(tmp_path / "heads.jsonl")) == [head]
 
     def test_one_that_goes_back_is_refused_and_both_sides_know(
         self, make: Callable[..., Side], files: dict[str, Files], tmp_path: Path
     ) -> None:
         gpu, npu, credentials = self.sides(make, files, tmp_path)
         for number, digest in ((7, "ab" * 32), (5, "cd" * 32)):
-            gpu.trunk.send_head(Head.sign(credentials, number, digest))
-            npu.trunk.hear(gpu.next())
-            gpu.trunk.hear(npu.next())
+            gpu.control.send_head(Head.sign(credentials, number, digest))
+            npu.control.hear(gpu.next())
+            gpu.control.hear(npu.next())
         assert "is another than it was" in npu.noted[-1]["reason"]
         assert "is another than it was" in gpu.noted[-1]["reason"]
 
@@ -93,7 +93,7 @@ class TestHeads:
         gpu = make(NPU)
         gpu.lane.end("a test")
         head = Head.sign(Credentials.of(files["gpu/gateway"]), 7, "ab" * 32)
-        gpu.trunk.send_head(head)
+        gpu.control.send_head(head)
         assert control.read(gpu.next(gpu.joined()))["head"] == head.as_dict()
 
 
@@ -101,42 +101,42 @@ class TestWhoIsGone:
     def test_it_is_heard_once_though_it_is_said_over_every_stream(self, make: Callable[..., Side]) -> None:
         gpu, npu = make(NPU), make(GPU)
         second = gpu.joined()
-        gpu.trunk.send_gone("gpu/0", "its port refuses")
+        gpu.control.send_gone("gpu/0", "its port refuses")
         for lane in (gpu.lane, second):
-            npu.trunk.hear(gpu.next(lane))
+            npu.control.hear(gpu.next(lane))
         assert npu.gone == [("gpu/0", "its port refuses")]
 
     def test_it_is_said_later_if_there_is_no_stream(self, make: Callable[..., Side]) -> None:
         gpu, npu = make(NPU), make(GPU)
         gpu.lane.end("the line is cut")
-        gpu.trunk.send_gone("gpu/0", "its port refuses")
-        npu.trunk.hear(gpu.next(gpu.joined()))
+        gpu.control.send_gone("gpu/0", "its port refuses")
+        npu.control.hear(gpu.next(gpu.joined()))
         assert npu.gone == [("gpu/0", "its port refuses")]
 
     def test_but_not_once_the_worker_is_back(self, make: Callable[..., Side]) -> None:
         gpu = make(NPU)
         gpu.lane.end("the line is cut")
-        gpu.trunk.send_gone("gpu/0", "its port refuses")
-        gpu.trunk.unsay("gpu/0")
+        gpu.control.send_gone("gpu/0", "its port refuses")
+        gpu.control.unsay("gpu/0")
         lane = gpu.joined()
-        gpu.trunk.send_gone("gpu/1", "its port refuses")
+        gpu.control.send_gone("gpu/1", "its port refuses")
         assert control.read(gpu.next(lane))["worker"] == "gpu/1"
 
     def test_a_gateway_speaks_of_its_own_workers_only(self, make: Callable[..., Side]) -> None:
         said = {"kind": "GONE", "id": "00", "worker": "npu/0", "why": "a lie"}
         with pytest.raises(RemoteProtocolError, match="which is not its own"):
-            make(GPU).trunk.hear(control.encode_control(said))
+            make(GPU).control.hear(control.encode_control(said))
 
 
 class TestHowMuch:
     def test_words_in_numbers_wait(self, make: Callable[..., Side]) -> None:
         side = make(NPU)
-        side.trunk._words = TokenBucket(2, 0.0)
+        side.control._words = TokenBucket(2, 0.0)
         heard: list[int] = []
 
         def hear() -> None:
             for number in range(3):
-                side.trunk.hear(control.encode_control({"kind": "REFUSED", "seq": number, "why": "no"}))
+                side.control.hear(control.encode_control({"kind": "REFUSED", "seq": number, "why": "no"}))
                 heard.append(number)
 
         thread = threading.Thread(target=hear)
@@ -144,7 +144,7 @@ class TestHowMuch:
         until(lambda: len(heard) == 2)
         thread.join(0.05)
         assert len(side.noted) == 2
-        side.trunk.close()  # nobody waits any longer
+        side.control.close()  # nobody waits any longer
         thread.join(10.0)
         assert heard == [0, 1, 2]
 
@@ -155,10 +155,10 @@ class TestHowMuch:
 
     def test_streams_that_come_too_often_are_refused(self, make: Callable[..., Side]) -> None:
         side = make(NPU)
-        side.trunk._adoptions = TokenBucket(1, 0.0)
-        side.trunk.check_rate()
+        side.control._adoptions = TokenBucket(1, 0.0)
+        side.control.check_rate()
         with pytest.raises(TransportError, match="come too often"):
-            side.trunk.check_rate()
+            side.control.check_rate()
 
 
 class TestWhatIsNoWord:
@@ -167,7 +167,7 @@ class TestWhatIsNoWord:
     )
     def test_messages(self, make: Callable[..., Side], said: dict[str, Any]) -> None:
         with pytest.raises(RemoteProtocolError, match="that is not known"):
-            make(GPU).trunk.hear(control.encode_control(said))
+            make(GPU).control.hear(control.encode_control(said))
 
     @pytest.mark.parametrize(
         "frame",
@@ -183,12 +183,12 @@ class TestWhatIsNoWord:
     )
     def test_frames(self, make: Callable[..., Side], frame: bytes) -> None:
         with pytest.raises(RemoteProtocolError):
-            make(GPU).trunk.hear(frame)
+            make(GPU).control.hear(frame)
 
 
 def test_a_stream_that_comes_after_the_end_is_ended(make: Callable[..., Side]) -> None:
     gpu = make(NPU)
-    gpu.trunk.close()
+    gpu.control.close()
     until(lambda: gpu.lane.over)
     assert gpu.joined().over
-    assert not gpu.trunk.up
+    assert not gpu.control.up
