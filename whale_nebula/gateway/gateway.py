@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes
 
 from whale_nebula.errors import IdentityError, LinkClosedError, NebulaError, TransportError
 from whale_nebula.gateway.control import ControlStreams
-from whale_nebula.gateway.entry import Entry, FinalErrors, Purpose, admit, entry
+from whale_nebula.gateway.entry import Entry, FinalErrors, Purpose, Quotas, admit, entry
 from whale_nebula.gateway.journal import Journal
 from whale_nebula.gateway.liveness import Health, Liveness, State
 from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
@@ -24,10 +24,11 @@ from whale_nebula.security.identity import GATEWAY
 from whale_nebula.transport.deadlines import Announce, Deadlines, log_wait
 from whale_nebula.transport.grpc.connection import Connection, Lane
 from whale_nebula.transport.grpc.listener import Hear, Knock, Listener, Visitor, prove_identity
-from whale_nebula.transport.grpc.options import lanes, server_credentials
+from whale_nebula.transport.grpc.options import LANES_WITHOUT_BBR, server_credentials
 
 _LOG = logging.getLogger("whale_nebula.gateway")
 _PAIRS_AT_MOST = 4096  # of one other cluster
+_ON_THEIR_WAY = 4  # streams of an identity that take the place of others
 _STEP_SECONDS, _KEPT_SECONDS = 0.2, 2.0
 _BEATS = 2.2  # that may be missed before a worker is looked for
 
@@ -50,6 +51,7 @@ class Gateway:
         self._now = time.monotonic
         self._silence = _BEATS * self._deadlines.beat
         self._final_errors = FinalErrors()
+        self._quotas = Quotas()
         self._parted: set[str] = set()  # those of our workers whose last stream was ended in order
         self.journal = Journal(AuditLog(site.audit, site.identity, self._current, on_head=self._head))
         current = self._current
@@ -122,6 +124,7 @@ class Gateway:
             raise TransportError(f"gateway '{self.site.identity.worker}' is ending")
         try:
             found = entry(self.site, self._current, knock, visitor)
+            self._quotas.admit(found.caller.uri, lane, _count_streams(self.site, found))
             lane.guest = found.guest
             if self._prover is not None:
                 lane.proof = prove_identity(self._prover, knock, self.site.identity)
@@ -275,6 +278,10 @@ class Gateway:
                 self._health.say(route.cluster, route.control.up)
                 if route.look():
                     self._end_waits(route)
+            for pair in self._all():
+                far = pair.half(Side.FAR)
+                if far is not None and far.fresh and self._now() - far.since > self.site.patience:
+                    far.connection.end(f"'{pair.here}' has not come in {self.site.patience:g} s")
             for worker in {pair.here for pair in self._all() if pair.half(Side.NEAR) is not None}:
                 if not self._is_back(worker):
                     self._liveness.check_silent(worker)
@@ -313,11 +320,20 @@ class Gateway:
                 route.control.end("this gateway's certificate was renewed")
 
 
+def _count_streams(site: Site, found: Entry) -> int:
+    """How many streams a caller may have at a moment: those of all its pairs, and a few that are on their way."""
+    if found.purpose is Purpose.CONTROL:
+        return _ON_THEIR_WAY
+    pairs = site.count(site.cluster) if found.purpose is Purpose.IN else 1
+    others = (found.caller.cluster,) if found.purpose is Purpose.IN else site.gateways
+    return LANES_WITHOUT_BBR * pairs * sum(map(site.count, others)) + _ON_THEIR_WAY
+
+
 def _connections(site: Site) -> int:
     """How many connections there may be: those of all pairs, from both sides, and the control streams."""
-    own = sum(cluster_of(worker) == site.cluster for worker in site.workers) or 8
-    others = (len(site.workers) - own if site.roster else 0) or 8
-    return 2 * lanes() * own * others + 4 * len(site.gateways)
+    pairs = site.count(site.cluster) * sum(map(site.count, site.gateways))
+    own = site.count(site.cluster)
+    return 2 * LANES_WITHOUT_BBR * pairs + _ON_THEIR_WAY * (own + 2 * len(site.gateways))
 
 
 def _gone_error(worker: str, why: str) -> NebulaError:

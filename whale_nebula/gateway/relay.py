@@ -60,7 +60,8 @@ class Half:
         self._changed = threading.Condition()
         self._heard = time.monotonic()
         self._handing = 0  # frames that wait for the partner to take them
-        self._lanes: list[Lane] = []
+        self._lanes: dict[int, Lane] = {}
+        self.since = time.monotonic()
         self._greeted = threading.Event()  # set at the end, too
         connection.on_end(self._wake)
 
@@ -72,23 +73,30 @@ class Half:
     @property
     def guests(self) -> list[Peer]:
         """The certificates that were proven over its lanes."""
-        return [lane.guest for lane in list(self._lanes) if lane.guest is not None and not lane.over]
+        return [lane.guest for lane in list(self._lanes.values()) if lane.guest is not None and not lane.over]
 
     @property
     def in_order(self) -> bool:
         """Whether the other side has ended it in order, all that it sent being read."""
-        return any(lane.in_order for lane in self._lanes)
+        return any(lane.in_order for lane in list(self._lanes.values()))
 
     @property
     def parted(self) -> bool:
         """Whether its end was in order, whichever side has begun it: nobody has to be looked for."""
-        return any(lane.in_order or lane.finished for lane in self._lanes)
+        return any(lane.in_order or lane.finished for lane in list(self._lanes.values()))
 
     def lane(self, number: int, lane: Lane) -> Callable[[bytes], None]:
-        """Take in a lane of the connection; gives what hears its frames."""
-        self._lanes.append(lane)
-        self.connection.add(number, lane)
-        return self._hear_later if number else self.hear
+        """Take in a lane of the connection; gives what hears its frames. Nothing is read of a further lane before both
+        frames of the greeting are on their way, and of a stranger's first one before there is somebody to hand it to.
+        """
+        if number:
+            lane.await_turn = self._greeted.wait
+        elif self.side is Side.FAR:
+            lane.await_turn = self._await_partner
+        if not self.connection.add(number, lane):
+            raise TransportError(f"lane {number} of a connection came twice, or too late")
+        self._lanes[number] = lane
+        return self.hear
 
     def join(self, other: Half) -> None:
         """Hand on from now on what comes over either of the two."""
@@ -123,14 +131,14 @@ class Half:
             raise
         with self._changed:
             self._handing += 1
-            self._changed.wait_for(lambda: self.partner is not None or self.connection.over)
+            self._await_partner()
             partner = self.partner
         sent = partner is not None and partner.send(frame)
         self._done(len(frame) if sent else None, greeting=header.epoch == 0)
 
-    def _hear_later(self, frame: bytes) -> None:
-        self._greeted.wait()
-        self.hear(frame)
+    def _await_partner(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self.partner is not None or self.connection.over)
 
     def send(self, frame: bytes) -> bool:
         """Send a frame over it, when it is its turn."""

@@ -63,6 +63,10 @@ class Site:
         """The file in which it keeps the heads of other gateways' audit logs."""
         return self.audit.with_name(f"{self.audit.stem}.heads{self.audit.suffix}")
 
+    def count(self, cluster: str) -> int:
+        """How many workers a cluster has, 8 where nobody says it."""
+        return sum(cluster_of(worker) == cluster for worker in self.workers) or 8
+
     @property
     def roster(self) -> tuple[str, ...] | None:
         """All workers of the run, as frames number them; None if some cluster does not say how many it has."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from tests.unit.gateway.town import GPU, NPU, until
 from whale_nebula.errors import DamagedFrameError, RemoteProtocolError, TransportError
+from whale_nebula.gateway.entry import Quotas
 from whale_nebula.gateway.relay import REPLACED, Half, Inspection, Pair, Side
 from whale_nebula.transport.grpc.connection import END, Connection, Lane
 from whale_nebula.transport.grpc.limits import TokenBucket
@@ -212,8 +214,9 @@ class TestSeveralLanes:
         meeting = Meeting()
         near, _ = meeting.come(NEAR)
         _, out = meeting.come(FAR)
-        hear = near.lane(1, Lane())
-        reader = threading.Thread(target=hear, args=(beat(2),), daemon=True)
+        further = Lane()
+        hear = near.lane(1, further)
+        reader = threading.Thread(target=further.read, args=([beat(2)], hear), daemon=True)
         reader.start()
         for epoch in (0, 0):
             near.hear(beat(epoch))
@@ -224,12 +227,60 @@ class TestSeveralLanes:
     def test_and_are_let_go_when_it_breaks_before(self) -> None:
         meeting = Meeting()
         near, _ = meeting.come(NEAR)
-        hear = near.lane(1, Lane())
-        reader = threading.Thread(target=hear, args=(beat(2),), daemon=True)
+        further = Lane()
+        hear = near.lane(1, further)
+        reader = threading.Thread(target=further.read, args=([beat(2)], hear), daemon=True)
         reader.start()
         near.connection.end("a test")
         reader.join(10.0)
         assert not reader.is_alive()
+
+
+    def test_a_number_is_taken_once(self) -> None:
+        """Nothing is kept of a lane that is refused, however often it comes."""
+        near, _ = Meeting().come(NEAR)
+        near.lane(1, Lane())
+        for _ in range(3):
+            again = Lane()
+            with pytest.raises(TransportError, match="lane 1 of a connection came twice"):
+                near.lane(1, again)
+            assert again.over
+        assert near.connection.over is False
+
+
+def test_nothing_is_read_of_a_stranger_before_there_is_somebody_to_hand_it_to() -> None:
+    meeting = Meeting()
+    far, lane = meeting.come(FAR)
+    events: list[str] = []
+
+    def frames() -> Iterator[bytes]:
+        events.append("read")
+        yield beat(0)
+
+    reader = threading.Thread(target=lane.read, args=(frames(), far.hear), daemon=True)
+    reader.start()
+    until(lambda: len(far._changed._waiters) == 1)  # type: ignore[attr-defined]
+    events.append("joined")
+    _, out = meeting.come(NEAR)
+    assert next(out.outgoing()) == beat(0)
+    reader.join(10.0)
+    assert events == ["joined", "read"]
+
+
+def test_an_identity_has_so_many_streams_and_no_more() -> None:
+    quotas, lanes = Quotas(), [Lane() for _ in range(4)]
+    for lane in lanes[:3]:
+        quotas.admit("npu/gateway", lane, 3)
+    with pytest.raises(TransportError, match="may have no more"):
+        quotas.admit("npu/gateway", lanes[3], 3)
+    quotas.admit("cpu/gateway", lanes[3], 3)
+    lanes[0].end("a test")
+    for _ in range(16 * 3 - 3):
+        lane = Lane()
+        quotas.admit("npu/gateway", lane, 3)
+        lane.end("a test")
+    with pytest.raises(TransportError, match="come too often"):
+        quotas.admit("npu/gateway", Lane(), 3)
 
 
 def test_a_half_that_waits_for_its_partner_is_not_quiet() -> None:

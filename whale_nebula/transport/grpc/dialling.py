@@ -19,7 +19,7 @@ from whale_nebula.transport.deadlines import Deadlines
 from whale_nebula.transport.grpc import options
 from whale_nebula.transport.grpc.carrier import GrpcCarrier
 from whale_nebula.transport.grpc.connection import Connection, Lane, reason
-from whale_nebula.transport.grpc.listener import LANES, LANES_AT_MOST, METHOD, TROUBLE, Knock, check_proof
+from whale_nebula.transport.grpc.listener import LANES, METHOD, TROUBLE, Knock, check_proof
 from whale_nebula.transport.grpc.options import channel_credentials, probe
 
 _LOG = logging.getLogger("whale_nebula.transport")
@@ -110,7 +110,7 @@ def dial(
     trouble = unquote(str(answer.get(TROUBLE, "")))[:_LONGEST]
     lane.trouble = trouble if trouble.isprintable() else ""
     asked = str(answer[LANES])
-    return min(int(asked), LANES_AT_MOST) if re.fullmatch("[0-9]{1,4}", asked) else 1
+    return min(int(asked), options.LANES_WITHOUT_BBR) if re.fullmatch("[0-9]{1,4}", asked) else 1
 
 
 def _refusal(target: Target, call: Any, lane: Lane) -> NebulaError:

@@ -33,7 +33,6 @@ METHOD = "/nebula.Wire/Talk"
 VERSION = 1
 LANES = "nebula-lanes"
 TROUBLE = "nebula-trouble"  # in the answer to a knock, if it is known: why nobody beyond can be reached just now
-LANES_AT_MOST = 16  # of one connection
 _PREFIX = "nebula-"
 _LONGEST = 200
 _CONNECTION = re.compile(r"[0-9a-f]{16}")
@@ -70,7 +69,7 @@ class Knock(NamedTuple):
         connection, lane = text.get("connection", ""), text.get("lane", "")
         if not _CONNECTION.fullmatch(connection):
             raise RemoteProtocolError("a stream without a proper connection number")
-        if lane not in {str(number) for number in range(LANES_AT_MOST)}:
+        if lane not in {str(number) for number in range(options.LANES_WITHOUT_BBR)}:
             raise RemoteProtocolError("a stream with a lane that cannot be")
         return cls(**names, connection=connection, lane=int(lane))
 
