@@ -216,7 +216,7 @@ class TestSeveralLanes:
         _, out = meeting.come(FAR)
         further = Lane()
         hear = near.lane(1, further)
-        reader = threading.Thread(target=further.read, args=([beat(2)], hear), daemon=True)
+        reader = threading.Thread(target=further.read, args=([beat(2), END], hear), daemon=True)
         reader.start()
         for epoch in (0, 0):
             near.hear(beat(epoch))
@@ -229,7 +229,7 @@ class TestSeveralLanes:
         near, _ = meeting.come(NEAR)
         further = Lane()
         hear = near.lane(1, further)
-        reader = threading.Thread(target=further.read, args=([beat(2)], hear), daemon=True)
+        reader = threading.Thread(target=further.read, args=([beat(2), END], hear), daemon=True)
         reader.start()
         near.connection.end("a test")
         reader.join(10.0)
@@ -255,7 +255,7 @@ def test_nothing_is_read_of_a_stranger_before_there_is_somebody_to_hand_it_to() 
 
     def frames() -> Iterator[bytes]:
         events.append("read")
-        yield beat(0)
+        yield from (beat(0), END)
 
     reader = threading.Thread(target=lane.read, args=(frames(), far.hear), daemon=True)
     reader.start()
